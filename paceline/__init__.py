@@ -1,0 +1,68 @@
+"""Paceline makes a language model that people already have generate faster without changing what it says.
+
+    from paceline import LLM, SamplingParams
+
+    llm = LLM(model="smollm2-135m", speculative="ngram")
+    print(llm.generate("The capital of France is", SamplingParams(temperature=0))[0].text)
+
+Public names load on first use, so that importing a room that needs no model (`paceline.theory`, `paceline.scheduling`)
+stays cheap.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paceline.config import SpeculativeConfig
+    from paceline.engine.llm import LLM
+    from paceline.errors import (
+        CorruptWeights,
+        DownloadFailed,
+        InvalidParameter,
+        ModelNotFound,
+        PacelineError,
+        UnsupportedModel,
+    )
+    from paceline.types import RequestOutput, RequestStats, SamplingParams, TokenOutput
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LLM",
+    "CorruptWeights",
+    "DownloadFailed",
+    "InvalidParameter",
+    "ModelNotFound",
+    "PacelineError",
+    "RequestOutput",
+    "RequestStats",
+    "SamplingParams",
+    "SpeculativeConfig",
+    "TokenOutput",
+    "UnsupportedModel",
+]
+
+_HOMES = {
+    "paceline.engine.llm": ("LLM",),
+    "paceline.config": ("SpeculativeConfig",),
+    "paceline.types": ("RequestOutput", "RequestStats", "SamplingParams", "TokenOutput"),
+    "paceline.errors": (
+        "CorruptWeights",
+        "DownloadFailed",
+        "InvalidParameter",
+        "ModelNotFound",
+        "PacelineError",
+        "UnsupportedModel",
+    ),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+    return getattr(import_module(_HOME_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

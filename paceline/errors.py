@@ -1,0 +1,47 @@
+"""The errors Paceline raises on purpose.
+
+Every message names the field that is wrong and says what to do about it. Anything else that escapes is a bug.
+
+    PacelineError
+    ├── InvalidParameter     a request or configuration field has a value that cannot be used (also a ValueError)
+    ├── ModelNotFound        a model name that leads nowhere
+    ├── UnsupportedModel     an architecture, quantisation or vocabulary Paceline cannot run
+    ├── CorruptWeights       a weight file that is truncated, damaged or fails its checksum
+    └── DownloadFailed       weights could not be fetched; what was there before is untouched
+"""
+
+
+class PacelineError(Exception):
+    """Base of every error Paceline raises on purpose."""
+
+
+class InvalidParameter(PacelineError, ValueError):
+    """A field has a value that cannot be used.
+
+    Args:
+        field: name of the field as the user wrote it, e.g. ``top_p``.
+        problem: what is wrong, with the value.
+        remedy: what to do instead.
+    """
+
+    def __init__(self, field: str, problem: str, remedy: str) -> None:
+        super().__init__(f"{field}: {problem}; {remedy}")
+        self.field = field
+        self.problem = problem
+        self.remedy = remedy
+
+
+class ModelNotFound(PacelineError):
+    """A model name that is no folder, no GGUF file, no built-in name and no reachable hub id."""
+
+
+class UnsupportedModel(PacelineError):
+    """An architecture, quantisation type or vocabulary that cannot be run as asked."""
+
+
+class CorruptWeights(PacelineError):
+    """A weight file that is truncated, damaged or fails its checksum."""
+
+
+class DownloadFailed(PacelineError):
+    """Weights could not be fetched. Nothing half-written is left where a later run would trust it."""

@@ -1,0 +1,99 @@
+"""The contract between the engine and whatever runs a model: flat rows in, logits out.
+
+Everything a pass computes is a row: a prompt token of a prefill chunk, the last token of a decoding request, a node of
+a draft tree. Executors (`numba_executor/`, `torch_executor/`) implement `CausalLM`; nothing here knows about requests,
+schedulers or drafters.
+
+Keys and values live in pages of `PAGE_SIZE` token slots; slot s is place s % PAGE_SIZE of page s // PAGE_SIZE. A row at
+position P attends to the P + 1 logical positions 0..P. The first `natural_lengths[row]` of them lie where the
+segment's page table says; the rest (tree branches) lie in the slots `branch_slots[row]`, in order of position.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from paceline.models.config import ModelConfig
+
+PAGE_SIZE = 16
+"""Token slots per page of keys and values."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Rows:
+    """One flat batch of M rows over S segments (one segment per request).
+
+    Attributes:
+        token_ids: [M] int32.
+        positions: [M] int32, absolute position of each row's token (depth-based inside a tree).
+        slots: [M] int32, cache slot that receives the row's key and value.
+        segments: [M] int32, segment of each row, non-decreasing.
+        page_tables: [S, max_pages] int32, page ids of each segment in order of position; -1 behind the end.
+        natural_lengths: [M] int32, leading logical positions that lie at their page-table slots (the row's own
+            position included when it does).
+        branch_slots: [M, D] int32, slots of the logical positions natural_lengths[row] .. positions[row]; -1 behind
+            the end. D is 0 when the batch holds no branches.
+        logit_rows: [K] int32, rows whose logits are asked for, ascending.
+    """
+
+    token_ids: np.ndarray
+    positions: np.ndarray
+    slots: np.ndarray
+    segments: np.ndarray
+    page_tables: np.ndarray
+    natural_lengths: np.ndarray
+    branch_slots: np.ndarray
+    logit_rows: np.ndarray
+
+    def key_slots(self, row: int) -> np.ndarray:
+        """[positions[row] + 1] cache slots that `row` attends to, in order of position."""
+        natural = int(self.natural_lengths[row])
+        at = np.arange(natural)
+        pages = self.page_tables[self.segments[row]]
+        branch = self.branch_slots[row][: int(self.positions[row]) + 1 - natural]
+        return np.concatenate([pages[at // PAGE_SIZE] * PAGE_SIZE + at % PAGE_SIZE, branch])
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ForwardOutput:
+    """Logits [K, vocab] float32 of the asked rows, and hidden states [M, hidden] float32 by tapped layer."""
+
+    logits: np.ndarray
+    taps: dict[int, np.ndarray] = field(default_factory=dict)
+
+
+class KVCache(Protocol):
+    """Paged keys and values of one model."""
+
+    @property
+    def num_pages(self) -> int: ...
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    def move(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        """Copy the keys and values of slots `sources` to slots `destinations`, all reads before any write."""
+        ...
+
+    def read(self, slots: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Keys and values [layers, len(slots), kv_heads, head_dim] float32, for tests and inspection."""
+        ...
+
+
+class CausalLM(Protocol):
+    """A model that scores rows."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    def new_cache(self, num_pages: int) -> KVCache: ...
+
+    def forward(self, rows: Rows, cache: KVCache, taps: tuple[int, ...] = ()) -> ForwardOutput:
+        """One pass: writes the rows' keys and values, returns the asked logits.
+
+        `taps` names layers: tap i is the hidden state that enters layer i, and i = num_hidden_layers the state after
+        the final norm.
+        """
+        ...

@@ -1,0 +1,165 @@
+"""`NumbaModel`: a `CausalLM` for CPUs. Checks a batch, lends it buffers, runs the compiled pass on a team.
+
+The logits it returns live in a buffer of the model and hold until its next pass: copy what must outlive it.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from paceline.errors import InvalidParameter
+from paceline.models.base import PAGE_SIZE, ForwardOutput, Rows
+from paceline.models.checkpoint import Checkpoint
+from paceline.models.config import ModelConfig
+from paceline.models.numba_executor.forward import Batch, Scratch, Shape, Weights, num_counters
+from paceline.models.numba_executor.kernel_cache import compiled_forward
+from paceline.models.numba_executor.team import Team
+from paceline.models.numba_executor.weights import Progress, load_weights, shape_of
+from paceline.models.rope import inverse_frequencies
+
+SCORES_SLACK = 80
+"""Score slots behind the last position: a page's lanes and its unrolled neighbours may be written in full."""
+
+
+class NumbaCache:
+    """Paged float32 keys [layers, pages, kv_heads, head_dim, 16] and values [layers, pages, kv_heads, 16, head_dim]."""
+
+    def __init__(self, shape: Shape, num_pages: int) -> None:
+        self.num_pages = num_pages
+        common = (shape.layers, num_pages, shape.kv_heads)
+        self.keys = np.zeros((*common, shape.head_dim, PAGE_SIZE), np.float32)
+        self.values = np.zeros((*common, PAGE_SIZE, shape.head_dim), np.float32)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.keys.nbytes + self.values.nbytes
+
+    def move(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        """Copy slots, all reads before any write."""
+        page, place = np.divmod(np.asarray(sources), PAGE_SIZE)
+        keys, values = self.keys[:, page, :, :, place], self.values[:, page, :, place]
+        page, place = np.divmod(np.asarray(destinations), PAGE_SIZE)
+        self.keys[:, page, :, :, place], self.values[:, page, :, place] = keys, values
+
+    def read(self, slots: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Keys and values [layers, len(slots), kv_heads, head_dim]."""
+        page, place = np.divmod(np.asarray(slots), PAGE_SIZE)
+        keys, values = self.keys[:, page, :, :, place], self.values[:, page, :, place]
+        return keys.transpose(1, 0, 2, 3), values.transpose(1, 0, 2, 3)
+
+
+class NumbaModel:
+    """Llama, Mistral and Qwen2 families on the CPU.
+
+    Args:
+        checkpoint: weights; converted on first use, memory-mapped afterwards.
+        dtype: storage of the weights, ``bfloat16``, ``float32`` or ``int8``. Arithmetic is float32.
+        num_threads: threads of a pass; by default the processors this process may use.
+        progress: told how far a conversion is.
+
+    Raises:
+        InvalidParameter, UnsupportedModel, PacelineError: see `load_weights`.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        dtype: str = "bfloat16",
+        num_threads: int | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        if num_threads is not None and num_threads < 1:
+            raise InvalidParameter(
+                "num_threads", f"{num_threads} is not 1 or more", "leave it out to use every processor"
+            )
+        self._config = checkpoint.config
+        self._shape = shape_of(checkpoint.config)
+        no_tables = np.zeros(0, np.float32)
+        self._weights = Weights(**load_weights(checkpoint, dtype, progress), rope_cos=no_tables, rope_sin=no_tables)
+        self._team = Team(num_threads)
+        self._scratch: Scratch | None = None
+        self._room = (0, 0, 0, 0)
+        # Two sets in turn: a thread may still be leaving the last barrier of one pass when the next begins.
+        self._counters = [np.zeros(num_counters(self._shape.layers), np.int64) for _ in range(2)]
+        self._forward = compiled_forward()
+
+    @property
+    def config(self) -> ModelConfig:
+        return self._config
+
+    @property
+    def num_threads(self) -> int:
+        return self._team.num_threads
+
+    def close(self) -> None:
+        """End the threads of the team."""
+        self._team.close()
+
+    def new_cache(self, num_pages: int) -> NumbaCache:
+        return NumbaCache(self._shape, num_pages)
+
+    def forward(self, rows: Rows, cache: NumbaCache, taps: tuple[int, ...] = ()) -> ForwardOutput:
+        """See `CausalLM.forward`. An empty batch is an error of the caller."""
+        num_rows, asked = len(rows.token_ids), len(rows.logit_rows)
+        context = int(rows.positions.max()) + 1
+        self._extend_tables(context)
+        scratch = self._lend(num_rows, asked, context, len(taps))
+        tap_places = np.full(self._shape.layers + 1, -1, np.int32)
+        tap_places[list(taps)] = range(len(taps))
+        batch = Batch(
+            rows.token_ids, rows.positions, rows.slots, rows.segments, rows.page_tables, rows.natural_lengths,
+            rows.branch_slots, rows.logit_rows, tap_places,
+        )  # fmt: skip
+        eps = np.float32(self._config.norm_eps)
+        self._team.run(
+            self._forward, self._team.num_threads, self._shape, eps, self._weights, batch, scratch,
+            cache.keys.reshape(-1), cache.values.reshape(-1),
+        )  # fmt: skip
+        logits = scratch.logits[: asked * self._shape.vocab].reshape(asked, -1)[:, : self._config.vocab_size]
+        hidden = scratch.taps[: len(taps) * num_rows * self._shape.hidden].reshape(
+            len(taps), num_rows, self._shape.hidden
+        )
+        return ForwardOutput(logits, {layer: hidden[i].copy() for i, layer in enumerate(taps)})
+
+    def _extend_tables(self, context: int) -> None:
+        """Rotary tables [positions, head_dim / 2], doubled when a longer context comes."""
+        half = self._shape.head_dim // 2
+        known = len(self._weights.rope_cos) // half
+        if context <= known:
+            return
+        length = max(context, 2 * known, 1024)
+        frequencies = inverse_frequencies(self._config.rope_theta, 2 * half, self._config.rope_inv_freq_scale)
+        angles = np.arange(length)[:, None] * frequencies
+        cos, sin = (f(angles).astype(np.float32).reshape(-1) for f in (np.cos, np.sin))
+        self._weights = self._weights._replace(rope_cos=cos, rope_sin=sin)
+
+    def _lend(self, num_rows: int, asked: int, context: int, num_taps: int) -> Scratch:
+        """Buffers with room for the pass, kept between passes and grown when needed; counters at zero."""
+        need = (num_rows, asked, context, num_taps * num_rows)
+        if self._scratch is None or any(n > r for n, r in zip(need, self._room, strict=True)):
+            self._room = tuple(max(n, r) for n, r in zip(need, self._room, strict=True))
+            self._scratch = _new_scratch(self._shape, self._team.num_threads, *self._room)
+        self._counters.reverse()
+        self._counters[0][:] = 0
+        return self._scratch._replace(counters=self._counters[0])
+
+
+def _new_scratch(shape: Shape, num_threads: int, rows: int, asked: int, context: int, tapped_rows: int) -> Scratch:
+    def floats(*size: int) -> np.ndarray:
+        return np.empty(size, np.float32)
+
+    pages = -(-context // PAGE_SIZE) * 2 + 8  # grows with the context: twice the need saves new buffers
+    return Scratch(
+        counters=np.zeros(0, np.int64),
+        hidden=floats(rows * shape.hidden),
+        normed=floats(max(rows, asked) * shape.hidden),
+        qkv=floats(rows * shape.qkv),
+        mixed=floats(rows * shape.heads * shape.head_dim),
+        gate_up=floats(rows * 2 * shape.inner),
+        inner=floats(rows * shape.inner),
+        logits=floats(asked * shape.vocab),
+        taps=floats(tapped_rows * shape.hidden),
+        scores=floats(num_threads, pages * PAGE_SIZE + SCORES_SLACK),
+        page_starts=np.empty((num_threads, pages), np.int64),
+        value_starts=np.empty((num_threads, pages * PAGE_SIZE + SCORES_SLACK), np.int64),
+    )

@@ -1,0 +1,338 @@
+"""One pass of a Llama-family transformer as one compiled function: `forward(thread, ...)`.
+
+Every thread of a team runs it from start to end; phases end at a barrier, work inside a phase is taken in chunks. All
+arrays are flat and owned by the caller. Not the place for weights' formats (`weights.py`) or for building batches
+(`executor.py`).
+"""
+
+# pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
+# (llvmlite is untyped, and an intrinsic has another signature in compiled code than in Python)
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from paceline.models.base import PAGE_SIZE
+from paceline.models.numba_executor import vector as v
+from paceline.models.numba_executor.attention import attend
+from paceline.models.numba_executor.gemm import PANEL, multiply
+from paceline.models.numba_executor.team import barrier, take
+
+PHASES_PER_LAYER = 8
+CHUNKS_PER_THREAD = 4
+
+
+class Shape(NamedTuple):
+    """Sizes of the model; `qkv`, `vocab` are padded to whole panels."""
+
+    layers: int
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    qkv: int
+    vocab: int
+
+
+class Weights(NamedTuple):
+    """Packed panels, their scales per output column, and vectors; one flat array per kind over all layers.
+
+    `gate_up` interleaves panels: gate panel 0, up panel 0, gate panel 1, ... `qkv` stacks query, key and value rows.
+    """
+
+    embedding: np.ndarray
+    embedding_scales: np.ndarray
+    head: np.ndarray
+    head_scales: np.ndarray
+    qkv: np.ndarray
+    qkv_scales: np.ndarray
+    qkv_bias: np.ndarray
+    output: np.ndarray
+    output_scales: np.ndarray
+    gate_up: np.ndarray
+    gate_up_scales: np.ndarray
+    down: np.ndarray
+    down_scales: np.ndarray
+    attention_norm: np.ndarray
+    mlp_norm: np.ndarray
+    final_norm: np.ndarray
+    rope_cos: np.ndarray
+    rope_sin: np.ndarray
+
+
+class Batch(NamedTuple):
+    """The arrays of `models.base.Rows`, and `tap_places` [layers + 1]: place of a layer's tap in `taps`, or -1."""
+
+    token_ids: np.ndarray
+    positions: np.ndarray
+    slots: np.ndarray
+    segments: np.ndarray
+    page_tables: np.ndarray
+    natural_lengths: np.ndarray
+    branch_slots: np.ndarray
+    logit_rows: np.ndarray
+    tap_places: np.ndarray
+
+
+class Scratch(NamedTuple):
+    """Buffers of one pass, flat but for the last three, which are [threads, ...]."""
+
+    counters: np.ndarray
+    hidden: np.ndarray
+    normed: np.ndarray
+    qkv: np.ndarray
+    mixed: np.ndarray
+    gate_up: np.ndarray
+    inner: np.ndarray
+    logits: np.ndarray
+    taps: np.ndarray
+    scores: np.ndarray
+    page_starts: np.ndarray
+    value_starts: np.ndarray
+
+
+@njit(nogil=True, error_model="numpy")
+def _norm_row(source, source_start, weight, weight_start, size, eps, out, out_start):
+    """RMS norm of one row (Zhang and Sennrich 2019): x / sqrt(mean(x^2) + eps) * weight."""
+    squares = v.splat(np.float32(0))
+    for i in range(0, size, v.LANES):
+        x = v.load(source, source_start + i)
+        squares = v.fma(x, x, squares)
+    scale = np.float32(1) / np.sqrt(v.sum_lanes(squares) / np.float32(size) + eps)
+    factor = v.splat(scale)
+    for i in range(0, size, v.LANES):
+        x = v.mul(v.load(source, source_start + i), factor)
+        v.store(out, out_start + i, v.mul(x, v.load(weight, weight_start + i)))
+
+
+@njit(nogil=True, error_model="numpy")
+def _embed_row(token, weights, hidden_size, out, out_start):
+    """Column `token % 32` of panel `token // 32`, widened."""
+    column = token % PANEL
+    start = token // PANEL * hidden_size * PANEL + column // v.LANES * v.LANES
+    scale = weights.embedding_scales[token]
+    for i in range(hidden_size):
+        lanes = v.load(weights.embedding, start + i * PANEL)
+        out[out_start + i] = v.lane(lanes, column % v.LANES) * scale
+
+
+@njit(nogil=True, error_model="numpy")
+def _rotate(x, start, cos, sin, angle_start, half):
+    """Rotary embedding of one head in place, halves paired as in transformers."""
+    for i in range(half):
+        a, b = x[start + i], x[start + half + i]
+        c, s = cos[angle_start + i], sin[angle_start + i]
+        x[start + i] = a * c - b * s
+        x[start + half + i] = b * c + a * s
+
+
+@njit(nogil=True, error_model="numpy")
+def _place_row(row, layer, shape, weights, batch, qkv, keys, values, layer_stride):
+    """Rotate a row's queries and keys and write its key and value into the cache."""
+    dim, half = shape.head_dim, shape.head_dim // 2
+    start = row * shape.qkv
+    for head in range(shape.heads + shape.kv_heads):
+        _rotate(qkv, start + head * dim, weights.rope_cos, weights.rope_sin, batch.positions[row] * half, half)
+    page, place = divmod(batch.slots[row], PAGE_SIZE)
+    for head in range(shape.kv_heads):
+        at = layer * layer_stride + (page * shape.kv_heads + head) * dim * PAGE_SIZE
+        k = start + (shape.heads + head) * dim
+        value = k + shape.kv_heads * dim
+        for i in range(dim):
+            keys[at + i * PAGE_SIZE + place] = qkv[k + i]
+            values[at + place * dim + i] = qkv[value + i]
+
+
+@njit(nogil=True, error_model="numpy")
+def _attend_item(item, layer, thread, shape, batch, scratch, keys, values, layer_stride):
+    """One head of one row."""
+    row, head = divmod(item, shape.heads)
+    dim = shape.head_dim
+    first = layer * layer_stride
+    attend(
+        scratch.qkv, row * shape.qkv + head * dim, keys[first:first + layer_stride], values[first:first + layer_stride],
+        batch.page_tables[batch.segments[row]], batch.natural_lengths[row], batch.branch_slots[row],
+        batch.positions[row] + 1, shape.kv_heads * dim * PAGE_SIZE,
+        head // (shape.heads // shape.kv_heads) * dim * PAGE_SIZE, dim, np.float32(1 / np.sqrt(dim)),
+        scratch.scores[thread], scratch.page_starts[thread], scratch.value_starts[thread],
+        scratch.mixed, item * dim,
+    )  # fmt: skip
+
+
+@njit(nogil=True, error_model="numpy")
+def _gate(scratch, num_rows, first_pair, last_pair, inner):
+    """inner = silu(gate) * up for panel pairs first..last."""
+    one = v.splat(np.float32(1))
+    for row in range(num_rows):
+        for pair in range(first_pair, last_pair):
+            for i in range(0, PANEL, v.LANES):
+                at = row * 2 * inner + pair * 2 * PANEL + i
+                gate, up = v.load(scratch.gate_up, at), v.load(scratch.gate_up, at + PANEL)
+                decay = v.exp(v.sub(v.splat(np.float32(0)), gate))
+                v.store(scratch.inner, row * inner + pair * PANEL + i, v.div(v.mul(gate, up), v.add(one, decay)))
+
+
+@njit(nogil=True, error_model="numpy")
+def _chunk(total, num_threads):
+    """Elements per chunk so that every thread gets a few."""
+    return max(1, total // (CHUNKS_PER_THREAD * num_threads))
+
+
+@njit(nogil=True, error_model="numpy")
+def _norm_rows(scratch, phase, num_threads, num_rows, weight, weight_start, hidden, eps):
+    size = _chunk(num_rows, num_threads)
+    first = take(scratch.counters, phase, size, num_rows)
+    while first >= 0:
+        for row in range(first, min(first + size, num_rows)):
+            _norm_row(scratch.hidden, row * hidden, weight, weight_start, hidden, eps, scratch.normed, row * hidden)
+        first = take(scratch.counters, phase, size, num_rows)
+
+
+@njit(nogil=True, error_model="numpy")
+def _product(
+    counters, phase, num_threads, x, num_rows, depth, w, scales, bias, layer, columns, out, add
+):  # fmt: skip
+    """out (+)= x W^T of one layer's matrix [columns, depth], panels taken in chunks."""
+    panels = columns // PANEL
+    size = _chunk(panels, num_threads)
+    first = take(counters, phase, size, panels)
+    while first >= 0:
+        multiply(
+            x, num_rows, depth, w, layer * columns * depth, scales, bias, layer * columns, out, columns,
+            first, min(first + size, panels), add,
+        )  # fmt: skip
+        first = take(counters, phase, size, panels)
+
+
+@njit(nogil=True, error_model="numpy")
+def _gated_product(counters, phase, num_threads, num_rows, shape, weights, scratch, layer):
+    """scratch.inner = silu(gate) * up: each thread gates the panel pairs it multiplied."""
+    pairs, columns = shape.inner // PANEL, 2 * shape.inner
+    size = _chunk(pairs, num_threads)
+    first = take(counters, phase, size, pairs)
+    while first >= 0:
+        last = min(first + size, pairs)
+        multiply(
+            scratch.normed, num_rows, shape.hidden, weights.gate_up, layer * columns * shape.hidden,
+            weights.gate_up_scales, weights.gate_up_scales[:0], layer * columns, scratch.gate_up, columns,
+            2 * first, 2 * last, False,
+        )  # fmt: skip
+        _gate(scratch, num_rows, first, last, shape.inner)
+        first = take(counters, phase, size, pairs)
+
+
+@njit(nogil=True, error_model="numpy")
+def _place_rows(phase, layer, num_threads, num_rows, shape, weights, batch, scratch, keys, values, layer_stride):
+    size = _chunk(num_rows, num_threads)
+    first = take(scratch.counters, phase, size, num_rows)
+    while first >= 0:
+        for row in range(first, min(first + size, num_rows)):
+            _place_row(row, layer, shape, weights, batch, scratch.qkv, keys, values, layer_stride)
+        first = take(scratch.counters, phase, size, num_rows)
+
+
+@njit(nogil=True, error_model="numpy")
+def _attend_rows(phase, layer, thread, num_threads, num_rows, shape, batch, scratch, keys, values, layer_stride):
+    items = num_rows * shape.heads
+    size = 1 if num_rows < 2 * num_threads else shape.heads
+    first = take(scratch.counters, phase, size, items)
+    while first >= 0:
+        for item in range(first, min(first + size, items)):
+            _attend_item(item, layer, thread, shape, batch, scratch, keys, values, layer_stride)
+        first = take(scratch.counters, phase, size, items)
+
+
+@njit(nogil=True, error_model="numpy")
+def _tap(place, thread, num_rows, hidden, scratch):
+    """Copy the hidden state to tap number `place` (one thread does)."""
+    if place >= 0 and thread == 0:
+        size = num_rows * hidden
+        scratch.taps[place * size : (place + 1) * size] = scratch.hidden[:size]
+
+
+@njit(nogil=True, error_model="numpy")
+def _layer(layer, met, thread, num_threads, num_rows, shape, eps, weights, batch, scratch, keys, values, layer_stride):
+    """Attention block, then gated feed-forward block; returns the count of barriers met."""
+    counters, hidden, heads_width = scratch.counters, shape.hidden, shape.heads * shape.head_dim
+    phase = 1 + layer * PHASES_PER_LAYER
+    no_bias = weights.qkv_scales[:0]
+    _tap(batch.tap_places[layer], thread, num_rows, hidden, scratch)
+    _norm_rows(scratch, phase, num_threads, num_rows, weights.attention_norm, layer * hidden, hidden, eps)
+    met = barrier(counters, met, num_threads)
+    _product(
+        counters, phase + 1, num_threads, scratch.normed, num_rows, hidden, weights.qkv, weights.qkv_scales,
+        weights.qkv_bias, layer, shape.qkv, scratch.qkv, False,
+    )  # fmt: skip
+    met = barrier(counters, met, num_threads)
+    _place_rows(phase + 2, layer, num_threads, num_rows, shape, weights, batch, scratch, keys, values, layer_stride)
+    met = barrier(counters, met, num_threads)
+    _attend_rows(phase + 3, layer, thread, num_threads, num_rows, shape, batch, scratch, keys, values, layer_stride)
+    met = barrier(counters, met, num_threads)
+    _product(
+        counters, phase + 4, num_threads, scratch.mixed, num_rows, heads_width, weights.output, weights.output_scales,
+        no_bias, layer, hidden, scratch.hidden, True,
+    )  # fmt: skip
+    met = barrier(counters, met, num_threads)
+    _norm_rows(scratch, phase + 5, num_threads, num_rows, weights.mlp_norm, layer * hidden, hidden, eps)
+    met = barrier(counters, met, num_threads)
+    _gated_product(counters, phase + 6, num_threads, num_rows, shape, weights, scratch, layer)
+    met = barrier(counters, met, num_threads)
+    _product(
+        counters, phase + 7, num_threads, scratch.inner, num_rows, shape.inner, weights.down, weights.down_scales,
+        no_bias, layer, hidden, scratch.hidden, True,
+    )  # fmt: skip
+    return barrier(counters, met, num_threads)
+
+
+@njit(nogil=True, error_model="numpy")
+def _head(met, thread, num_threads, num_rows, shape, eps, weights, batch, scratch):
+    """Final norm of all rows (for the tap) and logits of the asked rows."""
+    counters, hidden = scratch.counters, shape.hidden
+    phase = 1 + shape.layers * PHASES_PER_LAYER
+    asked = len(batch.logit_rows)
+    if thread == 0:
+        for i in range(asked):
+            source = batch.logit_rows[i] * hidden
+            _norm_row(scratch.hidden, source, weights.final_norm, 0, hidden, eps, scratch.normed, i * hidden)
+        place = batch.tap_places[shape.layers]
+        if place >= 0:
+            for row in range(num_rows):
+                at = (place * num_rows + row) * hidden
+                _norm_row(scratch.hidden, row * hidden, weights.final_norm, 0, hidden, eps, scratch.taps, at)
+    met = barrier(counters, met, num_threads)
+    _product(
+        counters, phase, num_threads, scratch.normed, asked, hidden, weights.head, weights.head_scales,
+        weights.head_scales[:0], 0, shape.vocab, scratch.logits, False,
+    )  # fmt: skip
+    return barrier(counters, met, num_threads)
+
+
+@njit(nogil=True, error_model="numpy")
+def forward(thread, num_threads, shape, eps, weights, batch, scratch, keys, values):
+    """One pass; scratch.logits holds [asked rows, padded vocabulary] at the end.
+
+    Args:
+        thread, num_threads: this member of the team.
+        shape, eps: sizes, and the norm's epsilon as float32.
+        weights, batch, scratch: see the named tuples; scratch.counters must be zero.
+        keys, values: flat caches [layers, pages, kv_heads, 16 * head_dim].
+    """
+    num_rows, hidden = len(batch.token_ids), shape.hidden
+    layer_stride = len(keys) // shape.layers
+    row = take(scratch.counters, 0, 1, num_rows)
+    while row >= 0:
+        _embed_row(batch.token_ids[row], weights, hidden, scratch.hidden, row * hidden)
+        row = take(scratch.counters, 0, 1, num_rows)
+    met = barrier(scratch.counters, 0, num_threads)
+    for layer in range(shape.layers):
+        met = _layer(
+            layer, met, thread, num_threads, num_rows, shape, eps, weights, batch, scratch, keys, values, layer_stride
+        )
+    _head(met, thread, num_threads, num_rows, shape, eps, weights, batch, scratch)
+
+
+def num_counters(num_layers: int) -> int:
+    """Counters a pass needs: arrivals, the embedding, the phases of every layer, the head."""
+    return 3 + num_layers * PHASES_PER_LAYER

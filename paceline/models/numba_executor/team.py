@@ -1,0 +1,117 @@
+"""A team of threads that walk through one pass together.
+
+Numba's own parallel regions cost microseconds each and a pass has hundreds of them. Here every thread runs the whole
+pass as one compiled call without the GIL; between phases they meet at a barrier (a counter in memory), and inside a
+phase they take chunks of work from a shared ticket counter, so a slow core delays nobody for long. Which thread
+computes a chunk never changes its result.
+
+Not the place for what is computed (`forward.py`).
+"""
+
+# pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
+# (llvmlite is untyped, and an intrinsic has another signature in compiled code than in Python)
+
+import os
+import queue
+import threading
+from collections.abc import Callable
+
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from paceline.models.numba_executor import vector as v
+
+SPINS_BEFORE_YIELD = 4000
+
+
+@intrinsic
+def _fetch_add(typingctx, counters, index, amount):
+    """Atomically add `amount` to counters[index]; returns the value before."""
+
+    def emit(context, builder, sig, args):
+        pointer = v.element_pointer(context, builder, counters, args[0], args[1])
+        return builder.atomic_rmw("add", pointer, args[2], "acq_rel")
+
+    return types.int64(counters, types.intp, types.int64), emit
+
+
+@intrinsic
+def _acquire(typingctx, counters, index):
+    """Atomic load of counters[index]."""
+
+    def emit(context, builder, sig, args):
+        pointer = v.element_pointer(context, builder, counters, args[0], args[1])
+        return builder.load_atomic(pointer, "acquire", 8)
+
+    return types.int64(counters, types.intp), emit
+
+
+@intrinsic
+def _yield_processor(typingctx):
+    """Let another thread of this processor run."""
+
+    def emit(context, builder, sig, args):
+        kind = ir.FunctionType(ir.IntType(32), [])
+        builder.call(cgutils.get_or_insert_function(builder.module, kind, "sched_yield"), [])
+        return context.get_dummy_value()
+
+    return types.void(), emit
+
+
+@njit(nogil=True)
+def barrier(counters, meetings, num_threads):
+    """Wait for all threads; `meetings` is how often this thread has met the others in this pass, the new count returns.
+
+    counters[0] counts arrivals and must be 0 when the pass begins.
+    """
+    meetings += 1
+    _fetch_add(counters, 0, 1)
+    spins = 0
+    while _acquire(counters, 0) < meetings * num_threads:
+        spins += 1
+        if spins > SPINS_BEFORE_YIELD:
+            _yield_processor()
+    return meetings
+
+
+@njit(nogil=True)
+def take(counters, phase, size, total):
+    """First element of the next chunk of `size` out of `total` in `phase`; -1 when all are taken.
+
+    counters[1 + phase] counts the chunks taken and must be 0 when the pass begins.
+    """
+    first = _fetch_add(counters, 1 + phase, 1) * size
+    return first if first < total else -1
+
+
+class Team:
+    """Threads that run one compiled function together, this thread among them.
+
+    Args:
+        num_threads: members; by default the processors this process may use.
+    """
+
+    def __init__(self, num_threads: int | None = None) -> None:
+        self.num_threads = num_threads or len(os.sched_getaffinity(0))
+        self._inboxes = [queue.SimpleQueue() for _ in range(self.num_threads - 1)]
+        for index, inbox in enumerate(self._inboxes, start=1):
+            threading.Thread(target=_work, args=(index, inbox), daemon=True, name=f"paceline-{index}").start()
+
+    def run(self, kernel: Callable, *args: object) -> None:
+        """kernel(thread, *args) on every member. The kernel must end with a barrier and must release the GIL."""
+        for inbox in self._inboxes:
+            inbox.put((kernel, args))
+        kernel(0, *args)
+
+    def close(self) -> None:
+        """End the threads."""
+        for inbox in self._inboxes:
+            inbox.put(None)
+
+
+def _work(index: int, inbox: queue.SimpleQueue) -> None:
+    while (job := inbox.get()) is not None:
+        kernel, args = job
+        kernel(index, *args)

@@ -1,0 +1,186 @@
+"""Sixteen float32 lanes as a Numba type, and the few operations the kernels need on them.
+
+LLVM maps a `Vector` to one 512-bit register, two 256-bit ones or four 128-bit ones, whatever the machine has, with the
+same result bit for bit: every operation is lane by lane, and every multiply-add is fused. Kernels stay readable Python
+while their inner loops are the instructions we mean. Not the place for anything that knows what it computes
+(`gemm.py`, `attention.py`).
+"""
+
+# pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
+# (llvmlite is untyped, and an intrinsic has another signature in compiled code than in Python)
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic, models, register_model
+
+LANES = 16
+
+_F32 = ir.FloatType()
+_I32 = ir.IntType(32)
+VECTOR_IR = ir.VectorType(_F32, LANES)
+
+
+class Vector(types.Type):
+    """Numba type of sixteen float32 lanes."""
+
+    def __init__(self) -> None:
+        super().__init__(name="float32x16")
+
+
+vector = Vector()
+
+
+@register_model(Vector)
+class _VectorModel(models.PrimitiveModel):
+    def __init__(self, dmm, fe_type) -> None:
+        super().__init__(dmm, fe_type, VECTOR_IR)
+
+
+def splat_ir(builder: ir.IRBuilder, scalar: ir.Value) -> ir.Value:
+    """All lanes of a vector set to `scalar`."""
+    one = builder.insert_element(ir.Constant(VECTOR_IR, ir.Undefined), scalar, ir.Constant(_I32, 0))
+    lanes = ir.Constant(ir.VectorType(_I32, LANES), [0] * LANES)
+    return builder.shuffle_vector(one, ir.Constant(VECTOR_IR, ir.Undefined), lanes)
+
+
+def element_pointer(context, builder, array_type, array, index) -> ir.Value:
+    """Pointer to element `index` of a one-dimensional contiguous array."""
+    data = context.make_array(array_type)(context, builder, array).data
+    return builder.gep(data, [index])
+
+
+def load_widened(builder: ir.IRBuilder, dtype: types.Type, pointer: ir.Value) -> ir.Value:
+    """Sixteen stored elements as float32: float32 as is, uint16 as bfloat16, int8 as integers."""
+    if dtype == types.float32:
+        return builder.load(builder.bitcast(pointer, VECTOR_IR.as_pointer()), align=4)
+    stored = ir.VectorType(ir.IntType(dtype.bitwidth), LANES)
+    raw = builder.load(builder.bitcast(pointer, stored.as_pointer()), align=dtype.bitwidth // 8)
+    wide = ir.VectorType(_I32, LANES)
+    if dtype == types.uint16:
+        shifted = builder.shl(builder.zext(raw, wide), ir.Constant(wide, [16] * LANES))
+        return builder.bitcast(shifted, VECTOR_IR)
+    return builder.sitofp(builder.sext(raw, wide), VECTOR_IR)
+
+
+def fma_ir(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+    """a * b + c, one rounding."""
+    return _call(builder, "llvm.fma.v16f32", VECTOR_IR, [a, b, c])
+
+
+def _call(builder: ir.IRBuilder, name: str, result: ir.Type, args: list[ir.Value]) -> ir.Value:
+    kind = ir.FunctionType(result, [a.type for a in args])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
+
+
+def _lanewise(emit, arity: int):
+    """An intrinsic on `arity` vectors from a function (builder, *values) -> value."""
+
+    def typed(*args):
+        if any(a != vector for a in args):
+            return None
+        return vector(*args), lambda context, builder, sig, values: emit(builder, *values)
+
+    if arity == 1:
+        return intrinsic(lambda typingctx, a: typed(a))
+    if arity == 2:
+        return intrinsic(lambda typingctx, a, b: typed(a, b))
+    return intrinsic(lambda typingctx, a, b, c: typed(a, b, c))
+
+
+def _constant(value: float) -> ir.Constant:
+    return ir.Constant(VECTOR_IR, [value] * LANES)
+
+
+add = _lanewise(lambda b, x, y: b.fadd(x, y), 2)
+sub = _lanewise(lambda b, x, y: b.fsub(x, y), 2)
+mul = _lanewise(lambda b, x, y: b.fmul(x, y), 2)
+div = _lanewise(lambda b, x, y: b.fdiv(x, y), 2)
+maximum = _lanewise(lambda b, x, y: b.select(b.fcmp_ordered(">", x, y), x, y), 2)
+fma = _lanewise(fma_ir, 3)
+
+_LOG2_E = 1.4426950408889634
+_LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
+_EXP_COEFFICIENTS = (1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0)
+_EXP_LOWEST, _EXP_HIGHEST = -87.0, 88.0
+
+
+def _exp_ir(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    """e^x by x = n ln 2 + r, a Taylor polynomial in r, and n put into the exponent; 0 below -87 (error < 2e-7)."""
+    alive = builder.fcmp_ordered(">=", x, _constant(_EXP_LOWEST))
+    x = builder.select(alive, x, _constant(_EXP_LOWEST))
+    x = builder.select(builder.fcmp_ordered("<", x, _constant(_EXP_HIGHEST)), x, _constant(_EXP_HIGHEST))
+    n = _call(builder, "llvm.rint.v16f32", VECTOR_IR, [builder.fmul(x, _constant(_LOG2_E))])
+    r = fma_ir(builder, n, _constant(-_LN2_HIGH), x)
+    r = fma_ir(builder, n, _constant(-_LN2_LOW), r)
+    y = _constant(_EXP_COEFFICIENTS[0])
+    for c in _EXP_COEFFICIENTS[1:]:
+        y = fma_ir(builder, y, r, _constant(c))
+    wide = ir.VectorType(_I32, LANES)
+    exponent = builder.add(builder.fptosi(n, wide), ir.Constant(wide, [127] * LANES))
+    power = builder.bitcast(builder.shl(exponent, ir.Constant(wide, [23] * LANES)), VECTOR_IR)
+    return builder.select(alive, builder.fmul(y, power), _constant(0.0))
+
+
+exp = _lanewise(_exp_ir, 1)
+
+
+@intrinsic
+def splat(typingctx, scalar):
+    """splat(float32) -> all lanes equal."""
+    if scalar != types.float32:
+        return None
+    return vector(types.float32), lambda context, builder, sig, args: splat_ir(builder, args[0])
+
+
+@intrinsic
+def load(typingctx, array, index):
+    """load(array, index) -> sixteen consecutive elements, widened to float32 (see `load_widened`)."""
+
+    def emit(context, builder, sig, args):
+        return load_widened(builder, array.dtype, element_pointer(context, builder, array, *args))
+
+    return vector(array, types.intp), emit
+
+
+@intrinsic
+def store(typingctx, array, index, value):
+    """store(array, index, vector): sixteen consecutive float32 elements."""
+
+    def emit(context, builder, sig, args):
+        pointer = element_pointer(context, builder, array, args[0], args[1])
+        builder.store(args[2], builder.bitcast(pointer, VECTOR_IR.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, vector), emit
+
+
+@intrinsic
+def lane(typingctx, value, index):
+    """lane(vector, index) -> one float32."""
+
+    def emit(context, builder, sig, args):
+        return builder.extract_element(args[0], builder.trunc(args[1], _I32))
+
+    return types.float32(vector, types.intp), emit
+
+
+def _halves(combine):
+    """An intrinsic that folds sixteen lanes to one, halving the width each time (a fixed order)."""
+
+    def emit(context, builder, sig, args):
+        value, width = args[0], LANES
+        while width > 1:
+            width //= 2
+            undefined = ir.Constant(value.type, ir.Undefined)
+            low, high = (
+                builder.shuffle_vector(value, undefined, ir.Constant(ir.VectorType(_I32, width), indices))
+                for indices in (list(range(width)), list(range(width, 2 * width)))
+            )
+            value = combine(builder, low, high)
+        return builder.extract_element(value, ir.Constant(_I32, 0))
+
+    return intrinsic(lambda typingctx, a: (types.float32(vector), emit) if a == vector else None)
+
+
+sum_lanes = _halves(lambda b, x, y: b.fadd(x, y))
+max_lanes = _halves(lambda b, x, y: b.select(b.fcmp_ordered(">", x, y), x, y))

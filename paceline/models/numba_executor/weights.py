@@ -1,0 +1,200 @@
+"""Weights as the kernels read them: packed once, kept on disk, memory-mapped ever after.
+
+`load_weights` converts a checkpoint to panels (`gemm.pack`) in the wanted type and stores them under the cache folder;
+the next load maps the files and reads nothing. A conversion happens in a temporary folder that is renamed at its end,
+so a half-written one is never trusted. Not for file formats (`models/checkpoint.py`).
+"""
+
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from paceline.errors import InvalidParameter, PacelineError, UnsupportedModel
+from paceline.models.cache_dir import cache_dir
+from paceline.models.checkpoint import Checkpoint
+from paceline.models.config import ModelConfig
+from paceline.models.numba_executor.forward import Shape
+from paceline.models.numba_executor.gemm import PANEL, pack, padded_rows
+
+Dtype = Literal["bfloat16", "float32", "int8"]
+Progress = Callable[[int, int], None]
+"""Told (steps done, steps in all)."""
+
+STORED = {"bfloat16": np.uint16, "float32": np.float32, "int8": np.int8}
+LAYOUT = 1
+"""Raise it when the packing changes: converted weights of another layout are made anew."""
+
+SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2")
+
+
+def shape_of(config: ModelConfig) -> Shape:
+    """Sizes for the kernels.
+
+    Raises:
+        UnsupportedModel: a family or a width the kernels do not cover; the torch executor runs it.
+    """
+    remedy = 'run it with executor="torch" (needs paceline[torch])'
+    if config.model_type not in SUPPORTED_MODEL_TYPES:
+        raise UnsupportedModel(f"model_type: the numba executor does not run {config.model_type!r}; {remedy}")
+    for name, size in (("hidden_size", PANEL), ("intermediate_size", PANEL), ("head_dim", 16)):
+        if getattr(config, name) % size:
+            raise UnsupportedModel(f"{name}: {getattr(config, name)} is not a multiple of {size}; {remedy}")
+    if config.mlp_bias or config.attention_out_bias:
+        raise UnsupportedModel(f"mlp_bias, attention_out_bias: the numba executor has none; {remedy}")
+    heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    return Shape(
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        inner=config.intermediate_size,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=dim,
+        qkv=padded_rows((heads + 2 * kv_heads) * dim),
+        vocab=padded_rows(config.vocab_size),
+    )
+
+
+def load_weights(checkpoint: Checkpoint, dtype: str, progress: Progress | None = None) -> dict[str, np.ndarray]:
+    """The arrays of `forward.Weights` (rotary tables excepted) by name, memory-mapped.
+
+    Raises:
+        InvalidParameter: an unknown dtype.
+        UnsupportedModel: see `shape_of`.
+        PacelineError: the disk is full; nothing half-written stays behind.
+    """
+    if dtype not in STORED:
+        raise InvalidParameter("dtype", f"{dtype!r} is unknown", f"use one of {', '.join(STORED)}")
+    shape_of(checkpoint.config)
+    folder = cache_dir() / "converted" / f"{checkpoint.fingerprint}-{dtype}-{LAYOUT}"
+    if not folder.exists():
+        _convert_into(folder, checkpoint, dtype, progress or (lambda done, total: None))
+    arrays = {path.stem: np.load(path, mmap_mode="r").view(np.ndarray) for path in folder.glob("*.npy")}
+    if checkpoint.config.tie_word_embeddings:
+        arrays["head"], arrays["head_scales"] = arrays["embedding"], arrays["embedding_scales"]
+    return arrays
+
+
+def _convert_into(folder: Path, checkpoint: Checkpoint, dtype: str, progress: Progress) -> None:
+    """Convert beside `folder` and rename at the end."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix="unfinished-", dir=folder.parent))
+    except OSError as error:
+        raise _disk_error(error, folder) from error
+    try:
+        _convert(temporary, checkpoint, dtype, progress)
+        temporary.rename(folder)
+    except OSError as error:
+        if not folder.exists():  # another process may have finished the same conversion first
+            raise _disk_error(error, folder) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _disk_error(error: OSError, folder: Path) -> PacelineError:
+    reason = "the disk is full" if error.errno == errno.ENOSPC else str(error)
+    return PacelineError(
+        f"PACELINE_CACHE: converted weights could not be stored in {folder.parent}: {reason}; free some space or set "
+        "PACELINE_CACHE to a folder on another disk"
+    )
+
+
+def _convert(folder: Path, checkpoint: Checkpoint, dtype: str, progress: Progress) -> None:
+    """Write one .npy file per array of `forward.Weights`."""
+    config, shape = checkpoint.config, shape_of(checkpoint.config)
+    matrices = _matrices(config, shape)
+    _reserve(folder, sum(m.elements for m in matrices) * STORED[dtype]().itemsize)
+    total, done = sum(len(m.parts) for m in matrices) + 1, 0
+    for matrix in matrices:
+        columns, depth = matrix.columns, matrix.depth
+        panels = _new_array(folder / f"{matrix.name}.npy", STORED[dtype], matrix.elements)
+        scales = _new_array(folder / f"{matrix.name}_scales.npy", np.float32, columns * len(matrix.parts))
+        for index, names in enumerate(matrix.parts):
+            stored, row_scales = quantise(matrix.stack([checkpoint.tensor(n) for n in names]), dtype)
+            panels[index * columns * depth : (index + 1) * columns * depth] = pack(stored)
+            scales[index * columns : index * columns + len(row_scales)] = row_scales
+            done += 1
+            progress(done, total)
+    for name, values in _vectors(checkpoint, shape):
+        np.save(folder / f"{name}.npy", values)
+    progress(total, total)
+
+
+def _reserve(folder: Path, num_bytes: int) -> None:
+    """Refuse early when the disk cannot hold what is coming: a memory map would die half-way."""
+    if shutil.disk_usage(folder).free < num_bytes * 1.02:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _new_array(path: Path, dtype: type, size: int) -> np.ndarray:
+    return np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=(size,))
+
+
+def quantise(weights: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    """Weights [n, k] float32 as stored, and a scale per row [n]: stored * scale is what the kernels multiply with.
+
+    bfloat16 rounds to nearest even; int8 is symmetric, with the largest weight of a row at 127.
+    """
+    if dtype == "float32":
+        return weights, np.ones(len(weights), np.float32)
+    if dtype == "bfloat16":
+        bits = np.ascontiguousarray(weights, np.float32).view(np.uint32)
+        rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+        return rounded.astype(np.uint16), np.ones(len(weights), np.float32)
+    largest = np.abs(weights).max(axis=1)
+    scales = np.where(largest > 0, largest / 127, 1).astype(np.float32)
+    return np.rint(weights / scales[:, None]).astype(np.int8), scales
+
+
+class _Matrix:
+    """One kind of matrix: its name, its (padded) shape, and per layer the checkpoint tensors it is stacked from."""
+
+    def __init__(self, name: str, columns: int, depth: int, parts: list[list[str]], interleave: bool = False) -> None:
+        self.name, self.columns, self.depth, self.parts, self._interleave = name, columns, depth, parts, interleave
+
+    @property
+    def elements(self) -> int:
+        return self.columns * self.depth * len(self.parts)
+
+    def stack(self, tensors: list[np.ndarray]) -> np.ndarray:
+        """The tensors' rows one behind the other, or panel by panel in turn."""
+        if not self._interleave:
+            return np.concatenate(tensors)
+        panels = [t.reshape(-1, PANEL, self.depth) for t in tensors]
+        return np.stack(panels, axis=1).reshape(-1, self.depth)
+
+
+def _matrices(config: ModelConfig, shape: Shape) -> list[_Matrix]:
+    def per_layer(*names: str) -> list[list[str]]:
+        return [[f"model.layers.{i}.{name}.weight" for name in names] for i in range(shape.layers)]
+
+    attention = [f"self_attn.{x}_proj" for x in "qkv"]
+    matrices = [
+        _Matrix("embedding", shape.vocab, shape.hidden, [["model.embed_tokens.weight"]]),
+        _Matrix("qkv", shape.qkv, shape.hidden, per_layer(*attention)),
+        _Matrix("output", shape.hidden, shape.heads * shape.head_dim, per_layer("self_attn.o_proj")),
+        _Matrix("gate_up", 2 * shape.inner, shape.hidden, per_layer("mlp.gate_proj", "mlp.up_proj"), interleave=True),
+        _Matrix("down", shape.hidden, shape.inner, per_layer("mlp.down_proj")),
+    ]
+    if not config.tie_word_embeddings:
+        matrices.append(_Matrix("head", shape.vocab, shape.hidden, [["lm_head.weight"]]))
+    return matrices
+
+
+def _vectors(checkpoint: Checkpoint, shape: Shape) -> Iterator[tuple[str, np.ndarray]]:
+    """Norm weights and the query-key-value bias (empty without one), all layers in one flat array each."""
+    layers = [f"model.layers.{i}." for i in range(shape.layers)]
+    yield "attention_norm", np.concatenate([checkpoint.tensor(p + "input_layernorm.weight") for p in layers])
+    yield "mlp_norm", np.concatenate([checkpoint.tensor(p + "post_attention_layernorm.weight") for p in layers])
+    yield "final_norm", checkpoint.tensor("model.norm.weight")
+    bias = np.zeros((shape.layers if checkpoint.config.attention_bias else 0, shape.qkv), np.float32)
+    for i in range(len(bias)):
+        stacked = np.concatenate([checkpoint.tensor(f"{layers[i]}self_attn.{x}_proj.bias") for x in "qkv"])
+        bias[i, : len(stacked)] = stacked
+    yield "qkv_bias", bias.reshape(-1)

@@ -1,0 +1,142 @@
+"""The vocabulary every room shares: what a request asks for and what comes back.
+
+Standard library only, no behaviour beyond checking a request at the door. Not the place for configuration
+(`config.py`) or for state that changes while a request runs (`scheduling/request.py`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from paceline.errors import InvalidParameter
+
+FinishReason = Literal["stop", "length", "abort"]
+TokenProvenance = Literal["prompt", "target", "drafted", "bonus", "recovered"]
+"""Where a token came from.
+
+``drafted``: proposed by the drafter and accepted. ``bonus``: the target's own token after a fully accepted draft.
+``recovered``: the target's own token after a rejection. ``target``: plain decoding, nothing was drafted.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """What a request asks of the sampler. Names and meanings are vLLM's where vLLM has them.
+
+    Attributes:
+        temperature: 0 is greedy (the law is one-hot at the largest logit, the lowest id on ties).
+        top_p, top_k, min_p: truncations of the law; ``top_k=0`` and ``min_p=0`` switch theirs off.
+        repetition_penalty: divides positive and multiplies negative logits of tokens seen in prompt or output.
+        presence_penalty, frequency_penalty: subtracted from logits of tokens seen in the output, once / per count.
+        logit_bias: token id to a number added to its logit.
+        bad_words: strings that must not appear; each is tokenised and its last token forbidden behind the others.
+        min_tokens: end-of-sequence and stop ids are impossible before this many output tokens.
+        max_tokens: most output tokens.
+        seed: the source of all randomness of the request; None takes a fresh one.
+        stop: strings that end the output (not included in the text).
+        stop_token_ids: ids that end the output.
+        ignore_eos: go on behind the end-of-sequence token.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    bad_words: Sequence[str] = ()
+    min_tokens: int = 0
+    max_tokens: int = 128
+    seed: int | None = None
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        for name, accepted, value_range, remedy in _checks(self):
+            if not accepted:
+                raise InvalidParameter(name, f"{getattr(self, name)!r} is not {value_range}", remedy)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+def _checks(params: SamplingParams) -> list[tuple[str, bool, str, str]]:
+    """(field, is it usable, the range it should lie in, what to do) for every field with a range."""
+    return [
+        ("temperature", params.temperature >= 0, "0 or more", "use 0 for greedy decoding or e.g. 0.8 to sample"),
+        ("top_p", 0 < params.top_p <= 1, "in (0, 1]", "use 1 to switch it off"),
+        ("top_k", params.top_k >= 0, "0 or more", "use 0 to switch it off"),
+        ("min_p", 0 <= params.min_p <= 1, "in [0, 1]", "use 0 to switch it off"),
+        ("repetition_penalty", params.repetition_penalty > 0, "above 0", "use 1 to switch it off"),
+        ("max_tokens", params.max_tokens >= 1, "1 or more", "ask for at least one token"),
+        ("min_tokens", 0 <= params.min_tokens <= params.max_tokens, "in [0, max_tokens]", "lower min_tokens"),
+        ("stop", all(params.stop), "made of non-empty strings", "remove the empty string"),
+        ("bad_words", all(params.bad_words), "made of non-empty strings", "remove the empty string"),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOutput:
+    """One committed token of a stream: its id, the text it completes (may be empty), and where it came from."""
+
+    token_id: int
+    text: str
+    provenance: TokenProvenance
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """The finished answer to one request."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    text: str
+    token_ids: tuple[int, ...]
+    provenance: tuple[TokenProvenance, ...]
+    finish_reason: FinishReason
+    stats: "RequestStats"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStats:
+    """Counters of one request.
+
+    Attributes:
+        num_drafts: target passes in which a draft was verified.
+        num_draft_tokens: drafted nodes verified.
+        num_accepted_tokens: drafted tokens committed.
+        num_rejections: drafted nodes tested and refused.
+        num_target_passes: target passes that emitted tokens for this request.
+        accepted_per_pass: histogram; entry i counts the passes that emitted i + 1 tokens.
+        draft_seconds, verify_seconds, other_seconds: where the wall time went; passes shared with other requests
+            count in full.
+        prefill_seconds: from the first scheduled chunk to the first token.
+    """
+
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_rejections: int
+    num_target_passes: int
+    accepted_per_pass: tuple[int, ...]
+    draft_seconds: float
+    verify_seconds: float
+    other_seconds: float
+    prefill_seconds: float
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """accepted / (accepted + rejected); None when nothing was tested (methods of Leviathan et al., section 3.1)."""
+        tested = self.num_accepted_tokens + self.num_rejections
+        return self.num_accepted_tokens / tested if tested else None
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """Tokens emitted per target pass, the bonus or recovered token included; plain decoding gives 1."""
+        emitted = sum((i + 1) * count for i, count in enumerate(self.accepted_per_pass))
+        return emitted / self.num_target_passes if self.num_target_passes else None

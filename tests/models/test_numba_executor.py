@@ -1,0 +1,196 @@
+"""The fast executor against the reference, and against itself: a row's logits never depend on its company."""
+
+import numpy as np
+import pytest
+
+from paceline.errors import InvalidParameter, PacelineError, UnsupportedModel
+from paceline.models.base import PAGE_SIZE
+from paceline.models.numba_executor import gemm, weights
+from paceline.models.numba_executor.executor import NumbaModel
+from paceline.models.rows import Part, build_rows
+from tests.fakes import RandomCheckpoint, small_config
+
+DTYPES = ("float32", "bfloat16", "int8")
+TOKENS = np.random.default_rng(1).integers(0, 131, 90).tolist()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_weight_cache(tmp_path_factory):
+    """Converted weights go to a folder of the test; compiled kernels stay where they are kept."""
+    folder = tmp_path_factory.mktemp("converted")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(weights, "cache_dir", lambda: folder)
+        yield folder
+
+
+@pytest.fixture(scope="module", params=DTYPES)
+def model(request):
+    return NumbaModel(RandomCheckpoint(small_config("qwen2")), request.param, num_threads=2)
+
+
+def run(model, cache, *parts, taps=()):
+    output = model.forward(build_rows(list(parts)), cache, taps)
+    return output.logits.copy(), output.taps
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2"])
+@pytest.mark.parametrize("changes", [{}, {"head_dim": 64, "num_attention_heads": 2}, {"tie_word_embeddings": False}])
+def test_float32_logits_equal_the_reference(model_type, changes):
+    torch_executor = pytest.importorskip("paceline.models.torch_executor")
+    checkpoint = RandomCheckpoint(small_config(model_type, **changes))
+    fast, reference = NumbaModel(checkpoint, "float32", num_threads=2), torch_executor.TorchModel(checkpoint)
+    caches = fast.new_cache(8), reference.new_cache(8)
+    prompt = build_rows([Part(range(8), 0, TOKENS)])
+    tree = build_rows([Part(range(8), len(TOKENS), [5, 6, 7, 8, 9], parents=[-1, 0, 0, 1, 2])])
+    for rows in (prompt, tree):
+        ours, theirs = fast.forward(rows, caches[0], (0, 2, 3)), reference.forward(rows, caches[1], (0, 2, 3))
+        np.testing.assert_allclose(ours.logits, theirs.logits, atol=1e-4, rtol=1e-4)
+        for layer in (0, 2, 3):
+            np.testing.assert_allclose(ours.taps[layer], theirs.taps[layer], atol=1e-4, rtol=1e-4)
+
+
+def test_a_row_is_bitwise_the_same_alone_and_in_any_batch(model):
+    whole, _ = run(model, model.new_cache(8), Part(range(8), 0, TOKENS))
+    cache, alone = model.new_cache(8), []
+    for position, token in enumerate(TOKENS):
+        alone.append(run(model, cache, Part(range(8), position, [token]))[0][0])
+    assert np.array_equal(whole, np.stack(alone))
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 16, 33])
+def test_chunks_scattered_pages_and_company_change_nothing(model, chunk):
+    whole, _ = run(model, model.new_cache(8), Part(range(8), 0, TOKENS))
+    cache, chunks = model.new_cache(32), []
+    pages, others = [17, 3, 30, 8, 11, 25], [1, 2, 4, 5, 6, 7]
+    for start in range(0, len(TOKENS), chunk):
+        mine = Part(pages, start, TOKENS[start : start + chunk])
+        chunks.append(
+            run(model, cache, Part(others, start, TOKENS[::-1][start : start + chunk], logits="none"), mine)[0]
+        )
+    assert np.array_equal(whole, np.concatenate(chunks))
+
+
+def test_every_branch_of_a_tree_is_bitwise_the_path_run_alone(model):
+    parents = [-1, 0, 0, 1, 2, 2, 4, 3, 6]
+    tokens = [11, 12, 13, 14, 15, 16, 17, 18, 19]
+    cache = model.new_cache(8)
+    run(model, cache, Part(range(8), 0, TOKENS[:29]))
+    branched, _ = run(model, cache, Part(range(8), 29, tokens, parents))
+    for row in range(len(tokens)):
+        path, node = [], row
+        while node >= 0:
+            path.insert(0, node)
+            node = parents[node]
+        fresh = model.new_cache(8)
+        alone, _ = run(model, fresh, Part(range(8), 0, TOKENS[:29] + [tokens[i] for i in path], logits="last"))
+        assert np.array_equal(alone[0], branched[row])
+
+
+def test_the_number_of_threads_changes_nothing():
+    checkpoint = RandomCheckpoint(small_config())
+    logits = [
+        run(m, m.new_cache(8), Part(range(8), 0, TOKENS))[0]
+        for m in (NumbaModel(checkpoint, num_threads=n) for n in (1, 2, 3))
+    ]
+    assert np.array_equal(logits[0], logits[1])
+    assert np.array_equal(logits[0], logits[2])
+
+
+def test_cache_holds_what_was_computed_and_moves_slots(model):
+    cache = model.new_cache(8)
+    run(model, cache, Part(range(8), 0, TOKENS[:40]))
+    keys, values = cache.read(range(40))
+    cache.move([3, 20, 21], [20, 21, 100])
+    moved_keys, moved_values = cache.read([20, 21, 100])
+    assert np.array_equal(moved_keys, keys[:, [3, 20, 21]])
+    assert np.array_equal(moved_values, values[:, [3, 20, 21]])
+    assert cache.num_bytes == 2 * 3 * 8 * PAGE_SIZE * 2 * 16 * 4
+
+
+def test_many_short_passes_never_lose_a_thread(model):
+    cache = model.new_cache(2)
+    first, _ = run(model, cache, Part([0], 0, [5]))
+    for _ in range(300):
+        again, _ = run(model, cache, Part([0], 0, [5]))
+    assert np.array_equal(first, again)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 0), ("bfloat16", 2**-8), ("int8", 1 / 254)])
+def test_stored_weights_are_as_close_as_their_type_allows(dtype, tolerance):
+    values = np.random.default_rng(0).standard_normal((40, 64)).astype(np.float32)
+    stored, scales = weights.quantise(values, dtype)
+    if dtype == "bfloat16":
+        stored = (stored.astype(np.uint32) << 16).view(np.float32)
+    error = np.abs(stored * scales[:, None] - values)
+    reach = np.abs(values).max(axis=1, keepdims=True) if dtype == "int8" else np.abs(values)
+    assert (error <= tolerance * reach + 1e-7).all()
+
+
+def test_packing_pads_to_whole_panels():
+    values = np.arange(33 * 4, dtype=np.float32).reshape(33, 4)
+    panels = gemm.pack(values).reshape(2, 4, 32)
+    assert np.array_equal(panels[0].T, values[:32])
+    assert np.array_equal(panels[1].T[0], values[32])
+    assert not panels[1].T[1:].any()
+
+
+def test_second_load_reads_the_cache(own_weight_cache):
+    class Spent(RandomCheckpoint):
+        def tensor(self, name):
+            raise AssertionError("the weights were converted twice")
+
+    config = small_config(num_hidden_layers=1)
+    first = NumbaModel(RandomCheckpoint(config, 3), num_threads=1)
+    second = NumbaModel(Spent(config, 3), num_threads=1)
+    part = Part(range(8), 0, TOKENS)
+    assert np.array_equal(run(first, first.new_cache(8), part)[0], run(second, second.new_cache(8), part)[0])
+
+
+def test_progress_is_told_and_ends_complete():
+    told = []
+    weights.load_weights(RandomCheckpoint(small_config(), 8), "int8", lambda done, total: told.append((done, total)))
+    assert told == [(i, told[-1][1]) for i in range(1, len(told) + 1)]
+
+
+def test_a_full_disk_leaves_nothing_behind(own_weight_cache, monkeypatch):
+    monkeypatch.setattr(weights.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 10}))
+    before = sorted(own_weight_cache.rglob("*"))
+    with pytest.raises(PacelineError, match=r"PACELINE_CACHE.*disk is full.*free some space"):
+        weights.load_weights(RandomCheckpoint(small_config(), 9), "bfloat16")
+    assert sorted(own_weight_cache.rglob("*")) == before
+
+
+def test_a_conversion_that_fails_half_way_is_not_trusted(own_weight_cache):
+    class Torn(RandomCheckpoint):
+        def tensor(self, name):
+            if "layers.2" in name:
+                raise PacelineError("torn")
+            return super().tensor(name)
+
+    config = small_config(intermediate_size=192)
+    before = sorted(own_weight_cache.rglob("*"))
+    with pytest.raises(PacelineError, match="torn"):
+        NumbaModel(Torn(config), num_threads=1)
+    assert sorted(own_weight_cache.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        (small_config("gpt2", norm="layer", mlp="gelu_tanh", position_embedding="learned"), "model_type"),
+        (small_config(hidden_size=80), "hidden_size"),
+        (small_config(intermediate_size=100), "intermediate_size"),
+        (small_config(head_dim=8), "head_dim"),
+    ],
+)
+def test_unsupported_shapes_are_refused_with_the_way_out(config, field):
+    with pytest.raises(UnsupportedModel, match=rf"{field}.*torch"):
+        NumbaModel(RandomCheckpoint(config))
+
+
+def test_bad_options_name_their_field():
+    checkpoint = RandomCheckpoint(small_config())
+    with pytest.raises(InvalidParameter, match="dtype"):
+        NumbaModel(checkpoint, "float8")
+    with pytest.raises(InvalidParameter, match="num_threads"):
+        NumbaModel(checkpoint, num_threads=0)
