@@ -1,0 +1,35 @@
+"""The pure core: laws, randomness, token trees, warping, and the rules that verify drafts."""
+
+from paceline.sampling.block import verify_block
+from paceline.sampling.coupled import match_probability, verify_coupled, verify_sample_and_match
+from paceline.sampling.law import Law
+from paceline.sampling.lossy import LOSSY
+from paceline.sampling.randomness import ROOT, CounterRandomness, Randomness, fresh_seed
+from paceline.sampling.rules import RULES, Verifier, is_lossy, resolve
+from paceline.sampling.tree import ROOT_PARENT, TokenTree, union
+from paceline.sampling.verify import TargetLaws, Verdict, verify
+from paceline.sampling.warp import Warper
+
+__all__ = [
+    "LOSSY",
+    "ROOT",
+    "ROOT_PARENT",
+    "RULES",
+    "CounterRandomness",
+    "Law",
+    "Randomness",
+    "TargetLaws",
+    "TokenTree",
+    "Verdict",
+    "Verifier",
+    "Warper",
+    "fresh_seed",
+    "is_lossy",
+    "match_probability",
+    "resolve",
+    "union",
+    "verify",
+    "verify_block",
+    "verify_coupled",
+    "verify_sample_and_match",
+]

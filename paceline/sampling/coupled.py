@@ -1,0 +1,70 @@
+"""Rules that walk the tree by the target's own picks: the emitted text is, token for token, the text of plain sampling.
+
+Both rules share one walk and are exact for any draft at all, because the draft decides only how far one pass gets.
+They differ in how the drafter drew: with the target's noise (coupled) or with its own (sample and match). Not the place
+for the draws of drafters (`drafters/base.py` holds `draw_node`).
+"""
+
+from typing import Any
+
+import numpy as np
+
+from paceline.sampling.law import Law
+from paceline.sampling.randomness import ROOT, Randomness
+from paceline.sampling.tree import TokenTree
+from paceline.sampling.verify import TargetLaws, Verdict
+
+
+def verify_coupled(tree: TokenTree, target: TargetLaws, randomness: Randomness, position: int) -> Verdict:
+    """Accept a drafted token when it is the target's own pick; the drafter raced the same noise (Daliri et al. 2024).
+
+    Drafts are drawn under ("target", ROOT) at their position. With a seed the text is that of plain sampling, bit for
+    bit, whatever the drafter, the length or the batch. A token is accepted with `match_probability`.
+    Arguments as in `verify`.
+    """
+    return _follow_the_target(tree, target, randomness, position)
+
+
+def verify_sample_and_match(tree: TokenTree, target: TargetLaws, randomness: Randomness, position: int) -> Verdict:
+    """The plain baseline: the target picks its token with its own noise and descends where a child carries it.
+
+    Exact for any draft; with a seed the text is that of plain sampling. A child drawn from q is accepted with
+    sum_x p(x) q(x), never more than under the p/q rule (Miao et al. 2024, theorem 4.3). Arguments as in `verify`.
+    """
+    return _follow_the_target(tree, target, randomness, position)
+
+
+def match_probability(target: Law, draft: Law) -> Any:
+    """The chance that `target` and `draft`, raced with the same noise, pick the same token.
+
+    sum_x 1 / sum_y max(p_y / p_x, q_y / q_x) over tokens x of both laws; at least (1 - TV) / (1 + TV)
+    (Daliri et al. 2024). Sorting by p / q turns the inner sum into two running totals, so the cost is k log k.
+    """
+    tokens = np.union1d(target.tokens, draft.tokens)
+    ours, theirs = target.on(tokens), draft.on(tokens)
+    order = sorted(range(len(tokens)), key=lambda i: (theirs[i] == 0, ours[i] / theirs[i] if theirs[i] else 0))
+    ours, theirs = ours[order], theirs[order]
+    above = ours[::-1].cumsum()[::-1]
+    below = theirs.cumsum() - theirs
+    shared = (ours > 0) & (theirs > 0)
+    return (1 / (above[shared] / ours[shared] + below[shared] / theirs[shared])).sum()
+
+
+def _follow_the_target(tree: TokenTree, target: TargetLaws, randomness: Randomness, position: int) -> Verdict:
+    """Draw the target's token at each node and step to the child that carries it, until none does."""
+    path: list[int] = []
+    node = ROOT
+    num_rejected = 0
+    while True:
+        token = randomness.draw(target(node), position, "target", ROOT)
+        children = tree.children(node)
+        matches = [child for child in children if tree.tokens[child] == token]
+        if not matches:
+            break
+        node = matches[0]
+        num_rejected += children.index(node)
+        path.append(node)
+        position += 1
+    if not children:
+        return Verdict(tuple(path), token, "bonus" if path else "target", num_rejected)
+    return Verdict(tuple(path), token, "recovered", num_rejected + len(children))

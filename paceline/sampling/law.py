@@ -1,0 +1,105 @@
+"""`Law`: a distribution over token ids, kept by its support.
+
+A warped distribution is zero almost everywhere, a greedy one everywhere but at one token, so only the support is
+stored. The arithmetic works on float64 and, entry for entry the same, on `fractions.Fraction` objects: the exact tests
+run this very code over rationals. Not the place for logits (`warp.py`) or for randomness (`randomness.py`).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Law:
+    """A probability law over token ids.
+
+    Attributes:
+        tokens: [k] int64, ascending, unique.
+        probs: [k] float64 (or object dtype holding Fractions, or the integer 1 of a one-hot law), positive, summing
+            to 1.
+    """
+
+    tokens: np.ndarray
+    probs: np.ndarray
+
+    @classmethod
+    def one_hot(cls, token: int) -> "Law":
+        """The law that puts everything on `token`: greedy targets and deterministic proposals.
+
+        Its probability is the integer 1, which mixes with floats and with Fractions without changing either.
+        """
+        return cls(np.array([token], dtype=np.int64), np.ones(1, dtype=np.int64))
+
+    @classmethod
+    def from_dense(cls, probs: np.ndarray) -> "Law":
+        """The law of a dense row [vocab]; zeros leave the support."""
+        tokens = np.flatnonzero(probs)
+        return cls(tokens, probs[tokens])
+
+    @property
+    def is_one_hot(self) -> bool:
+        """True when a single token carries everything."""
+        return len(self.tokens) == 1
+
+    @property
+    def mode(self) -> int:
+        """The most probable token, the lowest id on ties."""
+        return int(self.tokens[np.argmax(self.probs)])
+
+    def prob(self, token: int) -> Any:
+        """Probability of `token`, 0 outside the support."""
+        i = int(np.searchsorted(self.tokens, token))
+        return self.probs[i] if i < len(self.tokens) and self.tokens[i] == token else 0
+
+    def on(self, tokens: np.ndarray) -> np.ndarray:
+        """Probabilities at `tokens` [n] in any order, 0 outside the support."""
+        at = np.minimum(np.searchsorted(self.tokens, tokens), len(self.tokens) - 1)
+        return np.where(self.tokens[at] == tokens, self.probs[at], 0)
+
+    def overlap(self, other: "Law") -> Any:
+        """sum_x min(p(x), q(x)) = 1 - TV(p, q): the chance that one drafted token is accepted.
+
+        Leviathan et al. 2023, theorem 3.5.
+        """
+        return np.minimum(self.probs, other._spread_over(self.tokens)).sum()
+
+    def excess(self, draft: "Law", scale: Any = 1, draft_scale: Any = 1) -> np.ndarray:
+        """max(0, scale * p - draft_scale * q) on this law's support [k], not normalised."""
+        return np.maximum(scale * self.probs - draft_scale * draft._spread_over(self.tokens), 0)
+
+    def residual(self, draft: "Law", scale: Any = 1, draft_scale: Any = 1) -> "Law":
+        """norm(max(0, scale * p - draft_scale * q)): what is left of this law after a rejected draw from `draft`.
+
+        Leviathan et al. 2023, algorithm 1; the scales are block verification's and lenience's. Nothing is left only
+        where rejection has probability zero; rounding can still lead there, and the answer is then this law itself.
+        """
+        return self._keep(self.excess(draft, scale, draft_scale))
+
+    def without(self, *tokens: int) -> "Law":
+        """This law with `tokens` made impossible and the rest renormalised; unchanged when nothing would be left."""
+        keep = np.ones(len(self.tokens), dtype=bool)
+        for token in tokens:
+            keep &= self.tokens != token
+        return self if keep.all() else self._keep(np.where(keep, self.probs, 0))
+
+    def _keep(self, weights: np.ndarray) -> "Law":
+        """The law proportional to `weights` [k] on this support, this law itself when all of them are zero."""
+        positive = weights > 0
+        if not positive.any():
+            return self
+        kept = weights[positive]
+        return Law(self.tokens[positive], kept / kept.sum())
+
+    def _spread_over(self, support: np.ndarray) -> np.ndarray:
+        """`on` for an ascending `support`; looks up the smaller of the two in the larger."""
+        if len(support) == len(self.tokens) and np.array_equal(support, self.tokens):
+            return self.probs
+        if len(support) <= len(self.tokens):
+            return self.on(support)
+        at = np.minimum(np.searchsorted(support, self.tokens), len(support) - 1)
+        hit = support[at] == self.tokens
+        spread = np.zeros(len(support), dtype=self.probs.dtype)
+        spread[at[hit]] = self.probs[hit]
+        return spread

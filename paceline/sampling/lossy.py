@@ -1,0 +1,136 @@
+"""Rules that change the law of the text to accept more: never a default, and marked lossy wherever they appear.
+
+Not the place for exact rules (`verify.py`, `block.py`, `coupled.py`). `LOSSY` lists every rule of this module.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from paceline.sampling.law import Law
+from paceline.sampling.randomness import ROOT, Randomness
+from paceline.sampling.tree import TokenTree
+from paceline.sampling.verify import Choice, TargetLaws, Verdict, draft_law_of_trial, walk
+
+
+def verify_lenient(
+    tree: TokenTree, target: TargetLaws, randomness: Randomness, position: int, *, lenience: float = 0.5
+) -> Verdict:
+    """Lossy: the p/q rule with the draft's probability scaled down by `lenience` l in (0, 1].
+
+    Accepts with p / (l q) and recovers from norm(max(0, p - l q)). On a chain no token becomes more probable than
+    p / l; l = 1 is exact, l -> 0 says what the draft says. Leviathan et al. 2023, appendix A.5. Other arguments as in
+    `verify`.
+    """
+
+    def choose(tree: TokenTree, node: int, law: Law, randomness: Randomness, position: int) -> Choice:
+        return _relaxed_level(tree, node, law, randomness, position, accept_scale=lenience, residual_scale=lenience)
+
+    return walk(tree, target, randomness, position, choose)
+
+
+def verify_uniform_coin(
+    tree: TokenTree, target: TargetLaws, randomness: Randomness, position: int, *, bound: float = 0.8
+) -> Verdict:
+    """Lossy: the p/q rule with the accept coin drawn from U(0, bound) instead of U(0, 1), bound in (0, 1].
+
+    Accepts with p / (bound q) but recovers as if the coin had been fair; bound = 1 is exact. Other arguments as in
+    `verify`.
+    """
+
+    def choose(tree: TokenTree, node: int, law: Law, randomness: Randomness, position: int) -> Choice:
+        return _relaxed_level(tree, node, law, randomness, position, accept_scale=bound, residual_scale=1)
+
+    return walk(tree, target, randomness, position, choose)
+
+
+def verify_lenient_greedy(
+    tree: TokenTree, target: TargetLaws, randomness: Randomness, position: int, *, lenience: float = 0.5
+) -> Verdict:
+    """Lossy: greedy decoding that accepts a child when p(x) >= `lenience` * max p; the best such child goes on.
+
+    `target` must give the law at temperature 1: a one-hot law leaves nothing to be lenient about. The target's own
+    token is its most probable one; lenience = 1 is greedy decoding (but for exact ties). Leviathan et al. 2023,
+    appendix A.5, which prints the inequality the wrong way round. Other arguments as in `verify`.
+    """
+    path: list[int] = []
+    node = ROOT
+    num_rejected = 0
+    while True:
+        law = target(node)
+        children = tree.children(node)
+        good = [child for child in children if law.prob(tree.tokens[child]) >= lenience * law.probs.max()]
+        num_rejected += len(children) - len(good)
+        if not good:
+            break
+        node = max(good, key=lambda child: law.prob(tree.tokens[child]))
+        path.append(node)
+    kind = "recovered" if children else "bonus" if path else "target"
+    return Verdict(tuple(path), law.mode, kind, num_rejected)
+
+
+def verify_typical(
+    tree: TokenTree,
+    target: TargetLaws,
+    randomness: Randomness,
+    position: int,
+    *,
+    epsilon: float = 0.09,
+    delta: float = 0.3,
+) -> Verdict:
+    """Lossy: typical acceptance (Cai et al. 2024, Medusa): a child stands when p(x) > min(epsilon, delta exp(-H(p))).
+
+    The longest accepted path wins, ties by its likelihood under the target; the target's own token behind it is its
+    most probable one, so the text takes no randomness. A one-hot target law accepts exactly its own token. Other
+    arguments as in `verify`.
+    """
+    accepted: list[tuple[tuple[int, ...], Law, float]] = [((), target(ROOT), 0.0)]
+    num_rejected = 0
+    for path, law, log_prob in accepted:  # grows while it is walked
+        threshold = typical_threshold(law, epsilon, delta)
+        for child in tree.children(path[-1] if path else ROOT):
+            prob = law.prob(tree.tokens[child])
+            if prob <= threshold:
+                num_rejected += 1
+                continue
+            accepted.append(((*path, child), target(child), log_prob + float(np.log(float(prob)))))
+    path, law, _ = max(accepted, key=lambda entry: (len(entry[0]), entry[2]))
+    kind = "recovered" if tree.children(path[-1] if path else ROOT) else "bonus" if path else "target"
+    return Verdict(path, law.mode, kind, num_rejected)
+
+
+def typical_threshold(law: Law, epsilon: float = 0.09, delta: float = 0.3) -> float:
+    """min(epsilon, delta * exp(-H)) with the entropy H in nats: the probability a typical token must exceed.
+
+    Cai et al. 2024, section 3.3. Below H = ln(delta / epsilon) the first term decides. A uniform law over n tokens
+    accepts all of them, since delta / n < 1 / n.
+    """
+    probs = law.probs.astype(np.float64)
+    entropy = -(probs * np.log(probs)).sum()
+    return float(min(epsilon, delta * np.exp(-entropy)))
+
+
+def _relaxed_level(
+    tree: TokenTree,
+    node: int,
+    law: Law,
+    randomness: Randomness,
+    position: int,
+    *,
+    accept_scale: Any,
+    residual_scale: Any,
+) -> Choice:
+    """One level of the p/q rule with the draft's probability scaled in the accept test and in the residual."""
+    tried: tuple[int, ...] = ()
+    for child in tree.children(node):
+        draft, draft_prob = draft_law_of_trial(tree, child, tried)
+        prob = law.prob(tree.tokens[child])
+        if prob > 0 and randomness.coin(prob / (accept_scale * draft_prob), position, child):
+            return child, law, len(tried)
+        law = law.residual(draft, draft_scale=residual_scale)
+        tried += (tree.tokens[child],)
+    return None, law, len(tried)
+
+
+LOSSY = frozenset({verify_lenient, verify_lenient_greedy, verify_uniform_coin, verify_typical})
+"""Every rule that changes the law of the text."""

@@ -1,0 +1,120 @@
+"""Counter-based randomness: a draw depends on what is drawn, never on when.
+
+Every coin and every draw is keyed by (request seed, absolute position, purpose, node), so what a request says does not
+depend on its batch mates, on chunk sizes or on preemption. `Randomness` is the seam: the exact tests put an enumerator
+there and sum over every outcome. Not the place for rules that decide what to draw (`verify.py` and its neighbours), and
+not fit for secrets: the generator is fast and well mixed, not cryptographic.
+"""
+
+import secrets
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from paceline.sampling.law import Law
+
+Purpose = Literal["target", "draft", "accept"]
+"""``target``: the target's own pick (bonus, recovered, plain). ``draft``: a drafter's pick. ``accept``: a test."""
+
+ROOT = -1
+"""Node number of a draw that belongs to no drafted node."""
+
+_PURPOSE_CODES: dict[Purpose, int] = {"target": 1, "draft": 2, "accept": 3}
+_MASK = (1 << 64) - 1
+_INCREMENT = 0x9E3779B97F4A7C15  # splitmix64: odd, 2^64 over the golden ratio
+_MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+
+
+class Randomness(Protocol):
+    """Where coins and draws of one request come from."""
+
+    def coin(self, probability: Any, position: int, node: int) -> bool:
+        """True with `probability` (clipped to [0, 1]); purpose ``accept``."""
+        ...
+
+    def draw(self, law: Law, position: int, purpose: Purpose, node: int = ROOT) -> int:
+        """A token of `law` by an exponential race, argmin of noise(token) / prob(token).
+
+        Two laws raced under one key use the same noise: that is the coupling of the coupled rule
+        (Daliri et al. 2024), and a plain decoder drawing under ("target", ROOT) says the same text.
+        """
+        ...
+
+
+def fresh_seed() -> int:
+    """A seed in [0, 2^63) from the operating system, for a request that names none."""
+    return secrets.randbits(63)
+
+
+class CounterRandomness:
+    """`Randomness` from a hash of its key: no state, so the order of calls does not matter.
+
+    Args:
+        seed: any integer; seeds that agree modulo 2^64 give the same randomness.
+
+    The hash is splitmix64 (Steele, Lea and Flood 2014): its finaliser absorbs the words of the key one by one, and
+    token t takes output number t of the stream that the key starts.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self._base = _absorb(0, seed)
+
+    def coin(self, probability: Any, position: int, node: int) -> bool:
+        """True with `probability`: a uniform of 53 bits in [0, 1) lies below it."""
+        return bool(self.uniform(position, node) < probability)
+
+    def uniform(self, position: int, node: int) -> float:
+        """The number in [0, 1), 53 bits, that the coin at (position, node) is tossed with."""
+        return (self._key(position, "accept", node) >> 11) * 2.0**-53
+
+    def draw(self, law: Law, position: int, purpose: Purpose, node: int = ROOT) -> int:
+        """A token of `law` by an exponential race; a one-hot law needs no noise and takes none.
+
+        The last digit of the logarithm may differ between processors; a race that close has a chance of about 1e-12.
+        """
+        if law.is_one_hot:
+            return int(law.tokens[0])
+        noise = self.exponentials(law.tokens, position, purpose, node)
+        noise /= law.probs
+        return int(law.tokens[np.argmin(noise)])
+
+    def exponentials(self, tokens: np.ndarray, position: int, purpose: Purpose, node: int = ROOT) -> np.ndarray:
+        """[k] float64, the standard exponential noise of each of `tokens` under one key."""
+        bits = _stream(self._key(position, purpose, node), tokens)
+        bits >>= np.uint64(12)
+        uniforms = bits.astype(np.float64)
+        # 52 bits and a half: never 0 and never 1, so the noise is finite and positive.
+        uniforms += 0.5
+        uniforms *= 2.0**-52
+        np.log(uniforms, out=uniforms)
+        return np.negative(uniforms, out=uniforms)
+
+    def _key(self, position: int, purpose: Purpose, node: int) -> int:
+        """The 64-bit key of a draw or coin."""
+        return _absorb(_absorb(_absorb(self._base, position), _PURPOSE_CODES[purpose]), node)
+
+
+def _absorb(key: int, word: int) -> int:
+    """The key that follows from `key` and one more word; a different word gives a different key."""
+    return _mix(((key ^ (word & _MASK)) + _INCREMENT) & _MASK)
+
+
+def _mix(state: int) -> int:
+    """splitmix64's finaliser on a Python integer below 2^64."""
+    state = ((state ^ (state >> 30)) * _MULTIPLIERS[0]) & _MASK
+    state = ((state ^ (state >> 27)) * _MULTIPLIERS[1]) & _MASK
+    return state ^ (state >> 31)
+
+
+def _stream(key: int, indices: np.ndarray) -> np.ndarray:
+    """[k] uint64: outputs number `indices` of splitmix64 started at `key`, in place where numpy allows."""
+    state = (indices + 1).astype(np.uint64)
+    state *= np.uint64(_INCREMENT)
+    state += np.uint64(key)
+    state ^= state >> np.uint64(30)
+    state *= np.uint64(_MULTIPLIERS[0])
+    state ^= state >> np.uint64(27)
+    state *= np.uint64(_MULTIPLIERS[1])
+    state ^= state >> np.uint64(31)
+    return state

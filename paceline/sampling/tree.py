@@ -1,0 +1,208 @@
+"""`TokenTree`: what a drafter proposes. A chain is a tree, and plain decoding is the empty tree.
+
+Trees are immutable and know nothing of models, caches or texts. Not the place for verification (`verify.py`) or for the
+choice of a tree's shape (the drafters).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from paceline.errors import InvalidParameter
+from paceline.sampling.law import Law
+
+Draw = Literal["one_hot", "iid", "without_replacement"]
+"""How siblings were drawn, which decides how they are verified.
+
+``one_hot``: deterministic proposals (n-gram, top-k). ``iid``: independent draws, a repeated token is two trials.
+``without_replacement``: each sibling drawn from its law with the earlier siblings removed and renormalised.
+"""
+
+ROOT_PARENT = -1
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class TokenTree:
+    """Drafted tokens below the last committed token (the root, itself not a node).
+
+    Attributes:
+        tokens: n token ids; node i is tokens[i].
+        parents: n node numbers with parents[i] < i; ROOT_PARENT for children of the root.
+        draw: how siblings were drawn.
+        draft_laws: the laws nodes were drawn from, None when `draw` is ``one_hot``.
+        draft_rows: n indices into `draft_laws` (siblings of several drafters may differ); None when `draw` is
+            ``one_hot``.
+
+    Raises:
+        InvalidParameter: the fields do not describe a tree, or siblings that were not drawn independently repeat a
+            token.
+    """
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    draw: Draw = "one_hot"
+    draft_laws: tuple[Law, ...] | None = None
+    draft_rows: tuple[int, ...] | None = None
+    _children: tuple[tuple[int, ...], ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _check_shape(self)
+        _check_laws(self)
+        children: list[list[int]] = [[] for _ in range(len(self.tokens) + 1)]
+        for node, parent in enumerate(self.parents):
+            children[parent + 1].append(node)
+        object.__setattr__(self, "_children", tuple(map(tuple, children)))
+        if self.draw != "iid":
+            _check_distinct(self)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @classmethod
+    def chain(cls, tokens: Sequence[int], draft_laws: Sequence[Law] | None = None) -> "TokenTree":
+        """Each token the only child of the one before; `draft_laws` one per token, None for a deterministic chain."""
+        n = len(tokens)
+        parents = tuple(range(-1, n - 1))
+        if draft_laws is None:
+            return cls(tuple(tokens), parents)
+        return cls(tuple(tokens), parents, "iid", tuple(draft_laws), tuple(range(n)))
+
+    @classmethod
+    def trie(cls, paths: Iterable[Sequence[int]]) -> "TokenTree":
+        """Deterministic candidate continuations as one tree: equal prefixes are stored once, in order of appearance."""
+        tokens: list[int] = []
+        parents: list[int] = []
+        known: dict[tuple[int, int], int] = {}
+        for path in paths:
+            node = ROOT_PARENT
+            for token in path:
+                if (node, token) not in known:
+                    known[node, token] = len(tokens)
+                    tokens.append(token)
+                    parents.append(node)
+                node = known[node, token]
+        return cls(tuple(tokens), tuple(parents))
+
+    @property
+    def is_chain(self) -> bool:
+        """True when no node has a sibling; the empty tree is a chain."""
+        return all(parent == node - 1 for node, parent in enumerate(self.parents))
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """n depths; a child of the root has depth 1, so its position is the root's plus 1."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent == ROOT_PARENT else depths[parent] + 1)
+        return tuple(depths)
+
+    def children(self, node: int) -> tuple[int, ...]:
+        """Children of `node` (ROOT_PARENT for the root) in order of their numbers."""
+        return self._children[node + 1]
+
+    def path_to(self, node: int) -> tuple[int, ...]:
+        """Nodes from the root's child down to `node`, both included; empty for ROOT_PARENT."""
+        path: list[int] = []
+        while node != ROOT_PARENT:
+            path.append(node)
+            node = self.parents[node]
+        return tuple(reversed(path))
+
+    def tokens_to(self, node: int) -> tuple[int, ...]:
+        """Tokens on the path down to `node`: what the text would grow by if `node` were accepted."""
+        return tuple(self.tokens[i] for i in self.path_to(node))
+
+    def ancestor_mask(self) -> np.ndarray:
+        """[n, n] bool: node i attends to node j, that is j is i or one of its ancestors (SpecInfer's tree mask)."""
+        mask = np.eye(len(self), dtype=bool)
+        for node, parent in enumerate(self.parents):
+            if parent != ROOT_PARENT:
+                mask[node] |= mask[parent]
+        return mask
+
+    def draft_law(self, node: int) -> Law:
+        """The law `node` was drawn from (before earlier siblings were removed); one-hot for deterministic proposals."""
+        if self.draft_laws is None or self.draft_rows is None:
+            return Law.one_hot(self.tokens[node])
+        return self.draft_laws[self.draft_rows[node]]
+
+    def prune(self, num_nodes: int) -> "TokenTree":
+        """The first `num_nodes` nodes; parents come first, so what remains is a tree.
+
+        Exact as long as `num_nodes` is not chosen by looking at the drawn tokens.
+        """
+        if num_nodes >= len(self):
+            return self
+        rows = None if self.draft_rows is None else self.draft_rows[:num_nodes]
+        return TokenTree(self.tokens[:num_nodes], self.parents[:num_nodes], self.draw, self.draft_laws, rows)
+
+
+def union(trees: Sequence[TokenTree]) -> TokenTree:
+    """Several proposals below one root as one tree.
+
+    Deterministic trees are merged, equal children into one node: testing the same token twice is wasted work. Drawn
+    trees are laid side by side and keep equal children apart, because two draws of a token are two trials: with p =
+    (.3, .3, .2, .2) and two draws from q = (.7, .05, .15, .1), merging equal draws and testing once emits
+    (3/10, 1467/5800, 47/200, 123/580), keeping both emits p (SpecInfer's set union needs this multiplicity).
+
+    The draws must be independent: draw node i of a later tree under its number in the union.
+
+    Raises:
+        InvalidParameter: the trees were drawn in different ways, or without replacement (a second tree's siblings were
+            not drawn with the first tree's removed).
+    """
+    grown = [tree for tree in trees if len(tree)]
+    kinds = {tree.draw for tree in grown}
+    if kinds <= {"one_hot"}:
+        return TokenTree.trie(tree.tokens_to(node) for tree in grown for node in range(len(tree)))
+    if kinds != {"iid"}:
+        raise InvalidParameter(
+            "draw", f"trees drawn as {sorted(kinds)} cannot be united", "unite one_hot trees or iid trees, not both"
+        )
+    tokens, parents, laws, rows = [], [], [], []
+    for tree in grown:
+        offset = len(tokens)
+        rows += [row + len(laws) for row in tree.draft_rows or ()]
+        laws += tree.draft_laws or ()
+        parents += [parent if parent == ROOT_PARENT else parent + offset for parent in tree.parents]
+        tokens += tree.tokens
+    return TokenTree(tuple(tokens), tuple(parents), "iid", tuple(laws), tuple(rows))
+
+
+def _check_shape(tree: TokenTree) -> None:
+    if len(tree.tokens) != len(tree.parents):
+        problem = f"{len(tree.parents)} parents for {len(tree.tokens)} tokens"
+        raise InvalidParameter("parents", problem, "give every node one parent")
+    for node, parent in enumerate(tree.parents):
+        if not ROOT_PARENT <= parent < node:
+            raise InvalidParameter("parents", f"node {node} has parent {parent}", "number parents before children")
+
+
+def _check_laws(tree: TokenTree) -> None:
+    if tree.draw == "one_hot":
+        if tree.draft_laws is not None or tree.draft_rows is not None:
+            raise InvalidParameter(
+                "draft_laws", "given for a one_hot tree", "leave out laws and rows, or say draw='iid'"
+            )
+        return
+    if tree.draft_laws is None or tree.draft_rows is None:
+        raise InvalidParameter(
+            "draft_laws", f"missing for draw={tree.draw!r}", "give the laws the nodes were drawn from"
+        )
+    if len(tree.draft_rows) != len(tree.tokens):
+        problem = f"{len(tree.draft_rows)} rows for {len(tree.tokens)} tokens"
+        raise InvalidParameter("draft_rows", problem, "give every node the row of its law")
+    for node, row in enumerate(tree.draft_rows):
+        if not 0 <= row < len(tree.draft_laws):
+            problem = f"node {node} has row {row} of {len(tree.draft_laws)} laws"
+            raise InvalidParameter("draft_rows", problem, "count rows from 0")
+
+
+def _check_distinct(tree: TokenTree) -> None:
+    for parent in range(ROOT_PARENT, len(tree)):
+        siblings = [tree.tokens[node] for node in tree.children(parent)]
+        if len(set(siblings)) != len(siblings):
+            problem = f"children {siblings} of node {parent} repeat a token under draw={tree.draw!r}"
+            raise InvalidParameter("tokens", problem, "merge deterministic duplicates with TokenTree.trie")

@@ -1,0 +1,102 @@
+"""`TokenTree`: what it derives, what it refuses, and how proposals are united."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.errors import InvalidParameter
+from paceline.sampling import ROOT_PARENT, Law, TokenTree, union
+
+HALF = Law(np.array([0, 1]), np.array([0.5, 0.5]))
+BUSHY = TokenTree((5, 6, 7, 8, 9), (-1, -1, 0, 2, 1))
+
+
+def test_derived_facts_of_a_bushy_tree() -> None:
+    assert BUSHY.depths == (1, 1, 2, 3, 2)
+    assert [BUSHY.children(node) for node in range(-1, 5)] == [(0, 1), (2,), (4,), (3,), (), ()]
+    assert BUSHY.path_to(3) == (0, 2, 3)
+    assert BUSHY.tokens_to(3) == (5, 7, 8)
+    assert BUSHY.path_to(ROOT_PARENT) == BUSHY.tokens_to(ROOT_PARENT) == ()
+    assert not BUSHY.is_chain
+    assert BUSHY.draft_law(1).tokens.tolist() == [6]
+
+
+@given(st.lists(st.integers(0, 100), max_size=12))
+def test_mask_says_who_is_on_the_path(choices: list[int]) -> None:
+    parents = tuple(choice % (node + 1) - 1 for node, choice in enumerate(choices))
+    tree = TokenTree(tuple(range(len(parents))), parents)
+    mask = tree.ancestor_mask()
+    assert mask.shape == (len(parents), len(parents))
+    for node in range(len(tree)):
+        assert np.flatnonzero(mask[node]).tolist() == list(tree.path_to(node))
+        assert mask[node].sum() == tree.depths[node]
+    assert tree.is_chain == (max(map(len, map(tree.children, range(-1, len(tree)))), default=0) <= 1)
+
+
+def test_chains() -> None:
+    assert TokenTree().is_chain
+    deterministic = TokenTree.chain((4, 4, 4))
+    assert (deterministic.parents, deterministic.draw, deterministic.is_chain) == ((-1, 0, 1), "one_hot", True)
+    drawn = TokenTree.chain((0, 1), (HALF, HALF))
+    assert drawn.draw == "iid"
+    assert drawn.draft_law(1) is HALF
+
+
+def test_prune_keeps_the_first_nodes_and_their_laws() -> None:
+    assert BUSHY.prune(3).parents == (-1, -1, 0)
+    assert BUSHY.prune(0).tokens == ()
+    assert BUSHY.prune(9) is BUSHY
+    drawn = TokenTree.chain((0, 1), (HALF, HALF)).prune(1)
+    assert (drawn.draft_rows, drawn.draw) == ((0,), "iid")
+
+
+def test_trie_stores_equal_prefixes_once() -> None:
+    tree = TokenTree.trie([(1, 2), (1, 3), (4,), (1, 2, 5), ()])
+    assert tree.tokens == (1, 2, 3, 4, 5)
+    assert tree.parents == (-1, 0, 0, -1, 1)
+
+
+def test_union_merges_deterministic_children_and_keeps_drawn_ones_apart() -> None:
+    certain = union([TokenTree.chain((1, 2)), TokenTree(), TokenTree.chain((1, 3))])
+    assert (certain.tokens, certain.parents) == ((1, 2, 3), (-1, 0, 0))
+    drawn = union([TokenTree.chain((1, 0), (HALF, HALF)), TokenTree.chain((1, 1), (HALF, HALF))])
+    assert (drawn.tokens, drawn.parents) == ((1, 0, 1, 1), (-1, 0, -1, 2))
+    assert drawn.draft_rows == (0, 1, 2, 3)
+    assert len(union([])) == 0
+
+
+def test_union_refuses_mixed_draws() -> None:
+    with pytest.raises(InvalidParameter, match="draw: "):
+        union([TokenTree.chain((1,)), TokenTree.chain((1,), (HALF,))])
+    with pytest.raises(InvalidParameter, match="without_replacement"):
+        union([TokenTree((1,), (-1,), "without_replacement", (HALF,), (0,))])
+
+
+@pytest.mark.parametrize(
+    ("field", "arguments"),
+    [
+        ("parents", ((1, 2), (-1,))),
+        ("parents", ((1, 2), (-1, 1))),
+        ("parents", ((1,), (-2,))),
+        ("draft_laws", ((1,), (-1,), "iid")),
+        ("draft_laws", ((1,), (-1,), "one_hot", (HALF,), (0,))),
+        ("draft_rows", ((1,), (-1,), "iid", (HALF,), (0, 0))),
+        ("draft_rows", ((1,), (-1,), "iid", (HALF,), (1,))),
+        ("tokens", ((1, 1), (-1, -1))),
+        ("tokens", ((1, 2, 2), (-1, 0, 0))),
+        ("tokens", ((1, 1), (-1, -1), "without_replacement", (HALF,), (0, 0))),
+    ],
+)
+def test_refusals_name_the_field(field: str, arguments: tuple) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        TokenTree(*arguments)
+    assert caught.value.field == field
+    assert caught.value.remedy
+
+
+def test_trees_are_immutable_and_independent_draws_may_repeat() -> None:
+    tree = TokenTree((1, 1), (-1, -1), "iid", (HALF,), (0, 0))
+    assert tree.children(ROOT_PARENT) == (0, 1)
+    with pytest.raises(AttributeError):
+        tree.tokens = (2,)  # pyright: ignore[reportAttributeAccessIssue]
