@@ -1,0 +1,85 @@
+"""Chat templates: a list of messages to the text a chat model was trained on.
+
+Templates come with the model and are programs, so they run in Jinja's sandbox. Not for tokenising the result.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+from paceline.errors import InvalidParameter, UnsupportedModel
+
+
+class ChatTemplate:
+    """A compiled chat template.
+
+    Args:
+        source: the template, in Jinja's language.
+        variables: what the template may name besides the messages, e.g. ``bos_token``.
+
+    Raises:
+        UnsupportedModel: the template does not compile.
+    """
+
+    def __init__(self, source: str, variables: Mapping[str, Any]) -> None:
+        from jinja2 import TemplateSyntaxError
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _now}
+        try:
+            self._template = environment.from_string(source)
+        except TemplateSyntaxError as error:
+            raise UnsupportedModel(
+                f"chat_template: does not compile ({error}); give the prompt as plain text"
+            ) from None
+        self._variables = dict(variables)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
+        """The prompt for `messages`, each with a ``role`` and a ``content``.
+
+        `add_generation_prompt` appends the opening of the assistant's turn.
+
+        Raises:
+            InvalidParameter: the messages are malformed, or the template refuses them (an unknown role, say).
+        """
+        from jinja2 import TemplateError
+
+        _check(messages)
+        try:
+            return self._template.render(
+                messages=list(messages), add_generation_prompt=add_generation_prompt, **self._variables
+            )
+        except (TemplateError, TypeError) as error:
+            raise InvalidParameter(
+                "messages", f"the model's chat template refuses them ({error})", "use the roles it knows"
+            ) from None
+
+
+def _check(messages: Sequence[Mapping[str, Any]]) -> None:
+    remedy = "give a list of {'role': ..., 'content': ...}"
+    if not messages:
+        raise InvalidParameter("messages", "the list is empty", remedy)
+    for i, message in enumerate(messages):
+        for key in ("role", "content"):
+            if not isinstance(message, Mapping) or not isinstance(message.get(key), str):
+                raise InvalidParameter(f"messages[{i}].{key}", "is not a string", remedy)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    from jinja2 import TemplateError
+
+    raise TemplateError(message)
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    """Templates expect plain JSON; Jinja's own filter escapes it for HTML."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)

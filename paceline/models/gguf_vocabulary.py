@@ -1,0 +1,154 @@
+"""The vocabulary inside a GGUF file, built into a `tokenizers` pipeline.
+
+Byte-level BPE where the file says ``gpt2``, SentencePiece's BPE where it says ``llama``. Not for encoding or decoding
+(`tokenizer.py`).
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer as Backend
+
+from paceline.errors import CorruptWeights, UnsupportedModel
+
+_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
+
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""How Llama 3 and Qwen2 cut text into words; they differ in how many digits stay together."""
+
+_PRE_TOKENIZERS = {
+    "gpt2": "gpt2", "gpt-2": "gpt2", "smollm": "smollm", "qwen2": "qwen2",
+    "llama-bpe": "llama3", "llama3": "llama3", "llama-v3": "llama3",
+}  # fmt: skip
+
+
+def backend_from_gguf(metadata: Mapping[str, Any]) -> Backend:
+    """The `tokenizers` pipeline of a GGUF file's key-value pairs.
+
+    Raises:
+        UnsupportedModel: a kind of vocabulary or pre-tokeniser that is not known here.
+        CorruptWeights: a vocabulary whose parts do not fit together.
+    """
+    kind = metadata.get("tokenizer.ggml.model")
+    if kind == "gpt2":
+        return _byte_level(metadata)
+    if kind == "llama":
+        return _sentencepiece(metadata)
+    raise UnsupportedModel(
+        f"tokenizer.ggml.model: {kind!r} is not a vocabulary Paceline reads; take a file with gpt2 or llama vocabulary"
+    )
+
+
+def _byte_level(metadata: Mapping[str, Any]) -> Backend:
+    name = metadata.get("tokenizer.ggml.pre")
+    style = _PRE_TOKENIZERS.get(str(name))
+    if style is None:
+        raise UnsupportedModel(
+            f"tokenizer.ggml.pre: {name!r} is not a known way to cut words; known are {', '.join(_PRE_TOKENIZERS)}"
+        )
+    tokens, types = _tokens_and_types(metadata)
+    merges = [(left, right) for left, _, right in (m.partition(" ") for m in _need(metadata, "merges"))]
+    model = _bpe(_vocabulary(tokens, types), merges, ignore_merges=style == "llama3")
+    backend = Backend(model)
+    if style == "qwen2":
+        backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = _word_cutter(style)
+    _add_tokens(backend, tokens, types)
+    if metadata.get("tokenizer.ggml.add_bos_token", style == "llama3"):
+        _prepend_bos(backend, metadata, tokens)
+    return backend
+
+
+def _word_cutter(style: str) -> pre_tokenizers.PreTokenizer:
+    if style == "gpt2":
+        return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    if style == "smollm":
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        return pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)])
+    pattern = Regex(_WORDS % ("{1,3}" if style == "llama3" else ""))
+    words = pre_tokenizers.Split(pattern, behavior="isolated")
+    return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def _sentencepiece(metadata: Mapping[str, Any]) -> Backend:
+    tokens, types = _tokens_and_types(metadata)
+    scores = _need(metadata, "scores")
+    if len(scores) != len(tokens):
+        raise CorruptWeights(f"tokenizer.ggml.scores: {len(scores)} for {len(tokens)} tokens; download the file again")
+    unknown = next((t for t, kind in zip(tokens, types, strict=True) if kind == _UNKNOWN), None)
+    vocabulary = _vocabulary(tokens, types)
+    merges = _merges_from_scores(vocabulary, scores)
+    backend = Backend(_bpe(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    steps: list[normalizers.Normalizer] = [normalizers.Replace(" ", "▁")]
+    if metadata.get("tokenizer.ggml.add_space_prefix", True):
+        steps.insert(0, normalizers.Prepend("▁"))
+    backend.normalizer = normalizers.Sequence(steps)
+    _add_tokens(backend, tokens, types)
+    if metadata.get("tokenizer.ggml.add_bos_token", True):
+        _prepend_bos(backend, metadata, tokens)
+    return backend
+
+
+def _merges_from_scores(vocabulary: Mapping[str, int], scores: list[float]) -> list[tuple[str, str]]:
+    """SentencePiece joins the neighbours whose union scores best; as a merge list: every way to split every token."""
+
+    def splits() -> Iterator[tuple[float, int, str, str]]:
+        for token, number in vocabulary.items():
+            for cut in range(1, len(token)):
+                left, right = token[:cut], token[cut:]
+                if left in vocabulary and right in vocabulary:
+                    yield -scores[number], number, left, right
+
+    return [(left, right) for _, _, left, right in sorted(splits())]
+
+
+def _bpe(vocabulary: dict[str, int], merges: list[tuple[str, str]], **options: Any) -> models.BPE:
+    try:
+        return models.BPE(vocabulary, merges, **options)
+    except Exception as error:  # the library raises bare Exception
+        raise CorruptWeights(
+            f"tokenizer.ggml.merges: do not fit the tokens ({error}); download the file again"
+        ) from None
+
+
+def _need(metadata: Mapping[str, Any], key: str) -> list[Any]:
+    values = metadata.get(f"tokenizer.ggml.{key}")
+    if not values:
+        raise CorruptWeights(f"tokenizer.ggml.{key}: missing from the file; take a file that contains its vocabulary")
+    return values
+
+
+def _tokens_and_types(metadata: Mapping[str, Any]) -> tuple[list[str], list[int]]:
+    tokens, types = _need(metadata, "tokens"), _need(metadata, "token_type")
+    if len(types) != len(tokens):
+        raise CorruptWeights(
+            f"tokenizer.ggml.token_type: {len(types)} for {len(tokens)} tokens; download the file again"
+        )
+    return tokens, types
+
+
+def _vocabulary(tokens: list[str], types: list[int]) -> dict[str, int]:
+    """Token to id, without the unused ids that only fill the embedding up to a round size."""
+    return {token: i for i, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind != _UNUSED}
+
+
+def _add_tokens(backend: Backend, tokens: list[str], types: list[int]) -> None:
+    """Tokens that are found in a text as a whole: control tokens, which decoding can skip, and user-defined ones."""
+    listed = list(zip(tokens, types, strict=True))
+    special = [AddedToken(t, special=True, normalized=False) for t, kind in listed if kind in (_CONTROL, _UNKNOWN)]
+    defined = [AddedToken(t, special=False, normalized=False) for t, kind in listed if kind == _USER_DEFINED]
+    backend.add_special_tokens(special)
+    backend.add_tokens(defined)
+
+
+def _prepend_bos(backend: Backend, metadata: Mapping[str, Any], tokens: list[str]) -> None:
+    number = metadata.get("tokenizer.ggml.bos_token_id")
+    if number is None or not 0 <= number < len(tokens):
+        raise CorruptWeights(f"tokenizer.ggml.bos_token_id: {number!r} is no token; download the file again")
+    bos = tokens[number]
+    backend.post_processor = processors.TemplateProcessing(
+        single=[bos, "$A"], pair=[bos, "$A", bos, "$B"], special_tokens=[(bos, number)]
+    )

@@ -1,0 +1,94 @@
+"""From a model name to its weights and tokenizer: local folder, local GGUF file, built-in name, hub id, in that order.
+
+Not for reading formats (`gguf_file.py`, `safetensors_folder.py`) nor for choosing an executor.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.errors import DownloadFailed, ModelNotFound
+from paceline.models.checkpoint import Checkpoint
+from paceline.models.download import BUILTIN_MODELS, Progress, fetch_builtin
+from paceline.models.gguf_file import GGUFCheckpoint
+from paceline.models.safetensors_folder import SafetensorsCheckpoint
+from paceline.models.tokenizer import Tokenizer
+from paceline.models.tokenizer_folder import tokenizer_from_folder
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_FILES = ["*.json", "model*.safetensors", "*.jinja"]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ModelSource:
+    """A model that was found: the name it was asked for by, its weights, its tokenizer."""
+
+    name: str
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Every id that ends an answer: the model's own and the tokenizer's."""
+        return tuple(dict.fromkeys((*self.checkpoint.config.eos_token_ids, *self.tokenizer.eos_token_ids)))
+
+
+def resolve_model(name: str, *, progress: Progress | None = None) -> ModelSource:
+    """Find the model called `name`, downloading it where it has to be.
+
+    Args:
+        name: a folder with safetensors, a GGUF file, a built-in name (`BUILTIN_MODELS`), or a hub id ``owner/model``.
+        progress: called with (bytes done, bytes in all) while a built-in model is fetched.
+
+    Raises:
+        ModelNotFound: the name is none of these.
+        DownloadFailed: the name is known but its weights cannot be fetched.
+        UnsupportedModel, CorruptWeights: the weights are there but cannot be used.
+    """
+    path = Path(name).expanduser()
+    if name and path.is_dir():
+        return _from_folder(name, path)
+    if path.is_file():
+        return _from_gguf(name, path)
+    if name in BUILTIN_MODELS:
+        return _from_gguf(name, fetch_builtin(BUILTIN_MODELS[name], progress))
+    if _HUB_ID.fullmatch(name):
+        return _from_folder(name, _hub_snapshot(name))
+    raise _not_found(name, "no local folder, no local file, no built-in name, and not of a hub id's form owner/model")
+
+
+def _from_gguf(name: str, path: Path) -> ModelSource:
+    checkpoint = GGUFCheckpoint(path)
+    return ModelSource(name, checkpoint, Tokenizer.from_gguf(checkpoint.metadata))
+
+
+def _from_folder(name: str, folder: Path) -> ModelSource:
+    return ModelSource(name, SafetensorsCheckpoint(folder), tokenizer_from_folder(folder))
+
+
+def _hub_snapshot(name: str) -> Path:
+    tried = "no local folder, no local file, no built-in name"
+    try:
+        from huggingface_hub import errors, snapshot_download
+    except ImportError:
+        raise _not_found(name, f"{tried}; hub ids need an extra: pip install 'paceline[hub]'") from None
+    try:
+        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
+    except errors.GatedRepoError:
+        raise DownloadFailed(
+            f"{name}: its owner asks you to accept terms first; do so on its page on the hub, then run hf auth login"
+        ) from None
+    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
+        raise _not_found(name, f"{tried}, and the hub has no model of that name ({type(error).__name__})") from None
+    except Exception as error:  # no network, no disk, a server's bad day: the hub's client has many ways to say it
+        raise DownloadFailed(
+            f"{name}: the hub could not deliver it ({type(error).__name__}: {str(error)[:200]}); check the network, or "
+            f"use a local path or a built-in model: {', '.join(BUILTIN_MODELS)}"
+        ) from error
+
+
+def _not_found(name: str, tried: str) -> ModelNotFound:
+    return ModelNotFound(
+        f"model {name!r}: {tried}; built-in models are {', '.join(BUILTIN_MODELS)}, a path must exist, "
+        "a hub id looks like owner/model"
+    )

@@ -1,0 +1,170 @@
+"""`SafetensorsCheckpoint`: a model folder as transformers saves it, in one safetensors file or in shards.
+
+Read from a memory map by a few lines of its own, because the format's numpy reader knows no bfloat16. Not for the
+tokenizer in the same folder (`tokenizer_folder.py`).
+"""
+
+import hashlib
+import json
+import math
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.errors import CorruptWeights, ModelNotFound, UnsupportedModel
+from paceline.models.config import ModelConfig
+from paceline.models.tensor_names import base_prefix, check_complete, check_depth, tensor_shapes
+
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+_BYTES_PER_VALUE = {"F32": 4, "F16": 2, "BF16": 2}
+_LENGTH_BYTES = 8
+_LARGEST_HEADER = 100_000_000
+"""The format's own limit."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Entry:
+    """Where one tensor lies: in the mapped file `data`, from byte `start` on."""
+
+    data: mmap.mmap
+    start: int
+    storage: str
+    shape: tuple[int, ...]
+
+
+class SafetensorsCheckpoint:
+    """Weights of the model in `folder`.
+
+    Raises:
+        ModelNotFound: the folder or its ``config.json`` is missing.
+        CorruptWeights: a file or a tensor that is missing, truncated or damaged.
+        UnsupportedModel: an architecture, a setting or a number format that cannot be run.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self._folder = Path(folder)
+        self._config = ModelConfig.from_hf(_config_values(self._folder))
+        self._files = _weight_files(self._folder)
+        entries = {name: entry for path in self._files for name, entry in _read_header(path).items()}
+        self._entries = _with_prefix(entries, base_prefix(self._config))
+        check_depth(self._config, len(entries), self._folder)
+        check_complete(self._config, {name: e.shape for name, e in self._entries.items()}, self._folder)
+
+    @property
+    def config(self) -> ModelConfig:
+        return self._config
+
+    @property
+    def fingerprint(self) -> str:
+        """Place, sizes and times of the files: replaced weights have another one, and nothing is read to find out."""
+        digest = hashlib.sha256()
+        for path in (self._folder / "config.json", *self._files):
+            stat = path.stat()
+            digest.update(f"{path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}\n".encode())
+        return digest.hexdigest()[:32]
+
+    def names(self) -> Sequence[str]:
+        """Names of the tensors the model needs, in order of use."""
+        return tuple(tensor_shapes(self._config))
+
+    def tensor(self, name: str) -> np.ndarray:
+        """The tensor called `name` as float32.
+
+        Raises:
+            CorruptWeights: there is no such tensor.
+            UnsupportedModel: it is stored in a format other than float32, float16 and bfloat16.
+        """
+        entry = self._entries.get(name)
+        if entry is None:
+            raise CorruptWeights(f"{self._folder}: has no tensor {name}; download the model again")
+        if entry.storage not in _BYTES_PER_VALUE:
+            raise UnsupportedModel(
+                f"{self._folder}: {name} is stored as {entry.storage}; take the model in bfloat16, float16 or float32"
+            )
+        count = math.prod(entry.shape)
+        if entry.storage == "BF16":  # the upper half of a float32
+            upper = np.frombuffer(entry.data, np.uint16, count, entry.start)
+            return (upper.astype(np.uint32) << 16).view(np.float32).reshape(entry.shape)
+        kind = np.float32 if entry.storage == "F32" else np.float16
+        return np.frombuffer(entry.data, kind, count, entry.start).astype(np.float32).reshape(entry.shape)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CorruptWeights(f"{path}: is not JSON ({error}); download the model again") from None
+    if not isinstance(values, dict):
+        raise CorruptWeights(f"{path}: is no JSON object; download the model again")
+    return values
+
+
+def _config_values(folder: Path) -> dict[str, Any]:
+    """config.json, with the end-of-sequence ids of generation_config.json, which lists all of them."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ModelNotFound(f"{path}: missing; {folder} is no model folder, give one that transformers saved")
+    values = _read_json(path)
+    generation = folder / "generation_config.json"
+    eos = _read_json(generation).get("eos_token_id") if generation.is_file() else None
+    return values if eos is None else values | {"eos_token_id": eos}
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index = folder / _INDEX
+    if (folder / _SINGLE).is_file():
+        return [folder / _SINGLE]
+    if not index.is_file():
+        raise CorruptWeights(f"{folder}: has neither {_SINGLE} nor {_INDEX}; save or download it as safetensors")
+    weight_map = _read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise CorruptWeights(f"{index}: has no weight_map; download the model again")
+    files = [folder / name for name in sorted(set(weight_map.values()))]
+    missing = [path.name for path in files if not path.is_file()]
+    if missing:
+        raise CorruptWeights(f"{folder}: {', '.join(missing)} of the index is missing; download the model again")
+    return files
+
+
+def _with_prefix(entries: dict[str, _Entry], prefix: str) -> dict[str, _Entry]:
+    """Names as the model with its head has them; a checkpoint of the bare model lacks the prefix."""
+    if any(name.startswith(prefix) for name in entries):
+        return entries
+    return {name if name.startswith("lm_head.") else prefix + name: entry for name, entry in entries.items()}
+
+
+def _read_header(path: Path) -> dict[str, _Entry]:
+    """The table at the start of a safetensors file: its length in 8 bytes, then JSON."""
+    size = path.stat().st_size
+    if size < _LENGTH_BYTES:
+        raise CorruptWeights(f"{path}: truncated to {size} bytes; download it again")
+    with path.open("rb") as file:
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    start = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
+    if start > min(size, _LARGEST_HEADER):
+        raise CorruptWeights(f"{path}: truncated, or no safetensors file: its table does not fit; download it again")
+    try:
+        table = json.loads(data[_LENGTH_BYTES:start])
+        items = {name: value for name, value in table.items() if name != "__metadata__"}
+        return {name: _entry(path, name, value, data, start) for name, value in items.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptWeights(f"{path}: its table is damaged ({error}); download it again") from None
+
+
+def _entry(path: Path, name: str, value: dict[str, Any], data: mmap.mmap, start: int) -> _Entry:
+    shape, (begin, end) = tuple(value["shape"]), value["data_offsets"]
+    if start + end > len(data):
+        raise CorruptWeights(
+            f"{path}: truncated: {name} ends at byte {start + end}, the file has {len(data)}; download it again"
+        )
+    per_value = _BYTES_PER_VALUE.get(value["dtype"])
+    if per_value is not None and end - begin != per_value * math.prod(shape):
+        raise CorruptWeights(
+            f"{path}: {name} has {end - begin} bytes, not as its shape {shape} says; download it again"
+        )
+    return _Entry(data, start + begin, value["dtype"], shape)

@@ -1,0 +1,182 @@
+"""`Tokenizer`: text to token ids and back, the same whether the vocabulary came from GGUF or from tokenizer.json.
+
+Decoding works on bytes, so a stream of tokens and the whole sequence give the same text. Not for reading vocabulary
+files (`gguf_vocabulary.py`, `tokenizer_folder.py`).
+"""
+
+import codecs
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Literal
+
+from tokenizers import Tokenizer as Backend
+
+from paceline.errors import InvalidParameter
+from paceline.models.chat_template import ChatTemplate
+from paceline.models.gguf_vocabulary import backend_from_gguf
+
+Scheme = Literal["byte_level", "sentencepiece"]
+"""How a token's name spells its bytes: GPT-2's letters for bytes, or text with ``▁`` for a space and ``<0x0A>``."""
+
+_META_SPACE = "▁"
+_BYTE_NAME = re.compile("<0x[0-9A-Fa-f]{2}>")
+
+
+def _letters_for_bytes() -> dict[str, int]:
+    """GPT-2's alphabet: printable bytes stand for themselves, the rest are counted up from 256."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+_BYTE_OF_LETTER = _letters_for_bytes()
+
+
+class Tokenizer:
+    """Encodes and decodes for one model.
+
+    Args:
+        backend: the `tokenizers` pipeline; its decoder is not used.
+        scheme: how token names spell bytes.
+        bos_token, eos_token: their text, where the model has them.
+        chat_template: the template's source, where the model has one.
+        strips_space: the text of a whole sequence loses one leading space, which encoding had put there.
+    """
+
+    def __init__(self, backend: Backend, scheme: Scheme, *, bos_token: str | None = None, eos_token: str | None = None,
+                 chat_template: str | None = None, strips_space: bool = False) -> None:  # fmt: skip
+        self._backend = backend
+        self._scheme = scheme
+        self._strips_space = strips_space
+        added = backend.get_added_tokens_decoder()
+        self._literal = {i: token.content.encode() for i, token in added.items()}
+        self._special = frozenset(i for i, token in added.items() if token.special)
+        self._bytes: dict[int, bytes] = {}
+        self.bos_token_id = None if bos_token is None else backend.token_to_id(bos_token)
+        eos_id = None if eos_token is None else backend.token_to_id(eos_token)
+        self.eos_token_ids: tuple[int, ...] = () if eos_id is None else (eos_id,)
+        self._template_source = chat_template
+        self._template_variables = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
+        self._template: ChatTemplate | None = None
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, Any]) -> "Tokenizer":
+        """The tokenizer inside a GGUF file. Raises UnsupportedModel or CorruptWeights (see `backend_from_gguf`)."""
+        backend = backend_from_gguf(metadata)
+        tokens = metadata["tokenizer.ggml.tokens"]
+        is_sentencepiece = metadata["tokenizer.ggml.model"] == "llama"
+
+        def named(key: str) -> str | None:
+            number = metadata.get(f"tokenizer.ggml.{key}_token_id")
+            return tokens[number] if number is not None and 0 <= number < len(tokens) else None
+
+        return cls(
+            backend,
+            "sentencepiece" if is_sentencepiece else "byte_level",
+            bos_token=named("bos"),
+            eos_token=named("eos"),
+            chat_template=metadata.get("tokenizer.chat_template"),
+            strips_space=is_sentencepiece and bool(metadata.get("tokenizer.ggml.add_space_prefix", True)),
+        )
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """Highest token id in use, plus one; a model may have more rows, which pad it to a round size."""
+        return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @property
+    def special_token_ids(self) -> frozenset[int]:
+        """Ids that decoding skips when it is asked to."""
+        return self._special
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._template_source is not None
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; special tokens written in it count as such.
+
+        `add_special_tokens` puts in what the model wants around a text (a BOS token, say); off for a rendered chat.
+        """
+        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes a token stands for, which need not be whole characters; none for ids that pad the vocabulary."""
+        if token_id in self._literal:
+            return self._literal[token_id]
+        if token_id not in self._bytes:
+            self._bytes[token_id] = self._spell(self._backend.id_to_token(token_id) or "")
+        return self._bytes[token_id]
+
+    def token_text(self, token_id: int) -> str:
+        """A token by itself for display; bytes that are no whole character show as U+FFFD."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def decode(self, token_ids: Iterable[int], skip_special: bool = True, continuation: bool = False) -> str:
+        """The text of `token_ids`; bytes that are no UTF-8 become U+FFFD.
+
+        A `continuation` follows other text and keeps a leading space; otherwise it goes where encoding puts one.
+        """
+        skipped = self._special if skip_special else frozenset()
+        data = b"".join(self.token_bytes(i) for i in token_ids if i not in skipped)
+        text = data.decode("utf-8", "replace")
+        return text[1:] if self._strips_space and not continuation and text.startswith(" ") else text
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
+        """The prompt for a chat; encode it with ``add_special_tokens=False``.
+
+        Raises:
+            InvalidParameter: the model has no chat template, or the messages do not fit it.
+        """
+        if self._template_source is None:
+            raise InvalidParameter("messages", "the model has no chat template", "give the prompt as plain text")
+        if self._template is None:
+            self._template = ChatTemplate(self._template_source, self._template_variables)
+        return self._template.render(messages, add_generation_prompt)
+
+    def vocabulary_fingerprint(self) -> str:
+        """A key of what every token id stands for; padding ids and the way text is cut do not enter."""
+        digest = hashlib.sha256()
+        for token_id in range(self.vocab_size):
+            data = self.token_bytes(token_id)
+            digest.update(len(data).to_bytes(4, "little") + data)
+        return digest.hexdigest()
+
+    def same_vocabulary(self, other: "Tokenizer") -> bool:
+        """Whether every token id means the same to both, so that one model can draft for the other."""
+        if self._scheme == other._scheme:  # names are then as good as bytes, and three times as fast to compare
+            return self._backend.get_vocab(True) == other._backend.get_vocab(True)
+        return self.vocabulary_fingerprint() == other.vocabulary_fingerprint()
+
+    def _spell(self, name: str) -> bytes:
+        if self._scheme == "byte_level":
+            if all(letter in _BYTE_OF_LETTER for letter in name):
+                return bytes(_BYTE_OF_LETTER[letter] for letter in name)
+            return name.encode()
+        if _BYTE_NAME.fullmatch(name):
+            return bytes([int(name[3:5], 16)])
+        return name.replace(_META_SPACE, " ").encode()
+
+
+class StreamDecoder:
+    """Text of a growing token sequence, never half a character.
+
+    All pieces joined, `flush` included, are ``tokenizer.decode(ids, skip_special, continuation=True)``.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skipped = tokenizer.special_token_ids if skip_special else frozenset()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_id: int) -> str:
+        """The text that `token_id` completes; empty while a character is still missing bytes."""
+        if token_id in self._skipped:
+            return ""
+        return self._decoder.decode(self._tokenizer.token_bytes(token_id))
+
+    def flush(self) -> str:
+        """What is left at the end: U+FFFD for a character that never came whole, else nothing."""
+        return self._decoder.decode(b"", final=True)

@@ -1,0 +1,98 @@
+"""The tokenizer of a model folder.
+
+``tokenizer.json`` holds the pipeline, ``tokenizer_config.json`` the names of special tokens and the chat template. Not
+for encoding or decoding (`tokenizer.py`).
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+
+from paceline.errors import CorruptWeights, UnsupportedModel
+from paceline.models.tokenizer import Scheme, Tokenizer
+
+
+def tokenizer_from_folder(folder: Path) -> Tokenizer:
+    """Read the tokenizer in `folder`.
+
+    Raises:
+        UnsupportedModel: there is no ``tokenizer.json``, or its tokens do not spell bytes in a known way.
+        CorruptWeights: one of the files is damaged.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise UnsupportedModel(
+            f"{path}: missing; save the tokenizer with transformers' AutoTokenizer.save_pretrained, which writes it"
+        )
+    pipeline = _read_json(path)
+    try:
+        backend = Backend.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise CorruptWeights(f"{path}: cannot be read ({error}); download the model again") from None
+    decoders = list(_steps(pipeline.get("decoder")))
+    settings_path = folder / "tokenizer_config.json"
+    settings = _read_json(settings_path) if settings_path.is_file() else {}
+    return Tokenizer(
+        backend,
+        _scheme(decoders, path),
+        bos_token=_token_text(settings.get("bos_token")),
+        eos_token=_token_text(settings.get("eos_token")),
+        chat_template=_chat_template(folder, settings),
+        strips_space=any(_strips_space(step) for step in decoders),
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CorruptWeights(f"{path}: is not JSON ({error}); download the model again") from None
+    if not isinstance(values, dict):
+        raise CorruptWeights(f"{path}: is no JSON object; download the model again")
+    return values
+
+
+def _steps(decoder: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
+    if decoder is None:
+        return
+    if decoder.get("type") == "Sequence":
+        for step in decoder.get("decoders", ()):
+            yield from _steps(step)
+    else:
+        yield decoder
+
+
+def _scheme(decoders: list[Mapping[str, Any]], path: Path) -> Scheme:
+    kinds = {step.get("type") for step in decoders}
+    if "ByteLevel" in kinds:
+        return "byte_level"
+    if kinds & {"ByteFallback", "Metaspace"}:
+        return "sentencepiece"
+    raise UnsupportedModel(
+        f"{path}: decoder: {sorted(map(str, kinds))} is neither byte-level nor SentencePiece; use another model"
+    )
+
+
+def _strips_space(step: Mapping[str, Any]) -> bool:
+    if step.get("type") == "Strip":
+        return step.get("content") == " " and step.get("start", 0) > 0
+    return step.get("type") == "Metaspace" and step.get("prepend_scheme", "always") != "never"
+
+
+def _token_text(token: str | Mapping[str, Any] | None) -> str | None:
+    """A token in tokenizer_config.json is its text, or an object that holds it."""
+    return token["content"] if isinstance(token, Mapping) else token
+
+
+def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    """The template beside the tokenizer, or inside its settings: one text, or a list of named ones."""
+    own_file = folder / "chat_template.jinja"
+    if own_file.is_file():
+        return own_file.read_text(encoding="utf-8")
+    template = settings.get("chat_template")
+    if isinstance(template, list):
+        return next((entry["template"] for entry in template if entry.get("name") == "default"), None)
+    return template

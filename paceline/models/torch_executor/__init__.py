@@ -1,0 +1,14 @@
+"""The reference executor: every family as clear torch code, on any device. The only folder that imports torch."""
+
+from paceline.errors import InvalidParameter
+
+try:
+    import torch  # noqa: F401
+except ImportError:
+    raise InvalidParameter(
+        "executor", "torch is not installed", "run pip install 'paceline[torch]', or use executor='numba'"
+    ) from None
+
+from paceline.models.torch_executor.model import TorchModel
+
+__all__ = ["TorchModel"]

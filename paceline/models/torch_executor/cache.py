@@ -1,0 +1,72 @@
+"""Paged keys and values in torch tensors, and which of them each row may see."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from paceline.models.base import PAGE_SIZE, Rows
+from paceline.models.config import ModelConfig
+
+
+class TorchKVCache:
+    """Keys and values [layers, slots, kv_heads, head_dim] in the model's own number format."""
+
+    def __init__(self, config: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype) -> None:
+        self._num_pages = num_pages
+        shape = (config.num_hidden_layers, num_pages * PAGE_SIZE, config.num_key_value_heads, config.head_dim)
+        self.keys = torch.zeros(shape, device=device, dtype=dtype)
+        self.values = torch.zeros(shape, device=device, dtype=dtype)
+
+    @property
+    def num_pages(self) -> int:
+        return self._num_pages
+
+    @property
+    def num_bytes(self) -> int:
+        return self.keys.nbytes + self.values.nbytes
+
+    def move(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        """Copy slots `sources` to `destinations`; indexing on the right makes a copy, so all reads come first."""
+        source, destination = (self._index(slots) for slots in (sources, destinations))
+        for stored in (self.keys, self.values):
+            stored[:, destination] = stored[:, source]
+
+    def read(self, slots: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Keys and values [layers, len(slots), kv_heads, head_dim] float32."""
+        index = self._index(slots)
+        return self.keys[:, index].float().cpu().numpy(), self.values[:, index].float().cpu().numpy()
+
+    def _index(self, slots: Sequence[int]) -> torch.Tensor:
+        return torch.as_tensor(np.asarray(slots, dtype=np.int64), device=self.keys.device)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class SegmentView:
+    """What one segment's rows see.
+
+    Attributes:
+        rows: [m] the segment's rows.
+        slots: [n] every cache slot that one of them attends to.
+        mask: [m, n] which of the slots each row attends to.
+    """
+
+    rows: torch.Tensor
+    slots: torch.Tensor
+    mask: torch.Tensor
+
+
+def segment_views(rows: Rows, device: torch.device) -> list[SegmentView]:
+    """One view per segment. Tree branches need nothing of their own: a row sees exactly its `Rows.key_slots`."""
+    views = []
+    for segment in np.unique(rows.segments):
+        members = np.flatnonzero(rows.segments == segment)
+        seen = [rows.key_slots(int(row)) for row in members]
+        slots = np.unique(np.concatenate(seen))
+        mask = np.zeros((len(members), len(slots)), dtype=bool)
+        for own, of_row in zip(mask, seen, strict=True):
+            own[np.searchsorted(slots, of_row)] = True
+        arrays = (members, slots.astype(np.int64), mask)
+        views.append(SegmentView(*(torch.from_numpy(array).to(device) for array in arrays)))
+    return views

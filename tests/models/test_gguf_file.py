@@ -1,0 +1,191 @@
+"""Reading GGUF: tensors, configuration, and every way a file can be wrong. Files come from the format's own writer."""
+
+import dataclasses
+import struct
+import subprocess
+import sys
+
+import gguf
+import numpy as np
+import pytest
+
+from paceline.errors import CorruptWeights, ModelNotFound, PacelineError, UnsupportedModel
+from paceline.models.config import ModelConfig
+from paceline.models.gguf_file import GGUFCheckpoint
+from paceline.models.gguf_header import BLOCKS
+from paceline.models.safetensors_folder import SafetensorsCheckpoint
+from paceline.models.tensor_names import gguf_name, tensor_shapes
+from paceline.models.tokenizer import Tokenizer
+
+from .tiny import add_pair, as_gguf, gguf_metadata, header_bytes, write_gguf
+from .vocabularies import byte_level_gguf, sentencepiece_gguf
+
+WIDE = ModelConfig("qwen2", 8, 256, 256, 1, 2, 1, 128, 1e-5, 32, tie_word_embeddings=True, attention_bias=True)
+"""Rows of 256 values, so that every storage type has whole blocks."""
+
+
+@pytest.fixture(scope="module")
+def llama(tiny_models):
+    return SafetensorsCheckpoint(tiny_models["llama"][0])
+
+
+@pytest.fixture(scope="module")
+def llama_file(llama, tmp_path_factory):
+    return as_gguf(tmp_path_factory.mktemp("gguf") / "llama.gguf", llama)
+
+
+def wide_tensors(replaced: dict[str, np.ndarray | None] | None = None) -> dict[str, np.ndarray]:
+    tensors = {gguf_name(WIDE, name): np.ones(shape, np.float32) for name, shape in tensor_shapes(WIDE).items()}
+    return {name: values for name, values in (tensors | (replaced or {})).items() if values is not None}
+
+
+@pytest.mark.parametrize("family", ["llama", "llama-biased", "qwen2", "qwen3", "gpt2"])
+def test_a_converted_model_is_the_same_model(family, tiny_models, tmp_path):
+    original = SafetensorsCheckpoint(tiny_models[family][0])
+    ours = GGUFCheckpoint(as_gguf(tmp_path / "model.gguf", original))
+    assert ours.names() == original.names()
+    for name in ours.names():
+        np.testing.assert_array_equal(ours.tensor(name), original.tensor(name), err_msg=name)
+    unknown_to_gguf = {"bos_token_id": None, "eos_token_ids": (), "norm_eps": ours.config.norm_eps}
+    assert dataclasses.replace(original.config, **unknown_to_gguf) == ours.config
+    assert ours.config.norm_eps == pytest.approx(original.config.norm_eps)
+
+
+def test_quantised_tensors_come_back_close(llama, tmp_path):
+    name = "model.layers.0.mlp.up_proj.weight"
+    path = as_gguf(
+        tmp_path / "q8.gguf", llama, storage={"blk.0.ffn_up.weight": "Q8_0", "blk.0.ffn_gate.weight": "BF16"}
+    )
+    ours, want = GGUFCheckpoint(path).tensor(name), llama.tensor(name)
+    largest = np.abs(want).max(axis=1, keepdims=True)
+    assert (np.abs(ours - want) <= largest / 127).all() and not np.array_equal(ours, want)
+
+
+@pytest.mark.parametrize("storage", BLOCKS)
+def test_every_storage_type_is_read_as_the_gguf_package_reads_it(storage, tmp_path):
+    kind = gguf.GGMLQuantizationType[storage]
+    assert BLOCKS[storage] == (int(kind), *gguf.GGML_QUANT_SIZES[kind])
+    row_bytes = 256 // BLOCKS[storage][1] * BLOCKS[storage][2]
+    raw = np.random.default_rng(0).integers(0, 60, (256, row_bytes), dtype=np.uint8)  # as float16: finite
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "qwen2")
+    for key, value in gguf_metadata(WIDE).items():
+        add_pair(writer, key, value)
+    for name, values in wide_tensors({"blk.0.ffn_up.weight": None}).items():
+        writer.add_tensor(name, values)
+    writer.add_tensor("blk.0.ffn_up.weight", raw, raw_dtype=kind)
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        step()
+    ours = GGUFCheckpoint(tmp_path / "model.gguf").tensor("model.layers.0.mlp.up_proj.weight")
+    np.testing.assert_array_equal(ours, gguf.quants.dequantize(raw, kind))
+    assert np.isfinite(ours).all() and ours.shape == (256, 256) and ours.dtype == np.float32
+
+
+def test_types_that_cannot_be_dequantised_are_not_in_the_table():
+    def readable(kind):
+        try:
+            gguf.quants.dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+        except NotImplementedError:
+            return False
+        return True
+
+    assert {kind.name for kind in gguf.GGMLQuantizationType if readable(kind)} == set(BLOCKS)
+
+
+def test_llama3_factors_are_in_the_file(tiny_models, tmp_path):
+    config = SafetensorsCheckpoint(tiny_models["llama3"][0]).config
+    assert config.rope_inv_freq_scale is not None
+    tensors = {gguf_name(config, n): np.ones(s, np.float32) for n, s in tensor_shapes(config).items()}
+    tensors["rope_freqs.weight"] = (1 / np.array(config.rope_inv_freq_scale)).astype(np.float32)
+    ours = GGUFCheckpoint(write_gguf(tmp_path / "model.gguf", gguf_metadata(config), tensors))
+    assert ours.config.rope_inv_freq_scale == pytest.approx(config.rope_inv_freq_scale)
+
+
+def test_fingerprint_follows_the_file(llama_file, llama, tmp_path):
+    first = GGUFCheckpoint(llama_file).fingerprint
+    assert first == GGUFCheckpoint(llama_file).fingerprint
+    other = as_gguf(tmp_path / "model.gguf", llama)
+    before = GGUFCheckpoint(other).fingerprint
+    as_gguf(other, llama, storage={"blk.0.ffn_up.weight": "Q8_0"})
+    assert len({first, before, GGUFCheckpoint(other).fingerprint}) == 3
+
+
+def test_opening_a_file_loads_no_heavy_package(llama_file):
+    code = (
+        "import sys; from paceline.models.gguf_file import GGUFCheckpoint; GGUFCheckpoint(sys.argv[1]); "
+        "sys.exit(', '.join({'torch', 'transformers', 'gguf', 'huggingface_hub'} & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(llama_file)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_wherever_a_file_is_cut_it_is_refused(llama_file, tmp_path):
+    whole, cut = llama_file.read_bytes(), tmp_path / "cut.gguf"
+    for length in [*range(0, 400, 7), len(whole) // 2, len(whole) - 1]:
+        cut.write_bytes(whole[:length])
+        with pytest.raises(CorruptWeights, match=r"cut\.gguf"):
+            GGUFCheckpoint(cut)
+
+
+@pytest.mark.parametrize("vocabulary", [byte_level_gguf(), sentencepiece_gguf()], ids=["byte-level", "sentencepiece"])
+def test_a_damaged_header_never_escapes_as_another_error(vocabulary, llama, tmp_path):
+    whole = as_gguf(tmp_path / "whole.gguf", llama, vocabulary).read_bytes()
+    broken, header_size = tmp_path / "broken.gguf", whole.rindex(b"blk.")
+    rng, refused = np.random.default_rng(0), 0
+    for _ in range(500):
+        damaged = bytearray(whole)
+        damaged[rng.integers(0, header_size)] = rng.integers(0, 256)
+        broken.write_bytes(damaged)
+        try:
+            Tokenizer.from_gguf(GGUFCheckpoint(broken).metadata).encode("the cat")
+        except PacelineError:
+            refused += 1
+    assert refused > 100
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "says"),
+    [
+        (b"", CorruptWeights, "empty"),
+        (b"PK\x03\x04 something else", CorruptWeights, "no GGUF file"),
+        (header_bytes(b"", 0, version=1), UnsupportedModel, "version 1"),
+        (header_bytes(b"", 0, version=3 << 24), UnsupportedModel, "big-endian"),
+        (header_bytes(b"", 0), UnsupportedModel, "general.architecture"),
+        (header_bytes(struct.pack("<Q", 1) + b"k" + struct.pack("<I", 77), 1), CorruptWeights, "type 77"),
+        (header_bytes(struct.pack("<Q", 1 << 60), 1), CorruptWeights, "ends after"),
+        (header_bytes(struct.pack("<Q", 2) + b"\xff\xfe" + bytes(12), 1), CorruptWeights, "UTF-8"),
+        (header_bytes(struct.pack("<Q1sIIQ", 1, b"k", 9, 8, 1 << 50), 1), CorruptWeights, "ends after"),
+        (header_bytes(struct.pack("<Q1sIIQ", 1, b"k", 9, 4, 1 << 50), 1), CorruptWeights, "ends after"),
+        (header_bytes(struct.pack("<Q1sIQII", 1, b"t", 1, 256, 15, 0) + bytes(8), 0, 1), UnsupportedModel, "type 15"),
+        (header_bytes(struct.pack("<Q1sIQII", 1, b"t", 1, 100, 8, 0) + bytes(8), 0, 1), CorruptWeights, "blocks of 32"),
+        (header_bytes(struct.pack("<Q1sI", 1, b"t", 9), 0, 1), CorruptWeights, "9 dimensions"),
+    ],
+)
+def test_files_no_writer_would_write(content, error, says, tmp_path):
+    (tmp_path / "odd.gguf").write_bytes(content)
+    with pytest.raises(error, match=says) as caught:
+        GGUFCheckpoint(tmp_path / "odd.gguf")
+    assert "odd.gguf" in str(caught.value) or "general.architecture" in says
+
+
+def test_missing_tensors_are_named(tmp_path):
+    path = write_gguf(tmp_path / "m.gguf", gguf_metadata(WIDE), wide_tensors({"blk.0.ffn_up.weight": None}))
+    with pytest.raises(CorruptWeights, match=r"m\.gguf: 1 of 14 tensors are missing.*mlp\.up_proj\.weight"):
+        GGUFCheckpoint(path)
+
+
+def test_wrong_shapes_are_named(tmp_path):
+    tensors = wide_tensors({"blk.0.ffn_up.weight": np.ones((128, 256), np.float32)})
+    with pytest.raises(CorruptWeights, match=r"up_proj\.weight has shape \(128, 256\)"):
+        GGUFCheckpoint(write_gguf(tmp_path / "m.gguf", gguf_metadata(WIDE), tensors))
+
+
+def test_parts_of_a_split_file_are_refused(tmp_path):
+    with pytest.raises(UnsupportedModel, match="merge"):
+        GGUFCheckpoint(write_gguf(tmp_path / "m.gguf", gguf_metadata(WIDE) | {"split.count": 2}, wide_tensors()))
+
+
+def test_unknown_names_and_missing_files(llama_file, tmp_path):
+    with pytest.raises(CorruptWeights, match=r"no tensor lm_head\.weight"):
+        GGUFCheckpoint(llama_file).tensor("lm_head.weight")
+    with pytest.raises(ModelNotFound, match="no such file"):
+        GGUFCheckpoint(tmp_path / "nowhere.gguf")

@@ -1,0 +1,147 @@
+"""`ModelConfig`: what it reads, and that it refuses what would change the numbers."""
+
+import numpy as np
+import pytest
+
+from paceline.errors import UnsupportedModel
+from paceline.models.config import SUPPORTED_MODEL_TYPES, ModelConfig
+from paceline.models.rope import inverse_frequencies
+
+LLAMA = {
+    "model_type": "llama", "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+    "num_attention_heads": 8, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "max_position_embeddings": 512,
+    "hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+GPT2 = {
+    "model_type": "gpt2", "vocab_size": 100, "n_embd": 64, "n_head": 4, "n_layer": 3, "n_positions": 128,
+    "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new",
+}  # fmt: skip
+GGUF = {
+    "general.architecture": "llama", "llama.block_count": 3, "llama.context_length": 512,
+    "llama.embedding_length": 64, "llama.feed_forward_length": 96, "llama.attention.head_count": 8,
+    "llama.attention.head_count_kv": 2, "llama.attention.layer_norm_rms_epsilon": 1e-5,
+}  # fmt: skip
+GGUF_SHAPES = {"token_embd.weight": (100, 64)}
+
+
+def test_llama():
+    config = ModelConfig.from_hf(LLAMA)
+    assert (config.head_dim, config.num_key_value_heads, config.eos_token_ids) == (8, 2, (2,))
+    assert not (config.tie_word_embeddings or config.attention_bias or config.qk_norm)
+    assert config.rope_inv_freq_scale is None
+
+
+def test_families_differ_where_they_should():
+    def family(name):
+        return ModelConfig.from_hf(LLAMA | {"model_type": name})
+
+    assert family("qwen2").attention_bias and not family("qwen2").attention_out_bias
+    assert family("qwen3").qk_norm and family("qwen3").head_dim == 128
+    gpt2 = ModelConfig.from_hf(GPT2)
+    assert (gpt2.norm, gpt2.mlp, gpt2.position_embedding) == ("layer", "gelu_tanh", "learned")
+    assert gpt2.intermediate_size == 4 * 64 and gpt2.tie_word_embeddings
+
+
+def test_gguf_says_the_same_as_config_json():
+    ours = ModelConfig.from_gguf(
+        GGUF | {"tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2},
+        GGUF_SHAPES | {"output.weight": (100, 64)},
+    )
+    assert ours == ModelConfig.from_hf(LLAMA)
+
+
+def test_a_list_of_end_ids_is_kept():
+    assert ModelConfig.from_hf(LLAMA | {"eos_token_id": [7, 9]}).eos_token_ids == (7, 9)
+    ends = {"tokenizer.ggml.eos_token_id": 7, "tokenizer.ggml.eot_token_id": 9}
+    assert ModelConfig.from_gguf(GGUF | ends, GGUF_SHAPES).eos_token_ids == (7, 9)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "extra", "longest"),
+    [
+        ("mistral", {"sliding_window": 100}, 100),
+        ("mistral", {"sliding_window": None}, 512),
+        ("qwen2", {"sliding_window": 100, "use_sliding_window": False}, 512),
+        ("qwen2", {"sliding_window": 100, "use_sliding_window": True}, 100),
+        ("llama", {"sliding_window": 100}, 512),
+    ],
+)
+def test_context_ends_where_a_sliding_window_would_start_to_slide(model_type, extra, longest):
+    assert ModelConfig.from_hf(LLAMA | {"model_type": model_type} | extra).max_position_embeddings == longest
+
+
+def test_position_scalings():
+    linear = {"rope_scaling": {"type": "linear", "factor": 4.0}}
+    assert ModelConfig.from_hf(LLAMA | linear).rope_inv_freq_scale == (0.25,) * 4
+    of_gguf = ModelConfig.from_gguf(GGUF | {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}, {
+        "token_embd.weight": (100, 64)})  # fmt: skip
+    assert of_gguf.rope_inv_freq_scale == (0.25,) * 4
+    divisors = (1.0, 2.0, 4.0, 8.0)
+    assert ModelConfig.from_gguf(GGUF, GGUF_SHAPES, divisors).rope_inv_freq_scale == (1.0, 0.5, 0.25, 0.125)
+
+
+def test_llama3_keeps_short_waves_and_divides_long_ones():
+    scaling = {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }  # fmt: skip
+    config = ModelConfig.from_hf(LLAMA | {"rope_scaling": scaling, "rope_theta": 10000.0, "head_dim": 16})
+    scale = np.array(config.rope_inv_freq_scale)
+    wavelengths = 2 * np.pi / inverse_frequencies(10000.0, 16)
+    assert (scale[wavelengths < 64 / 4.0] == 1).all() and (scale[wavelengths > 64] == 1 / 8).all()
+    between = (wavelengths >= 64 / 4.0) & (wavelengths <= 64)
+    assert between.any() and ((scale[between] > 1 / 8) & (scale[between] < 1)).all()
+
+
+def test_both_spellings_of_rope_settings_mean_the_same():
+    scaling = {"rope_type": "linear", "factor": 2.0}
+    old = ModelConfig.from_hf(LLAMA | {"rope_scaling": scaling, "rope_theta": 777.0})
+    assert old == ModelConfig.from_hf(LLAMA | {"rope_parameters": scaling | {"rope_theta": 777.0}})
+    assert old.rope_theta == 777.0
+
+
+@pytest.mark.parametrize(
+    ("base", "change", "named"),
+    [
+        (LLAMA, {"model_type": "mamba"}, "model_type.*llama, mistral, qwen2, qwen3, gpt2"),
+        (LLAMA, {"model_type": None}, "model_type"),
+        (LLAMA, {"hidden_act": "relu"}, "hidden_act"),
+        (LLAMA, {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling"),
+        (LLAMA, {"rope_scaling": {"rope_type": "linear"}}, "factor"),
+        (LLAMA, {"rope_scaling": {"rope_type": "linear", "factor": -1}}, "factor"),
+        (LLAMA, {"partial_rotary_factor": 0.5, "rope_parameters": {"rope_type": "default"}}, "partial_rotary_factor"),
+        (LLAMA, {"hidden_size": None}, "hidden_size"),
+        (LLAMA, {"hidden_size": "64"}, "hidden_size"),
+        (LLAMA, {"num_hidden_layers": 0}, "num_hidden_layers"),
+        (LLAMA, {"num_key_value_heads": 3}, "num_key_value_heads"),
+        (LLAMA, {"head_dim": 7}, "head_dim"),
+        (LLAMA, {"rms_norm_eps": 0}, "rms_norm_eps"),
+        (GPT2, {"activation_function": "relu"}, "activation_function"),
+        (GPT2, {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_by_name(base, change, named):
+    with pytest.raises(UnsupportedModel, match=named):
+        ModelConfig.from_hf(base | change)
+
+
+@pytest.mark.parametrize(
+    ("change", "factors", "named"),
+    [
+        ({"general.architecture": "rwkv6"}, None, "general.architecture.*llama"),
+        ({"llama.expert_count": 8}, None, "expert_count"),
+        ({"llama.rope.dimension_count": 4}, None, "rope.dimension_count"),
+        ({"llama.rope.scaling.type": "yarn"}, None, "rope.scaling.type"),
+        ({"llama.block_count": 2.5}, None, "block_count"),
+        ({"llama.attention.head_count": [8, 8, 8]}, None, "head_count"),
+        ({}, (1.0, 2.0), "rope_freqs.weight"),
+    ],
+)
+def test_what_a_gguf_file_cannot_ask_for(change, factors, named):
+    with pytest.raises(UnsupportedModel, match=named):
+        ModelConfig.from_gguf(GGUF | change, GGUF_SHAPES, factors)
+
+
+def test_every_supported_type_can_be_read():
+    for name in SUPPORTED_MODEL_TYPES:
+        assert ModelConfig.from_hf((GPT2 if name == "gpt2" else LLAMA) | {"model_type": name}).model_type == name

@@ -1,0 +1,139 @@
+"""`resolve_model`: which of the four kinds of name wins, and what it says when none does."""
+
+import shutil
+import sys
+from fnmatch import fnmatch
+
+import pytest
+from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+from paceline.errors import DownloadFailed, ModelNotFound
+from paceline.models import resolve
+from paceline.models.gguf_file import GGUFCheckpoint
+from paceline.models.resolve import resolve_model
+from paceline.models.safetensors_folder import SafetensorsCheckpoint
+
+from .tiny import as_gguf
+from .vocabularies import byte_level_gguf, transformers_twin
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_models, tmp_path_factory):
+    path = shutil.copytree(tiny_models["gpt2"][0], tmp_path_factory.mktemp("resolve") / "model")
+    transformers_twin("gpt2").save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def file(folder):
+    return as_gguf(folder.parent / "model.gguf", SafetensorsCheckpoint(folder), byte_level_gguf("gpt2"))
+
+
+@pytest.fixture(autouse=True)
+def no_builtin(monkeypatch):
+    """No test of this file may download: built-in names are answered by a failure that can be told apart."""
+
+    def refuse(model, progress):
+        raise DownloadFailed(f"asked for {model.name}")
+
+    monkeypatch.setattr(resolve, "fetch_builtin", refuse)
+
+
+def test_a_folder(folder):
+    source = resolve_model(str(folder))
+    assert source.name == str(folder) and source.checkpoint.config.model_type == "gpt2"
+    assert source.tokenizer.decode(source.tokenizer.encode("the cat")) == "the cat"
+
+
+def test_a_file_is_the_same_model_as_its_folder(folder, file):
+    source, other = resolve_model(str(file)), resolve_model(str(folder))
+    assert isinstance(source.checkpoint, GGUFCheckpoint)
+    assert source.tokenizer.same_vocabulary(other.tokenizer)
+
+
+def test_every_id_that_ends_an_answer(folder):
+    source = resolve_model(str(folder))
+    of_model, of_tokenizer = source.checkpoint.config.eos_token_ids, source.tokenizer.eos_token_ids
+    assert of_model and of_tokenizer and set(of_model) != set(of_tokenizer)
+    assert set(source.eos_token_ids) == {*of_model, *of_tokenizer}
+
+
+def test_local_paths_win_over_built_in_names(folder, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    shutil.copytree(folder, "smollm2-135m", dirs_exist_ok=True)
+    assert resolve_model("smollm2-135m").checkpoint.config.model_type == "gpt2"
+
+
+def test_built_in_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DownloadFailed, match="asked for smollm2-135m"):
+        resolve_model("smollm2-135m")
+
+
+def test_hub_ids(folder, monkeypatch):
+    asked = []
+
+    def snapshot(name, allow_patterns):
+        asked.append(name)
+        on_hub = ["config.json", "model.safetensors", "pytorch_model.bin", "consolidated.safetensors"]
+        fetched = [file for file in on_hub if any(fnmatch(file, pattern) for pattern in allow_patterns)]
+        assert fetched == ["config.json", "model.safetensors"]  # no second copy of the weights
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    assert resolve_model("someone/model").checkpoint.config.model_type == "gpt2"
+    assert asked == ["someone/model"]
+
+
+def answer_with(error, monkeypatch):
+    """Let the hub's client raise `error`, whose own constructor wants a whole web response."""
+
+    class Answer(error):
+        def __init__(self):
+            Exception.__init__(self, "refused")
+
+    def refuse(name, allow_patterns):
+        raise Answer
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
+
+
+def test_hub_ids_nobody_knows(monkeypatch):
+    answer_with(RepositoryNotFoundError, monkeypatch)
+    with pytest.raises(ModelNotFound, match=r"the hub has no model of that name.*smollm2-135m"):
+        resolve_model("someone/nothing")
+
+
+def test_hub_ids_with_terms_to_accept(monkeypatch):
+    answer_with(GatedRepoError, monkeypatch)
+    with pytest.raises(DownloadFailed, match=r"someone/gated: .*accept terms"):
+        resolve_model("someone/gated")
+
+
+def test_a_hub_out_of_reach(monkeypatch):
+    def offline(name, allow_patterns):
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
+    with pytest.raises(DownloadFailed, match=r"someone/model: .*no route to host.*built-in model: smollm2-135m"):
+        resolve_model("someone/model")
+
+
+def test_a_hub_id_without_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ModelNotFound, match=r"pip install 'paceline\[hub\]'"):
+        resolve_model("someone/model")
+
+
+@pytest.mark.parametrize(
+    "name", ["", "nowhere", "./no/such/folder", "model.gguf", "a b/c", "a/b/c", "/tmp/nowhere/at/all"]
+)
+def test_names_that_lead_nowhere(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelNotFound, match=r"no local folder, no local file, no built-in name.*smollm2-135m"):
+        resolve_model(name)
+
+
+def test_an_empty_folder_is_no_model(tmp_path):
+    with pytest.raises(ModelNotFound, match=r"config\.json: missing"):
+        resolve_model(str(tmp_path))

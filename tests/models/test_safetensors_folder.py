@@ -1,0 +1,146 @@
+"""Reading model folders: formats, shards, and every way a folder can be wrong."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from paceline.errors import CorruptWeights, ModelNotFound, UnsupportedModel
+from paceline.models.safetensors_folder import SafetensorsCheckpoint
+
+
+@pytest.fixture
+def folder(tiny_models, tmp_path):
+    """A copy of the tiny Llama that a test may break."""
+    return shutil.copytree(tiny_models["llama"][0], tmp_path / "model")
+
+
+def states(model):
+    return {name: values.detach().clone() for name, values in model.state_dict().items() if name != "lm_head.weight"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_number_formats(tiny_models, folder, dtype):
+    stored = {name: values.to(dtype) for name, values in states(tiny_models["llama"][1]).items()}
+    save_file(stored, folder / "model.safetensors")
+    ours = SafetensorsCheckpoint(folder)
+    assert set(ours.names()) == set(stored)
+    for name, values in stored.items():
+        assert ours.tensor(name).dtype == np.float32
+        np.testing.assert_array_equal(ours.tensor(name), values.float().numpy())
+
+
+def test_shards(tiny_models, tmp_path):
+    model = tiny_models["qwen2"][1]
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    ours = SafetensorsCheckpoint(tmp_path)
+    for name, values in model.state_dict().items():
+        np.testing.assert_array_equal(ours.tensor(name), values.numpy())
+
+
+def test_a_checkpoint_of_the_bare_model_lacks_the_prefix(tiny_models, folder):
+    bare = {name.removeprefix("model."): values for name, values in states(tiny_models["llama"][1]).items()}
+    save_file(bare, folder / "model.safetensors")
+    ours = SafetensorsCheckpoint(folder).tensor("model.norm.weight")
+    np.testing.assert_array_equal(ours, bare["norm.weight"].numpy())
+
+
+def test_generation_config_knows_all_end_ids(folder):
+    (folder / "generation_config.json").write_text('{"eos_token_id": [5, 6]}')
+    assert SafetensorsCheckpoint(folder).config.eos_token_ids == (5, 6)
+
+
+def test_fingerprint_follows_the_files(folder):
+    before = SafetensorsCheckpoint(folder).fingerprint
+    assert before == SafetensorsCheckpoint(folder).fingerprint
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": 11}))
+    assert before != SafetensorsCheckpoint(folder).fingerprint
+
+
+def test_missing_config(folder):
+    (folder / "config.json").unlink()
+    with pytest.raises(ModelNotFound, match=r"config\.json: missing"):
+        SafetensorsCheckpoint(folder)
+
+
+@pytest.mark.parametrize("text", ["{", "[1, 2]", "\xff"])
+def test_damaged_config(folder, text):
+    (folder / "config.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(CorruptWeights, match=r"config\.json: is n"):
+        SafetensorsCheckpoint(folder)
+
+
+def test_missing_weights(folder):
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CorruptWeights, match=r"neither model\.safetensors"):
+        SafetensorsCheckpoint(folder)
+
+
+def test_missing_shard(folder):
+    (folder / "model.safetensors").rename(folder / "a.safetensors")
+    index = {"weight_map": {"model.norm.weight": "a.safetensors", "lm_head.weight": "b.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CorruptWeights, match=r"b\.safetensors of the index is missing"):
+        SafetensorsCheckpoint(folder)
+
+
+def test_index_without_a_map(folder):
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(CorruptWeights, match="weight_map"):
+        SafetensorsCheckpoint(folder)
+
+
+def test_missing_tensor(tiny_models, folder):
+    rest = states(tiny_models["llama"][1])
+    del rest["model.layers.1.self_attn.v_proj.weight"]
+    save_file(rest, folder / "model.safetensors")
+    with pytest.raises(CorruptWeights, match=r"1 of 20 tensors are missing.*layers\.1\.self_attn\.v_proj"):
+        SafetensorsCheckpoint(folder)
+
+
+def test_weights_of_another_model(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 70}))
+    with pytest.raises(
+        CorruptWeights, match=r"embed_tokens.weight has shape \(67, 32\), the configuration says \(70, 32\)"
+    ):
+        SafetensorsCheckpoint(folder)
+
+
+def test_wherever_a_file_is_cut_it_is_refused(folder):
+    path = folder / "model.safetensors"
+    whole = path.read_bytes()
+    for length in (0, 5, 8, 100, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(CorruptWeights, match=r"model\.safetensors.*download it again"):
+            SafetensorsCheckpoint(folder)
+
+
+@pytest.mark.parametrize("table", [b"not json", b"[]", b'{"x": 1}', b'{"x": {"dtype": "F32", "shape": [2]}}'])
+def test_damaged_table(folder, table):
+    (folder / "model.safetensors").write_bytes(len(table).to_bytes(8, "little") + table)
+    with pytest.raises(CorruptWeights, match="damaged"):
+        SafetensorsCheckpoint(folder)
+
+
+def test_table_that_contradicts_itself(folder):
+    table = b'{"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}'
+    (folder / "model.safetensors").write_bytes(len(table).to_bytes(8, "little") + table + bytes(8))
+    with pytest.raises(CorruptWeights, match="4 bytes, not as its shape"):
+        SafetensorsCheckpoint(folder)
+
+
+def test_integer_weights_are_refused(tiny_models, folder):
+    stored = states(tiny_models["llama"][1])
+    stored["model.norm.weight"] = stored["model.norm.weight"].to(torch.int8)
+    save_file(stored, folder / "model.safetensors")
+    with pytest.raises(UnsupportedModel, match=r"model\.norm\.weight is stored as I8"):
+        SafetensorsCheckpoint(folder).tensor("model.norm.weight")
+    with pytest.raises(CorruptWeights, match="no tensor"):
+        SafetensorsCheckpoint(folder).tensor("model.rotary")

@@ -1,0 +1,147 @@
+"""Tiny random models, hand-made weight files and flat rows for the tests of this folder."""
+
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+from paceline.models.base import PAGE_SIZE, Rows
+from paceline.models.checkpoint import Checkpoint
+from paceline.models.config import ModelConfig
+from paceline.models.tensor_names import gguf_name
+
+VOCAB = 67
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def random_tokens(count: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(0, VOCAB, count).tolist()
+
+
+def chain_rows(requests: Sequence[tuple[Sequence[int], int, Sequence[int]]]) -> Rows:
+    """Rows of several requests, each (token ids, position of the first, its pages); logits of every row."""
+    tokens, positions, slots, segments = [], [], [], []
+    tables = np.full((len(requests), max(len(pages) for _, _, pages in requests)), -1, np.int32)
+    for segment, (ids, start, pages) in enumerate(requests):
+        tables[segment, : len(pages)] = pages
+        for position, token in enumerate(ids, start):
+            tokens.append(token)
+            positions.append(position)
+            slots.append(pages[position // PAGE_SIZE] * PAGE_SIZE + position % PAGE_SIZE)
+            segments.append(segment)
+    return _rows(tokens, positions, slots, segments, tables, np.array(positions) + 1, [()] * len(tokens))
+
+
+def tree_rows(
+    tokens: Sequence[int], parents: Sequence[int], prefix: int, pages: Sequence[int], first_slot: int
+) -> Rows:
+    """Rows of a draft tree behind `prefix` committed tokens; node i's key goes to slot first_slot + i."""
+    branches: list[tuple[int, ...]] = []
+    for node, parent in enumerate(parents):
+        branches.append((*(branches[parent] if parent >= 0 else ()), first_slot + node))
+    positions = [prefix + len(branch) - 1 for branch in branches]
+    slots = [first_slot + node for node in range(len(tokens))]
+    table = np.array([pages], np.int32)
+    return _rows(tokens, positions, slots, [0] * len(tokens), table, [prefix] * len(tokens), branches)
+
+
+def _rows(tokens, positions, slots, segments, tables, natural, branches) -> Rows:
+    branch_slots = np.full((len(tokens), max(map(len, branches))), -1, np.int32)
+    for row, branch in enumerate(branches):
+        branch_slots[row, : len(branch)] = branch
+    return Rows(
+        token_ids=np.asarray(tokens, np.int32),
+        positions=np.asarray(positions, np.int32),
+        slots=np.asarray(slots, np.int32),
+        segments=np.asarray(segments, np.int32),
+        page_tables=tables,
+        natural_lengths=np.asarray(natural, np.int32),
+        branch_slots=branch_slots,
+        logit_rows=np.arange(len(tokens), dtype=np.int32),
+    )
+
+
+def interleaved(values: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of a Llama query or key matrix in GGUF's order, spelled out row by row."""
+    head_dim = len(values) // heads
+    out = np.empty_like(values)
+    for head in range(heads):
+        for i in range(head_dim // 2):
+            for half in (0, 1):
+                out[head * head_dim + 2 * i + half] = values[head * head_dim + half * (head_dim // 2) + i]
+    return out
+
+
+def gguf_metadata(config: ModelConfig, vocabulary: dict | None = None) -> dict:
+    """Key-value pairs a converter writes for `config`."""
+    name = config.model_type
+    eps = "layer_norm_epsilon" if name == "gpt2" else "layer_norm_rms_epsilon"
+    values = {
+        "general.architecture": name,
+        f"{name}.block_count": config.num_hidden_layers,
+        f"{name}.context_length": config.max_position_embeddings,
+        f"{name}.embedding_length": config.hidden_size,
+        f"{name}.feed_forward_length": config.intermediate_size,
+        f"{name}.attention.head_count": config.num_attention_heads,
+        f"{name}.attention.head_count_kv": config.num_key_value_heads,
+        f"{name}.attention.{eps}": config.norm_eps,
+    }
+    if config.position_embedding == "rotary":
+        values |= {f"{name}.rope.freq_base": config.rope_theta, f"{name}.attention.key_length": config.head_dim}
+    return values | (vocabulary or {})
+
+
+def write_gguf(
+    path: Path, metadata: dict, tensors: dict[str, np.ndarray], storage: dict[str, str] | None = None
+) -> Path:
+    """Write a GGUF file with the format's own writer; `storage` names the quantisation of single tensors."""
+    writer = gguf.GGUFWriter(path, metadata.get("general.architecture", "none"))
+    for key, value in metadata.items():
+        add_pair(writer, key, value)
+    for name, values in tensors.items():
+        kind = gguf.GGMLQuantizationType[(storage or {}).get(name, "F32")]
+        data = np.ascontiguousarray(values, dtype=np.float32)
+        writer.add_tensor(name, gguf.quants.quantize(data, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def add_pair(writer: gguf.GGUFWriter, key: str, value) -> None:
+    """Give `writer` one key-value pair in the type converters use; the architecture it writes itself."""
+    if key == "general.architecture":
+        return
+    adders = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    adder = adders.get(type(value), writer.add_array)
+    adder(key, value)
+
+
+def as_gguf(
+    path: Path, checkpoint: Checkpoint, vocabulary: dict | None = None, storage: dict[str, str] | None = None
+) -> Path:
+    """The model of `checkpoint` as a GGUF file, as a converter would write it."""
+    config = checkpoint.config
+    tensors = {}
+    for name in checkpoint.names():
+        values = checkpoint.tensor(name)
+        if config.model_type == "llama" and ".q_proj." in name:
+            values = interleaved(values, config.num_attention_heads)
+        if config.model_type == "llama" and ".k_proj." in name:
+            values = interleaved(values, config.num_key_value_heads)
+        if config.model_type == "gpt2" and ".h." in name and values.ndim == 2:
+            values = values.T
+        tensors[gguf_name(config, name)] = values
+    return write_gguf(path, gguf_metadata(config, vocabulary), tensors, storage)
+
+
+def header_bytes(pairs: bytes, num_pairs: int, num_tensors: int = 0, version: int = 3) -> bytes:
+    """The start of a GGUF file by hand, for files no writer would write."""
+    return b"GGUF" + struct.pack("<IQQ", version, num_tensors, num_pairs) + pairs
