@@ -1,0 +1,205 @@
+"""`paceline theory`: what the closed forms say, as tables, a prediction or a plot. Loads no model.
+
+Not the place for measured numbers, which `paceline bench` makes.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from paceline.errors import InvalidParameter, PacelineError
+from paceline.theory.acceptance import acceptance_rate_for, expected_tokens
+from paceline.theory.checks import check_cost
+from paceline.theory.curves import CURVES
+from paceline.theory.grid import Grid
+from paceline.theory.plots import draw
+from paceline.theory.speedup import (
+    best_measured_length,
+    measured_speedup,
+    oracle_speedup,
+)
+from paceline.theory.tables import TABLES, Table
+
+Built = TypeVar("Built")
+
+app = typer.Typer(help="What the closed forms say: tables, predictions, plots.", no_args_is_help=True)
+
+Alphas = Annotated[list[float] | None, typer.Option("--alpha", "-a", help="Acceptance rate; repeat for several.")]
+Costs = Annotated[list[float] | None, typer.Option("--cost-ratio", "-c", help="Draft step / target pass; repeatable.")]
+Longest = Annotated[int, typer.Option("--max-length", help="Longest speculation length shown.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def _examples(*commands: str) -> str:
+    """Help text that shows `commands`, one to a line."""
+    return "\n\n".join(["Examples:", *(f"paceline theory {command}" for command in commands)])
+
+
+@app.command(
+    epilog=_examples(
+        "table",
+        "table best-length -c 0.02 -c 0.1",
+        "table speed-up -a 0.6 -a 0.8 -c 0.05 --json",
+    )
+)
+def table(
+    name: Annotated[str | None, typer.Argument(help=f"One of {', '.join(TABLES)}; all of them when left out.")] = None,
+    alpha: Alphas = None,
+    cost_ratio: Costs = None,
+    max_length: Longest = 8,
+    as_json: AsJson = False,
+) -> None:
+    """Print expected tokens, speed-up, best length and arithmetic by acceptance rate and speculation length."""
+    with _usage_errors():
+        grid = _grid(alpha, cost_ratio, max_length)
+        builders = [_named(name, TABLES)] if name else TABLES.values()
+        tables = [build(grid) for build in builders]
+    if as_json:
+        typer.echo(json.dumps([asdict(each) for each in tables]))
+        return
+    for each in tables:
+        _print_table(each)
+
+
+@app.command(
+    epilog=_examples(
+        "predict --alpha 0.7 --cost-ratio 0.05",
+        "predict --acceptance-length 2.8 -k 4 --cost-ratio 0.05",
+        "predict --alpha 0.6 --cost-ratio 0 --row-cost 0.03 -k 4 --json",
+    )
+)
+def predict(
+    cost_ratio: Annotated[float, typer.Option("--cost-ratio", "-c", help="Draft step / target pass of one row.")],
+    alpha: Annotated[float | None, typer.Option("--alpha", "-a", help="Acceptance rate.")] = None,
+    acceptance_length: Annotated[
+        float | None,
+        typer.Option("--acceptance-length", help="Measured tokens per pass, instead of --alpha; needs -k."),
+    ] = None,
+    length: Annotated[int | None, typer.Option("-k", help="Speculation length; the best one when left out.")] = None,
+    row_cost: Annotated[
+        float, typer.Option("--row-cost", help="What each further row adds to a target pass, as a share of one row's.")
+    ] = 0.0,
+    as_json: AsJson = False,
+) -> None:
+    """Predict the speed-up from an acceptance rate (or measured acceptance length) and what a draft costs."""
+    with _usage_errors():
+        rate = _rate(alpha, acceptance_length, length)
+        prediction = _predict(rate, cost_ratio, row_cost, length)
+    if as_json:
+        typer.echo(json.dumps(prediction))
+        return
+    typer.echo(prediction.pop("verdict"))
+    lines = RichTable(show_header=False)
+    for key, value in prediction.items():
+        if value is not None:
+            lines.add_row(key.replace("_", " "), f"{value:.4g}")
+    Console().print(lines)
+
+
+@app.command(epilog=_examples("plot speed-up -o speedup.png", "plot best-speed-up -c 0.02 -c 0.1 -o oracle.svg"))
+def plot(
+    name: Annotated[str, typer.Argument(help=f"One of {', '.join(CURVES)}.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write: .png, .svg or .pdf.")],
+    alpha: Alphas = None,
+    cost_ratio: Costs = None,
+    max_length: Longest = 12,
+    as_json: AsJson = False,
+) -> None:
+    """Draw a named plot into a file (needs the extra named plots); --json prints its points as well."""
+    with _usage_errors():
+        chart = _named(name, CURVES)(_grid(alpha, cost_ratio, max_length))
+        path = draw(chart, output)
+    typer.echo(json.dumps(asdict(chart)) if as_json else f"wrote {path}")
+
+
+@contextmanager
+def _usage_errors() -> Iterator[None]:
+    """Turn Paceline's own errors into usage errors: one line, exit code 2."""
+    try:
+        yield
+    except PacelineError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _named(name: str, known: dict[str, Built]) -> Built:
+    """The entry called `name`."""
+    if name not in known:
+        raise InvalidParameter("name", f"there is no {name!r}", f"use one of {', '.join(known)}")
+    return known[name]
+
+
+def _grid(alpha: list[float] | None, cost_ratio: list[float] | None, max_length: int) -> Grid:
+    """The grid of the options given; what is left out keeps the grid's own default."""
+    given: dict[str, Any] = {"alphas": alpha, "cost_ratios": cost_ratio}
+    return Grid(max_length=max_length, **{key: tuple(value) for key, value in given.items() if value})
+
+
+def _rate(alpha: float | None, acceptance_length: float | None, length: int | None) -> float:
+    """The acceptance rate, given or solved from a measured acceptance length."""
+    if (alpha is None) == (acceptance_length is None):
+        raise typer.BadParameter("give either --alpha or --acceptance-length")
+    if alpha is not None:
+        return alpha
+    if length is None or acceptance_length is None:
+        raise typer.BadParameter("--acceptance-length needs -k, the speculation length it was measured with")
+    return acceptance_rate_for(acceptance_length, length)
+
+
+def _predict(alpha: float, cost_ratio: float, row_cost: float, length: int | None) -> dict[str, Any]:
+    """What the measured form says with t(M) = 1 + row_cost (M - 1), in plain target passes."""
+    check_cost("row_cost", row_cost)
+
+    def passes(rows: int) -> float:
+        return 1.0 + row_cost * (rows - 1)
+
+    best = best_measured_length(alpha, passes, cost_ratio)
+    chosen = best.num_draft_tokens if length is None else length
+    tokens = expected_tokens(alpha, chosen)
+    speedup = float(measured_speedup(tokens, chosen, passes, cost_ratio))
+    cost = chosen * cost_ratio + passes(chosen + 1)
+    return {
+        "verdict": _verdict(speedup, float(best.speedup)),
+        "alpha": alpha,
+        "length": chosen,
+        "speedup": speedup,
+        "tokens_per_pass": float(tokens),
+        "cost_per_pass": cost,
+        "break_even_alpha": acceptance_rate_for(cost, chosen) if chosen and cost <= chosen + 1 else None,
+        "best_length": best.num_draft_tokens,
+        "best_speedup": float(best.speedup),
+        "oracle_speedup": float(oracle_speedup(alpha, cost_ratio + row_cost)),
+    }
+
+
+def _verdict(speedup: float, best_speedup: float) -> str:
+    """Whether to speculate, in words."""
+    if speedup > 1:
+        return "speculation pays"
+    return "this length does not pay, the best one does" if best_speedup > 1 else "speculation does not pay"
+
+
+def _print_table(table: Table) -> None:
+    """One rich table; a wide one runs past the terminal rather than losing digits."""
+    cells = [[_cell(*pair) for pair in zip(table.columns, row, strict=True)] for row in table.rows]
+    shown = RichTable(title=table.title, title_justify="left")
+    for name in table.columns:
+        shown.add_column(name, justify="right", no_wrap=True)
+    for row in cells:
+        shown.add_row(*row)
+    widths = [max(map(len, column)) for column in zip(table.columns, *cells, strict=True)]
+    needed = sum(widths) + 3 * len(widths) + 1  # two blanks and a line to a column, one more line
+    Console(width=max(Console().width, needed)).print(shown)
+
+
+def _cell(column: str, value: float) -> str:
+    """Inputs as they were given, counts bare, results to three digits behind the point."""
+    if column in ("alpha", "cost ratio") or isinstance(value, int):
+        return f"{value:g}"
+    return f"{value:.3f}"

@@ -1,0 +1,113 @@
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from paceline.cli.theory import app
+from paceline.theory import best_length, wall_time_factor
+from paceline.theory.curves import CURVES
+from paceline.theory.tables import TABLES
+
+
+def run(*arguments, fails=False):
+    """Output of `paceline theory ARGUMENTS`, which must succeed (or end in a usage error)."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
+    assert result.exit_code == (2 if fails else 0), result.output
+    return result.output
+
+
+def test_table_prints_all_tables_by_default():
+    output = run("table")
+    assert "Expected tokens" in output
+    assert "Best speculation length" in output
+    assert "4.329" in output
+    assert "7.486" in output
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_one_table_as_json(name):
+    (table,) = json.loads(run("table", name, "-a", 0.8, "-c", 0.05, "--json"))
+    assert len(table["rows"]) == 1
+    assert len(table["rows"][0]) == len(table["columns"])
+
+
+def test_table_follows_its_options():
+    (table,) = json.loads(run("table", "speed-up", "-a", 0.8, "-c", 0.05, "--max-length", 3, "--json"))
+    assert table["rows"] == [[0.8, *(wall_time_factor(0.8, g, 0.05) for g in range(4))]]
+
+
+def test_wide_tables_keep_their_digits():
+    result = CliRunner().invoke(app, ["table", "tokens", "--max-length", "30"], env={"COLUMNS": "60"})
+    assert "…" not in result.output
+    assert "9.618" in result.output
+
+
+def test_predict_picks_the_best_length():
+    prediction = json.loads(run("predict", "--alpha", 0.7, "--cost-ratio", 0.05, "--json"))
+    best = best_length(0.7, 0.05)
+    assert (prediction["length"], prediction["speedup"]) == (best.num_draft_tokens, pytest.approx(best.speedup))
+    assert prediction["verdict"] == "speculation pays"
+
+
+def test_predict_from_a_measured_acceptance_length_and_row_cost():
+    given = ("--acceptance-length", 2.8, "-k", 4, "--cost-ratio", 0.05, "--row-cost", 0.03)
+    prediction = json.loads(run("predict", *given, "--json"))
+    assert prediction["tokens_per_pass"] == pytest.approx(2.8)
+    assert prediction["cost_per_pass"] == pytest.approx(1.32)
+    assert prediction["speedup"] == pytest.approx(2.8 / 1.32)
+    alpha = prediction["alpha"]
+    assert prediction["oracle_speedup"] == pytest.approx(1 / (1 - alpha + 0.08 * alpha))
+
+
+def test_break_even_rate_breaks_even():
+    first = json.loads(run("predict", "-a", 0.5, "-c", 0.1, "-k", 4, "--json"))
+    again = json.loads(run("predict", "-a", first["break_even_alpha"], "-c", 0.1, "-k", 4, "--json"))
+    assert again["speedup"] == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "verdict"),
+    [
+        (("-a", 0.02, "-c", 0.05), "speculation does not pay"),
+        (("-a", 0.1, "-c", 0.05, "-k", 4), "this length does not pay, the best one does"),
+        (("-a", 0.9, "-c", 0.05), "speculation pays"),
+    ],
+)
+def test_predict_says_whether_it_pays(arguments, verdict):
+    assert verdict in run("predict", *arguments)
+
+
+def test_plot_writes_its_file_and_points(tmp_path):
+    path = tmp_path / "plot.png"
+    assert "wrote" in run("plot", "tokens", "-o", path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    chart = json.loads(run("plot", "tokens", "-o", path, "--json"))
+    assert chart["series"][0]["y"][:2] == [1.0, 1.5]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("predict", "-a", 1.4, "-c", 0.05), "alpha"),
+        (("predict", "-c", 0.05), "--acceptance-length"),
+        (("predict", "-a", 0.5, "--acceptance-length", 2, "-c", 0.05), "--acceptance-length"),
+        (("predict", "--acceptance-length", 2.5, "-c", 0.05), "-k"),
+        (("predict", "-a", 0.5, "-c", 0.05, "--row-cost", -1), "row_cost"),
+        (("predict", "-a", 0.5, "-c", 0.05, "-k", -1), "num_draft_tokens"),
+        (("table", "nothing"), "best-length"),
+        (("plot", "nothing", "-o", "x.png"), "candidates"),
+        (("plot", "tokens", "-o", "x.docx"), ".png"),
+    ],
+)
+def test_wrong_usage_says_what_to_do(arguments, says):
+    assert says in run(*arguments, fails=True)
+
+
+@pytest.mark.parametrize("command", ["table", "predict", "plot"])
+def test_help_shows_examples(command):
+    assert f"paceline theory {command}" in run(command, "--help")
+
+
+def test_help_of_plot_lists_every_name():
+    output = run("plot", "--help")
+    assert all(name in output for name in CURVES)
