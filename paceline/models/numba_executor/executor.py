@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from paceline.errors import InvalidParameter
-from paceline.models.base import PAGE_SIZE, ForwardOutput, Rows
+from paceline.models.base import PAGE_SIZE, ForwardOutput, KVCache, Rows
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
 from paceline.models.numba_executor.forward import Batch, Scratch, Shape, Weights, num_counters
@@ -16,6 +16,7 @@ from paceline.models.numba_executor.kernel_cache import compiled_forward
 from paceline.models.numba_executor.team import Team
 from paceline.models.numba_executor.weights import Progress, load_weights, shape_of
 from paceline.models.rope import inverse_frequencies
+from paceline.models.rows import Part, build_rows
 
 SCORES_SLACK = 80
 """Score slots behind the last position: a page's lanes and its unrolled neighbours may be written in full."""
@@ -95,11 +96,16 @@ class NumbaModel:
         """End the threads of the team."""
         self._team.close()
 
+    def warm_up(self) -> None:
+        """Compile the kernels, or load them compiled, before the first real pass: 20 s once, then a fraction of one."""
+        self.forward(build_rows([Part([0], 0, [0])]), self.new_cache(1))
+
     def new_cache(self, num_pages: int) -> NumbaCache:
         return NumbaCache(self._shape, num_pages)
 
-    def forward(self, rows: Rows, cache: NumbaCache, taps: tuple[int, ...] = ()) -> ForwardOutput:
-        """See `CausalLM.forward`. An empty batch is an error of the caller."""
+    def forward(self, rows: Rows, cache: KVCache, taps: tuple[int, ...] = ()) -> ForwardOutput:
+        """See `CausalLM.forward`; `cache` is one this model made. An empty batch is an error of the caller."""
+        assert isinstance(cache, NumbaCache)
         num_rows, asked = len(rows.token_ids), len(rows.logit_rows)
         context = int(rows.positions.max()) + 1
         self._extend_tables(context)

@@ -1,0 +1,94 @@
+"""`paceline demo`: the default model on three prompts, plain and drafted in one run; are the texts equal?"""
+
+import json
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from paceline.cli import options as o
+from paceline.cli.show import is_identical
+from paceline.types import SamplingParams
+
+CHAT = "I have two free days in a small town by the sea and it will rain. Suggest a plan for each day, in a short list."
+EDIT = """Rewrite this function so that the variable `l` is called `items`. Print the whole function again.
+
+def summary(l):
+    total = 0
+    for x in l:
+        total = total + x
+    if len(l) == 0:
+        return {"count": 0, "total": 0, "mean": None}
+    return {"count": len(l), "total": total, "mean": total / len(l)}
+"""
+SUMMARISE = """Summarise the text in two sentences, keeping its words where you can.
+
+The harbour bridge was closed to lorries on Monday after an inspection found cracks in two of its eight steel hangers.
+The city's chief engineer said that the bridge is safe for cars and bicycles, because the remaining six hangers carry
+the load with a wide margin. Repairs will begin in March and take about eleven weeks. Until then lorries must use the
+northern ring road, which adds twenty minutes to the way to the port. Shipping companies have asked the city to pay for
+the extra fuel, but the mayor answered that the closure protects everybody, lorry drivers first of all.
+"""
+PROMPTS = {"chat": CHAT, "code edit": EDIT, "summarise": SUMMARISE}
+
+
+def demo(
+    model: o.Model = o.DEFAULT_MODEL,
+    draft: o.Draft = "suffix",
+    max_tokens: o.MaxTokens = 96,
+    dtype: o.Dtype = o.DEFAULT_DTYPE,
+    threads: o.Threads = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Show the main job: the same text, in less time.
+
+    Examples:
+
+        paceline demo
+
+        paceline demo --draft ngram --dtype int8
+    """
+    from paceline.engine.report import run_once
+
+    llm = o.load_llm(model, o.speculative_config(draft), dtype=dtype, num_threads=threads)
+    plain_llm = llm.drafting_with(None)
+    params = SamplingParams(temperature=0, max_tokens=max_tokens)
+    rows = []
+    for kind, prompt in PROMPTS.items():
+        o.messages.print(f"[dim]{kind}: plain, then with {draft} ...[/]")
+        ids = llm.chat_prompt([{"role": "user", "content": prompt}])
+        rows.append((kind, run_once(plain_llm, ids, params), run_once(llm, ids, params)))
+    if as_json:
+        print(json.dumps([_record(*row) for row in rows]))
+    else:
+        _print(rows, model, draft)
+    if not all(is_identical(run, plain) for _, plain, run in rows):
+        raise typer.Exit(1)
+
+
+def _record(kind: str, plain, run) -> dict:
+    return {
+        "prompt": kind,
+        "text": run.output.text,
+        "identical": is_identical(run, plain),
+        "plain_tokens_per_second": plain.tokens_per_second,
+        "tokens_per_second": run.tokens_per_second,
+        "acceptance_length": run.output.stats.acceptance_length,
+    }
+
+
+def _print(rows, model: str, draft: str) -> None:
+    table = Table(title=f"{model}: plain decoding and {draft} drafts", title_justify="left")
+    for column in ("prompt", "tokens", "plain tok/s", f"{draft} tok/s", "speed-up", "tokens per pass", "same text"):
+        table.add_column(column, justify="left" if column == "prompt" else "right")
+    for kind, plain, run in rows:
+        speedup = run.tokens_per_second / plain.tokens_per_second if plain.tokens_per_second else float("nan")
+        table.add_row(
+            kind, str(len(run.output.token_ids)), f"{plain.tokens_per_second:.1f}", f"{run.tokens_per_second:.1f}",
+            f"{speedup:.2f} x", f"{run.output.stats.acceptance_length or 1:.2f}",
+            "yes" if is_identical(run, plain) else "NO",
+        )  # fmt: skip
+    for kind, _, run in rows:
+        o.messages.print(f"\n[bold]{kind}[/]\n{run.output.text.strip()}", markup=True)
+    o.messages.print()
+    o.messages.print(table)

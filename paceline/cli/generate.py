@@ -1,0 +1,96 @@
+"""`paceline generate`: one prompt, one answer, streamed, with what drafting gained."""
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from paceline.cli import options as o
+from paceline.cli.show import LEGEND, TokenPrinter, closing_table, is_identical
+from paceline.errors import InvalidParameter
+from paceline.types import SamplingParams
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The prompt; '-' reads it from standard input.")],
+    model: o.Model = o.DEFAULT_MODEL,
+    draft: o.Draft = o.DEFAULT_DRAFT,
+    draft_model: o.DraftModel = None,
+    num_draft_tokens: o.NumDraft = None,
+    rule: o.Rule = "p/q",
+    policy: o.Policy = "auto",
+    draft_option: o.DraftOption = None,
+    max_tokens: o.MaxTokens = o.DEFAULT_MAX_TOKENS,
+    temperature: o.Temperature = o.DEFAULT_TEMPERATURE,
+    top_p: o.TopP = 1.0,
+    top_k: o.TopK = 0,
+    min_p: o.MinP = 0.0,
+    seed: o.Seed = None,
+    stop: Annotated[list[str] | None, typer.Option("--stop", help="String that ends the text; repeatable.")] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on behind the end-of-sequence token.")] = False,
+    chat: Annotated[bool, typer.Option("--chat", help="Put the prompt into the model's chat template.")] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="Run plain decoding too and compare.")] = False,
+    dtype: o.Dtype = o.DEFAULT_DTYPE,
+    threads: o.Threads = None,
+    executor: o.ExecutorName = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Generate text, drafting ahead; the text is what the model alone would have said.
+
+    Examples:
+
+        paceline generate "The capital of France is"
+
+        paceline generate --chat --draft suffix --compare "List ten rivers of Europe."
+
+        paceline generate --temperature 0.8 --top-p 0.95 --seed 7 --rule coupled --compare "Once upon a time"
+
+        paceline generate -m target.gguf --draft draft_model --draft-model small.gguf --compare "def fibonacci(n):"
+
+        paceline generate --draft ngram --max-tokens 64 --compare --json "1, 2, 3," | jq .stats
+    """
+    from paceline.engine.report import describe, run_once
+
+    params = SamplingParams(
+        temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed, max_tokens=max_tokens,
+        stop=tuple(stop or ()), ignore_eos=ignore_eos,
+    )  # fmt: skip
+    text = sys.stdin.read() if prompt == "-" else prompt
+    if not text:
+        raise InvalidParameter("prompt", "is empty", "give at least one character")
+    if compare and seed is None and not params.is_greedy:
+        raise InvalidParameter("seed", "is missing", "sampled texts can only be compared under one seed")
+    speculative = o.speculative_config(draft, draft_model, num_draft_tokens, rule, policy, draft_option)
+    llm = o.load_llm(model, speculative, dtype=dtype, num_threads=threads, executor=executor)
+    prompt_ids = llm.chat_prompt([{"role": "user", "content": text}]) if chat else llm.tokenizer.encode(text)
+    plain = run_once(llm.drafting_with(None), prompt_ids, params) if compare else None
+    console = Console(highlight=False)
+    run = run_once(llm, prompt_ids, params, (lambda token: None) if as_json else TokenPrinter(console))
+    if as_json:
+        print(json.dumps(_record(run, plain, describe(run, plain))))
+        return
+    console.print()
+    o.messages.print(LEGEND)
+    o.messages.print(closing_table(run, plain, draft))
+
+
+def _record(run, plain, stats: dict) -> dict:
+    """The JSON object of the command."""
+    output = run.output
+    record = {
+        "text": output.text,
+        "token_ids": list(output.token_ids),
+        "provenance": list(output.provenance),
+        "finish_reason": output.finish_reason,
+        "stats": stats,
+    }
+    if plain is not None:
+        record["plain"] = {
+            "text": plain.output.text,
+            "token_ids": list(plain.output.token_ids),
+            "tokens_per_second": plain.tokens_per_second,
+        }
+        record["identical"] = is_identical(run, plain)
+    return record

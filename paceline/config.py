@@ -1,0 +1,110 @@
+"""How an engine runs: frozen dataclasses, composed, each default written once, unknown keys refused.
+
+Not for what one request asks (`types.SamplingParams`) and not for the shape of a model (`models/config.py`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypeVar
+
+from paceline.errors import InvalidParameter
+
+Executor = Literal["auto", "numba", "torch"]
+LengthPolicyName = Literal["auto", "fixed", "heuristic", "goodput"]
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeConfig:
+    """How drafts are made and verified.
+
+    Attributes:
+        method: a drafter's name (``ngram``, ``suffix``, ``draft_model``, ...) or ``module.path:ClassName``.
+        num_draft_tokens: most drafted tokens a target pass verifies per request; 0 switches drafting off.
+        model: the draft model of ``draft_model``.
+        rule: how drafts are verified; ``p/q`` accepts most, ``coupled`` reproduces plain sampling's text token for
+            token. Lossy rules must be named explicitly.
+        rule_options: the rule's own options, e.g. ``{"lenience": 0.5}``.
+        policy: how many tokens are drafted each step. ``auto`` adapts to what a pass costs and what is accepted where
+            the text cannot depend on it (greedy requests, the coupled rule), and keeps the length fixed elsewhere, so
+            that a seed always gives the same text.
+        options: the drafter's own options, e.g. ``{"prompt_lookup_max": 4}``.
+    """
+
+    method: str
+    num_draft_tokens: int = 8
+    model: str | None = None
+    rule: str = "p/q"
+    rule_options: Mapping[str, float] = field(default_factory=dict)
+    policy: LengthPolicyName = "auto"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.num_draft_tokens < 0:
+            raise InvalidParameter(
+                "num_draft_tokens", f"{self.num_draft_tokens} is not 0 or more", "use 0 to switch drafting off"
+            )
+        if self.policy not in LengthPolicyName.__args__:
+            known = ", ".join(LengthPolicyName.__args__)
+            raise InvalidParameter("policy", f"{self.policy!r} is unknown", f"use one of {known}")
+        if self.method == "draft_model" and not self.model:
+            raise InvalidParameter(
+                "model", "the method draft_model needs one", "name a smaller model of the same family"
+            )
+
+    @classmethod
+    def of(cls, value: "str | Mapping[str, Any] | SpeculativeConfig | None") -> "SpeculativeConfig | None":
+        """From what a user writes: a method's name, a mapping of fields, a config, or None for plain decoding."""
+        if value is None or isinstance(value, str):
+            return None if value in (None, "none", "plain") else cls(value)
+        if isinstance(value, SpeculativeConfig):
+            return value
+        if "method" not in value:
+            raise InvalidParameter("method", "is missing in speculative", "name a drafter, e.g. 'ngram'")
+        return from_mapping(cls, value)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How a model is run.
+
+    Attributes:
+        dtype: storage of weights: ``bfloat16``, ``float32`` or ``int8`` (lossy against the other two).
+        executor: ``numba`` (CPU kernels), ``torch`` (every family, any device), or ``auto``: numba where it can.
+        device: torch device of the torch executor.
+        num_threads: threads of a pass; None uses every processor the process may use.
+        max_model_len: most tokens of a request, prompt and output; None takes the model's own limit.
+        max_num_seqs: most requests decoding at once.
+        max_num_batched_tokens: most rows of a pass.
+        kv_cache_memory_bytes: room for keys and values; pages are only touched when used.
+        scheduler: scheduling policy by name.
+    """
+
+    dtype: str = "bfloat16"
+    executor: Executor = "auto"
+    device: str = "cpu"
+    num_threads: int | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    kv_cache_memory_bytes: int = 1 << 30
+    scheduler: str = "stall_free"
+
+    def __post_init__(self) -> None:
+        for name in ("num_threads", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidParameter(name, f"{value!r} is not 1 or more", "raise it, or leave it out")
+        if self.executor not in Executor.__args__:
+            known = ", ".join(Executor.__args__)
+            raise InvalidParameter("executor", f"{self.executor!r} is unknown", f"use one of {known}")
+
+
+def from_mapping(cls: type[_T], values: Mapping[str, Any]) -> _T:
+    """An instance of the dataclass `cls`; a key it does not have is an error that lists those it has."""
+    known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+    for key in values:
+        if key not in known:
+            raise InvalidParameter(key, "is an unknown configuration key", f"use one of {', '.join(known)}")
+    return cls(**values)

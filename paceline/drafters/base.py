@@ -1,0 +1,69 @@
+"""The contract of a drafter: it proposes token trees, and is told what became of them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from paceline.sampling.law import Law
+from paceline.sampling.randomness import ROOT, Randomness
+from paceline.sampling.tree import TokenTree
+from paceline.types import SamplingParams
+
+
+def always(_: Sequence[Law]) -> bool:
+    """Keep drafting until the budget is spent."""
+    return True
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class DraftContext:
+    """What a drafter may know of one request.
+
+    Attributes:
+        request_id: stable while the request lives.
+        token_ids: committed tokens, prompt and output; the last one is the root of the tree to propose. A drafter must
+            not keep or change it.
+        num_prompt_tokens: how many of them are the prompt.
+        budget: most nodes the tree may have, at least 1.
+        warp: (logits [vocab], tokens drafted down to the node) to the request's warped law, so that a drafter with a
+            distribution can warp it as the target's is.
+        randomness: the request's own; a drafter with a distribution draws node i of its tree through `draw_node`.
+        coupled: the request is verified under the coupled rule, so draws share the target's noise.
+        keep_drafting: asked before each further draw with the draft laws so far, never with the token just drawn.
+    """
+
+    request_id: str
+    token_ids: Sequence[int]
+    num_prompt_tokens: int
+    budget: int
+    params: SamplingParams
+    warp: Callable[[np.ndarray, Sequence[int]], Law]
+    randomness: Randomness
+    coupled: bool = False
+    keep_drafting: Callable[[Sequence[Law]], bool] = always
+
+    def draw_node(self, law: Law, position: int, node: int) -> int:
+        """The token of tree node `node` at absolute `position`, drawn from the (warped) draft law."""
+        if self.coupled:
+            return self.randomness.draw(law, position, "target", ROOT)
+        return self.randomness.draw(law, position, "draft", node)
+
+
+class Drafter(Protocol):
+    """Proposes token trees. One instance serves every request of an engine."""
+
+    name: str
+
+    def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
+        """One tree per context, empty when there is nothing worth verifying."""
+        ...
+
+    def observe(self, request_id: str, token_ids: Sequence[int], finished: bool) -> None:
+        """Committed tokens of `request_id` after a step (the whole sequence); `finished` on its last call."""
+        ...
+
+    def release(self, request_id: str) -> None:
+        """Forget a request: it finished, was aborted or was preempted."""
+        ...

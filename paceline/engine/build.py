@@ -1,0 +1,169 @@
+"""From a configuration to running parts: the loaded model, and an engine around it. Only this file knows them all."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.drafters.base import Drafter
+from paceline.drafters.registry import make_drafter
+from paceline.engine.engine import Engine, Speculation
+from paceline.engine.live_cost import LearnedCost
+from paceline.errors import InvalidParameter, UnsupportedModel
+from paceline.models.base import PAGE_SIZE, CausalLM
+from paceline.models.checkpoint import Checkpoint
+from paceline.models.config import ModelConfig
+from paceline.models.resolve import ModelSource, resolve_model
+from paceline.sampling import resolve
+from paceline.scheduling.config import SchedulerConfig
+from paceline.scheduling.length import Fixed, Goodput, Heuristic, LengthPolicy
+from paceline.scheduling.pages import PagePool
+from paceline.scheduling.scheduler import Scheduler
+from paceline.scheduling.stop import StopChecker
+
+Progress = Callable[[str, int, int], None]
+"""Told (what is going on, units done, units in all)."""
+
+BYTES_PER_NUMBER = 4
+
+
+def silent(what: str, done: int, total: int) -> None:
+    """Progress that nobody watches."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class LoadedModel:
+    """A model ready to score rows, with its tokenizer."""
+
+    source: ModelSource
+    model: CausalLM
+
+
+def load(name: str, config: EngineConfig, progress: Progress = silent) -> LoadedModel:
+    """Find, fetch, convert and warm up the model called `name`.
+
+    Raises:
+        ModelNotFound, DownloadFailed, CorruptWeights, UnsupportedModel, InvalidParameter: see `resolve_model` and the
+            executors.
+    """
+    source = resolve_model(name, progress=lambda done, total: progress(f"fetching {name}", done, total))
+    return LoadedModel(source, _executor(source.checkpoint, config, name, progress))
+
+
+def _executor(checkpoint: Checkpoint, config: EngineConfig, name: str, progress: Progress) -> CausalLM:
+    if config.executor != "torch":
+        try:
+            return _numba_model(checkpoint, config, name, progress)
+        except UnsupportedModel:
+            if config.executor == "numba":
+                raise
+    from paceline.models.torch_executor import TorchModel
+
+    if config.dtype == "int8":
+        raise InvalidParameter("dtype", "'int8' is not known to the torch executor", "use bfloat16 or float32")
+    return TorchModel(checkpoint, device=config.device, dtype=config.dtype)  # type: ignore[arg-type]
+
+
+def _numba_model(checkpoint: Checkpoint, config: EngineConfig, name: str, progress: Progress) -> CausalLM:
+    from paceline.models.numba_executor.executor import NumbaModel
+
+    model = NumbaModel(
+        checkpoint,
+        config.dtype,
+        config.num_threads,
+        lambda done, total: progress(f"converting {name} to {config.dtype} (once)", done, total),
+    )
+    progress("preparing kernels (compiled once, about 20 s)", 0, 1)
+    model.warm_up()
+    progress("preparing kernels (compiled once, about 20 s)", 1, 1)
+    return model
+
+
+def build_engine(
+    loaded: LoadedModel, config: EngineConfig, speculative: SpeculativeConfig | None, progress: Progress = silent
+) -> Engine:
+    """An engine with caches of its own around a loaded model.
+
+    Raises:
+        InvalidParameter: unknown drafter, rule, policy or option, or a `max_model_len` that cannot be held.
+        UnsupportedModel: a draft model with another vocabulary.
+    """
+    shape, source = loaded.model.config, loaded.source
+    num_pages, limit = _capacity(shape, config)
+    pool = PagePool(num_pages, PAGE_SIZE)
+    cost = LearnedCost()
+    speculation = _speculation(loaded, config, speculative, cost, num_pages, progress)
+    engine: Engine | None = None
+
+    def find_stop_string(state, token: int) -> bool:
+        assert engine is not None
+        return engine.find_stop_string(state, token)
+
+    scheduler = Scheduler(
+        SchedulerConfig(
+            policy=config.scheduler,  # type: ignore[arg-type]
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=limit,
+        ),
+        pool,
+        length=speculation.policy,
+        stop=StopChecker(source.eos_token_ids, find_stop_string),
+    )
+    cache = loaded.model.new_cache(num_pages)
+    engine = Engine(loaded.model, cache, scheduler, source.tokenizer, source.eos_token_ids, speculation, cost)
+    return engine
+
+
+def _capacity(shape: ModelConfig, config: EngineConfig) -> tuple[int, int]:
+    """(pages of the cache, most tokens of a request)."""
+    per_token = 2 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim * BYTES_PER_NUMBER
+    num_pages = config.kv_cache_memory_bytes // (per_token * PAGE_SIZE)
+    room = num_pages * PAGE_SIZE
+    wanted = config.max_model_len or min(shape.max_position_embeddings, room)
+    if wanted > shape.max_position_embeddings:
+        problem = f"{wanted} tokens are more than the model's {shape.max_position_embeddings}"
+        raise InvalidParameter("max_model_len", problem, "lower it or leave it out")
+    if room < max(wanted, PAGE_SIZE):
+        problem = (
+            f"{config.kv_cache_memory_bytes} bytes hold {room} tokens, not the {max(wanted, PAGE_SIZE)} of a request"
+        )
+        raise InvalidParameter("kv_cache_memory_bytes", problem, "raise it or lower max_model_len")
+    return num_pages, wanted
+
+
+def _speculation(
+    loaded: LoadedModel,
+    config: EngineConfig,
+    speculative: SpeculativeConfig | None,
+    cost: LearnedCost,
+    num_pages: int,
+    progress: Progress,
+) -> Speculation:
+    spec = speculative or SpeculativeConfig("plain", num_draft_tokens=0)
+    drafter = _drafter(loaded, config, spec, num_pages, progress)
+    verifier = resolve(spec.rule, **spec.rule_options)
+    return Speculation(drafter, verifier, spec.rule == "coupled", _length_policy(spec, cost))
+
+
+def _length_policy(spec: SpeculativeConfig, cost: LearnedCost) -> LengthPolicy:
+    most = spec.num_draft_tokens
+    if spec.policy == "fixed" or most == 0:
+        return Fixed(most)
+    if spec.policy == "heuristic":
+        return Heuristic(start=min(5, most), most=most)
+    return Goodput(cost, cost.draft_seconds, max_length=most)
+
+
+def _drafter(
+    loaded: LoadedModel, config: EngineConfig, spec: SpeculativeConfig, num_pages: int, progress: Progress
+) -> Drafter:
+    if spec.method != "draft_model":
+        return make_drafter(spec.method, **spec.options)
+    assert spec.model is not None
+    draft = load(spec.model, config, progress)
+    if not loaded.source.tokenizer.same_vocabulary(draft.source.tokenizer):
+        raise UnsupportedModel(
+            f"model: {spec.model} has another vocabulary than {loaded.source.name}, so its tokens mean something else; "
+            "choose a draft model of the same family, or draft with ngram or suffix"
+        )
+    return make_drafter("draft_model", model=draft.model, num_pages=num_pages, **spec.options)

@@ -1,0 +1,244 @@
+"""`Engine`: the loop. `step()` is schedule, propose, run, verify, update, observe, and nothing else.
+
+Many requests share every pass: prefill chunks, decodes and draft trees are rows of one batch. Single-threaded and
+without a clock of its own choosing; `LLM` is the friendly face. Not the place for policies (`scheduling/`), rules
+(`sampling/`) or kernels (`models/`).
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.drafters.base import DraftContext, Drafter
+from paceline.engine.live import LiveRequest
+from paceline.engine.live_cost import LearnedCost
+from paceline.engine.parts import part_of, settle
+from paceline.models.base import CausalLM, KVCache
+from paceline.models.rows import build_rows
+from paceline.models.tokenizer import Tokenizer
+from paceline.sampling import TokenTree, Verdict, Verifier
+from paceline.scheduling.batch import Commit, Grant, StepPlan, StepResult
+from paceline.scheduling.length import LengthPolicy
+from paceline.scheduling.request import RequestState
+from paceline.scheduling.scheduler import Scheduler
+from paceline.scheduling.stats import PrefixStats
+from paceline.types import FinishReason, RequestOutput, SamplingParams, TokenOutput, TokenProvenance
+
+EMPTY = TokenTree()
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """Tokens that a step committed for one request; `finished` when they are its last."""
+
+    request_id: str
+    tokens: tuple[TokenOutput, ...]
+    finished: RequestOutput | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """How drafts are made and judged: drafter, rule, whether draws share the target's noise, and lengths."""
+
+    drafter: Drafter
+    verifier: Verifier
+    coupled: bool
+    policy: LengthPolicy
+
+
+class Engine:
+    """Runs requests on one model.
+
+    Args:
+        model: the target.
+        cache: pages the scheduler's pool hands out.
+        scheduler: decides who computes what.
+        tokenizer, eos_token_ids: of the target.
+        speculation: see `Speculation`.
+        cost: is told what every decoding pass took.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        cache: KVCache,
+        scheduler: Scheduler,
+        tokenizer: Tokenizer,
+        eos_token_ids: Sequence[int],
+        speculation: Speculation,
+        cost: LearnedCost,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._model, self._cache, self._scheduler = model, cache, scheduler
+        self._tokenizer, self._eos = tokenizer, tuple(eos_token_ids)
+        self._speculation, self._cost, self._clock = speculation, cost, clock
+        self._live: dict[str, LiveRequest] = {}
+
+    @property
+    def has_unfinished_requests(self) -> bool:
+        return bool(self._live)
+
+    def add_request(self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
+        """Queue a request.
+
+        Raises:
+            InvalidParameter: an empty or too long prompt, an id the model does not know, a name already in use.
+        """
+        live = LiveRequest(
+            request_id, prompt_token_ids, params, self._tokenizer, self._eos, self._model.config.vocab_size
+        )
+        state = RequestState(request_id, prompt_token_ids, params, arrival_time=self._clock())
+        self._scheduler.add(state)
+        self._live[request_id] = live
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request now; what it has said so far is returned. None when it is not running."""
+        live = self._live.get(request_id)
+        if live is None:
+            return None
+        state = self._scheduler.abort(request_id, self._clock())
+        assert state is not None
+        live.text.finish()
+        return self._retire(live, state, "abort")
+
+    def abort_all(self) -> None:
+        """End every request now."""
+        for request_id in list(self._live):
+            self.abort(request_id)
+
+    def step(self) -> list[StepOutput]:
+        """One pass of the target over whatever the scheduler grants; the tokens it committed."""
+        started = self._clock()
+        plan = self._scheduler.schedule(started)
+        for state in plan.preempted:
+            self._speculation.drafter.release(state.request_id)
+        if plan.is_empty:
+            return []
+        scheduled = self._clock()
+        trees = self._propose(plan)
+        drafted = self._clock()
+        verdicts = self._verify(plan, trees, self._run(plan, trees))
+        verified = self._clock()
+        commits = self._scheduler.update(self._results(plan, trees, verdicts), verified)
+        overhead = scheduled - started + self._clock() - verified
+        self._account(plan, trees, drafted - scheduled, verified - drafted, overhead)
+        outputs = [self._commit(commit, verdicts, trees) for commit in commits]
+        return [output for output in outputs if output.tokens or output.finished]
+
+    def _propose(self, plan: StepPlan) -> dict[str, TokenTree]:
+        """A tree for every request that was granted a draft."""
+        grants = [grant for grant in plan.grants if grant.draft_budget > 0]
+        if not grants:
+            return {}
+        trees = self._speculation.drafter.propose([self._context(grant, plan) for grant in grants])
+        return {g.request.request_id: tree.prune(g.draft_budget) for g, tree in zip(grants, trees, strict=True)}
+
+    def _context(self, grant: Grant, plan: StepPlan) -> DraftContext:
+        state, policy = grant.request, self._speculation.policy
+        live = self._live[state.request_id]
+        prefix = PrefixStats(state.draft_stats, plan.batch, grant.draft_budget)
+
+        def warp(logits: np.ndarray, path: Sequence[int]):
+            return live.warper.law(logits, [*state.output_token_ids, *path])
+
+        return DraftContext(
+            request_id=state.request_id,
+            token_ids=state.token_ids,
+            num_prompt_tokens=state.num_prompt_tokens,
+            budget=grant.draft_budget,
+            params=state.params,
+            warp=warp,
+            randomness=live.randomness,
+            coupled=self._speculation.coupled,
+            keep_drafting=lambda laws: policy.keep_drafting(prefix, laws),
+        )
+
+    def _run(self, plan: StepPlan, trees: dict[str, TokenTree]) -> dict[str, np.ndarray]:
+        """One forward pass; the asked logits [rows, vocab] of every request that gets a token."""
+        parts = [part_of(grant, trees.get(grant.request.request_id, EMPTY)) for grant in plan.grants]
+        output = self._model.forward(build_rows(parts), self._cache)
+        logits, first = {}, 0
+        for grant, part in zip(plan.grants, parts, strict=True):
+            if part.logits != "none":
+                last = first + (len(part.tokens) if part.logits == "all" else 1)
+                logits[grant.request.request_id] = output.logits[first:last]
+                first = last
+        return logits
+
+    def _verify(self, plan: StepPlan, trees: dict[str, TokenTree], logits: dict[str, np.ndarray]) -> dict[str, Verdict]:
+        """A verdict for every request with logits; accepted branches are moved to their natural slots."""
+        verdicts = {}
+        for grant in plan.grants:
+            state = grant.request
+            if state.request_id not in logits:
+                continue
+            live, tree = self._live[state.request_id], trees.get(state.request_id, EMPTY)
+            output, rows = state.output_token_ids, logits[state.request_id]
+
+            def target(node: int, live=live, rows=rows, output=output, tree=tree):
+                return live.target_law(rows, output, tree, node)
+
+            verdict = self._speculation.verifier(tree, target, live.randomness, state.num_tokens)
+            settle(self._cache, grant, verdict)
+            verdicts[state.request_id] = verdict
+        return verdicts
+
+    def _results(self, plan: StepPlan, trees: dict[str, TokenTree], verdicts: dict[str, Verdict]) -> list[StepResult]:
+        results = []
+        for grant in plan.grants:
+            request_id = grant.request.request_id
+            tree, verdict = trees.get(request_id, EMPTY), verdicts.get(request_id)
+            tokens = (*(tree.tokens[n] for n in verdict.path), verdict.token) if verdict else ()
+            rejected = verdict is not None and verdict.kind == "recovered"
+            results.append(StepResult(request_id, grant.num_prefill_tokens, tokens, len(tree), rejected))
+        return results
+
+    def _commit(self, commit: Commit, verdicts: dict[str, Verdict], trees: dict[str, TokenTree]) -> StepOutput:
+        """Tell the drafter, turn committed tokens into text, and retire the request when it is done."""
+        state, reason = commit.request, commit.finish_reason
+        live, verdict = self._live[state.request_id], verdicts.get(state.request_id)
+        self._speculation.drafter.observe(state.request_id, state.token_ids, reason is not None)
+        if verdict is None:
+            return StepOutput(state.request_id, ())
+        drafted: list[TokenProvenance] = ["drafted"] * len(verdict.path)
+        kinds = [*drafted, verdict.kind][: len(commit.token_ids)]
+        if state.num_output_tokens > len(commit.token_ids):  # the first token belongs to the prefill
+            nodes = len(trees.get(state.request_id, EMPTY))
+            live.counters.count(nodes, commit.num_accepted, int(commit.rejected), len(commit.token_ids))
+        tokens = live.commit(commit.token_ids, kinds, reason is not None)
+        return StepOutput(state.request_id, tokens, None if reason is None else self._retire(live, state, reason))
+
+    def find_stop_string(self, state: RequestState, token: int) -> bool:
+        """For the scheduler's stop rules: whether `token` completes a stop string of the request."""
+        return self._live[state.request_id].reads_stop(token)
+
+    def _retire(self, live: LiveRequest, state: RequestState, reason: FinishReason) -> RequestOutput:
+        self._speculation.drafter.release(state.request_id)
+        del self._live[live.request_id]
+        return RequestOutput(
+            request_id=live.request_id,
+            prompt=None,
+            prompt_token_ids=tuple(state.prompt_token_ids),
+            text=live.text.text,
+            token_ids=tuple(state.output_token_ids),
+            provenance=tuple(live.provenance),
+            finish_reason=reason,
+            stats=live.counters.stats(),
+        )
+
+    def _account(
+        self, plan: StepPlan, trees: dict[str, TokenTree], drafting: float, verifying: float, overhead: float
+    ) -> None:
+        """Book the step's seconds on the requests that shared it, and a pure decoding pass's on the cost curve."""
+        self._cost.observe_draft(max((max(tree.depths, default=0) for tree in trees.values()), default=0), drafting)
+        if plan.num_decodes == len(plan.grants):
+            self._cost.observe(len(plan.grants) + sum(map(len, trees.values())), verifying)
+        for grant in plan.grants:
+            counters = self._live[grant.request.request_id].counters
+            if grant.is_decode:
+                counters.book(drafting, verifying, overhead)
+            else:
+                counters.prefill_seconds += drafting + verifying + overhead

@@ -1,0 +1,179 @@
+"""`LLM`: a model with an engine around it, for programs and notebooks. Servers drive `Engine` themselves."""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rich.progress import track
+
+from paceline.config import EngineConfig, SpeculativeConfig, from_mapping
+from paceline.engine.build import LoadedModel, Progress, build_engine, load, silent
+from paceline.errors import InvalidParameter
+from paceline.models.tokenizer import Tokenizer
+from paceline.types import RequestOutput, SamplingParams, TokenOutput
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, Any]
+
+
+class TokenStream(Iterator[TokenOutput]):
+    """Tokens of one request as they are committed. `output` is the whole answer, once the stream has ended."""
+
+    def __init__(self, tokens: Iterator[TokenOutput | RequestOutput]) -> None:
+        self._tokens = tokens
+        self.output: RequestOutput | None = None
+
+    def __next__(self) -> TokenOutput:
+        item = next(self._tokens)
+        if isinstance(item, TokenOutput):
+            return item
+        self.output = item
+        raise StopIteration
+
+
+class LLM:
+    """A language model that drafts ahead and says what it would have said anyway.
+
+    Args:
+        model: built-in name (``smollm2-135m``), GGUF file, safetensors folder or hub id.
+        speculative: how to draft: a method's name (``"ngram"``), a mapping or `SpeculativeConfig`, None for plain
+            decoding.
+        progress: told (what, done, total) while the model is fetched, converted and warmed up.
+        engine: fields of `EngineConfig`, e.g. ``dtype="int8"``.
+
+    Raises:
+        ModelNotFound, DownloadFailed, CorruptWeights, UnsupportedModel, InvalidParameter: each names the field and the
+            remedy.
+
+        >>> llm = LLM("smollm2-135m", speculative="ngram")                       # doctest: +SKIP
+        >>> llm.generate("1, 2, 3,", SamplingParams(temperature=0))[0].text      # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        model: str = "smollm2-135m",
+        *,
+        speculative: str | Mapping[str, Any] | SpeculativeConfig | None = None,
+        progress: Progress = silent,
+        **engine: Any,
+    ) -> None:
+        config = from_mapping(EngineConfig, engine)
+        wanted = SpeculativeConfig.of(speculative)
+        self._set_up(load(model, config, progress), config, wanted, progress)
+
+    def _set_up(
+        self, loaded: LoadedModel, config: EngineConfig, wanted: SpeculativeConfig | None, progress: Progress
+    ) -> None:
+        self._loaded, self._config, self.speculative = loaded, config, wanted
+        self._engine = build_engine(loaded, config, wanted, progress)
+        self._numbers = itertools.count()
+
+    def drafting_with(
+        self, speculative: str | Mapping[str, Any] | SpeculativeConfig | None, progress: Progress = silent
+    ) -> "LLM":
+        """The same loaded weights with another way of drafting, a cache and an engine of its own."""
+        other = LLM.__new__(LLM)
+        other._set_up(self._loaded, self._config, SpeculativeConfig.of(speculative), progress)
+        return other
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._loaded.source.tokenizer
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = False,
+    ) -> list[RequestOutput]:
+        """Answers to one prompt or many, in their order; many share every pass.
+
+        Args:
+            prompts: texts or token ids.
+            sampling_params: for all, or one for each prompt.
+            progress: show a progress bar.
+
+        Raises:
+            InvalidParameter: an empty prompt, one beyond the context, or as many params as there are no prompts.
+        """
+        items = _as_list(prompts)
+        ids = [
+            self._add(prompt, params)
+            for prompt, params in zip(items, self._params(items, sampling_params), strict=True)
+        ]
+        finished: dict[str, RequestOutput] = {}
+        for output in track(self._answers(), "generating", total=len(ids), disable=not progress):
+            finished[output.request_id] = output
+        texts = [prompt if isinstance(prompt, str) else None for prompt in items]
+        return [replace(finished[i], prompt=text) for i, text in zip(ids, texts, strict=True)]
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = False,
+    ) -> list[RequestOutput]:
+        """Answers to one conversation or many: lists of ``{"role": ..., "content": ...}``."""
+        one = not messages or isinstance(messages[0], Mapping)
+        conversations: Any = [messages] if one else messages
+        return self.generate([self.chat_prompt(c) for c in conversations], sampling_params, progress=progress)
+
+    def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of a conversation in the model's chat template, ready for the answer."""
+        text = self.tokenizer.apply_chat_template(messages)
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> TokenStream:
+        """Tokens of one answer as they are committed, each with its text and provenance.
+
+        A stream that is abandoned (closed, or collected as garbage) aborts its request.
+        """
+        return TokenStream(self._stream(self._add(prompt, sampling_params or SamplingParams())))
+
+    def _stream(self, request_id: str) -> Iterator[TokenOutput | RequestOutput]:
+        try:
+            while self._engine.has_unfinished_requests:
+                for output in self._engine.step():
+                    if output.request_id == request_id:
+                        yield from output.tokens
+                        if output.finished:
+                            yield output.finished
+                            return
+        finally:
+            self._engine.abort(request_id)
+
+    def _answers(self) -> Iterator[RequestOutput]:
+        """Finished requests until none is left; an interruption leaves none behind."""
+        try:
+            while self._engine.has_unfinished_requests:
+                yield from (output.finished for output in self._engine.step() if output.finished)
+        except BaseException:
+            self._engine.abort_all()
+            raise
+
+    def _add(self, prompt: Prompt, params: SamplingParams) -> str:
+        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if not token_ids or prompt == "":
+            raise InvalidParameter("prompt", "is empty", "give at least one character or token")
+        request_id = str(next(self._numbers))
+        self._engine.add_request(request_id, token_ids, params)
+        return request_id
+
+    def _params(
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[SamplingParams]:
+        if params is None or isinstance(params, SamplingParams):
+            return [params or SamplingParams()] * len(prompts)
+        if len(params) != len(prompts):
+            problem = f"{len(params)} for {len(prompts)} prompts"
+            raise InvalidParameter("sampling_params", problem, "give one, or one per prompt")
+        return list(params)
+
+
+def _as_list(prompts: Any) -> list[Prompt]:
+    """One text or one list of token ids counts as a list of one prompt."""
+    is_one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+    return [prompts] if is_one else list(prompts)

@@ -1,0 +1,56 @@
+"""`TextStream`: from committed tokens to text that can be shown at once, stop strings taken out.
+
+A piece of text is released only when it cannot become the beginning of a stop string any more. Not for deciding about
+ids or lengths: the scheduler's stop rules do that.
+"""
+
+from collections.abc import Sequence
+
+from paceline.models.tokenizer import StreamDecoder, Tokenizer
+
+
+class TextStream:
+    """Text of one request's output.
+
+    Args:
+        tokenizer: turns ids into text; special tokens are left out.
+        stop: strings that end the text and do not belong to it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+        self._decoder = StreamDecoder(tokenizer)
+        self._stop = tuple(stop)
+        self._held = ""
+        self._released: list[str] = []
+        self.stopped = False
+
+    @property
+    def text(self) -> str:
+        """Everything released so far."""
+        return "".join(self._released)
+
+    def push(self, token_id: int) -> str:
+        """The text that may be shown with `token_id` committed; sets `stopped` when a stop string is complete."""
+        self._held += self._decoder.push(token_id)
+        end = min((at for s in self._stop if (at := self._held.find(s)) >= 0), default=None)
+        if end is not None:
+            self.stopped = True
+            self._held = self._held[:end]
+        return self._release(len(self._held) if self.stopped else len(self._held) - self._suspicious())
+
+    def finish(self) -> str:
+        """What was held back, when no more tokens come."""
+        if not self.stopped:
+            self._held += self._decoder.flush()
+        return self._release(len(self._held))
+
+    def _suspicious(self) -> int:
+        """Characters at the end that may begin a stop string."""
+        longest = max(map(len, self._stop), default=1) - 1
+        lengths = range(min(longest, len(self._held)), 0, -1)
+        return next((n for n in lengths if any(s.startswith(self._held[-n:]) for s in self._stop)), 0)
+
+    def _release(self, length: int) -> str:
+        piece, self._held = self._held[:length], self._held[length:]
+        self._released.append(piece)
+        return piece
