@@ -1,9 +1,10 @@
-"""Stand-ins for the seams: a checkpoint made of random numbers."""
+"""Stand-ins for the seams: random weights, a byte tokenizer, drafters that know too much or too little."""
 
 import numpy as np
 
 from paceline.models.config import ModelConfig
 from paceline.models.tensor_names import tensor_shapes
+from paceline.sampling import TokenTree
 
 
 def small_config(model_type: str = "llama", **changes) -> ModelConfig:
@@ -33,3 +34,59 @@ class RandomCheckpoint:
 
     def tensor(self, name: str) -> np.ndarray:
         return self._tensors[name]
+
+
+class ByteTokenizer:
+    """Token i is the byte i; 128 and above are special, 130 ends a text. Enough of `Tokenizer` for an engine."""
+
+    special_token_ids = frozenset((128, 129, 130))
+    eos_token_ids = (130,)
+    vocab_size = 131
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return list(text.encode("ascii"))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id]) if token_id < 128 else b""
+
+    def same_vocabulary(self, other: "ByteTokenizer") -> bool:
+        return type(other) is type(self)
+
+
+class Quiet:
+    """A drafter that needs to know nothing of what became of its drafts."""
+
+    name = "quiet"
+
+    def observe(self, request_id, token_ids, finished) -> None:
+        pass
+
+    def release(self, request_id) -> None:
+        pass
+
+
+class Oracle(Quiet):
+    """Knows the answers: proposes trees whose true continuation hides on a branch that is not the first.
+
+    Args:
+        answers: prompt to the whole true sequence.
+    """
+
+    def __init__(self, answers: dict[tuple[int, ...], list[int]]) -> None:
+        self._answers = answers
+
+    def propose(self, contexts):
+        return [self._tree(context) for context in contexts]
+
+    def _tree(self, context):
+        truth = self._answers[tuple(context.token_ids[: context.num_prompt_tokens])][len(context.token_ids) :]
+        wrong = [(token + 1) % 128 for token in truth]
+        paths = [wrong[:2], [*truth[:1], *wrong[1:2]], truth[:3]]
+        return TokenTree.trie([path for path in paths if path]).prune(context.budget)
+
+
+class Babbler(Quiet):
+    """Proposes the same nonsense to everybody."""
+
+    def propose(self, contexts):
+        return [TokenTree.chain([7, 8, 9][: context.budget]) for context in contexts]

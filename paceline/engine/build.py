@@ -104,6 +104,7 @@ def build_engine(
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_num_seqs=config.max_num_seqs,
             max_model_len=limit,
+            tile=min(SchedulerConfig().tile, config.max_num_batched_tokens),
         ),
         pool,
         length=speculation.policy,

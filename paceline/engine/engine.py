@@ -15,6 +15,7 @@ from paceline.drafters.base import DraftContext, Drafter
 from paceline.engine.live import LiveRequest
 from paceline.engine.live_cost import LearnedCost
 from paceline.engine.parts import part_of, settle
+from paceline.errors import InvalidParameter
 from paceline.models.base import CausalLM, KVCache
 from paceline.models.rows import build_rows
 from paceline.models.tokenizer import Tokenizer
@@ -72,10 +73,11 @@ class Engine:
         cost: LearnedCost,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._model, self._cache, self._scheduler = model, cache, scheduler
+        self._model, self.cache, self.scheduler = model, cache, scheduler
         self._tokenizer, self._eos = tokenizer, tuple(eos_token_ids)
-        self._speculation, self._cost, self._clock = speculation, cost, clock
+        self.speculation, self._cost, self._clock = speculation, cost, clock
         self._live: dict[str, LiveRequest] = {}
+        self.num_preemptions = 0
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -87,19 +89,26 @@ class Engine:
         Raises:
             InvalidParameter: an empty or too long prompt, an id the model does not know, a name already in use.
         """
-        live = LiveRequest(
-            request_id, prompt_token_ids, params, self._tokenizer, self._eos, self._model.config.vocab_size
-        )
+        vocab_size = self._model.config.vocab_size
+        unknown = next((i for i in prompt_token_ids if not 0 <= i < vocab_size), None)
+        if unknown is not None:
+            remedy = "tokenise the prompt with this model's own tokenizer"
+            raise InvalidParameter("prompt_token_ids", f"{unknown} is outside the vocabulary of {vocab_size}", remedy)
         state = RequestState(request_id, prompt_token_ids, params, arrival_time=self._clock())
-        self._scheduler.add(state)
+        live = LiveRequest(state, self._tokenizer, self._eos, vocab_size)
+        self.scheduler.add(state)
         self._live[request_id] = live
+
+    def state_of(self, request_id: str) -> RequestState:
+        """The scheduler's state of a running request, to look at."""
+        return self._live[request_id].state
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request now; what it has said so far is returned. None when it is not running."""
         live = self._live.get(request_id)
         if live is None:
             return None
-        state = self._scheduler.abort(request_id, self._clock())
+        state = self.scheduler.abort(request_id, self._clock())
         assert state is not None
         live.text.finish()
         return self._retire(live, state, "abort")
@@ -112,9 +121,10 @@ class Engine:
     def step(self) -> list[StepOutput]:
         """One pass of the target over whatever the scheduler grants; the tokens it committed."""
         started = self._clock()
-        plan = self._scheduler.schedule(started)
+        plan = self.scheduler.schedule(started)
         for state in plan.preempted:
-            self._speculation.drafter.release(state.request_id)
+            self.num_preemptions += 1
+            self.speculation.drafter.release(state.request_id)
         if plan.is_empty:
             return []
         scheduled = self._clock()
@@ -122,7 +132,7 @@ class Engine:
         drafted = self._clock()
         verdicts = self._verify(plan, trees, self._run(plan, trees))
         verified = self._clock()
-        commits = self._scheduler.update(self._results(plan, trees, verdicts), verified)
+        commits = self.scheduler.update(self._results(plan, trees, verdicts), verified)
         overhead = scheduled - started + self._clock() - verified
         self._account(plan, trees, drafted - scheduled, verified - drafted, overhead)
         outputs = [self._commit(commit, verdicts, trees) for commit in commits]
@@ -133,11 +143,11 @@ class Engine:
         grants = [grant for grant in plan.grants if grant.draft_budget > 0]
         if not grants:
             return {}
-        trees = self._speculation.drafter.propose([self._context(grant, plan) for grant in grants])
+        trees = self.speculation.drafter.propose([self._context(grant, plan) for grant in grants])
         return {g.request.request_id: tree.prune(g.draft_budget) for g, tree in zip(grants, trees, strict=True)}
 
     def _context(self, grant: Grant, plan: StepPlan) -> DraftContext:
-        state, policy = grant.request, self._speculation.policy
+        state, policy = grant.request, self.speculation.policy
         live = self._live[state.request_id]
         prefix = PrefixStats(state.draft_stats, plan.batch, grant.draft_budget)
 
@@ -152,14 +162,14 @@ class Engine:
             params=state.params,
             warp=warp,
             randomness=live.randomness,
-            coupled=self._speculation.coupled,
+            coupled=self.speculation.coupled,
             keep_drafting=lambda laws: policy.keep_drafting(prefix, laws),
         )
 
     def _run(self, plan: StepPlan, trees: dict[str, TokenTree]) -> dict[str, np.ndarray]:
         """One forward pass; the asked logits [rows, vocab] of every request that gets a token."""
         parts = [part_of(grant, trees.get(grant.request.request_id, EMPTY)) for grant in plan.grants]
-        output = self._model.forward(build_rows(parts), self._cache)
+        output = self._model.forward(build_rows(parts), self.cache)
         logits, first = {}, 0
         for grant, part in zip(plan.grants, parts, strict=True):
             if part.logits != "none":
@@ -181,8 +191,8 @@ class Engine:
             def target(node: int, live=live, rows=rows, output=output, tree=tree):
                 return live.target_law(rows, output, tree, node)
 
-            verdict = self._speculation.verifier(tree, target, live.randomness, state.num_tokens)
-            settle(self._cache, grant, verdict)
+            verdict = self.speculation.verifier(tree, target, live.randomness, state.num_tokens)
+            settle(self.cache, grant, verdict)
             verdicts[state.request_id] = verdict
         return verdicts
 
@@ -200,11 +210,11 @@ class Engine:
         """Tell the drafter, turn committed tokens into text, and retire the request when it is done."""
         state, reason = commit.request, commit.finish_reason
         live, verdict = self._live[state.request_id], verdicts.get(state.request_id)
-        self._speculation.drafter.observe(state.request_id, state.token_ids, reason is not None)
+        self.speculation.drafter.observe(state.request_id, state.token_ids, reason is not None)
         if verdict is None:
             return StepOutput(state.request_id, ())
         drafted: list[TokenProvenance] = ["drafted"] * len(verdict.path)
-        kinds = [*drafted, verdict.kind][: len(commit.token_ids)]
+        kinds: list[TokenProvenance] = [*drafted, verdict.kind][: len(commit.token_ids)]
         if state.num_output_tokens > len(commit.token_ids):  # the first token belongs to the prefill
             nodes = len(trees.get(state.request_id, EMPTY))
             live.counters.count(nodes, commit.num_accepted, int(commit.rejected), len(commit.token_ids))
@@ -216,10 +226,10 @@ class Engine:
         return self._live[state.request_id].reads_stop(token)
 
     def _retire(self, live: LiveRequest, state: RequestState, reason: FinishReason) -> RequestOutput:
-        self._speculation.drafter.release(state.request_id)
-        del self._live[live.request_id]
+        self.speculation.drafter.release(state.request_id)
+        del self._live[state.request_id]
         return RequestOutput(
-            request_id=live.request_id,
+            request_id=state.request_id,
             prompt=None,
             prompt_token_ids=tuple(state.prompt_token_ids),
             text=live.text.text,

@@ -12,7 +12,8 @@ import numpy as np
 from paceline.engine.text import TextStream
 from paceline.models.tokenizer import Tokenizer
 from paceline.sampling import CounterRandomness, Law, TokenTree, Warper, fresh_seed
-from paceline.types import RequestStats, SamplingParams, TokenOutput, TokenProvenance
+from paceline.scheduling.request import RequestState
+from paceline.types import RequestStats, TokenOutput, TokenProvenance
 
 
 @dataclass(slots=True)
@@ -64,24 +65,17 @@ class LiveRequest:
     """One request in flight.
 
     Args:
-        request_id: the caller's name for it.
-        prompt_token_ids, params: what it asks.
+        state: the scheduler's side of it.
         tokenizer: for its text and its bad words.
         eos_token_ids: ids that end the output.
         vocab_size: ids the model knows.
     """
 
     def __init__(
-        self,
-        request_id: str,
-        prompt_token_ids: Sequence[int],
-        params: SamplingParams,
-        tokenizer: Tokenizer,
-        eos_token_ids: Sequence[int],
-        vocab_size: int,
+        self, state: RequestState, tokenizer: Tokenizer, eos_token_ids: Sequence[int], vocab_size: int
     ) -> None:
-        self.request_id = request_id
-        self.params = params
+        params = state.params
+        self.state = state
         self.randomness = CounterRandomness(fresh_seed() if params.seed is None else params.seed)
         self.text = TextStream(tokenizer, params.stop)
         self._unread: list[str] = []  # text of tokens that a stop rule has read before they were committed
@@ -91,7 +85,7 @@ class LiveRequest:
             params,
             bad_word_ids=[ids for word in params.bad_words for ids in spellings(tokenizer, word)],
             eos_token_ids=() if params.ignore_eos else eos_token_ids,
-            prompt_token_ids=prompt_token_ids,
+            prompt_token_ids=state.prompt_token_ids,
             vocab_size=vocab_size,
         )
 

@@ -45,6 +45,11 @@ class GGUFCheckpoint:
         check_complete(self._config, found, self._path)
 
     @property
+    def path(self) -> Path:
+        """The file."""
+        return self._path
+
+    @property
     def config(self) -> ModelConfig:
         return self._config
 

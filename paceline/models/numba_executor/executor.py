@@ -121,11 +121,11 @@ class NumbaModel:
             self._forward, self._team.num_threads, self._shape, eps, self._weights, batch, scratch,
             cache.keys.reshape(-1), cache.values.reshape(-1),
         )  # fmt: skip
-        logits = scratch.logits[: asked * self._shape.vocab].reshape(asked, -1)[:, : self._config.vocab_size]
+        logits = scratch.logits[: asked * self._shape.vocab].reshape(asked, self._shape.vocab)
         hidden = scratch.taps[: len(taps) * num_rows * self._shape.hidden].reshape(
             len(taps), num_rows, self._shape.hidden
         )
-        return ForwardOutput(logits, {layer: hidden[i].copy() for i, layer in enumerate(taps)})
+        return ForwardOutput(logits[:, : self._config.vocab_size], {layer: hidden[i].copy() for i, layer in enumerate(taps)})
 
     def _extend_tables(self, context: int) -> None:
         """Rotary tables [positions, head_dim / 2], doubled when a longer context comes."""

@@ -1,7 +1,7 @@
 """Compiled kernels on disk, so that only the first pass ever waits for the compiler.
 
 Numba's own cache looks at the file of the outermost function alone and would keep stale machine code when a kernel
-beneath it changes; here the stamp covers every file of this folder. The entries lie in Paceline's cache folder, keyed
+beneath it changes; here the stamp covers every file that is compiled. The entries lie in Paceline's cache folder, keyed
 by Numba with its version, the processor and the argument types.
 """
 
@@ -16,6 +16,10 @@ from numba.core.caching import FunctionCache, IndexDataCacheFile
 
 from paceline.models.cache_dir import cache_dir
 from paceline.models.numba_executor.forward import forward
+
+
+KERNEL_MODULES = ("vector", "gemm", "attention", "forward", "team")
+"""Files whose code ends up in the compiled pass."""
 
 
 class _KernelCache(FunctionCache):
@@ -35,8 +39,8 @@ class _KernelCache(FunctionCache):
 def _source_stamp() -> str:
     """A hash of every kernel source."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.read_bytes())
+    for name in KERNEL_MODULES:
+        digest.update(Path(__file__).with_name(f"{name}.py").read_bytes())
     return digest.hexdigest()
 
 

@@ -1,0 +1,68 @@
+"""Drafters by name. Adding one is a file and a line here; a user's own needs neither: ``"package.module:ClassName"``.
+
+Modules are imported when they are asked for, so that a drafter's libraries cost nothing until it is used.
+"""
+
+import inspect
+from importlib import import_module
+from typing import Any
+
+from paceline.drafters.base import Drafter
+from paceline.errors import InvalidParameter
+
+_DRAFTERS = {
+    "plain": "paceline.drafters.plain:Plain",
+    "ngram": "paceline.drafters.ngram:NGram",
+    "suffix": "paceline.drafters.suffix:Suffix",
+    "draft_model": "paceline.drafters.draft_model:DraftModel",
+}
+
+
+def drafter_names() -> tuple[str, ...]:
+    """Names `make_drafter` knows."""
+    return tuple(_DRAFTERS)
+
+
+def make_drafter(name: str, **options: Any) -> Drafter:
+    """A new drafter.
+
+    Args:
+        name: one of `drafter_names`, or ``"package.module:ClassName"`` of a class that fits `Drafter`.
+        options: arguments of its constructor.
+
+    Raises:
+        InvalidParameter: no such drafter, an option it does not have or lacks, or a value it refuses; the message lists
+            what it knows.
+    """
+    constructor = _load(name)
+    known = inspect.signature(constructor).parameters
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in known.values())
+    unknown = [] if takes_any else [option for option in options if option not in known]
+    if unknown:
+        names = ", ".join(known) or "none"
+        raise InvalidParameter(unknown[0], f"drafter {name!r} has no such option", f"its options are: {names}")
+    missing = [one.name for one in known.values() if _is_required(one) and one.name not in options]
+    if missing:
+        raise InvalidParameter(missing[0], f"drafter {name!r} cannot do without it", f"pass {missing[0]}=...")
+    return constructor(**options)
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return not variadic and parameter.default is parameter.empty
+
+
+def _load(name: str) -> Any:
+    """The class behind a name or a path."""
+    path = _DRAFTERS.get(name, name)
+    module, _, attribute = path.partition(":")
+    remedy = f"use one of {', '.join(_DRAFTERS)}, or 'package.module:ClassName'"
+    if not module or not attribute:
+        raise InvalidParameter("drafter", f"{name!r} is unknown", remedy)
+    try:
+        return getattr(import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        problem = f"{name!r} cannot be imported, there is no module {error.name!r}"
+        raise InvalidParameter("drafter", problem, f"install it, or {remedy}") from error
+    except AttributeError as error:
+        raise InvalidParameter("drafter", f"module {module!r} has no {attribute!r}", remedy) from error

@@ -1,0 +1,226 @@
+"""The engine: whatever is drafted, batched, chunked or preempted, a request says what it says alone and undrafted."""
+
+import numpy as np
+import pytest
+
+from paceline.errors import InvalidParameter, UnsupportedModel
+from paceline.models.base import PAGE_SIZE
+from paceline.models.rows import Part, build_rows
+from paceline.types import SamplingParams
+from tests.engine.conftest import PROMPTS, run_all
+from tests.fakes import Babbler, Oracle
+
+GREEDY = SamplingParams(temperature=0, max_tokens=40)
+SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=11, max_tokens=40)
+DRAFTERS = [
+    {"method": "ngram"},
+    {"method": "suffix"},
+    {"method": "suffix", "options": {"mode": "tree"}},
+    {"method": "draft_model", "model": "random-0"},
+    {"method": "draft_model", "model": "random-1", "num_draft_tokens": 3},
+]
+
+
+def texts(outputs):
+    return [output.token_ids for output in outputs]
+
+
+@pytest.mark.parametrize("policy", ["fixed", "heuristic", "goodput", "auto"])
+@pytest.mark.parametrize("draft", DRAFTERS, ids=lambda d: d["method"] + str(d.get("model", d.get("options", ""))))
+def test_greedy_text_is_plain_greedy_text(engine_for, draft, policy):
+    plain = run_all(engine_for())
+    drafted = run_all(engine_for(draft | {"policy": policy}))
+    assert texts(drafted) == texts(plain)
+    assert [o.text for o in drafted] == [o.text for o in plain]
+
+
+@pytest.mark.parametrize("policy", ["fixed", "goodput"])
+@pytest.mark.parametrize("draft", DRAFTERS, ids=lambda d: d["method"] + str(d.get("model", d.get("options", ""))))
+def test_coupled_sampling_says_what_plain_sampling_says(engine_for, draft, policy):
+    plain = run_all(engine_for(), params=SAMPLED)
+    drafted = run_all(engine_for(draft | {"rule": "coupled", "policy": policy}), params=SAMPLED)
+    assert texts(drafted) == texts(plain)
+    assert texts(plain) != texts(run_all(engine_for()))  # it was not greedy after all
+
+
+@pytest.mark.parametrize("rule", ["p/q", "block", "coupled", "sample_and_match"])
+def test_a_seeded_request_says_the_same_alone_and_in_company(engine_for, rule):
+    draft = {"method": "draft_model", "model": "random-1", "rule": rule, "num_draft_tokens": 3, "policy": "fixed"}
+    together = run_all(engine_for(draft), params=SAMPLED)
+    alone = [run_all(engine_for(draft), [prompt], SAMPLED)[0] for prompt in PROMPTS]
+    assert texts(together) == texts(alone)
+
+
+@pytest.mark.parametrize("rows", [3, 16, 512])
+@pytest.mark.parametrize("scheduler", ["stall_free", "orca", "sarathi", "request_level"])
+def test_chunks_and_schedulers_change_nothing(engine_for, rows, scheduler):
+    if scheduler in ("orca", "request_level", "sarathi") and rows < 64:
+        pytest.skip("these policies run whole prompts or whole tiles")
+    draft = {"method": "ngram", "policy": "fixed"}
+    outputs = run_all(engine_for(draft, max_num_batched_tokens=rows, scheduler=scheduler))
+    assert texts(outputs) == texts(run_all(engine_for()))
+
+
+def test_preemption_changes_nothing(engine_for):
+    page_bytes = 2 * 3 * 2 * 16 * PAGE_SIZE * 4
+    engine = engine_for({"method": "ngram"}, kv_cache_memory_bytes=9 * page_bytes, max_model_len=9 * PAGE_SIZE)
+    params = SamplingParams(temperature=0, max_tokens=70)
+    outputs = run_all(engine, params=params)
+    assert texts(outputs) == texts(run_all(engine_for(), params=params))
+    assert engine.num_preemptions > 0
+
+
+def test_branches_are_accepted_and_the_cache_is_that_of_a_fresh_prefill(engine_for, tiny):
+    plain = run_all(engine_for())
+    answers = {o.prompt_token_ids: [*o.prompt_token_ids, *o.token_ids] for o in plain}
+    engine = engine_for({"method": "plain", "num_draft_tokens": 6, "policy": "fixed"}, Oracle(answers))
+    outputs = run_all(engine)
+    assert texts(outputs) == texts(plain)
+    assert all(o.stats.acceptance_length > 2 for o in outputs)
+
+    engine.add_request("checked", list(PROMPTS[0].encode()), SamplingParams(temperature=0, max_tokens=40))
+    for _ in range(5):
+        engine.step()
+        if not engine.has_unfinished_requests:
+            break
+        state = engine.state_of("checked")
+        slots = [state.page_table[i // PAGE_SIZE] * PAGE_SIZE + i % PAGE_SIZE for i in range(state.num_computed)]
+        fresh = tiny.model.new_cache(16)
+        tokens = state.token_ids[: state.num_computed]
+        tiny.model.forward(build_rows([Part(range(16), 0, tokens, logits="none")]), fresh)
+        for ours, theirs in zip(engine.cache.read(slots), fresh.read(range(len(tokens))), strict=True):
+            assert np.array_equal(ours, theirs)
+
+
+def test_provenance_and_counters_add_up(engine_for):
+    for output in run_all(engine_for({"method": "ngram", "policy": "fixed"})):
+        stats, kinds = output.stats, output.provenance
+        assert len(kinds) == len(output.token_ids)
+        assert kinds.count("drafted") == stats.num_accepted_tokens
+        assert sum((i + 1) * n for i, n in enumerate(stats.accepted_per_pass)) == len(output.token_ids) - 1
+        assert stats.num_target_passes == sum(stats.accepted_per_pass)
+        assert stats.num_draft_tokens >= stats.num_accepted_tokens
+        assert kinds[0] == "target"
+
+
+def test_nonsense_drafts_cost_nothing_but_time(engine_for):
+    draft = {"method": "plain", "num_draft_tokens": 3, "policy": "fixed"}
+    outputs = run_all(engine_for(draft, Babbler()))
+    assert texts(outputs) == texts(run_all(engine_for()))
+    assert all(o.stats.num_rejections > 0 for o in outputs)
+
+
+def test_a_stop_inside_an_accepted_draft_leaks_nothing(engine_for):
+    plain = run_all(engine_for())
+    answers = {o.prompt_token_ids: [*o.prompt_token_ids, *o.token_ids] for o in plain}
+    stops = [SamplingParams(temperature=0, max_tokens=40, stop_token_ids=[o.token_ids[7]]) for o in plain]
+    draft = {"method": "plain", "num_draft_tokens": 6, "policy": "fixed"}
+    for before, output in zip(plain, run_all(engine_for(draft, Oracle(answers)), params=stops), strict=True):
+        end = before.token_ids.index(before.token_ids[7]) + 1
+        assert output.token_ids == before.token_ids[:end]
+        assert output.finish_reason == "stop"
+        assert len(output.provenance) == end
+        assert output.stats.num_accepted_tokens == output.provenance.count("drafted")
+
+
+def test_a_stop_string_ends_the_text_before_it(engine_for):
+    plain = run_all(engine_for())
+    for index, before in enumerate(plain):
+        visible = before.text
+        if len(visible) < 12:
+            continue
+        stop = visible[6:9]
+        params = SamplingParams(temperature=0, max_tokens=40, stop=[stop])
+        for draft in (None, {"method": "ngram"}):
+            output = run_all(engine_for(draft), [PROMPTS[index]], params)[0]
+            assert output.text == visible[: visible.index(stop)]
+            assert output.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3])
+def test_max_tokens_is_kept_exactly(engine_for, max_tokens):
+    for output in run_all(engine_for({"method": "ngram"}), params=SamplingParams(temperature=0, max_tokens=max_tokens)):
+        assert len(output.token_ids) == max_tokens
+        assert output.finish_reason == "length"
+
+
+def test_processors_see_the_path_down_to_each_node(engine_for):
+    params = SamplingParams(
+        temperature=0, max_tokens=40, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2,
+        logit_bias={5: 2.0, 9: -3.0}, bad_words=["ab"], min_tokens=10,
+    )  # fmt: skip
+    plain = run_all(engine_for(), params=params)
+    assert texts(plain) != texts(run_all(engine_for()))
+    for draft in DRAFTERS:
+        assert texts(run_all(engine_for(draft), params=params)) == texts(plain)
+
+
+def test_abort_returns_what_was_said_and_frees_everything(engine_for):
+    engine = engine_for({"method": "draft_model", "model": "random-1"})
+    engine.add_request("a", [1, 2, 3], GREEDY)
+    for _ in range(3):
+        engine.step()
+    output = engine.abort("a")
+    assert output.finish_reason == "abort"
+    assert output.token_ids
+    assert not engine.has_unfinished_requests
+    assert engine.abort("a") is None
+    engine.scheduler.check_integrity()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "message"),
+    [
+        ([], GREEDY, "prompt_token_ids.*empty"),
+        (list(range(100)) * 6, GREEDY, "prompt_token_ids.*shorten"),
+        ([1, 5000], GREEDY, "prompt_token_ids.*5000"),
+        ([1], SamplingParams(logit_bias={999: 1.0}), "logit_bias"),
+    ],
+)
+def test_bad_requests_are_refused_at_the_door(engine_for, prompt, params, message):
+    engine = engine_for()
+    with pytest.raises(InvalidParameter, match=message):
+        engine.add_request("bad", prompt, params)
+    assert not engine.has_unfinished_requests
+
+
+def test_an_id_in_use_is_refused_and_the_first_request_lives(engine_for):
+    engine = engine_for()
+    engine.add_request("a", [1], GREEDY)
+    with pytest.raises(InvalidParameter, match="request_id"):
+        engine.add_request("a", [2], GREEDY)
+    assert engine.has_unfinished_requests
+
+
+@pytest.mark.parametrize(
+    ("draft", "message"),
+    [
+        ({"method": "psychic"}, "psychic"),
+        ({"method": "ngram", "num_draft_tokens": -1}, "num_draft_tokens"),
+        ({"method": "ngram", "rule": "guess"}, "rule"),
+        ({"method": "ngram", "policy": "guess"}, "policy"),
+        ({"method": "ngram", "lenght": 3}, "lenght"),
+        ({"method": "ngram", "options": {"colour": 1}}, "colour"),
+        ({"method": "draft_model"}, "model"),
+        ({"num_draft_tokens": 3}, "method"),
+    ],
+)
+def test_bad_drafting_options_name_their_field(engine_for, draft, message):
+    with pytest.raises(InvalidParameter, match=message):
+        engine_for(draft)
+
+
+def test_a_draft_model_with_another_vocabulary_is_refused(engine_for, monkeypatch):
+    monkeypatch.setattr("tests.fakes.ByteTokenizer.same_vocabulary", lambda self, other: False)
+    with pytest.raises(UnsupportedModel, match=r"another vocabulary.*same family"):
+        engine_for({"method": "draft_model", "model": "random-1"})
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [({"max_model_len": 10_000}, "max_model_len"), ({"kv_cache_memory_bytes": 100}, "kv_cache_memory_bytes"),
+     ({"max_num_seqs": 0}, "max_num_seqs"), ({"executor": "abacus"}, "executor")],
+)  # fmt: skip
+def test_bad_engine_options_name_their_field(engine_for, config, field):
+    with pytest.raises(InvalidParameter, match=field):
+        engine_for(None, **config)
