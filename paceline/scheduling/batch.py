@@ -1,0 +1,109 @@
+"""`StepPlan`: what one step computes, and for whom; `StepResult` and `Commit`: what came of it.
+
+Frozen records only. Rows, slots and masks are made of them by the engine.
+"""
+
+from dataclasses import dataclass, field
+
+from paceline.scheduling.request import RequestState
+from paceline.scheduling.stats import BatchStats
+from paceline.types import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What one request may compute in a step: a prefill chunk, or a decode with a draft.
+
+    The rows write to the slots of positions ``start`` .. ``start + num_rows - 1`` (a tree's node i to that of position
+    ``start + 1 + i``, wherever it sits in the tree); the request's page table covers them.
+
+    Attributes:
+        num_prefill_tokens: tokens of the chunk, 0 for a decode.
+        draft_budget: most nodes of the draft tree, 0 for a prefill chunk.
+        wanted_budget: what the length policy asked for before the step's budget cut it.
+        start: position of the first row, the request's ``num_computed``.
+        needs_logits: the step emits a token for this request: a decode, or the chunk that ends the prefill.
+    """
+
+    request: RequestState
+    num_prefill_tokens: int = 0
+    draft_budget: int = 0
+    wanted_budget: int = 0
+    start: int = 0
+    needs_logits: bool = True
+
+    @property
+    def is_decode(self) -> bool:
+        return self.num_prefill_tokens == 0
+
+    @property
+    def num_rows(self) -> int:
+        """Most rows the grant may use: the chunk, or the root and its draft."""
+        return self.num_prefill_tokens or 1 + self.draft_budget
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step. Decodes come first, then prefill chunks, each in scheduling order.
+
+    Attributes:
+        preempted: requests that lost their pages; they wait again and will recompute.
+        batch: what the length policy was told.
+    """
+
+    grants: tuple[Grant, ...] = ()
+    preempted: tuple[RequestState, ...] = ()
+    batch: BatchStats = field(default_factory=BatchStats)
+
+    @property
+    def num_rows(self) -> int:
+        """Most rows of the pass."""
+        return sum(grant.num_rows for grant in self.grants)
+
+    @property
+    def num_decodes(self) -> int:
+        return sum(grant.is_decode for grant in self.grants)
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing to compute."""
+        return not self.grants
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a pass produced for one granted request. Accepted keys and values already lie in their natural slots.
+
+    Attributes:
+        num_prefill_tokens: tokens of the chunk that was computed, 0 for a decode.
+        token_ids: emitted tokens in order. Decode: the accepted path, then the target's own token. Prefill: the first
+            token when the chunk ended the prefill, else nothing.
+        num_draft_tokens: nodes verified.
+        rejected: the target's own token replaced a drafted one (recovered, not bonus).
+    """
+
+    request_id: str
+    num_prefill_tokens: int = 0
+    token_ids: tuple[int, ...] = ()
+    num_draft_tokens: int = 0
+    rejected: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What became of one `StepResult`: count these, nothing else.
+
+    Attributes:
+        token_ids: tokens that joined the output.
+        num_dropped: emitted tokens behind the stop; they count nowhere.
+        num_accepted: drafted tokens among `token_ids`.
+        rejected: a drafted token was refused, and the refusal lies before the stop.
+        finish_reason: None while the request goes on.
+    """
+
+    request: RequestState
+    token_ids: tuple[int, ...]
+    num_dropped: int = 0
+    num_accepted: int = 0
+    rejected: bool = False
+    finish_reason: FinishReason | None = None

@@ -1,0 +1,171 @@
+"""`PagePool`: who holds which page of the cache, and which pages can be reused.
+
+Bookkeeping only: ids and counts, no keys and values (`models/`) and no choice of who gets a page (`step.py`). A page is
+held (reference count above 0), idle (count 0, content kept for reuse) or free. The content of a full page of committed
+tokens has a digest chained over everything before it, so equal digests mean equal prefixes.
+"""
+
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+
+from paceline.errors import InvalidParameter
+
+
+def page_digest(previous: bytes, token_ids: Sequence[int]) -> bytes:
+    """Digest (16 bytes) of one full page of tokens behind a prefix with digest `previous` (empty at the start).
+
+    Cryptographic, so that two prefixes never share keys and values by accident or on purpose.
+    """
+    return blake2b(previous + array("q", token_ids).tobytes(), digest_size=16).digest()
+
+
+def extend_digests(digests: list[bytes], token_ids: Sequence[int], page_size: int) -> None:
+    """Append to `digests` those of the further full pages of `token_ids`, in place."""
+    for start in range(len(digests) * page_size, len(token_ids) - page_size + 1, page_size):
+        digests.append(page_digest(digests[-1] if digests else b"", token_ids[start : start + page_size]))
+
+
+class PagePool:
+    """Reference-counted pages with prefix caching.
+
+    Args:
+        num_pages: pages of the cache, ids 0 .. num_pages - 1.
+        page_size: token slots per page.
+    """
+
+    def __init__(self, num_pages: int, page_size: int) -> None:
+        for field, value in (("num_pages", num_pages), ("page_size", page_size)):
+            if value < 1:
+                raise InvalidParameter(field, f"{value} is less than 1", "give the cache at least one slot")
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self._references = [0] * num_pages
+        self._free = list(range(num_pages - 1, -1, -1))
+        self._idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._page_of: dict[bytes, int] = {}
+        self._digest_of: dict[int, bytes] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Pages that can be allocated now; idle ones count, they lose their content when taken."""
+        return len(self._free) + len(self._idle)
+
+    @property
+    def num_held(self) -> int:
+        return self.num_pages - self.num_free
+
+    @property
+    def num_cached(self) -> int:
+        """Pages that a lookup can find."""
+        return len(self._page_of)
+
+    def pages_for(self, num_tokens: int) -> int:
+        """Pages that `num_tokens` slots take."""
+        return -(-num_tokens // self.page_size)
+
+    def allocate(self, count: int) -> list[int]:
+        """`count` pages with reference 1 and undefined content, never-cached ones first, then the oldest idle ones.
+
+        Raises:
+            InvalidParameter: fewer are free; nothing is taken then.
+        """
+        if count > self.num_free:
+            problem = f"{count} pages asked for, {self.num_free} of {self.num_pages} are free"
+            raise InvalidParameter("num_pages", problem, "release or preempt first")
+        pages = [self._free.pop() if self._free else self._evict() for _ in range(count)]
+        for page in pages:
+            self._references[page] = 1
+        return pages
+
+    def share(self, pages: Iterable[int]) -> None:
+        """One more reference to each page, held or idle."""
+        for page in pages:
+            if not self._references[page]:
+                self._idle.pop(page)
+            self._references[page] += 1
+
+    def release(self, pages: Sequence[int]) -> None:
+        """One reference less to each page; those with a digest become idle, the others free.
+
+        The last page goes first, so that of one prefix the far end is evicted before the beginning.
+
+        Raises:
+            InvalidParameter: a page is not held.
+        """
+        for page in reversed(pages):
+            if not self._references[page]:
+                raise InvalidParameter("pages", f"page {page} is not held", "release each reference once")
+            self._references[page] -= 1
+            if self._references[page]:
+                continue
+            if page in self._digest_of:
+                self._idle[page] = None
+            else:
+                self._free.append(page)
+
+    def publish(self, page: int, digest: bytes) -> None:
+        """Make a held page findable. All its slots must hold committed tokens; it must not be written again.
+
+        When another page already has this digest, that one stays the findable one.
+        """
+        if digest not in self._page_of and page not in self._digest_of:
+            self._page_of[digest] = page
+            self._digest_of[page] = digest
+
+    def longest_prefix(self, digests: Sequence[bytes]) -> list[int]:
+        """Pages of the longest cached prefix, without references to them: `share` before anything is allocated."""
+        pages: list[int] = []
+        for digest in digests:
+            if digest not in self._page_of:
+                break
+            pages.append(self._page_of[digest])
+        return pages
+
+    def fork(self, page_table: Sequence[int]) -> list[int]:
+        """A second page table over the same pages; each side calls `make_writable` before it writes to one of them."""
+        self.share(page_table)
+        return list(page_table)
+
+    def make_writable(self, page_table: list[int], index: int) -> tuple[int, int] | None:
+        """Copy on write: put a page of its own at ``page_table[index]`` if others can see the one there.
+
+        Returns:
+            (source, destination) pages to copy keys and values between before the write; None when nothing is shared.
+        """
+        source = page_table[index]
+        if self._references[source] == 1 and source not in self._digest_of:
+            return None
+        [page_table[index]] = self.allocate(1)
+        self.release([source])
+        return source, page_table[index]
+
+    def check_integrity(self, page_tables: Iterable[Sequence[int]] | None = None) -> None:
+        """Raise RuntimeError if the books do not balance.
+
+        Args:
+            page_tables: all tables in use; when given, every reference must be one of theirs.
+        """
+        held = {page for page, count in enumerate(self._references) if count > 0}
+        _demand(all(count >= 0 for count in self._references), "a reference count is negative")
+        everywhere = [*self._free, *self._idle, *held]
+        _demand(sorted(everywhere) == list(range(self.num_pages)), "a page is lost, or in two states at once")
+        inverse = {digest: page for page, digest in self._digest_of.items()}
+        _demand(inverse == self._page_of, "digests and pages do not match")
+        _demand(not self._digest_of.keys() & set(self._free), "a free page has a digest")
+        _demand(self._digest_of.keys() >= self._idle.keys(), "an idle page has no digest")
+        if page_tables is not None:
+            counted = Counter(page for table in page_tables for page in table)
+            _demand(all(counted[page] == count for page, count in enumerate(self._references)), "references leak")
+
+    def _evict(self) -> int:
+        """Forget the content of the least recently used idle page."""
+        page, _ = self._idle.popitem(last=False)
+        del self._page_of[self._digest_of.pop(page)]
+        return page
+
+
+def _demand(holds: bool, complaint: str) -> None:
+    if not holds:
+        raise RuntimeError(f"page pool: {complaint}")

@@ -1,0 +1,21 @@
+"""Request-level batching: a batch is formed, runs until its last request ends, and only then the next is formed."""
+
+from paceline.scheduling.step import StepBuilder
+
+
+class RequestLevel:
+    """Static batches, the baseline of Orca (Yu et al. 2022, section 2): late requests wait, short ones leave gaps.
+
+    Memory for the longest outputs is reserved. Prompts of a batch that do not fit into one pass are cut into chunks.
+    """
+
+    def fill(self, step: StepBuilder) -> None:
+        """Decode and prefill the batch; admit the next one when it is empty."""
+        decoding = step.decoding
+        if not decoding and not step.prefilling:
+            while step.waiting and step.admit(step.waiting[0], reserve=True):
+                pass
+        for request in decoding:
+            step.decode(request)
+        for request in step.prefilling:
+            step.prefill(request, step.rows_left)

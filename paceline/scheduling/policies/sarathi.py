@@ -1,0 +1,25 @@
+"""Decode-maximal batching: one prefill chunk per pass, decodes ride on it."""
+
+from paceline.scheduling.step import StepBuilder
+
+
+class Sarathi:
+    """SARATHI (Agrawal et al. 2023), section 4: one chunk plus as many decodes as fit, together a multiple of the tile.
+
+    A row beyond a tile costs a whole tile, so the chunk shrinks by the number of decodes; only the last chunk of a
+    prompt is shorter. Decodes that do not fit wait, the earliest requests run first.
+    """
+
+    def fill(self, step: StepBuilder) -> None:
+        """Decodes for all rows but one, then one chunk; the last row is a decode's when there is nothing to prefill."""
+        tile = step.config.tile
+        aligned = step.config.max_num_batched_tokens // tile * tile
+        decoding = step.decoding
+        for request in decoding[: aligned - 1]:
+            step.decode(request)
+        if not step.prefilling and step.waiting and not step.has_preempted:
+            step.admit(step.waiting[0])
+        for request in step.prefilling[:1]:
+            step.prefill(request, aligned - step.num_rows)
+        for request in decoding[aligned - 1 : aligned - step.num_prefills]:
+            step.decode(request)

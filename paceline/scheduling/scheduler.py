@@ -1,0 +1,209 @@
+"""`Scheduler`: who computes what in the next step, and what became of it.
+
+``schedule(now)`` plans, the engine runs the plan, ``update(results, now)`` commits. Single-threaded, no clock, no
+model. Which requests a step serves is a policy's choice (`policies/`), what fits is `step.py`'s.
+"""
+
+from bisect import insort
+from collections.abc import Iterable
+
+from paceline.errors import InvalidParameter
+from paceline.scheduling.batch import Commit, StepPlan, StepResult
+from paceline.scheduling.config import SchedulerConfig
+from paceline.scheduling.length import Fixed, LengthPolicy
+from paceline.scheduling.pages import PagePool, extend_digests
+from paceline.scheduling.policies import make_policy
+from paceline.scheduling.request import RequestState, Status
+from paceline.scheduling.stats import PRIOR_TESTS, AcceptanceRate, DraftStats
+from paceline.scheduling.step import StepBuilder, by_order
+from paceline.scheduling.stop import StopChecker
+from paceline.types import FinishReason
+
+
+class Scheduler:
+    """Requests of one engine over one page pool.
+
+    Args:
+        config: limits and the policy's name.
+        pool: pages of the target's cache; nobody else may allocate from it.
+        length: how many tokens to draft; plain decoding when left out.
+        stop: stop rules; only lengths stop a request when left out.
+
+    What fits in the pool alone is always finished: the first request in scheduling order is never preempted for others.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        pool: PagePool,
+        length: LengthPolicy | None = None,
+        stop: StopChecker | None = None,
+    ) -> None:
+        self.config = config
+        self.pool = pool
+        self.length = Fixed(0) if length is None else length
+        self.rate = AcceptanceRate()
+        self._stop = StopChecker() if stop is None else stop
+        self._policy = make_policy(config.policy)
+        self._requests: dict[str, RequestState] = {}
+        self._running: list[RequestState] = []
+        self._waiting: list[RequestState] = []
+        self._last_plan = StepPlan()
+        self._num_added = 0
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold pages."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._requests)
+
+    def add(self, request: RequestState) -> None:
+        """Take in a new request; its output is cut where the model's length ends.
+
+        Raises:
+            InvalidParameter: its id is in use, its prompt is too long for the model, or it cannot fit in the pool even
+                alone.
+        """
+        longest = self.config.max_model_len
+        if request.request_id in self._requests:
+            raise InvalidParameter("request_id", f"{request.request_id!r} is in use", "give every request its own id")
+        if request.num_prompt_tokens >= longest:
+            problem = f"the prompt has {request.num_prompt_tokens} tokens, the model's length is {longest}"
+            raise InvalidParameter("prompt_token_ids", problem, f"shorten it to at most {longest - 1} tokens")
+        request.output_limit = min(request.params.max_tokens, longest - request.num_prompt_tokens)
+        if self.pool.pages_for(request.most_slots) > self.pool.num_pages:
+            slots = self.pool.num_pages * self.pool.page_size
+            problem = f"prompt and output need {request.most_slots} cache slots, the cache has {slots}"
+            raise InvalidParameter("max_tokens", problem, "ask for fewer tokens or give the cache more pages")
+        request.sequence = self._num_added
+        request.draft_stats = DraftStats(rate=AcceptanceRate(self.rate.value * PRIOR_TESTS, PRIOR_TESTS))
+        self._num_added += 1
+        self._requests[request.request_id] = request
+        insort(self._waiting, request, key=by_order)
+
+    def schedule(self, now: float) -> StepPlan:
+        """The next step; empty when nothing waits or runs. `now` is in seconds on the caller's clock."""
+        step = StepBuilder(self.config, self.pool, self._running, self._waiting)
+        self._policy.fill(step)
+        batch = step.spread_drafts(self.length.budget)
+        self._last_plan = step.plan(batch)
+        for grant in self._last_plan.grants:
+            if grant.request.first_scheduled_time is None:
+                grant.request.first_scheduled_time = now
+        return self._last_plan
+
+    def update(self, results: Iterable[StepResult], now: float) -> list[Commit]:
+        """Commit what a step computed, token by token until a stop rule holds, and free what is no longer needed.
+
+        Call it once per `schedule`, after accepted branches were moved to their natural slots: the slots of rejected
+        rows are free from then on. Results of requests aborted since are skipped.
+
+        Raises:
+            InvalidParameter: a result does not answer a grant of the latest plan; nothing is committed for it.
+        """
+        grants = {grant.request.request_id: grant for grant in self._last_plan.grants}
+        commits: list[Commit] = []
+        for result in results:
+            grant = grants.pop(result.request_id, None)
+            if grant is None:
+                problem = f"{result.request_id!r} has no open grant"
+                raise InvalidParameter("results", problem, "answer each grant of the latest plan once")
+            request = grant.request
+            if request.status is Status.FINISHED:
+                continue
+            _check_result(result, grant.num_prefill_tokens, grant.draft_budget, grant.needs_logits)
+            commits.append(self._commit(request, result, grant.wanted_budget, now))
+        return commits
+
+    def abort(self, request_id: str, now: float | None = None) -> RequestState | None:
+        """End a request now; its output so far stays in the returned state. None when it is not known (any more)."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            self._finish(request, "abort", now)
+        return request
+
+    def check_integrity(self) -> None:
+        """Raise RuntimeError when queues, page tables and pool do not agree; cheap enough to call when idle."""
+        self.pool.check_integrity(request.page_table for request in self._running)
+        for request in self._running:
+            slots = len(request.page_table) * self.pool.page_size
+            if request.status not in (Status.PREFILL, Status.RUNNING) or not 0 < request.num_to_compute <= slots:
+                raise RuntimeError(f"scheduler: {request.request_id} runs in a state it cannot be in")
+        for request in self._waiting:
+            if request.status is not Status.WAITING or request.page_table or request.num_computed:
+                raise RuntimeError(f"scheduler: {request.request_id} waits but is not empty-handed")
+        if len(self._running) + len(self._waiting) != len(self._requests):
+            raise RuntimeError("scheduler: a request is in no queue or in two")
+
+    def _commit(self, request: RequestState, result: StepResult, wanted_budget: int, now: float) -> Commit:
+        is_decode = result.num_prefill_tokens == 0
+        computed = request.num_computed + result.num_prefill_tokens
+        num_tokens, reason = self._append(request, result.token_ids)
+        if is_decode:
+            computed += num_tokens
+        request.num_computed = computed
+        self._publish(request)
+        dropped = len(result.token_ids) - num_tokens
+        accepted = min(len(result.token_ids) - 1, num_tokens) if is_decode else 0
+        rejected = result.rejected and not dropped
+        if is_decode:
+            stats = request.draft_stats
+            request.draft_stats = stats.after(wanted_budget, result.num_draft_tokens, accepted, rejected)
+            self.rate = self.rate.after(accepted, rejected)
+        if num_tokens and request.first_token_time is None:
+            request.first_token_time = now
+        if reason:
+            self._finish(request, reason, now)
+        else:
+            self._trim(request)
+        return Commit(request, result.token_ids[:num_tokens], dropped, accepted, rejected, reason)
+
+    def _append(self, request: RequestState, token_ids: tuple[int, ...]) -> tuple[int, FinishReason | None]:
+        """Commit tokens until one of them stops the request; how many were committed, and why it stopped."""
+        for count, token in enumerate(token_ids, start=1):
+            request.token_ids.append(token)
+            reason = self._stop.check(request, token)
+            if reason:
+                return count, reason
+        return len(token_ids), None
+
+    def _publish(self, request: RequestState) -> None:
+        """Make the request's newly filled pages findable; only computed tokens count, so no draft ever does."""
+        first = len(request.page_digests)
+        if not self.config.prefix_caching or request.num_computed < (first + 1) * self.pool.page_size:
+            return
+        extend_digests(request.page_digests, request.token_ids[: request.num_computed], self.pool.page_size)
+        for index in range(first, len(request.page_digests)):
+            self.pool.publish(request.page_table[index], request.page_digests[index])
+
+    def _trim(self, request: RequestState) -> None:
+        """Free pages behind the committed tokens (the slot of the last one, not computed yet, stays)."""
+        request.status = Status.RUNNING if request.num_to_compute == 1 and request.num_output_tokens else Status.PREFILL
+        keep = self.pool.pages_for(max(request.num_tokens, request.reserved_tokens))
+        self.pool.release(request.page_table[keep:])
+        del request.page_table[keep:]
+
+    def _finish(self, request: RequestState, reason: FinishReason, now: float | None) -> None:
+        (self._waiting if request.status is Status.WAITING else self._running).remove(request)
+        del self._requests[request.request_id]
+        self.pool.release(request.page_table)
+        request.page_table = []
+        request.finish_reason = reason
+        request.finish_time = now
+        request.status = Status.FINISHED
+
+
+def _check_result(result: StepResult, num_prefill_tokens: int, draft_budget: int, needs_logits: bool) -> None:
+    """Refuse a result that the grant did not allow: it would corrupt the books silently."""
+    most = (1 + min(draft_budget, result.num_draft_tokens)) if num_prefill_tokens == 0 else int(needs_logits)
+    fits = result.num_prefill_tokens == num_prefill_tokens and result.num_draft_tokens <= draft_budget
+    if not fits or not int(needs_logits) <= len(result.token_ids) <= most:
+        problem = f"{result} answers a grant of {num_prefill_tokens} prefill tokens or {draft_budget} drafted ones"
+        raise InvalidParameter("results", problem, "emit what was granted, no more and no less")

@@ -1,0 +1,134 @@
+"""What each policy puts into a step, on small cases worked out by hand."""
+
+from typing import Any
+
+import pytest
+
+from paceline.errors import InvalidParameter
+from paceline.scheduling import PagePool, RequestState, SchedulerConfig
+from paceline.scheduling.config import PolicyName
+from paceline.scheduling.policies import make_policy
+from paceline.types import SamplingParams
+from tests.scheduling.fake_engine import FakeEngine
+
+
+def engine(policy: PolicyName, budget: int = 8, seats: int = 8, tile: int = 1, num_pages: int = 64) -> FakeEngine:
+    config = SchedulerConfig(policy, max_num_batched_tokens=budget, max_num_seqs=seats, tile=tile)
+    return FakeEngine(config, PagePool(num_pages, 4))
+
+
+def add(fake: FakeEngine, name: str, prompt_length: int, max_tokens: int = 20) -> RequestState:
+    prompt = [ord(name)] * prompt_length
+    return fake.add(RequestState(name, prompt, SamplingParams(max_tokens=max_tokens), arrival_time=float(ord(name))))
+
+
+def shapes(fake: FakeEngine, steps: int) -> list[dict[str, int]]:
+    """Rows by request for each of the next steps; a decode is 0."""
+    seen = []
+    for _ in range(steps):
+        fake.step()
+        seen.append({g.request.request_id: g.num_prefill_tokens for g in fake.plans[-1].grants})
+    return seen
+
+
+def test_stall_free_runs_decodes_first_and_fills_up_with_chunks():
+    fake = engine("stall_free", budget=8)
+    add(fake, "a", 3)
+    fake.step()
+    add(fake, "b", 11)
+    add(fake, "c", 4)
+    assert shapes(fake, 4) == [
+        {"a": 0, "b": 7},
+        {"a": 0, "b": 4, "c": 3},
+        {"a": 0, "b": 0, "c": 1},
+        dict.fromkeys("abc", 0),
+    ]
+
+
+def test_stall_free_admits_only_as_many_as_can_decode_together():
+    fake = engine("stall_free", budget=2)
+    for name in "abc":
+        add(fake, name, 1, max_tokens=3)
+    assert shapes(fake, 4) == [{"a": 1, "b": 1}, {"a": 0, "b": 0}, {"a": 0, "b": 0}, {"c": 1}]
+
+
+def test_orca_never_cuts_a_prompt_and_decodes_stall_behind_it():
+    fake = engine("orca", budget=8)
+    add(fake, "a", 3)
+    fake.step()
+    add(fake, "b", 11)
+    add(fake, "c", 4)
+    assert shapes(fake, 2) == [{"a": 0, "b": 11}, {"a": 0, "b": 0, "c": 4}]
+
+
+def test_orca_admits_no_more_than_the_reservations_allow():
+    fake = engine("orca", budget=64, num_pages=12)
+    add(fake, "a", 5, max_tokens=20)
+    add(fake, "b", 5, max_tokens=21)
+    add(fake, "c", 1, max_tokens=1)
+    assert shapes(fake, 3) == [{"a": 5}, {"a": 0}, {"a": 0}]
+    assert fake.scheduler.num_waiting == 2
+    fake.drain()
+    assert not any(plan.preempted for plan in fake.plans)
+
+
+def test_sarathi_packs_one_chunk_and_keeps_to_whole_tiles():
+    fake = engine("sarathi", budget=11, tile=4)
+    add(fake, "a", 3)
+    fake.step()
+    add(fake, "b", 17)
+    add(fake, "c", 6)
+    assert shapes(fake, 5) == [
+        {"a": 0, "b": 7},
+        {"a": 0, "b": 7},
+        {"a": 0, "b": 3},
+        {"a": 0, "b": 0, "c": 6},
+        dict.fromkeys("abc", 0),
+    ]
+
+
+def test_sarathi_leaves_a_row_for_the_chunk_when_decodes_are_many():
+    fake = engine("sarathi", budget=4)
+    for name in "abcd":
+        add(fake, name, 1)
+    for _ in range(4):
+        fake.step()
+    add(fake, "e", 2)
+    assert shapes(fake, 1) == [{"a": 0, "b": 0, "c": 0, "e": 1}]
+
+
+def test_request_level_forms_the_next_batch_when_the_last_one_is_done():
+    fake = engine("request_level", budget=16, seats=2)
+    short, long = add(fake, "a", 2, max_tokens=2), add(fake, "b", 2, max_tokens=4)
+    late = add(fake, "c", 2, max_tokens=1)
+    assert shapes(fake, 5) == [{"a": 2, "b": 2}, {"a": 0, "b": 0}, {"b": 0}, {"b": 0}, {"c": 2}]
+    assert (short.finish_time, long.finish_time, late.finish_time) == (2.0, 4.0, 5.0)
+
+
+def test_iteration_level_batching_starts_late_requests_sooner_than_static_batches():
+    waits = {}
+    policies: tuple[PolicyName, ...] = ("orca", "request_level")
+    for policy in policies:
+        fake = engine(policy, budget=32, seats=2)
+        for name, max_tokens in zip("abcd", (2, 9, 2, 2), strict=True):
+            add(fake, name, 2, max_tokens)
+        fake.drain()
+        waits[policy] = len(fake.plans)
+    assert waits["orca"] < waits["request_level"]
+
+
+def test_an_unknown_policy_is_refused_with_the_known_ones():
+    with pytest.raises(InvalidParameter, match="stall_free, orca, sarathi, request_level"):
+        make_policy("fifo")
+
+
+@pytest.mark.parametrize("field", ["max_num_batched_tokens", "max_num_seqs", "max_model_len", "tile"])
+def test_numbers_below_one_are_refused(field: str):
+    with pytest.raises(InvalidParameter, match=field):
+        zero: dict[str, Any] = {field: 0}
+        SchedulerConfig(**zero)
+
+
+def test_a_tile_wider_than_the_budget_is_refused():
+    with pytest.raises(InvalidParameter, match="tile"):
+        SchedulerConfig(max_num_batched_tokens=8, tile=16)

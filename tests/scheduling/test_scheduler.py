@@ -1,0 +1,313 @@
+"""Random traffic through every policy: tokens and pages are conserved, budgets kept, texts unchanged."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.errors import InvalidParameter
+from paceline.scheduling import Fixed, Heuristic, PagePool, RequestState, Scheduler, SchedulerConfig, Status, StepResult
+from paceline.types import SamplingParams
+from tests.scheduling.fake_engine import FakeEngine, plain_text
+
+POLICIES = ("stall_free", "orca", "sarathi", "request_level")
+
+
+def request(name: str, prompt: list[int], max_tokens: int = 4, **fields) -> RequestState:
+    return RequestState(name, prompt, SamplingParams(max_tokens=max_tokens), **fields)
+
+
+def engine(num_pages: int = 64, page_size: int = 4, length=None, seed: int = 0, **config: Any) -> FakeEngine:
+    return FakeEngine(SchedulerConfig(**{"tile": 1, **config}), PagePool(num_pages, page_size), length, seed=seed)
+
+
+traffic = st.lists(
+    st.fixed_dictionaries(
+        {
+            "prompt": st.lists(st.integers(0, 1), min_size=1, max_size=18),
+            "max_tokens": st.integers(1, 12),
+            "priority": st.integers(0, 2),
+            "gap": st.integers(0, 4),
+            "abort_after": st.one_of(st.none(), st.none(), st.integers(0, 6)),
+        }
+    ),
+    min_size=1,
+    max_size=8,
+)
+configs = st.fixed_dictionaries(
+    {
+        "policy": st.sampled_from(POLICIES),
+        "max_num_batched_tokens": st.integers(4, 30),
+        "max_num_seqs": st.integers(1, 5),
+        "prefix_caching": st.booleans(),
+        "tile": st.integers(1, 4),
+    }
+)
+
+
+@settings(max_examples=250, deadline=None)
+@given(traffic, configs, st.integers(8, 24), st.integers(1, 5), st.integers(0, 5), st.integers(0, 99))
+def test_any_traffic_is_served_as_if_each_request_were_alone(specs, config, num_pages, page_size, drafts, seed):
+    fake = engine(num_pages, page_size, Fixed(drafts), seed, **config)
+    added, aborts = [], {}
+    for number, spec in enumerate(specs):
+        state = request(f"r{number}", spec["prompt"], spec["max_tokens"], priority=spec["priority"])
+        state.arrival_time = float(len(fake.plans))
+        if state.most_slots > num_pages * page_size:
+            with pytest.raises(InvalidParameter, match="max_tokens"):
+                fake.add(state)
+            continue
+        added.append(fake.add(state))
+        if spec["abort_after"] is not None:
+            aborts[len(fake.plans) + spec["abort_after"]] = state.request_id
+        for _ in range(spec["gap"]):
+            step_and_check(fake, aborts)
+    while fake.scheduler.has_work:
+        step_and_check(fake, aborts)
+        assert len(fake.plans) < 2000, "somebody starves"
+    assert fake.scheduler.pool.num_free == num_pages
+    for state in added:
+        assert state.status is Status.FINISHED and not state.page_table
+        text = plain_text(list(state.prompt_token_ids), state.num_output_tokens)
+        assert state.output_token_ids == text
+        if state.finish_reason != "abort":
+            assert state.num_output_tokens == state.params.max_tokens and state.finish_reason == "length"
+
+
+def step_and_check(fake: FakeEngine, aborts: dict[int, str]) -> None:
+    scheduler = fake.scheduler
+    if len(fake.plans) in aborts:
+        scheduler.abort(aborts[len(fake.plans)])
+    had_work, queued = scheduler.has_work, {state.request_id for state in scheduler._waiting}
+    decoding = {state.request_id for state in scheduler._running if state.status is Status.RUNNING}
+    commits = fake.step()
+    plan, config = fake.plans[-1], scheduler.config
+    scheduler.check_integrity()
+    assert bool(plan.grants) == had_work
+    assert {c.request.request_id for c in commits} == {g.request.request_id for g in plan.grants}
+    assert all(grant.draft_budget == 0 for grant in plan.grants if not grant.is_decode)
+    prefills = [grant for grant in plan.grants if not grant.is_decode]
+    assert not (plan.preempted and queued & {g.request.request_id for g in prefills}), "admitted while memory is short"
+    if plan.num_rows > config.max_num_batched_tokens:
+        assert all(grant.draft_budget == 0 for grant in plan.grants)
+        assert config.policy == "orca" and len(prefills) == 1
+    if config.policy == "orca" or config.policy == "request_level":
+        assert not plan.preempted
+    if config.policy != "sarathi":
+        served = {g.request.request_id for g in plan.grants if g.is_decode} | {r.request_id for r in plan.preempted}
+        assert decoding <= served, "a decode was paused"
+    if config.policy == "sarathi":
+        assert len(prefills) <= 1
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_equal_priorities_start_in_order_of_arrival(policy):
+    fake = engine(num_pages=12, page_size=4, max_num_batched_tokens=16, max_num_seqs=3, policy=policy)
+    added = [fake.add(request(f"r{i}", [1] * (3 + 5 * (i % 3)), 3, arrival_time=float(i))) for i in range(9)]
+    fake.drain()
+    for earlier, later in pairwise(added):
+        assert (earlier.first_scheduled_time or 0) <= (later.first_scheduled_time or 0)
+        assert (earlier.first_token_time or 0) <= (later.first_token_time or 0)
+    assert (added[-1].first_scheduled_time or 0) > 0
+
+
+def test_a_smaller_priority_number_overtakes_those_that_wait():
+    fake = engine(max_num_seqs=1)
+    late = fake.add(request("late", [1, 2], priority=1, arrival_time=0.0))
+    early = fake.add(request("early", [1, 2], priority=0, arrival_time=5.0))
+    fake.drain()
+    assert (early.first_scheduled_time, late.first_scheduled_time) == (0.0, 4.0)
+
+
+def test_memory_shortage_preempts_the_last_request_and_its_text_survives():
+    fake = engine(num_pages=6, page_size=2, prefix_caching=False)
+    first = fake.add(request("first", [1, 2, 3, 4], 6, arrival_time=0.0))
+    second = fake.add(request("second", [4, 3, 2, 1], 6, arrival_time=1.0))
+    fake.drain()
+    assert first.num_preemptions == 0 and second.num_preemptions >= 1
+    preempted = [state for plan in fake.plans for state in plan.preempted]
+    assert set(preempted) == {second}
+    assert second.output_token_ids == plain_text([4, 3, 2, 1], 6)
+
+
+def test_the_less_urgent_request_is_preempted_though_it_came_first():
+    fake = engine(num_pages=6, page_size=2, prefix_caching=False)
+    humble = fake.add(request("humble", [1, 2, 3, 4], 6, priority=1, arrival_time=0.0))
+    urgent = fake.add(request("urgent", [4, 3, 2, 1], 6, priority=0, arrival_time=1.0))
+    fake.drain()
+    assert humble.num_preemptions >= 1 and urgent.num_preemptions == 0
+
+
+def test_pages_won_by_a_preemption_are_not_given_to_a_newcomer_in_the_same_step():
+    fake = engine(num_pages=6, page_size=2, prefix_caching=False)
+    fake.add(request("first", [1, 2, 3, 4], 6, priority=1))
+    fake.add(request("last", [4, 3, 2, 1], 6, priority=2))
+    while not fake.plans or fake.scheduler.pool.num_free:
+        fake.step()
+    fake.add(request("urgent", [1, 2], 2, priority=0))
+    while not fake.plans[-1].preempted:
+        fake.step()
+    assert fake.scheduler.pool.num_free >= 1 and fake.plans[-1].num_rows == 1
+    fake.step()
+    assert [grant.request.request_id for grant in fake.plans[-1].grants] == ["first", "urgent"]
+
+
+def test_a_cached_prefix_saves_rows_and_never_the_last_token():
+    prompt = [1, 2, 3, 4, 1, 2, 3, 4]
+    cold, warm = engine(prefix_caching=False), engine(prefix_caching=True)
+    for fake in (cold, warm):
+        for name in ("a", "b"):
+            fake.add(request(name, prompt))
+            fake.drain()
+    assert cold.rows_computed == 2 * (8 + 3)
+    assert warm.rows_computed == (8 + 3) + (4 + 3)
+    assert [c.token_ids for c in warm.commits] == [c.token_ids for c in cold.commits]
+
+
+def test_the_prefix_of_an_answered_turn_serves_the_next_turn():
+    fake = engine(page_size=4)
+    first = fake.add(request("turn1", [1, 2, 3], 6))
+    fake.drain()
+    second = fake.add(request("turn2", [*first.token_ids, 1, 1], 2))
+    fake.drain()
+    assert second.num_cached_tokens == 8 == (first.num_tokens - 1) // 4 * 4
+
+
+def test_drafts_shrink_before_anything_else_and_evenly():
+    fake = engine(length=Fixed(6), max_num_batched_tokens=12, policy="stall_free")
+    for i in range(3):
+        fake.add(request(f"r{i}", [1, 2], 40, arrival_time=float(i)))
+    fake.step()
+    plan = fake.scheduler.schedule(now=1.0)
+    assert [grant.draft_budget for grant in plan.grants] == [3, 3, 3]
+    assert [grant.wanted_budget for grant in plan.grants] == [6, 6, 6]
+    fake.add(request("long", [1] * 8, 2, arrival_time=9.0))
+    plan = fake.scheduler.schedule(now=2.0)
+    assert [grant.num_rows for grant in plan.grants] == [2, 1, 1, 8]
+    assert [grant.draft_budget for grant in plan.grants] == [1, 0, 0, 0]
+
+
+def test_a_draft_never_reaches_beyond_the_last_token():
+    fake = engine(length=Fixed(8))
+    fake.add(request("r", [1, 2], 4))
+    fake.step()
+    assert fake.scheduler.schedule(now=1.0).grants[0].draft_budget == 2
+
+
+def test_rejected_rows_free_their_pages_and_are_never_found_by_a_lookup():
+    pool = PagePool(8, 2)
+    scheduler = Scheduler(SchedulerConfig(tile=1), pool, Fixed(6))
+    state = request("r", [1, 2, 3], 12)
+    scheduler.add(state)
+    scheduler.schedule(0.0)
+    scheduler.update([StepResult("r", 3, (4,))], 0.0)
+    [grant] = scheduler.schedule(1.0).grants
+    assert grant.draft_budget == 6 and len(state.page_table) == 5
+    scheduler.update([StepResult("r", 0, (5, 0), num_draft_tokens=6, rejected=True)], 1.0)
+    assert state.token_ids == [1, 2, 3, 4, 5, 0] and state.num_computed == 5
+    assert len(state.page_table) == 3 and pool.num_cached == 2
+    scheduler.check_integrity()
+
+
+def test_results_of_an_aborted_request_are_skipped_and_its_output_kept():
+    fake = engine()
+    fake.add(request("gone", [1, 2], 9))
+    stays = fake.add(request("stays", [2, 1], 3))
+    fake.step()
+    plan = fake.scheduler.schedule(now=1.0)
+    gone = fake.scheduler.abort("gone", now=1.5)
+    assert (
+        gone is not None and gone.finish_reason == "abort" and gone.num_output_tokens == 1 and gone.finish_time == 1.5
+    )
+    results = [StepResult(grant.request.request_id, 0, (0,)) for grant in plan.grants]
+    assert [commit.request for commit in fake.scheduler.update(results, now=2.0)] == [stays]
+    assert fake.scheduler.abort("gone") is None
+    fake.scheduler.check_integrity()
+
+
+def test_counters_see_only_what_lies_before_the_stop():
+    scheduler = Scheduler(SchedulerConfig(tile=1), PagePool(8, 4), Fixed(5))
+    state = request("r", [1, 2], 9)
+    state.params = SamplingParams(max_tokens=9, stop_token_ids=[3])
+    scheduler.add(state)
+    scheduler.schedule(0.0)
+    scheduler.update([StepResult("r", 2, (4,))], 0.0)
+    scheduler.schedule(1.0)
+    [commit] = scheduler.update([StepResult("r", 0, (4, 3, 4, 0), num_draft_tokens=5, rejected=True)], 1.0)
+    assert commit.token_ids == (4, 3) and commit.num_dropped == 2 and commit.finish_reason == "stop"
+    assert commit.num_accepted == 2 and not commit.rejected
+    assert state.draft_stats.num_accepted_tokens == 2 and state.output_token_ids == [4, 4, 3]
+    assert scheduler.pool.num_free == 8 and not scheduler.has_work
+
+
+def test_bad_requests_are_refused_at_the_door():
+    scheduler = Scheduler(SchedulerConfig(tile=1, max_model_len=16), PagePool(3, 4))
+    scheduler.add(request("twice", [1], 2))
+    with pytest.raises(InvalidParameter, match="request_id"):
+        scheduler.add(request("twice", [1], 2))
+    with pytest.raises(InvalidParameter, match=r"prompt_token_ids.*at most 15"):
+        scheduler.add(request("long", [1] * 16, 1))
+    with pytest.raises(InvalidParameter, match=r"max_tokens.*12"):
+        scheduler.add(request("big", [1] * 6, 9))
+    with pytest.raises(InvalidParameter, match="prompt_token_ids"):
+        request("empty", [])
+    assert scheduler.num_waiting == 1
+
+
+def test_output_is_cut_at_the_length_of_the_model():
+    fake = engine(max_model_len=10)
+    state = fake.add(request("r", [1] * 7, 50))
+    fake.drain()
+    assert state.num_tokens == 10 and state.finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        StepResult("other", 2, (1,)),
+        StepResult("r", 1, ()),
+        StepResult("r", 2, ()),
+        StepResult("r", 2, (1, 2)),
+        StepResult("r", 2, (1,), num_draft_tokens=1),
+    ],
+)
+def test_a_result_that_was_not_granted_is_refused(result):
+    scheduler = Scheduler(SchedulerConfig(tile=1), PagePool(4, 4))
+    scheduler.add(request("r", [1, 2]))
+    scheduler.schedule(0.0)
+    with pytest.raises(InvalidParameter, match="results"):
+        scheduler.update([result], 0.0)
+
+
+def test_books_that_disagree_are_noticed():
+    fake = engine()
+    state = fake.add(request("r", [1, 2]))
+    fake.step()
+    fake.scheduler.check_integrity()
+    state.num_computed = state.num_tokens
+    with pytest.raises(RuntimeError, match="a state it cannot be in"):
+        fake.scheduler.check_integrity()
+
+
+def test_an_adaptive_length_leaves_the_text_alone():
+    for seed in range(5):
+        fake = engine(num_pages=9, page_size=2, length=Heuristic(start=3), seed=seed, max_num_batched_tokens=9)
+        states = [fake.add(request(f"r{i}", [i, 1], 9, arrival_time=float(i))) for i in range(4)]
+        fake.drain()
+        assert [s.output_token_ids for s in states] == [plain_text([i, 1], 9) for i in range(4)]
+
+
+def test_a_new_request_starts_from_the_rate_of_those_before_it():
+    fake = engine(length=Fixed(4))
+    scheduler = fake.scheduler
+    scheduler.add(request("r", [1], 40))
+    scheduler.schedule(0.0)
+    scheduler.update([StepResult("r", 1, (0,))], 0.0)
+    for _ in range(5):
+        scheduler.schedule(1.0)
+        scheduler.update([StepResult("r", 0, (0,), num_draft_tokens=4, rejected=True)], 1.0)
+    late = request("late", [1])
+    scheduler.add(late)
+    assert late.draft_stats.rate.value == pytest.approx(scheduler.rate.value) and late.draft_stats.rate.value < 0.3

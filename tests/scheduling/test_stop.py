@@ -1,0 +1,68 @@
+"""Stop rules, token by token."""
+
+from typing import Any
+
+import pytest
+
+from paceline.scheduling import RequestState, StopChecker
+from paceline.types import SamplingParams
+
+EOS = 2
+
+
+def reasons(tokens: list[int], checker: StopChecker | None = None, **params: Any) -> list[str | None]:
+    """What the checker says behind each output token, up to the first stop."""
+    checker = checker or StopChecker([EOS])
+    request = RequestState("r", [9, 9], SamplingParams(**{"max_tokens": 5, **params}))
+    said: list[str | None] = []
+    for token in tokens:
+        request.token_ids.append(token)
+        said.append(checker.check(request, token))
+        if said[-1]:
+            break
+    return said
+
+
+@pytest.mark.parametrize(
+    ("tokens", "params", "expected"),
+    [
+        ([1, 1, EOS], {}, [None, None, "stop"]),
+        ([1, EOS, 1, 1, 1], {"ignore_eos": True}, [None, None, None, None, "length"]),
+        ([7, 8], {"stop_token_ids": [8]}, [None, "stop"]),
+        ([8, EOS, 1, 8], {"stop_token_ids": [8], "min_tokens": 3}, [None, None, None, "stop"]),
+        ([1, 1, 1, 1, 1], {}, [None, None, None, None, "length"]),
+        ([1, EOS], {"max_tokens": 2}, [None, "stop"]),
+        ([EOS, EOS], {"max_tokens": 2, "min_tokens": 2}, [None, "length"]),
+    ],
+)
+def test_rules(tokens, params, expected):
+    assert reasons(tokens, **params) == expected
+
+
+def test_stop_strings_are_asked_of_the_callback_once_per_token_in_order():
+    heard = []
+
+    def find(request, token):
+        heard.append((request.num_output_tokens, token))
+        return token == 6
+
+    assert reasons([5, 6, 7], StopChecker([EOS], find), stop=["x"]) == [None, "stop"]
+    assert heard == [(1, 5), (2, 6)]
+
+
+def test_the_callback_hears_tokens_it_may_not_stop_at():
+    heard = []
+
+    def find(_request, token):
+        heard.append(token)
+        return True
+
+    assert reasons([5, 6, 7], StopChecker([], find), stop=["x"], min_tokens=2) == [None, None, "stop"]
+    assert heard == [5, 6, 7]
+
+
+def test_requests_without_stop_strings_never_bother_the_callback():
+    def find(_request, _token):
+        raise AssertionError("asked without need")
+
+    assert reasons([5, EOS], StopChecker([EOS], find)) == [None, "stop"]
