@@ -1,0 +1,231 @@
+"""`SuffixTrie`: how often every sequence of up to `max_depth` tokens occurs in some texts, and what followed it.
+
+The trie is lazy: what occurs once is a leaf that points into its text, and grows children when it occurs again. So a
+token costs as many steps as the longest suffix that occurred before is long, not `max_depth`, and memory is about two
+nodes per token. Not the place for choosing what to draft from (`suffix.py`).
+"""
+
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from paceline.sampling.tree import ROOT_PARENT
+
+
+class Node:
+    """A token sequence of some text.
+
+    Attributes:
+        count: its occurrences.
+        children: next token to node; None for a leaf, where `text` from `next` on is what follows.
+    """
+
+    __slots__ = ("children", "count", "next", "text")
+
+    def __init__(self, text: Sequence[int], next_index: int) -> None:
+        self.count = 1
+        self.children: dict[int, Node] | None = None
+        self.text = text
+        self.next = next_index
+
+
+class Place(NamedTuple):
+    """Where a walk through the trie stands: at a node, or `offset` tokens into the text behind a leaf."""
+
+    node: Node
+    offset: int = 0
+
+
+class Draft(NamedTuple):
+    """Proposed nodes, parents before children, and the sum of their estimated chances to be reached."""
+
+    tokens: list[int]
+    parents: list[int]
+    score: float
+
+
+NO_DRAFT = Draft([], [], 0.0)
+
+
+class Text:
+    """One text of a trie: its tokens, and the nodes of its suffixes that occurred before (index = length)."""
+
+    __slots__ = ("active", "tokens")
+
+    def __init__(self, root: Node) -> None:
+        self.tokens: list[int] = []
+        self.active = [root]
+
+
+class SuffixTrie:
+    """Counted suffixes of several texts.
+
+    Args:
+        max_depth: longest sequence counted. A sequence that occurred once is followed beyond it.
+    """
+
+    def __init__(self, max_depth: int) -> None:
+        self.max_depth = max_depth
+        self.root = _branch()
+
+    def new_text(self) -> Text:
+        """An empty text. Texts of one trie are written one after the other, not in turns."""
+        return Text(self.root)
+
+    def append(self, text: Text, token: int) -> None:
+        """Lengthen `text` by a token, and with it all its suffixes up to `max_depth`."""
+        text.tokens.append(token)
+        end, active = len(text.tokens), [self.root]
+        for depth, node in enumerate(text.active, start=1):
+            assert node.children is not None
+            child = node.children.get(token)
+            if child is None:
+                node.children[token] = Node(text.tokens, end)
+                continue
+            child.count += 1
+            if depth == self.max_depth:
+                child.text, child.next = (), 0  # no single text follows it any more
+                continue
+            if child.children is None:
+                _split(child)
+            active.append(child)
+        text.active = active
+
+    def remove(self, text: Text) -> None:
+        """Take back every occurrence that `text` brought: one count along the path of each of its suffixes."""
+        for start in range(len(text.tokens)):
+            node = self.root
+            for token in text.tokens[start : start + self.max_depth]:
+                children = node.children
+                if children is None:
+                    break
+                node = children[token]
+                node.count -= 1
+                if not node.count:
+                    del children[token]
+                    break
+
+    def advance(self, places: Sequence[Place], token: int) -> list[Place]:
+        """Places of the suffixes of a text that grew by `token`, from `places` of those before (index + 1 = length)."""
+        grown: list[Place] = []
+        for place in (Place(self.root), *places[: self.max_depth - 1]):
+            found = _step(place, token)
+            if found is None:
+                break  # a longer suffix cannot occur where a shorter one does not
+            grown.append(found)
+        return grown
+
+
+def best_draft(
+    places: Sequence[Place],
+    limit_of: Callable[[int], int],
+    follow: Callable[[Place, int], Draft],
+    max_depth: int,
+    enough: float = 1.0,
+) -> Draft:
+    """The draft with the highest score over all matches, that of the longest match on ties.
+
+    Args:
+        places: where the suffixes of length 1, 2, ... ended.
+        limit_of: match length to the most nodes to draft, non-decreasing.
+        follow: `follow_path` or `follow_tree`, its threshold bound.
+        enough: take a draft that reaches this part of the most a shorter match could score, and look no further.
+    """
+    best, complete_at = NO_DRAFT, 0
+    for length in range(len(places), 0, -1):
+        place, limit = places[length - 1], limit_of(length)
+        if best.score >= limit * enough:
+            break  # no node counts for more than 1
+        if place.node.count == complete_at:
+            continue  # the same occurrences as the longer match, which was followed further
+        draft = follow(place, limit)
+        if draft.score > best.score:
+            best = draft
+        if place.node.children is None or length + limit <= max_depth:
+            complete_at = place.node.count
+    return best
+
+
+def follow_path(place: Place, limit: int, min_token_prob: float) -> Draft:
+    """The most frequent continuation token by token; a node's chance is the product of count / parent's count.
+
+    The parent's count includes occurrences that nothing follows, such as the end of the text itself: ArcticInference's
+    denominator. Of equally frequent tokens the one seen first most recently is taken.
+    """
+    node, offset = place
+    tokens: list[int] = []
+    chance, score = 1.0, 0.0
+    while len(tokens) < limit:
+        if node.children is None:
+            start = node.next + offset
+            rest = node.text[start : start + limit - len(tokens)]
+            tokens += rest
+            score += chance * len(rest)
+            break
+        most = 0
+        token, follower = -1, node
+        for candidate, child in node.children.items():
+            if child.count >= most:
+                token, follower, most = candidate, child, child.count
+        chance *= most / node.count
+        if not most or chance < min_token_prob:
+            break
+        tokens.append(token)
+        score += chance
+        node, offset = follower, 0
+    return Draft(tokens, list(range(ROOT_PARENT, len(tokens) - 1)), score)
+
+
+def follow_tree(place: Place, limit: int, min_token_prob: float) -> Draft:
+    """The `limit` most probable nodes below `place`, best first; chances as in `follow_path`."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    score, pushed = 0.0, 0
+    queue: list[tuple[float, int, int, int, Place]] = []
+    here, parent, chance = place, ROOT_PARENT, 1.0
+    while True:
+        for token, follower, reached in _followers(here, chance, min_token_prob):
+            heappush(queue, (-reached, -pushed, token, parent, follower))
+            pushed += 1
+        if not queue or len(tokens) >= limit:
+            return Draft(tokens, parents, score)
+        negative, _, token, above, here = heappop(queue)
+        parent, chance = len(tokens), -negative
+        tokens.append(token)
+        parents.append(above)
+        score += chance
+
+
+def _branch() -> Node:
+    """A node with children, and none yet."""
+    node = Node((), 0)
+    node.children = {}
+    return node
+
+
+def _split(leaf: Node) -> None:
+    """Give a leaf that occurred again children: its first occurrence moves one token down, if its text goes on."""
+    leaf.children = {}
+    if leaf.next < len(leaf.text):
+        leaf.children[leaf.text[leaf.next]] = Node(leaf.text, leaf.next + 1)
+    leaf.text, leaf.next = (), 0
+
+
+def _step(place: Place, token: int) -> Place | None:
+    """Where `token` leads from `place`; None when it never followed."""
+    node, offset = place
+    if node.children is not None:
+        child = node.children.get(token)
+        return None if child is None else Place(child)
+    at = node.next + offset
+    return Place(node, offset + 1) if at < len(node.text) and node.text[at] == token else None
+
+
+def _followers(place: Place, chance: float, least: float) -> list[tuple[int, Place, float]]:
+    """(token, place behind it, its chance) of what followed `place`, itself reached with `chance`; `least` and up."""
+    node, offset = place
+    if node.children is not None:
+        reached = ((token, child, chance * child.count / node.count) for token, child in node.children.items())
+        return [(token, Place(child), own) for token, child, own in reached if own >= least]
+    at = node.next + offset
+    return [(node.text[at], Place(node, offset + 1), chance)] if at < len(node.text) and chance >= least else []

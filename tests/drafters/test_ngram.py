@@ -1,0 +1,121 @@
+"""Prompt lookup against hand-worked cases and against a plain search of the text."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.drafters.ngram import NGram
+from paceline.errors import InvalidParameter
+from tests.drafters.contexts import context, propose
+
+texts = st.lists(st.integers(0, 3), min_size=1, max_size=40)
+
+
+def search(token_ids: list[int], longest: int, shortest: int, occurrence: str, budget: int) -> tuple[int, ...]:
+    """The slow twin: look at every position."""
+    for size in range(longest, shortest - 1, -1):
+        suffix = token_ids[-size:]
+        ends = [end for end in range(size, len(token_ids)) if token_ids[end - size : end] == suffix]
+        if ends and size < len(token_ids):
+            end = ends[-1] if occurrence == "latest" else ends[0]
+            return tuple(token_ids[end : end + budget])
+    return ()
+
+
+def test_the_published_example():
+    tree = propose(NGram(), [1, 2, 3, 4, 5, 1, 2, 3])
+    assert tree.tokens == (4, 5, 1, 2, 3) and tree.is_chain and tree.draw == "one_hot"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        ([7], ()),
+        ([1, 2, 3], ()),
+        ([1, 1], (1,)),
+        ([1, 2, 1, 3, 1], (3, 1)),
+        ([1, 2, 9, 2, 5, 1, 2], (9, 2, 5, 1, 2)),
+        ([4, 1, 2, 3, 8, 1, 2, 3], (8, 1, 2, 3)),
+    ],
+)
+def test_hand_worked_matches(tokens, expected):
+    assert propose(NGram(), tokens).tokens == expected
+
+
+def test_which_occurrence_is_continued_is_a_choice():
+    tokens = [1, 2, 5, 1, 2, 6, 1, 2]
+    assert propose(NGram(), tokens, budget=1).tokens == (6,)
+    assert propose(NGram(occurrence="earliest"), tokens, budget=1).tokens == (5,)
+
+
+def test_a_shortest_match_can_be_demanded():
+    assert propose(NGram(prompt_lookup_min=2), [1, 5, 6, 1]).tokens == ()
+    assert propose(NGram(prompt_lookup_min=1), [1, 5, 6, 1]).tokens == (5, 6, 1)
+
+
+@given(texts, st.integers(1, 4), st.integers(0, 3), st.sampled_from(["latest", "earliest"]), st.integers(1, 6))
+def test_equals_a_plain_search_at_every_length_of_a_growing_text(tokens, shortest, more, occurrence, budget):
+    longest = shortest + more
+    drafter = NGram(longest, shortest, occurrence)
+    for length in range(1, len(tokens) + 1, 1 + more):
+        text = tokens[:length]
+        assert propose(drafter, text, budget).tokens == search(text, longest, shortest, occurrence, budget)
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=16), texts, st.booleans())
+def test_an_id_that_comes_back_with_another_text_is_served_from_that_text(first, second, observed):
+    drafter = NGram()
+    propose(drafter, first)
+    if observed:
+        drafter.observe("r", first, finished=False)
+    assert propose(drafter, second).tokens == search(second, 3, 1, "latest", 10)
+
+
+@given(texts, texts)
+def test_a_released_id_comes_back_as_a_new_request(first, second):
+    drafter = NGram()
+    propose(drafter, first)
+    drafter.release("r")
+    assert propose(drafter, second).tokens == search(second, 3, 1, "latest", 10)
+
+
+@given(texts, st.integers(1, 39))
+def test_a_text_that_is_replayed_from_an_earlier_point_gives_the_same_proposals(tokens, cut):
+    drafter, fresh = NGram(), NGram()
+    propose(drafter, tokens)
+    replayed = tokens[:cut]
+    assert propose(drafter, replayed).tokens == propose(fresh, replayed).tokens
+
+
+def test_requests_do_not_see_each_other():
+    drafter = NGram()
+    one, other = context([1, 2, 3, 1], request_id="a"), context([4, 5, 6, 1], request_id="b")
+    first, second = drafter.propose([one, other])
+    assert first.tokens == (2, 3, 1) and second.tokens == ()
+
+
+def test_what_was_observed_can_be_found():
+    drafter = NGram()
+    propose(drafter, [1, 2])
+    drafter.observe("r", [1, 2, 3, 4], finished=False)
+    assert propose(drafter, [1, 2, 3, 4, 1]).tokens == (2, 3, 4, 1)
+
+
+def test_a_finished_request_leaves_nothing_behind():
+    drafter = NGram()
+    propose(drafter, [1, 2, 1])
+    drafter.observe("r", [1, 2, 1, 2], finished=True)
+    assert not drafter._indexes
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"prompt_lookup_min": 0}, "prompt_lookup_min"),
+        ({"prompt_lookup_max": 2, "prompt_lookup_min": 3}, "prompt_lookup_max"),
+        ({"occurrence": "first"}, "occurrence"),
+    ],
+)
+def test_impossible_options_are_refused(options, field):
+    with pytest.raises(InvalidParameter, match=field):
+        NGram(**options)

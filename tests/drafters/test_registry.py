@@ -1,0 +1,58 @@
+"""Drafters by name, by path, and what is refused."""
+
+import subprocess
+import sys
+
+import pytest
+
+from paceline.drafters.registry import drafter_names, make_drafter
+from paceline.errors import InvalidParameter
+from tests.drafters.contexts import propose
+
+
+def test_every_name_makes_a_drafter_of_that_name():
+    assert set(drafter_names()) == {"plain", "ngram", "suffix", "draft_model"}
+    for name in ("plain", "ngram", "suffix"):
+        assert make_drafter(name).name == name
+
+
+def test_options_reach_the_constructor():
+    assert propose(make_drafter("ngram", prompt_lookup_max=1), [1, 2, 3, 2, 1, 2]).tokens == (1, 2)
+    assert propose(make_drafter("ngram", prompt_lookup_max=2), [1, 2, 3, 2, 1, 2]).tokens == (3, 2, 1, 2)
+
+
+def test_a_path_leads_to_a_users_own():
+    drafter = make_drafter("tests.drafters.own_drafter:Repeat", times=3)
+    assert propose(drafter, [5, 6]).tokens == (6, 6, 6)
+    assert propose(drafter, [5, 6], budget=2).tokens == (6, 6)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("ngrams", {}, "drafter: 'ngrams' is unknown; use one of plain, ngram, suffix, draft_model"),
+        ("ngram", {"max_ngram": 3}, "max_ngram: .* prompt_lookup_max, prompt_lookup_min, occurrence"),
+        ("plain", {"k": 3}, "k: .* its options are: none"),
+        ("no.such.module:Thing", {}, "no module 'no'"),
+        ("draft_model", {}, "model: .*cannot do without it"),
+        ("tests.drafters.own_drafter:Nothing", {}, "has no 'Nothing'"),
+        ("tests.drafters.own_drafter:Repeat", {}, "times: .*cannot do without it"),
+    ],
+)
+def test_what_cannot_be_made_is_refused_with_what_can(name, options, message):
+    with pytest.raises(InvalidParameter, match=message):
+        make_drafter(name, **options)
+
+
+def test_the_registry_imports_no_drafter_before_it_is_asked_for():
+    code = "import sys, paceline.drafters.registry; print([m for m in sys.modules if 'ngram' in m or m == 'torch'])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
+
+
+def test_plain_never_drafts():
+    drafter = make_drafter("plain")
+    assert len(propose(drafter, [1, 1, 1, 1])) == 0
+    drafter.observe("r", [1, 1], finished=True)
+    drafter.release("r")
+    assert propose(drafter, [1, 1, 1, 1]).draw == "one_hot"
