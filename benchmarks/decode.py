@@ -1,9 +1,9 @@
 """Tokens per second of every drafter, against plain decoding and against peers, on a file of prompts.
 
-Every prompt is decoded by every method before the next prompt begins, in an order that rotates from prompt to prompt, so
-that a machine that slows down slows all of them alike; speed-ups are ratios of decoding rates on the same prompt. Texts
-are compared with plain decoding's, token for token. A peer (``--peer``) decodes the same prompts with the same number of
-new tokens on the same threads in the same rotation, when it is installed.
+Every prompt is decoded by every method before the next prompt begins, in an order that rotates from prompt to prompt,
+so that a machine that slows down slows all of them alike; speed-ups are ratios of decoding rates on the same prompt.
+Texts are compared with plain decoding's, token for token. A peer (``--peer``) decodes the same prompts with the same
+number of new tokens on the same threads in the same rotation, when it is installed.
 
     python benchmarks/decode.py --prompts prompts.jsonl --drafts ngram suffix
     python benchmarks/decode.py --prompts prompts.jsonl --limit 3 --max-tokens 128 --ignore-eos --peer transformers

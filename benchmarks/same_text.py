@@ -36,10 +36,21 @@ def main() -> None:
         for prompt, own in track(list(zip(ids, params, strict=True)), "plain, one by one", console=console)
     ]
     results = {name: compare(name, base, ids, params, plain, args) for name in args.drafts}
-    rows = [[n, f"{r['identical']}/{r['prompts']}", r["tokens"], r["acceptance_length"], r["seconds"]] for n, r in results.items()]
+    rows = [
+        [n, f"{r['identical']}/{r['prompts']}", r["tokens"], r["acceptance_length"], r["seconds"]]
+        for n, r in results.items()
+    ]
     header = ["method", "same text", "tokens", "tokens/pass", "seconds"]
     show(f"{args.model}, {args.dtype}, temperature {args.temperature}, rule {args.rule}", header, rows)
-    finish({"model": args.model, "dtype": args.dtype, "temperature": args.temperature, "rule": args.rule, "methods": results})
+    finish(
+        {
+            "model": args.model,
+            "dtype": args.dtype,
+            "temperature": args.temperature,
+            "rule": args.rule,
+            "methods": results,
+        }
+    )
     sys.exit(any(r["identical"] < r["prompts"] for r in results.values()))
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.config import EngineConfig, LengthPolicyName, SpeculativeConfig
 from paceline.drafters.base import Drafter
 from paceline.drafters.registry import make_drafter
 from paceline.engine.engine import Engine, Speculation
@@ -107,7 +107,6 @@ def build_engine(
             tile=min(SchedulerConfig().tile, config.max_num_batched_tokens),
         ),
         pool,
-        length=speculation.policy,
         stop=StopChecker(source.eos_token_ids, find_stop_string),
     )
     cache = loaded.model.new_cache(num_pages)
@@ -143,14 +142,15 @@ def _speculation(
     spec = speculative or SpeculativeConfig("plain", num_draft_tokens=0)
     drafter = _drafter(loaded, config, spec, num_pages, progress)
     verifier = resolve(spec.rule, **spec.rule_options)
-    return Speculation(drafter, verifier, spec.rule == "coupled", _length_policy(spec, cost))
+    length = _length_policy(spec.policy, spec.num_draft_tokens, cost)
+    sampled = Fixed(spec.num_draft_tokens) if spec.policy == "auto" else length
+    return Speculation(drafter, verifier, spec.rule == "coupled", length, sampled)
 
 
-def _length_policy(spec: SpeculativeConfig, cost: LearnedCost) -> LengthPolicy:
-    most = spec.num_draft_tokens
-    if spec.policy == "fixed" or most == 0:
+def _length_policy(name: LengthPolicyName, most: int, cost: LearnedCost) -> LengthPolicy:
+    if name == "fixed" or most == 0:
         return Fixed(most)
-    if spec.policy == "heuristic":
+    if name == "heuristic":
         return Heuristic(start=min(5, most), most=most)
     return Goodput(cost, cost.draft_seconds, max_length=most)
 

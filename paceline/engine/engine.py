@@ -41,12 +41,25 @@ class StepOutput:
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """How drafts are made and judged: drafter, rule, whether draws share the target's noise, and lengths."""
+    """How drafts are made and judged.
+
+    Attributes:
+        drafter: proposes.
+        verifier: the rule, its options bound.
+        coupled: draws share the target's noise (the coupled rule).
+        length: how long drafts are, where the text cannot depend on it: greedy requests, and all under `coupled`.
+        sampled_length: how long they are elsewhere.
+    """
 
     drafter: Drafter
     verifier: Verifier
     coupled: bool
-    policy: LengthPolicy
+    length: LengthPolicy
+    sampled_length: LengthPolicy
+
+    def length_for(self, params: SamplingParams) -> LengthPolicy:
+        """The length policy of a request."""
+        return self.length if self.coupled or params.is_greedy else self.sampled_length
 
 
 class Engine:
@@ -95,6 +108,7 @@ class Engine:
             remedy = "tokenise the prompt with this model's own tokenizer"
             raise InvalidParameter("prompt_token_ids", f"{unknown} is outside the vocabulary of {vocab_size}", remedy)
         state = RequestState(request_id, prompt_token_ids, params, arrival_time=self._clock())
+        state.length = self.speculation.length_for(params)
         live = LiveRequest(state, self._tokenizer, self._eos, vocab_size)
         self.scheduler.add(state)
         self._live[request_id] = live
@@ -112,11 +126,6 @@ class Engine:
         assert state is not None
         live.text.finish()
         return self._retire(live, state, "abort")
-
-    def abort_all(self) -> None:
-        """End every request now."""
-        for request_id in list(self._live):
-            self.abort(request_id)
 
     def step(self) -> list[StepOutput]:
         """One pass of the target over whatever the scheduler grants; the tokens it committed."""
@@ -147,7 +156,8 @@ class Engine:
         return {g.request.request_id: tree.prune(g.draft_budget) for g, tree in zip(grants, trees, strict=True)}
 
     def _context(self, grant: Grant, plan: StepPlan) -> DraftContext:
-        state, policy = grant.request, self.speculation.policy
+        state = grant.request
+        policy = self.speculation.length_for(state.params)
         live = self._live[state.request_id]
         prefix = PrefixStats(state.draft_stats, plan.batch, grant.draft_budget)
 
@@ -214,7 +224,7 @@ class Engine:
         if verdict is None:
             return StepOutput(state.request_id, ())
         drafted: list[TokenProvenance] = ["drafted"] * len(verdict.path)
-        kinds: list[TokenProvenance] = [*drafted, verdict.kind][: len(commit.token_ids)]
+        kinds = (drafted + [verdict.kind])[: len(commit.token_ids)]  # noqa: RUF005 (the type checker needs the sum)
         if state.num_output_tokens > len(commit.token_ids):  # the first token belongs to the prefill
             nodes = len(trees.get(state.request_id, EMPTY))
             live.counters.count(nodes, commit.num_accepted, int(commit.rejected), len(commit.token_ids))

@@ -1,7 +1,8 @@
 """`LLM`: a model with an engine around it, for programs and notebooks. Servers drive `Engine` themselves."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ from rich.progress import track
 
 from paceline.config import EngineConfig, SpeculativeConfig, from_mapping
 from paceline.engine.build import LoadedModel, Progress, build_engine, load, silent
+from paceline.engine.engine import StepOutput
 from paceline.errors import InvalidParameter
 from paceline.models.tokenizer import Tokenizer
 from paceline.types import RequestOutput, SamplingParams, TokenOutput
@@ -20,9 +22,13 @@ Message = Mapping[str, Any]
 class TokenStream(Iterator[TokenOutput]):
     """Tokens of one request as they are committed. `output` is the whole answer, once the stream has ended."""
 
-    def __init__(self, tokens: Iterator[TokenOutput | RequestOutput]) -> None:
+    def __init__(self, tokens: Generator[TokenOutput | RequestOutput, None, None]) -> None:
         self._tokens = tokens
         self.output: RequestOutput | None = None
+
+    def close(self) -> None:
+        """Abort the request."""
+        self._tokens.close()
 
     def __next__(self) -> TokenOutput:
         item = next(self._tokens)
@@ -68,6 +74,7 @@ class LLM:
         self._loaded, self._config, self.speculative = loaded, config, wanted
         self._engine = build_engine(loaded, config, wanted, progress)
         self._numbers = itertools.count()
+        self._inboxes: dict[str, deque[StepOutput]] = {}
 
     def drafting_with(
         self, speculative: str | Mapping[str, Any] | SpeculativeConfig | None, progress: Progress = silent
@@ -99,13 +106,15 @@ class LLM:
             InvalidParameter: an empty prompt, one beyond the context, or as many params as there are no prompts.
         """
         items = _as_list(prompts)
-        ids = [
-            self._add(prompt, params)
-            for prompt, params in zip(items, self._params(items, sampling_params), strict=True)
-        ]
+        each = self._params(items, sampling_params)
+        ids: list[str] = []
         finished: dict[str, RequestOutput] = {}
-        for output in track(self._answers(), "generating", total=len(ids), disable=not progress):
-            finished[output.request_id] = output
+        try:
+            ids += (self._add(prompt, params) for prompt, params in zip(items, each, strict=True))
+            for output in track(self._finished(ids), "generating", total=len(ids), disable=not progress):
+                finished[output.request_id] = output
+        finally:  # whatever interrupts, nothing of this call stays in the engine
+            self._forget(request_id for request_id in ids if request_id not in finished)
         texts = [prompt if isinstance(prompt, str) else None for prompt in items]
         return [replace(finished[i], prompt=text) for i, text in zip(ids, texts, strict=True)]
 
@@ -133,26 +142,42 @@ class LLM:
         """
         return TokenStream(self._stream(self._add(prompt, sampling_params or SamplingParams())))
 
-    def _stream(self, request_id: str) -> Iterator[TokenOutput | RequestOutput]:
+    def _stream(self, request_id: str) -> Generator[TokenOutput | RequestOutput, None, None]:
         try:
-            while self._engine.has_unfinished_requests:
-                for output in self._engine.step():
-                    if output.request_id == request_id:
-                        yield from output.tokens
-                        if output.finished:
-                            yield output.finished
-                            return
+            while True:
+                while not self._inboxes[request_id]:
+                    self._step()
+                output = self._inboxes[request_id].popleft()
+                yield from output.tokens
+                if output.finished:
+                    yield output.finished
+                    return
         finally:
-            self._engine.abort(request_id)
+            self._forget([request_id])
 
-    def _answers(self) -> Iterator[RequestOutput]:
-        """Finished requests until none is left; an interruption leaves none behind."""
-        try:
-            while self._engine.has_unfinished_requests:
-                yield from (output.finished for output in self._engine.step() if output.finished)
-        except BaseException:
-            self._engine.abort_all()
-            raise
+    def _finished(self, request_ids: Sequence[str]) -> Iterator[RequestOutput]:
+        """Finished answers as they come, until each of `request_ids` has one."""
+        open_ids = set(request_ids)
+        while open_ids:
+            self._step()
+            for request_id in tuple(open_ids):
+                inbox = self._inboxes[request_id]
+                last = inbox[-1].finished if inbox else None
+                inbox.clear()
+                if last:
+                    open_ids.remove(request_id)
+                    del self._inboxes[request_id]
+                    yield last
+
+    def _step(self) -> None:
+        """One step of the engine; what it says of a request waits in the request's inbox."""
+        for output in self._engine.step():
+            self._inboxes[output.request_id].append(output)
+
+    def _forget(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            self._engine.abort(request_id)
+            self._inboxes.pop(request_id, None)
 
     def _add(self, prompt: Prompt, params: SamplingParams) -> str:
         token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
@@ -160,6 +185,7 @@ class LLM:
             raise InvalidParameter("prompt", "is empty", "give at least one character or token")
         request_id = str(next(self._numbers))
         self._engine.add_request(request_id, token_ids, params)
+        self._inboxes[request_id] = deque()
         return request_id
 
     def _params(

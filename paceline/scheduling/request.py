@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from paceline.errors import InvalidParameter
+from paceline.scheduling.length import LengthPolicy
 from paceline.scheduling.stats import DraftStats
 from paceline.types import FinishReason, SamplingParams
 
@@ -41,6 +42,7 @@ class RequestState:
         output_limit: most output tokens; ``max_tokens`` cut to the model's length when the scheduler takes it in.
         reserved_tokens: slots kept for it whatever its length (policies that reserve at admission).
         page_digests: chained digests of its full pages that hold computed tokens.
+        length: how long its drafts are; the scheduler's own policy when None.
         sequence: order in which the scheduler took requests in; breaks ties of arrival.
         draft_stats: what became of its drafts.
         first_scheduled_time, first_token_time, finish_time: seconds on the caller's clock, None until it happened.
@@ -60,6 +62,7 @@ class RequestState:
     output_limit: int = field(init=False)
     reserved_tokens: int = 0
     page_digests: list[bytes] = field(default_factory=list, repr=False)
+    length: LengthPolicy | None = field(default=None, repr=False)
     sequence: int = 0
     draft_stats: DraftStats = field(default_factory=DraftStats)
     finish_reason: FinishReason | None = None

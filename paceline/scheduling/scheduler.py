@@ -14,7 +14,7 @@ from paceline.scheduling.length import Fixed, LengthPolicy
 from paceline.scheduling.pages import PagePool, extend_digests
 from paceline.scheduling.policies import make_policy
 from paceline.scheduling.request import RequestState, Status
-from paceline.scheduling.stats import PRIOR_TESTS, AcceptanceRate, DraftStats
+from paceline.scheduling.stats import PRIOR_TESTS, AcceptanceRate, BatchStats, DraftStats
 from paceline.scheduling.step import StepBuilder, by_order
 from paceline.scheduling.stop import StopChecker
 from paceline.types import FinishReason
@@ -92,12 +92,15 @@ class Scheduler:
         """The next step; empty when nothing waits or runs. `now` is in seconds on the caller's clock."""
         step = StepBuilder(self.config, self.pool, self._running, self._waiting)
         self._policy.fill(step)
-        batch = step.spread_drafts(self.length.budget)
+        batch = step.spread_drafts(self._wanted)
         self._last_plan = step.plan(batch)
         for grant in self._last_plan.grants:
             if grant.request.first_scheduled_time is None:
                 grant.request.first_scheduled_time = now
         return self._last_plan
+
+    def _wanted(self, request: RequestState, batch: BatchStats) -> int:
+        return (request.length or self.length).budget(request.draft_stats, batch)
 
     def update(self, results: Iterable[StepResult], now: float) -> list[Commit]:
         """Commit what a step computed, token by token until a stop rule holds, and free what is no longer needed.

@@ -12,7 +12,7 @@ from paceline.scheduling.batch import Grant, StepPlan
 from paceline.scheduling.config import SchedulerConfig
 from paceline.scheduling.pages import PagePool, extend_digests
 from paceline.scheduling.request import RequestState, Status
-from paceline.scheduling.stats import BatchStats, DraftStats
+from paceline.scheduling.stats import BatchStats
 
 
 def by_order(request: RequestState) -> tuple[int, float, int]:
@@ -131,7 +131,7 @@ class StepBuilder:
         request.status = Status.PREFILL
         return True
 
-    def spread_drafts(self, wanted: Callable[[DraftStats, BatchStats], int]) -> BatchStats:
+    def spread_drafts(self, wanted: Callable[[RequestState, BatchStats], int]) -> BatchStats:
         """Share what is left of the rows among the decodes' drafts, the smallest wishes first.
 
         Drafts come last: they shrink before anybody's decode or prefill does, never preempt, and never reach beyond
@@ -140,7 +140,7 @@ class StepBuilder:
         rows_left = self.rows_left
         prefill_rows = sum(grant.num_rows for grant in self._prefills.values())
         batch = BatchStats(len(self._decodes), prefill_rows, rows_left)
-        wishes = {id_: max(0, wanted(g.request.draft_stats, batch)) for id_, g in self._decodes.items()}
+        wishes = {id_: max(0, wanted(g.request, batch)) for id_, g in self._decodes.items()}
         useful = {id_: min(wish, self._decodes[id_].request.num_output_left - 1) for id_, wish in wishes.items()}
         asking = sorted((id_ for id_ in useful if useful[id_] > 0), key=useful.__getitem__)
         for place, id_ in enumerate(asking):

@@ -31,8 +31,8 @@ def test_every_command_explains_itself(command):
 @pytest.mark.parametrize("draft", ["ngram", "suffix", "none"])
 def test_generate_prints_the_object_that_scripts_read(draft):
     text = invoke(
-        "generate", "--model", "smollm2-135m", "--draft", draft, "--max-tokens", "24", "--temperature", "0", "--seed", "0",
-        "--compare", "--json", "red green blue red green blue red green",
+        "generate", "--model", "smollm2-135m", "--draft", draft, "--max-tokens", "24", "--temperature", "0",
+        "--seed", "0", "--compare", "--json", "red green blue red green blue red green",
     )  # fmt: skip
     record = json.loads(text)
     assert record["identical"] is True

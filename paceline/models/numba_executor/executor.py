@@ -125,7 +125,9 @@ class NumbaModel:
         hidden = scratch.taps[: len(taps) * num_rows * self._shape.hidden].reshape(
             len(taps), num_rows, self._shape.hidden
         )
-        return ForwardOutput(logits[:, : self._config.vocab_size], {layer: hidden[i].copy() for i, layer in enumerate(taps)})
+        return ForwardOutput(
+            logits[:, : self._config.vocab_size], {layer: hidden[i].copy() for i, layer in enumerate(taps)}
+        )
 
     def _extend_tables(self, context: int) -> None:
         """Rotary tables [positions, head_dim / 2], doubled when a longer context comes."""

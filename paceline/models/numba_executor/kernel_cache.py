@@ -17,7 +17,6 @@ from numba.core.caching import FunctionCache, IndexDataCacheFile
 from paceline.models.cache_dir import cache_dir
 from paceline.models.numba_executor.forward import forward
 
-
 KERNEL_MODULES = ("vector", "gemm", "attention", "forward", "team")
 """Files whose code ends up in the compiled pass."""
 

@@ -1,0 +1,91 @@
+"""What a storage type of weights costs in quality: perplexity on a text, and how often the likeliest token stays.
+
+float32 is the reference. The text is cut into windows that each start without context; every type reads the same ones.
+top-1 agreement is the share of positions whose most likely next token is float32's.
+
+    python benchmarks/quality.py --text novel.txt
+    python benchmarks/quality.py --text novel.txt --tokens 16384 --window 1024 --dtypes bfloat16 int8 --json
+
+The last line of standard output is one JSON object.
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+from common import console, finish, show
+from rich.progress import track
+
+from paceline.models.base import PAGE_SIZE
+from paceline.models.numba_executor.executor import NumbaModel
+from paceline.models.resolve import resolve_model
+from paceline.models.rows import Part, build_rows
+
+
+def main() -> None:
+    args = parse()
+    source = resolve_model(args.model)
+    text = args.text.read_text()[args.skip :]
+    ids = source.tokenizer.encode(text[: 8 * args.tokens])[: args.tokens]
+    windows = [ids[i : i + args.window] for i in range(0, len(ids) - 1, args.window)]
+    results, reference = {}, None
+    for dtype in ("float32", *args.dtypes):
+        model = NumbaModel(source.checkpoint, dtype, args.threads)
+        losses, best = read(model, windows, dtype)
+        model.close()
+        reference = best if reference is None else reference
+        results[dtype] = {
+            "perplexity": float(np.exp(losses.mean())),
+            "top1_agreement": float((best == reference).mean()),
+        }
+    base = results["float32"]["perplexity"]
+    rows = [
+        [
+            d,
+            f"{r['perplexity']:.3f}",
+            f"{100 * (r['perplexity'] / base - 1):+.2f} %",
+            f"{100 * r['top1_agreement']:.2f} %",
+        ]
+        for d, r in results.items()
+    ]
+    show(
+        f"{args.model} on {len(ids)} tokens of {args.text.name}",
+        ["weights", "perplexity", "change", "same top token"],
+        rows,
+    )
+    finish({"model": args.model, "text": args.text.name, "tokens": len(ids), "window": args.window, "dtypes": results})
+
+
+def read(model: NumbaModel, windows: list[list[int]], dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    """(negative log-likelihood of each next token in nats, most likely next token) over all windows."""
+    losses, best = [], []
+    for window in track(windows, dtype, console=console):
+        pages = range(-(-len(window) // PAGE_SIZE))
+        cache = model.new_cache(len(pages))
+        for start in range(0, len(window), 128):  # logits of few rows at a time: a row is the whole vocabulary
+            rows = build_rows([Part(pages, start, window[start : start + 128])])
+            logits = model.forward(rows, cache).logits.astype(np.float64)
+            follow = window[start + 1 : start + 129]
+            logits = logits[: len(follow)]
+            peak = logits.max(axis=1)
+            norm = peak + np.log(np.exp(logits - peak[:, None]).sum(axis=1))
+            losses.append(norm - logits[np.arange(len(follow)), follow])
+            best.append(logits.argmax(axis=1))
+    return np.concatenate(losses), np.concatenate(best)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--text", type=Path, required=True, help="a plain text file")
+    parser.add_argument("--skip", type=int, default=2000, help="characters to skip at its beginning (front matter)")
+    parser.add_argument("--tokens", type=int, default=8192)
+    parser.add_argument("--window", type=int, default=512)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "int8"])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", action="store_true", help="accepted for symmetry: the last line is always JSON")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
