@@ -18,8 +18,8 @@ from paceline.models.numba_executor.weights import Progress, load_weights, shape
 from paceline.models.rope import inverse_frequencies
 from paceline.models.rows import Part, build_rows
 
-SCORES_SLACK = 80
-"""Score slots behind the last position: a page's lanes and its unrolled neighbours may be written in full."""
+SLACK = 128
+"""Entries of the attention scratch behind the last position: whole pages are scored, and prefetching looks ahead."""
 
 
 class NumbaCache:
@@ -156,7 +156,7 @@ def _new_scratch(shape: Shape, num_threads: int, rows: int, asked: int, context:
     def floats(*size: int) -> np.ndarray:
         return np.empty(size, np.float32)
 
-    pages = -(-context // PAGE_SIZE) * 2 + 8  # grows with the context: twice the need saves new buffers
+    pages = -(-context // PAGE_SIZE) * 2 + 32  # grows with the context: twice the need saves new buffers
     return Scratch(
         counters=np.zeros(0, np.int64),
         hidden=floats(rows * shape.hidden),
@@ -167,7 +167,7 @@ def _new_scratch(shape: Shape, num_threads: int, rows: int, asked: int, context:
         inner=floats(rows * shape.inner),
         logits=floats(asked * shape.vocab),
         taps=floats(tapped_rows * shape.hidden),
-        scores=floats(num_threads, pages * PAGE_SIZE + SCORES_SLACK),
+        scores=floats(num_threads, pages * PAGE_SIZE + SLACK),
         page_starts=np.empty((num_threads, pages), np.int64),
-        value_starts=np.empty((num_threads, pages * PAGE_SIZE + SCORES_SLACK), np.int64),
+        value_starts=np.empty((num_threads, pages * PAGE_SIZE + SLACK), np.int64),
     )

@@ -23,6 +23,8 @@ PANEL = 32
 """Output rows per panel of packed weights."""
 TILE_ROWS = 12
 """Most rows of activations in one tile: 24 of the 32 vector registers of AVX-512."""
+PREFETCH_BYTES = 8192
+"""How far ahead weights are asked for from memory; the processor's own prefetching stops at every 4 KiB page."""
 CACHE_BYTES = 1 << 20
 """Activations a block of rows may occupy, so that it stays in the second-level cache."""
 
@@ -61,6 +63,7 @@ def _accumulate(typingctx, rows, x, x_start, x_stride, w, w_start, depth):
         k = builder.phi(_I64)
         sums = [builder.phi(v.VECTOR_IR) for _ in range(2 * count)]
         panel = builder.gep(w_pointer, [builder.mul(k, _I64(PANEL))])
+        v.prefetch_ir(builder, builder.gep(panel, [_I64(PREFETCH_BYTES // w.dtype.bitwidth * 8)]))
         halves = [v.load_widened(builder, w.dtype, builder.gep(panel, [_I64(h * v.LANES)])) for h in range(2)]
         new = []
         for r in range(count):

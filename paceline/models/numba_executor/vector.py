@@ -67,6 +67,14 @@ def fma_ir(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.V
     return _call(builder, "llvm.fma.v16f32", VECTOR_IR, [a, b, c])
 
 
+def prefetch_ir(builder: ir.IRBuilder, pointer: ir.Value) -> None:
+    """Ask for the cache line at `pointer`, which need not be mapped, for a read soon."""
+    byte = builder.bitcast(pointer, ir.IntType(8).as_pointer())
+    kind = ir.FunctionType(ir.VoidType(), [byte.type, _I32, _I32, _I32])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(function, [byte, _I32(0), _I32(3), _I32(1)])
+
+
 def _call(builder: ir.IRBuilder, name: str, result: ir.Type, args: list[ir.Value]) -> ir.Value:
     kind = ir.FunctionType(result, [a.type for a in args])
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
@@ -152,6 +160,17 @@ def store(typingctx, array, index, value):
         return context.get_dummy_value()
 
     return types.void(array, types.intp, vector), emit
+
+
+@intrinsic
+def prefetch(typingctx, array, index):
+    """prefetch(array, index): ask for the cache line of an element that is read soon."""
+
+    def emit(context, builder, sig, args):
+        prefetch_ir(builder, element_pointer(context, builder, array, *args))
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), emit
 
 
 @intrinsic
