@@ -72,7 +72,7 @@ def prefetch_ir(builder: ir.IRBuilder, pointer: ir.Value) -> None:
     byte = builder.bitcast(pointer, ir.IntType(8).as_pointer())
     kind = ir.FunctionType(ir.VoidType(), [byte.type, _I32, _I32, _I32])
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    builder.call(function, [byte, _I32(0), _I32(3), _I32(1)])
+    builder.call(function, [byte, _I32(0), _I32(2), _I32(1)])
 
 
 def _call(builder: ir.IRBuilder, name: str, result: ir.Type, args: list[ir.Value]) -> ir.Value:
