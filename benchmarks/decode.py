@@ -133,6 +133,7 @@ def summarise(runs: list[dict]) -> dict:
         "tokens_per_second": median(r["tokens_per_second"] for r in runs),
         "first_token_seconds": median(r["first_token_seconds"] for r in runs),
         "speedup": geometric_mean(ratios) if ratios else None,
+        "mean_speedup": sum(ratios) / len(ratios) if ratios else None,
         "acceptance_length": sum(lengths) / len(lengths) if lengths else None,
         "acceptance_rate": sum(rates) / len(rates) if rates else None,
         "identical": sum(r["identical"] for r in runs),

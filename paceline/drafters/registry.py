@@ -17,6 +17,9 @@ _DRAFTERS = {
     "draft_model": "paceline.drafters.draft_model:DraftModel",
 }
 
+SELF_LIMITING = frozenset({"suffix"})
+"""Drafters whose proposals are as long as their own confidence warrants; shortening them further on average only loses."""
+
 
 def drafter_names() -> tuple[str, ...]:
     """Names `make_drafter` knows."""

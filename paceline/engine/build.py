@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from paceline.config import EngineConfig, LengthPolicyName, SpeculativeConfig
 from paceline.drafters.base import Drafter
-from paceline.drafters.registry import make_drafter
+from paceline.drafters.registry import SELF_LIMITING, make_drafter
 from paceline.engine.engine import Engine, Speculation
 from paceline.engine.live_cost import LearnedCost
 from paceline.errors import InvalidParameter, UnsupportedModel
@@ -142,14 +142,17 @@ def _speculation(
     spec = speculative or SpeculativeConfig("plain", num_draft_tokens=0)
     drafter = _drafter(loaded, config, spec, num_pages, progress)
     verifier = resolve(spec.rule, **spec.rule_options)
-    length = _length_policy(spec.policy, spec.num_draft_tokens, cost)
-    sampled = Fixed(spec.num_draft_tokens) if spec.policy == "auto" else length
+    fixed = Fixed(spec.num_draft_tokens)
+    is_auto = spec.policy == "auto"
+    length = fixed if is_auto and spec.method in SELF_LIMITING else _length_policy(spec.policy, fixed, cost)
+    sampled = fixed if is_auto else length
     return Speculation(drafter, verifier, spec.rule == "coupled", length, sampled)
 
 
-def _length_policy(name: LengthPolicyName, most: int, cost: LearnedCost) -> LengthPolicy:
+def _length_policy(name: LengthPolicyName, fixed: Fixed, cost: LearnedCost) -> LengthPolicy:
+    most = fixed.num_draft_tokens
     if name == "fixed" or most == 0:
-        return Fixed(most)
+        return fixed
     if name == "heuristic":
         return Heuristic(start=min(5, most), most=most)
     return Goodput(cost, cost.draft_seconds, max_length=most)
