@@ -18,7 +18,7 @@ _DRAFTERS = {
 }
 
 SELF_LIMITING = frozenset({"suffix"})
-"""Drafters whose proposals are as long as their own confidence warrants; shortening them further on average only loses."""
+"""Drafters whose proposals are as long as their own confidence warrants; cutting them further only loses."""
 
 
 def drafter_names() -> tuple[str, ...]:

@@ -17,24 +17,13 @@ from paceline.models.numba_executor import vector as v
 
 _NOTHING = np.float32(-np.inf)
 
-PAGES_AHEAD = 8
-"""How many pages ahead keys are asked for from memory."""
-VALUES_AHEAD = 64
-"""How many positions ahead values are asked for from memory: four pages."""
-
 
 @njit(nogil=True, error_model="numpy")
 def _four_pages(q, q_start, keys, page_starts, at, head_dim, scale, scores, position):
-    """Scores of 64 keys in four pages, four chains at a time, while later pages are asked for."""
+    """Scores of 64 keys in four pages, four chains at a time to keep the multiply-add units busy."""
     a = b = c = d = v.splat(np.float32(0))
     k0, k1, k2, k3 = page_starts[at], page_starts[at + 1], page_starts[at + 2], page_starts[at + 3]
-    ahead = at + PAGES_AHEAD
-    n0, n1, n2, n3 = page_starts[ahead], page_starts[ahead + 1], page_starts[ahead + 2], page_starts[ahead + 3]
     for i in range(head_dim):
-        v.prefetch(keys, n0 + i * PAGE_SIZE)
-        v.prefetch(keys, n1 + i * PAGE_SIZE)
-        v.prefetch(keys, n2 + i * PAGE_SIZE)
-        v.prefetch(keys, n3 + i * PAGE_SIZE)
         value = v.splat(q[q_start + i])
         a = v.fma(value, v.load(keys, k0 + i * PAGE_SIZE), a)
         b = v.fma(value, v.load(keys, k1 + i * PAGE_SIZE), b)
@@ -82,9 +71,6 @@ def _mix_64(scores, values, value_starts, length, column, out, out_start):
     for j in range(0, length - 1, 2):
         p, q = v.splat(scores[j]), v.splat(scores[j + 1])
         s, t = value_starts[j] + column, value_starts[j + 1] + column
-        ahead = value_starts[j + VALUES_AHEAD] + column
-        for line in range(0, 8 * v.LANES, v.LANES):
-            v.prefetch(values, ahead + line)
         a0 = v.fma(p, v.load(values, s), a0)
         a1 = v.fma(p, v.load(values, s + 16), a1)
         a2 = v.fma(p, v.load(values, s + 32), a2)
@@ -156,11 +142,6 @@ def attend(
     for j in range(natural, length):
         slot = branch_slots[j - natural]
         value_starts[j] = slot // PAGE_SIZE * page_stride + head_offset + slot % PAGE_SIZE * head_dim
-    for j in range(length, length + VALUES_AHEAD + 1):
-        value_starts[j] = value_starts[length - 1]  # nothing lies behind the end; asking again costs little
-    num_pages = (natural + PAGE_SIZE - 1) // PAGE_SIZE
-    for page in range(num_pages, num_pages + PAGES_AHEAD + 4):
-        page_starts[page] = page_starts[max(num_pages - 1, 0)] if num_pages else 0
     _score(
         q, q_start, keys, page_starts, natural, branch_slots, page_stride, head_offset, length, head_dim, scale, scores
     )

@@ -18,8 +18,8 @@ from paceline.models.numba_executor.weights import Progress, load_weights, shape
 from paceline.models.rope import inverse_frequencies
 from paceline.models.rows import Part, build_rows
 
-SLACK = 128
-"""Entries of the attention scratch behind the last position: whole pages are scored, and prefetching looks ahead."""
+SLACK = 80
+"""Entries of the attention scratch behind the last position, because whole pages are scored."""
 
 
 class NumbaCache:
@@ -156,7 +156,7 @@ def _new_scratch(shape: Shape, num_threads: int, rows: int, asked: int, context:
     def floats(*size: int) -> np.ndarray:
         return np.empty(size, np.float32)
 
-    pages = -(-context // PAGE_SIZE) * 2 + 32  # grows with the context: twice the need saves new buffers
+    pages = -(-context // PAGE_SIZE) * 2 + 8  # grows with the context: twice the need saves new buffers
     return Scratch(
         counters=np.zeros(0, np.int64),
         hidden=floats(rows * shape.hidden),

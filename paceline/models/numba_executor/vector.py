@@ -163,17 +163,6 @@ def store(typingctx, array, index, value):
 
 
 @intrinsic
-def prefetch(typingctx, array, index):
-    """prefetch(array, index): ask for the cache line of an element that is read soon."""
-
-    def emit(context, builder, sig, args):
-        prefetch_ir(builder, element_pointer(context, builder, array, *args))
-        return context.get_dummy_value()
-
-    return types.void(array, types.intp), emit
-
-
-@intrinsic
 def lane(typingctx, value, index):
     """lane(vector, index) -> one float32."""
 
