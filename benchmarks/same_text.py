@@ -73,6 +73,7 @@ def compare(
     outputs = llm.generate(ids, params)
     seconds = time.perf_counter() - started
     differing = [i for i, (a, b) in enumerate(zip(outputs, plain, strict=True)) if a.token_ids != b.token_ids]
+    console.print(f"{name}: {len(ids) - len(differing)} of {len(ids)} texts are the same, {seconds:.0f} s")
     for i in differing[:5]:
         console.print(f"prompt {i} differs:\n  plain   {plain[i].text!r}\n  drafted {outputs[i].text!r}")
     lengths = [o.stats.acceptance_length for o in outputs if o.stats.acceptance_length]

@@ -253,7 +253,10 @@ class Engine:
         self, plan: StepPlan, trees: dict[str, TokenTree], drafting: float, verifying: float, overhead: float
     ) -> None:
         """Book the step's seconds on the requests that shared it, and a pure decoding pass's on the cost curve."""
-        self._cost.observe_draft(max((max(tree.depths, default=0) for tree in trees.values()), default=0), drafting)
+        drafted = [g for g in plan.grants if len(trees.get(g.request.request_id, EMPTY))]
+        if all(g.request.draft_stats.num_drafts > 1 for g in drafted):  # a first draft may have read the whole prompt
+            depths = (max(trees[g.request.request_id].depths) for g in drafted)
+            self._cost.observe_draft(max(depths, default=0), drafting)
         if plan.num_decodes == len(plan.grants):
             self._cost.observe(len(plan.grants) + sum(map(len, trees.values())), verifying)
         for grant in plan.grants:
