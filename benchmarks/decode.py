@@ -19,7 +19,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from common import console, finish, geometric_mean, median, read_prompts, show
-from peers import PEERS, Peer
+from peers import PEERS, Peer, make_peer
 from rich.progress import track
 
 from paceline import LLM, SamplingParams
@@ -30,7 +30,7 @@ def main() -> None:
     args = parse()
     prompts = read_prompts(args.prompts)[args.first :: args.every][: args.limit]
     llms = methods(args)
-    peers = [PEERS[name](args) for name in args.peer]
+    peers = [make_peer(name, args) for name in args.peer]
     records = []
     for number, prompt in enumerate(track(prompts, "decoding", console=console)):
         records.append(measure(number, prompt, llms, peers, args))

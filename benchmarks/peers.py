@@ -92,6 +92,15 @@ class LlamaCpp:
 PEERS = {peer.name: peer for peer in (Transformers, LlamaCpp)}
 
 
+def make_peer(name: str, args: argparse.Namespace) -> Peer:
+    """The peer called `name`, loaded; ends the program with advice when it is not installed."""
+    try:
+        return PEERS[name](args)
+    except ImportError as error:
+        package = {"llama-cpp": "llama-cpp-python"}.get(name, f"{name} accelerate torch")
+        raise SystemExit(f"--peer {name}: {error}; pip install {package}") from None
+
+
 def gguf_path(model: str):
     """The GGUF file behind a model name."""
     path = getattr(resolve_model(model).checkpoint, "path", None)

@@ -46,10 +46,16 @@ def load(name: str, config: EngineConfig, progress: Progress = silent) -> Loaded
             executors.
     """
     source = resolve_model(name, progress=lambda done, total: progress(f"fetching {name}", done, total))
-    return LoadedModel(source, _executor(source.checkpoint, config, name, progress))
+    return LoadedModel(source, load_executor(source.checkpoint, config, name, progress))
 
 
-def _executor(checkpoint: Checkpoint, config: EngineConfig, name: str, progress: Progress) -> CausalLM:
+def load_executor(checkpoint: Checkpoint, config: EngineConfig, name: str, progress: Progress) -> CausalLM:
+    """The model on the executor that `config` names; ``auto`` takes numba where it can.
+
+    Raises:
+        UnsupportedModel: the named executor does not run this family.
+        InvalidParameter: torch is not installed, or does not know the dtype or device.
+    """
     if config.executor != "torch":
         try:
             return _numba_model(checkpoint, config, name, progress)
