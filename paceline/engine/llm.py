@@ -6,6 +6,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from rich.console import Console
 from rich.progress import track
 
 from paceline.config import EngineConfig, SpeculativeConfig, from_mapping
@@ -111,7 +112,8 @@ class LLM:
         finished: dict[str, RequestOutput] = {}
         try:
             ids += (self._add(prompt, params) for prompt, params in zip(items, each, strict=True))
-            for output in track(self._finished(ids), "generating", total=len(ids), disable=not progress):
+            bar = {"total": len(ids), "disable": not progress, "console": Console(stderr=True)}
+            for output in track(self._finished(ids), "generating", **bar):
                 finished[output.request_id] = output
         finally:  # whatever interrupts, nothing of this call stays in the engine
             self._forget(request_id for request_id in ids if request_id not in finished)

@@ -22,7 +22,7 @@ def load_random(seed: int) -> LoadedModel:
     return LoadedModel(source, NumbaModel(checkpoint, "float32", num_threads=2))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def tiny(tmp_path_factory):
     """A loaded random model; the name ``random-N`` loads another one as draft model."""
     folder = tmp_path_factory.mktemp("converted")
