@@ -89,7 +89,7 @@ class EngineConfig:
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
-    kv_cache_memory_bytes: int = 1 << 30
+    kv_cache_memory_bytes: int = 1 << 29
     scheduler: str = "stall_free"
 
     def __post_init__(self) -> None:
