@@ -10,7 +10,7 @@ from paceline.cli import options as o
 from paceline.cli.show import is_identical
 from paceline.types import SamplingParams
 
-CHAT = "I have two free days in a small town by the sea and it will rain. Suggest a plan for each day, in a short list."
+CHAT = "Explain in four sentences why the sky is blue and why the sunset is red."
 EDIT = """Rewrite this function so that the variable `l` is called `items`. Print the whole function again.
 
 def summary(l):
