@@ -85,7 +85,7 @@ class DraftModel:
         self._truncate(stored, min(_common_prefix(stored.tokens, context.token_ids), len(context.token_ids) - 1))
         length = len(context.token_ids) + context.budget
         missing = -(-length // PAGE_SIZE) - len(stored.pages)
-        if missing > len(self._free) or length > self._limit or not context.keep_drafting([]):
+        if missing > len(self._free) or length > self._limit:
             return None
         stored.pages += [self._free.pop() for _ in range(missing)]
         return _Chain(context, stored, list(context.token_ids[len(stored.tokens) :]))
