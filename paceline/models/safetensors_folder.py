@@ -17,6 +17,7 @@ import numpy as np
 
 from paceline.errors import CorruptWeights, ModelNotFound, UnsupportedModel
 from paceline.models.config import ModelConfig
+from paceline.models.json_file import read_json
 from paceline.models.tensor_names import base_prefix, check_complete, check_depth, tensor_shapes
 
 _INDEX = "model.safetensors.index.json"
@@ -94,24 +95,14 @@ class SafetensorsCheckpoint:
         return np.frombuffer(entry.data, kind, count, entry.start).astype(np.float32).reshape(entry.shape)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CorruptWeights(f"{path}: is not JSON ({error}); download the model again") from None
-    if not isinstance(values, dict):
-        raise CorruptWeights(f"{path}: is no JSON object; download the model again")
-    return values
-
-
 def _config_values(folder: Path) -> dict[str, Any]:
     """config.json, with the end-of-sequence ids of generation_config.json, which lists all of them."""
     path = folder / "config.json"
     if not path.is_file():
         raise ModelNotFound(f"{path}: missing; {folder} is no model folder, give one that transformers saved")
-    values = _read_json(path)
+    values = read_json(path)
     generation = folder / "generation_config.json"
-    eos = _read_json(generation).get("eos_token_id") if generation.is_file() else None
+    eos = read_json(generation).get("eos_token_id") if generation.is_file() else None
     return values if eos is None else values | {"eos_token_id": eos}
 
 
@@ -121,7 +112,7 @@ def _weight_files(folder: Path) -> list[Path]:
         return [folder / _SINGLE]
     if not index.is_file():
         raise CorruptWeights(f"{folder}: has neither {_SINGLE} nor {_INDEX}; save or download it as safetensors")
-    weight_map = _read_json(index).get("weight_map")
+    weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict):
         raise CorruptWeights(f"{index}: has no weight_map; download the model again")
     files = [folder / name for name in sorted(set(weight_map.values()))]

@@ -4,7 +4,6 @@
 for encoding or decoding (`tokenizer.py`).
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 
 from paceline.errors import CorruptWeights, UnsupportedModel
+from paceline.models.json_file import read_json
 from paceline.models.tokenizer import Scheme, Tokenizer
 
 
@@ -27,14 +27,14 @@ def tokenizer_from_folder(folder: Path) -> Tokenizer:
         raise UnsupportedModel(
             f"{path}: missing; save the tokenizer with transformers' AutoTokenizer.save_pretrained, which writes it"
         )
-    pipeline = _read_json(path)
+    pipeline = read_json(path)
     try:
         backend = Backend.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
         raise CorruptWeights(f"{path}: cannot be read ({error}); download the model again") from None
     decoders = list(_steps(pipeline.get("decoder")))
     settings_path = folder / "tokenizer_config.json"
-    settings = _read_json(settings_path) if settings_path.is_file() else {}
+    settings = read_json(settings_path) if settings_path.is_file() else {}
     return Tokenizer(
         backend,
         _scheme(decoders, path),
@@ -43,16 +43,6 @@ def tokenizer_from_folder(folder: Path) -> Tokenizer:
         chat_template=_chat_template(folder, settings),
         strips_space=any(_strips_space(step) for step in decoders),
     )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CorruptWeights(f"{path}: is not JSON ({error}); download the model again") from None
-    if not isinstance(values, dict):
-        raise CorruptWeights(f"{path}: is no JSON object; download the model again")
-    return values
 
 
 def _steps(decoder: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
