@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.drafters.base import DraftContext
+from paceline.drafters.services import DraftServices
+from paceline.errors import UnsupportedModel
 from paceline.models.base import PAGE_SIZE, CausalLM
 from paceline.models.rows import Part, build_rows
 from paceline.sampling.law import Law
@@ -122,6 +124,21 @@ class DraftModel:
         needed = -(-length // PAGE_SIZE)
         self._free += stored.pages[needed:]
         del stored.pages[needed:]
+
+
+def make_draft_model(services: DraftServices, model: str, max_prefill_rows: int = 512) -> DraftModel:
+    """The drafter around the model called `model`, as large a cache as the target's.
+
+    Raises:
+        UnsupportedModel: the model has another vocabulary than the target.
+    """
+    draft, target = services.load(model), services.target.source
+    if not target.tokenizer.same_vocabulary(draft.source.tokenizer):
+        raise UnsupportedModel(
+            f"model: {model} has another vocabulary than {target.name}, so its tokens mean something else; "
+            "choose a draft model of the same family, or draft with ngram or suffix"
+        )
+    return DraftModel(draft.model, services.num_pages, max_prefill_rows)
 
 
 def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

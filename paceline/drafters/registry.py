@@ -8,13 +8,14 @@ from importlib import import_module
 from typing import Any
 
 from paceline.drafters.base import Drafter
+from paceline.drafters.services import DraftServices
 from paceline.errors import InvalidParameter
 
 _DRAFTERS = {
     "plain": "paceline.drafters.plain:Plain",
     "ngram": "paceline.drafters.ngram:NGram",
     "suffix": "paceline.drafters.suffix:Suffix",
-    "draft_model": "paceline.drafters.draft_model:DraftModel",
+    "draft_model": "paceline.drafters.draft_model:make_draft_model",
 }
 
 SELF_LIMITING = frozenset({"suffix"})
@@ -26,28 +27,32 @@ def drafter_names() -> tuple[str, ...]:
     return tuple(_DRAFTERS)
 
 
-def make_drafter(name: str, **options: Any) -> Drafter:
+def make_drafter(name: str, services: DraftServices | None = None, **options: Any) -> Drafter:
     """A new drafter.
 
     Args:
         name: one of `drafter_names`, or ``"package.module:ClassName"`` of a class that fits `Drafter`.
-        options: arguments of its constructor.
+        services: what the engine lends; handed on when the constructor has an argument of that name.
+        options: the other arguments of its constructor.
 
     Raises:
         InvalidParameter: no such drafter, an option it does not have or lacks, or a value it refuses; the message lists
             what it knows.
     """
     constructor = _load(name)
-    known = inspect.signature(constructor).parameters
-    takes_any = any(one.kind is one.VAR_KEYWORD for one in known.values())
-    unknown = [] if takes_any else [option for option in options if option not in known]
+    parameters = dict(inspect.signature(constructor).parameters)
+    lent = {"services": services} if parameters.pop("services", None) else {}
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    unknown = [] if takes_any else [option for option in options if option not in parameters]
     if unknown:
-        names = ", ".join(known) or "none"
+        names = ", ".join(parameters) or "none"
         raise InvalidParameter(unknown[0], f"drafter {name!r} has no such option", f"its options are: {names}")
-    missing = [one.name for one in known.values() if _is_required(one) and one.name not in options]
+    missing = [one.name for one in parameters.values() if _is_required(one) and one.name not in options]
     if missing:
         raise InvalidParameter(missing[0], f"drafter {name!r} cannot do without it", f"pass {missing[0]}=...")
-    return constructor(**options)
+    if lent and services is None:
+        raise InvalidParameter("services", f"drafter {name!r} works inside an engine only", "make it through LLM(...)")
+    return constructor(**lent, **options)
 
 
 def _is_required(parameter: inspect.Parameter) -> bool:

@@ -1,18 +1,18 @@
 """From a configuration to running parts: the loaded model, and an engine around it. Only this file knows them all."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from paceline.config import EngineConfig, LengthPolicyName, SpeculativeConfig
-from paceline.drafters.base import Drafter
 from paceline.drafters.registry import SELF_LIMITING, make_drafter
+from paceline.drafters.services import DraftServices
 from paceline.engine.engine import Engine, Speculation
 from paceline.engine.live_cost import LearnedCost
 from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.models.base import PAGE_SIZE, CausalLM
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
-from paceline.models.resolve import ModelSource, resolve_model
+from paceline.models.loaded import LoadedModel
+from paceline.models.resolve import resolve_model
 from paceline.sampling import resolve
 from paceline.scheduling.config import SchedulerConfig
 from paceline.scheduling.length import Fixed, Goodput, Heuristic, LengthPolicy
@@ -28,14 +28,6 @@ BYTES_PER_NUMBER = 4
 
 def silent(what: str, done: int, total: int) -> None:
     """Progress that nobody watches."""
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class LoadedModel:
-    """A model ready to score rows, with its tokenizer."""
-
-    source: ModelSource
-    model: CausalLM
 
 
 def load(name: str, config: EngineConfig, progress: Progress = silent) -> LoadedModel:
@@ -97,7 +89,9 @@ def build_engine(
     num_pages, limit = _capacity(shape, config)
     pool = PagePool(num_pages, PAGE_SIZE)
     cost = LearnedCost()
-    speculation = _speculation(loaded, config, speculative, cost, num_pages, progress)
+    cache = loaded.model.new_cache(num_pages)
+    services = DraftServices(loaded, cache, num_pages, lambda name: load(name, config, progress))
+    speculation = _speculation(speculative, services, cost)
     engine: Engine | None = None
 
     def find_stop_string(state, token: int) -> bool:
@@ -115,7 +109,6 @@ def build_engine(
         pool,
         stop=StopChecker(source.eos_token_ids, find_stop_string),
     )
-    cache = loaded.model.new_cache(num_pages)
     engine = Engine(loaded.model, cache, scheduler, source.tokenizer, source.eos_token_ids, speculation, cost)
     return engine
 
@@ -137,16 +130,10 @@ def _capacity(shape: ModelConfig, config: EngineConfig) -> tuple[int, int]:
     return num_pages, wanted
 
 
-def _speculation(
-    loaded: LoadedModel,
-    config: EngineConfig,
-    speculative: SpeculativeConfig | None,
-    cost: LearnedCost,
-    num_pages: int,
-    progress: Progress,
-) -> Speculation:
+def _speculation(speculative: SpeculativeConfig | None, services: DraftServices, cost: LearnedCost) -> Speculation:
     spec = speculative or SpeculativeConfig("plain", num_draft_tokens=0)
-    drafter = _drafter(loaded, config, spec, num_pages, progress)
+    options = {**spec.options} if spec.model is None else {**spec.options, "model": spec.model}
+    drafter = make_drafter(spec.method, services, **options)
     verifier = resolve(spec.rule, **spec.rule_options)
     fixed = Fixed(spec.num_draft_tokens)
     is_auto = spec.policy == "auto"
@@ -162,18 +149,3 @@ def _length_policy(name: LengthPolicyName, fixed: Fixed, cost: LearnedCost) -> L
     if name == "heuristic":
         return Heuristic(start=min(5, most), most=most)
     return Goodput(cost, cost.draft_seconds, max_length=most)
-
-
-def _drafter(
-    loaded: LoadedModel, config: EngineConfig, spec: SpeculativeConfig, num_pages: int, progress: Progress
-) -> Drafter:
-    if spec.method != "draft_model":
-        return make_drafter(spec.method, **spec.options)
-    assert spec.model is not None
-    draft = load(spec.model, config, progress)
-    if not loaded.source.tokenizer.same_vocabulary(draft.source.tokenizer):
-        raise UnsupportedModel(
-            f"model: {spec.model} has another vocabulary than {loaded.source.name}, so its tokens mean something else; "
-            "choose a draft model of the same family, or draft with ngram or suffix"
-        )
-    return make_drafter("draft_model", model=draft.model, num_pages=num_pages, **spec.options)

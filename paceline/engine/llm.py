@@ -10,9 +10,10 @@ from rich.console import Console
 from rich.progress import track
 
 from paceline.config import EngineConfig, SpeculativeConfig, from_mapping
-from paceline.engine.build import LoadedModel, Progress, build_engine, load, silent
+from paceline.engine.build import Progress, build_engine, load, silent
 from paceline.engine.engine import StepOutput
 from paceline.errors import InvalidParameter
+from paceline.models.loaded import LoadedModel
 from paceline.models.tokenizer import Tokenizer
 from paceline.types import RequestOutput, SamplingParams, TokenOutput
 

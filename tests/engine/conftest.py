@@ -6,7 +6,8 @@ import pytest
 
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine import build
-from paceline.engine.build import LoadedModel, build_engine
+from paceline.engine.build import build_engine
+from paceline.models.loaded import LoadedModel
 from paceline.models.numba_executor import weights
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.resolve import ModelSource

@@ -1,0 +1,26 @@
+"""`DraftServices`: what an engine lends to the drafters it makes.
+
+A drafter that needs none of it (prompt lookup) never sees it; one that does names a constructor argument `services`.
+Not the place for what changes from step to step: that is a `DraftContext`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from paceline.models.base import KVCache
+from paceline.models.loaded import LoadedModel
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class DraftServices:
+    """Attributes:
+    target: the model that is drafted for.
+    cache: the target's keys and values; to be read, never written.
+    num_pages: pages of that cache, and a fair size for a drafter's own.
+    load: a further model by name, run as the target is (executor, threads, dtype); raises what `resolve_model` raises.
+    """
+
+    target: LoadedModel
+    cache: KVCache
+    num_pages: int
+    load: Callable[[str], LoadedModel]
