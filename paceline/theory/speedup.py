@@ -3,7 +3,7 @@
 Two forms. The closed form counts in plain target passes and knows one price, the cost ratio c (one draft step over one
 target pass); it takes a verify pass to cost what a plain one costs. The measured form takes times: t(M) seconds for a
 pass over M rows, and seconds per draft step. Floats and Fractions alike. Not the place for measuring (`benchmarks/`) or
-for choosing a length while serving (`scheduling/length.py`).
+for choosing a length while serving (`scheduling/length/`).
 """
 
 from collections.abc import Callable

@@ -1,0 +1,11 @@
+"""How many tokens to draft: speculation-length policies, one file each.
+
+Not the place for fitting drafts into a step (`step.py`) or for what a pass costs (`cost.py`).
+"""
+
+from paceline.scheduling.length.base import DraftLaw, LengthPolicy
+from paceline.scheduling.length.fixed import Fixed
+from paceline.scheduling.length.goodput import Goodput
+from paceline.scheduling.length.heuristic import Heuristic
+
+__all__ = ["DraftLaw", "Fixed", "Goodput", "Heuristic", "LengthPolicy"]

@@ -1,0 +1,38 @@
+"""What a length policy is, and what it may see.
+
+A policy is told counters (`stats.py`) and draft laws, never the token just drawn: a draft that drops a token because of
+what it is no longer follows the target's law.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from paceline.errors import InvalidParameter
+from paceline.scheduling.stats import BatchStats, DraftStats, PrefixStats
+
+
+class DraftLaw(Protocol):
+    """What a policy may read of a draft law: its positive probabilities (`paceline.sampling.Law` fits)."""
+
+    @property
+    def probs(self) -> np.ndarray: ...
+
+
+class LengthPolicy(Protocol):
+    """Decides how long drafts are."""
+
+    def budget(self, request: DraftStats, batch: BatchStats) -> int:
+        """Nodes to draft for one request in this step, 0 for none. The step may cut it."""
+        ...
+
+    def keep_drafting(self, prefix: PrefixStats, draft_laws: Sequence[DraftLaw]) -> bool:
+        """Asked before each further token is drawn, with the laws of the tokens drawn so far (never empty)."""
+        ...
+
+
+def check_least(field: str, value: int, least: int) -> None:
+    """Refuse a `value` below `least`."""
+    if value < least:
+        raise InvalidParameter(field, f"{value} is less than {least}", f"give a whole number of at least {least}")
