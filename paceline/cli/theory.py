@@ -18,6 +18,17 @@ from paceline.errors import InvalidParameter, PacelineError
 from paceline.theory.acceptance import acceptance_rate_for, expected_tokens
 from paceline.theory.checks import check_cost
 from paceline.theory.curves import CURVES
+from paceline.theory.distributed_draft import (
+    CHINCHILLA,
+    TENSOR_PARALLEL_SIZES,
+    TPU_V4,
+    WIDE_DRAFT,
+    Chip,
+    ModelSize,
+    draft_plan,
+    latency_curves,
+    plans_table,
+)
 from paceline.theory.grid import Grid
 from paceline.theory.plots import draw
 from paceline.theory.speedup import (
@@ -117,6 +128,49 @@ def plot(
         chart = _named(name, CURVES)(_grid(alpha, cost_ratio, max_length))
         path = draw(chart, output)
     typer.echo(json.dumps(asdict(chart)) if as_json else f"wrote {path}")
+
+
+@app.command(
+    epilog=_examples(
+        "distributed",
+        "distributed --draft-parameters 4e9 --draft-layers 36 --alpha 0.8",
+        "distributed --target-parameters 8e9 --target-layers 32 --target-size 2 --bandwidth 3.35e12 --peak 990e12",
+        "distributed -o latency.png",
+    )
+)
+def distributed(
+    draft_parameters: Annotated[float, typer.Option(help="Of the draft.")] = WIDE_DRAFT.num_parameters,
+    draft_layers: Annotated[int, typer.Option(help="Depth of the draft.")] = WIDE_DRAFT.num_layers,
+    target_parameters: Annotated[float, typer.Option(help="Of the target.")] = CHINCHILLA.num_parameters,
+    target_layers: Annotated[int, typer.Option(help="Depth of the target.")] = CHINCHILLA.num_layers,
+    target_size: Annotated[int, typer.Option(help="Chips the target runs on.")] = max(TENSOR_PARALLEL_SIZES),
+    alpha: Annotated[float, typer.Option("--alpha", "-a", help="Acceptance rate.")] = 0.8,
+    bandwidth: Annotated[float, typer.Option(help="Bytes per second of one chip's memory.")] = TPU_V4.bandwidth,
+    peak: Annotated[float, typer.Option(help="Operations per second of one chip.")] = TPU_V4.peak,
+    hop: Annotated[float, typer.Option(help="Seconds of one exchange between chips.")] = TPU_V4.hop_seconds,
+    hand_over: Annotated[float, typer.Option(help="Seconds to send a draft to the target's chips.")] = 0.0,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Plot latencies: .png, .svg or .pdf.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say on how many chips a draft model should run beside a tensor-parallel target.
+
+    Two bytes per parameter. The defaults are the pair of Chen et al. 2023 on 16 TPU v4.
+    """
+    with _usage_errors():
+        chip = Chip(bandwidth, peak, hop)
+        draft, target = ModelSize(draft_parameters, draft_layers), ModelSize(target_parameters, target_layers)
+        sizes = sorted({size for size in TENSOR_PARALLEL_SIZES if size < target_size} | {target_size})
+        plans = [draft_plan(draft, target, chip, size, target_size, alpha, hand_over) for size in sizes]
+        if output is not None:
+            draw(latency_curves({"draft": draft, "target": target}, chip, sizes), output)
+    best = max(plans, key=lambda plan: plan.speedup)
+    if as_json:
+        typer.echo(json.dumps({"plans": [asdict(plan) for plan in plans], "best": asdict(best)}))
+        return
+    _print_table(plans_table(plans))
+    chips = "chip" if best.tensor_parallel_size == 1 else "chips"
+    gain = f"{best.speedup:.2f} times plain decoding with {best.num_draft_tokens} drafted tokens"
+    typer.echo(f"run the draft on {best.tensor_parallel_size} {chips}: {gain}" if best.speedup > 1 else "do not draft")
 
 
 @contextmanager

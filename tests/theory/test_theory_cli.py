@@ -103,7 +103,19 @@ def test_wrong_usage_says_what_to_do(arguments, says):
     assert says in run(*arguments, fails=True)
 
 
-@pytest.mark.parametrize("command", ["table", "predict", "plot"])
+def test_distributed_says_where_to_run_the_draft(tmp_path):
+    assert "run the draft on 16 chips" in run("distributed")
+    deep = json.loads(run("distributed", "--draft-layers", 36, "--json"))
+    assert deep["best"]["tensor_parallel_size"] == 8
+    assert [plan["tensor_parallel_size"] for plan in deep["plans"]] == [1, 2, 4, 8, 16]
+    assert "do not draft" in run("distributed", "--alpha", 0)
+    path = tmp_path / "latency.png"
+    run("distributed", "--target-size", 6, "-o", path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert "hop_seconds" in run("distributed", "--hop", -1, fails=True)
+
+
+@pytest.mark.parametrize("command", ["table", "predict", "plot", "distributed"])
 def test_help_shows_examples(command):
     assert f"paceline theory {command}" in run(command, "--help")
 
