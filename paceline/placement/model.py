@@ -1,0 +1,46 @@
+"""`PlacedModel`: a model as the planner sees it, a profile with traffic and a deadline. It holds no weights."""
+
+from dataclasses import dataclass
+
+from paceline.errors import InvalidParameter
+
+NO_SLO = 1e9
+"""A deadline, in seconds, that stands for none: from here on every request is in time and mean latency is compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedModel:
+    """One of the models that share a cluster.
+
+    Args:
+        name: what requests call it; unique in a case.
+        profile_type: key of its profile. Models of one type have equal latencies and sizes.
+        rate: mean requests per second.
+        cv: coefficient of variation of the gaps between arrivals; 1 is Poisson, larger is burstier.
+        slo: seconds from arrival to answer that a request may take; `NO_SLO` for none.
+
+    Raises:
+        InvalidParameter: a negative rate or cv, or a deadline that is not above 0.
+    """
+
+    name: str
+    profile_type: str
+    rate: float = 0.0
+    cv: float = 1.0
+    slo: float = NO_SLO
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rate < float("inf"):
+            raise InvalidParameter(
+                "rate", f"{self.rate} for model {self.name!r}", "give requests per second, 0 or more"
+            )
+        if not 0 <= self.cv < float("inf"):
+            raise InvalidParameter("cv", f"{self.cv} for model {self.name!r}", "give 0 or more; 1 is Poisson")
+        if not self.slo > 0:
+            raise InvalidParameter(
+                "slo", f"{self.slo} s for model {self.name!r}", "give seconds above 0, or leave it out"
+            )
+
+    @property
+    def has_slo(self) -> bool:
+        return self.slo < NO_SLO

@@ -1,0 +1,105 @@
+"""`Placement`: which devices work together as a group, how, and which models each group holds; and what makes it valid.
+
+Plain data: searching for a good one is `search/`, telling how it fares is `simulator/`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from paceline.errors import InvalidParameter
+from paceline.placement.cluster import Cluster
+from paceline.placement.model import PlacedModel
+from paceline.placement.profile import ModelProfile, ParallelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Devices that run every model they hold split in the same way.
+
+    `models` are indices into the case's list, in increasing order.
+    """
+
+    parallel: ParallelConfig
+    models: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "models", tuple(sorted(self.models)))
+        if len(set(self.models)) != len(self.models):
+            raise InvalidParameter("groups", f"a group holds {list(self.models)}", "name each model of a group once")
+
+    def with_model(self, model: int) -> "Group":
+        return Group(self.parallel, (*self.models, model))
+
+    def without_model(self, model: int) -> "Group":
+        return Group(self.parallel, tuple(other for other in self.models if other != model))
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Groups in order; the order decides ties between equally loaded groups."""
+
+    groups: tuple[Group, ...] = ()
+
+    @classmethod
+    def from_lists(cls, groups: Sequence[Sequence]) -> "Placement":
+        """From ``[[tensor degree, pipeline degree, [model indices]], ...]``, the form of a plan file."""
+        try:
+            made = [Group(ParallelConfig(int(op), int(pp)), tuple(map(int, models))) for op, pp, models in groups]
+        except (TypeError, ValueError) as error:
+            if isinstance(error, InvalidParameter):
+                raise
+            remedy = "write [[tensor, pipeline, [model indices]], ...]"
+            raise InvalidParameter("groups", f"cannot be read ({error})", remedy) from None
+        return cls(tuple(made))
+
+    def to_lists(self) -> list[list]:
+        """``[[tensor degree, pipeline degree, [model indices]], ...]``."""
+        return [[group.parallel.tensor, group.parallel.pipeline, list(group.models)] for group in self.groups]
+
+    @property
+    def num_devices(self) -> int:
+        return sum(group.parallel.num_devices for group in self.groups)
+
+    def replicas(self, num_models: int) -> list[int]:
+        """How many groups hold each model."""
+        counts = [0] * num_models
+        for group in self.groups:
+            for model in group.models:
+                counts[model] += 1
+        return counts
+
+
+def group_mem(group: Group, models: Sequence[PlacedModel], profiles: Mapping[str, ModelProfile]) -> tuple[float, ...]:
+    """Bytes per stage on each of the stage's devices, all models of the group together."""
+    held = [0.0] * group.parallel.pipeline
+    for model in group.models:
+        stages = profiles[models[model].profile_type].stages(group.parallel)
+        held = [mem + more for mem, more in zip(held, stages.weight_mem, strict=True)]
+    return tuple(held)
+
+
+def validate(
+    placement: Placement,
+    cluster: Cluster,
+    models: Sequence[PlacedModel],
+    profiles: Mapping[str, ModelProfile],
+) -> None:
+    """Refuse a placement that the cluster cannot hold.
+
+    Memory is checked per device: the fullest stage of a group counts, not the group's total.
+
+    Raises:
+        InvalidParameter: more devices than there are, an unknown model, a split without a profile, or a full device.
+    """
+    if placement.num_devices > cluster.num_devices:
+        problem = f"need {placement.num_devices} devices, the cluster has {cluster.num_devices}"
+        raise InvalidParameter("groups", problem, "use fewer or smaller groups")
+    for index, group in enumerate(placement.groups):
+        for model in group.models:
+            if not 0 <= model < len(models):
+                problem = f"group {index} holds model {model}, there are {len(models)}"
+                raise InvalidParameter("groups", problem, f"use indices 0 to {len(models) - 1}")
+        fullest = max(group_mem(group, models, profiles))
+        if fullest > cluster.mem_budget:
+            problem = f"group {index} needs {fullest:.0f} bytes on a device, the budget is {cluster.mem_budget:.0f}"
+            raise InvalidParameter("groups", problem, "hold fewer models there or split them further")

@@ -1,0 +1,116 @@
+"""`ModelProfile`: seconds and bytes per stage of a model, for every way to split it that is known.
+
+Made from a file (`case.py`), from analytic or measured costs (`cost.py`), or from per-layer costs (`parallelise.py`).
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from paceline.errors import InvalidParameter
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ParallelConfig:
+    """How a model is split over devices: `pipeline` stages in a row, each spread over `tensor` devices."""
+
+    tensor: int = 1
+    pipeline: int = 1
+
+    def __post_init__(self) -> None:
+        if self.tensor < 1 or self.pipeline < 1:
+            problem = f"{self.tensor} x {self.pipeline} is no split"
+            raise InvalidParameter("parallel", problem, "give degrees of at least 1")
+
+    @property
+    def num_devices(self) -> int:
+        return self.tensor * self.pipeline
+
+    def __str__(self) -> str:
+        return f"({self.tensor}, {self.pipeline})"
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """What the stages of a split cost.
+
+    Args:
+        latency: seconds per stage for a batch of one request.
+        weight_mem: bytes per stage on each of its devices.
+        batch_latency: batch size to seconds per stage, for sizes above 1; empty when batches were not profiled.
+
+    Raises:
+        InvalidParameter: lengths that differ, a time that is not positive, or negative bytes.
+    """
+
+    latency: tuple[float, ...]
+    weight_mem: tuple[float, ...]
+    batch_latency: Mapping[int, tuple[float, ...]] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __post_init__(self) -> None:
+        for batch, latency in ((1, self.latency), *self.batch_latency.items()):
+            if batch < 1 or len(latency) != len(self.weight_mem) or not latency:
+                problem = f"{len(latency)} stages at batch {batch}, weight_mem has {len(self.weight_mem)}"
+                raise InvalidParameter("latency", problem, "give one time and one size per stage, batches from 1")
+            if not all(0 < seconds < float("inf") for seconds in latency):
+                raise InvalidParameter("latency", f"{list(latency)} s at batch {batch}", "give positive seconds")
+        if not all(0 <= size < float("inf") for size in self.weight_mem):
+            raise InvalidParameter("weight_mem", f"{list(self.weight_mem)} bytes", "give bytes, 0 or more")
+
+    @property
+    def total_latency(self) -> float:
+        """Seconds of one request that finds every stage idle."""
+        return sum(self.latency)
+
+    @property
+    def bottleneck(self) -> float:
+        """Seconds of the slowest stage; its inverse is the most requests per second."""
+        return max(self.latency)
+
+    def latency_at(self, batch: int) -> tuple[float, ...]:
+        """Seconds per stage at `batch`, which must be 1 or a key of `batch_latency`."""
+        return self.latency if batch == 1 else self.batch_latency[batch]
+
+
+@dataclass(frozen=True)
+class ModelProfile:
+    """A model type: its known splits and what their stages cost.
+
+    Raises:
+        InvalidParameter: no entries, or an entry with a number of stages other than its pipeline degree.
+    """
+
+    name: str
+    entries: Mapping[ParallelConfig, Stages]
+
+    def __post_init__(self) -> None:
+        if not self.entries:
+            raise InvalidParameter("profiles", f"{self.name!r} has no entries", "give at least op 1, pp 1")
+        for parallel, stages in self.entries.items():
+            if len(stages.latency) != parallel.pipeline:
+                problem = f"{self.name!r} {parallel} has {len(stages.latency)} stages, not {parallel.pipeline}"
+                raise InvalidParameter("latency", problem, "give one time per pipeline stage")
+
+    def stages(self, parallel: ParallelConfig) -> Stages:
+        """The stages of a split. Raises InvalidParameter, naming the splits there are, when it was not profiled."""
+        if parallel not in self.entries:
+            known = ", ".join(map(str, sorted(self.entries)))
+            problem = f"{self.name!r} was not profiled at (tensor, pipeline) = {parallel}"
+            raise InvalidParameter("profiles", problem, f"use one of {known}, or profile it")
+        return self.entries[parallel]
+
+    def device_mem(self, parallel: ParallelConfig) -> float:
+        """Bytes on the fullest device of a split: its largest stage."""
+        return max(self.stages(parallel).weight_mem)
+
+    def fastest(self, num_devices: int | None = None) -> float:
+        """Least seconds of a lone request over all splits (those of at most `num_devices`); infinite when none."""
+        within = [
+            s.total_latency for c, s in self.entries.items() if num_devices is None or c.num_devices <= num_devices
+        ]
+        return min(within, default=float("inf"))
+
+
+def by_name(profiles: Iterable[ModelProfile]) -> dict[str, ModelProfile]:
+    """Profiles keyed by the name that models refer to."""
+    return {profile.name: profile for profile in profiles}

@@ -1,0 +1,12 @@
+"""Event-exact simulation of a placement: fast enough to be the inner loop of a search."""
+
+from paceline.placement.simulator.evaluator import (
+    ComponentOutcome,
+    ControllerRules,
+    Evaluator,
+    components,
+    simulate,
+)
+from paceline.placement.simulator.result import Score, SimulationResult
+
+__all__ = ["ComponentOutcome", "ControllerRules", "Evaluator", "Score", "SimulationResult", "components", "simulate"]
