@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from paceline.models.config import ModelConfig
 from paceline.models.torch_executor.cache import SegmentView, TorchKVCache
+from paceline.models.torch_executor.split_layers import RowParallelLinear, Sum, alone
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -70,7 +71,7 @@ def rotate(x: Tensor, step: Pass) -> Tensor:
 class Attention(nn.Module):
     """Grouped-query attention (Ainslie et al. 2023): H / K query heads share one key head; K = H is the plain kind."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, total: Sum = alone) -> None:
         super().__init__()
         self._heads, self._key_heads, self._head_dim = (
             config.num_attention_heads, config.num_key_value_heads, config.head_dim
@@ -79,7 +80,7 @@ class Attention(nn.Module):
         self.query = nn.Linear(hidden, self._heads * self._head_dim, bias=bias)
         self.key = nn.Linear(hidden, self._key_heads * self._head_dim, bias=bias)
         self.value = nn.Linear(hidden, self._key_heads * self._head_dim, bias=bias)
-        self.out = nn.Linear(self._heads * self._head_dim, hidden, bias=config.attention_out_bias)
+        self.out = RowParallelLinear(self._heads * self._head_dim, hidden, config.attention_out_bias, total)
         self.query_norm = RMSNorm(self._head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
         self.key_norm = RMSNorm(self._head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
 
@@ -105,12 +106,12 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """down(silu(gate(x)) * up(x)) (SwiGLU, Shazeer 2020), or down(gelu(up(x))) as in GPT-2."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, total: Sum = alone) -> None:
         super().__init__()
         hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
         self.gate = nn.Linear(hidden, inner, bias=bias) if config.mlp == "gated_silu" else None
         self.up = nn.Linear(hidden, inner, bias=bias)
-        self.down = nn.Linear(inner, hidden, bias=bias)
+        self.down = RowParallelLinear(inner, hidden, bias, total)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.gate is None:
@@ -119,12 +120,12 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    """One transformer block, norms in front."""
+    """One transformer block, norms in front; `total` sums over the ranks that share it."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, total: Sum = alone) -> None:
         super().__init__()
-        self.attention_norm, self.attention = make_norm(config), Attention(config)
-        self.feed_forward_norm, self.feed_forward = make_norm(config), FeedForward(config)
+        self.attention_norm, self.attention = make_norm(config), Attention(config, total)
+        self.feed_forward_norm, self.feed_forward = make_norm(config), FeedForward(config, total)
 
     def forward(self, x: Tensor, layer: int, step: Pass) -> Tensor:
         x = x + self.attention(self.attention_norm(x), layer, step)

@@ -1,11 +1,13 @@
 """`TorchModel`: scores flat rows with torch, clearly rather than fast.
 
 The reference the numba executor is compared with. Sums may be ordered differently for different batches, so its logits
-are close, not bitwise equal, from batch to batch. Not for loading (`weights.py`) or training.
+are close, not bitwise equal, from batch to batch. `Stage` is the part of it that one process of a parallel run holds.
+Not for loading (`weights.py`), training, or other processes (`parallel/`).
 """
 
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,23 +18,27 @@ from paceline.models.config import ModelConfig
 from paceline.models.rope import inverse_frequencies
 from paceline.models.torch_executor.cache import TorchKVCache, segment_views
 from paceline.models.torch_executor.layers import Layer, Pass, make_norm, rotary_tables
+from paceline.models.torch_executor.shard import Shard
+from paceline.models.torch_executor.split_layers import Sum, VocabularyParallelEmbedding, alone
 from paceline.models.torch_executor.weights import load_weights
 
 DTypeName = Literal["float32", "bfloat16"]
 
 
 class DecoderStack(nn.Module):
-    """Embedding, layers, final norm and head of every family."""
+    """Embedding, layers, final norm and head of every family, as far as `shard` has them; layers keep their numbers."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, shard: Shard, total: Sum = alone) -> None:
         super().__init__()
-        size = config.hidden_size
-        self.embedding = nn.Embedding(config.vocab_size, size)
-        has_table = config.position_embedding == "learned"
+        config = shard.narrowed()
+        size, tied = config.hidden_size, config.tie_word_embeddings
+        if shard.is_first or (shard.is_last and tied):
+            self.embedding = VocabularyParallelEmbedding(config.vocab_size, size, shard.vocabulary.start, total)
+        has_table = shard.is_first and config.position_embedding == "learned"
         self.position_embedding = nn.Embedding(config.max_position_embeddings, size) if has_table else None
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
-        self.norm = make_norm(config)
-        self.head = None if config.tie_word_embeddings else nn.Linear(size, config.vocab_size, bias=False)
+        self.layers = nn.ModuleDict({str(i): Layer(config, total) for i in shard.layers})
+        self.norm = make_norm(config) if shard.is_last else None
+        self.head = nn.Linear(size, config.vocab_size, bias=False) if shard.is_last and not tied else None
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """[M, hidden] of M tokens at their positions."""
@@ -45,40 +51,88 @@ class DecoderStack(nn.Module):
         return nn.functional.linear(x, weight).float()
 
 
-class TorchModel:
-    """A `CausalLM` (models/base.py) that runs in torch.
+class Stage:
+    """A shard's weights on a device: rows or hidden states in, hidden states or logits out.
 
     Args:
-        checkpoint: the weights.
+        checkpoint: the weights of the whole model.
         device: any torch device.
         dtype: number format of weights, cache and activations.
+        shard: what of the model to hold; all of it by default.
+        total: sums over the ranks that hold the other shares of the same layers.
 
     Raises:
         InvalidParameter: torch knows no such device, or the number format is another.
     """
 
-    def __init__(self, checkpoint: Checkpoint, device: str = "cpu", dtype: DTypeName = "float32") -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, device: str, dtype: str, shard: Shard | None = None, total: Sum = alone
+    ) -> None:
         if dtype not in ("float32", "bfloat16"):
             raise InvalidParameter(
                 "dtype", f"{dtype!r} is not a number format of this executor", "use float32 or bfloat16"
             )
-        self._config = checkpoint.config
-        self._device, self._dtype = _usable_device(device), getattr(torch, dtype)
+        config = checkpoint.config
+        self.shard = shard or Shard.whole(config)
+        self.device, self.dtype = _usable_device(device), getattr(torch, dtype)
         with torch.device("meta"):
-            self._stack = DecoderStack(self._config)
-        load_weights(self._stack, checkpoint, self._device, self._dtype)
-        frequencies = inverse_frequencies(
-            self._config.rope_theta, self._config.head_dim, self._config.rope_inv_freq_scale
-        )
-        self._inverse_frequencies = torch.from_numpy(frequencies).float().to(self._device)
+            self._stack = DecoderStack(self.shard, total)
+        load_weights(self._stack, checkpoint, self.device, self.dtype, self.shard)
+        frequencies = inverse_frequencies(config.rope_theta, config.head_dim, config.rope_inv_freq_scale)
+        self._inverse_frequencies = torch.from_numpy(frequencies).float().to(self.device)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the weights."""
+        return sum(parameter.nbytes for parameter in self._stack.parameters())
+
+    def new_cache(self, num_pages: int) -> TorchKVCache:
+        """An empty cache for the shard's layers and key heads."""
+        return TorchKVCache(self.shard.narrowed(), num_pages, self.device, self.dtype)
+
+    def embed(self, rows: Rows) -> Tensor:
+        """[M, hidden] that enter the first layer of the model."""
+        return self._stack.embed(self._tensor(rows.token_ids), self._tensor(rows.positions))
+
+    def run(self, x: Tensor, rows: Rows, cache: TorchKVCache, taps: tuple[int, ...] = ()) -> tuple[Tensor, dict]:
+        """Hidden states [M, hidden] behind the shard's layers, and those that enter each tapped one of them."""
+        step = self._pass(rows, cache)
+        tapped = {}
+        for i in self.shard.layers:
+            if i in taps:
+                tapped[i] = x
+            x = self._stack.layers[str(i)](x, i - self.shard.layers.start, step)
+        return x, tapped
+
+    def finish(self, x: Tensor, logit_rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        """[M, hidden] behind the final norm of x [M, hidden], and the logits [K, vocabulary share] of `logit_rows`."""
+        assert self._stack.norm is not None
+        x = self._stack.norm(x)
+        return x, self._stack.logits(x[self._tensor(logit_rows)])
+
+    def _pass(self, rows: Rows, cache: TorchKVCache) -> Pass:
+        cosines = sines = None
+        if self.shard.config.position_embedding == "rotary":
+            cosines, sines = rotary_tables(self._tensor(rows.positions), self._inverse_frequencies)
+        return Pass(cosines, sines, self._tensor(rows.slots), segment_views(rows, self.device), cache)
+
+    def _tensor(self, values: np.ndarray) -> Tensor:
+        return torch.as_tensor(values, dtype=torch.long, device=self.device)
+
+
+class TorchModel:
+    """A `CausalLM` (models/base.py) that runs in torch, in this process; arguments and errors as `Stage`."""
+
+    def __init__(self, checkpoint: Checkpoint, device: str = "cpu", dtype: DTypeName = "float32") -> None:
+        self._stage = Stage(checkpoint, device, dtype)
 
     @property
     def config(self) -> ModelConfig:
-        return self._config
+        return self._stage.shard.config
 
     def new_cache(self, num_pages: int) -> TorchKVCache:
         """An empty cache of `num_pages` pages."""
-        return TorchKVCache(self._config, num_pages, self._device, self._dtype)
+        return self._stage.new_cache(num_pages)
 
     @torch.inference_mode()
     def forward(self, rows: Rows, cache: KVCache, taps: tuple[int, ...] = ()) -> ForwardOutput:
@@ -89,40 +143,27 @@ class TorchModel:
         """
         if not isinstance(cache, TorchKVCache):
             raise InvalidParameter("cache", f"is a {type(cache).__name__}", "make it with this model's new_cache")
-        self._check(rows, taps)
-        positions = self._tensor(rows.positions)
-        step = self._pass(rows, positions, cache)
-        x = self._stack.embed(self._tensor(rows.token_ids), positions)
-        tapped = {}
-        for i, layer in enumerate(self._stack.layers):
-            if i in taps:
-                tapped[i] = x.float().cpu().numpy()
-            x = layer(x, i, step)
-        x = self._stack.norm(x)
-        if self._config.num_hidden_layers in taps:
-            tapped[self._config.num_hidden_layers] = x.float().cpu().numpy()
-        logits = self._stack.logits(x[self._tensor(rows.logit_rows)])
-        return ForwardOutput(logits.cpu().numpy(), tapped)
+        check_rows(self.config, rows, taps)
+        x, tapped = self._stage.run(self._stage.embed(rows), rows, cache, taps)
+        x, logits = self._stage.finish(x, rows.logit_rows)
+        if self.config.num_hidden_layers in taps:
+            tapped[self.config.num_hidden_layers] = x
+        return ForwardOutput(logits.cpu().numpy(), {i: seen.float().cpu().numpy() for i, seen in tapped.items()})
 
-    def _pass(self, rows: Rows, positions: Tensor, cache: TorchKVCache) -> Pass:
-        rotates = self._config.position_embedding == "rotary"
-        cosines, sines = rotary_tables(positions, self._inverse_frequencies) if rotates else (None, None)
-        return Pass(cosines, sines, self._tensor(rows.slots), segment_views(rows, self._device), cache)
 
-    def _tensor(self, values) -> Tensor:
-        return torch.as_tensor(values, dtype=torch.long, device=self._device)
+def check_rows(config: ModelConfig, rows: Rows, taps: tuple[int, ...]) -> None:
+    """Refuse rows and taps outside the model.
 
-    def _check(self, rows: Rows, taps: tuple[int, ...]) -> None:
-        config = self._config
-        for field, values, limit in (
-            ("token_ids", rows.token_ids, config.vocab_size),
-            ("positions", rows.positions, config.max_position_embeddings),
-            ("taps", taps, config.num_hidden_layers + 1),
-        ):
-            if len(values) and not 0 <= min(values) <= max(values) < limit:
-                raise InvalidParameter(
-                    field, f"{min(values)}..{max(values)} is outside the model", f"stay below {limit}"
-                )
+    Raises:
+        InvalidParameter: naming the field and the limit.
+    """
+    for field, values, limit in (
+        ("token_ids", rows.token_ids, config.vocab_size),
+        ("positions", rows.positions, config.max_position_embeddings),
+        ("taps", taps, config.num_hidden_layers + 1),
+    ):
+        if len(values) and not 0 <= min(values) <= max(values) < limit:
+            raise InvalidParameter(field, f"{min(values)}..{max(values)} is outside the model", f"stay below {limit}")
 
 
 def _usable_device(name: str) -> torch.device:

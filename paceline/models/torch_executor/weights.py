@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from paceline.models.checkpoint import Checkpoint
+from paceline.models.torch_executor.shard import Shard
 
 _LLAMA = {
     "embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head", "layers": "model.layers",
@@ -24,11 +25,13 @@ _PART_OF_FUSED = {"attention.query": 0, "attention.key": 1, "attention.value": 2
 """GPT-2 keeps query, key and value side by side in one tensor."""
 
 
-def load_weights(module: nn.Module, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
-    """Give every parameter of `module` (made on the meta device) its tensor from `checkpoint`."""
+def load_weights(
+    module: nn.Module, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, shard: Shard
+) -> None:
+    """Give every parameter of `module` (made on the meta device) its shard of its tensor, one tensor after another."""
     tensors = {}
     for name, _ in module.named_parameters():
-        values = torch.from_numpy(np.ascontiguousarray(_values(checkpoint, name)))
+        values = torch.from_numpy(np.ascontiguousarray(shard.part(name, _values(checkpoint, name))))
         tensors[name] = values.to(device=device, dtype=dtype)
     module.load_state_dict(tensors, assign=True)
 

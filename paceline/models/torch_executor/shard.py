@@ -1,0 +1,133 @@
+"""`Shard`: the part of a model that one process holds, and which slice of every tensor that is.
+
+A shard is itself a narrower, shallower model, so that the layers need no second definition: a rank of a
+tensor-parallel group has its share of the heads, of the feed-forward and of the vocabulary (Shoeybi et al. 2019,
+Megatron-LM, section 3), a pipeline stage a run of consecutive layers. Description only: processes and messages are in
+`parallel/`.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from paceline.errors import InvalidParameter
+from paceline.models.config import ModelConfig
+
+_OUTPUT_SPLIT = {
+    "query": "heads", "key": "key_heads", "value": "key_heads", "gate": "inner", "up": "inner",
+    "embedding": "vocabulary", "head": "vocabulary",
+}  # fmt: skip
+"""Layers of which a rank computes some of the outputs, and what these are."""
+_INPUT_SPLIT = {"out": "heads", "down": "inner"}
+"""Layers of which a rank takes some of the inputs; the ranks' outputs are summed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """What one process holds of a model.
+
+    Attributes:
+        config: the whole model.
+        layers: which of its layers.
+        tensor_rank, tensor_size: which share of each layer, of how many.
+    """
+
+    config: ModelConfig
+    layers: range
+    tensor_rank: int = 0
+    tensor_size: int = 1
+
+    @classmethod
+    def whole(cls, config: ModelConfig) -> "Shard":
+        """All of the model."""
+        return cls(config, range(config.num_hidden_layers))
+
+    @property
+    def is_first(self) -> bool:
+        """Whether tokens enter here."""
+        return self.layers.start == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether logits leave here."""
+        return self.layers.stop == self.config.num_hidden_layers
+
+    @property
+    def heads(self) -> slice:
+        """Query heads of this rank."""
+        return self._share(self.config.num_attention_heads)
+
+    @property
+    def key_heads(self) -> slice:
+        """Key and value heads of this rank; where there are fewer of them than ranks, neighbours hold the same one."""
+        return self._share(self.config.num_key_value_heads)
+
+    @property
+    def inner(self) -> slice:
+        """Units of the feed-forward of this rank."""
+        return self._share(self.config.intermediate_size)
+
+    @property
+    def vocabulary(self) -> slice:
+        """Token ids of which this rank holds the embedding and computes the logits; shares may differ by one."""
+        return self._share(self.config.vocab_size)
+
+    def narrowed(self) -> ModelConfig:
+        """The shard as a model of its own."""
+        sizes = {
+            "num_hidden_layers": len(self.layers),
+            "num_attention_heads": _length(self.heads),
+            "num_key_value_heads": _length(self.key_heads),
+            "intermediate_size": _length(self.inner),
+            "vocab_size": _length(self.vocabulary),
+        }
+        return replace(self.config, **sizes)
+
+    def part(self, name: str, values: np.ndarray) -> np.ndarray:
+        """This rank's slice of the whole tensor `values` of the parameter `name`, linear layers as [out, in]."""
+        stem, kind = name.rsplit(".", 1)
+        layer = stem.rsplit(".", 1)[-1]
+        if layer in _OUTPUT_SPLIT:
+            return values[self._units(_OUTPUT_SPLIT[layer])]
+        if layer in _INPUT_SPLIT and kind == "weight":
+            return values[:, self._units(_INPUT_SPLIT[layer])]
+        return values
+
+    def _units(self, what: str) -> slice:
+        share: slice = getattr(self, what)
+        width = self.config.head_dim if what in ("heads", "key_heads") else 1
+        return slice(share.start * width, share.stop * width)
+
+    def _share(self, total: int) -> slice:
+        start = total * self.tensor_rank // self.tensor_size
+        return slice(start, max(start + 1, total * (self.tensor_rank + 1) // self.tensor_size))
+
+
+def check_tensor_parallel_size(config: ModelConfig, size: int) -> None:
+    """Refuse a degree that would give ranks of different shapes.
+
+    Raises:
+        InvalidParameter: naming what cannot be split, and the degrees that can be had.
+    """
+    problem = _obstacle(config, size)
+    if problem is not None:
+        possible = [n for n in range(1, config.num_attention_heads + 1) if _obstacle(config, n) is None]
+        remedy = f"this model can be split into {', '.join(map(str, possible))}"
+        raise InvalidParameter("tensor_parallel_size", problem, remedy)
+
+
+def _obstacle(config: ModelConfig, size: int) -> str | None:
+    keys = config.num_key_value_heads
+    if size < 1:
+        return f"{size} is not 1 or more"
+    if config.num_attention_heads % size:
+        return f"{config.num_attention_heads} attention heads cannot be shared evenly by {size}"
+    if keys % size and size % keys:
+        return f"{keys} key heads can be neither shared nor repeated evenly by {size}"
+    if config.intermediate_size % size:
+        return f"a feed-forward of {config.intermediate_size} units cannot be shared evenly by {size}"
+    return None
+
+
+def _length(share: slice) -> int:
+    return share.stop - share.start
