@@ -21,9 +21,9 @@ def page_digest(previous: bytes, token_ids: Sequence[int]) -> bytes:
     return blake2b(previous + array("q", token_ids).tobytes(), digest_size=16).digest()
 
 
-def extend_digests(digests: list[bytes], token_ids: Sequence[int], page_size: int) -> None:
-    """Append to `digests` those of the further full pages of `token_ids`, in place."""
-    for start in range(len(digests) * page_size, len(token_ids) - page_size + 1, page_size):
+def extend_digests(digests: list[bytes], token_ids: Sequence[int], page_size: int, num_tokens: int) -> None:
+    """Append to `digests` those of the further full pages of the first `num_tokens` tokens, in place."""
+    for start in range(len(digests) * page_size, num_tokens - page_size + 1, page_size):
         digests.append(page_digest(digests[-1] if digests else b"", token_ids[start : start + page_size]))
 
 

@@ -103,7 +103,7 @@ class RequestState:
     @property
     def num_output_left(self) -> int:
         """Output tokens that may still come."""
-        return self.output_limit - self.num_output_tokens
+        return self.output_limit - len(self.token_ids) + len(self.prompt_token_ids)
 
     @property
     def most_slots(self) -> int:

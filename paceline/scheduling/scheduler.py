@@ -5,10 +5,10 @@ model. Which requests a step serves is a policy's choice (`policies/`), what fit
 """
 
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from paceline.errors import InvalidParameter
-from paceline.scheduling.batch import Commit, StepPlan, StepResult
+from paceline.scheduling.batch import Commit, Grant, StepPlan, StepResult
 from paceline.scheduling.config import SchedulerConfig
 from paceline.scheduling.length import Fixed, LengthPolicy
 from paceline.scheduling.pages import PagePool, extend_digests
@@ -92,15 +92,16 @@ class Scheduler:
         """The next step; empty when nothing waits or runs. `now` is in seconds on the caller's clock."""
         step = StepBuilder(self.config, self.pool, self._running, self._waiting)
         self._policy.fill(step)
-        batch = step.spread_drafts(self._wanted)
-        self._last_plan = step.plan(batch)
-        for grant in self._last_plan.grants:
+        self._last_plan = step.plan(self._wishes)
+        for grant in self._last_plan.grants[self._last_plan.batch.num_decodes :]:
             if grant.request.first_scheduled_time is None:
                 grant.request.first_scheduled_time = now
         return self._last_plan
 
-    def _wanted(self, request: RequestState, batch: BatchStats) -> int:
-        return (request.length or self.length).budget(request.draft_stats, batch)
+    def _wishes(self, requests: Sequence[RequestState], batch: BatchStats) -> list[int]:
+        """Draft tokens each request wants, by its own length policy or the scheduler's."""
+        default = self.length
+        return [(request.length or default).budget(request.draft_stats, batch) for request in requests]
 
     def update(self, results: Iterable[StepResult], now: float) -> list[Commit]:
         """Commit what a step computed, token by token until a stop rule holds, and free what is no longer needed.
@@ -118,11 +119,10 @@ class Scheduler:
             if grant is None:
                 problem = f"{result.request_id!r} has no open grant"
                 raise InvalidParameter("results", problem, "answer each grant of the latest plan once")
-            request = grant.request
-            if request.status is Status.FINISHED:
-                continue
-            _check_result(result, grant.num_prefill_tokens, grant.draft_budget, grant.needs_logits)
-            commits.append(self._commit(request, result, grant.wanted_budget, now))
+            if grant.request.status is not Status.FINISHED:
+                _check_result(grant, result)
+                commits.append(self._commit(grant, result, now))
+        self.rate = self.rate.after(sum(c.num_accepted for c in commits), sum(c.rejected for c in commits))
         return commits
 
     def abort(self, request_id: str, now: float | None = None) -> RequestState | None:
@@ -145,53 +145,48 @@ class Scheduler:
         if len(self._running) + len(self._waiting) != len(self._requests):
             raise RuntimeError("scheduler: a request is in no queue or in two")
 
-    def _commit(self, request: RequestState, result: StepResult, wanted_budget: int, now: float) -> Commit:
-        is_decode = result.num_prefill_tokens == 0
-        computed = request.num_computed + result.num_prefill_tokens
-        num_tokens, reason = self._append(request, result.token_ids)
-        if is_decode:
-            computed += num_tokens
-        request.num_computed = computed
-        self._publish(request)
-        dropped = len(result.token_ids) - num_tokens
-        accepted = min(len(result.token_ids) - 1, num_tokens) if is_decode else 0
-        rejected = result.rejected and not dropped
-        if is_decode:
-            stats = request.draft_stats
-            request.draft_stats = stats.after(wanted_budget, result.num_draft_tokens, accepted, rejected)
-            self.rate = self.rate.after(accepted, rejected)
-        if num_tokens and request.first_token_time is None:
+    def _commit(self, grant: Grant, result: StepResult, now: float) -> Commit:
+        request, token_ids = grant.request, result.token_ids
+        count, reason = self._stop.commit(request, token_ids)
+        dropped = len(token_ids) - count
+        accepted, rejected = 0, False
+        if grant.num_prefill_tokens:
+            request.num_computed += grant.num_prefill_tokens
+        else:
+            request.num_computed += count
+            accepted, rejected = min(len(token_ids) - 1, count), result.rejected and not dropped
+            request.draft_stats = request.draft_stats.after(
+                grant.wanted_budget, result.num_draft_tokens, accepted, rejected
+            )
+        if request.first_token_time is None and count:
             request.first_token_time = now
+        if request.num_computed >= (len(request.page_digests) + 1) * self.pool.page_size:
+            self._publish(request)
         if reason:
             self._finish(request, reason, now)
         else:
             self._trim(request)
-        return Commit(request, result.token_ids[:num_tokens], dropped, accepted, rejected, reason)
-
-    def _append(self, request: RequestState, token_ids: tuple[int, ...]) -> tuple[int, FinishReason | None]:
-        """Commit tokens until one of them stops the request; how many were committed, and why it stopped."""
-        for count, token in enumerate(token_ids, start=1):
-            request.token_ids.append(token)
-            reason = self._stop.check(request, token)
-            if reason:
-                return count, reason
-        return len(token_ids), None
+        return Commit(request, token_ids[:count] if dropped else token_ids, dropped, accepted, rejected, reason)
 
     def _publish(self, request: RequestState) -> None:
         """Make the request's newly filled pages findable; only computed tokens count, so no draft ever does."""
-        first = len(request.page_digests)
-        if not self.config.prefix_caching or request.num_computed < (first + 1) * self.pool.page_size:
+        if not self.config.prefix_caching:
             return
-        extend_digests(request.page_digests, request.token_ids[: request.num_computed], self.pool.page_size)
+        first = len(request.page_digests)
+        extend_digests(request.page_digests, request.token_ids, self.pool.page_size, request.num_computed)
         for index in range(first, len(request.page_digests)):
             self.pool.publish(request.page_table[index], request.page_digests[index])
 
     def _trim(self, request: RequestState) -> None:
         """Free pages behind the committed tokens (the slot of the last one, not computed yet, stays)."""
-        request.status = Status.RUNNING if request.num_to_compute == 1 and request.num_output_tokens else Status.PREFILL
-        keep = self.pool.pages_for(max(request.num_tokens, request.reserved_tokens))
-        self.pool.release(request.page_table[keep:])
-        del request.page_table[keep:]
+        num_tokens = len(request.token_ids)
+        if request.status is Status.PREFILL and num_tokens - request.num_computed == 1:
+            is_decoding = num_tokens > len(request.prompt_token_ids)
+            request.status = Status.RUNNING if is_decoding else Status.PREFILL
+        keep = -(-max(num_tokens, request.reserved_tokens) // self.pool.page_size)
+        if len(request.page_table) > keep:
+            self.pool.release(request.page_table[keep:])
+            del request.page_table[keep:]
 
     def _finish(self, request: RequestState, reason: FinishReason, now: float | None) -> None:
         (self._waiting if request.status is Status.WAITING else self._running).remove(request)
@@ -203,10 +198,11 @@ class Scheduler:
         request.status = Status.FINISHED
 
 
-def _check_result(result: StepResult, num_prefill_tokens: int, draft_budget: int, needs_logits: bool) -> None:
+def _check_result(grant: Grant, result: StepResult) -> None:
     """Refuse a result that the grant did not allow: it would corrupt the books silently."""
-    most = (1 + min(draft_budget, result.num_draft_tokens)) if num_prefill_tokens == 0 else int(needs_logits)
-    fits = result.num_prefill_tokens == num_prefill_tokens and result.num_draft_tokens <= draft_budget
-    if not fits or not int(needs_logits) <= len(result.token_ids) <= most:
-        problem = f"{result} answers a grant of {num_prefill_tokens} prefill tokens or {draft_budget} drafted ones"
+    chunk, drafted, emitted = grant.num_prefill_tokens, result.num_draft_tokens, len(result.token_ids)
+    needed = 1 if grant.needs_logits else 0
+    most = needed if chunk else 1 + drafted
+    if result.num_prefill_tokens != chunk or drafted > grant.draft_budget or not needed <= emitted <= most:
+        problem = f"{result} answers a grant of {chunk} prefill tokens or {grant.draft_budget} drafted ones"
         raise InvalidParameter("results", problem, "emit what was granted, no more and no less")

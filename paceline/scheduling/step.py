@@ -5,14 +5,16 @@ the policy's. Not the place for results (`scheduler.py`).
 """
 
 from bisect import insort
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
 
 from paceline.scheduling.batch import Grant, StepPlan
 from paceline.scheduling.config import SchedulerConfig
 from paceline.scheduling.pages import PagePool, extend_digests
 from paceline.scheduling.request import RequestState, Status
 from paceline.scheduling.stats import BatchStats
+
+Wishes = Callable[[Sequence[RequestState], BatchStats], Sequence[int]]
+"""(decoding requests, the step so far) to the draft tokens that each of them wants."""
 
 
 def by_order(request: RequestState) -> tuple[int, float, int]:
@@ -34,26 +36,26 @@ class StepBuilder:
     ) -> None:
         self.config = config
         self.waiting = waiting
+        self.num_rows = 0
+        """Rows granted so far."""
         self._pool = pool
         self._running = running
-        self._decodes: dict[str, Grant] = {}
-        self._prefills: dict[str, Grant] = {}
+        self._decodes: list[RequestState] = []
+        self._prefills: list[Grant] = []
         self._preempted: list[RequestState] = []
 
     @property
     def decoding(self) -> list[RequestState]:
         """Requests that can decode, in scheduling order (a copy)."""
-        return [request for request in self._running if request.status is Status.RUNNING]
+        running = Status.RUNNING
+        return [request for request in self._running if request.status is running]
 
     @property
     def prefilling(self) -> list[RequestState]:
         """Admitted requests with tokens left to prefill and no chunk in this step yet, in scheduling order (a copy)."""
-        return [r for r in self._running if r.status is Status.PREFILL and r.request_id not in self._prefills]
-
-    @property
-    def num_rows(self) -> int:
-        """Rows granted so far."""
-        return sum(grant.num_rows for grant in (*self._decodes.values(), *self._prefills.values()))
+        granted = {grant.request for grant in self._prefills}
+        prefill = Status.PREFILL
+        return [request for request in self._running if request.status is prefill and request not in granted]
 
     @property
     def rows_left(self) -> int:
@@ -69,33 +71,29 @@ class StepBuilder:
         """Memory ran out in this step: do not admit anyone."""
         return bool(self._preempted)
 
-    def decode(self, request: RequestState) -> bool:
-        """Grant one row to a decoding request, taking pages from those behind it when none are free.
+    def decode(self, requests: Iterable[RequestState]) -> None:
+        """Grant one row to each decoding request, taking pages from those behind it when none are free.
 
-        Ask in scheduling order: the last request that has no grant yet is preempted first, `request` itself included.
-
-        Returns:
-            False when `request` was preempted, now or earlier in this step.
+        Ask in scheduling order: the last request that has no grant yet is preempted first, the asking one included;
+        those preempted meanwhile are passed over.
         """
-        if request.status is not Status.RUNNING:
-            return False
-        missing = self._missing_pages(request, request.num_computed + 1)
-        while missing > self._pool.num_free:
-            victim = next(r for r in reversed(self._running) if not self._is_granted(r))
-            self._preempt(victim)
-            if victim is request:
-                return False
-        request.page_table += self._pool.allocate(missing)
-        self._decodes[request.request_id] = Grant(request, start=request.num_computed)
-        return True
+        size = self._pool.page_size
+        for request in requests:
+            if request.num_computed >= len(request.page_table) * size and not self._win_page(request):
+                continue
+            if request.status is Status.RUNNING:
+                self._decodes.append(request)
+                self.num_rows += 1
 
     def prefill(self, request: RequestState, num_tokens: int) -> None:
         """Grant a chunk of at most `num_tokens`, nothing for 0. Its pages are there since the admission."""
         chunk = min(num_tokens, request.num_to_compute)
         if chunk > 0:
             ends = chunk == request.num_to_compute
-            grant = Grant(request, num_prefill_tokens=chunk, start=request.num_computed, needs_logits=ends)
-            self._prefills[request.request_id] = grant
+            self._prefills.append(
+                Grant(request, num_prefill_tokens=chunk, start=request.num_computed, needs_logits=ends)
+            )
+            self.num_rows += chunk
 
     def admit(self, request: RequestState, reserve: bool = False) -> bool:
         """Move the first waiting request to those that hold pages, if there is a seat and memory for all its tokens.
@@ -114,7 +112,7 @@ class StepBuilder:
         pool, size = self._pool, self._pool.page_size
         digests: list[bytes] = []
         if self.config.prefix_caching:
-            extend_digests(digests, request.token_ids[:-1], size)
+            extend_digests(digests, request.token_ids, size, request.num_tokens - 1)
         cached = pool.longest_prefix(digests)
         pool.share(cached)
         slots = request.most_slots if reserve else request.num_tokens
@@ -131,41 +129,55 @@ class StepBuilder:
         request.status = Status.PREFILL
         return True
 
-    def spread_drafts(self, wanted: Callable[[RequestState, BatchStats], int]) -> BatchStats:
-        """Share what is left of the rows among the decodes' drafts, the smallest wishes first.
+    def plan(self, wishes: Wishes) -> StepPlan:
+        """The finished step: what is left of the rows is shared among the decodes' drafts.
 
         Drafts come last: they shrink before anybody's decode or prefill does, never preempt, and never reach beyond
         the tokens the request may still emit.
         """
-        rows_left = self.rows_left
-        prefill_rows = sum(grant.num_rows for grant in self._prefills.values())
-        batch = BatchStats(len(self._decodes), prefill_rows, rows_left)
-        wishes = {id_: max(0, wanted(g.request, batch)) for id_, g in self._decodes.items()}
-        useful = {id_: min(wish, self._decodes[id_].request.num_output_left - 1) for id_, wish in wishes.items()}
-        asking = sorted((id_ for id_ in useful if useful[id_] > 0), key=useful.__getitem__)
-        for place, id_ in enumerate(asking):
-            share = -(-rows_left // (len(asking) - place))  # the earliest of equals takes what does not divide
-            granted = self._grow(self._decodes[id_].request, min(useful[id_], share))
-            self._decodes[id_] = replace(self._decodes[id_], draft_budget=granted, wanted_budget=wishes[id_])
-            rows_left -= granted
-        return batch
+        decodes = self._decodes
+        batch = BatchStats(len(decodes), self.num_rows - len(decodes), self.rows_left)
+        wanted = wishes(decodes, batch) if decodes else ()
+        if any(wanted):
+            granted = self._share_rows(wanted)
+            grants = [Grant(r, 0, n, wish, r.num_computed) for r, n, wish in zip(decodes, granted, wanted, strict=True)]
+        else:
+            grants = [Grant(request, start=request.num_computed) for request in decodes]
+        return StepPlan((*grants, *self._prefills), tuple(self._preempted), batch)
 
-    def plan(self, batch: BatchStats) -> StepPlan:
-        """The finished step."""
-        return StepPlan((*self._decodes.values(), *self._prefills.values()), tuple(self._preempted), batch)
+    def _share_rows(self, wanted: Sequence[int]) -> list[int]:
+        """Draft rows for each decode, with pages for them; when rows are short the smallest wishes are met first."""
+        useful = [min(n, r.num_output_left - 1) if n > 0 else 0 for r, n in zip(self._decodes, wanted, strict=True)]
+        rows_left = self.rows_left
+        if sum(useful) > rows_left:
+            asking = sorted((place for place, rows in enumerate(useful) if rows), key=useful.__getitem__)
+            for behind, place in zip(range(len(asking), 0, -1), asking, strict=True):
+                useful[place] = min(useful[place], -(-rows_left // behind))  # earlier ones take what does not divide
+                rows_left -= useful[place]
+        return [self._grow(r, rows) if rows else 0 for r, rows in zip(self._decodes, useful, strict=True)]
 
     def _grow(self, request: RequestState, num_nodes: int) -> int:
         """Pages for `num_nodes` draft rows, or for as many as free pages hold; returns how many."""
-        slots = (len(request.page_table) + self._pool.num_free) * self._pool.page_size
-        granted = min(num_nodes, slots - request.num_tokens)
-        request.page_table += self._pool.allocate(self._missing_pages(request, request.num_tokens + granted))
+        pool, num_tokens = self._pool, len(request.token_ids)
+        slots = len(request.page_table) * pool.page_size
+        if num_tokens + num_nodes <= slots:
+            return num_nodes
+        granted = min(num_nodes, slots + pool.num_free * pool.page_size - num_tokens)
+        request.page_table += pool.allocate(pool.pages_for(num_tokens + granted) - len(request.page_table))
         return granted
 
-    def _missing_pages(self, request: RequestState, num_slots: int) -> int:
-        return max(0, self._pool.pages_for(num_slots) - len(request.page_table))
-
-    def _is_granted(self, request: RequestState) -> bool:
-        return request.request_id in self._decodes or request.request_id in self._prefills
+    def _win_page(self, request: RequestState) -> bool:
+        """One more page for a decode, by preemption when need be; False when the request itself had to go."""
+        if request.status is not Status.RUNNING:
+            return False
+        while not self._pool.num_free:
+            granted = {*self._decodes, *(grant.request for grant in self._prefills)}
+            victim = next(r for r in reversed(self._running) if r not in granted)
+            self._preempt(victim)
+            if victim is request:
+                return False
+        request.page_table += self._pool.allocate(1)
+        return True
 
     def _preempt(self, request: RequestState) -> None:
         """Take everything back; prompt and output so far will be prefilled again."""

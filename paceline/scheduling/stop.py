@@ -5,7 +5,7 @@ Asked token by token, in order, so that a stop inside an accepted draft cuts it 
 of a callback.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from paceline.scheduling.request import RequestState
 from paceline.types import FinishReason
@@ -31,6 +31,18 @@ class StopChecker:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._find_stop_string = find_stop_string
 
+    def commit(self, request: RequestState, token_ids: Sequence[int]) -> tuple[int, FinishReason | None]:
+        """Append tokens up to the one that ends the output: (how many, why it ended or None)."""
+        if self._cannot_end(request, token_ids):
+            request.token_ids += token_ids
+            return len(token_ids), None
+        for count, token in enumerate(token_ids, start=1):
+            request.token_ids.append(token)
+            reason = self.check(request, token)
+            if reason:
+                return count, reason
+        return len(token_ids), None
+
     def check(self, request: RequestState, token: int) -> FinishReason | None:
         """Why the output ends with `token`, already the last of ``request.token_ids``; None when it goes on.
 
@@ -43,3 +55,10 @@ class StopChecker:
             if found or is_eos or token in params.stop_token_ids:
                 return "stop"
         return "length" if request.num_output_left <= 0 else None
+
+    def _cannot_end(self, request: RequestState, token_ids: Sequence[int]) -> bool:
+        """A quick look that spares most tokens their `check`."""
+        params = request.params
+        if params.stop or params.stop_token_ids or len(token_ids) >= request.num_output_left:
+            return False
+        return params.ignore_eos or self._eos_token_ids.isdisjoint(token_ids)

@@ -10,7 +10,7 @@ from paceline.scheduling.pages import PagePool, extend_digests, page_digest
 
 def digests_of(token_ids: list[int], page_size: int) -> list[bytes]:
     digests: list[bytes] = []
-    extend_digests(digests, token_ids, page_size)
+    extend_digests(digests, token_ids, page_size, len(token_ids))
     return digests
 
 

@@ -3,6 +3,8 @@
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from paceline.scheduling import RequestState, StopChecker
 from paceline.types import SamplingParams
@@ -66,3 +68,21 @@ def test_requests_without_stop_strings_never_bother_the_callback():
         raise AssertionError("asked without need")
 
     assert reasons([5, EOS], StopChecker([EOS], find)) == [None, "stop"]
+
+
+@given(
+    st.lists(st.integers(0, 4), min_size=1, max_size=6),
+    st.integers(1, 6),
+    st.integers(0, 2),
+    st.booleans(),
+    st.lists(st.integers(0, 4), max_size=1),
+)
+def test_committing_a_span_stops_where_asking_token_by_token_does(tokens, max_tokens, min_tokens, ignore_eos, stop_ids):
+    params = {
+        "max_tokens": max_tokens, "min_tokens": min(min_tokens, max_tokens), "ignore_eos": ignore_eos,
+        "stop_token_ids": stop_ids,
+    }  # fmt: skip
+    said = reasons(tokens, **params)
+    request = RequestState("r", [9, 9], SamplingParams(**params))
+    assert StopChecker([EOS]).commit(request, tokens) == (len(said), said[-1])
+    assert request.output_token_ids == tokens[: len(said)]

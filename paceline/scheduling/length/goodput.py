@@ -1,7 +1,8 @@
 """`Goodput`: the length with the most expected tokens per second, by what a pass costs and what is accepted."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from paceline.scheduling.length.base import DraftLaw, check_least
 from paceline.scheduling.stats import BatchStats, DraftStats, PrefixStats
@@ -31,6 +32,7 @@ class Goodput:
     draft_seconds: Callable[[int], float] = _free
     max_length: int = 8
     explore_every: int = 32
+    _latest: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_least("max_length", self.max_length, 0)
@@ -40,12 +42,12 @@ class Goodput:
         """argmax over k of E(alpha, k) / (k d + t(rows with k drafts each)), the smallest k on ties."""
         alpha = request.rate.value
         best, best_goodput, expected, survival = 0, 0.0, 0.0, 1.0
-        for length in range(self.max_length + 1):
+        for length, seconds in enumerate(self._step_seconds(batch)):
             expected += survival
             survival *= alpha
-            goodput = expected / self._seconds(batch, length)
-            if goodput > best_goodput * (1 + _TIE):
-                best, best_goodput = length, goodput
+            goodput = expected / seconds
+            if goodput > best_goodput:
+                best, best_goodput = length, goodput * (1 + _TIE)
         must_explore = self.max_length > 0 and request.steps_since_draft >= self.explore_every
         return max(best, 1) if must_explore else best
 
@@ -63,6 +65,13 @@ class Goodput:
         drafted = len(draft_laws)
         spent, more = self._seconds(prefix.batch, drafted), self._seconds(prefix.batch, drafted + 1)
         return survival * prefix.request.rate.value * spent > (more - spent) * expected
+
+    def _step_seconds(self, batch: BatchStats) -> list[float]:
+        """`_seconds` of each length, computed once per step: every request of a step is told the same batch."""
+        if not self._latest or self._latest[0] is not batch:
+            seconds = [self._seconds(batch, length) for length in range(self.max_length + 1)]
+            self._latest[:] = batch, seconds
+        return self._latest[1]
 
     def _seconds(self, batch: BatchStats, num_draft_tokens: int) -> float:
         size = max(1, batch.num_decodes)

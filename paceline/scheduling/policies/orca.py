@@ -13,8 +13,7 @@ class Orca:
 
     def fill(self, step: StepBuilder) -> None:
         """All decodes, then whole prompts; the first that does not fit ends the admissions."""
-        for request in step.decoding:
-            step.decode(request)
+        step.decode(step.decoding)
         while step.waiting:
             request = step.waiting[0]
             if step.num_prefills and request.num_to_compute > step.rows_left:

@@ -15,7 +15,6 @@ class RequestLevel:
         if not decoding and not step.prefilling:
             while step.waiting and step.admit(step.waiting[0], reserve=True):
                 pass
-        for request in decoding:
-            step.decode(request)
+        step.decode(decoding)
         for request in step.prefilling:
             step.prefill(request, step.rows_left)

@@ -15,11 +15,9 @@ class Sarathi:
         tile = step.config.tile
         aligned = step.config.max_num_batched_tokens // tile * tile
         decoding = step.decoding
-        for request in decoding[: aligned - 1]:
-            step.decode(request)
+        step.decode(decoding[: aligned - 1])
         if not step.prefilling and step.waiting and not step.has_preempted:
             step.admit(step.waiting[0])
         for request in step.prefilling[:1]:
             step.prefill(request, aligned - step.num_rows)
-        for request in decoding[aligned - 1 : aligned - step.num_prefills]:
-            step.decode(request)
+        step.decode(decoding[aligned - 1 : aligned - step.num_prefills])

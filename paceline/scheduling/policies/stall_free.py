@@ -12,8 +12,7 @@ class StallFree:
 
     def fill(self, step: StepBuilder) -> None:
         """Ask in that order; nobody is admitted in a step that had to preempt."""
-        for request in step.decoding:
-            step.decode(request)
+        step.decode(step.decoding)
         for request in step.prefilling:
             step.prefill(request, step.rows_left)
         while step.waiting and step.rows_left and not step.has_preempted:

@@ -1,0 +1,94 @@
+"""What the scheduler itself costs: ms of ``schedule`` and ``update`` per step, by batch size and length policy.
+
+No model runs: requests decode for ever, and drafts are accepted at random (the same in every run). The yardstick is a
+pass of a small model, tens of milliseconds; the aim is to stay under 0.3 ms at 64 requests.
+
+    python benchmarks/scheduler.py
+    python benchmarks/scheduler.py --sizes 64 --steps 2000 --json
+
+The last line of standard output is one JSON object.
+"""
+
+import argparse
+import random
+import time
+
+from common import finish, median, show
+
+from paceline.engine.live_cost import LearnedCost
+from paceline.scheduling import Fixed, Goodput, PagePool, RequestState, Scheduler, SchedulerConfig, StepPlan, StepResult
+from paceline.scheduling.length import LengthPolicy
+from paceline.types import SamplingParams
+
+PAGE_SIZE = 16
+WARM_UP = 50
+ACCEPTANCE = 0.7
+
+
+def main() -> None:
+    args = parse()
+    figures = {name: {} for name in policies()}
+    for size in args.sizes:
+        for name, policy in policies().items():
+            seconds = step_seconds(size, policy, args.steps)
+            figures[name][size] = 1e3 * median(seconds)
+    rows = [[size, *(figures[name][size] for name in figures)] for size in args.sizes]
+    show(f"schedule + update, ms per step (median of {args.steps})", ["requests", *figures], rows)
+    finish({"steps": args.steps, "milliseconds": figures})
+
+
+def policies() -> dict[str, LengthPolicy]:
+    """Fresh length policies by name."""
+    cost = LearnedCost()
+    for rows in range(1, 513, 7):
+        cost.observe(rows, 0.010 + 0.0002 * rows)
+    return {"plain": Fixed(0), "fixed": Fixed(4), "goodput": Goodput(cost, cost.draft_seconds)}
+
+
+def step_seconds(size: int, policy: LengthPolicy, num_steps: int) -> list[float]:
+    """Seconds of every step of `size` decoding requests."""
+    most = (WARM_UP + num_steps) * 9
+    limit = 2 * most
+    pool = PagePool(size * (limit // PAGE_SIZE + 1), PAGE_SIZE)
+    config = SchedulerConfig(max_num_batched_tokens=max(512, 4 * size), max_num_seqs=size, max_model_len=limit)
+    scheduler = Scheduler(config, pool, policy)
+    for number in range(size):
+        scheduler.add(RequestState(str(number), [number] * 20, SamplingParams(max_tokens=most)))
+    chance, seconds = random.Random(1), []
+    for step in range(WARM_UP + num_steps):
+        started = time.perf_counter()
+        plan = scheduler.schedule(float(step))
+        planned = time.perf_counter()
+        results = answer(plan, chance)
+        answered = time.perf_counter()
+        scheduler.update(results, float(step))
+        seconds.append(time.perf_counter() - answered + planned - started)
+    scheduler.check_integrity()
+    return seconds[WARM_UP:]
+
+
+def answer(plan: StepPlan, chance: random.Random) -> list[StepResult]:
+    """What a model might have said."""
+    results = []
+    for grant in plan.grants:
+        accepted = 0
+        while accepted < grant.draft_budget and chance.random() < ACCEPTANCE:
+            accepted += 1
+        tokens = tuple(chance.randrange(1000) for _ in range(accepted + 1)) if grant.needs_logits else ()
+        rejected = accepted < grant.draft_budget
+        results.append(
+            StepResult(grant.request.request_id, grant.num_prefill_tokens, tokens, grant.draft_budget, rejected)
+        )
+    return results
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 4, 16, 64, 128], help="decoding requests")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--json", action="store_true", help="accepted for symmetry: the last line is always JSON")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
