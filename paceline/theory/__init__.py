@@ -21,6 +21,15 @@ from paceline.theory.candidates import (
 )
 from paceline.theory.divergence import acceptance_floor, jensen_shannon, kl, lk_divergence, total_variation
 from paceline.theory.lenience import greedy_lenient_tokens, lenience_ceiling, lenient_acceptance, lenient_law
+from paceline.theory.queueing import (
+    md1_wait,
+    mixture_wait,
+    mm1_wait,
+    most_communication_overhead,
+    most_uneven_overhead,
+    pipeline_latency,
+    simple_latency,
+)
 from paceline.theory.speedup import (
     BestLength,
     best_length,
@@ -63,15 +72,22 @@ __all__ = [
     "lk_divergence",
     "lookahead_speedup",
     "lookahead_tokens",
+    "md1_wait",
     "measured_speedup",
+    "mixture_wait",
+    "mm1_wait",
+    "most_communication_overhead",
+    "most_uneven_overhead",
     "one_hot_acceptance",
     "operations_factor",
     "oracle_gain",
     "oracle_speedup",
     "oracle_tokens",
+    "pipeline_latency",
     "rejection_sampling_acceptance",
     "round_yield",
     "sample_match_acceptance",
+    "simple_latency",
     "total_variation",
     "wall_time_factor",
     "yield_speedup",
