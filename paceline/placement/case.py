@@ -8,15 +8,17 @@ are drawn at the models' rates. A model without ``slo`` has no deadline.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import InvalidParameter
+from paceline.placement.arrivals import draw_for_models
 from paceline.placement.cluster import Cluster
 from paceline.placement.model import NO_SLO, PlacedModel
 from paceline.placement.profile import ModelProfile, ParallelConfig, Stages
-from paceline.placement.workload import Workload, draw_for_models, read_arrivals
+from paceline.placement.traces import read_arrivals
+from paceline.placement.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,24 @@ class Case:
     def has_slo(self) -> bool:
         """Some model has a deadline; otherwise placements are compared by mean latency."""
         return any(model.has_slo for model in self.models)
+
+    def with_workload(self, workload: Workload) -> "Case":
+        """The same case with other arrivals."""
+        return replace(self, workload=workload)
+
+    def scale_slo(self, factor: float) -> "Case":
+        """Every deadline times `factor`; models without one keep none."""
+        models = [replace(m, slo=m.slo * factor) if m.has_slo else m for m in self.models]
+        return replace(self, models=tuple(models))
+
+    def scale_rate(self, factor: float) -> "Case":
+        """The same arrivals `factor` times as fast."""
+        models = tuple(replace(model, rate=model.rate * factor) for model in self.models)
+        return replace(self, models=models, workload=self.workload.scale_rate(factor))
+
+    def with_devices(self, num_devices: int) -> "Case":
+        """The same case on a cluster of another size."""
+        return replace(self, cluster=replace(self.cluster, num_devices=num_devices))
 
     def profile_of(self, model: int) -> ModelProfile:
         return self.profiles[self.models[model].profile_type]
@@ -101,7 +121,8 @@ def _parse_yaml(text: str) -> Any:
 
 def _read_workload(values: dict[str, Any], models: tuple[PlacedModel, ...], folder: Path) -> Workload:
     if "arrivals" in values:
-        workload = read_arrivals(folder / str(values["arrivals"]))
+        names = [model.name for model in models]
+        workload = read_arrivals(folder / str(values["arrivals"]), names)
     else:
         if "duration" not in values:
             raise InvalidParameter("arrivals", "missing", "give a CSV, or a duration in seconds to draw arrivals for")

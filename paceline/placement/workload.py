@@ -1,13 +1,11 @@
-"""`Workload`: who asks for which model when. How arrivals are drawn is `arrivals.py`, traces are `traces.py`."""
+"""`Workload`: who asks for which model when. Drawing arrivals is `arrivals.py`, reading them `traces.py`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from paceline.errors import InvalidParameter
-from paceline.placement.model import PlacedModel
 
 
 @dataclass(frozen=True)
@@ -56,6 +54,7 @@ class Workload:
         return float(self.times[-1]) if len(self.times) else 0.0
 
     def times_of(self, model: int) -> np.ndarray:
+        """float64 [requests for `model`], seconds."""
         return self.times[self.models == model]
 
     def rates(self, num_models: int) -> np.ndarray:
@@ -69,50 +68,14 @@ class Workload:
 
     def scale_rate(self, factor: float) -> "Workload":
         """The same arrivals `factor` times as fast: rates grow, burstiness stays."""
-        if not factor > 0:
+        if not 0 < factor < float("inf"):
             raise InvalidParameter("rate_scale", f"{factor} is not above 0", "give a factor above 0")
         return Workload(self.times / factor, self.models)
 
 
 def merge(streams: Sequence[np.ndarray]) -> Workload:
     """One workload of many; stream i, sorted times in seconds, asks for model i. Equal times keep the models' order."""
-    models = np.concatenate([np.full(len(times), index, np.int32) for index, times in enumerate(streams)])
-    times = np.concatenate([np.asarray(times, np.float64) for times in streams])
+    models = np.repeat(np.arange(len(streams), dtype=np.int32), [len(times) for times in streams])
+    times = np.concatenate([np.empty(0), *streams])
     order = np.argsort(times, kind="stable")
     return Workload(times[order], models[order])
-
-
-def gamma_times(rate: float, cv: float, duration: float, rng: np.random.Generator) -> np.ndarray:
-    """Arrival times in [0, duration), float64: gamma gaps of shape 1/cv^2 and scale cv^2/rate, so of mean 1/rate.
-
-    A cv of 1 is Poisson, 0 a clock.
-    """
-    if not 0 <= rate < float("inf") or not 0 <= cv < float("inf"):
-        raise InvalidParameter("rate" if not rate >= 0 else "cv", f"rate {rate}, cv {cv}", "give both 0 or more")
-    if rate == 0 or duration <= 0:
-        return np.empty(0)
-    chunks, end = [], 0.0
-    while end < duration:
-        count = int(rate * (duration - end) * 1.1) + 64
-        gaps = rng.gamma(cv**-2, cv**2 / rate, count) if cv > 0 else np.full(count, 1 / rate)
-        chunks.append(end + np.cumsum(gaps))
-        end = chunks[-1][-1]
-    times = np.concatenate(chunks)
-    return times[times < duration]
-
-
-def draw_for_models(models: Sequence[PlacedModel], duration: float, seed: int = 0) -> Workload:
-    """Gamma arrivals at every model's own rate and cv, each from a generator of its own."""
-    rngs = np.random.default_rng(seed).spawn(len(models))
-    return merge([gamma_times(m.rate, m.cv, duration, rng) for m, rng in zip(models, rngs, strict=True)])
-
-
-def read_arrivals(path: str | Path) -> Workload:
-    """A CSV with a header line and rows of time in seconds and model index."""
-    try:
-        rows = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2, usecols=(0, 1))
-    except (OSError, ValueError) as error:
-        raise InvalidParameter(
-            "arrivals", f"cannot read {path} ({error})", "give a CSV with columns time,model"
-        ) from None
-    return Workload(rows[:, 0], rows[:, 1].astype(np.int32))

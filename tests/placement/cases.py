@@ -1,7 +1,7 @@
 """Small cases of our own: two model types, a few devices, arrivals drawn from a seed."""
 
 from paceline.placement import Case, Cluster, ModelProfile, ParallelConfig, PlacedModel, Stages
-from paceline.placement.workload import draw_for_models
+from paceline.placement.arrivals import draw_for_models
 
 GB = 2.0**30
 

@@ -1,0 +1,114 @@
+"""Arrivals drawn from a law: Poisson, bursty (Gamma gaps), popular and unpopular models, and a trace's own look-alikes.
+
+Every draw takes a NumPy generator, so a seed makes it reproducible.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.errors import InvalidParameter
+from paceline.placement.model import PlacedModel
+from paceline.placement.workload import Workload, merge
+
+LEAST_GAPS = 2
+"""Gaps a window must have before its burstiness is believed; sparser ones count as Poisson."""
+
+
+def poisson_times(rate: float, duration: float, rng: np.random.Generator) -> np.ndarray:
+    """Arrival times in [0, duration) of a Poisson process, float64, seconds."""
+    return gamma_times(rate, 1.0, duration, rng)
+
+
+def gamma_times(rate: float, cv: float, duration: float, rng: np.random.Generator) -> np.ndarray:
+    """Arrival times in [0, duration) with gamma gaps, float64, seconds.
+
+    Gaps have shape 1/cv^2 and scale cv^2/rate: mean 1/rate and coefficient of variation `cv` (1 is Poisson, 0 a clock).
+    The process is stationary: time 0 falls anywhere in a gap, not on an arrival. Otherwise a bursty stream would carry
+    (cv^2 - 1) / 2 requests more than its rate says, which counts when windows are short.
+
+    Raises:
+        InvalidParameter: a negative or infinite rate, cv or duration.
+    """
+    for field, value in (("rate", rate), ("cv", cv), ("duration", duration)):
+        if not 0 <= value < float("inf"):
+            raise InvalidParameter(field, f"{value} is not 0 or more", "give a finite number, 0 or more")
+    if rate == 0 or duration == 0:
+        return np.empty(0)
+    chunks, end = [_first_arrival(rate, cv, rng)], 0.0
+    while (end := chunks[-1][-1]) < duration:
+        count = int(1.1 * rate * (duration - end)) + 64
+        gaps = rng.gamma(cv**-2, cv**2 / rate, count) if cv > 0 else np.full(count, 1 / rate)
+        chunks.append(end + np.cumsum(gaps))
+    times = np.concatenate(chunks)
+    return times[times < duration]
+
+
+def _first_arrival(rate: float, cv: float, rng: np.random.Generator) -> np.ndarray:
+    """The rest of the gap that time 0 falls into: a uniform part of a gap drawn with weight to its length."""
+    gap = rng.gamma(cv**-2 + 1, cv**2 / rate) if cv > 0 else 1 / rate
+    return np.array([gap * rng.random()])
+
+
+def draw_for_models(models: Sequence[PlacedModel], duration: float, seed: int = 0) -> Workload:
+    """Gamma arrivals over [0, duration) at every model's own rate and cv, each from a generator of its own."""
+    rngs = np.random.default_rng(seed).spawn(len(models))
+    return merge([gamma_times(m.rate, m.cv, duration, rng) for m, rng in zip(models, rngs, strict=True)])
+
+
+def power_law_shares(num_models: int, exponent: float = 0.5) -> np.ndarray:
+    """Shares of the traffic, float64 [num_models], summing to 1: model i gets (i + 1)^-exponent of it."""
+    if num_models < 1:
+        raise InvalidParameter("num_models", f"{num_models} is less than 1", "name at least one model")
+    weights = np.arange(1, num_models + 1, dtype=np.float64) ** -exponent
+    return weights / weights.sum()
+
+
+def assign_models(times: np.ndarray, shares: np.ndarray, rng: np.random.Generator) -> Workload:
+    """Give each recorded arrival a model drawn by `shares` (float64 [models], summing to 1)."""
+    return Workload(times, rng.choice(len(shares), len(times), p=shares).astype(np.int32))
+
+
+@dataclass(frozen=True)
+class FittedWorkload:
+    """A trace told by few numbers: how often and how burstily each model is asked for, window by window.
+
+    Attributes:
+        window: seconds.
+        rates: float64 [windows, models], requests per second.
+        cvs: float64 [windows, models].
+    """
+
+    window: float
+    rates: np.ndarray
+    cvs: np.ndarray
+
+    def resample(self, rng: np.random.Generator, rate_scale: float = 1.0, cv_scale: float = 1.0) -> Workload:
+        """New arrivals with the same rates and burstiness, or with scaled ones (Li et al. 2023, section 6.2)."""
+        streams = []
+        for model in range(self.rates.shape[1]):
+            times = [
+                index * self.window + gamma_times(rate_scale * rate, cv_scale * cv, self.window, rng)
+                for index, (rate, cv) in enumerate(zip(self.rates[:, model], self.cvs[:, model], strict=True))
+            ]
+            streams.append(np.concatenate([np.empty(0), *times]))
+        return merge(streams)
+
+
+def fit(workload: Workload, window: float, num_models: int | None = None) -> FittedWorkload:
+    """Rate and cv of each model in each `window` of seconds; the last window may be partly empty and counts as full."""
+    if not 0 < window < float("inf"):
+        raise InvalidParameter("window", f"{window} is not above 0", "give seconds, e.g. 60")
+    num_models = workload.num_models if num_models is None else num_models
+    num_windows = int(workload.duration // window) + 1 if workload.num_requests else 0
+    rates, cvs = np.zeros((num_windows, num_models)), np.ones((num_windows, num_models))
+    edges = np.arange(1, num_windows) * window
+    for model in range(num_models):
+        times = workload.times_of(model)
+        for index, inside in enumerate(np.split(times, np.searchsorted(times, edges))):
+            gaps = np.diff(inside)
+            rates[index, model] = len(inside) / window
+            if len(gaps) >= LEAST_GAPS and gaps.mean() > 0:
+                cvs[index, model] = gaps.std() / gaps.mean()
+    return FittedWorkload(window, rates, cvs)
