@@ -2,11 +2,11 @@
 
 from paceline.placement.simulator.evaluator import (
     ComponentOutcome,
-    ControllerRules,
     Evaluator,
     components,
     simulate,
 )
+from paceline.placement.simulator.holds import ControllerRules
 from paceline.placement.simulator.result import Score, SimulationResult
 
 __all__ = ["ComponentOutcome", "ControllerRules", "Evaluator", "Score", "SimulationResult", "components", "simulate"]

@@ -9,8 +9,9 @@ from numba import njit
 
 @njit(cache=True, nogil=True)
 def run(
-    times, models, slos, first_hold, hold_group, hold_latency, num_stages, overhead, served, rejected, latencies, routes
-):
+    times, models, slos, first_hold, hold_group, hold_latency, num_stages, overhead, max_rejected, served, rejected,
+    latencies, routes
+):  # fmt: skip
     """Simulate requests in order of arrival; batches of one.
 
     A *hold* is a model in a group. A request goes to the group that holds its model and whose last stage frees
@@ -22,18 +23,20 @@ def run(
         first_hold: int32 [models + 1]; the holds of model m are first_hold[m] to first_hold[m + 1], by group.
         hold_group: int32 [holds]; hold_latency: float32 [holds, stages], busy seconds.
         num_stages: int32 [groups].
+        max_rejected: give up as soon as more requests than this are turned away.
         served, rejected: int64 [holds], counted up here.
         latencies: float64 [requests] or empty; seconds, left as they are where a request was not served.
         routes: int32 [requests] or empty; the hold that served the request.
 
     Returns:
-        The sum of the latencies of served requests, seconds.
+        The sum of the latencies of served requests, seconds; NaN after giving up.
     """
     num_groups, most_stages = len(num_stages), hold_latency.shape[1]
     clocks = np.zeros((num_groups, most_stages))
     frees = np.zeros(num_groups)
     passed = np.zeros(most_stages)
     total = 0.0
+    turned_away = 0
     for i in range(len(times)):
         model = models[i]
         hold, end = first_hold[model], first_hold[model + 1]
@@ -54,6 +57,9 @@ def run(
         latency = clock + overhead - arrival
         if latency > slos[model]:
             rejected[hold] += 1
+            turned_away += 1
+            if turned_away > max_rejected:
+                return np.nan
             continue
         for k in range(num_stages[group]):
             clocks[group, k] = passed[k]

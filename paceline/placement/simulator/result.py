@@ -73,3 +73,8 @@ def nearest_rank(values: np.ndarray, fraction: float) -> float:
         return 0.0
     rank = min(int(len(values) * fraction), len(values) - 1)
     return float(np.partition(values, rank)[rank])
+
+
+def fractions(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """`part` / `whole`, NaN where the whole is 0."""
+    return np.divide(part, whole, out=np.full(len(whole), np.nan), where=whole > 0)

@@ -1,0 +1,96 @@
+"""`Holds`: which groups hold which models, in the form the compiled kernels read."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from paceline.errors import InvalidParameter
+from paceline.placement.case import Case
+from paceline.placement.placement import Group
+from paceline.placement.profile import ParallelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerRules:
+    """What serving adds to a profile's latencies.
+
+    Args:
+        overhead: seconds between a request's last stage and its answer.
+        stage_overhead: each stage takes 1 + `stage_overhead` x (number of stages) times its profiled latency.
+        batch_sizes: sizes a batch may have, rising from 1; only 1 unless asked for.
+
+    Raises:
+        InvalidParameter: a negative overhead, or sizes that do not rise from 1.
+    """
+
+    overhead: float = 0.011
+    stage_overhead: float = 0.009
+    batch_sizes: tuple[int, ...] = (1,)
+
+    def __post_init__(self) -> None:
+        for field in ("overhead", "stage_overhead"):
+            if not 0 <= getattr(self, field) < float("inf"):
+                raise InvalidParameter(field, f"{getattr(self, field)} is not 0 or more", "give 0 to switch it off")
+        sizes = self.batch_sizes
+        if list(sizes) != sorted(set(sizes)) or not sizes or sizes[0] != 1:
+            raise InvalidParameter("batch_sizes", f"{sizes} does not rise from 1", "use e.g. 1, 2, 4, 8, 16")
+
+
+class Holds(NamedTuple):
+    """A *hold* is a model in a group. Models are numbered within `models`, holds ordered by model, then group.
+
+    Attributes:
+        models: indices in the case of the models that count here.
+        first_hold: int32 [models + 1]; the holds of model m are first_hold[m] to first_hold[m + 1].
+        group: int32 [holds].
+        model: int64 [holds], index in the case.
+        latency: float32 [holds, sizes, stages], busy seconds; infinite for sizes without a profile.
+        num_stages: int32 [groups].
+    """
+
+    models: tuple[int, ...]
+    first_hold: np.ndarray
+    group: np.ndarray
+    model: np.ndarray
+    latency: np.ndarray
+    num_stages: np.ndarray
+
+
+class HoldMaker:
+    """Turns groups of a case into `Holds`; what a split costs is looked up once."""
+
+    def __init__(self, case: Case, rules: ControllerRules) -> None:
+        self._case = case
+        self._rules = rules
+        self._seconds: dict[tuple[str, ParallelConfig], np.ndarray] = {}
+
+    def stage_seconds(self, model: int, parallel: ParallelConfig) -> np.ndarray:
+        """Busy seconds, float32 [sizes, stages], of a batch for `model`; overheads included, infinite if unknown."""
+        key = (self._case.models[model].profile_type, parallel)
+        if key not in self._seconds:
+            stages = self._case.profile_of(model).stages(parallel)
+            unknown = (float("inf"),) * parallel.pipeline
+            rows = [stages.latency, *(stages.batch_latency.get(b, unknown) for b in self._rules.batch_sizes[1:])]
+            self._seconds[key] = (np.array(rows) * (1 + self._rules.stage_overhead * parallel.pipeline)).astype("f4")
+        return self._seconds[key]
+
+    def make(self, groups: Sequence[Group], models: Sequence[int] | None = None) -> Holds:
+        """The holds of `groups`, over the models they hold or over `models`, a rising superset of those."""
+        if models is None:
+            models = sorted({model for group in groups for model in group.models})
+        pairs = sorted((model, g) for g, group in enumerate(groups) for model in group.models)
+        most = max((group.parallel.pipeline for group in groups), default=1)
+        latency = np.zeros((len(pairs), len(self._rules.batch_sizes), most), np.float32)
+        for hold, (model, g) in enumerate(pairs):
+            latency[hold, :, : groups[g].parallel.pipeline] = self.stage_seconds(model, groups[g].parallel)
+        model_of_hold = np.array([model for model, _ in pairs], np.int64)
+        return Holds(
+            models=tuple(models),
+            first_hold=np.searchsorted(model_of_hold, [*models, len(self._case.models)]).astype(np.int32),
+            group=np.array([g for _, g in pairs], np.int32),
+            model=model_of_hold,
+            latency=latency,
+            num_stages=np.array([group.parallel.pipeline for group in groups], np.int32),
+        )
