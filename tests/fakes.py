@@ -41,6 +41,7 @@ class ByteTokenizer:
 
     special_token_ids = frozenset((128, 129, 130))
     eos_token_ids = (130,)
+    bos_token_id = None
     vocab_size = 131
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -51,6 +52,32 @@ class ByteTokenizer:
 
     def same_vocabulary(self, other: "ByteTokenizer") -> bool:
         return type(other) is type(self)
+
+
+class PieceTokenizer:
+    """Token i is pieces[i]; text is cut greedily into the longest pieces, letters in none of them are lost.
+
+    `<...>` is special, `</s>` ends a text.
+    """
+
+    bos_token_id = None
+
+    def __init__(self, *pieces: str) -> None:
+        self._pieces = pieces
+        self.vocab_size = len(pieces)
+        self.special_token_ids = frozenset(i for i, piece in enumerate(pieces) if piece.startswith("<"))
+        self.eos_token_ids = tuple(i for i, piece in enumerate(pieces) if piece == "</s>")
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        ids = []
+        while text:
+            piece = max((p for p in self._pieces if text.startswith(p)), key=len, default="")
+            ids += [self._pieces.index(piece)] if piece else []
+            text = text[len(piece) or 1 :]
+        return ids
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self._pieces[token_id].encode()
 
 
 class Quiet:

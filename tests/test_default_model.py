@@ -20,6 +20,8 @@ DRAFTS = [
     {"method": "suffix"},
     {"method": "suffix", "options": {"mode": "tree"}},
     {"method": "draft_model", "model": "smollm2-135m", "num_draft_tokens": 4},
+    {"method": "cross_vocabulary", "model": "smollm2-135m", "num_draft_tokens": 4},
+    {"method": "cross_vocabulary", "model": "smollm2-135m", "num_draft_tokens": 4, "options": {"mode": "string"}},
 ]
 
 

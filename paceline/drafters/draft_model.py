@@ -136,7 +136,7 @@ def make_draft_model(services: DraftServices, model: str, max_prefill_rows: int 
     if not target.tokenizer.same_vocabulary(draft.source.tokenizer):
         raise UnsupportedModel(
             f"model: {model} has another vocabulary than {target.name}, so its tokens mean something else; "
-            "choose a draft model of the same family, or draft with ngram or suffix"
+            "draft with method='cross_vocabulary', choose a draft model of the same family, or use ngram or suffix"
         )
     return DraftModel(draft.model, services.num_pages, max_prefill_rows)
 

@@ -16,6 +16,7 @@ _DRAFTERS = {
     "ngram": "paceline.drafters.ngram:NGram",
     "suffix": "paceline.drafters.suffix:Suffix",
     "draft_model": "paceline.drafters.draft_model:make_draft_model",
+    "cross_vocabulary": "paceline.drafters.cross_vocabulary:make_cross_vocabulary",
 }
 
 SELF_LIMITING = frozenset({"suffix"})

@@ -1,0 +1,184 @@
+"""`CrossVocabulary`: a draft model of any other vocabulary drafts for the target.
+
+Inside sits an ordinary draft model that sees the text in its own tokens (`retokenize.py`); this wrapper hands it
+contexts in its vocabulary and takes its proposals back into the target's. Two ways, both exact under every exact rule:
+
+- ``intersection``: the draft's law is restricted to tokens that both vocabularies have (`shared_tokens.py`),
+  renormalised inside them, and warped as the target's is. Tokens are drawn and verified by p/q. Token-level
+  intersection of Timor et al. 2025. What the target spells with a token of its own only is never drafted.
+- ``string``: the draft writes its likeliest text, which is spelled anew in the target's tokens and proposed as chosen
+  tokens. String-level exact match of Timor et al. 2025. Any text can be drafted, but a chosen token x is accepted with
+  p(x) only, which under sampling is less.
+
+Costs the inner draft model's passes, plus re-spelling what is new. Use it when no small model of the target's family is
+at hand; within a family `draft_model` accepts more.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from paceline.drafters.base import DraftContext, Drafter
+from paceline.drafters.draft_model import DraftModel
+from paceline.drafters.retokenize import Continuing, Follower, Respeller
+from paceline.drafters.services import DraftServices
+from paceline.drafters.shared_tokens import SharedTokens
+from paceline.errors import InvalidParameter
+from paceline.models.resolve import ModelSource
+from paceline.sampling.law import Law
+from paceline.sampling.randomness import ROOT, Purpose, Randomness
+from paceline.sampling.tree import TokenTree
+
+Mode = Literal["intersection", "string"]
+
+
+class Bridge(Protocol):
+    """One way to draft across vocabularies."""
+
+    def inside(self, context: DraftContext, tokens: Sequence[int]) -> DraftContext:
+        """The context the inner draft model is given; `tokens` is the text in its vocabulary."""
+        ...
+
+    def outside(self, context: DraftContext, tree: TokenTree) -> TokenTree:
+        """Its proposal in the target's vocabulary."""
+        ...
+
+
+class CrossVocabulary:
+    """Drafts with `inner` across vocabularies.
+
+    Args:
+        inner: drafts in the vocabulary of `draft`.
+        target, draft: the two models; their tokenizers are used.
+        mode: how proposals are carried over, see the module.
+
+    Raises:
+        InvalidParameter: an unknown mode, or ``intersection`` of vocabularies that share nothing.
+    """
+
+    name = "cross_vocabulary"
+
+    def __init__(self, inner: Drafter, target: ModelSource, draft: ModelSource, mode: Mode = "intersection") -> None:
+        if mode not in _BRIDGES:
+            raise InvalidParameter("mode", f"{mode!r} is unknown", "use 'intersection' or 'string'")
+        self._inner = inner
+        self._bridge: Bridge = _BRIDGES[mode](target, draft)
+        self._target, self._encode = target.tokenizer, Continuing(draft.tokenizer)
+        self._texts: dict[str, Follower] = {}
+
+    def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
+        """One tree per context; empty while its text ends inside a character."""
+        texts = [self._caught_up(context) for context in contexts]
+        ready = [i for i, text in enumerate(texts) if text.is_whole and text.tokens]
+        drafted = self._inner.propose([self._bridge.inside(contexts[i], texts[i].tokens) for i in ready])
+        trees = [TokenTree()] * len(contexts)
+        for i, tree in zip(ready, drafted, strict=True):
+            trees[i] = self._bridge.outside(contexts[i], tree)
+        return trees
+
+    def observe(self, request_id: str, token_ids: Sequence[int], finished: bool) -> None:
+        """Nothing but the end: what was committed is read when the next draft is asked for."""
+        if finished:
+            self.release(request_id)
+
+    def release(self, request_id: str) -> None:
+        if self._texts.pop(request_id, None) is not None:
+            self._inner.release(request_id)
+
+    def _caught_up(self, context: DraftContext) -> Follower:
+        """The request's text in the draft's tokens; read anew when the id now stands for another text."""
+        text = self._texts.get(context.request_id)
+        if text is None or not text.continues(context.token_ids):
+            text = self._texts[context.request_id] = Follower(self._target, self._encode)
+        text.extend(context.token_ids)
+        return text
+
+
+class Intersection:
+    """Laws over shared tokens, drawn by the request's own randomness under the target's ids and positions."""
+
+    def __init__(self, target: ModelSource, draft: ModelSource) -> None:
+        self.shared = SharedTokens(target, draft)
+        if not len(self.shared):
+            problem = f"{draft.name} and {target.name} share no token"
+            raise InvalidParameter("mode", problem, "use mode='string', or another draft model")
+
+    def inside(self, context: DraftContext, tokens: Sequence[int]) -> DraftContext:
+        shared = self.shared
+
+        def warp(logits: np.ndarray, path: Sequence[int]) -> Law:
+            spread = shared.spread(logits)
+            try:
+                law = context.warp(spread, [shared.to_target(token) for token in path])
+            except InvalidParameter:  # the request allows no shared token here: draft one that will be refused
+                law = Law.one_hot(int(np.argmax(spread)))
+            return shared.law_to_draft(law)
+
+        shift = len(context.token_ids) - len(tokens)
+        randomness = _OfTheTarget(context.randomness, shared, shift)
+        return replace(context, token_ids=tokens, num_prompt_tokens=0, warp=warp, randomness=randomness)
+
+    def outside(self, context: DraftContext, tree: TokenTree) -> TokenTree:
+        tokens = tuple(self.shared.to_target(token) for token in tree.tokens)
+        laws = tree.draft_laws and tuple(self.shared.law_to_target(law) for law in tree.draft_laws)
+        return replace(tree, tokens=tokens, draft_laws=laws)
+
+
+class String:
+    """The draft's likeliest text, spelled anew."""
+
+    def __init__(self, target: ModelSource, draft: ModelSource) -> None:
+        self._respell = Respeller(target, draft)
+
+    def inside(self, context: DraftContext, tokens: Sequence[int]) -> DraftContext:
+        laws: list[Law] = []  # of the draft itself, for the length policy; the draws are one-hot
+
+        def warp(logits: np.ndarray, path: Sequence[int]) -> Law:
+            weights = np.exp((logits - logits.max()).astype(np.float64))
+            laws.append(Law.from_dense(weights / weights.sum()))
+            return Law.one_hot(int(np.argmax(logits)))
+
+        keep: Callable[[Any], bool] = lambda _: context.keep_drafting(laws)  # noqa: E731
+        return replace(context, token_ids=tokens, num_prompt_tokens=0, warp=warp, keep_drafting=keep)
+
+    def outside(self, context: DraftContext, tree: TokenTree) -> TokenTree:
+        return TokenTree.chain(self._respell(context.token_ids, tree.tokens)[: context.budget])
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _OfTheTarget:
+    """The request's randomness for draws of draft ids: noise and positions are the target's."""
+
+    outer: Randomness
+    shared: SharedTokens
+    shift: int
+
+    def coin(self, probability: Any, position: int, node: int) -> bool:
+        return self.outer.coin(probability, position + self.shift, node)
+
+    def draw(self, law: Law, position: int, purpose: Purpose, node: int = ROOT) -> int:
+        token = self.outer.draw(self.shared.law_to_target(law), position + self.shift, purpose, node)
+        return self.shared.to_draft(token)
+
+
+_BRIDGES: dict[str, Callable[[ModelSource, ModelSource], Bridge]] = {"intersection": Intersection, "string": String}
+
+
+def make_cross_vocabulary(
+    services: DraftServices, model: str, mode: Mode = "intersection", max_prefill_rows: int = 512
+) -> CrossVocabulary:
+    """Drafts with the model called `model`, whatever its vocabulary.
+
+    Args:
+        mode: ``intersection`` or ``string``, see the module.
+        max_prefill_rows: as of `DraftModel`.
+
+    Raises:
+        InvalidParameter: an unknown mode, or vocabularies without a common token.
+        ModelNotFound, DownloadFailed, CorruptWeights, UnsupportedModel: see `resolve_model`.
+    """
+    draft = services.load(model)
+    inner = DraftModel(draft.model, services.num_pages, max_prefill_rows)
+    return CrossVocabulary(inner, services.target.source, draft.source, mode)

@@ -1,0 +1,168 @@
+"""Text that grows in one vocabulary, followed in another: `Follower` reads it, `Respeller` writes it back.
+
+A tokenizer looks at whole words, so new text may change the last tokens of the old; both keep the text since a safe
+place (a blank in front of a word) and cut only that anew. The cost of a step is that of its new text. Nothing here need
+be right for exactness: a wrong cut makes a bad draft, which the target refuses.
+"""
+
+import codecs
+from collections.abc import Sequence
+
+from paceline.models.resolve import ModelSource
+from paceline.models.tokenizer import Tokenizer
+
+_CONTEXT = 24
+"""Characters in front of new text that are cut anew with it."""
+_LONGEST_OPEN = 512
+"""Characters without a safe place after which any place will do (base64, scripts without blanks)."""
+_CHECKED_TAIL = 16
+"""Tokens compared to notice that an id now stands for another text."""
+
+
+class Continuing:
+    """Encodes text that follows other text: no special tokens, and no blank that a tokenizer puts before a text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._adds_blank = self._spelled(tokenizer.encode("a", add_special_tokens=False)) == b" a"
+
+    def __call__(self, text: str) -> list[int]:
+        if not self._adds_blank:
+            return self.tokenizer.encode(text, add_special_tokens=False)
+        if text.startswith(" "):
+            return self.tokenizer.encode(text[1:], add_special_tokens=False)
+        tokens = self.tokenizer.encode(text, add_special_tokens=False)
+        return tokens[1:] if tokens and self.tokenizer.token_bytes(tokens[0]) == b" " else tokens
+
+    def _spelled(self, tokens: Sequence[int]) -> bytes:
+        return b"".join(self.tokenizer.token_bytes(token) for token in tokens)
+
+
+class Follower:
+    """One request's text, given in the target's tokens and kept in the draft's.
+
+    Args:
+        target: the target's tokenizer.
+        encode: of the draft.
+
+    Attributes:
+        tokens: the text in the draft's tokens, BOS included where the draft wants one.
+    """
+
+    def __init__(self, target: Tokenizer, encode: Continuing) -> None:
+        self._target, self._encode = target, encode
+        self.tokens = encode.tokenizer.encode("", add_special_tokens=True)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._num_read = 0
+        self._tail: list[int] = []
+        self._open_text, self._open_start = "", len(self.tokens)
+        self._at_beginning = True
+
+    @property
+    def is_whole(self) -> bool:
+        """False while the text ends inside a character, where the draft cannot go on."""
+        return not self._decoder.getstate()[0]
+
+    def continues(self, token_ids: Sequence[int]) -> bool:
+        """True when `token_ids` is the text read so far, perhaps longer, as far as length and last tokens tell."""
+        start = self._num_read - len(self._tail)
+        return len(token_ids) >= self._num_read and list(token_ids[start : self._num_read]) == self._tail
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """Read the tokens behind those known."""
+        new = token_ids[self._num_read :]
+        if not self._num_read and new and new[0] == self._target.bos_token_id:
+            new = new[1:]
+        text = self._decoder.decode(b"".join(self._target.token_bytes(token) for token in new))
+        self._num_read = len(token_ids)
+        self._tail = list(token_ids[-_CHECKED_TAIL:])
+        if text:
+            self._write(self._open_text + text)
+
+    def _write(self, text: str) -> None:
+        """Replace the tokens since the safe place by those of `text`, and move the safe place on."""
+        cut = safe_place(text, len(text) - _CONTEXT)
+        if not cut and len(text) > _LONGEST_OPEN:
+            cut = len(text) - _CONTEXT
+        del self.tokens[self._open_start :]
+        if cut:
+            self.tokens += self._encoded(text[:cut])
+            self._at_beginning = False
+        self._open_text, self._open_start = text[cut:], len(self.tokens)
+        self.tokens += self._encoded(text[cut:])
+
+    def _encoded(self, text: str) -> list[int]:
+        if self._at_beginning:
+            return self._encode.tokenizer.encode(text, add_special_tokens=False)
+        return self._encode(text)
+
+
+class Respeller:
+    """The draft's continuation, spelled in tokens of the target.
+
+    Args:
+        target, draft: the two models. Where the draft ends its answer, the first of the target's ends is proposed.
+    """
+
+    def __init__(self, target: ModelSource, draft: ModelSource) -> None:
+        self._encode = Continuing(target.tokenizer)
+        self._target, self._draft = target.tokenizer, draft.tokenizer
+        self._draft_ends, self._end = draft.eos_token_ids, list(target.eos_token_ids[:1])
+
+    def __call__(self, committed: Sequence[int], drafted: Sequence[int]) -> list[int]:
+        """Target tokens behind `committed` (target ids) that spell `drafted` (draft ids), as far as they can."""
+        words, ended = self._text_of(drafted)
+        tokens = self._behind(committed, words) if words else []
+        spelled = _matching(tokens, words.encode(), self._target)
+        return spelled + self._end if ended and len(spelled) == len(tokens) else spelled
+
+    def _text_of(self, drafted: Sequence[int]) -> tuple[str, bool]:
+        """Whole characters of the drafted tokens up to the first special one, and whether that one ends the answer."""
+        data, ended = b"", False
+        for token in drafted:
+            if token in self._draft_ends or token in self._draft.special_token_ids:
+                ended = token in self._draft_ends
+                break
+            data += self._draft.token_bytes(token)
+        return codecs.getincrementaldecoder("utf-8")("replace").decode(data), ended
+
+    def _behind(self, committed: Sequence[int], words: str) -> list[int]:
+        """Tokens of `words`, cut together with the end of the committed text where that leaves its tokens alone."""
+        tail, text = self._tail(committed)
+        together = self._encode(text + words)
+        if tail and together[: len(tail)] == tail:
+            return together[len(tail) :]
+        return self._encode(words)
+
+    def _tail(self, committed: Sequence[int]) -> tuple[list[int], str]:
+        """The last few committed tokens, from one that begins a word, and their text."""
+        tail: list[int] = []
+        for token in reversed(committed[-_CHECKED_TAIL:]):
+            if token in self._target.special_token_ids:
+                break
+            tail.insert(0, token)
+            if len(tail) > 1 and self._target.token_bytes(token).startswith(b" "):
+                break
+        data = b"".join(self._target.token_bytes(token) for token in tail)
+        return tail, data.decode("utf-8", "replace")
+
+
+def safe_place(text: str, before: int) -> int:
+    """The last place up to `before` where a blank between two words begins; 0 when there is none."""
+    for place in range(min(before, len(text) - 2), 0, -1):
+        if text[place] == " " and not text[place - 1].isspace() and not text[place + 1].isspace():
+            return place
+    return 0
+
+
+def _matching(tokens: Sequence[int], data: bytes, tokenizer: Tokenizer) -> list[int]:
+    """The leading `tokens` that spell `data`, or a beginning of it."""
+    kept: list[int] = []
+    place = 0
+    for token in tokens:
+        piece = tokenizer.token_bytes(token)
+        if not piece or not data.startswith(piece, place):
+            break
+        kept.append(token)
+        place += len(piece)
+    return kept
