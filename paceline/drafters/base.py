@@ -32,6 +32,7 @@ class DraftContext:
         randomness: the request's own; a drafter with a distribution draws node i of its tree through `draw_node`.
         coupled: the request is verified under the coupled rule, so draws share the target's noise.
         keep_drafting: asked before each further draw with the draft laws so far, never with the token just drawn.
+        rank: as `warp`, to the law that ranks candidates (`Warper.confidence_law`); None takes `warp`.
     """
 
     request_id: str
@@ -43,12 +44,29 @@ class DraftContext:
     randomness: Randomness
     coupled: bool = False
     keep_drafting: Callable[[Sequence[Law]], bool] = always
+    rank: Callable[[np.ndarray, Sequence[int]], Law] | None = None
 
     def draw_node(self, law: Law, position: int, node: int) -> int:
         """The token of tree node `node` at absolute `position`, drawn from the (warped) draft law."""
         if self.coupled:
             return self.randomness.draw(law, position, "target", ROOT)
         return self.randomness.draw(law, position, "draft", node)
+
+    def candidate_law(self, logits: np.ndarray, path: Sequence[int]) -> Law:
+        """The law whose most probable tokens a deterministic tree should propose below `path`; see `raced`."""
+        law = (self.rank or self.warp)(logits, path)
+        return self.raced(law, len(self.token_ids) + len(path))
+
+    def raced(self, law: Law, position: int) -> Law:
+        """`law` as it looks to who knows the target's noise: each probability divided by its token's noise.
+
+        Under the coupled rule the target picks argmin noise / p, so the order of q / noise is the order in which the
+        draft expects its candidates to win, the winner of its own race first. Unchanged where no noise is used.
+        """
+        if not self.coupled or self.params.is_greedy or law.is_one_hot:
+            return law
+        weights = law.probs / self.randomness.exponentials(law.tokens, position, "target", ROOT)
+        return Law(law.tokens, weights / weights.sum())
 
 
 class Drafter(Protocol):

@@ -164,6 +164,9 @@ class Engine:
         def warp(logits: np.ndarray, path: Sequence[int]):
             return live.warper.law(logits, [*state.output_token_ids, *path])
 
+        def rank(logits: np.ndarray, path: Sequence[int]):
+            return live.warper.confidence_law(logits, [*state.output_token_ids, *path])
+
         return DraftContext(
             request_id=state.request_id,
             token_ids=state.token_ids,
@@ -174,6 +177,7 @@ class Engine:
             randomness=live.randomness,
             coupled=self.speculation.coupled,
             keep_drafting=lambda laws: policy.keep_drafting(prefix, laws),
+            rank=rank,
         )
 
     def _run(self, plan: StepPlan, trees: dict[str, TokenTree]) -> dict[str, np.ndarray]:

@@ -24,6 +24,7 @@ class Part:
         tokens: token id per row.
         parents: row (within the part) of each row's parent, -1 for the context's end; None means a chain.
         logits: rows whose logits are wanted.
+        num_computed: leading rows that an earlier pass has run at these places: ancestors of the others, not run again.
     """
 
     pages: Sequence[int]
@@ -31,10 +32,35 @@ class Part:
     tokens: Sequence[int]
     parents: Sequence[int] | None = None
     logits: Logits = "all"
+    num_computed: int = 0
 
 
 def build_rows(parts: Sequence[Part]) -> Rows:
     """One flat batch; the rows of part i form segment i, and row j of a part goes to slot start + j of its pages."""
+    rows = _all_rows(parts)
+    if not any(part.num_computed for part in parts):
+        return rows
+    return _without(rows, np.concatenate([np.arange(len(part.tokens)) < part.num_computed for part in parts]))
+
+
+def _without(rows: Rows, gone: np.ndarray) -> Rows:
+    """`rows` less those marked in `gone` [M]; those left keep their slots and ancestors."""
+    numbers = np.cumsum(~gone) - 1
+    asked = rows.logit_rows[~gone[rows.logit_rows]]
+    return Rows(
+        token_ids=rows.token_ids[~gone],
+        positions=rows.positions[~gone],
+        slots=rows.slots[~gone],
+        segments=rows.segments[~gone],
+        page_tables=rows.page_tables,
+        natural_lengths=rows.natural_lengths[~gone],
+        branch_slots=rows.branch_slots[~gone],
+        logit_rows=numbers[asked].astype(np.int32),
+    )
+
+
+def _all_rows(parts: Sequence[Part]) -> Rows:
+    """The batch with every row of every part, computed or not."""
     sizes = [len(part.tokens) for part in parts]
     tables = np.full((len(parts), max(len(part.pages) for part in parts)), -1, np.int32)
     for table, part in zip(tables, parts, strict=True):

@@ -53,6 +53,18 @@ class Law:
         i = int(np.searchsorted(self.tokens, token))
         return self.probs[i] if i < len(self.tokens) and self.tokens[i] == token else 0
 
+    def top(self, num_tokens: int) -> tuple[list[int], list[Any]]:
+        """The `num_tokens` most probable tokens (fewer when the support is smaller), lower ids first on ties.
+
+        Returns:
+            (tokens, their probabilities), both in falling order of probability.
+        """
+        probs, size = self.probs, len(self.probs)
+        inside = np.arange(size) if num_tokens >= size else probs >= np.partition(probs, size - num_tokens)[-num_tokens]
+        tokens, probs = self.tokens[inside], probs[inside]
+        order = np.argsort(-probs, kind="stable")[:num_tokens]
+        return tokens[order].tolist(), list(probs[order])
+
     def on(self, tokens: np.ndarray) -> np.ndarray:
         """Probabilities at `tokens` [n] in any order, 0 outside the support."""
         at = np.minimum(np.searchsorted(self.tokens, tokens), len(self.tokens) - 1)

@@ -40,6 +40,10 @@ class Randomness(Protocol):
         """
         ...
 
+    def exponentials(self, tokens: np.ndarray, position: int, purpose: Purpose, node: int = ROOT) -> np.ndarray:
+        """[k] the noise that a draw under this key gives each of `tokens`; known before anything is drawn."""
+        ...
+
 
 def fresh_seed() -> int:
     """A seed in [0, 2^63) from the operating system, for a request that names none."""

@@ -16,6 +16,9 @@ from paceline.errors import InvalidParameter
 from paceline.sampling.law import Law
 from paceline.types import SamplingParams
 
+_LEAST_CONFIDENCE = 1e-4
+"""Share of the peak's probability below which a greedy request's candidates are not looked at."""
+
 _BINS_PER_NAT, _LAST_BIN = 8.0, 511.0
 """The histogram that finds the nucleus: its resolution, and the bin of everything at least 64 nats below the peak."""
 
@@ -74,6 +77,21 @@ class Warper:
         gaps -= gaps[best]
         gaps /= params.temperature
         return truncated_law(gaps, min_p=params.min_p, top_k=params.top_k, top_p=params.top_p)
+
+    def confidence_law(self, logits: np.ndarray, history: Sequence[int]) -> Law:
+        """The law that ranks candidates and says how sure a draft is of them: `law` itself unless that is greedy.
+
+        At temperature 0 the warped law is a point and ranks nothing, so the edited logits are taken at temperature 1;
+        tokens with less than a ten-thousandth of the largest probability are left out, since no tree reaches them.
+        Arguments as in `law`.
+        """
+        if not self.params.is_greedy:
+            return self.law(logits, history)
+        scores = self._edited(logits, history) if self._edits else logits
+        gaps = scores.astype(np.float64)
+        peak = int(np.argmax(gaps))
+        _check_peak(float(gaps[peak]), peak)
+        return truncated_law(gaps - gaps[peak], min_p=_LEAST_CONFIDENCE)
 
     def _edited(self, logits: np.ndarray, history: Sequence[int]) -> np.ndarray:
         """[vocab] float64: logits after bias, penalties and impossible tokens."""

@@ -18,7 +18,17 @@ DRAFTERS = [
     {"method": "suffix", "options": {"mode": "tree"}},
     {"method": "draft_model", "model": "random-0"},
     {"method": "draft_model", "model": "random-1", "num_draft_tokens": 3},
+    {"method": "draft_model", "model": "random-0", "options": {"tree": "static", "expansion": [2, 2, 1]}},
+    {"method": "draft_model", "model": "random-1", "options": {"tree": "static", "paths": [[0], [0, 0], [1]]}},
+    {"method": "draft_model", "model": "random-0", "options": {"tree": "dynamic", "topk": 3, "depth": 4}},
+    {"method": "draft_model", "model": "random-1", "options": {"tree": "dynamic", "topk": 2}},
+    {"method": "draft_model", "model": "random-0", "options": {"tree": "sampled"}},
+    {"method": "draft_model", "model": "random-0", "options": {"tree": "sampled", "replacement": True}},
 ]
+
+
+def name_of(draft):
+    return " ".join([draft["method"], draft.get("model", ""), *map(str, draft.get("options", {}).values())])
 
 
 def texts(outputs):
@@ -26,7 +36,7 @@ def texts(outputs):
 
 
 @pytest.mark.parametrize("policy", ["fixed", "heuristic", "goodput", "auto"])
-@pytest.mark.parametrize("draft", DRAFTERS, ids=lambda d: d["method"] + str(d.get("model", d.get("options", ""))))
+@pytest.mark.parametrize("draft", DRAFTERS, ids=name_of)
 def test_greedy_text_is_plain_greedy_text(engine_for, draft, policy):
     plain = run_all(engine_for())
     drafted = run_all(engine_for(draft | {"policy": policy}))
@@ -35,7 +45,7 @@ def test_greedy_text_is_plain_greedy_text(engine_for, draft, policy):
 
 
 @pytest.mark.parametrize("policy", ["fixed", "goodput"])
-@pytest.mark.parametrize("draft", DRAFTERS, ids=lambda d: d["method"] + str(d.get("model", d.get("options", ""))))
+@pytest.mark.parametrize("draft", DRAFTERS, ids=name_of)
 def test_coupled_sampling_says_what_plain_sampling_says(engine_for, draft, policy):
     plain = run_all(engine_for(), params=SAMPLED)
     drafted = run_all(engine_for(draft | {"rule": "coupled", "policy": policy}), params=SAMPLED)

@@ -52,6 +52,20 @@ def test_every_row_sees_the_context_and_its_ancestors_in_order(parents, start):
 
 
 @given(trees(), st.integers(0, 40), st.data())
+def test_rows_that_were_computed_leave_the_others_as_they_are(parents, start, data):
+    done = data.draw(st.integers(0, len(parents) - 1))
+    tokens, pages = list(range(len(parents))), list(range(10))
+    whole = build_rows([Part(pages, start, tokens, parents), Part([11], 3, [7, 8])])
+    part = build_rows([Part(pages, start, tokens, parents, num_computed=done), Part([11], 3, [7, 8])])
+    assert len(part.token_ids) == len(whole.token_ids) - done
+    assert part.logit_rows.tolist() == list(range(len(part.token_ids)))
+    for row in range(len(part.token_ids)):
+        for name in ("token_ids", "positions", "slots", "segments"):
+            assert getattr(part, name)[row] == getattr(whole, name)[row + done]
+        assert part.key_slots(row).tolist() == whole.key_slots(row + done).tolist()
+
+
+@given(trees(), st.integers(0, 40), st.data())
 def test_compaction_moves_an_accepted_path_to_its_place(parents, start, data):
     path = [data.draw(st.integers(0, len(parents) - 1))]
     while parents[path[0]] >= 0:
