@@ -77,9 +77,11 @@ class EngineConfig:
         num_threads: threads of a pass; None uses every processor the process may use.
         max_model_len: most tokens of a request, prompt and output; None takes the model's own limit.
         max_num_seqs: most requests decoding at once.
-        max_num_batched_tokens: most rows of a pass.
+        max_num_batched_tokens: most rows of a pass; None takes what `paceline tune --target-ms` chose, else 512.
         kv_cache_memory_bytes: room for keys and values; pages are only touched when used.
         scheduler: scheduling policy by name.
+        profile: what a pass costs: a file that `paceline tune` wrote, ``auto`` for the one in the cache, if any, or
+            ``none``. Without one costs are learned from the passes alone.
     """
 
     dtype: str = "bfloat16"
@@ -88,9 +90,10 @@ class EngineConfig:
     num_threads: int | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 64
-    max_num_batched_tokens: int = 512
+    max_num_batched_tokens: int | None = None
     kv_cache_memory_bytes: int = 1 << 29
     scheduler: str = "stall_free"
+    profile: str = "auto"
 
     def __post_init__(self) -> None:
         for name in ("num_threads", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes"):

@@ -16,7 +16,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-COMMANDS = ("generate", "chat", "models", "demo")
+COMMANDS = ("generate", "chat", "models", "demo", "tune")
 GROUPS = ("theory",)
 
 for name in COMMANDS:

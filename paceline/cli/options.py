@@ -1,6 +1,8 @@
 """Options that several commands share, each written once, and how they become a loaded `LLM`."""
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -80,6 +82,13 @@ def load_llm(model: str, speculative: SpeculativeConfig | None, **engine: Any):
     """The model, with progress bars for whatever takes long: download, conversion, first compilation."""
     from paceline.engine.llm import LLM
 
+    with progress_bars() as progress:
+        return LLM(model, speculative=speculative, progress=progress, **engine)
+
+
+@contextmanager
+def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
+    """Bars on standard error that vanish at the end; call what it gives with (what, done, total)."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -94,4 +103,4 @@ def load_llm(model: str, speculative: SpeculativeConfig | None, **engine: Any):
                 tasks[what] = bars.add_task(what, total=total)
             bars.update(tasks[what], completed=done, total=total)
 
-        return LLM(model, speculative=speculative, progress=progress, **engine)
+        yield progress

@@ -6,7 +6,8 @@ from paceline.config import EngineConfig, LengthPolicyName, SpeculativeConfig
 from paceline.drafters.registry import SELF_LIMITING, make_drafter
 from paceline.drafters.services import DraftServices
 from paceline.engine.engine import Engine, Speculation
-from paceline.engine.live_cost import LearnedCost
+from paceline.engine.live_cost import LearnedCost, rough_slope
+from paceline.engine.profiles import cached_profile, find_profile
 from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.models.base import PAGE_SIZE, CausalLM
 from paceline.models.checkpoint import Checkpoint
@@ -17,6 +18,7 @@ from paceline.sampling import resolve
 from paceline.scheduling.config import SchedulerConfig
 from paceline.scheduling.length import Fixed, Goodput, Heuristic, LengthPolicy
 from paceline.scheduling.pages import PagePool
+from paceline.scheduling.profile import Profile
 from paceline.scheduling.scheduler import Scheduler
 from paceline.scheduling.stop import StopChecker
 
@@ -88,10 +90,19 @@ def build_engine(
     shape, source = loaded.model.config, loaded.source
     num_pages, limit = _capacity(shape, config)
     pool = PagePool(num_pages, PAGE_SIZE)
-    cost = LearnedCost()
+    profile = find_profile(loaded, config)
+    cost = LearnedCost(profile.cost if profile else rough_slope)
     cache = loaded.model.new_cache(num_pages)
-    services = DraftServices(loaded, cache, num_pages, lambda name: load(name, config, progress))
+
+    def load_draft(name: str) -> LoadedModel:
+        draft = load(name, config, progress)
+        its_profile = None if config.profile == "none" else cached_profile(draft, config)
+        cost.draft_prior = its_profile.cost if its_profile else None
+        return draft
+
+    services = DraftServices(loaded, cache, num_pages, load_draft)
     speculation = _speculation(speculative, services, cost)
+    token_budget = _token_budget(config, profile)
     engine: Engine | None = None
 
     def find_stop_string(state, token: int) -> bool:
@@ -101,16 +112,22 @@ def build_engine(
     scheduler = Scheduler(
         SchedulerConfig(
             policy=config.scheduler,  # type: ignore[arg-type]
-            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_batched_tokens=token_budget,
             max_num_seqs=config.max_num_seqs,
             max_model_len=limit,
-            tile=min(SchedulerConfig().tile, config.max_num_batched_tokens),
+            tile=min(SchedulerConfig().tile, token_budget),
         ),
         pool,
         stop=StopChecker(source.eos_token_ids, find_stop_string),
     )
     engine = Engine(loaded.model, cache, scheduler, source.tokenizer, source.eos_token_ids, speculation, cost)
     return engine
+
+
+def _token_budget(config: EngineConfig, profile: Profile | None) -> int:
+    """Rows of a step: as configured, as tuned, or the scheduler's own default."""
+    tuned = profile.token_budget if profile and profile.target_ms else None
+    return config.max_num_batched_tokens or tuned or SchedulerConfig().max_num_batched_tokens
 
 
 def _capacity(shape: ModelConfig, config: EngineConfig) -> tuple[int, int]:

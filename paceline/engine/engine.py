@@ -260,9 +260,10 @@ class Engine:
         drafted = [g for g in plan.grants if len(trees.get(g.request.request_id, EMPTY))]
         if all(g.request.draft_stats.num_drafts > 1 for g in drafted):  # a first draft may have read the whole prompt
             depths = (max(trees[g.request.request_id].depths) for g in drafted)
-            self._cost.observe_draft(max(depths, default=0), drafting)
+            self._cost.observe_draft(max(depths, default=0), drafting, len(drafted), plan.batch.mean_context)
         if plan.num_decodes == len(plan.grants):
-            self._cost.observe(len(plan.grants) + sum(map(len, trees.values())), verifying)
+            rows = len(plan.grants) + sum(map(len, trees.values()))
+            self._cost.observe(rows, verifying, plan.batch.mean_context)
         for grant in plan.grants:
             counters = self._live[grant.request.request_id].counters
             if grant.is_decode:

@@ -1,24 +1,68 @@
-"""`CostProfile`: measured seconds of a target pass by its rows, t(M).
+"""`CostProfile`: measured seconds of a target pass by its rows and their context, t(M, context).
 
-One table for everyone who must know what a row costs. Not the place for measuring it (`benchmarks/`).
+One table for everyone who must know what a row costs. Not the place for measuring it (`engine/tune.py`) or for keeping
+it on disk (`profile.py`).
 """
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from paceline.errors import InvalidParameter
 
 
 class CostProfile:
-    """t(M) by straight lines between measured points, the last line prolonged beyond the table.
+    """t(M, context) by straight lines between measured points, the last line prolonged beyond the table.
 
     Args:
-        seconds_by_rows: rows to seconds, at least one point; below the first point the first time holds. A table that
-            falls somewhere is noise and is raised to the largest time before it.
+        seconds_by_rows: rows to seconds, at least one point; below the first point the first time holds. A pass
+            that took longer than one with more rows was disturbed and counts as that one. For several contexts see
+            `by_context`.
 
     Raises:
         InvalidParameter: no points, rows below 1 or times that are not positive.
     """
+
+    def __init__(self, seconds_by_rows: Mapping[int, float]) -> None:
+        self._contexts, self._curves = [0], [_Curve(seconds_by_rows)]
+
+    @classmethod
+    def by_context(cls, tables: Mapping[int, Mapping[int, float]]) -> "CostProfile":
+        """From one table per context (tokens in the cache before the rows); a longer context is never cheaper.
+
+        Raises:
+            InvalidParameter: no tables, a negative context, or see `CostProfile`.
+        """
+        if not tables or min(tables) < 0:
+            problem = f"the contexts are {sorted(tables)}"
+            raise InvalidParameter("contexts", problem, "measure behind at least one context of 0 or more tokens")
+        profile = cls.__new__(cls)
+        profile._contexts = sorted(tables)
+        profile._curves = [_Curve(tables[context]) for context in profile._contexts]
+        return profile
+
+    @property
+    def contexts(self) -> Sequence[int]:
+        """Measured contexts, ascending."""
+        return tuple(self._contexts)
+
+    @property
+    def rows(self) -> Sequence[int]:
+        """Measured numbers of rows, ascending, at the shortest context."""
+        return tuple(self._curves[0].rows)
+
+    def __call__(self, rows: int, context: float = 0) -> float:
+        """Seconds of a pass over `rows` rows, each behind `context` tokens (their mean, where they differ)."""
+        contexts = self._contexts
+        if context <= contexts[0] or len(contexts) == 1:
+            return self._curves[0](rows)
+        right = min(bisect_right(contexts, context), len(contexts) - 1)
+        start = self._curves[right - 1](rows)
+        rise = max(0.0, self._curves[right](rows) - start)
+        return start + rise * (context - contexts[right - 1]) / (contexts[right] - contexts[right - 1])
+
+
+class _Curve:
+    """Seconds by rows behind one context."""
 
     def __init__(self, seconds_by_rows: Mapping[int, float]) -> None:
         points = sorted(seconds_by_rows.items())
@@ -27,16 +71,14 @@ class CostProfile:
         for rows, seconds in points:
             if rows < 1 or not 0 < seconds < float("inf"):
                 raise InvalidParameter("seconds_by_rows", f"{rows} rows take {seconds} s", "give positive times")
-        self._rows = [rows for rows, _ in points]
-        self._seconds: list[float] = []
-        for _, seconds in points:
-            self._seconds.append(max(seconds, self._seconds[-1]) if self._seconds else float(seconds))
+        self.rows = [rows for rows, _ in points]
+        seconds = [float(seconds) for _, seconds in points]
+        self._seconds = [min(seconds[i:]) for i in range(len(seconds))]
 
     def __call__(self, rows: int) -> float:
-        """Seconds of a pass over `rows` rows."""
-        if rows <= self._rows[0] or len(self._rows) == 1:
+        if rows <= self.rows[0] or len(self.rows) == 1:
             return self._seconds[0]
-        right = min(bisect_right(self._rows, rows), len(self._rows) - 1)
-        low, high = self._rows[right - 1], self._rows[right]
+        right = min(bisect_right(self.rows, rows), len(self.rows) - 1)
+        low, high = self.rows[right - 1], self.rows[right]
         start, end = self._seconds[right - 1], self._seconds[right]
         return start + (end - start) * (rows - low) / (high - low)

@@ -83,11 +83,13 @@ class BatchStats:
         num_decodes: requests that decode, one row each without a draft.
         num_prefill_rows: rows of prefill chunks.
         rows_left: rows that drafts of all requests may take together.
+        mean_context: tokens in the cache before a decode's row, on average.
     """
 
     num_decodes: int = 1
     num_prefill_rows: int = 0
     rows_left: int = 0
+    mean_context: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,7 +136,8 @@ class StepBuilder:
         the tokens the request may still emit.
         """
         decodes = self._decodes
-        batch = BatchStats(len(decodes), self.num_rows - len(decodes), self.rows_left)
+        context = sum([request.num_computed for request in decodes]) / max(1, len(decodes))
+        batch = BatchStats(len(decodes), self.num_rows - len(decodes), self.rows_left, context)
         wanted = wishes(decodes, batch) if decodes else ()
         if any(wanted):
             granted = self._share_rows(wanted)

@@ -26,7 +26,7 @@ def at_rate(alpha: float, **fields) -> DraftStats:
 
 
 def linear_cost(**fields) -> Goodput:
-    return Goodput(lambda rows: 1 + 0.01 * rows, lambda _: 0.05, **fields)
+    return Goodput(lambda rows, _: 1 + 0.01 * rows, lambda *_: 0.05, **fields)
 
 
 def test_fixed_is_fixed():
@@ -64,8 +64,14 @@ def test_goodput_drafts_less_beside_a_large_prefill_when_rows_are_dear():
     assert steep.budget(at_rate(0.9), BatchStats(num_prefill_rows=4)) == 3
 
 
+def test_goodput_asks_for_the_price_behind_the_batchs_own_context():
+    cost = CostProfile.by_context({0: {1: 1.0, 9: 1.0}, 1000: {1: 1.0, 9: 9.0}})
+    assert Goodput(cost).budget(at_rate(0.6), BatchStats(mean_context=0)) == 8
+    assert Goodput(cost).budget(at_rate(0.6), BatchStats(mean_context=1000)) == 0
+
+
 def test_ties_take_the_smaller_length():
-    assert Goodput(lambda rows: float(rows)).budget(at_rate(1.0), BatchStats()) == 0
+    assert Goodput(lambda rows, _: float(rows)).budget(at_rate(1.0), BatchStats()) == 0
 
 
 def test_goodput_comes_back_by_exploring():
@@ -141,19 +147,3 @@ def test_the_moving_rate_finds_alpha_where_the_mean_of_ratios_does_not():
 def test_a_rate_without_tests_stays_what_it_was():
     assert AcceptanceRate().value == pytest.approx(0.7)
     assert AcceptanceRate().after(0, False) == AcceptanceRate()
-
-
-def test_cost_profile_draws_straight_lines_and_prolongs_the_last():
-    profile = CostProfile({1: 10.0, 4: 12.0, 8: 20.0})
-    assert [profile(m) for m in (1, 2, 4, 6, 8, 10)] == pytest.approx([10, 10 + 2 / 3, 12, 16, 20, 24])
-    assert CostProfile({2: 3.0})(1) == CostProfile({2: 3.0})(50) == 3.0
-
-
-def test_cost_profile_levels_out_noise():
-    assert CostProfile({1: 10.0, 2: 9.0, 3: 12.0})(2) == 10.0
-
-
-@pytest.mark.parametrize("table", [{}, {0: 1.0}, {1: 0.0}, {1: float("nan")}])
-def test_cost_profile_refuses_what_was_not_measured(table):
-    with pytest.raises(InvalidParameter, match="seconds_by_rows"):
-        CostProfile(table)

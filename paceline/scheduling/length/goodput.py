@@ -10,7 +10,7 @@ from paceline.scheduling.stats import BatchStats, DraftStats, PrefixStats
 _TIE = 1e-12  # a longer draft must win by more than float noise
 
 
-def _free(_batch_size: int) -> float:
+def _free(_num_requests: int, _context: float) -> float:
     return 0.0
 
 
@@ -19,8 +19,9 @@ class Goodput:
     """The length with the most expected tokens per second, 0 when drafts do not pay (Liu et al. 2024, SmartSpec).
 
     Attributes:
-        pass_seconds: t(M), seconds of a target pass over M rows, e.g. a `CostProfile`.
-        draft_seconds: seconds of one draft step by the number of requests that draft; free for prompt lookup.
+        pass_seconds: t(M, context), seconds of a target pass over M rows behind so many tokens, e.g. a `CostProfile`.
+        draft_seconds: seconds of one draft step by the number of requests that draft and their context; free for prompt
+            lookup.
         max_length: longest draft considered.
         explore_every: a request whose drafts are switched off tries one token after so many steps, because without
             drafts its acceptance rate would never change again.
@@ -28,8 +29,8 @@ class Goodput:
     Every decoding request is taken to draft alike, at the rate of the request that is asked about.
     """
 
-    pass_seconds: Callable[[int], float]
-    draft_seconds: Callable[[int], float] = _free
+    pass_seconds: Callable[[int, float], float]
+    draft_seconds: Callable[[int, float], float] = _free
     max_length: int = 8
     explore_every: int = 32
     _latest: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
@@ -76,4 +77,5 @@ class Goodput:
     def _seconds(self, batch: BatchStats, num_draft_tokens: int) -> float:
         size = max(1, batch.num_decodes)
         rows = batch.num_prefill_rows + size * (num_draft_tokens + 1)
-        return num_draft_tokens * self.draft_seconds(size) + self.pass_seconds(rows)
+        context = batch.mean_context
+        return num_draft_tokens * self.draft_seconds(size, context) + self.pass_seconds(rows, context)

@@ -1,0 +1,121 @@
+"""`paceline tune`: measures what a pass costs here, keeps it for the engine, and chooses a token budget."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from paceline.cli import options as o
+from paceline.scheduling.budget import BudgetChoice, choose_budget, trade_off
+from paceline.scheduling.profile import Profile
+
+
+def tune(
+    model: o.Model = o.DEFAULT_MODEL,
+    draft_model: Annotated[str | None, typer.Option("--draft-model", help="Measure this draft model too.")] = None,
+    target_ms: Annotated[
+        float | None, typer.Option("--target-ms", help="Longest time between tokens while prompts are read.")
+    ] = None,
+    num_decodes: Annotated[int, typer.Option("--num-decodes", help="Requests that decode beside a chunk.")] = 8,
+    context: Annotated[int, typer.Option("--context", help="Tokens before them, for the choice.")] = 256,
+    rows: Annotated[list[int] | None, typer.Option("--rows", help="Rows of a pass to measure; repeatable.")] = None,
+    contexts: Annotated[
+        list[int] | None, typer.Option("--measure-context", help="Tokens before the rows to measure; repeatable.")
+    ] = None,
+    rounds: Annotated[int, typer.Option("--rounds", help="Passes per point; the median counts.")] = 15,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write here, not into the cache.")] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Draw the trade-off (.png, .svg or .pdf).")] = None,
+    dtype: o.Dtype = o.DEFAULT_DTYPE,
+    threads: o.Threads = None,
+    executor: o.ExecutorName = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the profile as one JSON object.")] = False,
+) -> None:
+    """Measure the time of a pass by its rows and context, and choose how many rows a step may have.
+
+    The profile is kept in the cache, where every later run of this model on this machine finds it: draft lengths follow
+    what a pass really costs, and steps are as long as the target allows. Run it while nothing else runs.
+
+    Examples:
+
+        paceline tune
+
+        paceline tune --target-ms 100 --plot tradeoff.png
+
+        paceline tune --model target.gguf --draft-model small.gguf --dtype int8
+
+        paceline tune --rows 1 --rows 8 --rows 64 --measure-context 128 --output profile.json --json
+    """
+    from paceline.config import EngineConfig
+    from paceline.engine.profiles import profile_path
+    from paceline.engine.tune import CONTEXTS, ROWS, TunePlan
+
+    plan = TunePlan(sorted(rows or ROWS), sorted(contexts or CONTEXTS), rounds)
+    config = EngineConfig(dtype=dtype, num_threads=threads, executor=executor)  # type: ignore[arg-type]
+    loaded, profile = _profile_of(model, config, plan)
+    choices = trade_off(profile.prefill_cost, sorted(profile.prefill_cost.rows), num_decodes, context)
+    choice = choose_budget(choices, target_ms / 1000 if target_ms else None)
+    profile = profile.with_choice(choice.token_budget, choice.chunk, num_decodes, target_ms)
+    path = output or profile_path(loaded, dtype)
+    profile.write(path)
+    if draft_model:
+        draft, its_profile = _profile_of(draft_model, config, plan)
+        its_profile.write(profile_path(draft, dtype))
+    if plot:
+        _draw(plot, profile, choices, choice, context)
+    if as_json:
+        print(json.dumps(profile.as_dict()))
+        return
+    console = Console()
+    console.print(_cost_table(profile))
+    console.print(_choice_table(choices, choice, num_decodes, context))
+    console.print(f"profile: {path}", soft_wrap=True)
+
+
+def _profile_of(model: str, config, plan):
+    """The loaded model and its profile, measured under progress bars."""
+    from paceline.engine.build import load
+    from paceline.engine.tune import profile_model
+
+    with o.progress_bars() as progress:
+        loaded = load(model, config, progress)
+        return loaded, profile_model(loaded, config, plan, progress)
+
+
+def _cost_table(profile: Profile) -> Table:
+    contexts = sorted(profile.seconds)
+    table = Table(
+        "rows", *(f"ms behind {c}" for c in contexts), "t(M) / t(1)", "ms, prompt chunk", title_justify="left"
+    )
+    table.title = f"A pass of {profile.model}, {profile.dtype}, {profile.threads or '?'} threads"
+    cost, prefill = profile.cost, profile.prefill_cost
+    for rows in sorted(profile.seconds[contexts[0]]):
+        times = [1000 * profile.seconds[c][rows] for c in contexts]
+        ratio = cost(rows, contexts[0]) / cost(1, contexts[0])
+        chunk = f"{1000 * prefill(rows, contexts[0]):.1f}" if rows in prefill.rows else ""
+        table.add_row(str(rows), *(f"{t:.1f}" for t in times), f"{ratio:.2f}", chunk)
+    return table
+
+
+def _choice_table(choices: list[BudgetChoice], chosen: BudgetChoice, num_decodes: int, context: int) -> Table:
+    table = Table("token budget", "chunk", "ms between tokens", "prompt tokens/s", "of the best", "")
+    table.title = f"Steps with {num_decodes} decodes behind {context} tokens"
+    for one in choices:
+        mark = "chosen" if one == chosen else ""
+        numbers = f"{1000 * one.seconds:.1f}", f"{one.prefill_rate:.0f}", f"{100 * one.share:.0f} %"
+        table.add_row(str(one.token_budget), str(one.chunk), *numbers, mark)
+    return table
+
+
+def _draw(path: Path, profile: Profile, choices: list[BudgetChoice], chosen: BudgetChoice, context: int) -> None:
+    from paceline.theory.curves import Chart, Series
+    from paceline.theory.plots import draw
+
+    title = f"{profile.model}, {profile.dtype}: prompt speed against time between tokens"
+    x, y = [1000 * c.seconds for c in choices], [c.prefill_rate for c in choices]
+    series = Series(f"budgets {choices[0].token_budget} to {choices[-1].token_budget}, chosen {chosen.token_budget}",
+                    x, y, marked=[choices.index(chosen)])  # fmt: skip
+    chart = Chart(title, f"milliseconds between tokens, context {context}", "prompt tokens/s", (series,), discrete=True)
+    draw(chart, path)

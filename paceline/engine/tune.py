@@ -1,0 +1,127 @@
+"""Measuring t(rows, context) of a loaded model: what `paceline tune` does before it decides anything."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+import numpy as np
+
+from paceline.config import EngineConfig
+from paceline.engine.build import Progress, silent
+from paceline.engine.profiles import executor_name, machine, num_threads
+from paceline.errors import InvalidParameter
+from paceline.models.base import PAGE_SIZE, CausalLM, KVCache, Rows
+from paceline.models.loaded import LoadedModel
+from paceline.models.rows import Logits, Part, build_rows
+from paceline.scheduling.profile import Profile
+
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+CONTEXTS = (32, 256, 1024)
+FILL_ROWS = 256
+CHUNK_ROWS = 16
+"""Passes with fewer rows are not measured as prompt chunks."""
+
+
+@dataclass(frozen=True, slots=True)
+class TunePlan:
+    """What is measured.
+
+    Attributes:
+        rows, contexts: the grid; every pass has one segment.
+        rounds: passes per point; the median counts.
+        seconds_per_point: a point that has taken this long gets no further round, but at least three.
+    """
+
+    rows: Sequence[int] = ROWS
+    contexts: Sequence[int] = CONTEXTS
+    rounds: int = 15
+    seconds_per_point: float = 2.0
+
+    def __post_init__(self) -> None:
+        for name, least in (("rows", 1), ("contexts", 0)):
+            values = getattr(self, name)
+            if not values or min(values) < least:
+                raise InvalidParameter(name, f"{list(values)} will not do", f"give numbers of at least {least}")
+        if self.rounds < 1:
+            raise InvalidParameter("rounds", f"{self.rounds} is less than 1", "measure each point at least once")
+
+    def at_least(self, rows: int) -> "TunePlan":
+        """The part of the grid with that many rows, or all of it where there is none."""
+        return replace(self, rows=[r for r in self.rows if r >= rows] or self.rows)
+
+    def within(self, max_length: int) -> "TunePlan":
+        """The part of the grid that a model of `max_length` positions can run, never nothing."""
+        rows = [r for r in self.rows if r <= max_length] or [1]
+        contexts = [c for c in self.contexts if c + max(rows) <= max_length] or [max(0, max_length - max(rows))]
+        return replace(self, rows=rows, contexts=contexts)
+
+
+def profile_model(loaded: LoadedModel, config: EngineConfig, plan: TunePlan, progress: Progress = silent) -> Profile:
+    """Measure a model, both as it decodes and as it reads prompts.
+
+    Args:
+        progress: told (what, contexts done, contexts in all).
+    """
+    source, model = loaded.source, loaded.model
+
+    def told(what: str) -> Callable[[int, int], None]:
+        return lambda done, total: progress(f"{what} of {source.name}", done, total)
+
+    return Profile(
+        model=source.name,
+        fingerprint=source.checkpoint.fingerprint,
+        dtype=config.dtype,
+        executor=executor_name(model),
+        threads=num_threads(model),
+        machine=machine(),
+        seconds=measure(model, plan, "all", told("decoding passes")),
+        prefill_seconds=measure(model, plan.at_least(CHUNK_ROWS), "last", told("prompt passes")),
+    )
+
+
+def measure(
+    model: CausalLM,
+    plan: TunePlan,
+    logits: Logits = "all",
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[int, dict[int, float]]:
+    """Context to rows to median seconds of a pass.
+
+    The points of a context are timed in turns, so that a machine that slows down slows all of them alike, and each is
+    run once before it counts.
+
+    Args:
+        logits: ``all`` as in decoding and verifying, ``last`` as in reading a prompt.
+        progress: told (contexts done, contexts in all).
+    """
+    plan = plan.within(model.config.max_position_embeddings)
+    rng = np.random.default_rng(0)
+    pages = range((max(plan.contexts) + max(plan.rows)) // PAGE_SIZE + 1)
+    cache = model.new_cache(len(pages))
+    tokens = rng.integers(0, model.config.vocab_size, len(pages) * PAGE_SIZE).tolist()
+    for start in range(0, max(plan.contexts), FILL_ROWS):
+        chunk = tokens[start : min(start + FILL_ROWS, max(plan.contexts))]
+        model.forward(build_rows([Part(pages, start, chunk, logits="last")]), cache)
+    table: dict[int, dict[int, float]] = {}
+    for number, context in enumerate(plan.contexts):
+        parts = {m: Part(pages, context, tokens[context : context + m], logits=logits) for m in plan.rows}
+        batches = {m: build_rows([part]) for m, part in parts.items()}
+        table[context] = _medians(model, cache, batches, plan)
+        progress(number + 1, len(plan.contexts))
+    return table
+
+
+def _medians(model: CausalLM, cache: KVCache, batches: dict[int, Rows], plan: TunePlan) -> dict[int, float]:
+    """Rows to median seconds of the batch with so many."""
+    times: dict[int, list[float]] = {m: [] for m in batches}
+    for rows in batches.values():
+        model.forward(rows, cache)
+    for _ in range(plan.rounds):
+        for m, rows in batches.items():
+            if len(times[m]) >= 3 and sum(times[m]) > plan.seconds_per_point:
+                continue
+            start = time.perf_counter()
+            model.forward(rows, cache)
+            times[m].append(time.perf_counter() - start)
+    return {m: median(t) for m, t in times.items()}

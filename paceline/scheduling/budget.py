@@ -1,0 +1,71 @@
+"""How many rows a step may have: the trade between prefill speed and the time between tokens.
+
+A larger budget reads prompts faster, because more rows share one reading of the weights, and makes every request that
+decodes beside wait longer. Sarathi-Serve (Agrawal et al. 2024) takes the largest budget whose pass meets the latency
+target; without a target the smallest that loses little prefill speed is enough.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from paceline.errors import InvalidParameter
+
+ENOUGH = 0.95
+"""Share of the best prefill speed that is enough where no latency was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetChoice:
+    """One token budget and what it means.
+
+    Attributes:
+        token_budget: rows of a step, `SchedulerConfig.max_num_batched_tokens`.
+        chunk: prompt tokens among them when `num_decodes` requests decode beside.
+        seconds: of the pass, and so between the tokens of every request that decodes beside.
+        prefill_rate: prompt tokens per second.
+        share: of the best prefill rate in the table.
+    """
+
+    token_budget: int
+    chunk: int
+    seconds: float
+    prefill_rate: float
+    share: float
+
+
+def trade_off(
+    pass_seconds: Callable[[int, float], float], budgets: Sequence[int], num_decodes: int = 1, context: float = 0
+) -> list[BudgetChoice]:
+    """What every budget of `budgets` that leaves room for a chunk means.
+
+    Args:
+        pass_seconds: t(rows, context), e.g. a `CostProfile`.
+        num_decodes: requests that decode beside the chunk, one row each.
+        context: mean tokens in the cache before a row.
+
+    Raises:
+        InvalidParameter: no budget is larger than `num_decodes`.
+    """
+    fitting = [budget for budget in budgets if budget > num_decodes]
+    if not fitting:
+        problem = f"{num_decodes} requests fill every budget of {list(budgets)}"
+        raise InvalidParameter("num_decodes", problem, "let fewer requests decode beside, or measure more rows")
+    timed = [(budget, pass_seconds(budget, context)) for budget in fitting]
+    best = max((budget - num_decodes) / seconds for budget, seconds in timed)
+    return [BudgetChoice(b, b - num_decodes, s, (b - num_decodes) / s, (b - num_decodes) / s / best) for b, s in timed]
+
+
+def choose_budget(choices: Sequence[BudgetChoice], target_seconds: float | None = None) -> BudgetChoice:
+    """The largest budget whose pass takes at most `target_seconds`; without a target the smallest that is `ENOUGH`.
+
+    Raises:
+        InvalidParameter: even the smallest budget takes longer.
+    """
+    if target_seconds is None:
+        return min((c for c in choices if c.share >= ENOUGH), key=lambda c: c.token_budget)
+    meeting = [choice for choice in choices if choice.seconds <= target_seconds]
+    if not meeting:
+        least = min(choices, key=lambda c: c.seconds)
+        problem = f"the smallest budget, {least.token_budget} rows, takes {1000 * least.seconds:.1f} ms"
+        raise InvalidParameter("target_ms", problem, "allow more, or use a smaller model, int8 or more threads")
+    return max(meeting, key=lambda c: c.token_budget)

@@ -1,0 +1,101 @@
+"""`Profile`: a measured `CostProfile` with where it came from, as a versioned JSON file.
+
+Not for measuring (`engine/tune.py`), nor for where profiles are kept (`engine/profiles.py`).
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import InvalidParameter
+from paceline.scheduling.cost import CostProfile
+
+FORMAT, VERSION = "paceline-profile", 1
+_REMEDY = "measure anew with `paceline tune`"
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What a pass of one model costs on one machine.
+
+    Attributes:
+        model: as the user named it; `fingerprint` tells which weights that were.
+        dtype, executor, threads: how it ran; threads is None where the executor does not say.
+        machine: processor and number of processors.
+        seconds: context to rows to median seconds of a pass that decodes or verifies (logits of every row).
+        prefill_seconds: the same for a pass that reads a prompt (logits of its last row).
+        token_budget: rows of a step chosen for `target_ms`, None when nothing was chosen.
+        target_ms: milliseconds a step may take with that budget.
+        chunk: prompt tokens of such a step with `num_decodes` requests decoding beside.
+    """
+
+    model: str
+    fingerprint: str
+    dtype: str
+    executor: str
+    threads: int | None
+    machine: str
+    seconds: Mapping[int, Mapping[int, float]]
+    prefill_seconds: Mapping[int, Mapping[int, float]]
+    token_budget: int | None = None
+    target_ms: float | None = None
+    chunk: int | None = None
+    num_decodes: int | None = None
+
+    @property
+    def cost(self) -> CostProfile:
+        """`seconds` as a function."""
+        return CostProfile.by_context(self.seconds)
+
+    @property
+    def prefill_cost(self) -> CostProfile:
+        """`prefill_seconds` as a function."""
+        return CostProfile.by_context(self.prefill_seconds)
+
+    def with_choice(self, token_budget: int, chunk: int, num_decodes: int, target_ms: float | None) -> "Profile":
+        """The same measurements with what was chosen from them."""
+        return replace(self, token_budget=token_budget, chunk=chunk, num_decodes=num_decodes, target_ms=target_ms)
+
+    def as_dict(self) -> dict[str, Any]:
+        """What the file holds."""
+        return {"format": FORMAT, "version": VERSION} | asdict(self)
+
+    def write(self, path: Path) -> None:
+        """Store it at `path`, in one move: a reader never sees half a file."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_name(path.name + ".unfinished")
+        unfinished.write_text(json.dumps(self.as_dict(), indent=1) + "\n")
+        unfinished.replace(path)
+
+    @classmethod
+    def read(cls, path: Path) -> "Profile":
+        """The profile stored at `path`.
+
+        Raises:
+            InvalidParameter: there is no such file, it is no profile, of another version, or damaged.
+        """
+        try:
+            values: Any = json.loads(path.read_text())
+        except OSError as error:
+            raise InvalidParameter("profile", f"{path} cannot be read: {error.strerror}", _REMEDY) from error
+        except ValueError as error:
+            raise InvalidParameter("profile", f"{path} is not JSON", _REMEDY) from error
+        if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
+            raise InvalidParameter("profile", f"{path} is no cost profile", _REMEDY)
+        if (version := values.pop("version", None)) != VERSION:
+            raise InvalidParameter("profile", f"{path} has version {version!r}, not {VERSION}", _REMEDY)
+        try:
+            values |= {name: _numbers(values[name]) for name in ("seconds", "prefill_seconds")}
+            profile = cls(**values)
+            profile.cost(1)
+            profile.prefill_cost(1)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InvalidParameter("profile", f"{path} is damaged ({error})", _REMEDY) from error
+        return profile
+
+
+def _numbers(tables: Mapping[str, Mapping[str, float]]) -> dict[int, dict[int, float]]:
+    """JSON's keys are texts; ours are numbers."""
+    return {int(c): {int(r): float(s) for r, s in table.items()} for c, table in tables.items()}

@@ -1,0 +1,99 @@
+"""Measuring a model, keeping the profile, and an engine that reads it."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from paceline.cli.main import app
+from paceline.config import EngineConfig
+from paceline.engine import build, profiles
+from paceline.engine.profiles import cached_profile, find_profile, profile_path
+from paceline.engine.tune import TunePlan, measure, profile_model
+from paceline.errors import InvalidParameter
+
+PLAN = TunePlan(rows=(1, 4, 32), contexts=(0, 64), rounds=2)
+CONFIG = EngineConfig(dtype="float32")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(profiles, "cache_dir", lambda: tmp_path)
+
+
+def test_every_point_of_the_grid_is_measured(tiny):
+    told = []
+    table = measure(tiny.model, PLAN, progress=lambda done, total: told.append((done, total)))
+    assert {c: set(t) for c, t in table.items()} == {0: {1, 4, 32}, 64: {1, 4, 32}}
+    assert all(seconds > 0 for times in table.values() for seconds in times.values())
+    assert told == [(1, 2), (2, 2)]
+
+
+def test_the_grid_is_cut_to_what_the_model_can_run(tiny):
+    plan = TunePlan(rows=(1, 4, 9999), contexts=(0, 510)).within(512)
+    assert (list(plan.rows), list(plan.contexts)) == ([1, 4], [0])
+    assert list(TunePlan(contexts=(5000,), rows=(8,)).within(512).contexts) == [504]
+
+
+@pytest.mark.parametrize("fields", [{"rows": ()}, {"rows": (0,)}, {"contexts": (-1,)}, {"rounds": 0}])
+def test_impossible_grids_are_refused(fields):
+    with pytest.raises(InvalidParameter, match=next(iter(fields))):
+        TunePlan(**fields)
+
+
+def test_a_cached_profile_is_found_by_model_and_way_of_running(tiny):
+    assert cached_profile(tiny, CONFIG) is None
+    profile = profile_model(tiny, CONFIG, PLAN)
+    profile.write(profile_path(tiny, "float32"))
+    assert find_profile(tiny, CONFIG) == profile
+    assert find_profile(tiny, EngineConfig(dtype="bfloat16")) is None
+    assert find_profile(tiny, EngineConfig(dtype="float32", profile="none")) is None
+
+
+def test_a_profile_of_another_model_is_refused(tiny, tmp_path):
+    profile_model(tiny, CONFIG, PLAN).write(tmp_path / "own.json")
+    assert find_profile(tiny, EngineConfig(dtype="float32", profile=str(tmp_path / "own.json")))
+    with pytest.raises(InvalidParameter, match="profile"):
+        find_profile(tiny, EngineConfig(dtype="int8", profile=str(tmp_path / "own.json")))
+
+
+def test_the_engine_takes_the_tuned_budget_unless_told_otherwise(tiny, engine_for, tmp_path):
+    path = tmp_path / "own.json"
+    profile_model(tiny, CONFIG, PLAN).with_choice(32, 24, 8, 100.0).write(path)
+    tuned = {"dtype": "float32", "profile": str(path)}
+    assert engine_for(**tuned).scheduler.config.max_num_batched_tokens == 32
+    assert engine_for(**tuned, max_num_batched_tokens=48).scheduler.config.max_num_batched_tokens == 48
+    assert engine_for().scheduler.config.max_num_batched_tokens == 512
+
+
+@pytest.fixture
+def tune_cli(tiny, monkeypatch):
+    monkeypatch.setattr(build, "load", lambda name, config, progress: tiny)
+    grid = ["--rows", "1", "--rows", "16", "--rows", "32", "--measure-context", "8", "--rounds", "1"]
+    arguments = ["tune", "--model", "random-0", *grid, "--num-decodes", "4"]
+    return lambda *more: CliRunner().invoke(app, [*arguments, *more])
+
+
+def test_tune_writes_a_profile_shows_tables_and_draws(tune_cli, tmp_path):
+    pytest.importorskip("matplotlib")
+    output, plot = tmp_path / "profile.json", tmp_path / "plot.png"
+    result = tune_cli("--output", str(output), "--plot", str(plot))
+    assert result.exit_code == 0, result.output
+    for words in ("t(M) / t(1)", "token budget", "chosen"):
+        assert words in result.stdout
+    assert json.loads(output.read_text())["token_budget"] in (16, 32)
+    assert plot.stat().st_size > 1000
+
+
+def test_tune_prints_what_it_keeps_in_the_cache(tune_cli, tiny):
+    record = json.loads(tune_cli("--json", "--target-ms", "60000").stdout)
+    assert record["token_budget"] == 32
+    assert record["chunk"] == 28
+    assert record["target_ms"] == 60000
+    assert profile_path(tiny, "bfloat16").exists()
+
+
+def test_a_target_that_cannot_be_met_is_refused_by_name(tune_cli):
+    result = tune_cli("--target-ms", "0.0001")
+    assert isinstance(result.exception, InvalidParameter)
+    assert "target_ms" in str(result.exception)
