@@ -6,15 +6,18 @@ schedulers or drafters.
 
 Keys and values live in pages of `PAGE_SIZE` token slots; slot s is place s % PAGE_SIZE of page s // PAGE_SIZE. A row at
 position P attends to the P + 1 logical positions 0..P. The first `natural_lengths[row]` of them lie where the
-segment's page table says; the rest (tree branches) lie in the slots `branch_slots[row]`, in order of position.
+segment's page table says; the rest (tree branches) lie in the slots `branch_slots[row]`, in order of position. Keys
+carry their rotation, so a row may as well attend to fewer keys than it has positions before it (`num_keys`): the page
+table then names the pages it reads, in order of position.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from paceline.errors import InvalidParameter
 from paceline.models.config import ModelConfig
 
 PAGE_SIZE = 16
@@ -36,6 +39,7 @@ class Rows:
         branch_slots: [M, D] int32, slots of the logical positions natural_lengths[row] .. positions[row]; -1 behind
             the end. D is 0 when the batch holds no branches.
         logit_rows: [K] int32, rows whose logits are asked for, ascending.
+        num_keys: [M] int32, keys each row attends to, its own included; None for positions + 1, the whole context.
     """
 
     token_ids: np.ndarray
@@ -46,13 +50,19 @@ class Rows:
     natural_lengths: np.ndarray
     branch_slots: np.ndarray
     logit_rows: np.ndarray
+    num_keys: np.ndarray | None = None
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """[M] keys each row attends to."""
+        return self.positions + 1 if self.num_keys is None else self.num_keys
 
     def key_slots(self, row: int) -> np.ndarray:
-        """[positions[row] + 1] cache slots that `row` attends to, in order of position."""
+        """[lengths[row]] cache slots that `row` attends to, in order of position."""
         natural = int(self.natural_lengths[row])
         at = np.arange(natural)
         pages = self.page_tables[self.segments[row]]
-        branch = self.branch_slots[row][: int(self.positions[row]) + 1 - natural]
+        branch = self.branch_slots[row][: int(self.lengths[row]) - natural]
         return np.concatenate([pages[at // PAGE_SIZE] * PAGE_SIZE + at % PAGE_SIZE, branch])
 
 
@@ -97,3 +107,35 @@ class CausalLM(Protocol):
         the final norm.
         """
         ...
+
+
+@runtime_checkable
+class SkipsLayers(Protocol):
+    """What a `CausalLM` has besides when it can leave layers out, as self-speculation does."""
+
+    def with_layers(self, layers: Sequence[int]) -> CausalLM:
+        """The same weights with only `layers` run: a layer that is left out hands its input on.
+
+        Caches are those of the whole model; a pass writes and reads the keys and values of its own layers there. With
+        all layers named, logits are bitwise those of the whole model. Layers that are left out have no taps.
+
+        Raises:
+            InvalidParameter: see `checked_layers`.
+        """
+        ...
+
+
+def checked_layers(layers: Sequence[int], num_layers: int) -> tuple[int, ...]:
+    """`layers` in ascending order.
+
+    Raises:
+        InvalidParameter: none, one twice, or one that a model of `num_layers` does not have.
+    """
+    ordered = tuple(sorted(layers))
+    if not ordered:
+        raise InvalidParameter("layers", "is empty", "keep at least one layer")
+    if len(set(ordered)) < len(ordered):
+        raise InvalidParameter("layers", f"{list(layers)} names a layer twice", "name each layer once")
+    if not 0 <= ordered[0] <= ordered[-1] < num_layers:
+        raise InvalidParameter("layers", f"{list(layers)} leaves the model", f"count from 0 to {num_layers - 1}")
+    return ordered

@@ -1,5 +1,7 @@
 """The fast executor against the reference, and against itself: a row's logits never depend on its company."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -194,3 +196,61 @@ def test_bad_options_name_their_field():
         NumbaModel(checkpoint, "float8")
     with pytest.raises(InvalidParameter, match="num_threads"):
         NumbaModel(checkpoint, num_threads=0)
+
+
+def test_all_layers_named_are_bitwise_the_whole_model(model):
+    rows = build_rows([Part(range(8), 0, TOKENS)])
+    whole = model.forward(rows, model.new_cache(8)).logits.copy()
+    assert np.array_equal(model.with_layers([2, 0, 1]).forward(rows, model.new_cache(8)).logits, whole)
+    assert not np.array_equal(model.with_layers([0, 2]).forward(rows, model.new_cache(8)).logits, whole)
+
+
+@pytest.mark.parametrize("layers", [[0], [1, 2], [0, 2]])
+def test_left_out_layers_equal_the_reference(layers):
+    torch_executor = pytest.importorskip("paceline.models.torch_executor")
+    checkpoint = RandomCheckpoint(small_config())
+    models = NumbaModel(checkpoint, "float32", num_threads=2), torch_executor.TorchModel(checkpoint)
+    rows = build_rows([Part(range(8), 0, TOKENS)])
+    ours, theirs = (m.with_layers(layers).forward(rows, m.new_cache(8)).logits for m in models)
+    np.testing.assert_allclose(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+def test_a_pass_over_some_layers_leaves_the_others_cache_alone(model):
+    cache = model.new_cache(8)
+    run(model, cache, Part(range(8), 0, TOKENS[:20]))
+    before, _ = cache.read(range(20, 24))
+    model.with_layers([0, 2]).forward(build_rows([Part(range(8), 20, TOKENS[20:24])]), cache)
+    after, _ = cache.read(range(20, 24))
+    assert np.array_equal(before[1], after[1])
+    assert not np.array_equal(before[0], after[0])
+    assert not np.array_equal(before[2], after[2])
+
+
+@pytest.mark.parametrize("layers", [[], [0, 0], [3], [-1]])
+def test_layers_that_cannot_be_run_are_refused(model, layers):
+    with pytest.raises(InvalidParameter, match="layers"):
+        model.with_layers(layers)
+
+
+@pytest.mark.parametrize("executor", ["numba", "torch"])
+def test_fewer_keys_than_positions_are_those_of_the_named_pages(executor):
+    """A page left out of the table is a page not attended to: as if its keys were masked, positions unchanged."""
+    checkpoint = RandomCheckpoint(small_config())
+    if executor == "numba":
+        model = NumbaModel(checkpoint, "float32", num_threads=2)
+    else:
+        model = pytest.importorskip("paceline.models.torch_executor").TorchModel(checkpoint)
+    cache, position = model.new_cache(8), 40
+    model.forward(build_rows([Part(range(8), 0, TOKENS[:position])]), cache)
+    row = build_rows([Part(range(8), position, [7])])
+    shortened = replace(
+        row, page_tables=np.array([[0, 2]], np.int32), natural_lengths=np.array([25], np.int32),
+        num_keys=np.array([25], np.int32),
+    )  # fmt: skip
+    assert shortened.key_slots(0).tolist() == [*range(16), *range(32, 41)]
+    sparse = model.forward(shortened, cache).logits.copy()
+    poisoned = model.new_cache(8)
+    model.forward(build_rows([Part(range(8), 0, TOKENS[:position])]), poisoned)
+    poisoned.move(range(16), range(16, 32))  # what lies in the page that is left out does not matter
+    assert np.array_equal(model.forward(shortened, poisoned).logits, sparse)
+    assert not np.allclose(model.forward(row, cache).logits, sparse, atol=1e-3)

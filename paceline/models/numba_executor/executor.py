@@ -3,12 +3,13 @@
 The logits it returns live in a buffer of the model and hold until its next pass: copy what must outlive it.
 """
 
+import copy
 from collections.abc import Sequence
 
 import numpy as np
 
 from paceline.errors import InvalidParameter
-from paceline.models.base import PAGE_SIZE, ForwardOutput, KVCache, Rows
+from paceline.models.base import PAGE_SIZE, ForwardOutput, KVCache, Rows, checked_layers
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
 from paceline.models.numba_executor.forward import Batch, Scratch, Shape, Weights, num_counters
@@ -78,11 +79,22 @@ class NumbaModel:
         no_tables = np.zeros(0, np.float32)
         self._weights = Weights(**load_weights(checkpoint, dtype, progress), rope_cos=no_tables, rope_sin=no_tables)
         self._team = Team(num_threads)
+        self._layers = np.arange(self._shape.layers)
+        self._forward = compiled_forward()
+        self._forget_scratch()
+
+    def _forget_scratch(self) -> None:
         self._scratch: Scratch | None = None
         self._room = (0, 0, 0, 0)
         # Two sets in turn: a thread may still be leaving the last barrier of one pass when the next begins.
         self._counters = [np.zeros(num_counters(self._shape.layers), np.int64) for _ in range(2)]
-        self._forward = compiled_forward()
+
+    def with_layers(self, layers: Sequence[int]) -> "NumbaModel":
+        """See `SkipsLayers`. Weights and threads are shared: one of the two runs at a time, `close` ends both."""
+        view = copy.copy(self)
+        view._layers = np.asarray(checked_layers(layers, self._shape.layers))
+        view._forget_scratch()
+        return view
 
     @property
     def config(self) -> ModelConfig:
@@ -114,7 +126,7 @@ class NumbaModel:
         tap_places[list(taps)] = range(len(taps))
         batch = Batch(
             rows.token_ids, rows.positions, rows.slots, rows.segments, rows.page_tables, rows.natural_lengths,
-            rows.branch_slots, rows.logit_rows, tap_places,
+            rows.branch_slots, rows.logit_rows, rows.lengths, tap_places, self._layers,
         )  # fmt: skip
         eps = np.float32(self._config.norm_eps)
         self._team.run(

@@ -63,7 +63,10 @@ class Weights(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The arrays of `models.base.Rows`, and `tap_places` [layers + 1]: place of a layer's tap in `taps`, or -1."""
+    """The arrays of `models.base.Rows`, and what to do with them.
+
+    `tap_places` [layers + 1] is the place of a layer's tap in `taps`, or -1; `layers` are those to run, ascending.
+    """
 
     token_ids: np.ndarray
     positions: np.ndarray
@@ -73,7 +76,9 @@ class Batch(NamedTuple):
     natural_lengths: np.ndarray
     branch_slots: np.ndarray
     logit_rows: np.ndarray
+    num_keys: np.ndarray
     tap_places: np.ndarray
+    layers: np.ndarray
 
 
 class Scratch(NamedTuple):
@@ -154,7 +159,7 @@ def _attend_item(item, layer, thread, shape, batch, scratch, keys, values, layer
     attend(
         scratch.qkv, row * shape.qkv + head * dim, keys[first:first + layer_stride], values[first:first + layer_stride],
         batch.page_tables[batch.segments[row]], batch.natural_lengths[row], batch.branch_slots[row],
-        batch.positions[row] + 1, shape.kv_heads * dim * PAGE_SIZE,
+        batch.num_keys[row], shape.kv_heads * dim * PAGE_SIZE,
         head // (shape.heads // shape.kv_heads) * dim * PAGE_SIZE, dim, np.float32(1 / np.sqrt(dim)),
         scratch.scores[thread], scratch.page_starts[thread], scratch.value_starts[thread],
         scratch.mixed, item * dim,
@@ -326,7 +331,7 @@ def forward(thread, num_threads, shape, eps, weights, batch, scratch, keys, valu
         _embed_row(batch.token_ids[row], weights, hidden, scratch.hidden, row * hidden)
         row = take(scratch.counters, 0, 1, num_rows)
     met = barrier(scratch.counters, 0, num_threads)
-    for layer in range(shape.layers):
+    for layer in batch.layers:
         met = _layer(
             layer, met, thread, num_threads, num_rows, shape, eps, weights, batch, scratch, keys, values, layer_stride
         )

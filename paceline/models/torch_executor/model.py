@@ -5,6 +5,8 @@ are close, not bitwise equal, from batch to batch. `Stage` is the part of it tha
 Not for loading (`weights.py`), training, or other processes (`parallel/`).
 """
 
+import copy
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -12,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import InvalidParameter
-from paceline.models.base import ForwardOutput, KVCache, Rows
+from paceline.models.base import ForwardOutput, KVCache, Rows, checked_layers
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
 from paceline.models.rope import inverse_frequencies
@@ -74,6 +76,7 @@ class Stage:
             )
         config = checkpoint.config
         self.shard = shard or Shard.whole(config)
+        self._running: Sequence[int] = self.shard.layers
         self.device, self.dtype = _usable_device(device), getattr(torch, dtype)
         with torch.device("meta"):
             self._stack = DecoderStack(self.shard, total)
@@ -90,6 +93,12 @@ class Stage:
         """An empty cache for the shard's layers and key heads."""
         return TorchKVCache(self.shard.narrowed(), num_pages, self.device, self.dtype)
 
+    def with_layers(self, layers: Sequence[int]) -> "Stage":
+        """The same weights, of which `run` takes `layers` only; they must be the shard's."""
+        view = copy.copy(self)
+        view._running = layers
+        return view
+
     def embed(self, rows: Rows) -> Tensor:
         """[M, hidden] that enter the first layer of the model."""
         return self._stack.embed(self._tensor(rows.token_ids), self._tensor(rows.positions))
@@ -98,7 +107,7 @@ class Stage:
         """Hidden states [M, hidden] behind the shard's layers, and those that enter each tapped one of them."""
         step = self._pass(rows, cache)
         tapped = {}
-        for i in self.shard.layers:
+        for i in self._running:
             if i in taps:
                 tapped[i] = x
             x = self._stack.layers[str(i)](x, i - self.shard.layers.start, step)
@@ -133,6 +142,12 @@ class TorchModel:
     def new_cache(self, num_pages: int) -> TorchKVCache:
         """An empty cache of `num_pages` pages."""
         return self._stage.new_cache(num_pages)
+
+    def with_layers(self, layers: Sequence[int]) -> "TorchModel":
+        """See `SkipsLayers`."""
+        view = copy.copy(self)
+        view._stage = self._stage.with_layers(checked_layers(layers, self.config.num_hidden_layers))
+        return view
 
     @torch.inference_mode()
     def forward(self, rows: Rows, cache: KVCache, taps: tuple[int, ...] = ()) -> ForwardOutput:
