@@ -21,7 +21,8 @@ class SpeculativeConfig:
 
     Attributes:
         method: a drafter's name (``ngram``, ``suffix``, ``draft_model``, ...) or ``module.path:ClassName``.
-        num_draft_tokens: most drafted tokens a target pass verifies per request; 0 switches drafting off.
+        num_draft_tokens: most drafted tokens a target pass verifies per request, that is rows besides the root's; 0
+            switches drafting off, None takes the method's own number (8 for most).
         model: the draft model of ``draft_model``.
         rule: how drafts are verified; ``p/q`` accepts most, ``coupled`` reproduces plain sampling's text token for
             token. Lossy rules must be named explicitly.
@@ -34,7 +35,7 @@ class SpeculativeConfig:
     """
 
     method: str
-    num_draft_tokens: int = 8
+    num_draft_tokens: int | None = None
     model: str | None = None
     rule: str = "p/q"
     rule_options: Mapping[str, float] = field(default_factory=dict)
@@ -42,7 +43,7 @@ class SpeculativeConfig:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.num_draft_tokens < 0:
+        if self.num_draft_tokens is not None and self.num_draft_tokens < 0:
             raise InvalidParameter(
                 "num_draft_tokens", f"{self.num_draft_tokens} is not 0 or more", "use 0 to switch drafting off"
             )

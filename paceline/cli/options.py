@@ -26,7 +26,9 @@ DraftModel = Annotated[str | None, typer.Option("--draft-model", help="Smaller m
 NumDraft = Annotated[
     int | None,
     typer.Option(
-        "--num-draft-tokens", "-k", help="Most drafted tokens per target pass; default 8, 0 switches drafting off."
+        "--num-draft-tokens",
+        "-k",
+        help="Most drafted tokens per target pass; default 8 for most drafters, 0 switches it off.",
     ),
 ]
 Rule = Annotated[str, typer.Option("--rule", help="Verification: p/q, coupled, block, or a rule named lossy.")]

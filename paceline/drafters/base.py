@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -33,6 +33,8 @@ class DraftContext:
         coupled: the request is verified under the coupled rule, so draws share the target's noise.
         keep_drafting: asked before each further draw with the draft laws so far, never with the token just drawn.
         rank: as `warp`, to the law that ranks candidates (`Warper.confidence_law`); None takes `warp`.
+        page_table: the target's own pages of the request, in order of position; all of `token_ids` but the last have
+            their keys and values there. To be read, never written or kept.
     """
 
     request_id: str
@@ -45,6 +47,7 @@ class DraftContext:
     coupled: bool = False
     keep_drafting: Callable[[Sequence[Law]], bool] = always
     rank: Callable[[np.ndarray, Sequence[int]], Law] | None = None
+    page_table: Sequence[int] = ()
 
     def draw_node(self, law: Law, position: int, node: int) -> int:
         """The token of tree node `node` at absolute `position`, drawn from the (warped) draft law."""
@@ -69,8 +72,15 @@ class DraftContext:
         return Law(law.tokens, weights / weights.sum())
 
 
+DEFAULT_NUM_DRAFT_TOKENS = 8
+"""Most nodes per request and step, for drafters that name no `natural_budget`."""
+
+
 class Drafter(Protocol):
-    """Proposes token trees. One instance serves every request of an engine."""
+    """Proposes token trees. One instance serves every request of an engine.
+
+    It may have an attribute ``natural_budget``: most nodes of its trees when the user names no number.
+    """
 
     name: str
 
@@ -84,4 +94,21 @@ class Drafter(Protocol):
 
     def release(self, request_id: str) -> None:
         """Forget a request: it finished, was aborted or was preempted."""
+        ...
+
+
+@runtime_checkable
+class WatchesTarget(Protocol):
+    """What a drafter has besides `Drafter` to be told what the target would say at every node it proposed.
+
+    Others cost nothing. Not for verifying: picks are of the raw logits, before any warping.
+    """
+
+    def watch(self, request_id: str, tree: TokenTree, picks: np.ndarray) -> None:
+        """After each verification of a tree with nodes, before `observe`.
+
+        Args:
+            tree: as it was verified, that is proposed and perhaps cut.
+            picks: [1 + nodes] the target's most probable token below the root and below each node.
+        """
         ...

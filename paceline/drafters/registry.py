@@ -17,10 +17,13 @@ _DRAFTERS = {
     "suffix": "paceline.drafters.suffix:Suffix",
     "draft_model": "paceline.drafters.draft_model:make_draft_model",
     "cross_vocabulary": "paceline.drafters.cross_vocabulary:make_cross_vocabulary",
+    "lookahead": "paceline.drafters.lookahead:Lookahead",
+    "jacobi": "paceline.drafters.jacobi:Jacobi",
 }
 
-SELF_LIMITING = frozenset({"suffix"})
-"""Drafters whose proposals are as long as their own confidence warrants; cutting them further only loses."""
+SELF_LIMITING = frozenset({"suffix", "lookahead", "jacobi"})
+"""Drafters that know best how much they propose (their own confidence warrants it, or the method needs those rows);
+cutting them further only loses."""
 
 
 def drafter_names() -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from paceline.models.base import KVCache
 from paceline.models.loaded import LoadedModel
+from paceline.scheduling.pages import PagePool
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -17,10 +18,12 @@ class DraftServices:
     target: the model that is drafted for.
     cache: the target's keys and values; to be read, never written.
     num_pages: pages of that cache, and a fair size for a drafter's own.
+    pool: who holds which of them. A drafter may borrow pages to write to, and gives them back before `propose` returns.
     load: a further model by name, run as the target is (executor, threads, dtype); raises what `resolve_model` raises.
     """
 
     target: LoadedModel
     cache: KVCache
     num_pages: int
+    pool: PagePool
     load: Callable[[str], LoadedModel]

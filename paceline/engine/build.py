@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from paceline.config import EngineConfig, LengthPolicyName, SpeculativeConfig
+from paceline.drafters.base import DEFAULT_NUM_DRAFT_TOKENS, Drafter
 from paceline.drafters.registry import SELF_LIMITING, make_drafter
 from paceline.drafters.services import DraftServices
 from paceline.engine.engine import Engine, Speculation
@@ -100,7 +101,7 @@ def build_engine(
         cost.draft_prior = its_profile.cost if its_profile else None
         return draft
 
-    services = DraftServices(loaded, cache, num_pages, load_draft)
+    services = DraftServices(loaded, cache, num_pages, pool, load_draft)
     speculation = _speculation(speculative, services, cost)
     token_budget = _token_budget(config, profile)
     engine: Engine | None = None
@@ -152,11 +153,17 @@ def _speculation(speculative: SpeculativeConfig | None, services: DraftServices,
     options = {**spec.options} if spec.model is None else {**spec.options, "model": spec.model}
     drafter = make_drafter(spec.method, services, **options)
     verifier = resolve(spec.rule, **spec.rule_options)
-    fixed = Fixed(spec.num_draft_tokens)
+    fixed = Fixed(_most_draft_tokens(spec, drafter))
     is_auto = spec.policy == "auto"
     length = fixed if is_auto and spec.method in SELF_LIMITING else _length_policy(spec.policy, fixed, cost)
     sampled = fixed if is_auto else length
     return Speculation(drafter, verifier, spec.rule == "coupled", length, sampled)
+
+
+def _most_draft_tokens(spec: SpeculativeConfig, drafter: Drafter) -> int:
+    if spec.num_draft_tokens is None:
+        return getattr(drafter, "natural_budget", DEFAULT_NUM_DRAFT_TOKENS)
+    return spec.num_draft_tokens
 
 
 def _length_policy(name: LengthPolicyName, fixed: Fixed, cost: LearnedCost) -> LengthPolicy:

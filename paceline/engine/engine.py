@@ -7,11 +7,11 @@ without a clock of its own choosing; `LLM` is the friendly face. Not the place f
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from paceline.drafters.base import DraftContext, Drafter
+from paceline.drafters.base import DraftContext, Drafter, WatchesTarget
 from paceline.engine.live import LiveRequest
 from paceline.engine.live_cost import LearnedCost
 from paceline.engine.parts import part_of, settle
@@ -49,6 +49,7 @@ class Speculation:
         coupled: draws share the target's noise (the coupled rule).
         length: how long drafts are, where the text cannot depend on it: greedy requests, and all under `coupled`.
         sampled_length: how long they are elsewhere.
+        watcher: the drafter, when it wants to see the target's picks.
     """
 
     drafter: Drafter
@@ -56,6 +57,10 @@ class Speculation:
     coupled: bool
     length: LengthPolicy
     sampled_length: LengthPolicy
+    watcher: WatchesTarget | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "watcher", self.drafter if isinstance(self.drafter, WatchesTarget) else None)
 
     def length_for(self, params: SamplingParams) -> LengthPolicy:
         """The length policy of a request."""
@@ -178,6 +183,7 @@ class Engine:
             coupled=self.speculation.coupled,
             keep_drafting=lambda laws: policy.keep_drafting(prefix, laws),
             rank=rank,
+            page_table=state.page_table,
         )
 
     def _run(self, plan: StepPlan, trees: dict[str, TokenTree]) -> dict[str, np.ndarray]:
@@ -207,6 +213,8 @@ class Engine:
 
             verdict = self.speculation.verifier(tree, target, live.randomness, state.num_tokens)
             settle(self.cache, grant, verdict)
+            if self.speculation.watcher is not None and len(tree):
+                self.speculation.watcher.watch(state.request_id, tree, rows.argmax(axis=1))
             verdicts[state.request_id] = verdict
         return verdicts
 

@@ -1,0 +1,63 @@
+"""`Jacobi`: the target's own picks at guessed positions are the next guesses.
+
+Jacobi decoding (Santilli et al. 2023; the baseline of Fu et al. 2024): the next k tokens are a fixed point of
+y_i = argmax p(. | y_<i), solved for all i at once. A chain of guesses is verified; whatever the target picks behind
+each of them, right or wrong, is the guess for that position in the next step. Needs nothing but the target, costs k
+rows a step, and gains little: a pick made behind a wrong token is seldom right. The lookahead drafter keeps what this
+throws away.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.drafters.base import DraftContext
+from paceline.sampling.tree import TokenTree
+
+
+@dataclass(slots=True)
+class _Guesses:
+    """tokens[i] is guessed for absolute position start + i."""
+
+    start: int
+    tokens: list[int]
+
+
+class Jacobi:
+    """As many guesses as the budget allows; positions never guessed before begin with a random token of the prompt."""
+
+    name = "jacobi"
+
+    def __init__(self) -> None:
+        self._guesses: dict[str, _Guesses] = {}
+
+    def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
+        """One chain of guesses per context."""
+        return [TokenTree.chain(self._chain(context)) for context in contexts]
+
+    def watch(self, request_id: str, tree: TokenTree, picks: np.ndarray) -> None:
+        """The picks are the guesses of the next step."""
+        guesses = self._guesses.get(request_id)
+        if guesses is not None:
+            guesses.tokens = picks.tolist()
+
+    def observe(self, request_id: str, token_ids: Sequence[int], finished: bool) -> None:
+        """Nothing: the picks say more."""
+        if finished:
+            self.release(request_id)
+
+    def release(self, request_id: str) -> None:
+        """Forget a request."""
+        self._guesses.pop(request_id, None)
+
+    def _chain(self, context: DraftContext) -> list[int]:
+        position = len(context.token_ids)
+        old = self._guesses.get(context.request_id)
+        known = old.tokens[position - old.start :][: context.budget] if old and old.start <= position else []
+        prompt = context.token_ids[: context.num_prompt_tokens]
+        unknown = range(position + len(known), position + context.budget)
+        tokens = known + [random.Random(at).choice(prompt) for at in unknown]
+        self._guesses[context.request_id] = _Guesses(position, tokens)
+        return tokens

@@ -1,0 +1,93 @@
+"""Drafters that work inside the target: their text is the plain text, alone, in company and at every draft length."""
+
+import numpy as np
+import pytest
+
+from paceline.types import SamplingParams
+from tests.engine.conftest import PROMPTS, run_all
+from tests.fakes import Quiet
+
+GREEDY = SamplingParams(temperature=0, max_tokens=40)
+SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=11, max_tokens=40)
+DRAFTERS = {
+    "jacobi": {"method": "jacobi"},
+    "lookahead": {"method": "lookahead"},
+    "lookahead with little room": {"method": "lookahead", "num_draft_tokens": 5},
+}
+every_drafter = pytest.mark.parametrize("draft", DRAFTERS.values(), ids=DRAFTERS.keys())
+
+
+def texts(outputs):
+    return [output.token_ids for output in outputs]
+
+
+@every_drafter
+def test_greedy_text_is_plain_greedy_text(engine_for, draft):
+    assert texts(run_all(engine_for(draft))) == texts(run_all(engine_for()))
+
+
+@every_drafter
+def test_coupled_sampling_says_what_plain_sampling_says(engine_for, draft):
+    plain = run_all(engine_for(), params=SAMPLED)
+    assert texts(run_all(engine_for(draft | {"rule": "coupled"}), params=SAMPLED)) == texts(plain)
+
+
+@every_drafter
+def test_a_seeded_request_says_the_same_alone_and_in_company(engine_for, draft):
+    together = run_all(engine_for(draft), params=SAMPLED)
+    alone = [run_all(engine_for(draft), [prompt], SAMPLED)[0] for prompt in PROMPTS]
+    assert texts(together) == texts(alone)
+
+
+@every_drafter
+def test_greedy_and_sampled_requests_share_steps_and_memory_may_run_out(engine_for, draft):
+    params = [GREEDY, SAMPLED, SamplingParams(temperature=0, max_tokens=70), SAMPLED]
+    draft = draft | {"rule": "coupled"}
+    page_bytes = 2 * 3 * 2 * 16 * 16 * 4
+    engine = engine_for(draft, kv_cache_memory_bytes=11 * page_bytes, max_model_len=11 * 16, max_num_batched_tokens=24)
+    assert texts(run_all(engine, params=params)) == texts(run_all(engine_for(), params=params))
+    engine.scheduler.check_integrity()
+
+
+class Watcher(Quiet):
+    """Proposes a tree and checks what it is told about it."""
+
+    def __init__(self):
+        self.seen = []
+
+    def propose(self, contexts):
+        from paceline.sampling import TokenTree
+
+        return [TokenTree((7, 8, 9), (-1, -1, 0)).prune(context.budget) for context in contexts]
+
+    def watch(self, request_id, tree, picks):
+        self.seen.append((request_id, tree.tokens, picks.copy()))
+
+
+def test_a_watching_drafter_is_told_the_targets_pick_below_every_node(engine_for, tiny):
+    from paceline.models.rows import Part, build_rows
+
+    watcher = Watcher()
+    engine = engine_for({"method": "plain", "num_draft_tokens": 3, "policy": "fixed"}, watcher)
+    [output] = run_all(engine, [PROMPTS[0]], SamplingParams(temperature=0, max_tokens=6))
+    text = [*output.prompt_token_ids, *output.token_ids]
+    length = len(output.prompt_token_ids)
+    for request_id, tokens, picks in watcher.seen:
+        assert request_id == "0"
+        assert len(picks) == len(tokens) + 1
+        assert picks[0] == text[length + 1]
+        logits = tiny.model.forward(build_rows([Part(range(8), 0, [*text[: length + 1], 7])]), tiny.model.new_cache(8))
+        assert picks[1] == np.argmax(logits.logits[-1])
+        length += 1
+    assert len(watcher.seen) == 4  # the last token needs no draft
+
+
+def test_drafters_that_do_not_watch_are_not_told(engine_for):
+    assert engine_for({"method": "ngram"}).speculation.watcher is None
+    assert engine_for({"method": "lookahead"}).speculation.watcher is not None
+
+
+def test_a_drafters_own_budget_holds_until_the_user_names_one(engine_for):
+    assert engine_for({"method": "lookahead"}).speculation.length.num_draft_tokens == 30
+    assert engine_for({"method": "lookahead", "num_draft_tokens": 6}).speculation.length.num_draft_tokens == 6
+    assert engine_for({"method": "suffix"}).speculation.length.num_draft_tokens == 8
