@@ -28,7 +28,7 @@ def drafter(request, tiny):
         loaded = load_random(1)
         return replace(loaded, source=replace(loaded.source, tokenizer=Backwards()))
 
-    services = DraftServices(tiny, None, 64, load)  # type: ignore[arg-type]
+    services = DraftServices(tiny, None, 64, None, load)  # type: ignore[arg-type]
     return make_drafter("cross_vocabulary", services, model="backwards", mode=request.param)
 
 
@@ -52,4 +52,4 @@ def test_a_draft_model_of_another_vocabulary_is_sent_here(tiny):
         return replace(loaded, source=replace(loaded.source, tokenizer=Backwards()))
 
     with pytest.raises(UnsupportedModel, match="cross_vocabulary"):
-        make_drafter("draft_model", DraftServices(tiny, None, 64, load), model="backwards")  # type: ignore[arg-type]
+        make_drafter("draft_model", DraftServices(tiny, None, 64, None, load), model="backwards")  # type: ignore[arg-type]
