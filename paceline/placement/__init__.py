@@ -3,7 +3,8 @@
 After AlpaServe (Li et al. 2023). No tensor library and no cluster runtime: plans are made here, `serving/` runs them.
 """
 
-from paceline.placement.case import Case, read_case
+from paceline.placement.case import Case
+from paceline.placement.case_file import read_case
 from paceline.placement.cluster import Cluster
 from paceline.placement.model import NO_SLO, PlacedModel
 from paceline.placement.placement import Group, Placement, group_mem, validate
