@@ -1,0 +1,187 @@
+"""Requests that are generated token by token, simulated: the real scheduler, and passes that only take time.
+
+The paper's requests are one pass each (`simulator/`). A language model's are a prefill and many decodes, which share
+passes with other requests and may be speculated. Here `scheduling.Scheduler` decides, exactly as it does in an engine,
+and a cost curve t(M) tells how long a pass over M rows takes. Not the place for real tokens: every token is 0.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from paceline.errors import InvalidParameter
+from paceline.scheduling import (
+    Commit,
+    CostProfile,
+    Fixed,
+    Grant,
+    LengthPolicy,
+    PagePool,
+    RequestState,
+    Scheduler,
+    SchedulerConfig,
+    StepResult,
+)
+from paceline.types import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRequest:
+    """One request: seconds of its arrival, tokens of its prompt and of its answer."""
+
+    arrival: float
+    prompt_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True)
+class ServingModel:
+    """A target with its drafter, as costs and rates.
+
+    Args:
+        pass_seconds: t(M), a target pass over M rows.
+        acceptance_rate: alpha, the chance that a drafted token stands when the ones before it did.
+        draft_seconds: one draft step; the drafts of a pass are made together, one step per token of the longest.
+        length: how many tokens are drafted; none when left out.
+        config: limits and policy of the scheduler.
+        num_pages, page_size: the cache.
+    """
+
+    pass_seconds: CostProfile
+    acceptance_rate: float = 0.0
+    draft_seconds: float = 0.0
+    length: LengthPolicy = field(default_factory=lambda: Fixed(0))
+    config: SchedulerConfig = field(default_factory=lambda: SchedulerConfig(prefix_caching=False))
+    num_pages: int = 4096
+    page_size: int = 16
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.acceptance_rate <= 1:
+            raise InvalidParameter("acceptance_rate", f"{self.acceptance_rate}", "give a probability")
+        if not 0 <= self.draft_seconds < float("inf"):
+            raise InvalidParameter("draft_seconds", f"{self.draft_seconds}", "give seconds, 0 or more")
+        if self.config.prefix_caching:
+            raise InvalidParameter("prefix_caching", "all simulated tokens are equal", "switch it off")
+
+
+@dataclass(frozen=True)
+class ServingResult:
+    """What users saw. Arrays are in the order of the requests.
+
+    Attributes:
+        ttft: float64 [requests], seconds from arrival to the first token.
+        tbt: float64 [gaps], seconds between the commits of one request, all requests together; tokens that came out
+            of one pass arrive together and count as one commit.
+        latency: float64 [requests], seconds from arrival to the last token.
+        output_tokens: int64 [requests].
+        seconds: from the first arrival to the last token.
+        num_passes: target passes. num_decodes: decodes, summed over passes.
+        acceptance_length: tokens per decode, the target's own included; 1 without speculation.
+    """
+
+    ttft: np.ndarray
+    tbt: np.ndarray
+    latency: np.ndarray
+    output_tokens: np.ndarray
+    seconds: float
+    num_passes: int
+    num_decodes: int
+    acceptance_length: float
+
+    @property
+    def throughput(self) -> float:
+        """Output tokens per second."""
+        return float(self.output_tokens.sum()) / self.seconds
+
+    def slo_attainment(self, ttft: float, time_per_token: float) -> float:
+        """Fraction of requests whose first token came within `ttft` and the rest at `time_per_token` s on average."""
+        pace = (self.latency - self.ttft) / np.maximum(self.output_tokens - 1, 1)
+        return float(((self.ttft <= ttft) & (pace <= time_per_token)).mean())
+
+
+def simulate_serving(requests: Sequence[TokenRequest], model: ServingModel, seed: int = 0) -> ServingResult:
+    """Serve `requests`, sorted by arrival, from the first arrival to the last token.
+
+    Raises:
+        InvalidParameter: no requests, or one that the scheduler refuses (too long for model or cache).
+    """
+    if not requests:
+        raise InvalidParameter("requests", "there are none", "give at least one")
+    if any(later.arrival < sooner.arrival for sooner, later in pairwise(requests)):
+        raise InvalidParameter("requests", "arrivals are out of order", "sort them by arrival")
+    return _Serving(requests, model, np.random.default_rng(seed)).run()
+
+
+class _Serving:
+    """One simulation under way: the clock, the scheduler, and what was seen."""
+
+    def __init__(self, requests: Sequence[TokenRequest], model: ServingModel, rng: np.random.Generator) -> None:
+        self.model = model
+        self.rng = rng
+        self.scheduler = Scheduler(model.config, PagePool(model.num_pages, model.page_size), model.length)
+        self.states = [_state(index, request) for index, request in enumerate(requests)]
+        self.now = requests[0].arrival
+        self.num_passes = self.num_decodes = self.decoded = 0
+        self.last_commit: dict[str, float] = {}
+        self.gaps: list[float] = []
+
+    def run(self) -> ServingResult:
+        arriving = 0
+        while arriving < len(self.states) or self.scheduler.has_work:
+            if not self.scheduler.has_work:
+                self.now = max(self.now, self.states[arriving].arrival_time)
+            while arriving < len(self.states) and self.states[arriving].arrival_time <= self.now:
+                self.scheduler.add(self.states[arriving])
+                arriving += 1
+            self._step()
+        return self._result()
+
+    def _step(self) -> None:
+        plan = self.scheduler.schedule(self.now)
+        longest = max((grant.draft_budget for grant in plan.grants), default=0)
+        self.now += self.model.pass_seconds(plan.num_rows) + longest * self.model.draft_seconds
+        self.num_passes += 1
+        commits = self.scheduler.update([self._compute(grant) for grant in plan.grants], self.now)
+        for grant, commit in zip(plan.grants, commits, strict=True):
+            self._see(grant, commit)
+
+    def _compute(self, grant: Grant) -> StepResult:
+        """What a pass would have said: drafted tokens stand one after the other until one falls."""
+        if not grant.is_decode:
+            return StepResult(grant.request.request_id, grant.num_prefill_tokens, (0,) * grant.needs_logits)
+        fell = self.rng.random(grant.draft_budget) >= self.model.acceptance_rate
+        accepted = int(fell.argmax()) if fell.any() else grant.draft_budget
+        rejected = accepted < grant.draft_budget
+        return StepResult(grant.request.request_id, 0, (0,) * (accepted + 1), grant.draft_budget, rejected)
+
+    def _see(self, grant: Grant, commit: Commit) -> None:
+        if grant.is_decode:
+            self.num_decodes += 1
+            self.decoded += len(commit.token_ids)
+        name = commit.request.request_id
+        if commit.token_ids and name in self.last_commit:
+            self.gaps.append(self.now - self.last_commit[name])
+        if commit.token_ids:
+            self.last_commit[name] = self.now
+
+    def _result(self) -> ServingResult:
+        arrivals = np.array([state.arrival_time for state in self.states])
+        firsts = np.array([state.first_token_time for state in self.states], np.float64)
+        ends = np.array([state.finish_time for state in self.states], np.float64)
+        return ServingResult(
+            ttft=firsts - arrivals,
+            tbt=np.array(self.gaps),
+            latency=ends - arrivals,
+            output_tokens=np.array([state.num_output_tokens for state in self.states]),
+            seconds=self.now - arrivals[0],
+            num_passes=self.num_passes,
+            num_decodes=self.num_decodes,
+            acceptance_length=self.decoded / self.num_decodes if self.num_decodes else 1.0,
+        )
+
+
+def _state(index: int, request: TokenRequest) -> RequestState:
+    params = SamplingParams(max_tokens=request.output_tokens, ignore_eos=True)
+    return RequestState(str(index), [0] * request.prompt_tokens, params, arrival_time=request.arrival)
