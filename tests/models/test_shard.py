@@ -66,7 +66,7 @@ def test_stages_one_after_another_are_the_model_bit_by_bit():
         (CONFIG, 4, "6 attention heads.*split into 1, 2, 6"),
         (CONFIG, 0, "not 1 or more"),
         (small_config(num_attention_heads=12, num_key_value_heads=4), 6, "4 key heads"),
-        (small_config(), 3, "160 units"),
+        (small_config(num_key_value_heads=3), 3, "160 units"),
     ],
 )
 def test_impossible_degrees_are_refused(config, size, match):
