@@ -7,6 +7,7 @@ Every message names the field that is wrong and says what to do about it. Anythi
     ├── ModelNotFound        a model name that leads nowhere
     ├── UnsupportedModel     an architecture, quantisation or vocabulary Paceline cannot run
     ├── CorruptWeights       a weight file that is truncated, damaged or fails its checksum
+    ├── WorkerDied           a process of a parallel run ended or does not answer
     └── DownloadFailed       weights could not be fetched; what was there before is untouched
 """
 
@@ -45,3 +46,7 @@ class CorruptWeights(PacelineError):
 
 class DownloadFailed(PacelineError):
     """Weights could not be fetched. Nothing half-written is left where a later run would trust it."""
+
+
+class WorkerDied(PacelineError):
+    """A process of a parallel run ended or does not answer; what it last wrote is in the message."""

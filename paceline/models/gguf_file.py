@@ -44,6 +44,10 @@ class GGUFCheckpoint:
         found = {name: self._shape(theirs) for name, theirs in self._gguf_names.items() if theirs in shapes}
         check_complete(self._config, found, self._path)
 
+    def __reduce__(self):
+        """To another process a checkpoint travels as its path."""
+        return GGUFCheckpoint, (self._path,)
+
     @property
     def path(self) -> Path:
         """The file."""

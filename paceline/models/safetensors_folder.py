@@ -56,6 +56,10 @@ class SafetensorsCheckpoint:
         check_depth(self._config, len(entries), self._folder)
         check_complete(self._config, {name: e.shape for name, e in self._entries.items()}, self._folder)
 
+    def __reduce__(self):
+        """To another process a checkpoint travels as its path."""
+        return SafetensorsCheckpoint, (self._folder,)
+
     @property
     def config(self) -> ModelConfig:
         return self._config

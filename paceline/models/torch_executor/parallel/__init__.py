@@ -1,0 +1,77 @@
+"""Runs of one model on several processes: tensor-parallel shares of every layer, stages of a pipeline, or both.
+
+`launch_model` starts the processes on this machine; `docs/parallel.md` tells how to start them elsewhere.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from paceline.errors import InvalidParameter
+from paceline.models.checkpoint import Checkpoint
+from paceline.models.torch_executor.parallel.launch import LocalWorkers
+from paceline.models.torch_executor.parallel.layout import Layout
+from paceline.models.torch_executor.parallel.links import Rendezvous
+from paceline.models.torch_executor.parallel.model import MICROBATCH_ROWS, ParallelCache, ParallelModel
+from paceline.models.torch_executor.parallel.profile import StageProfile, profile_stages
+from paceline.models.torch_executor.parallel.worker import Assignment, run_worker
+
+__all__ = [
+    "Assignment", "Layout", "ParallelCache", "ParallelModel", "Rendezvous", "StageProfile", "launch_model",
+    "profile_stages", "run_worker",
+]  # fmt: skip
+
+
+def launch_model(
+    checkpoint: Checkpoint,
+    tensor_parallel_size: int = 1,
+    pipeline_parallel_size: int = 1,
+    *,
+    layer_partition: Sequence[int] | None = None,
+    device: str = "cpu",
+    dtype: str = "float32",
+    num_threads: int | None = None,
+    timeout: float = 600.0,
+    microbatch_rows: int = MICROBATCH_ROWS,
+) -> ParallelModel:
+    """A model over `tensor_parallel_size` x `pipeline_parallel_size` processes of this machine, this one among them.
+
+    Args:
+        checkpoint: the weights; must be picklable, as readers of files are.
+        layer_partition: layers of each pipeline stage; balanced by default.
+        device: ``cpu``, or ``cuda``: rank r takes ``cuda:r``.
+        dtype: ``float32`` or ``bfloat16``.
+        num_threads: of all ranks together, on a CPU; None takes all processors. Sets torch's threads of this process.
+        timeout: seconds that ranks wait for each other, at the start and in the middle of a pass.
+        microbatch_rows: least rows of a micro-batch of the pipeline.
+
+    Raises:
+        InvalidParameter: degrees that do not fit the model or the devices.
+        WorkerDied: a worker could not start; its traceback is in the message.
+    """
+    layout = Layout.of(checkpoint.config, tensor_parallel_size, pipeline_parallel_size, layer_partition)
+    devices = _devices(device, layout.world_size)
+    threads = None if device != "cpu" else max(1, (num_threads or len(os.sched_getaffinity(0))) // layout.world_size)
+    first = Assignment(checkpoint, layout, 0, Rendezvous(timeout=timeout), devices[0], dtype, threads)
+
+    def start_others(meeting: Rendezvous) -> LocalWorkers:
+        others = range(1, layout.world_size)
+        return LocalWorkers([replace(first, rank=rank, device=devices[rank], meeting=meeting) for rank in others])
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    return ParallelModel(first, start_others, microbatch_rows)
+
+
+def _devices(device: str, world_size: int) -> list[str]:
+    if device == "cpu":
+        return [device] * world_size
+    if device != "cuda":
+        raise InvalidParameter("device", f"{device!r} is one device for {world_size} ranks", "use cpu or cuda")
+    found = torch.cuda.device_count()
+    if found < world_size:
+        remedy = f"lower tensor_parallel_size or pipeline_parallel_size to {found} devices in all"
+        raise InvalidParameter("device", f"{world_size} ranks need as many CUDA devices, {found} found", remedy)
+    return [f"cuda:{rank}" for rank in range(world_size)]

@@ -1,0 +1,117 @@
+"""`Layout`: how a model is laid over processes, a grid of pipeline stages by tensor-parallel ranks.
+
+Rank r is tensor rank r % T of stage r // T: the ranks of a stage, which talk most, are neighbours. Rank 0 leads.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from paceline.errors import InvalidParameter
+from paceline.models.config import ModelConfig
+from paceline.models.tensor_names import tensor_shapes
+from paceline.models.torch_executor.shard import Shard, check_tensor_parallel_size
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Which shard each rank holds.
+
+    Attributes:
+        config: the model.
+        tensor_size: ranks that share every layer of a stage.
+        stages: layers of each stage.
+    """
+
+    config: ModelConfig
+    tensor_size: int
+    stages: tuple[range, ...]
+
+    @classmethod
+    def of(
+        cls,
+        config: ModelConfig,
+        tensor_parallel_size: int = 1,
+        pipeline_parallel_size: int = 1,
+        layer_partition: Sequence[int] | None = None,
+    ) -> "Layout":
+        """The layout with these degrees.
+
+        Args:
+            layer_partition: layers of each stage; by default as even in weights as whole layers allow, the head
+                counted with the last stage.
+
+        Raises:
+            InvalidParameter: a degree that does not fit the model, or a partition that does not add up.
+        """
+        check_tensor_parallel_size(config, tensor_parallel_size)
+        counts = layer_partition or balanced_partition(config, pipeline_parallel_size)
+        _check_partition(counts, config.num_hidden_layers, pipeline_parallel_size)
+        ends = [sum(counts[: i + 1]) for i in range(len(counts))]
+        return cls(config, tensor_parallel_size, tuple(range(e - n, e) for e, n in zip(ends, counts, strict=True)))
+
+    @property
+    def world_size(self) -> int:
+        """Processes in all."""
+        return self.tensor_size * len(self.stages)
+
+    def stage_of(self, rank: int) -> int:
+        """The pipeline stage of `rank`."""
+        return rank // self.tensor_size
+
+    def ranks_of(self, stage: int) -> range:
+        """The ranks that share `stage` (negative from the end), in order of their shares."""
+        first = stage % len(self.stages) * self.tensor_size
+        return range(first, first + self.tensor_size)
+
+    def shard(self, rank: int) -> Shard:
+        """What `rank` holds."""
+        return Shard(self.config, self.stages[self.stage_of(rank)], rank % self.tensor_size, self.tensor_size)
+
+
+def balanced_partition(config: ModelConfig, num_stages: int) -> tuple[int, ...]:
+    """Layers per stage such that the heaviest stage is as light as it can be; a pipeline is as fast as its slowest.
+
+    Weights stand for time: a pass over few rows reads each of them once. The head belongs to the last stage, and the
+    embedding counts nothing, because only the rows' own entries of it are read.
+
+    Raises:
+        InvalidParameter: more stages than layers, or none.
+    """
+    layers = config.num_hidden_layers
+    if not 1 <= num_stages <= layers:
+        remedy = f"use 1 to {layers} stages"
+        raise InvalidParameter("pipeline_parallel_size", f"{num_stages} stages for {layers} layers", remedy)
+    costs, head = layer_weights(config), config.vocab_size * config.hidden_size
+    total = [sum(costs[:i]) for i in range(layers + 1)]
+
+    @cache
+    def best(first: int, stages: int) -> tuple[int, tuple[int, ...]]:
+        """(weights of the heaviest, layers of each) of `stages` stages from layer `first` on."""
+        if stages == 1:
+            return total[layers] - total[first] + head, (layers - first,)
+        options = []
+        for end in range(first + 1, layers - stages + 2):
+            heaviest, counts = best(end, stages - 1)
+            options.append((max(total[end] - total[first], heaviest), (end - first, *counts)))
+        return min(options)
+
+    return best(0, num_stages)[1]
+
+
+def layer_weights(config: ModelConfig) -> list[int]:
+    """Numbers in the tensors of each layer."""
+    weights = [0] * config.num_hidden_layers
+    for name, shape in tensor_shapes(config).items():
+        number = next((part for part in name.split(".") if part.isdigit()), None)
+        if number is not None:
+            weights[int(number)] += math.prod(shape)
+    return weights
+
+
+def _check_partition(counts: Sequence[int], layers: int, num_stages: int) -> None:
+    written = " + ".join(map(str, counts))
+    if len(counts) != num_stages or min(counts) < 1 or sum(counts) != layers:
+        problem = f"{written} are not {num_stages} stages of together {layers} layers"
+        raise InvalidParameter("pipeline_layer_partition", problem, "give one positive number per stage")

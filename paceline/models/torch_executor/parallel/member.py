@@ -1,0 +1,183 @@
+"""`Member`: one rank at work. All ranks handle the same messages; what a message asks for ends up on rank 0.
+
+Forward passes run as a pipeline of micro-batches: consecutive rows, since a row attends only to rows before it and to
+earlier passes, and every stage takes the micro-batches in order. Not the place for processes (`launch.py`).
+"""
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.models.base import ForwardOutput, Rows
+from paceline.models.checkpoint import Checkpoint
+from paceline.models.torch_executor.cache import TorchKVCache
+from paceline.models.torch_executor.model import Stage
+from paceline.models.torch_executor.parallel.links import Links
+from paceline.models.torch_executor.parallel.messages import Command, Message, rows_of
+
+
+class Member:
+    """The shard of `links.rank`, its part of every cache, and the work on them.
+
+    Args:
+        checkpoint: the weights of the whole model, read tensor by tensor; only the shard is kept.
+        links: to the other ranks.
+        device, dtype: as in `Stage`.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, links: Links, device: str, dtype: str) -> None:
+        self._links, self._layout = links, links.layout
+        self._stage = Stage(checkpoint, device, dtype, self._layout.shard(links.rank), links.total)
+        self._index = self._layout.stage_of(links.rank)
+        self._caches: dict[int, TorchKVCache] = {}
+
+    @torch.inference_mode()
+    def handle(self, message: Message) -> Any:
+        """Do what `message` says. Rank 0 returns the result, the others None."""
+        arrays = message.arrays
+        match message.command:
+            case Command.FORWARD:
+                (cache, num_parts), taps, *rows = arrays
+                return self._forward(int(cache), int(num_parts), tuple(taps.tolist()), rows_of(tuple(rows)))
+            case Command.NEW_CACHE:
+                self._caches[int(arrays[0][0])] = self._stage.new_cache(int(arrays[0][1]))
+                return self._collect(torch.zeros(1))
+            case Command.DROP_CACHES:
+                for number in arrays[0].tolist():
+                    del self._caches[number]
+            case Command.MOVE:
+                self._caches[int(arrays[0][0])].move(arrays[1].tolist(), arrays[2].tolist())
+            case Command.READ:
+                return self._read(self._caches[int(arrays[0][0])], arrays[1].tolist())
+            case Command.MEASURE:
+                (cache, repeats), *rows = arrays
+                return self._measure(rows_of(tuple(rows)), self._caches[int(cache)], int(repeats))
+        return None
+
+    def _forward(self, cache: int, num_parts: int, taps: tuple[int, ...], rows: Rows) -> ForwardOutput | None:
+        shard, links = self._stage.shard, self._links
+        embedded = self._stage.embed(rows) if shard.is_first else None
+        pieces, tapped = [], []
+        for begin, part in split_rows(rows, num_parts):
+            size = len(part.token_ids)
+            x = self._before(size) if embedded is None else embedded[begin : begin + size]
+            x, seen = self._stage.run(x, part, self._caches[cache], taps)
+            tapped.append(seen)
+            if shard.is_last:
+                pieces.append(x)
+            else:
+                links.send(x, links.rank + self._layout.tensor_size)
+        states = {i: torch.cat([seen[i] for seen in tapped]) for i in shard.layers if i in taps}
+        logits = None
+        if shard.is_last:
+            x, logits = self._stage.finish(torch.cat(pieces), rows.logit_rows)
+            states |= {i: x for i in taps if i == shard.config.num_hidden_layers}
+        output = self._gather(rows, taps, states, logits)
+        links.flush()
+        return output
+
+    def _before(self, size: int) -> Tensor:
+        """Hidden states of `size` rows from the stage before."""
+        shape = (size, self._stage.shard.config.hidden_size)
+        return self._links.receive(shape, self._stage.dtype, self._links.rank - self._layout.tensor_size)
+
+    def _gather(
+        self, rows: Rows, taps: tuple[int, ...], states: dict[int, Tensor], logits: Tensor | None
+    ) -> ForwardOutput | None:
+        """Bring the logits' shares and the tapped states to rank 0, which puts them together."""
+        config, layout = self._stage.shard.config, self._layout
+        shape = (len(rows.token_ids), config.hidden_size)
+        found = {}
+        for tap in taps:
+            stage = next((s for s, layers in enumerate(layout.stages) if tap in layers), len(layout.stages) - 1)
+            found[tap] = self._to_first(states.get(tap), shape, layout.ranks_of(stage)[0])
+        shares = []
+        for rank in layout.ranks_of(-1):
+            width = layout.shard(rank).narrowed().vocab_size
+            own = logits if rank == self._links.rank else None
+            shares.append(self._to_first(own, (len(rows.logit_rows), width), rank))
+        if self._links.rank != 0:
+            return None
+        return ForwardOutput(np.concatenate(shares, axis=1), found)
+
+    def _to_first(
+        self, tensor: Tensor | None, shape: Sequence[int], rank: int, dtype: torch.dtype = torch.float32
+    ) -> np.ndarray | None:
+        """On rank 0 `tensor` of `rank` as `dtype`; elsewhere send it, when it is this rank's."""
+        own = self._links.rank
+        if own == rank:
+            assert tensor is not None
+            tensor = tensor.to(self._stage.device, dtype)
+            if own == 0:
+                return tensor.cpu().numpy()
+            self._links.send(tensor, 0)
+        return self._links.receive(shape, dtype, rank).cpu().numpy() if own == 0 else None
+
+    def _collect(self, tensor: Tensor) -> list[np.ndarray] | None:
+        """On rank 0 every rank's `tensor`, which has the same shape everywhere; elsewhere None."""
+        world = range(self._layout.world_size)
+        found = [self._to_first(tensor, tensor.shape, rank, tensor.dtype) for rank in world]
+        self._links.flush()
+        return [array for array in found if array is not None] if self._links.rank == 0 else None
+
+    def _read(self, cache: TorchKVCache, slots: Sequence[int]) -> tuple[np.ndarray, np.ndarray] | None:
+        """On rank 0 keys and values [layers, slots, kv_heads, head_dim] of the whole model."""
+        config = self._stage.shard.config
+        whole = np.empty((2, config.num_hidden_layers, len(slots), config.num_key_value_heads, config.head_dim), "f4")
+        stored = torch.from_numpy(np.stack(cache.read(slots)))
+        for rank in range(self._layout.world_size):
+            shard = self._layout.shard(rank)
+            target = whole[:, shard.layers.start : shard.layers.stop, :, shard.key_heads]
+            part = self._to_first(stored, target.shape, rank)
+            if part is not None:
+                target[:] = part
+        self._links.flush()
+        return (whole[0], whole[1]) if self._links.rank == 0 else None
+
+    def _measure(self, rows: Rows, cache: TorchKVCache, repeats: int) -> list[np.ndarray] | None:
+        """On rank 0 [seconds of a pass over `rows`, bytes of weights] of every rank; the stages take turns."""
+        seconds = 0.0
+        for stage in range(len(self._layout.stages)):
+            if stage == self._index:
+                times = [self._timed(rows, cache) for _ in range(repeats + 1)][1:]  # the first one warms up
+                seconds = statistics.median(times)
+            self._links.wait_for_all()
+        return self._collect(torch.tensor([seconds, self._stage.num_bytes], dtype=torch.float64))
+
+    def _timed(self, rows: Rows, cache: TorchKVCache) -> float:
+        """Seconds of this stage's part of a pass, the sums over its ranks included, the wait for others not."""
+        shard, size = self._stage.shard, len(rows.token_ids)
+        x = torch.ones(size, shard.config.hidden_size, dtype=self._stage.dtype, device=self._stage.device)
+        self._synchronize()
+        started = time.perf_counter()
+        x, _ = self._stage.run(self._stage.embed(rows) if shard.is_first else x, rows, cache)
+        if shard.is_last:
+            self._stage.finish(x, rows.logit_rows)
+        self._synchronize()
+        return time.perf_counter() - started
+
+    def _synchronize(self) -> None:
+        if self._stage.device.type == "cuda":
+            torch.cuda.synchronize(self._stage.device)
+
+
+def split_rows(rows: Rows, num_parts: int) -> Iterator[tuple[int, Rows]]:
+    """(first row, rows) of `num_parts` batches of consecutive rows, as even as can be.
+
+    Running them one after another is the same pass: a row sees earlier rows and earlier passes only.
+    """
+    size = len(rows.token_ids)
+    for i in range(num_parts):
+        begin, end = size * i // num_parts, size * (i + 1) // num_parts
+        asked = rows.logit_rows[(rows.logit_rows >= begin) & (rows.logit_rows < end)] - begin
+        own = {
+            name: getattr(rows, name)[begin:end]
+            for name in ("token_ids", "positions", "slots", "segments", "natural_lengths", "branch_slots")
+        }
+        yield begin, replace(rows, logit_rows=asked, **own)

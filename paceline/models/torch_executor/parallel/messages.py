@@ -1,0 +1,85 @@
+"""What rank 0 tells the others before each piece of work: a command and a few integer arrays, as two tensors.
+
+Tensors only, nothing is unpickled: what arrives cannot be code. Results travel as tensors of known shape (`links.py`).
+"""
+
+from dataclasses import dataclass, fields
+from enum import IntEnum
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.models.base import Rows
+
+_MOST_ARRAYS = 12
+HEADER_LENGTH = 2 + 2 * _MOST_ARRAYS
+"""Command, number of arrays, and (rows, columns) of each array; -1 columns for a vector."""
+_ROWS_FIELDS = [field.name for field in fields(Rows)]
+
+
+class Command(IntEnum):
+    """What the ranks can be told to do together."""
+
+    FORWARD = 0
+    NEW_CACHE = 1
+    DROP_CACHES = 2
+    MOVE = 3
+    READ = 4
+    MEASURE = 5
+    CLOSE = 6
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Message:
+    """A command and its arrays, each int32 with one or two dimensions."""
+
+    command: Command
+    arrays: tuple[np.ndarray, ...] = ()
+
+    def header(self) -> Tensor:
+        """[HEADER_LENGTH] int64."""
+        shapes = [n for array in self.arrays for n in (array.shape if array.ndim == 2 else (len(array), -1))]
+        header = np.zeros(HEADER_LENGTH, np.int64)
+        header[: 2 + len(shapes)] = [self.command, len(self.arrays), *shapes]
+        return torch.from_numpy(header)
+
+    def payload(self) -> Tensor:
+        """The arrays one behind the other, int32."""
+        flat = [np.asarray(array, np.int32).ravel() for array in self.arrays]
+        return torch.from_numpy(np.concatenate(flat) if flat else np.zeros(0, np.int32))
+
+
+def payload_length(header: Tensor) -> int:
+    """Numbers of the payload that `header` announces."""
+    return sum(rows * abs(columns) for rows, columns in _shapes(header))
+
+
+def decode(header: Tensor, payload: Tensor) -> Message:
+    """The message that was sent as these two tensors."""
+    arrays, at, flat = [], 0, payload.numpy()
+    for rows, columns in _shapes(header):
+        end = at + rows * abs(columns)
+        arrays.append(flat[at:end] if columns < 0 else flat[at:end].reshape(rows, columns))
+        at = end
+    return Message(Command(int(header[0])), tuple(arrays))
+
+
+def integers(*values: int) -> np.ndarray:
+    """A vector for a message."""
+    return np.asarray(values, np.int32)
+
+
+def arrays_of(rows: Rows) -> tuple[np.ndarray, ...]:
+    """The arrays of `rows`, in the order that `rows_of` takes them."""
+    return tuple(getattr(rows, name) for name in _ROWS_FIELDS)
+
+
+def rows_of(arrays: tuple[np.ndarray, ...]) -> Rows:
+    """The rows whose arrays these are."""
+    return Rows(**dict(zip(_ROWS_FIELDS, arrays, strict=True)))
+
+
+def _shapes(header: Tensor) -> list[tuple[int, int]]:
+    values = header.tolist()
+    return list(zip(values[2 : 2 + 2 * values[1] : 2], values[3 : 3 + 2 * values[1] : 2], strict=True))

@@ -1,0 +1,195 @@
+"""`ParallelModel`: rank 0 of a parallel run, a `CausalLM` like any other for the engine around it.
+
+Rank 0 alone knows requests, drafts and verdicts. The other ranks see rows, moves of cache slots and nothing else, so
+they cannot disagree about an accepted token: there is one decision, and every rank's part of the cache follows it.
+"""
+
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.errors import InvalidParameter, WorkerDied
+from paceline.models.base import PAGE_SIZE, ForwardOutput, KVCache, Rows
+from paceline.models.config import ModelConfig
+from paceline.models.torch_executor.model import check_rows
+from paceline.models.torch_executor.parallel.launch import LocalWorkers
+from paceline.models.torch_executor.parallel.links import Links, Rendezvous
+from paceline.models.torch_executor.parallel.member import Member
+from paceline.models.torch_executor.parallel.messages import Command, Message, arrays_of, integers
+from paceline.models.torch_executor.parallel.worker import Assignment, ready_key
+
+MICROBATCH_ROWS = 32
+"""Least rows of a micro-batch. Below about this many a pass costs the reading of its weights, however few the rows, and
+splitting it would read them once more per part; above, its time grows with its rows, and stages can work side by side.
+"""
+_POLL_SECONDS = 0.02
+"""Pause between two looks at whether all ranks have come."""
+
+
+class ParallelCache:
+    """Keys and values that lie with the ranks; this end gives the orders."""
+
+    def __init__(self, number: int, num_pages: int, num_bytes: int, tell: Callable[..., Any]) -> None:
+        self.number, self._num_pages, self._num_bytes, self._tell = number, num_pages, num_bytes, tell
+
+    @property
+    def num_pages(self) -> int:
+        return self._num_pages
+
+    @property
+    def num_bytes(self) -> int:
+        """Over all ranks; key heads that several ranks hold count several times."""
+        return self._num_bytes
+
+    def move(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        """As `KVCache.move`, on every rank."""
+        if len(sources):
+            self._tell(Command.MOVE, integers(self.number), integers(*sources), integers(*destinations))
+
+    def read(self, slots: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """As `KVCache.read`: all layers and key heads, gathered from the ranks."""
+        return self._tell(Command.READ, integers(self.number), integers(*slots))
+
+
+class ParallelModel:
+    """Scores rows together with the other ranks. `launch_model` makes one with workers on this machine.
+
+    Args:
+        assignment: of rank 0.
+        start_others: told where to meet; starts the other ranks here. Leave it out when they are started elsewhere
+            (`run_worker`, with the same rendezvous).
+        microbatch_rows: least rows of a micro-batch; a pass is split into at most one per stage.
+
+    Raises:
+        WorkerDied: a worker ended, with its traceback, or did not come within the rendezvous' timeout.
+    """
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        start_others: Callable[[Rendezvous], LocalWorkers] | None = None,
+        microbatch_rows: int = MICROBATCH_ROWS,
+    ) -> None:
+        self.layout = assignment.layout
+        self._microbatch_rows, self._dtype = microbatch_rows, getattr(torch, assignment.dtype)
+        self._num_caches, self._dropped = 0, []
+        self._broken: WorkerDied | None = None
+        self._joined: tuple[Links, Member] | None = None
+        meeting = assignment.meeting
+        store: Any = meeting.store(0, self.layout.world_size)
+        workers = start_others(Rendezvous(meeting.host, store.port, meeting.timeout)) if start_others else None
+        self.workers = workers
+        self._end = weakref.finalize(self, workers.stop, 0) if workers else None
+        try:
+            self._wait_for(store, "here", meeting.timeout)
+            self._joined = assignment.join(store)
+            self._wait_for(store, "loaded", meeting.timeout)
+        except BaseException as error:
+            raise self._give_up(error) from error
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.layout.config
+
+    def new_cache(self, num_pages: int) -> ParallelCache:
+        """An empty cache of `num_pages` pages, a part of it with every rank."""
+        number, self._num_caches = self._num_caches, self._num_caches + 1
+        self._tell(Command.NEW_CACHE, integers(number, num_pages))
+        cache = ParallelCache(number, num_pages, self._cache_bytes(num_pages), self._tell)
+        weakref.finalize(cache, self._dropped.append, number)  # told to the others with the next command
+        return cache
+
+    def forward(self, rows: Rows, cache: KVCache, taps: tuple[int, ...] = ()) -> ForwardOutput:
+        """One pass over `rows` (see `CausalLM.forward`), in micro-batches where there are rows enough.
+
+        Raises:
+            InvalidParameter: a cache of another executor, or a row or tap outside the model.
+            WorkerDied: a rank is gone; the model cannot be used any more.
+        """
+        if not isinstance(cache, ParallelCache):
+            raise InvalidParameter("cache", f"is a {type(cache).__name__}", "make it with this model's new_cache")
+        check_rows(self.config, rows, taps)
+        num_parts = max(1, min(len(self.layout.stages), len(rows.token_ids) // self._microbatch_rows))
+        return self._tell(Command.FORWARD, integers(cache.number, num_parts), integers(*taps), *arrays_of(rows))
+
+    def measure(self, rows: Rows, repeats: int = 5) -> tuple[list[float], list[int]]:
+        """(median seconds of a pass over `rows`, bytes of weights) of every rank, in order of rank.
+
+        The stages take turns, so that they do not disturb each other where they share a machine.
+        """
+        cache = self.new_cache(int(rows.page_tables.max()) + 1)
+        found = self._tell(Command.MEASURE, integers(cache.number, repeats), *arrays_of(rows))
+        return [float(seconds) for seconds, _ in found], [int(weights) for _, weights in found]
+
+    def close(self) -> None:
+        """End the workers. May be called again; afterwards the model cannot be used."""
+        if self._broken is not None:
+            return
+        try:
+            self._tell(Command.CLOSE)
+        except WorkerDied:
+            return  # gone already, which is what was wanted
+        self._broken = WorkerDied("the model was closed; load it again")
+        self._release(grace=True)
+
+    def __enter__(self) -> "ParallelModel":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _tell(self, command: Command, *arrays: np.ndarray) -> Any:
+        """Have every rank do `command`, this one included; what it does here."""
+        if self._broken is not None:
+            raise self._broken
+        try:
+            if self._dropped:
+                numbers, self._dropped[:] = integers(*self._dropped), []
+                self._do(Message(Command.DROP_CACHES, (numbers,)))
+            return self._do(Message(command, arrays))
+        except BaseException as error:  # out of step with the others, whatever it was
+            raise self._give_up(error) from error
+
+    def _do(self, message: Message) -> Any:
+        assert self._joined is not None
+        links, member = self._joined
+        links.tell(message)
+        return member.handle(message)
+
+    def _give_up(self, error: BaseException) -> BaseException:
+        """The error to raise for `error`; the workers are ended."""
+        told = error
+        if isinstance(error, ConnectionError):
+            symptom = str(error).splitlines()[0]
+            lost = WorkerDied(f"the ranks lost each other ({symptom}); start them again")
+            told = lost if self.workers is None else self.workers.obituary(symptom)
+        self._broken = WorkerDied(f"the model was ended by an earlier failure; load it again\n{told}")
+        self._release(grace=False)
+        return told
+
+    def _release(self, grace: bool) -> None:
+        self._joined = None
+        if self.workers is not None and self._end is not None:
+            self._end.detach()
+            self.workers.stop(*(() if grace else (0,)))
+
+    def _wait_for(self, store: Any, what: str, timeout: float) -> None:
+        """Return when every other rank has said `what` in the store."""
+        deadline = time.monotonic() + timeout
+        missing = list(range(1, self.layout.world_size))
+        while missing := [rank for rank in missing if not store.check([ready_key(rank, what)])]:
+            if self.workers is not None:
+                self.workers.check()
+            if time.monotonic() > deadline:
+                problem = f"ranks {', '.join(map(str, missing))} are not {what} after {timeout:g} s"
+                raise WorkerDied(f"{problem}; look at their machines, or allow a longer timeout")
+            time.sleep(_POLL_SECONDS)
+
+    def _cache_bytes(self, num_pages: int) -> int:
+        shards = [self.layout.shard(rank).narrowed() for rank in range(self.layout.world_size)]
+        numbers = sum(c.num_hidden_layers * c.num_key_value_heads * c.head_dim for c in shards)
+        return 2 * num_pages * PAGE_SIZE * numbers * self._dtype.itemsize

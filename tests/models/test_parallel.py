@@ -1,0 +1,236 @@
+"""Parallel runs against one process: the same logits, taps and caches; what goes wrong is told, and ends everything."""
+
+import os
+import signal
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from paceline.errors import InvalidParameter, WorkerDied
+from paceline.models.base import PAGE_SIZE
+from paceline.models.rows import Part, build_rows, compaction
+from tests.fakes import RandomCheckpoint, small_config
+
+torch = pytest.importorskip("torch")
+
+from paceline.models.torch_executor import TorchModel  # noqa: E402
+from paceline.models.torch_executor.parallel import Layout, launch_model, profile_stages  # noqa: E402
+from paceline.models.torch_executor.parallel.layout import balanced_partition, layer_weights  # noqa: E402
+from paceline.models.torch_executor.parallel.member import split_rows  # noqa: E402
+from paceline.models.torch_executor.parallel.messages import Command, Message, decode, payload_length  # noqa: E402
+
+GPT2 = small_config("gpt2", norm="layer", mlp="gelu_tanh", position_embedding="learned", num_key_value_heads=6,
+                    attention_bias=True, attention_out_bias=True, mlp_bias=True)  # fmt: skip
+GRIDS = {
+    (2, 1): small_config("qwen2", num_key_value_heads=1, tie_word_embeddings=False),  # the key head is with both ranks
+    (1, 2): GPT2,
+    (2, 2): small_config(attention_out_bias=True, mlp_bias=True),
+}
+PAGES = (3, 0, 5, 1)
+TAPS = (0, 1, 2, 3)
+TOLERANCE = 2e-4
+"""States reach 20; a head or unit in the wrong place moves them by more than 1."""
+
+
+@dataclass
+class Pair:
+    """The same weights over several processes and in one, each with a cache."""
+
+    grid: tuple[int, int]
+    parallel: object
+    alone: object
+
+    def __post_init__(self):
+        self.caches = self.parallel.new_cache(8), self.alone.new_cache(8)
+
+    def forward(self, rows, taps=()):
+        ours = self.parallel.forward(rows, self.caches[0], taps)
+        theirs = self.alone.forward(rows, self.caches[1], taps)
+        self.close(ours.logits, theirs.logits)
+        for layer, states in theirs.taps.items():
+            self.close(ours.taps[layer], states)
+        assert sorted(ours.taps) == sorted(taps)
+        return ours
+
+    def close(self, ours, theirs):
+        exact = self.grid[0] == 1  # stages leave every sum as it is
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=0 if exact else TOLERANCE)
+
+
+@pytest.fixture(scope="module", params=GRIDS, ids=lambda grid: f"tp{grid[0]}-pp{grid[1]}")
+def pair(request):
+    tensor, pipeline = request.param
+    checkpoint = RandomCheckpoint(GRIDS[request.param])
+    with launch_model(checkpoint, tensor, pipeline, timeout=60) as model:
+        yield Pair(request.param, model, TorchModel(checkpoint))
+        pids = model.workers.pids
+    assert len(pids) == tensor * pipeline - 1
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+
+
+def random_tokens(count, seed=0):
+    return np.random.default_rng(seed).integers(0, 131, count).tolist()
+
+
+def test_prefill_decode_tree_and_compaction(pair):
+    prompt, other = random_tokens(21), random_tokens(5, seed=1)
+    pair.forward(build_rows([Part(PAGES, 0, prompt[:13], logits="none")]))
+    pair.forward(build_rows([Part(PAGES, 13, prompt[13:], logits="last"), Part((7,), 0, other)]), TAPS)
+    tree = build_rows([Part(PAGES, 21, [9, 5, 6, 7, 8], parents=[-1, 0, 0, 2, 1]), Part((7,), 5, [3])])
+    pair.forward(tree, taps=(3, 1))
+    for cache in pair.caches:  # the path of rows 0, 2, 3 is accepted
+        cache.move(*compaction(PAGES, 21, [0, 2, 3]))
+    after = build_rows([Part(PAGES, 24, [11], logits="last")])
+    logits = pair.forward(after).logits
+    slots = [PAGES[i // PAGE_SIZE] * PAGE_SIZE + i % PAGE_SIZE for i in range(25)]
+    for ours, theirs in zip(*(cache.read(slots) for cache in pair.caches), strict=True):
+        pair.close(ours, theirs)
+    fresh = pair.alone.new_cache(4)
+    whole = pair.alone.forward(build_rows([Part(range(4), 0, [*prompt, 9, 6, 7, 11], logits="last")]), fresh)
+    np.testing.assert_allclose(logits, whole.logits, atol=1e-4)
+
+
+def test_micro_batches_are_the_same_pass(pair):
+    rows = build_rows([Part((2, 4, 6, 5), 0, random_tokens(50, seed=2)), Part((3, 1), 0, random_tokens(30, seed=3))])
+    assert len(rows.token_ids) >= 2 * 32  # enough for two
+    ours = pair.parallel.forward(rows, pair.caches[0], taps=(1, 3))
+    theirs = pair.alone.forward(rows, pair.caches[1], taps=(1, 3))
+    np.testing.assert_allclose(ours.logits, theirs.logits, atol=TOLERANCE, rtol=0)
+    np.testing.assert_allclose(ours.taps[1], theirs.taps[1], atol=TOLERANCE, rtol=0)
+
+
+def test_caches_are_apart_and_one_that_is_dropped_is_freed(pair):
+    rows = build_rows([Part((0,), 0, [1, 2, 3])])
+    second = pair.parallel.new_cache(2)
+    assert second.num_pages == 2
+    shared = 2 if pair.grid == (2, 1) else 1  # both ranks hold the one key head
+    assert second.num_bytes == pair.alone.new_cache(2).num_bytes * shared
+    pair.parallel.forward(rows, second)
+    before = pair.caches[0].read([0, 1, 2])[0]
+    pair.parallel.forward(build_rows([Part((0,), 0, [4, 5, 6])]), second)
+    np.testing.assert_array_equal(pair.caches[0].read([0, 1, 2])[0], before)
+    own = pair.parallel._joined[1]._caches
+    number = second.number
+    del second
+    pair.caches[0].read([0])
+    assert number not in own
+
+
+def test_the_profile_has_every_stage(pair):
+    profile = profile_stages(pair.parallel, num_tokens=20, repeats=2).to_json()
+    tensor, pipeline = pair.grid
+    assert (profile["tensor"], profile["pipeline"]) == (tensor, pipeline)
+    assert len(profile["latency"]) == pipeline and min(profile["latency"]) > 0
+    whole = sum(w.nbytes for w in (pair.alone._stage._stack.parameters()))
+    assert len(profile["weight_mem"]) == pipeline and max(profile["weight_mem"]) < whole
+    assert sum(profile["weight_mem"]) * tensor >= whole
+
+
+def test_bad_rows_are_refused_and_the_model_goes_on(pair):
+    rows = build_rows([Part((0,), 0, [131])])
+    with pytest.raises(InvalidParameter, match="token_ids"):
+        pair.parallel.forward(rows, pair.caches[0])
+    with pytest.raises(InvalidParameter, match="cache"):
+        pair.parallel.forward(rows, pair.caches[1])
+    pair.forward(build_rows([Part(PAGES, 0, [1, 2])]))
+
+
+def test_a_killed_worker_is_told_and_ends_the_others():
+    model = launch_model(RandomCheckpoint(small_config()), 1, 3, timeout=60)
+    cache, rows = model.new_cache(1), build_rows([Part((0,), 0, [1, 2])])
+    model.forward(rows, cache)
+    first, last = model.workers.pids
+    os.kill(last, signal.SIGKILL)
+    started = time.monotonic()
+    with pytest.raises(WorkerDied, match="rank 2 was ended by signal 9"):
+        for _ in range(3):
+            model.forward(rows, cache)
+    assert time.monotonic() - started < 30
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in (first, last))
+    with pytest.raises(WorkerDied, match="earlier failure"):
+        model.forward(rows, cache)
+    model.close()
+
+
+class Damaged(RandomCheckpoint):
+    """Weights that another process cannot read."""
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        self.tensor = self.refuse
+
+    def refuse(self, name):
+        raise ValueError(f"{name} is damaged")
+
+
+def test_a_worker_that_cannot_start_shows_its_traceback():
+    with pytest.raises(WorkerDied, match=r"rank 1 ended with status 1(?s:.*)ValueError: .* is damaged"):
+        launch_model(Damaged(small_config()), 2, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("tensor_parallel_size", {"tensor_parallel_size": 4}),
+        ("pipeline_parallel_size", {"pipeline_parallel_size": 4}),
+        ("pipeline_parallel_size", {"pipeline_parallel_size": 0}),
+        ("pipeline_layer_partition", {"pipeline_parallel_size": 2, "layer_partition": (3, 1)}),
+        ("device", {"pipeline_parallel_size": 2, "device": "cuda:0"}),
+        ("device", {"pipeline_parallel_size": 3, "device": "cuda"}),
+    ],
+)
+def test_bad_degrees_are_refused_before_anything_starts(field, changes, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(InvalidParameter) as caught:
+        launch_model(RandomCheckpoint(small_config()), **changes)
+    assert caught.value.field == field
+
+
+def test_ranks_lie_stage_by_stage():
+    layout = Layout.of(small_config(), 2, 2, (1, 2))
+    assert layout.world_size == 4
+    assert [layout.stage_of(rank) for rank in range(4)] == [0, 0, 1, 1]
+    assert list(layout.ranks_of(-1)) == [2, 3]
+    assert [layout.shard(rank).layers for rank in (1, 2)] == [range(1), range(1, 3)]
+    assert [layout.shard(rank).tensor_rank for rank in range(4)] == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("vocab_size", [131, 2000])
+def test_the_partition_is_the_best_there_is(vocab_size):
+    config = small_config(num_hidden_layers=6, vocab_size=vocab_size)
+    layer, head = layer_weights(config)[0], vocab_size * config.hidden_size
+
+    def heaviest(counts):
+        return max(*(layer * n for n in counts[:-1]), layer * counts[-1] + head)
+
+    every = [(a, b, 6 - a - b) for a in range(1, 5) for b in range(1, 6 - a)]
+    assert heaviest(balanced_partition(config, 3)) == min(map(heaviest, every))
+    assert balanced_partition(config, 1) == (6,)
+
+
+def test_split_rows_keeps_every_row_and_its_question():
+    rows = build_rows([Part((0, 1), 0, random_tokens(20), logits="last"), Part((2,), 3, [1, 2, 3], parents=[-1, 0, 0])])
+    parts = list(split_rows(rows, 4))
+    assert [begin for begin, _ in parts] == [0, 5, 11, 17]
+    for name in ("token_ids", "positions", "slots", "segments", "natural_lengths", "branch_slots"):
+        joined = np.concatenate([getattr(part, name) for _, part in parts])
+        np.testing.assert_array_equal(joined, getattr(rows, name))
+    asked = np.concatenate([begin + part.logit_rows for begin, part in parts])
+    np.testing.assert_array_equal(asked, rows.logit_rows)
+    row = 22 - parts[3][0]
+    np.testing.assert_array_equal(parts[3][1].key_slots(row), rows.key_slots(22))
+
+
+def test_messages_arrive_as_they_were_sent():
+    arrays = (np.array([1, 2], np.int32), np.zeros((2, 0), np.int32), np.array([[3], [4]], np.int32))
+    for message in (Message(Command.FORWARD, arrays), Message(Command.CLOSE)):
+        header, payload = message.header(), message.payload()
+        assert payload_length(header) == len(payload)
+        found = decode(header, payload)
+        assert found.command is message.command
+        for ours, theirs in zip(found.arrays, message.arrays, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+            assert ours.shape == theirs.shape
+    assert replace(Message(Command.MOVE), arrays=arrays).arrays == arrays
