@@ -3,10 +3,20 @@
 from paceline.placement.simulator.evaluator import (
     ComponentOutcome,
     Evaluator,
+    Tally,
     components,
     simulate,
 )
 from paceline.placement.simulator.holds import ControllerRules
 from paceline.placement.simulator.result import Score, SimulationResult
 
-__all__ = ["ComponentOutcome", "ControllerRules", "Evaluator", "Score", "SimulationResult", "components", "simulate"]
+__all__ = [
+    "ComponentOutcome",
+    "ControllerRules",
+    "Evaluator",
+    "Score",
+    "SimulationResult",
+    "Tally",
+    "components",
+    "simulate",
+]

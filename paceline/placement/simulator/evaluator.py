@@ -44,6 +44,20 @@ class ComponentOutcome(NamedTuple):
     busy: np.ndarray
 
 
+class Tally(NamedTuple):
+    """What a search wants to know of a component.
+
+    Attributes:
+        served: requests that met their deadline.
+        latency_sum: seconds, over served requests; NaN when the simulation stopped early.
+        simulated: requests looked at.
+    """
+
+    served: int
+    latency_sum: float
+    simulated: int
+
+
 class Evaluator:
     """The simulator over one case.
 
@@ -115,14 +129,14 @@ class Evaluator:
         there = np.arange(busy.shape[1]) < holds.num_stages[:, None]
         return np.where(there, busy / max(self.workload.duration, 1e-12), np.nan)
 
-    def tally(self, groups: tuple[Group, ...], max_rejected: int) -> tuple[int, float] | None:
-        """Requests served in a component and the sum of their latencies; None when more than `max_rejected` are not.
+    def tally(self, groups: tuple[Group, ...], max_rejected: int = NO_LIMIT) -> Tally:
+        """Simulate a component, but stop at the first request turned away beyond `max_rejected`.
 
-        For searches that only ask whether a placement can still be good enough: it stops at the first request too
-        many. Nothing is remembered.
+        For searches that only ask whether a placement can still be good enough. Nothing is remembered.
         """
         outcome = self._run(self._holds.make(groups), max_rejected=max_rejected)
-        return None if np.isnan(outcome.latency_sum) else (int(outcome.served.sum()), outcome.latency_sum)
+        served = int(outcome.served.sum())
+        return Tally(served, outcome.latency_sum, served + int(outcome.rejected.sum()))
 
     def stage_seconds(self, model: int, parallel: ParallelConfig) -> np.ndarray:
         """Busy seconds per stage of one request for `model`, float32 [stages], overheads included."""

@@ -1,0 +1,97 @@
+"""What people do without a search: fixed groups filled in turn, equal shares, and Clockwork++."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import cycle
+
+from paceline.errors import InvalidParameter
+from paceline.placement.case import Case
+from paceline.placement.placement import Placement
+from paceline.placement.profile import ParallelConfig
+from paceline.placement.search.fast import fast_greedy
+from paceline.placement.search.partitions import remainder
+from paceline.placement.search.replication import replicate, single_devices
+from paceline.placement.search.trials import Groups, Search, empty_groups
+
+
+def fixed_groups(search: Search, pipeline: int) -> Groups:
+    """Empty groups of one pipeline degree, the devices left over in smaller ones."""
+    split = ParallelConfig(1, pipeline)
+    if split not in search.facts.splits:
+        known = ", ".join(str(s.pipeline) for s in search.facts.splits if s.tensor == 1)
+        problem = f"no model can be served from a pipeline of {pipeline} on this cluster"
+        raise InvalidParameter("policy", problem, f"pipelines that can serve: {known or 'none'}")
+    count, left = divmod(search.facts.num_devices, pipeline)
+    return empty_groups((split,) * count + remainder(search.facts, left))
+
+
+def greedy_in_fixed_groups(search: Search, pipeline: int) -> Groups:
+    """Groups of one size, filled by the fast greedy selection."""
+    return fast_greedy(search, fixed_groups(search, pipeline))
+
+
+def round_robin(search: Search, pipeline: int = 4) -> Groups:
+    """Groups of one size (the largest that can serve, up to `pipeline`); models dealt out in turn while they fit."""
+    sizes = [s.pipeline for s in search.facts.splits if s.tensor == 1 and s.pipeline <= pipeline]
+    return _deal(search, fixed_groups(search, max(sizes, default=pipeline)))
+
+
+def equal_replicas(search: Search) -> Groups:
+    """Single devices, models dealt out in turn: every model gets as many replicas as the others, or one fewer."""
+    return _deal(search, single_devices(search))
+
+
+def _deal(search: Search, groups: Groups) -> Groups:
+    """Deal the models out in turn, each to the next group that has room, until one round places nothing."""
+    turns, placed = cycle(range(len(groups))), True
+    while placed:
+        placed = False
+        for model in range(search.facts.num_models):
+            for g in (next(turns) for _ in range(len(groups))):
+                if search.facts.has_room(groups[g], model):
+                    groups = (*groups[:g], groups[g].with_model(model), *groups[g + 1 :])
+                    placed = True
+                    break
+    search.scored(groups)
+    return groups
+
+
+@dataclass(frozen=True)
+class Window:
+    """A stretch of the trace and what it was served from."""
+
+    start: float
+    end: float
+    placement: Placement
+    num_requests: int
+    num_served: int
+    latency_sum: float
+
+
+def clockwork(search: Search, window: float = 60.0) -> Iterator[Window]:
+    """Clockwork++: selective replication planned anew for every window, on that window's own arrivals, at no cost.
+
+    Models change places in no time and requests under way finish undisturbed, so this is an upper bound on what
+    swapping models between single devices could reach, not a plan that can be run.
+
+    Args:
+        search: of the whole case; its clock limits the windows' searches.
+        window: seconds.
+    """
+    if not window > 0:
+        raise InvalidParameter("window", f"{window} s", "give seconds above 0")
+    workload = search.case.workload
+    for index in range(int(workload.duration // window) + 1):
+        part = workload.between(index * window, (index + 1) * window)
+        if part.num_requests:
+            search.check_time()
+            yield _plan_window(replace(search.case, workload=part), index * window, window)
+            search.report((index + 1) * window / workload.duration)
+
+
+def _plan_window(case: Case, start: float, length: float) -> Window:
+    search = Search(case)
+    replicate(search)
+    score = search.best_score
+    latency_sum = -score.negative_mean_latency * score.served
+    return Window(start, start + length, Placement(search.best), case.workload.num_requests, score.served, latency_sum)

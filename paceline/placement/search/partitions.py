@@ -1,0 +1,122 @@
+"""Enumeration of what surrounds the greedy selection (AlpaServe, Algorithm 2): buckets, shares of devices, groups."""
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations, islice, pairwise
+
+from paceline.placement.profile import ParallelConfig
+from paceline.placement.search.facts import Facts
+from paceline.placement.search.trials import Search
+
+Splits = tuple[ParallelConfig, ...]
+
+LATENCY_GAP = 0.38
+"""Models whose latencies differ by more than this share do not start in one bucket: the fast wait behind the slow."""
+
+SHARE_GAPS = (1.0, 0.5, 0.3, 0.2, 0.1)
+FINEST_SHARE = 16
+"""Devices are shared out in units of this part of the cluster, or one by one when there are fewer."""
+
+MAX_SHARES = 100
+"""Splits of the devices over buckets are pruned until fewer than this many remain (the paper's thresholds)."""
+
+
+def buckets(facts: Facts, gap: float = LATENCY_GAP) -> list[tuple[int, ...]]:
+    """Placeable models by latency of a lone request; a bucket begins where it grows by more than `gap`."""
+    unplaceable = {model for model, _ in facts.unplaceable}
+    models = [model for model in range(facts.num_models) if model not in unplaceable]
+    ordered = sorted(models, key=lambda m: (lone(facts, m), m))
+    found: list[list[int]] = []
+    for model in ordered:
+        if found and lone(facts, model) <= lone(facts, found[-1][0]) * (1 + gap):
+            found[-1].append(model)
+        else:
+            found.append([model])
+    return [tuple(sorted(bucket)) for bucket in found]
+
+
+def bucket_partitions(found: Sequence[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
+    """Every way to join neighbouring buckets, from all in one to each by itself."""
+    for cuts in range(len(found)):
+        for at in combinations(range(1, len(found)), cuts):
+            edges = [0, *at, len(found)]
+            yield [tuple(sorted(sum(found[a:b], ()))) for a, b in pairwise(edges)]
+
+
+def device_shares(facts: Facts, parts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Devices for each bucket, at least one, summing to all; those far from the buckets' share of work are pruned."""
+    work = [sum(facts.requests_of[m] * lone(facts, m) for m in part) for part in parts]
+    total = sum(work) or 1.0
+    unit = max(1, facts.num_devices // FINEST_SHARE)
+    shares = [tuple(count * unit for count in s) for s in _compositions(facts.num_devices // unit, len(parts))]
+    for gap in SHARE_GAPS:
+        near = [s for s in shares if _distance(s, [w / total for w in work]) <= gap]
+        if not near:
+            break
+        shares = near
+        if len(shares) < MAX_SHARES:
+            break
+    return shares
+
+
+def uniform_skeletons(facts: Facts, num_devices: int) -> Iterator[Splits]:
+    """As many equal groups as fit, for every split; devices left over are filled with ever smaller pipelines."""
+    for split in facts.splits:
+        count, left = divmod(num_devices, split.num_devices)
+        if count:
+            yield (split,) * count + remainder(facts, left)
+
+
+def remainder(facts: Facts, num_devices: int) -> Splits:
+    """The fewest pipelines without tensor parallelism that use `num_devices`, or as many of them as splits allow."""
+    pipelines = [split for split in reversed(facts.splits) if split.tensor == 1]
+    found: list[ParallelConfig] = []
+    for split in pipelines:
+        count, num_devices = divmod(num_devices, split.num_devices)
+        found += [split] * count
+    return tuple(found)
+
+
+def uneven_skeletons(search: Search, limit: int) -> list[Splits]:
+    """Multisets of splits that leave no device a group could use: all of them when at most `limit`, else a sample."""
+    facts = search.facts
+    every = list(islice(multisets(facts.splits, facts.num_devices), limit + 1))
+    return every if len(every) <= limit else [_random_multiset(search) for _ in range(limit)]
+
+
+def multisets(splits: Sequence[ParallelConfig], num_devices: int) -> Iterator[Splits]:
+    """Multisets of `splits` on at most `num_devices` that no further split fits beside."""
+    smallest = min(split.num_devices for split in splits)
+
+    def walk(first: int, left: int) -> Iterator[Splits]:
+        if left < smallest:
+            yield ()
+        for i in range(first, len(splits)):
+            if splits[i].num_devices <= left:
+                yield from ((splits[i], *rest) for rest in walk(i, left - splits[i].num_devices))
+
+    return walk(0, num_devices)
+
+
+def _random_multiset(search: Search) -> Splits:
+    chosen, left = [], search.facts.num_devices
+    while fitting := [split for split in search.facts.splits if split.num_devices <= left]:
+        chosen.append(search.random.choice(fitting))
+        left -= chosen[-1].num_devices
+    return tuple(chosen)
+
+
+def lone(facts: Facts, model: int) -> float:
+    """Least seconds of a lone request over the splits that are of use."""
+    return min(facts.lone_seconds(model, split) for split in facts.splits if facts.is_useful(model, split))
+
+
+def _compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
+    """Ordered sums of `parts` positive numbers."""
+    for cuts in combinations(range(1, total), parts - 1):
+        edges = (0, *cuts, total)
+        yield tuple(b - a for a, b in pairwise(edges))
+
+
+def _distance(devices: tuple[int, ...], work: Sequence[float]) -> float:
+    total = sum(devices)
+    return max(abs(share - count / total) for share, count in zip(work, devices, strict=True))

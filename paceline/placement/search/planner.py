@@ -1,0 +1,124 @@
+"""`plan`: from a case to a placement, what it reaches, and how long it took to find, which is never left out."""
+
+from dataclasses import dataclass
+
+from paceline.errors import InvalidParameter
+from paceline.placement.case import Case
+from paceline.placement.placement import Placement
+from paceline.placement.search.baselines import Window, clockwork
+from paceline.placement.search.policies import CLOCKWORK, policy_named
+from paceline.placement.search.trials import Improvement, Progress, Search, TimeIsUp
+from paceline.placement.simulator import Evaluator, SimulationResult
+from paceline.placement.workload import Workload
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A placement and how it was come by.
+
+    Attributes:
+        placement: which groups hold which models. For clockwork++ that of the last window.
+        result: how it fares on the case's workload. For clockwork++ that of the last window's placement alone.
+        slo_attainment: fraction of all requests in time; all windows together for clockwork++.
+        mean_latency_served: seconds, over served requests; all windows together for clockwork++.
+        planning_seconds: from the first look at the case to the placement, compilation left out.
+        policy: which policy searched.
+        finished: False when the time budget or an interrupt ended the search; the placement is the best until then.
+        history: every new best on the way.
+        unplaceable: models that no group can serve, each with the reason.
+        windows: clockwork++ only, its placements in turn.
+    """
+
+    placement: Placement
+    result: SimulationResult
+    slo_attainment: float
+    mean_latency_served: float
+    planning_seconds: float
+    policy: str
+    finished: bool
+    history: tuple[Improvement, ...]
+    unplaceable: tuple[tuple[int, str], ...]
+    windows: tuple[Window, ...] = ()
+
+
+def plan(
+    case: Case,
+    policy: str = "auto",
+    *,
+    time_budget: float | None = None,
+    effort: int | None = None,
+    seed: int = 0,
+    window: float = 60.0,
+    progress: Progress | None = None,
+) -> Plan:
+    """Search for a placement of `case`.
+
+    The same seed and effort give the same plan on any machine, unless the time budget ends the search. An interrupt
+    (Ctrl-C) ends it too and returns the best so far.
+
+    Args:
+        case: cluster, models, profiles, workload.
+        policy: one of `policies.NAMES`; auto enumerates small cases and anneals the others.
+        time_budget: seconds; None for as long as it takes.
+        effort: simulated requests that annealing may spend; None for a default by the size of the case.
+        seed: of annealing's random choices.
+        window: seconds between clockwork++'s placements.
+        progress: told now and then how far the search is.
+
+    Raises:
+        InvalidParameter: an unknown policy, a budget that is not positive, no requests, or no model that any group of
+            the cluster can serve.
+    """
+    _check(case, time_budget, effort)
+    run = None if policy == CLOCKWORK else policy_named(policy)
+    _compile(case)
+    search = Search(case, seed=seed, time_budget=time_budget, effort=effort, progress=progress)
+    windows: list[Window] = []
+    try:
+        if run is not None:
+            run(search)
+        else:
+            for served in clockwork(search, window):
+                windows.append(served)
+        finished = True
+    except (TimeIsUp, KeyboardInterrupt):
+        finished = False
+    seconds = search.seconds
+    search.report(1.0)
+    made = Placement(windows[-1].placement.groups if windows else search.best)
+    result = search.evaluator.simulate(made)
+    return Plan(
+        placement=made,
+        result=result,
+        slo_attainment=_attainment(case, windows) if windows else result.slo_attainment,
+        mean_latency_served=_mean_latency(windows) if windows else result.mean_latency_served,
+        planning_seconds=seconds,
+        policy=policy,
+        finished=finished,
+        history=tuple(search.history),
+        unplaceable=tuple(search.facts.unplaceable),
+        windows=tuple(windows),
+    )
+
+
+def _check(case: Case, time_budget: float | None, effort: int | None) -> None:
+    if time_budget is not None and not time_budget > 0:
+        raise InvalidParameter("time_budget", f"{time_budget} s", "give seconds above 0, or leave it out")
+    if effort is not None and effort < 1:
+        raise InvalidParameter("effort", f"{effort} simulated requests", "give 1 or more, or leave it out")
+    if not case.workload.num_requests:
+        raise InvalidParameter("arrivals", "there are none", "give a workload with requests")
+
+
+def _compile(case: Case) -> None:
+    """Load the compiled simulator, or compile it: that is no part of planning."""
+    first = Workload(case.workload.times[:1], case.workload.models[:1])
+    Evaluator(case, first).simulate(Placement())
+
+
+def _attainment(case: Case, windows: list[Window]) -> float:
+    return sum(window.num_served for window in windows) / case.workload.num_requests
+
+
+def _mean_latency(windows: list[Window]) -> float:
+    return sum(window.latency_sum for window in windows) / max(sum(window.num_served for window in windows), 1)

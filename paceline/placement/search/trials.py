@@ -1,0 +1,207 @@
+"""`Search`: one search under way. It scores placements, remembers the best, and stops when time or effort is spent.
+
+Which placements to try is up to the policies (`policies.py`); how one fares is the simulator's.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from math import isnan
+from random import Random
+from typing import NamedTuple
+
+import numpy as np
+
+from paceline.placement.case import Case
+from paceline.placement.placement import Group, Placement
+from paceline.placement.profile import ParallelConfig
+from paceline.placement.search.facts import Facts
+from paceline.placement.simulator import Evaluator, Tally, components
+
+Groups = tuple[Group, ...]
+Progress = Callable[[float, float], None]
+"""Told the share of the search that is done and the best attainment so far, both in [0, 1]."""
+
+
+class TimeIsUp(Exception):
+    """The time budget is over. Raised when a `Search` is asked to score; the planner catches it and keeps the best."""
+
+
+class _EffortSpent(Exception):
+    """A policy has simulated as many requests as `Search.within` allows it."""
+
+
+class Score(NamedTuple):
+    """How a placement fares; greater is better: more requests served, then a lower mean latency."""
+
+    served: int
+    negative_mean_latency: float
+
+
+class Trial(NamedTuple):
+    """A scored placement with the requests of each model not served, int64 [models], and seconds each group was busy
+    (its mean stage), float64 [groups]."""
+
+    score: Score
+    unserved: np.ndarray
+    busy: np.ndarray
+
+
+class Improvement(NamedTuple):
+    """A new best placement: when it was found, what it reached, and by which step of the search."""
+
+    seconds: float
+    slo_attainment: float
+    mean_latency_served: float
+    found_by: str
+
+
+class Search:
+    """Scores placements of one case.
+
+    Args:
+        case: what to place.
+        seed: of every random choice.
+        time_budget: seconds after which scoring raises `TimeIsUp`; None for no limit.
+        effort: simulated requests that the improving search may spend; None picks it by the size of the case.
+        progress: told now and then how far the search is.
+    """
+
+    def __init__(
+        self,
+        case: Case,
+        *,
+        seed: int = 0,
+        time_budget: float | None = None,
+        effort: int | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self.started = time.perf_counter()
+        self.case = case
+        self.evaluator = Evaluator(case)
+        self.facts = Facts(self.evaluator)
+        self.random = Random(seed)
+        self.time_budget = time_budget
+        self.effort = default_effort(self.facts) if effort is None else effort
+        self.simulated_requests = 0
+        self.best: Groups = ()
+        self.best_score = Score(0, 0.0)
+        self.history: list[Improvement] = []
+        self.best_of_splits: dict[tuple[ParallelConfig, ...], tuple[Score, Groups]] = {}
+        """The best placement for every multiset of groups' splits tried."""
+        self.step = "start"
+        self._progress = progress
+        self._allowed = float("inf")
+        self._known: dict[Groups, Score] = {}
+        self._tallies: dict[Groups, Tally] = {}
+
+    def score(self, groups: Iterable[Group], at_least: float = 0.0) -> Score | None:
+        """Served requests and mean latency of `groups`; None as soon as fewer than `at_least` are sure to be served.
+
+        Raises:
+            TimeIsUp: the time budget is over.
+        """
+        self.check_time()
+        groups = tuple(group for group in groups if group.models)
+        if groups not in self._known:
+            score = self._simulate(groups, at_least)
+            if score is None:
+                return None
+            self._known[groups] = score
+            self._offer(groups, score)
+        return self._known[groups]
+
+    def scored(self, groups: Iterable[Group]) -> Score:
+        """`score` of a placement whose number is wanted whatever it is."""
+        score = self.score(groups)
+        assert score is not None
+        return score
+
+    @property
+    def seconds(self) -> float:
+        """Since the search began."""
+        return time.perf_counter() - self.started
+
+    def report(self, share: float) -> None:
+        """Tell whoever watches that `share` of the search is done."""
+        if self._progress is not None:
+            self._progress(share, self.best_score.served / self.facts.num_requests)
+
+    def examined(self, groups: Groups) -> "Trial":
+        """`groups` scored, and what a greedy step wants to know. Groups may be empty."""
+        self.check_time()
+        found = self.evaluator.score(Placement(groups))
+        self.simulated_requests += self._requests(groups)
+        score = Score(found.num_served, -found.mean_latency_served)
+        self._offer(groups, score)
+        return Trial(score, found.unserved, found.busy)
+
+    def check_time(self) -> None:
+        """Raise when the time budget is over, or the part of the effort that `within` granted."""
+        if self.time_budget is not None and self.seconds > self.time_budget:
+            raise TimeIsUp
+        if self.simulated_requests > self._allowed:
+            raise _EffortSpent
+
+    def within(self, requests: float, policy: Callable[["Search"], object]) -> None:
+        """Run `policy` until it is done or has simulated so many requests; what it found is kept."""
+        self._allowed = self.simulated_requests + requests
+        try:
+            policy(self)
+        except _EffortSpent:
+            pass
+        finally:
+            self._allowed = float("inf")
+
+    def _simulate(self, groups: Groups, at_least: float) -> Score | None:
+        """Component by component; those not simulated yet count as fully served until shown otherwise."""
+        parts = [tuple(groups[i] for i in members) for members in components(groups)]
+        hopes = [self._requests(part) for part in parts]
+        hope, latency_sum = sum(hopes), 0.0
+        for part, most in sorted(zip(parts, hopes, strict=True), key=lambda pair: pair[1]):
+            if hope < at_least:
+                return None
+            tally = self._component(part, hope - at_least)
+            if tally is None:
+                return None
+            hope += tally.served - most
+            latency_sum += tally.latency_sum
+        return Score(hope, -latency_sum / hope if hope else 0.0) if hope >= at_least else None
+
+    def _requests(self, part: Groups) -> int:
+        return sum(self.facts.requests_of[m] for m in {m for group in part for m in group.models})
+
+    def _component(self, part: Groups, spare: float) -> Tally | None:
+        """Served requests and their summed latency; None when more than `spare` are turned away."""
+        if part not in self._tallies:
+            tally = self.evaluator.tally(part, int(spare))
+            self.simulated_requests += tally.simulated
+            if isnan(tally.latency_sum):
+                return None
+            self._tallies[part] = tally
+        return self._tallies[part]
+
+    def _offer(self, groups: Groups, score: Score) -> None:
+        holding = tuple(group for group in groups if group.models)
+        splits = tuple(sorted(group.parallel for group in groups))
+        if splits not in self.best_of_splits or score > self.best_of_splits[splits][0]:
+            self.best_of_splits[splits] = score, holding
+        if score > self.best_score:
+            self.best, self.best_score = holding, score
+            attainment = score.served / self.facts.num_requests
+            self.history.append(Improvement(self.seconds, attainment, -score.negative_mean_latency, self.step))
+
+
+def canonical(groups: Iterable[Group]) -> Groups:
+    """Groups in one order, so that equal placements are recognised. The order decides ties in routing only."""
+    return tuple(sorted(groups, key=lambda group: (group.parallel, group.models)))
+
+
+def default_effort(facts: Facts) -> int:
+    """Simulated requests: enough scorings for the number of choices, within a minute or so on one core."""
+    scorings = 100 * (facts.num_models + facts.num_devices)
+    return min(scorings * facts.num_requests, 400_000_000)
+
+
+def empty_groups(splits: Iterable[ParallelConfig]) -> Groups:
+    """Groups of these splits that hold nothing yet."""
+    return tuple(Group(split) for split in splits)
