@@ -45,6 +45,7 @@ from paceline.theory.speedup import (
     wall_time_factor,
     yield_speedup,
 )
+from paceline.theory.tree_shape import best_tree, expected_tree_tokens, marginal_accuracies
 
 __all__ = [
     "BestLength",
@@ -54,6 +55,7 @@ __all__ = [
     "accepted_count_law",
     "best_length",
     "best_measured_length",
+    "best_tree",
     "can_gain",
     "coupled_acceptance",
     "coupled_acceptance_floor",
@@ -61,6 +63,7 @@ __all__ = [
     "estimate_acceptance_rate",
     "expected_tokens",
     "expected_tokens_by_position",
+    "expected_tree_tokens",
     "greedy_lenient_tokens",
     "guaranteed_speedup",
     "iid_acceptance",
@@ -72,6 +75,7 @@ __all__ = [
     "lk_divergence",
     "lookahead_speedup",
     "lookahead_tokens",
+    "marginal_accuracies",
     "md1_wait",
     "measured_speedup",
     "mixture_wait",

@@ -14,9 +14,7 @@ from paceline.drafters.trees.growth import Nodes, Want
 from paceline.sampling.law import Law
 from paceline.sampling.randomness import ROOT
 from paceline.sampling.tree import TokenTree
-
-RankPath = tuple[int, ...]
-"""Ranks from the root down, 0 the most likely."""
+from paceline.theory.tree_shape import RankPath
 
 
 def closed(paths: Iterable[Sequence[int]]) -> list[RankPath]:
