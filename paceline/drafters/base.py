@@ -79,7 +79,8 @@ DEFAULT_NUM_DRAFT_TOKENS = 8
 class Drafter(Protocol):
     """Proposes token trees. One instance serves every request of an engine.
 
-    It may have an attribute ``natural_budget``: most nodes of its trees when the user names no number.
+    It may have an attribute ``natural_budget``: most nodes of its trees when the user names no number. And it may have
+    ``branches``: True when its trees may be more than chains, so that rules for chains are refused at the door.
     """
 
     name: str

@@ -11,29 +11,24 @@ from collections.abc import Sequence
 from paceline.drafters.base import DraftContext
 from paceline.drafters.draft_runner import DraftRunner, grow_all, load_draft
 from paceline.drafters.services import DraftServices
-from paceline.drafters.trees.drawn import Drawn
 from paceline.drafters.trees.growth import TreeShape
-from paceline.drafters.trees.options import TreeName, tree_shape
+from paceline.drafters.trees.options import CHAIN, TreeName, tree_shape
 from paceline.models.base import CausalLM
 from paceline.sampling.tree import TokenTree
 
 
 class DraftModel:
-    """Drafts with `model`; see `DraftRunner` for its arguments. `shape` begins a request's tree, a chain by default."""
+    """Drafts with `model` in trees of `shape`; see `DraftRunner` for the other arguments."""
 
     name = "draft_model"
 
-    def __init__(self, model: CausalLM, num_pages: int, max_prefill_rows: int = 512, shape: TreeShape = Drawn) -> None:
+    def __init__(self, model: CausalLM, num_pages: int, max_prefill_rows: int = 512, shape: TreeShape = CHAIN) -> None:
         self.runner = DraftRunner(model, num_pages, max_prefill_rows)
-        self._shape = shape
-
-    @property
-    def branches(self) -> bool:
-        """Whether trees may be more than chains."""
-        return self._shape is not Drawn
+        self.branches, self.natural_budget = shape.branches, shape.natural_budget
+        self._begin = shape.begin
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
-        growths = [self._shape(context) for context in contexts]
+        growths = [self._begin(context) for context in contexts]
         grow_all([self.runner], growths)
         return [growth.tree() for growth in growths]
 

@@ -44,6 +44,7 @@ class Lookahead:
     """
 
     name = "lookahead"
+    branches = True
 
     def __init__(
         self,

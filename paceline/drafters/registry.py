@@ -19,6 +19,7 @@ _DRAFTERS = {
     "cross_vocabulary": "paceline.drafters.cross_vocabulary:make_cross_vocabulary",
     "lookahead": "paceline.drafters.lookahead:Lookahead",
     "jacobi": "paceline.drafters.jacobi:Jacobi",
+    "specinfer": "paceline.drafters.specinfer:make_specinfer",
 }
 
 SELF_LIMITING = frozenset({"suffix", "lookahead", "jacobi"})

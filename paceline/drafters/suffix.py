@@ -59,6 +59,7 @@ class Suffix:
             raise InvalidParameter("mode", f"{mode!r} is unknown", "use 'path' or 'tree'")
         self._max_depth = max_depth
         self._factor, self._offset = max_spec_factor, max_spec_offset
+        self.branches = mode == "tree"
         self._follow = partial(follow_tree if mode == "tree" else follow_path, min_token_prob=min_token_prob)
         self._past = _PastOutputs(max_depth, max_cached_tokens)
         self._requests: dict[str, _Request] = {}

@@ -153,6 +153,8 @@ def _speculation(speculative: SpeculativeConfig | None, services: DraftServices,
     options = {**spec.options} if spec.model is None else {**spec.options, "model": spec.model}
     drafter = make_drafter(spec.method, services, **options)
     verifier = resolve(spec.rule, **spec.rule_options)
+    if spec.rule == "block" and getattr(drafter, "branches", False):
+        raise InvalidParameter("rule", f"'block' takes chains, and {spec.method} drafts trees", "use 'p/q'")
     fixed = Fixed(_most_draft_tokens(spec, drafter))
     is_auto = spec.policy == "auto"
     length = fixed if is_auto and spec.method in SELF_LIMITING else _length_policy(spec.policy, fixed, cost)

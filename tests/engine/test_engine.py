@@ -24,6 +24,8 @@ DRAFTERS = [
     {"method": "draft_model", "model": "random-1", "options": {"tree": "dynamic", "topk": 2}},
     {"method": "draft_model", "model": "random-0", "options": {"tree": "sampled"}},
     {"method": "draft_model", "model": "random-0", "options": {"tree": "sampled", "replacement": True}},
+    {"method": "specinfer", "options": {"models": ["random-0", "random-1"]}},
+    {"method": "specinfer", "options": {"models": ["random-1", "random-0"], "expansion": [[2, 1], [1, 2]]}},
 ]
 
 
@@ -51,6 +53,28 @@ def test_coupled_sampling_says_what_plain_sampling_says(engine_for, draft, polic
     drafted = run_all(engine_for(draft | {"rule": "coupled", "policy": policy}), params=SAMPLED)
     assert texts(drafted) == texts(plain)
     assert texts(plain) != texts(run_all(engine_for()))  # it was not greedy after all
+
+
+@pytest.mark.parametrize("rule", ["p/q", "coupled", "sample_and_match"])
+@pytest.mark.parametrize(
+    "draft", [d for d in DRAFTERS if d.get("options", {}).keys() & {"tree", "models"}], ids=name_of
+)
+def test_a_seeded_request_with_a_tree_says_the_same_alone_and_in_company(engine_for, draft, rule):
+    draft = draft | {"rule": rule, "policy": "fixed"}
+    together = run_all(engine_for(draft), params=SAMPLED)
+    assert texts(together[2:3]) == texts(run_all(engine_for(draft), PROMPTS[2:3], SAMPLED))
+
+
+def test_greedy_and_sampled_requests_share_a_tree_drafter(engine_for):
+    """Each says what it says alone, and every tree is accepted whole in places: the draft is the target itself."""
+    draft = {"method": "draft_model", "model": "random-0", "policy": "fixed", "options": {"tree": "dynamic"}}
+    mixed = [GREEDY, SAMPLED, GREEDY, SAMPLED]
+    outputs = run_all(engine_for(draft), params=mixed)
+    for prompt, params, output in zip(PROMPTS, mixed, outputs, strict=True):
+        assert output.token_ids == run_all(engine_for(draft), [prompt], params)[0].token_ids
+    greedy = [output for output, params in zip(outputs, mixed, strict=True) if params is GREEDY]
+    assert texts(greedy) == texts(run_all(engine_for()))[::2]
+    assert all(output.stats.acceptance_length > 2 for output in greedy)
 
 
 @pytest.mark.parametrize("rule", ["p/q", "block", "coupled", "sample_and_match"])
@@ -212,6 +236,13 @@ def test_an_id_in_use_is_refused_and_the_first_request_lives(engine_for):
         ({"method": "ngram", "lenght": 3}, "lenght"),
         ({"method": "ngram", "options": {"colour": 1}}, "colour"),
         ({"method": "draft_model"}, "model"),
+        ({"method": "draft_model", "model": "random-1", "options": {"tree": "oak"}}, "tree"),
+        ({"method": "draft_model", "model": "random-1", "rule": "block", "options": {"tree": "dynamic"}}, "rule"),
+        ({"method": "specinfer", "options": {"models": []}}, "models"),
+        ({"method": "specinfer", "options": {"models": "random-1"}}, "models"),
+        ({"method": "specinfer", "options": {"models": ["random-1"], "expansion": [[1], [1]]}}, "expansion"),
+        ({"method": "specinfer", "options": {"models": ["random-1"]}, "rule": "block"}, "rule"),
+        ({"method": "suffix", "options": {"mode": "tree"}, "rule": "block"}, "rule"),
         ({"num_draft_tokens": 3}, "method"),
     ],
 )

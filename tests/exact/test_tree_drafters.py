@@ -5,14 +5,28 @@ from fractions import Fraction as F
 import pytest
 
 from paceline.drafters.draft_model import DraftModel
+from paceline.drafters.specinfer import SpecInfer
 from paceline.drafters.trees.options import tree_shape
-from paceline.sampling import CounterRandomness, Law, Randomness, TokenTree, verify, verify_sample_and_match
+from paceline.sampling import CounterRandomness, Law, Randomness, TokenTree, union, verify, verify_sample_and_match
 
 from .table_causal_lm import NUM_PAGES, TableLM, context
-from .tables import Prefix, accepted_share, decoded_law, first_token, law, table_model, target_law, verdicts
+from .tables import (
+    Prefix,
+    accepted_share,
+    decoded_law,
+    first_token,
+    law,
+    mean_accepted,
+    table_model,
+    target_law,
+    verdicts,
+)
+from .wrong_rules import merge_equal_draws
 
 TARGET = table_model(1, 4)
 DRAFT = table_model(2, 4)
+OTHER = table_model(3, 4)
+SMALL_TARGET, SMALL_DRAFT, SMALL_OTHER = table_model(1, 3), table_model(2, 3), table_model(3, 3)
 P, Q = law(3, 3, 2, 2), law(F(70), F(5), F(15), F(10))
 
 
@@ -86,10 +100,7 @@ def test_merged_duplicates_would_be_noticed() -> None:
     assert accepted_share(apart) == F(71, 100)
 
     def merged(randomness: Randomness) -> TokenTree:
-        tree = draft((0,), randomness, 0)
-        if len(set(tree.tokens)) == 2:
-            return tree
-        return TokenTree(tree.tokens[:1], tree.parents[:1], tree.draw, tree.draft_laws, (0,))
+        return merge_equal_draws(draft((0,), randomness, 0))
 
     wrong = first_token(verdicts(merged, lambda _: P, verify), 4)
     assert wrong == (F(3, 10), F(1467, 5800), F(47, 200), F(123, 580))
@@ -131,3 +142,75 @@ def test_draft_laws_are_those_of_the_path() -> None:
         for node in range(len(tree)):
             above = tree.tokens_to(tree.parents[node])
             assert tree.draft_law(node) is DRAFT((0, 1, *above))
+
+
+def merged_from(models, expansions, budget: int):
+    """The tree of a fresh SpecInfer pool behind any prefix."""
+
+    def draft(prefix: Prefix, randomness: Randomness, position: int) -> TokenTree:
+        drafter = SpecInfer([TableLM(model) for model in models], expansions, NUM_PAGES)  # type: ignore[arg-type]
+        return drafter.propose([context(prefix, budget, randomness)])[0]
+
+    return draft
+
+
+POOLS = {
+    "two models": ((DRAFT, OTHER), [(1,), (1,)], 2),
+    "a model twice": ((DRAFT, DRAFT), [(1,), (1,)], 2),
+    "two chains": ((SMALL_DRAFT, SMALL_OTHER), [(1, 1), (1, 1)], 4),
+    "a chain twice": ((SMALL_DRAFT, SMALL_DRAFT), [(1, 1), (1, 1)], 4),
+    "uneven expansions": ((SMALL_DRAFT, SMALL_OTHER), [(2,), (1, 1)], 4),
+    "cut by its budget": ((SMALL_DRAFT, SMALL_OTHER), [(1, 2), (1, 1)], 4),
+    "three models": ((DRAFT, OTHER, TARGET), [(1,), (1,), (1,)], 3),
+}
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_the_text_of_a_pool_has_the_targets_law(pool: str) -> None:
+    models, expansions, budget = POOLS[pool]
+    target = SMALL_TARGET if SMALL_DRAFT in models else TARGET
+    assert decoded_law(target, merged_from(models, expansions, budget), verify, 2) == target_law(target, 2)
+
+
+def test_places_merged_below_equal_draws_stand_more_often_than_trees_side_by_side() -> None:
+    """Both are exact; below a token that two models drew, merging tests the children of both."""
+    models, expansions = (SMALL_DRAFT, SMALL_OTHER), [(1, 1), (1, 1)]
+
+    def side_by_side(prefix: Prefix, randomness: Randomness, position: int) -> TokenTree:
+        trees = []
+        for offset, model in ((0, SMALL_DRAFT), (2, SMALL_OTHER)):
+            first = randomness.draw(model(prefix), position, "draft", offset)
+            second = randomness.draw(model((*prefix, first)), position + 1, "draft", offset + 1)
+            trees.append(TokenTree.chain((first, second), (model(prefix), model((*prefix, first)))))
+        return union(trees)
+
+    def accepted(draft) -> F:
+        return mean_accepted(verdicts(lambda r: draft((0, 1), r, 2), lambda path: SMALL_TARGET((0, 1, *path)), verify))
+
+    assert accepted(merged_from(models, expansions, 4)) > accepted(side_by_side)
+
+
+def test_dropping_a_pools_equal_draws_would_be_noticed() -> None:
+    pool = merged_from((lambda _: Q, lambda _: Q), [(1,), (1,)], 2)
+
+    def dropped(randomness: Randomness) -> TokenTree:
+        return merge_equal_draws(pool((0,), randomness, 0))
+
+    kept = first_token(verdicts(lambda randomness: pool((0,), randomness, 0), lambda _: P, verify), 4)
+    assert kept == tuple(P.probs)
+    assert first_token(verdicts(dropped, lambda _: P, verify), 4) != kept
+
+
+def test_each_trial_is_tested_against_the_law_it_came_from() -> None:
+    """With the laws of two models swapped the text changes: the check would notice."""
+    pool = merged_from((lambda _: Q, lambda _: P), [(1,), (1,)], 2)
+    swap = merged_from((lambda _: law(1, 1, 1, 1), lambda _: Q), [(1,), (1,)], 2)
+
+    def swapped(randomness: Randomness) -> TokenTree:
+        tree = swap((0,), randomness, 0)
+        assert tree.draft_laws is not None
+        return TokenTree(tree.tokens, tree.parents, "iid", tree.draft_laws[::-1], tree.draft_rows)
+
+    kept = first_token(verdicts(lambda randomness: pool((0,), randomness, 0), lambda _: P, verify), 4)
+    assert kept == tuple(P.probs)
+    assert first_token(verdicts(swapped, lambda _: P, verify), 4) != kept

@@ -6,6 +6,7 @@ the frontier, and the growth chooses their children and names the next frontier.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -54,8 +55,19 @@ class Growth(Protocol):
         ...
 
 
-TreeShape = Callable[[DraftContext], Growth]
-"""What a drafter keeps of a user's options: begins a tree for one request and one step."""
+@dataclass(frozen=True, slots=True)
+class TreeShape:
+    """What a drafter keeps of a user's options.
+
+    Attributes:
+        begin: starts a tree for one request and one step.
+        natural_budget: nodes that the shape asks for when the user names no number.
+        branches: whether its trees may be more than chains.
+    """
+
+    begin: Callable[[DraftContext], Growth]
+    natural_budget: int
+    branches: bool = True
 
 
 class Nodes:

@@ -2,8 +2,11 @@
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import accumulate
+from operator import mul
 from typing import Literal
 
+from paceline.drafters.base import DEFAULT_NUM_DRAFT_TOKENS
 from paceline.drafters.trees.drawn import Drawn, Expansion
 from paceline.drafters.trees.dynamic import Dynamic
 from paceline.drafters.trees.growth import TreeShape
@@ -20,6 +23,9 @@ _OPTIONS: dict[TreeName, tuple[str, ...]] = {
 }
 
 _DEFAULT_EXPANSION = (2, 1, 1, 1)
+
+CHAIN = TreeShape(Drawn, DEFAULT_NUM_DRAFT_TOKENS, branches=False)
+"""One drawn token below the other, as long as the budget."""
 
 
 def tree_shape(
@@ -47,15 +53,22 @@ def tree_shape(
     given = {"expansion": expansion, "paths": paths, "topk": topk, "depth": depth, "replacement": replacement}
     _check_names(tree, [name for name, value in given.items() if value is not None])
     if tree == "chain":
-        return Drawn
+        return CHAIN
     if tree == "dynamic":
-        return partial(Dynamic, topk=checked_count("topk", topk, 4), depth=checked_count("depth", depth, 6))
+        grow = partial(Dynamic, topk=checked_count("topk", topk, 4), depth=checked_count("depth", depth, 6))
+        return TreeShape(grow, DEFAULT_NUM_DRAFT_TOKENS)
     if tree == "static" and paths is not None:
-        return partial(Ranked, paths=checked_paths(paths))
+        known = checked_paths(paths)
+        return TreeShape(partial(Ranked, paths=known), len(known))
     widths = checked_expansion(_DEFAULT_EXPANSION if expansion is None else expansion)
     if tree == "static":
-        return partial(Ranked, paths=paths_of(widths))
-    return partial(Drawn, expansions=[widths], replacement=bool(replacement))
+        return TreeShape(partial(Ranked, paths=paths_of(widths)), num_nodes(widths))
+    return TreeShape(partial(Drawn, expansions=[widths], replacement=bool(replacement)), num_nodes(widths))
+
+
+def num_nodes(expansion: Expansion) -> int:
+    """Nodes of a full tree: <2, 2, 1> has 2 + 4 + 4."""
+    return sum(accumulate(expansion, mul))
 
 
 def checked_expansion(expansion: Expansion) -> tuple[int, ...]:

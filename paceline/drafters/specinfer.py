@@ -1,0 +1,95 @@
+"""`SpecInfer`: several draft models propose into one tree; the target checks it in one pass (Miao et al. 2024).
+
+Each model expands the tree below the tokens it proposed itself, by its own expansion <k1..km> and with a cache of its
+own. Places that several models reach are merged: they are scored once by the target, and every model's children there
+are trials. Draws keep their multiplicity (a token drawn twice is tested twice, each time against its own law), so the
+text has the target's law; greedy and coupled requests get each model's most likely tokens instead, equal ones merged.
+
+Trials are tested in the order of the models. The paper picks a random order; both are exact, since a round is exact for
+whatever sibling comes next as long as its token is not looked at, and naming the best model first wastes fewer tests.
+Costs one pass per level and model. Use it when small models of different training agree with the target on different
+text. Not the place for training such a pool (boost-tuning).
+"""
+
+from collections.abc import Sequence
+
+from paceline.drafters.base import DraftContext
+from paceline.drafters.draft_runner import DraftRunner, grow_all, load_draft
+from paceline.drafters.services import DraftServices
+from paceline.drafters.trees.drawn import Drawn, Expansion
+from paceline.drafters.trees.options import checked_expansion, num_nodes
+from paceline.errors import InvalidParameter
+from paceline.models.base import CausalLM
+from paceline.sampling.tree import TokenTree
+
+DEFAULT_EXPANSION = (1, 1, 1, 1)
+"""A chain of four from each model: models differ, so their union branches by itself."""
+
+
+class SpecInfer:
+    """Drafts with `models` together.
+
+    Args:
+        models: score rows; each shares the target's vocabulary.
+        expansions: one per model, children per node level by level.
+        num_pages: pages of each model's cache. A request that some model has no room for is not drafted for.
+        max_prefill_rows: most rows of one pass while a model catches up with a prompt.
+    """
+
+    name = "specinfer"
+    branches = True
+
+    def __init__(
+        self, models: Sequence[CausalLM], expansions: Sequence[Expansion], num_pages: int, max_prefill_rows: int = 512
+    ) -> None:
+        self.runners = [DraftRunner(model, num_pages, max_prefill_rows) for model in models]
+        self._expansions = expansions
+        self.natural_budget = sum(map(num_nodes, expansions))
+
+    def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
+        growths = [Drawn(context, self._expansions) for context in contexts]
+        grow_all(self.runners, growths)
+        return [growth.tree() for growth in growths]
+
+    def observe(self, request_id: str, token_ids: Sequence[int], finished: bool) -> None:
+        for runner in self.runners:
+            runner.observe(request_id, token_ids, finished)
+
+    def release(self, request_id: str) -> None:
+        for runner in self.runners:
+            runner.release(request_id)
+
+
+def make_specinfer(
+    services: DraftServices,
+    models: Sequence[str],
+    expansion: Expansion | Sequence[Expansion] = DEFAULT_EXPANSION,
+    max_prefill_rows: int = 512,
+) -> SpecInfer:
+    """The drafter around the models called `models`, the most agreeable one first.
+
+    Args:
+        services: of the engine.
+        models: names as for the target; a name that comes twice is loaded once and drafts twice.
+        expansion: children per node, level by level: one list for all models, or one list for each.
+        max_prefill_rows: see `SpecInfer`.
+
+    Raises:
+        UnsupportedModel: a model has another vocabulary than the target.
+        InvalidParameter: no models, or expansions that do not fit them.
+    """
+    if isinstance(models, str) or not models or not all(isinstance(name, str) for name in models):
+        raise InvalidParameter("models", f"{models!r} is no list of model names", "name at least one draft model")
+    expansions = _expansions(expansion, len(models))
+    loaded = {name: load_draft(services, name) for name in dict.fromkeys(models)}
+    return SpecInfer([loaded[name] for name in models], expansions, services.num_pages, max_prefill_rows)
+
+
+def _expansions(expansion: Expansion | Sequence[Expansion], num_models: int) -> list[Expansion]:
+    """One checked expansion per model."""
+    nested = isinstance(expansion, (list, tuple)) and any(isinstance(each, (list, tuple)) for each in expansion)
+    each = list(expansion) if nested else [expansion] * num_models
+    if len(each) != num_models:
+        problem = f"{len(each)} lists for {num_models} models"
+        raise InvalidParameter("expansion", problem, "give one list for all models or one for each")
+    return [checked_expansion(one) for one in each]  # type: ignore[arg-type]

@@ -1,0 +1,122 @@
+"""Trees in a draft model's own cache, on the real executor: rows are those of their paths, verdicts leave no trace."""
+
+import numpy as np
+import pytest
+
+from paceline.drafters.base import DraftContext
+from paceline.drafters.draft_model import DraftModel
+from paceline.drafters.draft_runner import DraftRunner
+from paceline.drafters.specinfer import SpecInfer
+from paceline.drafters.trees.options import tree_shape
+from paceline.models.numba_executor import weights
+from paceline.models.numba_executor.executor import NumbaModel
+from paceline.models.rows import Part, build_rows
+from paceline.sampling import CounterRandomness, Warper
+from paceline.types import SamplingParams
+from tests.fakes import RandomCheckpoint, small_config
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3]
+SHAPES = {
+    "static": {"tree": "static", "expansion": (3, 2, 1)},
+    "dynamic": {"tree": "dynamic", "topk": 3, "depth": 4},
+    "sampled": {"tree": "sampled", "expansion": (2, 2, 2), "replacement": True},
+    "distinct": {"tree": "sampled", "expansion": (3, 1, 1)},
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(weights, "cache_dir", lambda: tmp_path_factory.getbasetemp())
+        yield NumbaModel(RandomCheckpoint(small_config(), 5), "float32", num_threads=1)  # type: ignore[arg-type]
+
+
+def context(tokens, budget=14, request_id="r", seed=0, temperature=1.0):
+    warper = Warper(SamplingParams(temperature=temperature))
+    return DraftContext(
+        request_id, list(tokens), 1, budget, warper.params, warper.law, CounterRandomness(seed),
+        rank=warper.confidence_law,
+    )  # fmt: skip
+
+
+def alone(model, tokens):
+    """(logits below the last of `tokens`, keys and values of all of them) in a cache of their own."""
+    cache = model.new_cache(8)
+    logits = model.forward(build_rows([Part(range(8), 0, tokens, logits="last")]), cache).logits[0].copy()
+    return logits, cache.read(range(len(tokens)))
+
+
+def assert_cache_is_that_of_a_fresh_prefill(runner: DraftRunner, model, request_id, committed) -> int:
+    tokens, slots = runner.slots(request_id)
+    assert tokens == list(committed[: len(tokens)])
+    if tokens:
+        for ours, theirs in zip(runner.cache.read(slots), alone(model, tokens)[1], strict=True):
+            assert np.array_equal(ours, theirs)
+    return len(tokens)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_logits_below_every_node_are_bitwise_those_of_the_path_alone(model, shape):
+    seen = {}
+
+    class Spy(DraftRunner):
+        def score(self, work):
+            scored = super().score(work)
+            for (growth, nodes), logits in zip(work, scored, strict=True):
+                for node, row in zip(nodes, logits, strict=True):
+                    seen[(*growth.context.token_ids, *growth.tokens_to(node))] = row.copy()
+            return scored
+
+    drafter = DraftModel(model, 32, shape=tree_shape(**SHAPES[shape]))
+    drafter.runner = Spy(model, 32)
+    drafter.propose([context(PROMPT, request_id="a"), context(PROMPT[:7], request_id="b", seed=1)])
+    assert len({path for path in seen if len(path) > len(PROMPT) + 1}) >= 2
+    for path, logits in seen.items():
+        assert np.array_equal(logits, alone(model, list(path))[0])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_any_verdict_leaves_the_cache_of_a_fresh_prefill(model, shape, temperature):
+    """A committed path per node of the tree, bonus token behind it, and the step after that."""
+    tree = _tree(DraftModel(model, 32, shape=tree_shape(**SHAPES[shape])), temperature)
+    kept = []
+    for node in range(-1, len(tree)):
+        drafter = DraftModel(model, 32, shape=tree_shape(**SHAPES[shape]))
+        assert _tree(drafter, temperature).tokens == tree.tokens
+        committed = [*PROMPT, *tree.tokens_to(node), 77]
+        drafter.observe("r", committed, finished=False)
+        kept.append(assert_cache_is_that_of_a_fresh_prefill(drafter.runner, model, "r", committed))
+        again = drafter.propose([context(committed, temperature=temperature)])[0]
+        fresh = DraftModel(model, 32, shape=tree_shape(**SHAPES[shape]))
+        assert again.tokens == fresh.propose([context(committed, temperature=temperature)])[0].tokens
+        drafter.observe("r", committed, finished=True)
+    assert min(kept) == len(PROMPT)
+    assert max(kept) > len(PROMPT) + 1  # accepted nodes were kept, not computed again
+
+
+def _tree(drafter, temperature):
+    return drafter.propose([context(PROMPT, temperature=temperature)])[0]
+
+
+def test_every_model_of_a_pool_keeps_its_own_cache(model):
+    models = [model, NumbaModel(RandomCheckpoint(small_config(), 6), "float32", num_threads=1)]  # type: ignore[arg-type]
+    drafter = SpecInfer(models, [(2, 1), (1, 2)], 32)
+    committed = list(PROMPT)
+    for seed in range(6):
+        tree = drafter.propose([context(committed, seed=seed)])[0]
+        deepest = max(range(len(tree)), key=lambda node: tree.depths[node])
+        committed += [*tree.tokens_to(deepest), 70 + seed]
+        drafter.observe("r", committed, finished=False)
+        for runner, own in zip(drafter.runners, models, strict=True):
+            assert_cache_is_that_of_a_fresh_prefill(runner, own, "r", committed)
+    drafter.release("r")
+
+
+def test_pages_come_back_whatever_was_grown(model):
+    drafter = DraftModel(model, 4, shape=tree_shape("dynamic", topk=3, depth=4))
+    for number in range(6):
+        assert len(drafter.propose([context(PROMPT, request_id=str(number))])[0]) == 14
+        drafter.observe(str(number), [*PROMPT, 1], finished=True)
+    assert len(drafter.propose([context(PROMPT * 4)])[0]) == 0  # no room: no tree
+    assert len(drafter.propose([context(PROMPT)])[0]) == 14
