@@ -1,155 +1,238 @@
-"""Attention of one row and one head over paged keys and values, branches of a token tree included.
+"""Attention of one row and a few heads over paged keys and values, branches of a token tree included.
 
 A key page is [head_dim, 16 tokens] and a value page [16 tokens, head_dim] per layer and key-value head. Scores of a
 page are sixteen lanes computed at once, each by the same chain of multiply-adds over the head dimension, and everything
 behind them runs in order of the *logical* position: so a row gets bit for bit the same result whether its ancestors lie
-in one run, in pages far apart or on a branch of a tree.
+in one run, in pages far apart or on a branch of a tree. Query heads that share keys and values go together, up to three
+at a time, because reading a long context costs more than multiplying it; how many go together changes no bit.
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
 # (llvmlite is untyped, and an intrinsic has another signature in compiled code than in Python)
 
 import numpy as np
-from numba import njit
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
 
 from paceline.models.base import PAGE_SIZE
 from paceline.models.numba_executor import vector as v
 
+MOST_HEADS = 3
+"""Most query heads in one block: with four pages or columns each they fill 24 of the 32 vector registers of AVX-512."""
+
 _NOTHING = np.float32(-np.inf)
+_I64 = ir.IntType(64)
+
+
+@intrinsic(prefer_literal=True)
+def _score_pages(typingctx, heads, pages, q, q_start, head_dim, keys, page_starts, first, scale, scores, stride, at):
+    """scores[h * stride + at + j] = q_h . key_j * scale for the keys j of `pages` (a literal) pages from `first` on.
+
+    `heads` is a literal too; query h begins at q[q_start + h * head_dim].
+    """
+    if not (isinstance(heads, types.IntegerLiteral) and isinstance(pages, types.IntegerLiteral)):
+        return None
+    num_heads, num_pages = heads.literal_value, pages.literal_value
+
+    def emit(context, builder, sig, args):
+        _, _, q_array, q_first, dim, k_array, starts, page, factor, s_array, s_stride, s_at = args
+
+        def start(i):
+            pointer = v.element_pointer(context, builder, page_starts, starts, builder.add(page, _I64(i)))
+            return v.element_pointer(context, builder, keys, k_array, builder.load(pointer))
+
+        def query(h):
+            at = builder.add(q_first, builder.mul(dim, _I64(h)))
+            return v.element_pointer(context, builder, q, q_array, at)
+
+        key_pages, queries = [start(i) for i in range(num_pages)], [query(h) for h in range(num_heads)]
+
+        def step(i, sums):
+            offset = builder.mul(i, _I64(PAGE_SIZE))
+            columns = [v.load_widened(builder, keys.dtype, builder.gep(k, [offset])) for k in key_pages]
+            values = [v.splat_ir(builder, builder.load(builder.gep(one, [i]))) for one in queries]
+            pairs = [(value, column) for value in values for column in columns]
+            return [v.fma_ir(builder, *pair, old) for pair, old in zip(pairs, sums, strict=True)]
+
+        sums = v.accumulate_ir(builder, dim, num_heads * num_pages, step)
+        factors = v.splat_ir(builder, factor)
+        for i, value in enumerate(sums):
+            head, page_number = divmod(i, num_pages)
+            place = builder.add(s_at, builder.add(builder.mul(s_stride, _I64(head)), _I64(page_number * PAGE_SIZE)))
+            pointer = v.element_pointer(context, builder, scores, s_array, place)
+            v.store_ir(builder, builder.fmul(value, factors), pointer)
+        return context.get_dummy_value()
+
+    index = types.intp
+    return types.void(
+        heads, pages, q, index, index, keys, page_starts, index, types.float32, scores, index, index
+    ), emit  # fmt: skip
+
+
+@intrinsic(prefer_literal=True)
+def _mix_columns(
+    typingctx, heads, vectors, scores, stride, values, value_starts, pairs, column, out, out_start, head_dim
+):
+    """out_h[16 `vectors` columns from `column`] = sum_j scores[h * stride + j] value_j over 2 `pairs` positions.
+
+    Even and odd positions are summed apart and added at the end. `heads` and `vectors` are literals.
+    """
+    if not (isinstance(heads, types.IntegerLiteral) and isinstance(vectors, types.IntegerLiteral)):
+        return None
+    num_heads, num_vectors = heads.literal_value, vectors.literal_value
+
+    def emit(context, builder, sig, args):
+        _, _, s_array, s_stride, v_array, starts, end, first_column, o_array, o_start, dim = args
+
+        def step(i, sums):
+            new, old = [], iter(sums)
+            for odd in range(2):
+                j = builder.add(builder.shl(i, _I64(1)), _I64(odd))
+                start = builder.load(v.element_pointer(context, builder, value_starts, starts, j))
+                at = v.element_pointer(context, builder, values, v_array, builder.add(start, first_column))
+                row = [
+                    v.load_widened(builder, values.dtype, builder.gep(at, [_I64(c * v.LANES)]))
+                    for c in range(num_vectors)
+                ]
+                for h in range(num_heads):
+                    place = builder.add(builder.mul(s_stride, _I64(h)), j)
+                    weight = builder.load(v.element_pointer(context, builder, scores, s_array, place))
+                    weight = v.splat_ir(builder, weight)
+                    new += [v.fma_ir(builder, weight, lanes, next(old)) for lanes in row]
+            return new
+
+        half = num_heads * num_vectors
+        sums = v.accumulate_ir(builder, end, 2 * half, step)
+        for i, (even, odd) in enumerate(zip(sums[:half], sums[half:], strict=True)):
+            head, vector_number = divmod(i, num_vectors)
+            place = builder.add(builder.mul(dim, _I64(head)), _I64(vector_number * v.LANES))
+            place = builder.add(builder.add(o_start, first_column), place)
+            pointer = v.element_pointer(context, builder, out, o_array, place)
+            v.store_ir(builder, builder.fadd(even, odd), pointer)
+        return context.get_dummy_value()
+
+    index = types.intp
+    return types.void(
+        heads, vectors, scores, index, values, value_starts, index, index, out, index, index
+    ), emit  # fmt: skip
 
 
 @njit(nogil=True, error_model="numpy")
-def _four_pages(q, q_start, keys, page_starts, at, head_dim, scale, scores, position):
-    """Scores of 64 keys in four pages, four chains at a time to keep the multiply-add units busy."""
-    a = b = c = d = v.splat(np.float32(0))
-    k0, k1, k2, k3 = page_starts[at], page_starts[at + 1], page_starts[at + 2], page_starts[at + 3]
-    for i in range(head_dim):
-        value = v.splat(q[q_start + i])
-        a = v.fma(value, v.load(keys, k0 + i * PAGE_SIZE), a)
-        b = v.fma(value, v.load(keys, k1 + i * PAGE_SIZE), b)
-        c = v.fma(value, v.load(keys, k2 + i * PAGE_SIZE), c)
-        d = v.fma(value, v.load(keys, k3 + i * PAGE_SIZE), d)
-    factor = v.splat(scale)
-    v.store(scores, position, v.mul(a, factor))
-    v.store(scores, position + PAGE_SIZE, v.mul(b, factor))
-    v.store(scores, position + 2 * PAGE_SIZE, v.mul(c, factor))
-    v.store(scores, position + 3 * PAGE_SIZE, v.mul(d, factor))
-
-
-@njit(nogil=True, error_model="numpy")
-def _one_page(q, q_start, keys, start, head_dim, scale):
-    """Scores of the sixteen keys of one page."""
-    a = v.splat(np.float32(0))
-    for i in range(head_dim):
-        a = v.fma(v.splat(q[q_start + i]), v.load(keys, start + i * PAGE_SIZE), a)
-    return v.mul(a, v.splat(scale))
-
-
-@njit(nogil=True, error_model="numpy")
-def _softmax(scores, length, padded):
-    """Turn scores[:length] into probabilities in place, sixteen lanes at a time; zeros up to `padded`."""
-    for i in range(length, padded):
+def _softmax(scores, first, length, padded):
+    """Turn `length` scores from `first` on into probabilities in place; zeros up to `padded`, a multiple of 16."""
+    for i in range(first + length, first + padded):
         scores[i] = _NOTHING
     highest = v.splat(_NOTHING)
-    for i in range(0, padded, v.LANES):
+    for i in range(first, first + padded, v.LANES):
         highest = v.maximum(highest, v.load(scores, i))
     top = v.splat(v.max_lanes(highest))
     total = v.splat(np.float32(0))
-    for i in range(0, padded, v.LANES):
+    for i in range(first, first + padded, v.LANES):
         e = v.exp(v.sub(v.load(scores, i), top))
         v.store(scores, i, e)
         total = v.add(total, e)
     factor = v.splat(np.float32(1) / v.sum_lanes(total))
-    for i in range(0, padded, v.LANES):
+    for i in range(first, first + padded, v.LANES):
         v.store(scores, i, v.mul(v.load(scores, i), factor))
 
 
-@njit(nogil=True, error_model="numpy")
-def _mix_64(scores, values, value_starts, length, column, out, out_start):
-    """out[64 columns] = sum_j scores[j] * value_j, even and odd positions in two chains."""
-    a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = v.splat(np.float32(0))
-    for j in range(0, length - 1, 2):
-        p, q = v.splat(scores[j]), v.splat(scores[j + 1])
-        s, t = value_starts[j] + column, value_starts[j + 1] + column
-        a0 = v.fma(p, v.load(values, s), a0)
-        a1 = v.fma(p, v.load(values, s + 16), a1)
-        a2 = v.fma(p, v.load(values, s + 32), a2)
-        a3 = v.fma(p, v.load(values, s + 48), a3)
-        b0 = v.fma(q, v.load(values, t), b0)
-        b1 = v.fma(q, v.load(values, t + 16), b1)
-        b2 = v.fma(q, v.load(values, t + 32), b2)
-        b3 = v.fma(q, v.load(values, t + 48), b3)
-    if length % 2 == 1:
-        p, s = v.splat(scores[length - 1]), value_starts[length - 1] + column
-        a0 = v.fma(p, v.load(values, s), a0)
-        a1 = v.fma(p, v.load(values, s + 16), a1)
-        a2 = v.fma(p, v.load(values, s + 32), a2)
-        a3 = v.fma(p, v.load(values, s + 48), a3)
-    v.store(out, out_start, v.add(a0, b0))
-    v.store(out, out_start + 16, v.add(a1, b1))
-    v.store(out, out_start + 32, v.add(a2, b2))
-    v.store(out, out_start + 48, v.add(a3, b3))
+def _make_block(heads: int):
+    """The kernel for `heads` query heads that share a key-value head."""
+
+    @njit(nogil=True, error_model="numpy")
+    def score(q, q_start, keys, page_starts, natural, length, places, head_dim, scale, scores, stride):
+        num_pages = (natural + PAGE_SIZE - 1) // PAGE_SIZE
+        page = 0
+        while page + 4 <= num_pages:
+            _score_pages(
+                heads, 4, q, q_start, head_dim, keys, page_starts, page, scale, scores, stride, page * PAGE_SIZE
+            )
+            page += 4
+        while page < num_pages:
+            _score_pages(
+                heads, 1, q, q_start, head_dim, keys, page_starts, page, scale, scores, stride, page * PAGE_SIZE
+            )
+            page += 1
+        spare = stride - PAGE_SIZE  # the score of a branch's key is one lane of its page's, computed aside
+        for j in range(natural, length):
+            _score_pages(
+                heads, 1, q, q_start, head_dim, keys, page_starts, num_pages + j - natural, scale, scores, stride, spare
+            )
+            for head in range(heads):
+                scores[head * stride + j] = scores[head * stride + spare + places[j - natural] % PAGE_SIZE]
+
+    @njit(nogil=True, error_model="numpy")
+    def block(
+        q, q_start, keys, values, page_starts, value_starts, natural, branch_slots, length, head_dim, scale,
+        scores, stride, out, out_start,
+    ):  # fmt: skip
+        score(q, q_start, keys, page_starts, natural, length, branch_slots, head_dim, scale, scores, stride)
+        padded = (length + v.LANES - 1) // v.LANES * v.LANES
+        for head in range(heads):
+            _softmax(scores, head * stride, length, padded)
+        pairs = (length + 1) // 2
+        column = 0
+        while column + 64 <= head_dim:
+            _mix_columns(heads, 4, scores, stride, values, value_starts, pairs, column, out, out_start, head_dim)
+            column += 64
+        while column < head_dim:
+            _mix_columns(heads, 1, scores, stride, values, value_starts, pairs, column, out, out_start, head_dim)
+            column += 16
+
+    return block
+
+
+_one_head, _two_heads, _three_heads = (_make_block(heads) for heads in range(1, MOST_HEADS + 1))
 
 
 @njit(nogil=True, error_model="numpy")
-def _mix_16(scores, values, value_starts, length, column, out, out_start):
-    """out[16 columns] = sum_j scores[j] * value_j."""
-    a = v.splat(np.float32(0))
-    for j in range(length):
-        a = v.fma(v.splat(scores[j]), v.load(values, value_starts[j] + column), a)
-    v.store(out, out_start, a)
-
-
-@njit(nogil=True, error_model="numpy")
-def _score(
-    q, q_start, keys, page_starts, natural, branch_slots, page_stride, head_offset, length, head_dim, scale, scores
-):
-    """scores[j] = q . key_j * scale for logical positions j < length."""
+def _locate(page_table, natural, branch_slots, length, page_stride, head_offset, head_dim, page_starts, value_starts):
+    """Where the row's key pages and value rows begin: its pages in order, then the page of each branch slot."""
     num_pages = (natural + PAGE_SIZE - 1) // PAGE_SIZE
-    page = 0
-    while page + 4 <= num_pages:
-        _four_pages(q, q_start, keys, page_starts, page, head_dim, scale, scores, page * PAGE_SIZE)
-        page += 4
-    while page < num_pages:
-        v.store(scores, page * PAGE_SIZE, _one_page(q, q_start, keys, page_starts[page], head_dim, scale))
-        page += 1
-    for j in range(natural, length):
-        slot = branch_slots[j - natural]
-        start = slot // PAGE_SIZE * page_stride + head_offset
-        scores[j] = v.lane(_one_page(q, q_start, keys, start, head_dim, scale), slot % PAGE_SIZE)
-
-
-@njit(nogil=True, error_model="numpy")
-def attend(
-    q, q_start, keys, values, page_table, natural, branch_slots, length, page_stride, head_offset, head_dim, scale,
-    scores, page_starts, value_starts, out, out_start,
-):  # fmt: skip
-    """out[head_dim] = softmax(q . K) V over the `length` logical positions of one row, for one head.
-
-    Args:
-        q, q_start: flat queries and where this head's begin.
-        keys, values: flat pages of one layer's cache (see the module); `page_stride` elements per page,
-            `head_offset` elements before this key-value head inside a page.
-        page_table: page ids of the row's segment; the first `natural` positions lie there in order.
-        branch_slots: slots of the positions natural .. length - 1.
-        scores, page_starts, value_starts: scratch of at least `length` + 80, pages, and `length` entries.
-    """
-    for page in range((natural + PAGE_SIZE - 1) // PAGE_SIZE):
+    for page in range(num_pages):
         start = page_table[page] * page_stride + head_offset
         page_starts[page] = start
         for j in range(PAGE_SIZE):
             value_starts[page * PAGE_SIZE + j] = start + j * head_dim
     for j in range(natural, length):
         slot = branch_slots[j - natural]
-        value_starts[j] = slot // PAGE_SIZE * page_stride + head_offset + slot % PAGE_SIZE * head_dim
-    _score(
-        q, q_start, keys, page_starts, natural, branch_slots, page_stride, head_offset, length, head_dim, scale, scores
-    )
-    _softmax(scores, length, (length + v.LANES - 1) // v.LANES * v.LANES)
-    column = 0
-    while column + 64 <= head_dim:
-        _mix_64(scores, values, value_starts, length, column, out, out_start + column)
-        column += 64
-    while column < head_dim:
-        _mix_16(scores, values, value_starts, length, column, out, out_start + column)
-        column += 16
+        start = slot // PAGE_SIZE * page_stride + head_offset
+        page_starts[num_pages + j - natural] = start
+        value_starts[j] = start + slot % PAGE_SIZE * head_dim
+    value_starts[length] = value_starts[length - 1]  # an odd position more, of weight 0, completes the last pair
+
+
+@njit(nogil=True, error_model="numpy")
+def attend(
+    q, q_start, heads, keys, values, page_table, natural, branch_slots, length, page_stride, head_offset, head_dim,
+    scale, scores, page_starts, value_starts, out, out_start,
+):  # fmt: skip
+    """out[heads, head_dim] = softmax(q K) V over the `length` logical positions of one row.
+
+    Args:
+        q, q_start: flat queries and where those of the `heads` (1 to `MOST_HEADS`) begin.
+        keys, values: flat pages of one layer's cache (see the module); `page_stride` elements per page,
+            `head_offset` elements before the heads' key-value head inside a page.
+        page_table: page ids of the row's segment; the first `natural` positions lie there in order.
+        branch_slots: slots of the positions natural .. length - 1.
+        scores, page_starts, value_starts: scratch of at least `MOST_HEADS` times `length` + 96, pages plus branch
+            slots, and `length` + 16 entries.
+    """
+    _locate(page_table, natural, branch_slots, length, page_stride, head_offset, head_dim, page_starts, value_starts)
+    stride = len(scores) // MOST_HEADS
+    if heads == 1:
+        _one_head(
+            q, q_start, keys, values, page_starts, value_starts, natural, branch_slots, length, head_dim, scale,
+            scores, stride, out, out_start,
+        )  # fmt: skip
+    elif heads == 2:
+        _two_heads(
+            q, q_start, keys, values, page_starts, value_starts, natural, branch_slots, length, head_dim, scale,
+            scores, stride, out, out_start,
+        )  # fmt: skip
+    else:
+        _three_heads(
+            q, q_start, keys, values, page_starts, value_starts, natural, branch_slots, length, head_dim, scale,
+            scores, stride, out, out_start,
+        )  # fmt: skip

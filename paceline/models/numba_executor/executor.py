@@ -12,15 +12,17 @@ from paceline.errors import InvalidParameter
 from paceline.models.base import PAGE_SIZE, ForwardOutput, KVCache, Rows, checked_layers
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
+from paceline.models.numba_executor.attention import MOST_HEADS
 from paceline.models.numba_executor.forward import Batch, Scratch, Shape, Weights, num_counters
+from paceline.models.numba_executor.gemm import PANEL
 from paceline.models.numba_executor.kernel_cache import compiled_forward
 from paceline.models.numba_executor.team import Team
 from paceline.models.numba_executor.weights import Progress, load_weights, shape_of
 from paceline.models.rope import inverse_frequencies
 from paceline.models.rows import Part, build_rows
 
-SLACK = 80
-"""Entries of the attention scratch behind the last position, because whole pages are scored."""
+SLACK = 96
+"""Entries of the attention scratch behind the last position: whole pages are scored, and one aside."""
 
 
 class NumbaCache:
@@ -175,11 +177,12 @@ def _new_scratch(shape: Shape, num_threads: int, rows: int, asked: int, context:
         normed=floats(max(rows, asked) * shape.hidden),
         qkv=floats(rows * shape.qkv),
         mixed=floats(rows * shape.heads * shape.head_dim),
-        gate_up=floats(rows * 2 * shape.inner),
         inner=floats(rows * shape.inner),
         logits=floats(asked * shape.vocab),
         taps=floats(tapped_rows * shape.hidden),
-        scores=floats(num_threads, pages * PAGE_SIZE + SLACK),
-        page_starts=np.empty((num_threads, pages), np.int64),
+        gate_up=floats(num_threads, rows * 2 * PANEL),
+        wide=floats(num_threads, PANEL * max(shape.hidden, shape.inner, shape.heads * shape.head_dim)),
+        scores=floats(num_threads, MOST_HEADS * (pages * PAGE_SIZE + SLACK)),
+        page_starts=np.empty((num_threads, pages * PAGE_SIZE), np.int64),  # a branch may have a page per slot
         value_starts=np.empty((num_threads, pages * PAGE_SIZE + SLACK), np.int64),
     )

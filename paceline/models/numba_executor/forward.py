@@ -15,7 +15,7 @@ from numba import njit
 
 from paceline.models.base import PAGE_SIZE
 from paceline.models.numba_executor import vector as v
-from paceline.models.numba_executor.attention import attend
+from paceline.models.numba_executor.attention import MOST_HEADS, attend
 from paceline.models.numba_executor.gemm import PANEL, multiply
 from paceline.models.numba_executor.team import barrier, take
 
@@ -82,17 +82,18 @@ class Batch(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Buffers of one pass, flat but for the last three, which are [threads, ...]."""
+    """Buffers of one pass, flat but for the last five, which are [threads, ...]."""
 
     counters: np.ndarray
     hidden: np.ndarray
     normed: np.ndarray
     qkv: np.ndarray
     mixed: np.ndarray
-    gate_up: np.ndarray
     inner: np.ndarray
     logits: np.ndarray
     taps: np.ndarray
+    gate_up: np.ndarray
+    wide: np.ndarray
     scores: np.ndarray
     page_starts: np.ndarray
     value_starts: np.ndarray
@@ -126,7 +127,13 @@ def _embed_row(token, weights, hidden_size, out, out_start):
 @njit(nogil=True, error_model="numpy")
 def _rotate(x, start, cos, sin, angle_start, half):
     """Rotary embedding of one head in place, halves paired as in transformers."""
-    for i in range(half):
+    whole = half // v.LANES * v.LANES
+    for i in range(0, whole, v.LANES):
+        a, b = v.load(x, start + i), v.load(x, start + half + i)
+        c, s = v.load(cos, angle_start + i), v.load(sin, angle_start + i)
+        v.store(x, start + i, v.sub(v.mul(a, c), v.mul(b, s)))
+        v.store(x, start + half + i, v.add(v.mul(b, c), v.mul(a, s)))
+    for i in range(whole, half):
         a, b = x[start + i], x[start + half + i]
         c, s = cos[angle_start + i], sin[angle_start + i]
         x[start + i] = a * c - b * s
@@ -151,32 +158,39 @@ def _place_row(row, layer, shape, weights, batch, qkv, keys, values, layer_strid
 
 
 @njit(nogil=True, error_model="numpy")
-def _attend_item(item, layer, thread, shape, batch, scratch, keys, values, layer_stride):
-    """One head of one row."""
-    row, head = divmod(item, shape.heads)
+def _blocks_per_group(shape):
+    """Blocks of at most `MOST_HEADS` heads that the query heads of one key-value head fall into."""
+    return (shape.heads // shape.kv_heads + MOST_HEADS - 1) // MOST_HEADS
+
+
+@njit(nogil=True, error_model="numpy")
+def _attend_item(row, block, layer, thread, shape, batch, scratch, keys, values, layer_stride):
+    """One block of heads of one row; a group's heads are spread evenly over its blocks."""
+    group, blocks = shape.heads // shape.kv_heads, _blocks_per_group(shape)
+    kv_head, number = divmod(block, blocks)
+    head = kv_head * group + number * group // blocks
+    heads = kv_head * group + (number + 1) * group // blocks - head
     dim = shape.head_dim
     first = layer * layer_stride
     attend(
-        scratch.qkv, row * shape.qkv + head * dim, keys[first:first + layer_stride], values[first:first + layer_stride],
-        batch.page_tables[batch.segments[row]], batch.natural_lengths[row], batch.branch_slots[row],
-        batch.num_keys[row], shape.kv_heads * dim * PAGE_SIZE,
-        head // (shape.heads // shape.kv_heads) * dim * PAGE_SIZE, dim, np.float32(1 / np.sqrt(dim)),
-        scratch.scores[thread], scratch.page_starts[thread], scratch.value_starts[thread],
-        scratch.mixed, item * dim,
+        scratch.qkv, row * shape.qkv + head * dim, heads, keys[first:first + layer_stride],
+        values[first:first + layer_stride], batch.page_tables[batch.segments[row]], batch.natural_lengths[row],
+        batch.branch_slots[row], batch.num_keys[row], shape.kv_heads * dim * PAGE_SIZE, kv_head * dim * PAGE_SIZE,
+        dim, np.float32(1 / np.sqrt(dim)), scratch.scores[thread], scratch.page_starts[thread],
+        scratch.value_starts[thread], scratch.mixed, (row * shape.heads + head) * dim,
     )  # fmt: skip
 
 
 @njit(nogil=True, error_model="numpy")
-def _gate(scratch, num_rows, first_pair, last_pair, inner):
-    """inner = silu(gate) * up for panel pairs first..last."""
+def _gate(gate_up, num_rows, out, out_start, out_stride):
+    """out = silu(gate) * up for one pair of panels, [num_rows, gate panel | up panel]."""
     one = v.splat(np.float32(1))
     for row in range(num_rows):
-        for pair in range(first_pair, last_pair):
-            for i in range(0, PANEL, v.LANES):
-                at = row * 2 * inner + pair * 2 * PANEL + i
-                gate, up = v.load(scratch.gate_up, at), v.load(scratch.gate_up, at + PANEL)
-                decay = v.exp(v.sub(v.splat(np.float32(0)), gate))
-                v.store(scratch.inner, row * inner + pair * PANEL + i, v.div(v.mul(gate, up), v.add(one, decay)))
+        for i in range(0, PANEL, v.LANES):
+            at = row * 2 * PANEL + i
+            gate, up = v.load(gate_up, at), v.load(gate_up, at + PANEL)
+            decay = v.exp(v.sub(v.splat(np.float32(0)), gate))
+            v.store(out, out_start + row * out_stride + i, v.div(v.mul(gate, up), v.add(one, decay)))
 
 
 @njit(nogil=True, error_model="numpy")
@@ -197,7 +211,7 @@ def _norm_rows(scratch, phase, num_threads, num_rows, weight, weight_start, hidd
 
 @njit(nogil=True, error_model="numpy")
 def _product(
-    counters, phase, num_threads, x, num_rows, depth, w, scales, bias, layer, columns, out, add
+    counters, phase, num_threads, x, num_rows, depth, w, scales, bias, layer, columns, out, add, wide
 ):  # fmt: skip
     """out (+)= x W^T of one layer's matrix [columns, depth], panels taken in chunks."""
     panels = columns // PANEL
@@ -205,26 +219,27 @@ def _product(
     first = take(counters, phase, size, panels)
     while first >= 0:
         multiply(
-            x, num_rows, depth, w, layer * columns * depth, scales, bias, layer * columns, out, columns,
-            first, min(first + size, panels), add,
+            x, num_rows, depth, w, layer * columns * depth, scales, bias, layer * columns, out, 0, columns,
+            first, min(first + size, panels), add, wide,
         )  # fmt: skip
         first = take(counters, phase, size, panels)
 
 
 @njit(nogil=True, error_model="numpy")
-def _gated_product(counters, phase, num_threads, num_rows, shape, weights, scratch, layer):
-    """scratch.inner = silu(gate) * up: each thread gates the panel pairs it multiplied."""
+def _gated_product(counters, phase, thread, num_threads, num_rows, shape, weights, scratch, layer):
+    """scratch.inner = silu(gate) * up: a thread gates each pair of panels while it is still in its cache."""
     pairs, columns = shape.inner // PANEL, 2 * shape.inner
+    buffer = scratch.gate_up[thread]
     size = _chunk(pairs, num_threads)
     first = take(counters, phase, size, pairs)
     while first >= 0:
-        last = min(first + size, pairs)
-        multiply(
-            scratch.normed, num_rows, shape.hidden, weights.gate_up, layer * columns * shape.hidden,
-            weights.gate_up_scales, weights.gate_up_scales[:0], layer * columns, scratch.gate_up, columns,
-            2 * first, 2 * last, False,
-        )  # fmt: skip
-        _gate(scratch, num_rows, first, last, shape.inner)
+        for pair in range(first, min(first + size, pairs)):
+            multiply(
+                scratch.normed, num_rows, shape.hidden, weights.gate_up, layer * columns * shape.hidden,
+                weights.gate_up_scales, weights.gate_up_scales[:0], layer * columns, buffer, -2 * PANEL * pair,
+                2 * PANEL, 2 * pair, 2 * pair + 2, False, scratch.wide[thread],
+            )  # fmt: skip
+            _gate(buffer, num_rows, scratch.inner, pair * PANEL, shape.inner)
         first = take(counters, phase, size, pairs)
 
 
@@ -240,12 +255,14 @@ def _place_rows(phase, layer, num_threads, num_rows, shape, weights, batch, scra
 
 @njit(nogil=True, error_model="numpy")
 def _attend_rows(phase, layer, thread, num_threads, num_rows, shape, batch, scratch, keys, values, layer_stride):
-    items = num_rows * shape.heads
-    size = 1 if num_rows < 2 * num_threads else shape.heads
+    blocks = shape.kv_heads * _blocks_per_group(shape)
+    items = num_rows * blocks
+    size = 1 if num_rows < 2 * num_threads else blocks
     first = take(scratch.counters, phase, size, items)
     while first >= 0:
         for item in range(first, min(first + size, items)):
-            _attend_item(item, layer, thread, shape, batch, scratch, keys, values, layer_stride)
+            row, block = divmod(item, blocks)
+            _attend_item(row, block, layer, thread, shape, batch, scratch, keys, values, layer_stride)
         first = take(scratch.counters, phase, size, items)
 
 
@@ -268,7 +285,7 @@ def _layer(layer, met, thread, num_threads, num_rows, shape, eps, weights, batch
     met = barrier(counters, met, num_threads)
     _product(
         counters, phase + 1, num_threads, scratch.normed, num_rows, hidden, weights.qkv, weights.qkv_scales,
-        weights.qkv_bias, layer, shape.qkv, scratch.qkv, False,
+        weights.qkv_bias, layer, shape.qkv, scratch.qkv, False, scratch.wide[thread],
     )  # fmt: skip
     met = barrier(counters, met, num_threads)
     _place_rows(phase + 2, layer, num_threads, num_rows, shape, weights, batch, scratch, keys, values, layer_stride)
@@ -277,16 +294,16 @@ def _layer(layer, met, thread, num_threads, num_rows, shape, eps, weights, batch
     met = barrier(counters, met, num_threads)
     _product(
         counters, phase + 4, num_threads, scratch.mixed, num_rows, heads_width, weights.output, weights.output_scales,
-        no_bias, layer, hidden, scratch.hidden, True,
+        no_bias, layer, hidden, scratch.hidden, True, scratch.wide[thread],
     )  # fmt: skip
     met = barrier(counters, met, num_threads)
     _norm_rows(scratch, phase + 5, num_threads, num_rows, weights.mlp_norm, layer * hidden, hidden, eps)
     met = barrier(counters, met, num_threads)
-    _gated_product(counters, phase + 6, num_threads, num_rows, shape, weights, scratch, layer)
+    _gated_product(counters, phase + 6, thread, num_threads, num_rows, shape, weights, scratch, layer)
     met = barrier(counters, met, num_threads)
     _product(
         counters, phase + 7, num_threads, scratch.inner, num_rows, shape.inner, weights.down, weights.down_scales,
-        no_bias, layer, hidden, scratch.hidden, True,
+        no_bias, layer, hidden, scratch.hidden, True, scratch.wide[thread],
     )  # fmt: skip
     return barrier(counters, met, num_threads)
 
@@ -309,7 +326,7 @@ def _head(met, thread, num_threads, num_rows, shape, eps, weights, batch, scratc
     met = barrier(counters, met, num_threads)
     _product(
         counters, phase, num_threads, scratch.normed, asked, hidden, weights.head, weights.head_scales,
-        weights.head_scales[:0], 0, shape.vocab, scratch.logits, False,
+        weights.head_scales[:0], 0, shape.vocab, scratch.logits, False, scratch.wide[thread],
     )  # fmt: skip
     return barrier(counters, met, num_threads)
 

@@ -23,6 +23,8 @@ PANEL = 32
 """Output rows per panel of packed weights."""
 TILE_ROWS = 12
 """Most rows of activations in one tile: 24 of the 32 vector registers of AVX-512."""
+WIDEN_FROM = 4
+"""Tiles per panel from which on widening it first is worth the detour through the cache."""
 PREFETCH_BYTES = 8192
 """How far ahead weights are asked for from memory; the processor's own prefetching stops at every 4 KiB page."""
 CACHE_BYTES = 1 << 20
@@ -57,28 +59,18 @@ def _accumulate(typingctx, rows, x, x_start, x_stride, w, w_start, depth):
         x_pointer = v.element_pointer(context, builder, x, x_array, x_first)
         w_pointer = v.element_pointer(context, builder, w, w_array, w_first)
         x_rows = [builder.gep(x_pointer, [builder.mul(stride, _I64(r))]) for r in range(count)]
-        before, loop, done = builder.block, builder.append_basic_block("k"), builder.append_basic_block("end")
-        builder.branch(loop)
-        builder.position_at_end(loop)
-        k = builder.phi(_I64)
-        sums = [builder.phi(v.VECTOR_IR) for _ in range(2 * count)]
-        panel = builder.gep(w_pointer, [builder.mul(k, _I64(PANEL))])
-        v.prefetch_ir(builder, builder.gep(panel, [_I64(PREFETCH_BYTES // w.dtype.bitwidth * 8)]))
-        halves = [v.load_widened(builder, w.dtype, builder.gep(panel, [_I64(h * v.LANES)])) for h in range(2)]
-        new = []
-        for r in range(count):
-            activation = v.splat_ir(builder, builder.load(builder.gep(x_rows[r], [k])))
-            new += [v.fma_ir(builder, half, activation, sums[2 * r + h]) for h, half in enumerate(halves)]
-        following = builder.add(k, _I64(1))
-        for phi, start, value in [
-            (k, _I64(0), following),
-            *((s, s.type(None), n) for s, n in zip(sums, new, strict=True)),
-        ]:
-            phi.add_incoming(start, before)
-            phi.add_incoming(value, loop)
-        builder.cbranch(builder.icmp_signed("<", following, end), loop, done)
-        builder.position_at_end(done)
-        return context.make_tuple(builder, result, new)
+
+        def step(k, sums):
+            panel = builder.gep(w_pointer, [builder.mul(k, _I64(PANEL))])
+            v.prefetch_ir(builder, builder.gep(panel, [_I64(PREFETCH_BYTES // w.dtype.bitwidth * 8)]))
+            halves = [v.load_widened(builder, w.dtype, builder.gep(panel, [_I64(h * v.LANES)])) for h in range(2)]
+            new = []
+            for r in range(count):
+                activation = v.splat_ir(builder, builder.load(builder.gep(x_rows[r], [k])))
+                new += [v.fma_ir(builder, half, activation, sums[2 * r + h]) for h, half in enumerate(halves)]
+            return new
+
+        return context.make_tuple(builder, result, v.accumulate_ir(builder, end, 2 * count, step))
 
     return result(rows, x, types.intp, types.intp, w, types.intp, types.intp), emit
 
@@ -182,8 +174,25 @@ def _any_tile(rows, x, x_start, depth, w, w_start, scales, bias, column, out, ou
         _t12(x, x_start, depth, w, w_start, scales, bias, column, out, out_start, out_stride, add)
 
 
+@intrinsic
+def _is_narrow(typingctx, w):
+    """Whether weights are stored in fewer bits than they are multiplied in: a constant for the compiler."""
+    narrow = w.dtype != types.float32
+    return types.boolean(w), lambda context, builder, sig, args: ir.Constant(ir.IntType(1), narrow)
+
+
 @njit(nogil=True, error_model="numpy")
-def multiply(x, num_rows, depth, w, w_first, scales, bias, vector_first, out, out_stride, first_panel, last_panel, add):
+def _widen(w, start, size, wide):
+    """wide[0:size] = `size` weights from w[start] on, as float32."""
+    for i in range(0, size, v.LANES):
+        v.store(wide, i, v.load(w, start + i))
+
+
+@njit(nogil=True, error_model="numpy")
+def multiply(
+    x, num_rows, depth, w, w_first, scales, bias, vector_first, out, out_first, out_stride, first_panel, last_panel,
+    add, wide,
+):  # fmt: skip
     """out[row, column] (+)= sum_k x[row, k] w[column, k] * scales[column] + bias[column] for panels first..last.
 
     Args:
@@ -191,16 +200,29 @@ def multiply(x, num_rows, depth, w, w_first, scales, bias, vector_first, out, ou
         w, w_first: packed panels and the element where this matrix begins in them.
         scales, bias, vector_first: flat float32 vectors per output column and where this matrix's begin; an empty
             `bias` adds nothing.
-        out, out_stride: flat [num_rows, out_stride] float32.
+        out, out_first, out_stride: flat float32; output (row, column) is out[out_first + row * out_stride + column], so
+            that a negative `out_first` shifts the first panel to the front of a small buffer.
         add: add to what `out` holds (a residual connection).
+        wide: scratch for a panel, at least 32 * depth float32. With many rows a panel is widened once for all of them
+            and not once per tile; the numbers are the same.
     """
     block_rows = max(TILE_ROWS, CACHE_BYTES // (4 * depth) // TILE_ROWS * TILE_ROWS)
     for block in range(0, num_rows, block_rows):
         block_end = min(block + block_rows, num_rows)
         for panel in range(first_panel, last_panel):
             column = panel * PANEL
-            for row in range(block, block_end, TILE_ROWS):
+            start, row = w_first + column * depth, block
+            if _is_narrow(w) and block_end - block >= WIDEN_FROM * TILE_ROWS:
+                _widen(w, start, PANEL * depth, wide)
+                while row + TILE_ROWS <= block_end:
+                    _t12(
+                        x, row * depth, depth, wide, 0, scales, bias, vector_first + column, out,
+                        out_first + row * out_stride + column, out_stride, add,
+                    )  # fmt: skip
+                    row += TILE_ROWS
+            while row < block_end:
                 _any_tile(
-                    min(TILE_ROWS, block_end - row), x, row * depth, depth, w, w_first + column * depth, scales, bias,
-                    vector_first + column, out, row * out_stride + column, out_stride, add,
+                    min(TILE_ROWS, block_end - row), x, row * depth, depth, w, start, scales, bias,
+                    vector_first + column, out, out_first + row * out_stride + column, out_stride, add,
                 )  # fmt: skip
+                row += TILE_ROWS

@@ -18,6 +18,7 @@ LANES = 16
 _F32 = ir.FloatType()
 _I32 = ir.IntType(32)
 VECTOR_IR = ir.VectorType(_F32, LANES)
+_ZERO = ir.Constant(VECTOR_IR, [0.0] * LANES)
 
 
 class Vector(types.Type):
@@ -62,6 +63,11 @@ def load_widened(builder: ir.IRBuilder, dtype: types.Type, pointer: ir.Value) ->
     return builder.sitofp(builder.sext(raw, wide), VECTOR_IR)
 
 
+def store_ir(builder: ir.IRBuilder, value: ir.Value, pointer: ir.Value) -> None:
+    """Sixteen float32 elements to a pointer of any alignment."""
+    builder.store(value, builder.bitcast(pointer, VECTOR_IR.as_pointer()), align=4)
+
+
 def fma_ir(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
     """a * b + c, one rounding."""
     return _call(builder, "llvm.fma.v16f32", VECTOR_IR, [a, b, c])
@@ -73,6 +79,24 @@ def prefetch_ir(builder: ir.IRBuilder, pointer: ir.Value) -> None:
     kind = ir.FunctionType(ir.VoidType(), [byte.type, _I32, _I32, _I32])
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
     builder.call(function, [byte, _I32(0), _I32(2), _I32(1)])
+
+
+def accumulate_ir(builder: ir.IRBuilder, steps: ir.Value, count: int, step) -> list[ir.Value]:
+    """`count` vectors that start at zero and go through step(i, vectors) -> vectors for i in 0 .. steps - 1 (>= 1)."""
+    index = steps.type
+    before, loop, done = builder.block, builder.append_basic_block("step"), builder.append_basic_block("end")
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    i = builder.phi(index)
+    sums = [builder.phi(VECTOR_IR) for _ in range(count)]
+    new = step(i, sums)
+    following = builder.add(i, index(1))
+    for phi, start, value in [(i, index(0), following), *((s, _ZERO, n) for s, n in zip(sums, new, strict=True))]:
+        phi.add_incoming(start, before)
+        phi.add_incoming(value, builder.block)
+    builder.cbranch(builder.icmp_signed("<", following, steps), loop, done)
+    builder.position_at_end(done)
+    return new
 
 
 def _call(builder: ir.IRBuilder, name: str, result: ir.Type, args: list[ir.Value]) -> ir.Value:
@@ -155,8 +179,7 @@ def store(typingctx, array, index, value):
     """store(array, index, vector): sixteen consecutive float32 elements."""
 
     def emit(context, builder, sig, args):
-        pointer = element_pointer(context, builder, array, args[0], args[1])
-        builder.store(args[2], builder.bitcast(pointer, VECTOR_IR.as_pointer()), align=4)
+        store_ir(builder, args[2], element_pointer(context, builder, array, args[0], args[1]))
         return context.get_dummy_value()
 
     return types.void(array, types.intp, vector), emit
