@@ -10,7 +10,7 @@ from numba import njit
 _NOBODY = -1
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def run_batched(
     times,
     models,
@@ -70,7 +70,7 @@ def run_batched(
     return busy
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _advance(group, until, times, models, cost, state, served, rejected, latencies, routes):
     """Start all batches of `group` that start before `until`."""
     slos, hold_latency, sizes, num_stages, overhead = cost
@@ -108,7 +108,7 @@ def _advance(group, until, times, models, cost, state, served, rejected, latenci
         _leave(group, model, sizes[size], times, models, heads, tails, behind, latencies, clock + overhead)
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _count(oldest, model, start, most, times, models, behind):
     """Requests for `model` that wait at `start`, at most `most`."""
     count, i = 0, oldest
@@ -119,7 +119,7 @@ def _count(oldest, model, start, most, times, models, behind):
     return count
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _leave(group, model, count, times, models, heads, tails, behind, latencies, finish):
     """Take the `count` oldest requests for `model` out of the queue; they finish at `finish` (NaN: turned away)."""
     before, i = _NOBODY, heads[group]

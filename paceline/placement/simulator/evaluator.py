@@ -13,9 +13,8 @@ import numpy as np
 from paceline.placement.case import Case
 from paceline.placement.placement import Group, Placement, validate
 from paceline.placement.profile import ParallelConfig
-from paceline.placement.simulator.batched import run_batched
+from paceline.placement.simulator.compiled import compiled_run, compiled_run_batched
 from paceline.placement.simulator.holds import ControllerRules, HoldMaker, Holds
-from paceline.placement.simulator.kernel import run
 from paceline.placement.simulator.result import Score, SimulationResult, fractions, nearest_rank
 from paceline.placement.simulator.streams import Streams
 from paceline.placement.workload import Workload
@@ -155,14 +154,14 @@ class Evaluator:
         arrivals = times, models, self._slos[list(holds.models)], holds.first_hold, holds.group
         if self.rules.batch_sizes == (1,):
             cost = holds.latency[:, 0], holds.num_stages, self.rules.overhead, max_rejected
-            latency_sum = run(*arrivals, *cost, counts[0], counts[1], latencies, routes)
+            latency_sum = compiled_run()(*arrivals, *cost, counts[0], counts[1], latencies, routes)
             busy = np.zeros((len(holds.num_stages), holds.latency.shape[2]))
             np.add.at(busy, holds.group, counts[0][:, None] * holds.latency[:, 0])
         else:
             cost = holds.latency, np.array(self.rules.batch_sizes), holds.num_stages, self.rules.overhead
             latencies = latencies if len(latencies) else np.full(len(times), np.nan)
             routes = routes if len(routes) else np.full(len(times), -1, np.int32)
-            busy = run_batched(*arrivals, *cost, counts[0], counts[1], latencies, routes)
+            busy = compiled_run_batched()(*arrivals, *cost, counts[0], counts[1], latencies, routes)
             latency_sum = float(np.nansum(latencies)) if counts[1].sum() <= max_rejected else float("nan")
         table = np.zeros((2, len(holds.num_stages), len(self.case.models)), np.int64)
         table[:, holds.group, holds.model] = counts

@@ -7,7 +7,7 @@ import numpy as np
 from numba import njit
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def run(
     times, models, slos, first_hold, hold_group, hold_latency, num_stages, overhead, max_rejected, served, rejected,
     latencies, routes

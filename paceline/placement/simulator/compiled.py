@@ -1,0 +1,19 @@
+"""The simulator's kernels with their machine code kept on disk."""
+
+from functools import cache
+from pathlib import Path
+
+from paceline.models.kernel_disk import keep_on_disk
+from paceline.placement.simulator import batched, kernel
+
+
+@cache
+def compiled_run():
+    """`kernel.run`."""
+    return keep_on_disk(kernel.run, [Path(kernel.__file__)])
+
+
+@cache
+def compiled_run_batched():
+    """`batched.run_batched`."""
+    return keep_on_disk(batched.run_batched, [Path(batched.__file__)])
