@@ -4,10 +4,8 @@ A layer on t devices takes max(operations / peak, bytes / bandwidth) / t plus it
 out: a pass here is one forward pass over a fixed number of tokens.
 """
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -107,7 +105,7 @@ def measured_costs(
     """Costs of a model of equal layers whose whole pass was measured on one device.
 
     Args:
-        seconds_by_rows: t(M), e.g. from `read_cost_profile`.
+        seconds_by_rows: t(M), e.g. the ``prefill_cost`` of a `scheduling.profile.Profile` that `paceline tune` wrote.
         num_rows: rows of a pass, tokens times batch.
         weight_mem: bytes of the whole model.
         hand_over: seconds to send a pass's activations to the next stage.
@@ -118,19 +116,3 @@ def measured_costs(
     each = np.full(num_layers, seconds_by_rows(num_rows) / num_layers)
     mem = np.full(num_layers, weight_mem / num_layers)
     return LayerCosts({1: each}, mem, np.full(num_layers, hand_over))
-
-
-def read_cost_profile(path: str | Path) -> CostProfile:
-    """t(M) from a JSON file: ``{"seconds_by_rows": {"1": 0.01, ...}}``, or the inner table alone.
-
-    Raises:
-        InvalidParameter: the file cannot be read or holds no such table.
-    """
-    try:
-        values = json.loads(Path(path).read_text(encoding="utf-8"))
-        table: Mapping[str, float] = values.get("seconds_by_rows", values)
-        points = {int(rows): float(seconds) for rows, seconds in table.items()}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        problem = f"cannot read {path} ({error})"
-        raise InvalidParameter("cost_profile", problem, 'give {"seconds_by_rows": {"1": seconds, ...}}') from None
-    return CostProfile(points)

@@ -2,7 +2,7 @@
 
 The paper's requests are one pass each (`simulator/`). A language model's are a prefill and many decodes, which share
 passes with other requests and may be speculated. Here `scheduling.Scheduler` decides, exactly as it does in an engine,
-and a cost curve t(M) tells how long a pass over M rows takes. Not the place for real tokens: every token is 0.
+and a cost profile tells how long a pass takes. Not the place for real tokens: every token is 0.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class ServingModel:
     """A target with its drafter, as costs and rates.
 
     Args:
-        pass_seconds: t(M), a target pass over M rows.
+        pass_seconds: t(M, context), a target pass over M rows behind that many tokens on average.
         acceptance_rate: alpha, the chance that a drafted token stands when the ones before it did.
         draft_seconds: one draft step; the drafts of a pass are made together, one step per token of the longest.
         length: how many tokens are drafted; none when left out.
@@ -141,7 +141,8 @@ class _Serving:
     def _step(self) -> None:
         plan = self.scheduler.schedule(self.now)
         longest = max((grant.draft_budget for grant in plan.grants), default=0)
-        self.now += self.model.pass_seconds(plan.num_rows) + longest * self.model.draft_seconds
+        context = sum(grant.num_rows * grant.start for grant in plan.grants) / plan.num_rows
+        self.now += self.model.pass_seconds(plan.num_rows, context) + longest * self.model.draft_seconds
         self.num_passes += 1
         commits = self.scheduler.update([self._compute(grant) for grant in plan.grants], self.now)
         for grant, commit in zip(plan.grants, commits, strict=True):

@@ -5,8 +5,12 @@ import numpy as np
 from paceline.placement import Case, Placement
 
 
-def plain_simulate(placement: Placement, case: Case) -> list[float | None]:
-    """Seconds from arrival to answer of each request, None where it was turned away."""
+def plain_simulate(placement: Placement, case: Case, wrong: str = "") -> list[float | None]:
+    """Seconds from arrival to answer of each request, None where it was turned away.
+
+    `wrong` breaks a rule: rejected requests "occupy" their group, or the group that frees "first" by its first stage is
+    taken.
+    """
     clocks = [[0.0] * group.parallel.pipeline for group in placement.groups]
     answers: list[float | None] = []
     for arrival, model in zip(case.workload.times.tolist(), case.workload.models.tolist(), strict=True):
@@ -14,11 +18,11 @@ def plain_simulate(placement: Placement, case: Case) -> list[float | None]:
         if not holding:
             answers.append(None)
             continue
-        chosen = min(holding, key=lambda g: (clocks[g][-1], g))
+        chosen = min(holding, key=lambda g: (clocks[g][0 if wrong == "first" else -1], g))
         passed = _pass(arrival, clocks[chosen], _stage_seconds(placement, case, chosen, model))
         latency = passed[-1] + 0.011 - arrival
         in_time = latency <= np.float32(case.models[model].slo)
-        if in_time:
+        if in_time or wrong == "occupy":
             clocks[chosen] = passed
         answers.append(latency if in_time else None)
     return answers

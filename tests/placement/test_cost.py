@@ -1,5 +1,3 @@
-import json
-
 import pytest
 
 from paceline.errors import InvalidParameter
@@ -9,7 +7,6 @@ from paceline.placement.cost import (
     LayerWork,
     analytic_costs,
     measured_costs,
-    read_cost_profile,
     transformer_layers,
 )
 from paceline.placement.parallelise import profile_from_layers
@@ -47,24 +44,11 @@ def test_profile_of_a_transformer():
     assert max(tensor.weight_mem) == pytest.approx(max(one.weight_mem) / 4)
 
 
-def test_measured_tables(tmp_path):
-    path = tmp_path / "cost.json"
-    path.write_text(json.dumps({"seconds_by_rows": {"1": 0.01, "8": 0.02}}))
-    curve = read_cost_profile(path)
-    assert curve(8) == 0.02
-    path.write_text(json.dumps({"4": 0.03}))
-    assert read_cost_profile(path)(4) == 0.03
+def test_measured_passes_are_spread_over_equal_layers():
+    curve = CostProfile({1: 0.01, 8: 0.02})
     profile = profile_from_layers("m", measured_costs(curve, 8, 10, 100.0, hand_over=1e-3), max_devices=2)
     assert profile.stages(ParallelConfig(1, 1)).total_latency == pytest.approx(0.02)
     assert profile.stages(ParallelConfig(1, 2)).latency == pytest.approx((0.011, 0.01))
-
-
-@pytest.mark.parametrize("text", ["[1]", "{", '{"seconds_by_rows": {"one": 1}}', '{"1": -1}', "{}"])
-def test_bad_tables_are_refused(tmp_path, text):
-    path = tmp_path / "cost.json"
-    path.write_text(text)
-    with pytest.raises(InvalidParameter):
-        read_cost_profile(path)
 
 
 @pytest.mark.parametrize(

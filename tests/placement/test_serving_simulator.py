@@ -45,6 +45,13 @@ def test_speculation_pays_only_where_rows_are_cheap():
     assert dear.throughput < plain_dear.throughput
 
 
+def test_long_contexts_take_longer():
+    curve = CostProfile.by_context({0: {1: 0.01}, 1000: {1: 0.02}})
+    result = simulate_serving([TokenRequest(0.0, 500, 2)], ServingModel(curve))
+    assert result.ttft == pytest.approx([0.01])  # the prompt has nothing before it
+    assert result.tbt == pytest.approx([0.015])
+
+
 def test_load_costs_attainment():
     def attainment(gap: float) -> float:
         requests = [TokenRequest(gap * i, 200, 30) for i in range(60)]

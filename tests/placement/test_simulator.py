@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from paceline.errors import InvalidParameter
-from paceline.placement import Evaluator, Placement, Workload, simulate
+from paceline.placement import ControllerRules, Evaluator, Placement, Workload, simulate
 from paceline.placement.simulator import components
 from tests.placement.cases import make_case
 from tests.placement.plain_simulator import plain_simulate
@@ -32,6 +32,12 @@ def test_it_does_what_the_rules_say(lists, slo_scale):
     assert result.slo_attainment == pytest.approx(1 - result.num_rejected / result.num_requests, abs=1e-12)
 
 
+@pytest.mark.parametrize("wrong", ["occupy", "first"])
+def test_the_twin_would_notice_a_broken_rule(wrong):
+    case, placement = make_case(), Placement.from_lists([[1, 2, [0, 1, 3]], [1, 2, [1, 2]]])
+    assert plain_simulate(placement, case, wrong) != plain_simulate(placement, case)
+
+
 @pytest.mark.parametrize("lists", PLACEMENTS.values(), ids=PLACEMENTS.keys())
 def test_components_add_up_to_the_whole(lists):
     evaluator, placement = Evaluator(make_case()), Placement.from_lists(lists)
@@ -44,6 +50,16 @@ def test_components_add_up_to_the_whole(lists):
         np.testing.assert_allclose(
             score.busy / evaluator.workload.duration, np.nanmean(result.utilization, axis=1) if lists else [], rtol=1e-6
         )
+
+
+@pytest.mark.parametrize("rules", [ControllerRules(), ControllerRules(batch_sizes=(1, 2))])
+def test_a_tally_gives_up_at_the_first_rejection_too_many(rules):
+    evaluator, groups = Evaluator(make_case(), rules=rules), Placement.from_lists([[1, 1, [0, 1]]]).groups
+    outcome = evaluator.component(groups)
+    served, rejected = int(outcome.served.sum()), int(outcome.rejected.sum())
+    assert rejected > 0
+    assert evaluator.tally(groups, rejected) == (served, outcome.latency_sum)
+    assert evaluator.tally(groups, rejected - 1) is None
 
 
 def test_components_are_joined_through_shared_models():
