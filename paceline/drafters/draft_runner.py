@@ -9,6 +9,7 @@ forgotten, so the cache is that of a fresh prefill of the committed tokens. Not 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -149,7 +150,15 @@ class DraftRunner:
         del stored.pages[needed:]
 
 
-def grow_all(runners: Sequence[DraftRunner], growths: Sequence[Growth]) -> None:
+class Runner(Protocol):
+    """What scores trees as `DraftRunner` does."""
+
+    def admit(self, growth: Growth) -> bool: ...
+
+    def score(self, work: Sequence[tuple[Growth, Sequence[int]]]) -> list[np.ndarray]: ...
+
+
+def grow_all(runners: Sequence[Runner], growths: Sequence[Growth]) -> None:
     """Grow every growth to its end, runner i as source i, one pass per level and runner.
 
     A growth that some runner has no room for stays empty.
@@ -164,7 +173,7 @@ def grow_all(runners: Sequence[DraftRunner], growths: Sequence[Growth]) -> None:
         active = [growth for growth in active if growth.frontier]
 
 
-def _score_frontiers(runner: DraftRunner, source: int, growths: Sequence[Growth], laws: list[list[Law]]) -> None:
+def _score_frontiers(runner: Runner, source: int, growths: Sequence[Growth], laws: list[list[Law]]) -> None:
     """Append to `laws` what `runner` says below the nodes that each growth wants from `source`."""
     nodes = [[want.node for want in growth.frontier if want.source == source] for growth in growths]
     asked = [i for i, wanted in enumerate(nodes) if wanted]

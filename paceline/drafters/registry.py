@@ -20,6 +20,8 @@ _DRAFTERS = {
     "lookahead": "paceline.drafters.lookahead:Lookahead",
     "jacobi": "paceline.drafters.jacobi:Jacobi",
     "specinfer": "paceline.drafters.specinfer:make_specinfer",
+    "layer_skip": "paceline.drafters.layer_skip:make_layer_skip",
+    "sparse_cache": "paceline.drafters.sparse_cache:make_sparse_cache",
 }
 
 SELF_LIMITING = frozenset({"suffix", "lookahead", "jacobi"})

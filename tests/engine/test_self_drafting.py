@@ -1,8 +1,11 @@
 """Drafters that work inside the target: their text is the plain text, alone, in company and at every draft length."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from paceline.errors import InvalidParameter
 from paceline.types import SamplingParams
 from tests.engine.conftest import PROMPTS, run_all
 from tests.fakes import Quiet
@@ -13,6 +16,9 @@ DRAFTERS = {
     "jacobi": {"method": "jacobi"},
     "lookahead": {"method": "lookahead"},
     "lookahead with little room": {"method": "lookahead", "num_draft_tokens": 5},
+    "layer skip": {"method": "layer_skip", "num_draft_tokens": 3, "policy": "fixed"},
+    "early exit": {"method": "layer_skip", "num_draft_tokens": 3, "options": {"exit_layer": 2}},
+    "sparse cache": {"method": "sparse_cache", "num_draft_tokens": 3, "options": {"cache_budget": 48}},
 }
 every_drafter = pytest.mark.parametrize("draft", DRAFTERS.values(), ids=DRAFTERS.keys())
 
@@ -91,3 +97,43 @@ def test_a_drafters_own_budget_holds_until_the_user_names_one(engine_for):
     assert engine_for({"method": "lookahead"}).speculation.length.num_draft_tokens == 30
     assert engine_for({"method": "lookahead", "num_draft_tokens": 6}).speculation.length.num_draft_tokens == 6
     assert engine_for({"method": "suffix"}).speculation.length.num_draft_tokens == 8
+
+
+@pytest.mark.parametrize("method", ["sparse_cache", "layer_skip"])
+def test_full_attention_with_all_layers_drafts_the_targets_own_tokens(engine_for, method, monkeypatch):
+    monkeypatch.setattr("paceline.drafters.layer_skip.kept_layers", lambda skipped, num_layers: range(num_layers))
+    for rule, params in (("p/q", GREEDY), ("coupled", SAMPLED)):
+        draft = {"method": method, "num_draft_tokens": 4, "policy": "fixed", "rule": rule}
+        for output in run_all(engine_for(draft), params=replace(params, ignore_eos=True)):
+            assert output.stats.num_rejections == 0
+            assert output.stats.num_accepted_tokens == output.stats.num_draft_tokens > 0
+
+
+def test_a_budget_below_the_context_leaves_keys_out(engine_for):
+    prompt = [PROMPTS[0] * 8]
+    rates = []
+    for budget in (48, 512):
+        draft = {"method": "sparse_cache", "num_draft_tokens": 3, "policy": "fixed"}
+        [output] = run_all(engine_for(draft | {"options": {"cache_budget": budget}}), prompt)
+        rates.append(output.stats.num_rejections)
+    assert rates[0] > rates[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "field"),
+    [
+        ("layer_skip", {"skip_layers": []}, "skip_layers"),
+        ("layer_skip", {"skip_layers": [0, 1, 2]}, "skip_layers"),
+        ("layer_skip", {"skip_layers": [3]}, "skip_layers"),
+        ("layer_skip", {"skip_layers": 2}, "skip_layers"),
+        ("layer_skip", {"exit_layer": 3}, "exit_layer"),
+        ("layer_skip", {"exit_layer": 0}, "exit_layer"),
+        ("layer_skip", {"exit_layer": 1, "skip_layers": [1]}, "exit_layer"),
+        ("sparse_cache", {"cache_budget": 47}, "cache_budget"),
+        ("sparse_cache", {"num_sink_tokens": -1}, "num_sink_tokens"),
+        ("lookahead", {"window_size": 0}, "window_size"),
+    ],
+)
+def test_options_that_make_no_draft_are_refused(engine_for, method, options, field):
+    with pytest.raises(InvalidParameter, match=field):
+        engine_for({"method": method, "options": options})

@@ -1,0 +1,158 @@
+"""Drafting on the target's own cache: which pages are seen, which are borrowed, and that none is spoiled."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from paceline.drafters.base import DraftContext
+from paceline.drafters.layer_skip import inner_layers, make_layer_skip
+from paceline.drafters.self_draft import SelfDraft, WholeContext
+from paceline.drafters.sparse_cache import SinksAndWindow
+from paceline.errors import InvalidParameter, UnsupportedModel
+from paceline.models.base import PAGE_SIZE
+from paceline.models.numba_executor import weights
+from paceline.models.numba_executor.executor import NumbaModel
+from paceline.models.overlay import Overlay, overlay_rows
+from paceline.models.rows import Part, build_rows
+from paceline.sampling import CounterRandomness, Law
+from paceline.scheduling.pages import PagePool
+from paceline.types import SamplingParams
+from tests.fakes import RandomCheckpoint, small_config
+
+TOKENS = np.random.default_rng(5).integers(0, 131, 120).tolist()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("converted")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(weights, "cache_dir", lambda: folder)
+        yield NumbaModel(RandomCheckpoint(small_config()), "float32", num_threads=2)
+
+
+@pytest.fixture
+def services(model):
+    """A target that has read two requests of 41 and 20 tokens."""
+    pool, cache = PagePool(16, PAGE_SIZE), model.new_cache(16)
+    lent = SimpleNamespace(target=SimpleNamespace(model=model), cache=cache, pool=pool, tables={})
+    for name, count in (("a", 41), ("b", 20)):
+        lent.tables[name] = pool.allocate(pool.pages_for(count + 1))
+        model.forward(build_rows([Part(lent.tables[name], 0, TOKENS[:count], logits="none")]), cache)
+    return lent
+
+
+def context(services, request_id, count, budget=4):
+    return DraftContext(
+        request_id=request_id, token_ids=TOKENS[: count + 1], num_prompt_tokens=1, budget=budget,
+        params=SamplingParams(temperature=0), warp=lambda logits, path: Law.one_hot(int(np.argmax(logits))),
+        randomness=CounterRandomness(0), page_table=services.tables[request_id],
+    )  # fmt: skip
+
+
+def greedy(model, tokens, count):
+    text = list(tokens)
+    for _ in range(count):
+        text.append(int(model.forward(build_rows([Part(range(16), 0, text)]), model.new_cache(16)).logits[-1].argmax()))
+    return tuple(text[len(tokens) :])
+
+
+def test_rows_on_an_overlay_are_bitwise_rows_of_their_own(model):
+    """A path of two tokens behind 37 that lie in somebody else's pages, and another request's in the same pass."""
+    cache = model.new_cache(16)
+    pages = np.array([5, 2, 9], np.int32)
+    model.forward(build_rows([Part(pages, 0, TOKENS[:37], logits="none")]), cache)
+    first = overlay_rows([Overlay(7, pages, 37, 37, [200]), Overlay(TOKENS[20], pages[:2], 20, 20, [220])])
+    one = model.forward(first, cache).logits.copy()
+    two = model.forward(overlay_rows([Overlay(8, pages, 37, 38, [200, 211])]), cache).logits
+    alone = model.forward(build_rows([Part(range(3), 0, [*TOKENS[:37], 7, 8])]), model.new_cache(3)).logits
+    assert np.array_equal(one[0], alone[37])
+    assert np.array_equal(two[0], alone[38])
+    short = model.forward(build_rows([Part(range(3), 0, TOKENS[:21])]), model.new_cache(3)).logits
+    assert np.array_equal(one[1], short[20])
+
+
+def test_drafts_of_a_batch_are_the_models_own_tokens(model, services):
+    drafter = SelfDraft("whole", services, model)
+    trees = drafter.propose([context(services, "a", 41), context(services, "b", 20, budget=6)])
+    assert trees[0].tokens == greedy(model, TOKENS[:42], 4)
+    assert trees[1].tokens == greedy(model, TOKENS[:21], 6)
+
+
+def test_the_targets_pages_are_read_only_and_borrowed_ones_come_back(services):
+    before = services.cache.read(range(PAGE_SIZE * 16))
+    drafter = make_layer_skip(services, skip_layers=[1])
+    drafter.propose([context(services, "a", 41), context(services, "b", 20)])
+    own = [p * PAGE_SIZE + i for table in services.tables.values() for p in table for i in range(PAGE_SIZE)]
+    after = services.cache.read(range(PAGE_SIZE * 16))
+    for old, new in zip(before, after, strict=True):
+        assert np.array_equal(old[:, own], new[:, own])
+        assert not np.array_equal(old, new)  # the drafts did go somewhere
+    services.pool.check_integrity(services.tables.values())
+
+
+def test_a_failing_pass_gives_pages_back_too(services, monkeypatch):
+    drafter = make_layer_skip(services)
+    monkeypatch.setattr(NumbaModel, "forward", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        drafter.propose([context(services, "a", 41)])
+    services.pool.check_integrity(services.tables.values())
+
+
+def test_requests_that_find_no_pages_are_not_drafted_for(services):
+    held = services.pool.allocate(services.pool.num_free - 1)
+    trees = make_layer_skip(services).propose([context(services, "a", 41), context(services, "b", 20)])
+    assert [len(tree) for tree in trees] == [4, 0]
+    services.pool.release(held)
+
+
+def test_skipped_layers_draft_with_the_rest_on_the_targets_keys(model, services):
+    """The first draft is what the kept layers say of the root, its context's keys being the whole model's."""
+    [tree] = make_layer_skip(services, skip_layers=[1]).propose([context(services, "a", 41, budget=1)])
+    cache = model.new_cache(4)
+    model.forward(build_rows([Part(range(4), 0, TOKENS[:41], logits="none")]), cache)
+    logits = model.with_layers([0, 2]).forward(build_rows([Part(range(4), 41, [TOKENS[41]])]), cache).logits
+    assert tree.tokens == (int(logits[0].argmax()),)
+
+
+def test_inner_layers_are_spread_and_leave_the_ends():
+    assert inner_layers(1, 3) == [1]
+    assert inner_layers(4, 6) == [1, 2, 3, 4]
+    assert inner_layers(10, 30) == [2, 5, 8, 10, 13, 16, 19, 22, 24, 27]
+    for count in range(1, 29):
+        chosen = inner_layers(count, 30)
+        assert len(set(chosen)) == count
+        assert set(chosen) <= set(range(1, 29))
+    for count in (0, 29):
+        with pytest.raises(InvalidParameter, match="skip_layers"):
+            inner_layers(count, 30)
+
+
+def test_an_executor_that_runs_whole_models_only_is_refused(services):
+    services.target.model = object()
+    with pytest.raises(UnsupportedModel, match="numba or torch"):
+        make_layer_skip(services)
+
+
+def seen(sight, num_keys, pages=range(100, 120)):
+    view = sight.view(DraftContext("r", range(num_keys + 1), 1, 1, SamplingParams(), None, None, page_table=pages))  # type: ignore[arg-type]
+    return view.pages.tolist(), view.num_keys
+
+
+@pytest.mark.parametrize(
+    ("num_keys", "expected"),
+    [
+        (1, ([100], 1)),
+        (64, ([100, 101, 102, 103], 64)),  # exactly the budget
+        (65, ([100, 102, 103, 104], 49)),  # one page too many: the second goes
+        (100, ([100, 104, 105, 106], 52)),
+        (112, ([100, 104, 105, 106], 64)),
+    ],
+)
+def test_sinks_and_window_are_kept(num_keys, expected):
+    assert seen(SinksAndWindow(budget=4, sinks=1), num_keys) == expected
+
+
+def test_a_budget_above_the_context_is_the_whole_context():
+    for num_keys in range(1, 200, 7):
+        assert seen(SinksAndWindow(budget=20, sinks=1), num_keys) == seen(WholeContext(), num_keys)
