@@ -4,7 +4,7 @@ Not for what one request asks (`types.SamplingParams`) and not for the shape of 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeVar
 
 from paceline.errors import InvalidParameter
@@ -76,6 +76,10 @@ class EngineConfig:
         executor: ``numba`` (CPU kernels), ``torch`` (every family, any device), or ``auto``: numba where it can.
         device: torch device of the torch executor.
         num_threads: threads of a pass; None uses every processor the process may use.
+        tensor_parallel_size: processes that share every layer. More than one process in all means the torch executor;
+            on CUDA each process has a device of its own.
+        pipeline_parallel_size: groups of such processes, each with some of the layers.
+        pipeline_layer_partition: layers of each group; None makes the groups as even as they can be.
         max_model_len: most tokens of a request, prompt and output; None takes the model's own limit.
         max_num_seqs: most requests decoding at once.
         max_num_batched_tokens: most rows of a pass; None takes what `paceline tune --target-ms` chose, else 512.
@@ -89,6 +93,9 @@ class EngineConfig:
     executor: Executor = "auto"
     device: str = "cpu"
     num_threads: int | None = None
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    pipeline_layer_partition: tuple[int, ...] | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None
@@ -97,13 +104,26 @@ class EngineConfig:
     profile: str = "auto"
 
     def __post_init__(self) -> None:
-        for name in ("num_threads", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes"):
+        for name in ("num_threads", "tensor_parallel_size", "pipeline_parallel_size", "max_model_len", "max_num_seqs",
+                     "max_num_batched_tokens", "kv_cache_memory_bytes"):  # fmt: skip
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidParameter(name, f"{value!r} is not 1 or more", "raise it, or leave it out")
         if self.executor not in Executor.__args__:
             known = ", ".join(Executor.__args__)
             raise InvalidParameter("executor", f"{self.executor!r} is unknown", f"use one of {known}")
+        if self.executor == "numba" and self.is_parallel:
+            raise InvalidParameter("executor", "'numba' runs in one process", "use torch for a parallel run")
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether the model runs on several processes."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size > 1
+
+    def in_one_process(self) -> "EngineConfig":
+        """The same for a model that stays with this process, e.g. the draft model of a parallel run."""
+        one = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "pipeline_layer_partition": None}
+        return replace(self, **one)
 
 
 def from_mapping(cls: type[_T], values: Mapping[str, Any]) -> _T:

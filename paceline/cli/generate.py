@@ -35,6 +35,8 @@ def generate(
     dtype: o.Dtype = o.DEFAULT_DTYPE,
     threads: o.Threads = None,
     executor: o.ExecutorName = "auto",
+    tensor_parallel_size: o.TensorParallel = 1,
+    pipeline_parallel_size: o.PipelineParallel = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Generate text, drafting ahead; the text is what the model alone would have said.
@@ -48,6 +50,8 @@ def generate(
         paceline generate --temperature 0.8 --top-p 0.95 --seed 7 --rule coupled --compare "Once upon a time"
 
         paceline generate -m target.gguf --draft draft_model --draft-model small.gguf --compare "def fibonacci(n):"
+
+        paceline generate --pipeline-parallel-size 2 --dtype float32 "The capital of France is"
 
         paceline generate --draft ngram --max-tokens 64 --compare --json "1, 2, 3," | jq .stats
     """
@@ -63,7 +67,10 @@ def generate(
     if compare and seed is None and not params.is_greedy:
         raise InvalidParameter("seed", "is missing", "sampled texts can only be compared under one seed")
     speculative = o.speculative_config(draft, draft_model, num_draft_tokens, rule, policy, draft_option)
-    llm = o.load_llm(model, speculative, dtype=dtype, num_threads=threads, executor=executor)
+    llm = o.load_llm(
+        model, speculative, dtype=dtype, num_threads=threads, executor=executor,
+        tensor_parallel_size=tensor_parallel_size, pipeline_parallel_size=pipeline_parallel_size,
+    )  # fmt: skip
     prompt_ids = llm.chat_prompt([{"role": "user", "content": text}]) if chat else llm.tokenizer.encode(text)
     plain = run_once(llm.drafting_with(None), prompt_ids, params) if compare else None
     console = Console(highlight=False)

@@ -44,6 +44,12 @@ MinP = Annotated[float, typer.Option("--min-p", help="In [0, 1].")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Same seed, same text.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="Storage of weights: bfloat16, float32 or int8.")]
 Threads = Annotated[int | None, typer.Option("--threads", help="Threads of a pass; default all processors.")]
+TensorParallel = Annotated[
+    int, typer.Option("--tensor-parallel-size", help="Processes that share every layer (torch executor).")
+]
+PipelineParallel = Annotated[
+    int, typer.Option("--pipeline-parallel-size", help="Groups of processes with some of the layers each.")
+]
 ExecutorName = Annotated[str, typer.Option("--executor", help="auto, numba or torch.")]
 
 DEFAULT_MODEL = "smollm2-135m"

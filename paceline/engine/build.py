@@ -49,9 +49,11 @@ def load_executor(checkpoint: Checkpoint, config: EngineConfig, name: str, progr
 
     Raises:
         UnsupportedModel: the named executor does not run this family.
-        InvalidParameter: torch is not installed, or does not know the dtype or device.
+        InvalidParameter: torch is not installed, or does not know the dtype or device; a parallel degree that does not
+            fit the model.
+        WorkerDied: a process of a parallel run could not start.
     """
-    if config.executor != "torch":
+    if config.executor != "torch" and not config.is_parallel:
         try:
             return _numba_model(checkpoint, config, name, progress)
         except UnsupportedModel:
@@ -61,7 +63,27 @@ def load_executor(checkpoint: Checkpoint, config: EngineConfig, name: str, progr
 
     if config.dtype == "int8":
         raise InvalidParameter("dtype", "'int8' is not known to the torch executor", "use bfloat16 or float32")
+    if config.is_parallel:
+        return _parallel_model(checkpoint, config, name, progress)
     return TorchModel(checkpoint, device=config.device, dtype=config.dtype)  # type: ignore[arg-type]
+
+
+def _parallel_model(checkpoint: Checkpoint, config: EngineConfig, name: str, progress: Progress) -> CausalLM:
+    from paceline.models.torch_executor.parallel import launch_model
+
+    what = f"starting {config.tensor_parallel_size} x {config.pipeline_parallel_size} processes for {name}"
+    progress(what, 0, 1)
+    model = launch_model(
+        checkpoint,
+        config.tensor_parallel_size,
+        config.pipeline_parallel_size,
+        layer_partition=config.pipeline_layer_partition,
+        device=config.device,
+        dtype=config.dtype,
+        num_threads=config.num_threads,
+    )
+    progress(what, 1, 1)
+    return model
 
 
 def _numba_model(checkpoint: Checkpoint, config: EngineConfig, name: str, progress: Progress) -> CausalLM:
@@ -96,7 +118,7 @@ def build_engine(
     cache = loaded.model.new_cache(num_pages)
 
     def load_draft(name: str) -> LoadedModel:
-        draft = load(name, config, progress)
+        draft = load(name, config.in_one_process(), progress)
         its_profile = None if config.profile == "none" else cached_profile(draft, config)
         cost.draft_prior = its_profile.cost if its_profile else None
         return draft

@@ -86,6 +86,19 @@ class LLM:
         other._set_up(self._loaded, self._config, SpeculativeConfig.of(speculative), progress)
         return other
 
+    def close(self) -> None:
+        """End the processes of a parallel run, and with them this model and all that share its weights.
+
+        Other models keep nothing running. Also done on leaving a ``with`` block and at the end of the program.
+        """
+        self._loaded.close()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     @property
     def tokenizer(self) -> Tokenizer:
         return self._loaded.source.tokenizer

@@ -53,8 +53,8 @@ def find_profile(loaded: LoadedModel, config: EngineConfig) -> Profile | None:
 
 
 def executor_name(model: CausalLM) -> str:
-    """``NumbaModel`` and the like."""
-    return type(model).__name__
+    """``NumbaModel`` and the like; a parallel run says its degrees too."""
+    return getattr(model, "description", type(model).__name__)
 
 
 def num_threads(model: CausalLM) -> int | None:

@@ -12,3 +12,9 @@ class LoadedModel:
 
     source: ModelSource
     model: CausalLM
+
+    def close(self) -> None:
+        """End what the model keeps running: the other processes of a parallel run. Does nothing for other models."""
+        end = getattr(self.model, "close", None)
+        if end is not None:
+            end()

@@ -101,6 +101,25 @@ def test_micro_batches_are_the_same_pass(pair):
     np.testing.assert_allclose(ours.taps[1], theirs.taps[1], atol=TOLERANCE, rtol=0)
 
 
+def test_layers_can_be_left_out_wherever_they_are(pair):
+    rows = build_rows([Part(PAGES, 0, random_tokens(20, seed=4), logits="last")])
+    for layers in ((0, 2), (1,)):
+        ours, theirs = (model.with_layers(layers) for model in (pair.parallel, pair.alone))
+        first = ours.forward(rows, ours.new_cache(6), taps=(2, 3))
+        second = theirs.forward(rows, theirs.new_cache(6), taps=(2, 3))
+        pair.close(first.logits, second.logits)
+        assert sorted(first.taps) == sorted(second.taps)
+
+
+def test_rows_may_see_fewer_keys_than_their_position(pair):
+    rows = build_rows([Part(PAGES, 0, random_tokens(40, seed=5), logits="none")])
+    few = build_rows([Part(PAGES, 40, [7, 8], logits="all")])
+    sparse = replace(few, page_tables=few.page_tables[:, [0, 2, 3]], natural_lengths=few.natural_lengths - PAGE_SIZE,
+                     num_keys=few.positions + 1 - PAGE_SIZE)  # fmt: skip
+    pair.forward(rows)
+    assert not np.allclose(pair.forward(sparse).logits, pair.forward(few).logits, atol=1e-3)
+
+
 def test_caches_are_apart_and_one_that_is_dropped_is_freed(pair):
     rows = build_rows([Part((0,), 0, [1, 2, 3])])
     second = pair.parallel.new_cache(2)

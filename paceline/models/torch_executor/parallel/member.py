@@ -21,6 +21,8 @@ from paceline.models.torch_executor.model import Stage
 from paceline.models.torch_executor.parallel.links import Links
 from paceline.models.torch_executor.parallel.messages import Command, Message, rows_of
 
+_PER_ROW = ("token_ids", "positions", "slots", "segments", "natural_lengths", "branch_slots", "num_keys")
+
 
 class Member:
     """The shard of `links.rank`, its part of every cache, and the work on them.
@@ -43,8 +45,10 @@ class Member:
         arrays = message.arrays
         match message.command:
             case Command.FORWARD:
-                (cache, num_parts), taps, *rows = arrays
-                return self._forward(int(cache), int(num_parts), tuple(taps.tolist()), rows_of(tuple(rows)))
+                (cache, num_parts), layers, taps, *rows = arrays
+                stage = self._stage.with_layers([i for i in layers.tolist() if i in self._stage.shard.layers])
+                held = self._caches[int(cache)]
+                return self._forward(stage, held, rows_of(rows), int(num_parts), tuple(taps.tolist()))
             case Command.NEW_CACHE:
                 self._caches[int(arrays[0][0])] = self._stage.new_cache(int(arrays[0][1]))
                 return self._collect(torch.zeros(1))
@@ -57,17 +61,19 @@ class Member:
                 return self._read(self._caches[int(arrays[0][0])], arrays[1].tolist())
             case Command.MEASURE:
                 (cache, repeats), *rows = arrays
-                return self._measure(rows_of(tuple(rows)), self._caches[int(cache)], int(repeats))
+                return self._measure(rows_of(rows), self._caches[int(cache)], int(repeats))
         return None
 
-    def _forward(self, cache: int, num_parts: int, taps: tuple[int, ...], rows: Rows) -> ForwardOutput | None:
-        shard, links = self._stage.shard, self._links
-        embedded = self._stage.embed(rows) if shard.is_first else None
+    def _forward(
+        self, stage: Stage, cache: TorchKVCache, rows: Rows, num_parts: int, taps: tuple[int, ...]
+    ) -> ForwardOutput | None:
+        shard, links = stage.shard, self._links
+        embedded = stage.embed(rows) if shard.is_first else None
         pieces, tapped = [], []
         for begin, part in split_rows(rows, num_parts):
             size = len(part.token_ids)
             x = self._before(size) if embedded is None else embedded[begin : begin + size]
-            x, seen = self._stage.run(x, part, self._caches[cache], taps)
+            x, seen = stage.run(x, part, cache, taps)
             tapped.append(seen)
             if shard.is_last:
                 pieces.append(x)
@@ -76,7 +82,7 @@ class Member:
         states = {i: torch.cat([seen[i] for seen in tapped]) for i in shard.layers if i in taps}
         logits = None
         if shard.is_last:
-            x, logits = self._stage.finish(torch.cat(pieces), rows.logit_rows)
+            x, logits = stage.finish(torch.cat(pieces), rows.logit_rows)
             states |= {i: x for i in taps if i == shard.config.num_hidden_layers}
         output = self._gather(rows, taps, states, logits)
         links.flush()
@@ -176,8 +182,5 @@ def split_rows(rows: Rows, num_parts: int) -> Iterator[tuple[int, Rows]]:
     for i in range(num_parts):
         begin, end = size * i // num_parts, size * (i + 1) // num_parts
         asked = rows.logit_rows[(rows.logit_rows >= begin) & (rows.logit_rows < end)] - begin
-        own = {
-            name: getattr(rows, name)[begin:end]
-            for name in ("token_ids", "positions", "slots", "segments", "natural_lengths", "branch_slots")
-        }
+        own = {name: getattr(rows, name)[begin:end] for name in _PER_ROW if getattr(rows, name) is not None}
         yield begin, replace(rows, logit_rows=asked, **own)

@@ -3,6 +3,7 @@
 Tensors only, nothing is unpickled: what arrives cannot be code. Results travel as tensors of known shape (`links.py`).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
 
@@ -72,12 +73,13 @@ def integers(*values: int) -> np.ndarray:
 
 def arrays_of(rows: Rows) -> tuple[np.ndarray, ...]:
     """The arrays of `rows`, in the order that `rows_of` takes them."""
-    return tuple(getattr(rows, name) for name in _ROWS_FIELDS)
+    values = [getattr(rows, name) for name in _ROWS_FIELDS]
+    return tuple(value for value in values if value is not None)
 
 
-def rows_of(arrays: tuple[np.ndarray, ...]) -> Rows:
-    """The rows whose arrays these are."""
-    return Rows(**dict(zip(_ROWS_FIELDS, arrays, strict=True)))
+def rows_of(arrays: Sequence[np.ndarray]) -> Rows:
+    """The rows whose arrays these are; the last field may be missing, as it may be in `Rows`."""
+    return Rows(**dict(zip(_ROWS_FIELDS, arrays, strict=False)))
 
 
 def _shapes(header: Tensor) -> list[tuple[int, int]]:

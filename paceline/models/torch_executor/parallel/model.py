@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from paceline.errors import InvalidParameter, WorkerDied
-from paceline.models.base import PAGE_SIZE, ForwardOutput, KVCache, Rows
+from paceline.models.base import PAGE_SIZE, ForwardOutput, KVCache, Rows, checked_layers
 from paceline.models.config import ModelConfig
 from paceline.models.torch_executor.model import check_rows
 from paceline.models.torch_executor.parallel.launch import LocalWorkers
@@ -95,6 +95,11 @@ class ParallelModel:
     def config(self) -> ModelConfig:
         return self.layout.config
 
+    @property
+    def description(self) -> str:
+        """Executor and degrees, tensor x pipeline; what a pass costs depends on all of them."""
+        return f"{type(self).__name__} {self.layout.tensor_size}x{len(self.layout.stages)}"
+
     def new_cache(self, num_pages: int) -> ParallelCache:
         """An empty cache of `num_pages` pages, a part of it with every rank."""
         number, self._num_caches = self._num_caches, self._num_caches + 1
@@ -110,11 +115,21 @@ class ParallelModel:
             InvalidParameter: a cache of another executor, or a row or tap outside the model.
             WorkerDied: a rank is gone; the model cannot be used any more.
         """
+        return self.run_layers(range(self.config.num_hidden_layers), rows, cache, taps)
+
+    def with_layers(self, layers: Sequence[int]) -> "LayerSubset":
+        """See `SkipsLayers`."""
+        return LayerSubset(self, checked_layers(layers, self.config.num_hidden_layers))
+
+    def run_layers(self, layers: Sequence[int], rows: Rows, cache: KVCache, taps: tuple[int, ...]) -> ForwardOutput:
+        """`forward` with only `layers` run; those that are left out have no taps."""
         if not isinstance(cache, ParallelCache):
             raise InvalidParameter("cache", f"is a {type(cache).__name__}", "make it with this model's new_cache")
         check_rows(self.config, rows, taps)
         num_parts = max(1, min(len(self.layout.stages), len(rows.token_ids) // self._microbatch_rows))
-        return self._tell(Command.FORWARD, integers(cache.number, num_parts), integers(*taps), *arrays_of(rows))
+        asked = [tap for tap in taps if tap in layers or tap == self.config.num_hidden_layers]
+        settings = integers(cache.number, num_parts), integers(*layers), integers(*asked)
+        return self._tell(Command.FORWARD, *settings, *arrays_of(rows))
 
     def measure(self, rows: Rows, repeats: int = 5) -> tuple[list[float], list[int]]:
         """(median seconds of a pass over `rows`, bytes of weights) of every rank, in order of rank.
@@ -193,3 +208,22 @@ class ParallelModel:
         shards = [self.layout.shard(rank).narrowed() for rank in range(self.layout.world_size)]
         numbers = sum(c.num_hidden_layers * c.num_key_value_heads * c.head_dim for c in shards)
         return 2 * num_pages * PAGE_SIZE * numbers * self._dtype.itemsize
+
+
+class LayerSubset:
+    """A parallel model of which a pass runs some layers only; caches are those of the whole model."""
+
+    def __init__(self, model: ParallelModel, layers: tuple[int, ...]) -> None:
+        self._model, self._layers = model, layers
+
+    @property
+    def config(self) -> ModelConfig:
+        return self._model.config
+
+    def new_cache(self, num_pages: int) -> ParallelCache:
+        """As the whole model's."""
+        return self._model.new_cache(num_pages)
+
+    def forward(self, rows: Rows, cache: KVCache, taps: tuple[int, ...] = ()) -> ForwardOutput:
+        """As `ParallelModel.forward`."""
+        return self._model.run_layers(self._layers, rows, cache, taps)
