@@ -58,8 +58,8 @@ def test_a_tally_gives_up_at_the_first_rejection_too_many(rules):
     outcome = evaluator.component(groups)
     served, rejected = int(outcome.served.sum()), int(outcome.rejected.sum())
     assert rejected > 0
-    assert evaluator.tally(groups, rejected) == (served, outcome.latency_sum)
-    assert evaluator.tally(groups, rejected - 1) is None
+    assert evaluator.tally(groups, rejected) == (served, outcome.latency_sum, served + rejected)
+    assert np.isnan(evaluator.tally(groups, rejected - 1).latency_sum)
 
 
 def test_components_are_joined_through_shared_models():
