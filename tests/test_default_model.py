@@ -15,12 +15,14 @@ PROMPTS = [
     "Summarise: The museum opens at ten. On Mondays the museum is closed. On Sundays nobody pays in the museum.",
     "Repeat the word seagull ten times.",
 ]
+CHEAP_PAIR = ["suffix", {"method": "draft_model", "cost_ratio": 0.05}]
 DRAFTS = [
     {"method": "ngram"},
     {"method": "suffix"},
     {"method": "suffix", "options": {"mode": "tree"}},
     {"method": "draft_model", "model": "smollm2-135m", "num_draft_tokens": 4},
     {"method": "cross_vocabulary", "model": "smollm2-135m", "num_draft_tokens": 4},
+    {"method": "hybrid", "options": {"drafters": CHEAP_PAIR}, "model": "smollm2-135m"},
     {"method": "cross_vocabulary", "model": "smollm2-135m", "num_draft_tokens": 4, "options": {"mode": "string"}},
 ]
 

@@ -25,6 +25,7 @@ from paceline.drafters.draft_model import DraftModel
 from paceline.drafters.retokenize import Continuing, Follower, Respeller
 from paceline.drafters.services import DraftServices
 from paceline.drafters.shared_tokens import SharedTokens
+from paceline.drafters.trees.options import TreeName, tree_shape
 from paceline.errors import InvalidParameter
 from paceline.models.resolve import ModelSource
 from paceline.sampling.law import Law
@@ -65,6 +66,7 @@ class CrossVocabulary:
             raise InvalidParameter("mode", f"{mode!r} is unknown", "use 'intersection' or 'string'")
         self._inner = inner
         self._bridge: Bridge = _BRIDGES[mode](target, draft)
+        self.branches = mode == "intersection" and getattr(inner, "branches", False)
         self._target, self._encode = target.tokenizer, Continuing(draft.tokenizer)
         self._texts: dict[str, Follower] = {}
 
@@ -79,7 +81,11 @@ class CrossVocabulary:
         return trees
 
     def observe(self, request_id: str, token_ids: Sequence[int], finished: bool) -> None:
-        """Nothing but the end: what was committed is read when the next draft is asked for."""
+        """Read what was committed, so that the draft model keeps what it has of it."""
+        text = self._texts.get(request_id)
+        if text is not None and not finished and text.continues(token_ids):
+            text.extend(token_ids)
+            self._inner.observe(request_id, text.tokens, finished)
         if finished:
             self.release(request_id)
 
@@ -106,19 +112,29 @@ class Intersection:
             raise InvalidParameter("mode", problem, "use mode='string', or another draft model")
 
     def inside(self, context: DraftContext, tokens: Sequence[int]) -> DraftContext:
+        shift = len(context.token_ids) - len(tokens)
+        return replace(
+            context,
+            token_ids=tokens,
+            num_prompt_tokens=0,
+            warp=self._warping(context.warp),
+            rank=context.rank and self._warping(context.rank),
+            randomness=_OfTheTarget(context.randomness, self.shared, shift),
+        )
+
+    def _warping(self, outer: Callable[[np.ndarray, Sequence[int]], Law]) -> Callable[[np.ndarray, Sequence[int]], Law]:
+        """`outer`, which warps for the target, for logits and paths of the draft."""
         shared = self.shared
 
         def warp(logits: np.ndarray, path: Sequence[int]) -> Law:
             spread = shared.spread(logits)
             try:
-                law = context.warp(spread, [shared.to_target(token) for token in path])
+                law = outer(spread, [shared.to_target(token) for token in path])
             except InvalidParameter:  # the request allows no shared token here: draft one that will be refused
                 law = Law.one_hot(int(np.argmax(spread)))
             return shared.law_to_draft(law)
 
-        shift = len(context.token_ids) - len(tokens)
-        randomness = _OfTheTarget(context.randomness, shared, shift)
-        return replace(context, token_ids=tokens, num_prompt_tokens=0, warp=warp, randomness=randomness)
+        return warp
 
     def outside(self, context: DraftContext, tree: TokenTree) -> TokenTree:
         tokens = tuple(self.shared.to_target(token) for token in tree.tokens)
@@ -141,7 +157,7 @@ class String:
             return Law.one_hot(int(np.argmax(logits)))
 
         keep: Callable[[Any], bool] = lambda _: context.keep_drafting(laws)  # noqa: E731
-        return replace(context, token_ids=tokens, num_prompt_tokens=0, warp=warp, keep_drafting=keep)
+        return replace(context, token_ids=tokens, num_prompt_tokens=0, warp=warp, rank=None, keep_drafting=keep)
 
     def outside(self, context: DraftContext, tree: TokenTree) -> TokenTree:
         return TokenTree.chain(self._respell(context.token_ids, tree.tokens)[: context.budget])
@@ -162,23 +178,40 @@ class _OfTheTarget:
         token = self.outer.draw(self.shared.law_to_target(law), position + self.shift, purpose, node)
         return self.shared.to_draft(token)
 
+    def exponentials(self, tokens: np.ndarray, position: int, purpose: Purpose, node: int = ROOT) -> np.ndarray:
+        renamed = np.array([self.shared.to_target(int(token)) for token in tokens], dtype=np.int64)
+        return self.outer.exponentials(renamed, position + self.shift, purpose, node)
+
 
 _BRIDGES: dict[str, Callable[[ModelSource, ModelSource], Bridge]] = {"intersection": Intersection, "string": String}
 
 
 def make_cross_vocabulary(
-    services: DraftServices, model: str, mode: Mode = "intersection", max_prefill_rows: int = 512
+    services: DraftServices,
+    model: str,
+    mode: Mode = "intersection",
+    max_prefill_rows: int = 512,
+    tree: TreeName = "chain",
+    expansion: Sequence[int] | None = None,
+    paths: Sequence[Sequence[int]] | None = None,
+    topk: int | None = None,
+    depth: int | None = None,
+    replacement: bool | None = None,
 ) -> CrossVocabulary:
     """Drafts with the model called `model`, whatever its vocabulary.
 
     Args:
         mode: ``intersection`` or ``string``, see the module.
-        max_prefill_rows: as of `DraftModel`.
+        max_prefill_rows, tree, expansion, paths, topk, depth, replacement: as of `make_draft_model`; ``string`` writes
+            chains only.
 
     Raises:
-        InvalidParameter: an unknown mode, or vocabularies without a common token.
+        InvalidParameter: an unknown mode, vocabularies without a common token, or options that describe no tree.
         ModelNotFound, DownloadFailed, CorruptWeights, UnsupportedModel: see `resolve_model`.
     """
+    shape = tree_shape(tree, expansion=expansion, paths=paths, topk=topk, depth=depth, replacement=replacement)
+    if mode == "string" and tree != "chain":
+        raise InvalidParameter("tree", f"mode='string' writes one text, not tree={tree!r}", "use mode='intersection'")
     draft = services.load(model)
-    inner = DraftModel(draft.model, services.num_pages, max_prefill_rows)
+    inner = DraftModel(draft.model, services.num_pages, max_prefill_rows, shape)
     return CrossVocabulary(inner, services.target.source, draft.source, mode)

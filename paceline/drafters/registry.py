@@ -17,6 +17,7 @@ _DRAFTERS = {
     "suffix": "paceline.drafters.suffix:Suffix",
     "draft_model": "paceline.drafters.draft_model:make_draft_model",
     "cross_vocabulary": "paceline.drafters.cross_vocabulary:make_cross_vocabulary",
+    "hybrid": "paceline.drafters.hybrid:make_hybrid",
     "lookahead": "paceline.drafters.lookahead:Lookahead",
     "jacobi": "paceline.drafters.jacobi:Jacobi",
     "specinfer": "paceline.drafters.specinfer:make_specinfer",
@@ -24,7 +25,7 @@ _DRAFTERS = {
     "sparse_cache": "paceline.drafters.sparse_cache:make_sparse_cache",
 }
 
-SELF_LIMITING = frozenset({"suffix", "lookahead", "jacobi"})
+SELF_LIMITING = frozenset({"suffix", "hybrid", "lookahead", "jacobi"})
 """Drafters that know best how much they propose (their own confidence warrants it, or the method needs those rows);
 cutting them further only loses."""
 
@@ -32,6 +33,11 @@ cutting them further only loses."""
 def drafter_names() -> tuple[str, ...]:
     """Names `make_drafter` knows."""
     return tuple(_DRAFTERS)
+
+
+def option_names(name: str) -> tuple[str, ...]:
+    """Options that the drafter called `name` takes. Raises InvalidParameter for one that there is not."""
+    return tuple(one for one in inspect.signature(_load(name)).parameters if one != "services")
 
 
 def make_drafter(name: str, services: DraftServices | None = None, **options: Any) -> Drafter:

@@ -82,11 +82,17 @@ class Suffix:
         """Forget a request (not the past outputs); its counts are built anew when it comes back."""
         self._requests.pop(request_id, None)
 
+    def expected_accepted(self, request_id: str) -> float:
+        """The score of the latest proposal for a request: the estimated number of tokens that stand; 0 for none."""
+        request = self._requests.get(request_id)
+        return request.score if request else 0.0
+
     def _tree(self, context: DraftContext) -> TokenTree:
         request = self._caught_up(context.request_id, context.token_ids, context.num_prompt_tokens)
         own = self._best(request.matches, context.budget)
         past = self._best(request.past_matches(self._past), context.budget)
         best = past if past.score > own.score else own
+        request.score = best.score
         return TokenTree(tuple(best.tokens), tuple(best.parents))
 
     def _best(self, places: Sequence[Place], budget: int) -> Draft:
@@ -109,6 +115,7 @@ class _Request:
 
     def __init__(self, max_depth: int, num_prompt_tokens: int) -> None:
         self.num_prompt_tokens = num_prompt_tokens
+        self.score = 0.0
         self._trie = SuffixTrie(max_depth)
         self._text = self._trie.new_text()
         self._past_places: list[Place] = []

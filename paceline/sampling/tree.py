@@ -140,35 +140,64 @@ class TokenTree:
 
 
 def union(trees: Sequence[TokenTree]) -> TokenTree:
-    """Several proposals below one root as one tree.
+    """Several proposals below one root as one tree; earlier trees are tested first.
 
-    Deterministic trees are merged, equal children into one node: testing the same token twice is wasted work. Drawn
-    trees are laid side by side and keep equal children apart, because two draws of a token are two trials: with p =
-    (.3, .3, .2, .2) and two draws from q = (.7, .05, .15, .1), merging equal draws and testing once emits
-    (3/10, 1467/5800, 47/200, 123/580), keeping both emits p (SpecInfer's set union needs this multiplicity).
+    Nodes that were chosen (of one_hot trees, or drawn from a law with one token) are merged with equal chosen siblings:
+    testing a token twice is wasted work. Drawn nodes keep equal siblings apart, because two draws of a token are two
+    trials: with p = (.3, .3, .2, .2) and two draws from q = (.7, .05, .15, .1), merging equal draws and testing once
+    emits (3/10, 1467/5800, 47/200, 123/580), keeping both emits p (SpecInfer's set union needs this multiplicity).
 
-    The draws must be independent: draw node i of a later tree under its number in the union.
+    A drawn node that repeats an earlier chosen sibling stays as a trial of its own, which cannot succeed, and what was
+    drafted below it moves below the chosen one: that draw has not been looked at when the chosen one is accepted.
+
+    The draws must be independent: draw node i of a later tree under a number that no other tree uses.
 
     Raises:
-        InvalidParameter: the trees were drawn in different ways, or without replacement (a second tree's siblings were
-            not drawn with the first tree's removed).
+        InvalidParameter: a tree was drawn without replacement (a second tree's siblings were not drawn with the first
+            tree's removed).
     """
     grown = [tree for tree in trees if len(tree)]
     kinds = {tree.draw for tree in grown}
     if kinds <= {"one_hot"}:
         return TokenTree.trie(tree.tokens_to(node) for tree in grown for node in range(len(tree)))
-    if kinds != {"iid"}:
-        raise InvalidParameter(
-            "draw", f"trees drawn as {sorted(kinds)} cannot be united", "unite one_hot trees or iid trees, not both"
-        )
-    tokens, parents, laws, rows = [], [], [], []
+    if "without_replacement" in kinds:
+        problem = f"trees drawn as {sorted(kinds)} cannot be united"
+        raise InvalidParameter("draw", problem, "unite one_hot and iid trees")
+    growing = _Union()
     for tree in grown:
-        offset = len(tokens)
-        rows += [row + len(laws) for row in tree.draft_rows or ()]
-        laws += tree.draft_laws or ()
-        parents += [parent if parent == ROOT_PARENT else parent + offset for parent in tree.parents]
-        tokens += tree.tokens
-    return TokenTree(tuple(tokens), tuple(parents), "iid", tuple(laws), tuple(rows))
+        growing.add(tree)
+    return TokenTree(
+        tuple(growing.tokens), tuple(growing.parents), "iid", tuple(growing.laws), tuple(range(len(growing.laws)))
+    )
+
+
+class _Union:
+    """A tree in the making, of chosen and of drawn nodes; every node has its own row."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.laws: list[Law] = []
+        self._chosen: dict[tuple[int, int], int] = {}
+
+    def add(self, tree: TokenTree) -> None:
+        places: list[int] = []  # where the children of each of the tree's nodes go
+        for node, parent in enumerate(tree.parents):
+            above = parent if parent == ROOT_PARENT else places[parent]
+            places.append(self._place(above, tree.tokens[node], tree.draft_law(node)))
+
+    def _place(self, parent: int, token: int, law: Law) -> int:
+        """Put in a node where it is needed; the node that its children belong below."""
+        known = self._chosen.get((parent, token))
+        if known is not None and law.is_one_hot:
+            return known
+        node = len(self.tokens)
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.laws.append(law)
+        if law.is_one_hot:
+            self._chosen[parent, token] = node
+        return node if known is None else known
 
 
 def _check_shape(tree: TokenTree) -> None:

@@ -66,9 +66,20 @@ def test_union_merges_deterministic_children_and_keeps_drawn_ones_apart() -> Non
     assert len(union([])) == 0
 
 
-def test_union_refuses_mixed_draws() -> None:
-    with pytest.raises(InvalidParameter, match="draw: "):
-        union([TokenTree.chain((1,)), TokenTree.chain((1,), (HALF,))])
+def test_union_merges_what_was_chosen_and_lets_draws_be_trials_of_their_own() -> None:
+    sure = Law.one_hot(1)
+    chosen, drawn = TokenTree.chain((1, 2)), TokenTree.chain((1, 0, 1), (HALF, HALF, HALF))
+    mixed = union([chosen, drawn])
+    assert mixed.draw == "iid"
+    assert (mixed.tokens, mixed.parents) == ((1, 2, 1, 0, 1), (-1, 0, -1, 0, 3))  # drawn 1 is a leaf, 0 hangs below 1
+    assert mixed.draft_law(0).is_one_hot and not mixed.draft_law(2).is_one_hot
+    greedy = union([chosen, TokenTree.chain((1, 1), (sure, sure))])
+    assert (greedy.tokens, greedy.parents) == ((1, 2, 1), (-1, 0, 0))
+    other_order = union([drawn, chosen])
+    assert (other_order.tokens, other_order.parents) == ((1, 0, 1, 1, 2), (-1, 0, 1, -1, 3))
+
+
+def test_union_refuses_draws_without_replacement() -> None:
     with pytest.raises(InvalidParameter, match="without_replacement"):
         union([TokenTree((1,), (-1,), "without_replacement", (HALF,), (0,))])
 

@@ -1,0 +1,254 @@
+"""`Hybrid`: several drafters side by side; at each step those draft that promise most for their price.
+
+Drafters that cost nothing (suffix, prompt lookup) always propose. A drafter with a model is asked only where it
+promises more tokens per unit of time than the best free proposal; the free proposal then stands beside it in one tree
+as far as the budget and its worth allow. Costs are constants, not measurements, so that a text does not depend on the
+machine's mood.
+
+Exact under every exact rule: who drafts, how much, and what stands beside it is settled from committed tokens before
+anything is drawn, and `sampling.tree.union` keeps the trials apart. Under the rule ``block``, which takes chains only,
+pass ``unite=False``.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from paceline.drafters.base import DraftContext
+from paceline.drafters.hybrid_child import Child, make_child
+from paceline.drafters.services import DraftServices
+from paceline.drafters.track_record import TrackRecord
+from paceline.errors import InvalidParameter
+from paceline.sampling.law import Law
+from paceline.sampling.randomness import ROOT, Purpose, Randomness
+from paceline.sampling.tree import TokenTree, union
+from paceline.scheduling.length import Goodput
+from paceline.scheduling.stats import BatchStats, PrefixStats
+from paceline.theory.acceptance import expected_tokens
+
+_NODES_PER_CHILD = 1 << 16
+"""Node numbers set aside for the draws of one child, so that no two children use the same noise."""
+_LONGEST = 32
+"""Longest draft considered for a child with a model."""
+
+_ALONE = BatchStats()
+"""A batch of one: prices are constants here, whoever shares the pass."""
+
+EMPTY = TokenTree()
+
+
+@dataclass(slots=True)
+class _Proposal:
+    """What a child proposed for a request, and the tokens that are expected of it."""
+
+    child: int
+    tree: TokenTree
+    score: float | None
+    expected: float
+
+
+NOTHING = _Proposal(-1, EMPTY, None, 0.0)
+
+
+@dataclass(slots=True)
+class _Request:
+    """A request's past with each child, and the proposals that wait for their verdict."""
+
+    records: list[TrackRecord]
+    length: int = 0
+    waiting: list[_Proposal] = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Plan:
+    """Who drafts: `free` alone (perhaps nothing), or the child `drawing`, `length` tokens, with `beside` next to it."""
+
+    free: _Proposal
+    drawing: int | None = None
+    length: int = 0
+    beside: TokenTree = EMPTY
+
+
+class Hybrid:
+    """Drafts with `children`.
+
+    Args:
+        children: two or more.
+        unite: put free proposals into one tree with drawn ones; otherwise one child drafts at a time.
+        row_cost: what a further row adds to a target pass, as a share of a pass over one row.
+
+    Raises:
+        InvalidParameter: fewer than two children, or a negative cost.
+    """
+
+    name = "hybrid"
+
+    def __init__(self, children: Sequence[Child], unite: bool = True, row_cost: float = 0.05) -> None:
+        if len(children) < 2:
+            raise InvalidParameter("drafters", f"{len(children)} given", "name at least two")
+        if row_cost < 0:
+            raise InvalidParameter("row_cost", f"{row_cost} is negative", "give 0 or more")
+        self._children, self._unite, self._row_cost = tuple(children), unite, row_cost
+        self.branches = unite or any(getattr(child.drafter, "branches", False) for child in children)
+        self._free = [i for i, child in enumerate(children) if not child.cost_ratio]
+        self._paces = {i: self._pace(child) for i, child in enumerate(children) if child.cost_ratio}
+        self._requests: dict[str, _Request] = {}
+
+    def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
+        """One tree per context."""
+        work = [(context, self._begin(context)) for context in contexts]
+        for child in self._free:
+            self._ask(child, [(*each, each[0].budget) for each in work])
+        plans = [self._plan(*each) for each in work]
+        for child in self._paces:
+            asked = [(*each, plan.length) for each, plan in zip(work, plans, strict=True) if plan.drawing == child]
+            self._ask(child, asked)
+        return [self._joined(request, plan) for (_, request), plan in zip(work, plans, strict=True)]
+
+    def observe(self, request_id: str, token_ids: Sequence[int], finished: bool) -> None:
+        """Judge what was proposed by what was committed, and hand the news on."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            self._judge(request, token_ids)
+        for child in self._children:
+            child.drafter.observe(request_id, token_ids, finished)
+        if finished:
+            self._requests.pop(request_id, None)
+
+    def release(self, request_id: str) -> None:
+        """Forget a request, here and in every child."""
+        self._requests.pop(request_id, None)
+        for child in self._children:
+            child.drafter.release(request_id)
+
+    def _begin(self, context: DraftContext) -> _Request:
+        request = self._requests.get(context.request_id)
+        if request is None or request.length > len(context.token_ids):
+            request = self._requests[context.request_id] = _Request([TrackRecord() for _ in self._children])
+        request.length, request.waiting = len(context.token_ids), []
+        return request
+
+    def _judge(self, request: _Request, token_ids: Sequence[int]) -> None:
+        """Every child's record gains the step: its proposal, or that it made none."""
+        made = {proposal.child: proposal for proposal in request.waiting}
+        emitted = token_ids[request.length :]
+        for child, record in enumerate(request.records):
+            proposal = made.get(child, NOTHING)
+            record.learn(proposal.tree, proposal.score, emitted, len(proposal.tree))
+        request.length, request.waiting = len(token_ids), []
+
+    def _ask(self, child: int, work: Sequence[tuple[DraftContext, _Request, int]]) -> None:
+        """Let a child propose for (context, request, budget); what it proposes waits in the requests."""
+        drafter = self._children[child].drafter
+        lent = [self._lent(child, context, request.records[child], budget) for context, request, budget in work]
+        for (context, request, budget), tree in zip(work, drafter.propose(lent) if lent else (), strict=True):
+            if child in self._free and tree.draw != "one_hot":
+                problem = f"{drafter.name!r} has none and draws its tokens"
+                raise InvalidParameter("cost_ratio", problem, "give it one, e.g. 0.1: free drafters must choose theirs")
+            score = self._children[child].score(context.request_id)
+            tree = tree.prune(budget)
+            request.waiting.append(_Proposal(child, tree, score, request.records[child].expected(tree, score)))
+
+    def _lent(self, child: int, context: DraftContext, record: TrackRecord, budget: int) -> DraftContext:
+        """The context as a child sees it: noise of its own; with a model, a draft that ends when it stops paying."""
+        randomness = _Apart(context.randomness, child * _NODES_PER_CHILD)
+        lent = replace(context, budget=budget, randomness=randomness)
+        if child not in self._paces:
+            return lent
+        pace, prefix = self._paces[child], PrefixStats(record.stats, _ALONE, budget)
+
+        def keep(laws: Sequence[Law]) -> bool:
+            return context.keep_drafting(laws) and pace.keep_drafting(prefix, laws)
+
+        return replace(lent, keep_drafting=keep)
+
+    def _plan(self, context: DraftContext, request: _Request) -> _Plan:
+        """Who drafts, from what is promised. Nothing has been drawn yet, and nothing drawn may change it."""
+        free = max(request.waiting, key=lambda proposal: proposal.expected, default=NOTHING)
+        worth = (1 + free.expected) / (1 + self._row_cost * len(free.tree))
+        plan, worth = (_Plan(free), worth) if worth > 1 else (_Plan(NOTHING), 1.0)
+        for child, pace in self._paces.items():
+            stats = request.records[child].stats
+            length = min(pace.budget(stats, _ALONE), context.budget)
+            tokens = float(expected_tokens(stats.rate.value, length))
+            promised = tokens / self._seconds(child, length)
+            must_explore = stats.steps_since_draft >= pace.explore_every
+            if length and (promised > worth or must_explore):
+                beside = free.tree.prune(context.budget - length)
+                is_worth_rows = self._is_worth_rows(free, beside, tokens, promised)
+                plan = _Plan(free, child, length, beside if is_worth_rows else EMPTY)
+                worth = max(promised, worth)
+        return plan
+
+    def _is_worth_rows(self, free: _Proposal, beside: TokenTree, tokens: float, promised: float) -> bool:
+        """Whether `beside` adds tokens, where a draft of `tokens` a pass fails, cheaper than the step makes the others.
+
+        A draft that fails early leaves its place to the free proposal: of `tokens` it would then have made one.
+        """
+        if not self._unite or not len(beside):
+            return False
+        added = free.expected * len(beside) / len(free.tree) / tokens
+        return added > self._row_cost * len(beside) * promised
+
+    def _joined(self, request: _Request, plan: _Plan) -> TokenTree:
+        """The tree to verify."""
+        drawn = next((p.tree for p in request.waiting if p.child == plan.drawing), EMPTY)
+        if not len(drawn):
+            return plan.free.tree
+        if not len(plan.beside) or drawn.draw == "without_replacement":
+            return drawn
+        return union([plan.beside, drawn])
+
+    def _seconds(self, child: int, num_draft_tokens: int) -> float:
+        """What a step with such a draft costs, in target passes over one row."""
+        return 1 + num_draft_tokens * (self._row_cost + self._children[child].cost_ratio)
+
+    def _pace(self, child: Child) -> Goodput:
+        """How long a child with a model should draft, at constant prices."""
+        return Goodput(
+            pass_seconds=lambda rows, _context: 1 + self._row_cost * (rows - 1),
+            draft_seconds=lambda _requests, _context: child.cost_ratio,
+            max_length=_LONGEST,
+        )
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Apart:
+    """A request's randomness with a child's node numbers moved away from its siblings'."""
+
+    outer: Randomness
+    first_node: int
+
+    def coin(self, probability: Any, position: int, node: int) -> bool:
+        return self.outer.coin(probability, position, node if node == ROOT else node + self.first_node)
+
+    def draw(self, law: Law, position: int, purpose: Purpose, node: int = ROOT) -> int:
+        return self.outer.draw(law, position, purpose, node if node == ROOT else node + self.first_node)
+
+    def exponentials(self, tokens: np.ndarray, position: int, purpose: Purpose, node: int = ROOT) -> np.ndarray:
+        return self.outer.exponentials(tokens, position, purpose, node if node == ROOT else node + self.first_node)
+
+
+def make_hybrid(
+    services: DraftServices,
+    drafters: Sequence[str | Mapping[str, Any]] = ("suffix", "draft_model"),
+    model: str | None = None,
+    unite: bool = True,
+    row_cost: float = 0.05,
+) -> Hybrid:
+    """Several drafters as one.
+
+    Args:
+        drafters: names, or mappings as `make_child` takes them.
+        model: handed to every drafter that takes a model and names none.
+        unite, row_cost: as of `Hybrid`.
+
+    Raises:
+        InvalidParameter: an unknown drafter or option, fewer than two drafters, a negative cost.
+        ModelNotFound, DownloadFailed, CorruptWeights, UnsupportedModel: see `resolve_model`.
+    """
+    if isinstance(drafters, str):
+        raise InvalidParameter("drafters", f"{drafters!r} is one name", "give a list, e.g. ['suffix', 'draft_model']")
+    return Hybrid([make_child(services, wanted, model) for wanted in drafters], unite, row_cost)

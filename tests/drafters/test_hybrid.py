@@ -1,0 +1,162 @@
+"""Who drafts when, by hand: prices, promises, exploration, and what is refused."""
+
+import pytest
+
+from paceline.drafters.hybrid import Hybrid
+from paceline.drafters.hybrid_child import Child
+from paceline.drafters.registry import make_drafter
+from paceline.errors import InvalidParameter
+from paceline.sampling import Law, TokenTree
+from tests.drafters.contexts import context
+
+FLAT = Law.one_hot(7)
+
+
+class Fixed:
+    """Always the same chain, cut to its budget; counts how often it was asked."""
+
+    name = "fixed"
+
+    def __init__(self, tokens, drawn=False):
+        self.tokens, self.drawn, self.budgets, self.released = tokens, drawn, [], []
+
+    def propose(self, contexts):
+        self.budgets += [c.budget for c in contexts]
+        return [self._chain(self.tokens[: c.budget]) for c in contexts]
+
+    def _chain(self, tokens):
+        return TokenTree.chain(tokens, [Law.one_hot(t) for t in tokens] if self.drawn else None)
+
+    def observe(self, request_id, token_ids, finished):
+        pass
+
+    def release(self, request_id):
+        self.released.append(request_id)
+
+
+class Sure(Fixed):
+    """Estimates its own proposals."""
+
+    def __init__(self, tokens, score):
+        super().__init__(tokens)
+        self.score = score
+
+    def expected_accepted(self, request_id):
+        return self.score
+
+
+def pair(free, model, cost_ratio=0.2, **options):
+    return Hybrid([Child(free), Child(model, cost_ratio)], **options)
+
+
+def step(hybrid, text, emitted, budget=8):
+    """One proposal behind `text`, and the news that `emitted` followed; the proposal."""
+    [tree] = hybrid.propose([context(text, budget)])
+    text += emitted
+    hybrid.observe("r", text, finished=False)
+    return tree
+
+
+def test_a_sure_free_proposal_leaves_the_model_unasked():
+    model = Fixed([7] * 8, drawn=True)
+    tree = step(pair(Sure([1, 2, 3, 4], 3.8), model), [0], [1])
+    assert tree.tokens == (1, 2, 3, 4)
+    assert model.budgets == []
+
+
+def test_an_unsure_one_stands_beside_the_models_draft():
+    model = Fixed([7] * 8, drawn=True)
+    tree = step(pair(Sure([1, 2], 0.9), model, 0.02), [0], [7])
+    drawn = len(tree) - 2
+    assert tree.tokens == (1, 2, *[7] * drawn)
+    assert tree.parents[:3] == (-1, 0, -1)
+    assert model.budgets == [drawn]
+
+
+def test_without_union_one_drafts_at_a_time():
+    hybrid = pair(Sure([1, 2], 0.9), Fixed([7] * 8, drawn=True), 0.02, unite=False)
+    assert set(step(hybrid, [0], [7]).tokens) == {7}
+    assert not hybrid.branches
+
+
+def test_the_budget_holds_both():
+    for budget in range(1, 9):
+        hybrid = pair(Sure([1, 2, 3], 1.2), Fixed([7] * 8, drawn=True), 0.01)
+        assert 1 <= len(step(hybrid, [0], [7], budget)) <= budget
+
+
+def test_a_hopeless_neighbour_is_left_out():
+    assert set(step(pair(Sure([1, 2], 0.01), Fixed([7] * 8, drawn=True)), [0], [7]).tokens) == {7}
+
+
+def test_nothing_is_verified_that_is_not_worth_its_row():
+    assert len(step(pair(Sure([1, 2], 0.01), Fixed([7], drawn=True), 5.0), [0], [7])) == 0
+
+
+def test_a_model_that_keeps_failing_is_left_alone_and_tried_again():
+    model, text = Fixed([7] * 8, drawn=True), [0]
+    hybrid = pair(Sure([], 0.0), model, 0.3)
+    for _ in range(80):
+        step(hybrid, text, [3])
+    tries = len(model.budgets)
+    assert 3 <= tries < 20
+    for _ in range(40):
+        step(hybrid, text, [3])
+    assert 1 <= len(model.budgets) - tries <= 3
+
+
+def test_a_free_drafter_that_promises_too_much_loses_its_place():
+    model, text = Fixed([7] * 8, drawn=True), [0]
+    hybrid = pair(Sure([1, 2, 3, 4], 3.8), model, 0.1)
+    for _ in range(12):
+        step(hybrid, text, [7, 7, 7])
+    assert model.budgets
+    assert step(hybrid, text, [7, 7]).tokens[-1] == 7
+
+
+def test_the_best_of_several_free_proposals_is_taken():
+    hybrid = Hybrid([Child(Sure([1], 0.5)), Child(Sure([2, 3], 1.5))])
+    assert step(hybrid, [0], [2, 3]).tokens == (2, 3)
+
+
+def test_requests_are_forgotten_everywhere():
+    free, model = Fixed([1]), Fixed([7], drawn=True)
+    hybrid = pair(free, model)
+    step(hybrid, [0], [1])
+    hybrid.release("r")
+    assert (free.released, model.released) == (["r"], ["r"])
+    assert not hybrid._requests
+    step(hybrid, [0], [1])
+    hybrid.observe("r", [0, 1, 2], finished=True)
+    assert not hybrid._requests
+
+
+def test_a_request_that_comes_back_shorter_begins_anew():
+    hybrid = pair(Fixed([1]), Fixed([7], drawn=True))
+    step(hybrid, [0, 1, 2, 3], [1])
+    first = hybrid._requests["r"]
+    hybrid.propose([context([0, 1])])
+    assert hybrid._requests["r"] is not first
+
+
+class Watcher(Fixed):
+    def watch(self, request_id, tree, picks):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("build", "field"),
+    [
+        (lambda: Hybrid([Child(Fixed([1]))]), "drafters"),
+        (lambda: Child(Watcher([1])), "drafters"),
+        (lambda: Child(Fixed([1]), -0.1), "cost_ratio"),
+        (lambda: pair(Fixed([1]), Fixed([7]), row_cost=-1.0), "row_cost"),
+        (lambda: step(Hybrid([Child(Fixed([1], drawn=True)), Child(Fixed([1]))]), [0], [1]), "cost_ratio"),
+        (lambda: make_drafter("hybrid"), "services"),
+        (lambda: make_drafter("hybrid", object(), drafters="suffix"), "drafters"),  # type: ignore[arg-type]
+        (lambda: make_drafter("hybrid", object(), drafters=[{"mode": "path"}, "ngram"]), "method"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_cannot_work_is_refused(build, field):
+    with pytest.raises(InvalidParameter, match=field):
+        build()

@@ -1,0 +1,62 @@
+"""What a drafter's past promises, by hand."""
+
+import pytest
+
+from paceline.drafters.track_record import TrackRecord, followed
+from paceline.sampling import Law, TokenTree
+
+CHAIN = TokenTree.chain((1, 2, 3))
+FORK = TokenTree.trie([(1, 2), (1, 3, 4)])
+
+
+@pytest.mark.parametrize(
+    ("tree", "tokens", "expected"),
+    [
+        (CHAIN, (1, 2, 9), (2, True)),
+        (CHAIN, (1, 2, 3, 4), (3, False)),
+        (CHAIN, (1,), (1, True)),
+        (CHAIN, (9,), (0, True)),
+        (FORK, (1, 3, 4, 5), (3, False)),
+        (FORK, (1, 2, 4), (2, False)),
+        (TokenTree(), (1,), (0, False)),
+    ],
+)
+def test_a_text_is_followed_through_a_tree(tree, tokens, expected):
+    assert followed(tree, tokens) == expected
+
+
+def test_equal_draws_are_followed_together():
+    half = Law.one_hot(1)
+    tree = TokenTree((1, 1, 2), (-1, -1, 1), "iid", (half, Law.one_hot(2)), (0, 0, 1))
+    assert followed(tree, (1, 2)) == (2, False)
+
+
+def test_promises_that_are_not_kept_are_believed_less():
+    record = TrackRecord()
+    assert record.expected(CHAIN, 2.0) == 2.0
+    for _ in range(20):
+        record.learn(CHAIN, 2.0, (1, 9), 3)  # one of two promised tokens stood
+    assert record.expected(CHAIN, 2.0) == pytest.approx(1.0, abs=0.05)
+    assert record.expected(CHAIN, 100.0) == 3.0
+
+
+def test_a_promise_is_judged_by_the_part_that_could_be_seen():
+    record = TrackRecord()
+    for _ in range(20):
+        record.learn(CHAIN, 3.0, (1,), 3)  # the step emitted one token, and it was the first of the chain
+    assert record.expected(CHAIN, 3.0) == pytest.approx(3.0)
+    assert record.stats.rate.value > 0.9
+
+
+def test_without_an_estimate_the_rate_of_acceptance_is_taken():
+    record = TrackRecord()
+    alpha = record.stats.rate.value
+    assert record.expected(CHAIN, None) == pytest.approx(alpha + alpha**2 + alpha**3)
+    assert record.expected(TokenTree(), None) == 0
+    record.learn(CHAIN, None, (9,), 3)
+    assert record.stats.rate.value < alpha
+    record.learn(TokenTree(), None, (9,), 0)
+    assert record.stats.steps_since_draft == 1
+    before = record.stats
+    record.learn(CHAIN, None, (), 3)
+    assert record.stats == before

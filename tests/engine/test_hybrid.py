@@ -1,0 +1,69 @@
+"""The hybrid in an engine: greedy and coupled text stay the plain text, alone and in a batch, whoever drafted."""
+
+import pytest
+
+from paceline.drafters.hybrid_child import num_parameters
+from paceline.errors import InvalidParameter
+from paceline.types import SamplingParams
+from tests.engine.conftest import PROMPTS, run_all
+from tests.fakes import small_config
+
+PAIRS = {
+    "suffix and model": {"model": "random-0", "options": {"drafters": ["suffix", "draft_model"]}},
+    "suffix and a cheap model": {
+        "model": "random-0",
+        "options": {"drafters": ["suffix", {"method": "draft_model", "cost_ratio": 0.01}]},
+    },
+    "ngram, suffix and two models": {
+        "options": {
+            "drafters": [
+                "ngram",
+                {"method": "suffix", "mode": "tree"},
+                {"method": "draft_model", "model": "random-1", "cost_ratio": 0.1},
+                {"method": "draft_model", "model": "random-0", "cost_ratio": 0.2},
+            ],
+        },
+        "num_draft_tokens": 12,
+    },
+}
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_text_is_the_plain_text(engine_for, pair, temperature):
+    rule = {"rule": "coupled"} if temperature else {}
+    params = [SamplingParams(temperature=temperature, seed=i, max_tokens=40) for i in range(len(PROMPTS))]
+    plain = run_all(engine_for({"method": "plain", "num_draft_tokens": 0} | rule), params=params)
+    drafted = run_all(engine_for({"method": "hybrid"} | PAIRS[pair] | rule), params=params)
+    assert [o.token_ids for o in drafted] == [o.token_ids for o in plain]
+    assert sum(o.stats.num_accepted_tokens for o in drafted) > 0
+
+
+def test_the_same_seed_gives_the_same_text_under_p_over_q(engine_for):
+    params = SamplingParams(temperature=1.0, seed=5, max_tokens=30)
+    config = {"method": "hybrid"} | PAIRS["suffix and a cheap model"]
+    first, second = (run_all(engine_for(config), PROMPTS[:1], params) for _ in range(2))
+    assert first[0].token_ids == second[0].token_ids
+    assert first[0].stats.num_accepted_tokens > 0
+
+
+def test_a_model_costs_what_its_size_says(engine_for):
+    hybrid = engine_for({"method": "hybrid", "model": "random-1"}).speculation.drafter
+    assert [child.cost_ratio for child in hybrid._children] == [0.0, 1.0]
+    config = small_config()
+    head = config.vocab_size * config.hidden_size
+    assert num_parameters(small_config(tie_word_embeddings=False)) == num_parameters(config) + head
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"drafters": ["suffix", "draft_model"]}, "model"),
+        ({"drafters": ["suffix", "nothing"]}, "drafter"),
+        ({"drafters": ["suffix", "lookahead"]}, "drafters"),
+        ({"drafters": ["suffix"]}, "drafters"),
+    ],
+)
+def test_bad_options_are_refused_when_the_engine_is_built(engine_for, options, field):
+    with pytest.raises(InvalidParameter, match=field):
+        engine_for({"method": "hybrid", "options": options})
