@@ -14,26 +14,39 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from paceline.config import SpeculativeConfig
+    from paceline.engine.async_llm import AsyncLLM
     from paceline.engine.llm import LLM
     from paceline.errors import (
         CorruptWeights,
         DownloadFailed,
+        EngineDead,
         InvalidParameter,
         ModelNotFound,
         PacelineError,
         UnsupportedModel,
     )
-    from paceline.types import RequestOutput, RequestStats, SamplingParams, TokenOutput
+    from paceline.types import (
+        CompletionOutput,
+        RequestMetrics,
+        RequestOutput,
+        RequestStats,
+        SamplingParams,
+        TokenOutput,
+    )
 
 __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
+    "CompletionOutput",
     "CorruptWeights",
     "DownloadFailed",
+    "EngineDead",
     "InvalidParameter",
     "ModelNotFound",
     "PacelineError",
+    "RequestMetrics",
     "RequestOutput",
     "RequestStats",
     "SamplingParams",
@@ -44,11 +57,20 @@ __all__ = [
 
 _HOMES = {
     "paceline.engine.llm": ("LLM",),
+    "paceline.engine.async_llm": ("AsyncLLM",),
     "paceline.config": ("SpeculativeConfig",),
-    "paceline.types": ("RequestOutput", "RequestStats", "SamplingParams", "TokenOutput"),
+    "paceline.types": (
+        "CompletionOutput",
+        "RequestMetrics",
+        "RequestOutput",
+        "RequestStats",
+        "SamplingParams",
+        "TokenOutput",
+    ),
     "paceline.errors": (
         "CorruptWeights",
         "DownloadFailed",
+        "EngineDead",
         "InvalidParameter",
         "ModelNotFound",
         "PacelineError",

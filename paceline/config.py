@@ -83,7 +83,11 @@ class EngineConfig:
         max_model_len: most tokens of a request, prompt and output; None takes the model's own limit.
         max_num_seqs: most requests decoding at once.
         max_num_batched_tokens: most rows of a pass; None takes what `paceline tune --target-ms` chose, else 512.
-        kv_cache_memory_bytes: room for keys and values; pages are only touched when used.
+        kv_cache_memory_bytes: room for keys and values; pages are only touched when used. 512 MiB when neither this nor
+            `memory_fraction` is given.
+        memory_fraction: room for keys and values as a share, in (0, 1], of the memory that is free once the model is
+            loaded.
+        prefix_caching: requests that begin alike compute the common pages once.
         scheduler: scheduling policy by name.
         profile: what a pass costs: a file that `paceline tune` wrote, ``auto`` for the one in the cache, if any, or
             ``none``. Without one costs are learned from the passes alone.
@@ -99,7 +103,9 @@ class EngineConfig:
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None
-    kv_cache_memory_bytes: int = 1 << 29
+    kv_cache_memory_bytes: int | None = None
+    memory_fraction: float | None = None
+    prefix_caching: bool = True
     scheduler: str = "stall_free"
     profile: str = "auto"
 
@@ -109,6 +115,11 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidParameter(name, f"{value!r} is not 1 or more", "raise it, or leave it out")
+        if self.memory_fraction is not None:
+            if self.kv_cache_memory_bytes is not None:
+                raise InvalidParameter("memory_fraction", "is given beside kv_cache_memory_bytes", "give one of them")
+            if not 0 < self.memory_fraction <= 1:
+                raise InvalidParameter("memory_fraction", f"{self.memory_fraction} is not in (0, 1]", "e.g. 0.5")
         if self.executor not in Executor.__args__:
             known = ", ".join(Executor.__args__)
             raise InvalidParameter("executor", f"{self.executor!r} is unknown", f"use one of {known}")

@@ -8,7 +8,8 @@ Every message names the field that is wrong and says what to do about it. Anythi
     ├── UnsupportedModel     an architecture, quantisation or vocabulary Paceline cannot run
     ├── CorruptWeights       a weight file that is truncated, damaged or fails its checksum
     ├── WorkerDied           a process of a parallel run ended or does not answer
-    └── DownloadFailed       weights could not be fetched; what was there before is untouched
+    ├── DownloadFailed       weights could not be fetched; what was there before is untouched
+    └── EngineDead           the engine behind an AsyncLLM failed or was shut down
 """
 
 
@@ -50,3 +51,7 @@ class DownloadFailed(PacelineError):
 
 class WorkerDied(PacelineError):
     """A process of a parallel run ended or does not answer; what it last wrote is in the message."""
+
+
+class EngineDead(PacelineError):
+    """The engine has failed or was shut down; make a new one."""

@@ -5,12 +5,13 @@ Standard library only, no behaviour beyond checking a request at the door. Not t
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from paceline.errors import InvalidParameter
 
-FinishReason = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length", "abort", "timeout"]
+"""Why an output ended: a stop rule, its length, a cancellation, or its time being up."""
 TokenProvenance = Literal["prompt", "target", "drafted", "bonus", "recovered"]
 """Where a token came from.
 
@@ -24,6 +25,7 @@ class SamplingParams:
     """What a request asks of the sampler. Names and meanings are vLLM's where vLLM has them.
 
     Attributes:
+        n: samples of the same prompt; its keys and values are computed once and shared.
         temperature: 0 is greedy (the law is one-hot at the largest logit, the lowest id on ties).
         top_p, top_k, min_p: truncations of the law; ``top_k=0`` and ``min_p=0`` switch theirs off.
         repetition_penalty: divides positive and multiplies negative logits of tokens seen in prompt or output.
@@ -32,12 +34,14 @@ class SamplingParams:
         bad_words: strings that must not appear; each is tokenised and its last token forbidden behind the others.
         min_tokens: end-of-sequence and stop ids are impossible before this many output tokens.
         max_tokens: most output tokens.
-        seed: the source of all randomness of the request; None takes a fresh one.
+        seed: the source of all randomness of the request; None takes a fresh one. Sample i of n has seed + i, so it
+            says what a request of its own with that seed says.
         stop: strings that end the output (not included in the text).
         stop_token_ids: ids that end the output.
         ignore_eos: go on behind the end-of-sequence token.
     """
 
+    n: int = 1
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -63,10 +67,15 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         return self.temperature == 0.0
 
+    def sample(self, index: int, seed: int) -> "SamplingParams":
+        """What sample `index` of `n` asks for by itself, when the request's seed is `seed`."""
+        return replace(self, n=1, seed=seed + index)
+
 
 def _checks(params: SamplingParams) -> list[tuple[str, bool, str, str]]:
     """(field, is it usable, the range it should lie in, what to do) for every field with a range."""
     return [
+        ("n", params.n >= 1, "1 or more", "ask for at least one sample"),
         ("temperature", params.temperature >= 0, "0 or more", "use 0 for greedy decoding or e.g. 0.8 to sample"),
         ("top_p", 0 < params.top_p <= 1, "in (0, 1]", "use 1 to switch it off"),
         ("top_k", params.top_k >= 0, "0 or more", "use 0 to switch it off"),
@@ -89,17 +98,84 @@ class TokenOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestOutput:
-    """The finished answer to one request."""
+class CompletionOutput:
+    """One sample of a request; `index` counts from 0."""
 
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: tuple[int, ...]
+    index: int
     text: str
     token_ids: tuple[int, ...]
     provenance: tuple[TokenProvenance, ...]
     finish_reason: FinishReason
     stats: "RequestStats"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """The finished answer to one request.
+
+    Attributes:
+        outputs: one completion for each of the `n` samples, in order. The properties below are those of the first.
+        metrics: when things happened.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
+    metrics: "RequestMetrics"
+
+    @property
+    def text(self) -> str:
+        return self.outputs[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.outputs[0].token_ids
+
+    @property
+    def provenance(self) -> tuple[TokenProvenance, ...]:
+        return self.outputs[0].provenance
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        return self.outputs[0].finish_reason
+
+    @property
+    def stats(self) -> "RequestStats":
+        return self.outputs[0].stats
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMetrics:
+    """When things happened to a request, in seconds on the engine's clock; of n samples the first or last to do so.
+
+    Attributes:
+        first_scheduled_time, first_token_time: None when it ended before that.
+        num_cached_tokens: prompt tokens whose keys and values were found in the cache.
+        num_preemptions: times it had to give its memory back and compute it anew.
+    """
+
+    arrival_time: float
+    first_scheduled_time: float | None
+    first_token_time: float | None
+    finish_time: float
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+
+    @property
+    def queue_seconds(self) -> float | None:
+        """From arrival to the first step that computed something for it."""
+        return None if self.first_scheduled_time is None else self.first_scheduled_time - self.arrival_time
+
+    @property
+    def first_token_seconds(self) -> float | None:
+        """From arrival to the first token."""
+        return None if self.first_token_time is None else self.first_token_time - self.arrival_time
+
+    @property
+    def total_seconds(self) -> float:
+        """From arrival to the end."""
+        return self.finish_time - self.arrival_time
 
 
 @dataclass(frozen=True, slots=True)

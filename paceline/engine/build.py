@@ -8,11 +8,11 @@ from paceline.drafters.registry import SELF_LIMITING, make_drafter
 from paceline.drafters.services import DraftServices
 from paceline.engine.engine import Engine, Speculation
 from paceline.engine.live_cost import LearnedCost, rough_slope
+from paceline.engine.memory import cache_capacity
 from paceline.engine.profiles import cached_profile, find_profile
 from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.models.base import PAGE_SIZE, CausalLM
 from paceline.models.checkpoint import Checkpoint
-from paceline.models.config import ModelConfig
 from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import resolve_model
 from paceline.sampling import resolve
@@ -25,8 +25,6 @@ from paceline.scheduling.stop import StopChecker
 
 Progress = Callable[[str, int, int], None]
 """Told (what is going on, units done, units in all)."""
-
-BYTES_PER_NUMBER = 4
 
 
 def silent(what: str, done: int, total: int) -> None:
@@ -110,8 +108,8 @@ def build_engine(
         InvalidParameter: unknown drafter, rule, policy or option, or a `max_model_len` that cannot be held.
         UnsupportedModel: a draft model with another vocabulary.
     """
-    shape, source = loaded.model.config, loaded.source
-    num_pages, limit = _capacity(shape, config)
+    source = loaded.source
+    num_pages, limit = cache_capacity(loaded.model, config)
     pool = PagePool(num_pages, PAGE_SIZE)
     profile = find_profile(loaded, config)
     cost = LearnedCost(profile.cost if profile else rough_slope)
@@ -138,6 +136,7 @@ def build_engine(
             max_num_batched_tokens=token_budget,
             max_num_seqs=config.max_num_seqs,
             max_model_len=limit,
+            prefix_caching=config.prefix_caching,
             tile=min(SchedulerConfig().tile, token_budget),
         ),
         pool,
@@ -151,23 +150,6 @@ def _token_budget(config: EngineConfig, profile: Profile | None) -> int:
     """Rows of a step: as configured, as tuned, or the scheduler's own default."""
     tuned = profile.token_budget if profile and profile.target_ms else None
     return config.max_num_batched_tokens or tuned or SchedulerConfig().max_num_batched_tokens
-
-
-def _capacity(shape: ModelConfig, config: EngineConfig) -> tuple[int, int]:
-    """(pages of the cache, most tokens of a request)."""
-    per_token = 2 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim * BYTES_PER_NUMBER
-    num_pages = config.kv_cache_memory_bytes // (per_token * PAGE_SIZE)
-    room = num_pages * PAGE_SIZE
-    wanted = config.max_model_len or min(shape.max_position_embeddings, room)
-    if wanted > shape.max_position_embeddings:
-        problem = f"{wanted} tokens are more than the model's {shape.max_position_embeddings}"
-        raise InvalidParameter("max_model_len", problem, "lower it or leave it out")
-    if room < max(wanted, PAGE_SIZE):
-        problem = (
-            f"{config.kv_cache_memory_bytes} bytes hold {room} tokens, not the {max(wanted, PAGE_SIZE)} of a request"
-        )
-        raise InvalidParameter("kv_cache_memory_bytes", problem, "raise it or lower max_model_len")
-    return num_pages, wanted
 
 
 def _speculation(speculative: SpeculativeConfig | None, services: DraftServices, cost: LearnedCost) -> Speculation:

@@ -12,31 +12,40 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from paceline.drafters.base import DraftContext, Drafter, WatchesTarget
+from paceline.engine.answer import Answer
 from paceline.engine.live import LiveRequest
 from paceline.engine.live_cost import LearnedCost
-from paceline.engine.parts import part_of, settle
+from paceline.engine.metrics import EngineMetrics
+from paceline.engine.parts import copy_pages, part_of, settle
 from paceline.errors import InvalidParameter
 from paceline.models.base import CausalLM, KVCache
 from paceline.models.rows import build_rows
 from paceline.models.tokenizer import Tokenizer
-from paceline.sampling import TokenTree, Verdict, Verifier
+from paceline.sampling import TokenTree, Verdict, Verifier, fresh_seed
 from paceline.scheduling.batch import Commit, Grant, StepPlan, StepResult
 from paceline.scheduling.length import LengthPolicy
 from paceline.scheduling.request import RequestState
 from paceline.scheduling.scheduler import Scheduler
 from paceline.scheduling.stats import PrefixStats
-from paceline.types import FinishReason, RequestOutput, SamplingParams, TokenOutput, TokenProvenance
+from paceline.types import CompletionOutput, FinishReason, RequestOutput, SamplingParams, TokenOutput, TokenProvenance
 
 EMPTY = TokenTree()
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """Tokens that a step committed for one request; `finished` when they are its last."""
+    """What a step committed for one sample of a request.
+
+    Attributes:
+        completion: the whole sample, when these tokens are its last.
+        finished: the whole answer, when no other sample of the request goes on either.
+    """
 
     request_id: str
     tokens: tuple[TokenOutput, ...]
     finished: RequestOutput | None = None
+    index: int = 0
+    completion: CompletionOutput | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,53 +104,102 @@ class Engine:
         self._tokenizer, self._eos = tokenizer, tuple(eos_token_ids)
         self.speculation, self._cost, self._clock = speculation, cost, clock
         self._live: dict[str, LiveRequest] = {}
-        self.num_preemptions = 0
+        self._answers: dict[str, Answer] = {}
+        self.metrics = EngineMetrics(scheduler)
 
     @property
     def has_unfinished_requests(self) -> bool:
         return bool(self._live)
 
-    def add_request(self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
+    def add_request(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        timeout: float | None = None,
+    ) -> None:
         """Queue a request.
+
+        Args:
+            priority: smaller runs earlier, as in vLLM; equal ones run in order of arrival.
+            timeout: seconds after which it ends with what it has said, reason ``timeout``.
 
         Raises:
             InvalidParameter: an empty or too long prompt, an id the model does not know, a name already in use.
         """
+        self._check_door(request_id, prompt_token_ids, timeout)
+        now = self._clock()
+        deadline = None if timeout is None else now + timeout
+        samples: list[LiveRequest] = []
+        for each in self._split(params):
+            index = len(samples)
+            name = request_id if params.n == 1 else f"{index}_{request_id}"
+            leader = samples[0].state if samples else None
+            state = RequestState(name, prompt_token_ids, each, now, priority, deadline, leader)
+            state.length = self.speculation.length_for(each)
+            vocab_size = self._model.config.vocab_size
+            samples.append(LiveRequest(state, self._tokenizer, self._eos, vocab_size, request_id, index))
+        self._admit(Answer(request_id, prompt_token_ids, samples))
+
+    def _check_door(self, request_id: str, prompt_token_ids: Sequence[int], timeout: float | None) -> None:
         vocab_size = self._model.config.vocab_size
         unknown = next((i for i in prompt_token_ids if not 0 <= i < vocab_size), None)
         if unknown is not None:
             remedy = "tokenise the prompt with this model's own tokenizer"
             raise InvalidParameter("prompt_token_ids", f"{unknown} is outside the vocabulary of {vocab_size}", remedy)
-        state = RequestState(request_id, prompt_token_ids, params, arrival_time=self._clock())
-        state.length = self.speculation.length_for(params)
-        live = LiveRequest(state, self._tokenizer, self._eos, vocab_size)
-        self.scheduler.add(state)
-        self._live[request_id] = live
+        if request_id in self._answers:
+            raise InvalidParameter("request_id", f"{request_id!r} is in use", "give every request its own id")
+        if timeout is not None and not timeout > 0:
+            raise InvalidParameter("timeout", f"{timeout} is not above 0", "give seconds, or leave it out")
 
-    def state_of(self, request_id: str) -> RequestState:
-        """The scheduler's state of a running request, to look at."""
-        return self._live[request_id].state
+    @staticmethod
+    def _split(params: SamplingParams) -> list[SamplingParams]:
+        """The parameters of each sample."""
+        if params.n == 1:
+            return [params]
+        seed = fresh_seed() if params.seed is None else params.seed
+        return [params.sample(index, seed) for index in range(params.n)]
+
+    def _admit(self, answer: Answer) -> None:
+        """Hand all samples to the scheduler, or none."""
+        for live in answer.samples:
+            try:
+                self.scheduler.add(live.state)
+            except InvalidParameter:
+                for added in answer.samples[: live.index]:
+                    self.scheduler.abort(added.state.request_id)
+                raise
+        self._live.update((live.state.request_id, live) for live in answer.samples)
+        self._answers[answer.request_id] = answer
+
+    def state_of(self, request_id: str, index: int = 0) -> RequestState:
+        """The scheduler's state of a sample of a running request, to look at."""
+        return self._answers[request_id].samples[index].state
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request now; what it has said so far is returned. None when it is not running."""
-        live = self._live.get(request_id)
-        if live is None:
+        answer = self._answers.get(request_id)
+        if answer is None:
             return None
-        state = self.scheduler.abort(request_id, self._clock())
-        assert state is not None
-        live.text.finish()
-        return self._retire(live, state, "abort")
+        return [self._abort(live) for live in answer.open_samples()][-1].finished
+
+    def _abort(self, live: LiveRequest) -> StepOutput:
+        self.scheduler.abort(live.state.request_id, self._clock())
+        return self._retire(live, "abort")
 
     def step(self) -> list[StepOutput]:
         """One pass of the target over whatever the scheduler grants; the tokens it committed."""
         started = self._clock()
         plan = self.scheduler.schedule(started)
+        expired = [self._retire(self._live[state.request_id], "timeout") for state in plan.expired]
         for state in plan.preempted:
-            self.num_preemptions += 1
             self.speculation.drafter.release(state.request_id)
         if plan.is_empty:
-            return []
+            return expired
         scheduled = self._clock()
+        copy_pages(self.cache, plan.copies)
         trees = self._propose(plan)
         drafted = self._clock()
         verdicts = self._verify(plan, trees, self._run(plan, trees))
@@ -149,8 +207,9 @@ class Engine:
         commits = self.scheduler.update(self._results(plan, trees, verdicts), verified)
         overhead = scheduled - started + self._clock() - verified
         self._account(plan, trees, drafted - scheduled, verified - drafted, overhead)
+        self.metrics.observe_step(plan, sum(map(len, trees.values())), commits, verified)
         outputs = [self._commit(commit, verdicts, trees) for commit in commits]
-        return [output for output in outputs if output.tokens or output.finished]
+        return expired + [output for output in outputs if output.tokens or output.completion]
 
     def _propose(self, plan: StepPlan) -> dict[str, TokenTree]:
         """A tree for every request that was granted a draft."""
@@ -234,32 +293,31 @@ class Engine:
         live, verdict = self._live[state.request_id], verdicts.get(state.request_id)
         self.speculation.drafter.observe(state.request_id, state.token_ids, reason is not None)
         if verdict is None:
-            return StepOutput(state.request_id, ())
+            return StepOutput(live.request_id, ())
         drafted: list[TokenProvenance] = ["drafted"] * len(verdict.path)
         kinds = (drafted + [verdict.kind])[: len(commit.token_ids)]  # noqa: RUF005 (the type checker needs the sum)
         if state.num_output_tokens > len(commit.token_ids):  # the first token belongs to the prefill
             nodes = len(trees.get(state.request_id, EMPTY))
             live.counters.count(nodes, commit.num_accepted, int(commit.rejected), len(commit.token_ids))
         tokens = live.commit(commit.token_ids, kinds, reason is not None)
-        return StepOutput(state.request_id, tokens, None if reason is None else self._retire(live, state, reason))
+        return self._retire(live, reason, tokens) if reason else StepOutput(live.request_id, tokens, None, live.index)
 
     def find_stop_string(self, state: RequestState, token: int) -> bool:
         """For the scheduler's stop rules: whether `token` completes a stop string of the request."""
         return self._live[state.request_id].reads_stop(token)
 
-    def _retire(self, live: LiveRequest, state: RequestState, reason: FinishReason) -> RequestOutput:
-        self.speculation.drafter.release(state.request_id)
-        del self._live[state.request_id]
-        return RequestOutput(
-            request_id=state.request_id,
-            prompt=None,
-            prompt_token_ids=tuple(state.prompt_token_ids),
-            text=live.text.text,
-            token_ids=tuple(state.output_token_ids),
-            provenance=tuple(live.provenance),
-            finish_reason=reason,
-            stats=live.counters.stats(),
-        )
+    def _retire(self, live: LiveRequest, reason: FinishReason, tokens: tuple[TokenOutput, ...] = ()) -> StepOutput:
+        """A sample has ended with `tokens`; its request has, when it was the last one."""
+        state_id, answer = live.state.request_id, self._answers[live.request_id]
+        self.speculation.drafter.release(state_id)
+        del self._live[state_id]
+        completion = answer.finish(live, reason)
+        self.metrics.observe_sample(state_id, reason)
+        output = answer.output()
+        if output is not None:
+            del self._answers[live.request_id]
+            self.metrics.observe_request(output)
+        return StepOutput(live.request_id, tokens, output, live.index, completion)
 
     def _account(
         self, plan: StepPlan, trees: dict[str, TokenTree], drafting: float, verifying: float, overhead: float

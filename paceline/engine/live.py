@@ -69,13 +69,16 @@ class LiveRequest:
         tokenizer: for its text and its bad words.
         eos_token_ids: ids that end the output.
         vocab_size: ids the model knows.
+        request_id: the user's, whose sample number `index` this is.
     """
 
     def __init__(
-        self, state: RequestState, tokenizer: Tokenizer, eos_token_ids: Sequence[int], vocab_size: int
-    ) -> None:
+        self, state: RequestState, tokenizer: Tokenizer, eos_token_ids: Sequence[int], vocab_size: int,
+        request_id: str, index: int = 0,
+    ) -> None:  # fmt: skip
         params = state.params
         self.state = state
+        self.request_id, self.index = request_id, index
         self.randomness = CounterRandomness(fresh_seed() if params.seed is None else params.seed)
         self.text = TextStream(tokenizer, params.stop)
         self._unread: list[str] = []  # text of tokens that a stop rule has read before they were committed

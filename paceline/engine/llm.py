@@ -6,12 +6,10 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rich.console import Console
-from rich.progress import track
-
 from paceline.config import EngineConfig, SpeculativeConfig, from_mapping
 from paceline.engine.build import Progress, build_engine, load, silent
-from paceline.engine.engine import StepOutput
+from paceline.engine.engine import Engine, StepOutput
+from paceline.engine.progress import watched
 from paceline.errors import InvalidParameter
 from paceline.models.loaded import LoadedModel
 from paceline.models.tokenizer import Tokenizer
@@ -103,11 +101,22 @@ class LLM:
     def tokenizer(self) -> Tokenizer:
         return self._loaded.source.tokenizer
 
+    @property
+    def model_name(self) -> str:
+        return self._loaded.source.name
+
+    @property
+    def engine(self) -> Engine:
+        """What runs the requests; its `metrics` tell what it has done."""
+        return self._engine
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        priority: int | Sequence[int] = 0,
+        timeout: float | None = None,
         progress: bool = False,
     ) -> list[RequestOutput]:
         """Answers to one prompt or many, in their order; many share every pass.
@@ -115,19 +124,23 @@ class LLM:
         Args:
             prompts: texts or token ids.
             sampling_params: for all, or one for each prompt.
+            priority: for all, or one for each prompt; smaller runs earlier.
+            timeout: seconds after which whatever is not done ends with what it has said, reason ``timeout``.
             progress: show a progress bar.
 
         Raises:
             InvalidParameter: an empty prompt, one beyond the context, or as many params as there are no prompts.
         """
         items = _as_list(prompts)
-        each = self._params(items, sampling_params)
+        each = _per_prompt("sampling_params", sampling_params or SamplingParams(), SamplingParams, len(items))
+        priorities = _per_prompt("priority", priority, int, len(items))
         ids: list[str] = []
         finished: dict[str, RequestOutput] = {}
         try:
-            ids += (self._add(prompt, params) for prompt, params in zip(items, each, strict=True))
-            bar = {"total": len(ids), "disable": not progress, "console": Console(stderr=True)}
-            for output in track(self._finished(ids), "generating", **bar):
+            for prompt, params, own in zip(items, each, priorities, strict=True):
+                ids.append(self._add(prompt, params, priority=own, timeout=timeout))
+            outputs = self._finished(ids)
+            for output in watched(outputs, len(ids)) if progress else outputs:
                 finished[output.request_id] = output
         finally:  # whatever interrupts, nothing of this call stays in the engine
             self._forget(request_id for request_id in ids if request_id not in finished)
@@ -155,8 +168,16 @@ class LLM:
         """Tokens of one answer as they are committed, each with its text and provenance.
 
         A stream that is abandoned (closed, or collected as garbage) aborts its request.
+
+        Raises:
+            InvalidParameter: `n` samples are asked for: use `generate`, or `AsyncLLM`.
         """
-        return TokenStream(self._stream(self._add(prompt, sampling_params or SamplingParams())))
+        params = sampling_params or SamplingParams()
+        if params.n > 1:
+            raise InvalidParameter("n", f"{params.n} samples in one stream", "use generate, or AsyncLLM")
+        request_id = self._add(prompt, params)
+        self._inboxes[request_id] = deque()
+        return TokenStream(self._stream(request_id))
 
     def _stream(self, request_id: str) -> Generator[TokenOutput | RequestOutput, None, None]:
         try:
@@ -175,44 +196,48 @@ class LLM:
         """Finished answers as they come, until each of `request_ids` has one."""
         open_ids = set(request_ids)
         while open_ids:
-            self._step()
-            for request_id in tuple(open_ids):
-                inbox = self._inboxes[request_id]
-                last = inbox[-1].finished if inbox else None
-                inbox.clear()
-                if last:
-                    open_ids.remove(request_id)
-                    del self._inboxes[request_id]
-                    yield last
+            for output in self._step():
+                if output.finished and output.request_id in open_ids:
+                    open_ids.remove(output.request_id)
+                    yield output.finished
 
-    def _step(self) -> None:
-        """One step of the engine; what it says of a request waits in the request's inbox."""
-        for output in self._engine.step():
-            self._inboxes[output.request_id].append(output)
+    def _step(self) -> list[StepOutput]:
+        """One step of the engine; what it says of a stream's request waits in the stream's inbox."""
+        outputs = self._engine.step()
+        for output in outputs:
+            if output.request_id in self._inboxes:
+                self._inboxes[output.request_id].append(output)
+        return outputs
 
     def _forget(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
             self._engine.abort(request_id)
             self._inboxes.pop(request_id, None)
 
-    def _add(self, prompt: Prompt, params: SamplingParams) -> str:
+    def token_ids_of(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt, which may be token ids already.
+
+        Raises:
+            InvalidParameter: it is empty.
+        """
         token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not token_ids or prompt == "":
             raise InvalidParameter("prompt", "is empty", "give at least one character or token")
+        return token_ids
+
+    def _add(self, prompt: Prompt, params: SamplingParams, **how: Any) -> str:
         request_id = str(next(self._numbers))
-        self._engine.add_request(request_id, token_ids, params)
-        self._inboxes[request_id] = deque()
+        self._engine.add_request(request_id, self.token_ids_of(prompt), params, **how)
         return request_id
 
-    def _params(
-        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
-    ) -> list[SamplingParams]:
-        if params is None or isinstance(params, SamplingParams):
-            return [params or SamplingParams()] * len(prompts)
-        if len(params) != len(prompts):
-            problem = f"{len(params)} for {len(prompts)} prompts"
-            raise InvalidParameter("sampling_params", problem, "give one, or one per prompt")
-        return list(params)
+
+def _per_prompt(field: str, value: Any, kind: type, count: int) -> list[Any]:
+    """One value for all prompts, or as many as there are."""
+    if isinstance(value, kind):
+        return [value] * count
+    if len(value) != count:
+        raise InvalidParameter(field, f"{len(value)} for {count} prompts", "give one, or one per prompt")
+    return list(value)
 
 
 def _as_list(prompts: Any) -> list[Prompt]:

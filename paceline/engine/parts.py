@@ -1,6 +1,8 @@
 """Between the scheduler's words and the model's: a grant and its tree as rows, an accepted path as cache moves."""
 
-from paceline.models.base import KVCache
+from collections.abc import Iterable
+
+from paceline.models.base import PAGE_SIZE, KVCache
 from paceline.models.rows import Part, compaction
 from paceline.sampling import TokenTree, Verdict
 from paceline.scheduling.batch import Grant
@@ -24,3 +26,10 @@ def settle(cache: KVCache, grant: Grant, verdict: Verdict) -> None:
     sources, destinations = compaction(grant.request.page_table, grant.start, rows)
     if sources:
         cache.move(sources, destinations)
+
+
+def copy_pages(cache: KVCache, copies: Iterable[tuple[int, int]]) -> None:
+    """Copy whole pages of keys and values, one after the other: a page may be a source and a destination."""
+    for source, destination in copies:
+        first, to = source * PAGE_SIZE, destination * PAGE_SIZE
+        cache.move(range(first, first + PAGE_SIZE), range(to, to + PAGE_SIZE))

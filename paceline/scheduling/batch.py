@@ -49,12 +49,16 @@ class StepPlan:
 
     Attributes:
         preempted: requests that lost their pages; they wait again and will recompute.
+        expired: requests whose time was up; they are finished.
+        copies: (source, destination) pages whose keys and values to copy, in this order, before the rows run.
         batch: what the length policy was told.
     """
 
     grants: tuple[Grant, ...] = ()
     preempted: tuple[RequestState, ...] = ()
     batch: BatchStats = field(default_factory=BatchStats)
+    expired: tuple[RequestState, ...] = ()
+    copies: tuple[tuple[int, int], ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -98,6 +102,7 @@ class Commit(NamedTuple):
         num_accepted: drafted tokens among `token_ids`.
         rejected: a drafted token was refused, and the refusal lies before the stop.
         finish_reason: None while the request goes on.
+        num_draft_tokens: nodes verified.
     """
 
     request: RequestState
@@ -106,3 +111,4 @@ class Commit(NamedTuple):
     num_accepted: int = 0
     rejected: bool = False
     finish_reason: FinishReason | None = None
+    num_draft_tokens: int = 0

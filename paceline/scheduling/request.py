@@ -35,6 +35,9 @@ class RequestState:
         params: what was asked for.
         arrival_time: seconds on the caller's clock.
         priority: smaller runs earlier, as in vLLM; equal priorities run in order of arrival.
+        deadline: when its time is up, in seconds on the caller's clock; None for never.
+        leader: the request that computes the same prompt first, so that this one can share its pages (samples of one
+            prompt).
         token_ids: prompt and committed output. One list that only grows, so that drafters may read it without copies.
         num_computed: leading tokens whose keys and values are in the cache. Committed tokens only.
         page_table: page ids in order of position; at least ``num_computed`` slots.
@@ -45,6 +48,7 @@ class RequestState:
         length: how long its drafts are; the scheduler's own policy when None.
         sequence: order in which the scheduler took requests in; breaks ties of arrival.
         draft_stats: what became of its drafts.
+        followers: requests that wait for this one's prompt to be computed.
         first_scheduled_time, first_token_time, finish_time: seconds on the caller's clock, None until it happened.
     """
 
@@ -53,6 +57,8 @@ class RequestState:
     params: SamplingParams = field(default_factory=SamplingParams)
     arrival_time: float = 0.0
     priority: int = 0
+    deadline: float | None = None
+    leader: "RequestState | None" = field(default=None, repr=False)
     status: Status = Status.WAITING
     token_ids: list[int] = field(init=False)
     num_computed: int = 0
@@ -65,6 +71,7 @@ class RequestState:
     length: LengthPolicy | None = field(default=None, repr=False)
     sequence: int = 0
     draft_stats: DraftStats = field(default_factory=DraftStats)
+    followers: "list[RequestState]" = field(default_factory=list, repr=False)
     finish_reason: FinishReason | None = None
     first_scheduled_time: float | None = None
     first_token_time: float | None = None

@@ -5,7 +5,9 @@ model. Which requests a step serves is a policy's choice (`policies/`), what fit
 """
 
 from bisect import insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from heapq import heappop, heappush
 
 from paceline.errors import InvalidParameter
 from paceline.scheduling.batch import Commit, Grant, StepPlan, StepResult
@@ -48,8 +50,13 @@ class Scheduler:
         self._requests: dict[str, RequestState] = {}
         self._running: list[RequestState] = []
         self._waiting: list[RequestState] = []
+        self._deadlines: list[tuple[float, int, RequestState]] = []
         self._last_plan = StepPlan()
         self._num_added = 0
+        self.prefix_cache_queries = 0
+        """Tokens of admitted requests."""
+        self.prefix_cache_hits = 0
+        """Those whose keys and values were there already."""
 
     @property
     def num_running(self) -> int:
@@ -58,7 +65,8 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        """Requests that hold none."""
+        return len(self._requests) - len(self._running)
 
     @property
     def has_work(self) -> bool:
@@ -66,6 +74,8 @@ class Scheduler:
 
     def add(self, request: RequestState) -> None:
         """Take in a new request; its output is cut where the model's length ends.
+
+        One with a leader waits until the leader's prompt is computed, and shares its pages then.
 
         Raises:
             InvalidParameter: its id is in use, its prompt is too long for the model, or it cannot fit in the pool even
@@ -86,17 +96,38 @@ class Scheduler:
         request.draft_stats = DraftStats(rate=AcceptanceRate(self.rate.value * PRIOR_TESTS, PRIOR_TESTS))
         self._num_added += 1
         self._requests[request.request_id] = request
-        insort(self._waiting, request, key=by_order)
+        if request.deadline is not None:
+            heappush(self._deadlines, (request.deadline, request.sequence, request))
+        leader = request.leader
+        if leader is not None and leader.first_token_time is None and leader.status is not Status.FINISHED:
+            leader.followers.append(request)
+        else:
+            insort(self._waiting, request, key=by_order)
 
     def schedule(self, now: float) -> StepPlan:
-        """The next step; empty when nothing waits or runs. `now` is in seconds on the caller's clock."""
+        """The next step; empty when nothing waits or runs. `now` is in seconds on the caller's clock.
+
+        Requests whose deadline has come are finished first, with what they have said.
+        """
+        expired = tuple(self._expire(now)) if self._deadlines else ()
         step = StepBuilder(self.config, self.pool, self._running, self._waiting)
         self._policy.fill(step)
-        self._last_plan = step.plan(self._wishes)
-        for grant in self._last_plan.grants[self._last_plan.batch.num_decodes :]:
+        plan = step.plan(self._wishes)
+        self._last_plan = replace(plan, expired=expired) if expired else plan
+        for request in step.admitted:
+            self.prefix_cache_queries += request.num_tokens
+            self.prefix_cache_hits += request.num_cached_tokens
+        for grant in plan.grants[plan.batch.num_decodes :]:
             if grant.request.first_scheduled_time is None:
                 grant.request.first_scheduled_time = now
         return self._last_plan
+
+    def _expire(self, now: float) -> Iterator[RequestState]:
+        while self._deadlines and self._deadlines[0][0] <= now:
+            *_, request = heappop(self._deadlines)
+            if request.status is not Status.FINISHED:
+                self._finish(request, "timeout", now)
+                yield request
 
     def _wishes(self, requests: Sequence[RequestState], batch: BatchStats) -> list[int]:
         """Draft tokens each request wants, by its own length policy or the scheduler's."""
@@ -142,7 +173,8 @@ class Scheduler:
         for request in self._waiting:
             if request.status is not Status.WAITING or request.page_table or request.num_computed:
                 raise RuntimeError(f"scheduler: {request.request_id} waits but is not empty-handed")
-        if len(self._running) + len(self._waiting) != len(self._requests):
+        held = sum(len(request.followers) for request in self._requests.values())
+        if len(self._running) + len(self._waiting) + held != len(self._requests):
             raise RuntimeError("scheduler: a request is in no queue or in two")
 
     def _commit(self, grant: Grant, result: StepResult, now: float) -> Commit:
@@ -160,13 +192,16 @@ class Scheduler:
             )
         if request.first_token_time is None and count:
             request.first_token_time = now
+            self._enqueue(request.followers)
         if request.num_computed >= (len(request.page_digests) + 1) * self.pool.page_size:
             self._publish(request)
         if reason:
             self._finish(request, reason, now)
         else:
             self._trim(request)
-        return Commit(request, token_ids[:count] if dropped else token_ids, dropped, accepted, rejected, reason)
+        if dropped:
+            token_ids = token_ids[:count]
+        return Commit(request, token_ids, dropped, accepted, rejected, reason, result.num_draft_tokens)
 
     def _publish(self, request: RequestState) -> None:
         """Make the request's newly filled pages findable; only computed tokens count, so no draft ever does."""
@@ -189,13 +224,35 @@ class Scheduler:
             del request.page_table[keep:]
 
     def _finish(self, request: RequestState, reason: FinishReason, now: float | None) -> None:
-        (self._waiting if request.status is Status.WAITING else self._running).remove(request)
+        self._dequeue(request)
         del self._requests[request.request_id]
         self.pool.release(request.page_table)
         request.page_table = []
         request.finish_reason = reason
         request.finish_time = now
         request.status = Status.FINISHED
+
+    def _dequeue(self, request: RequestState) -> None:
+        """Take it out of the queue it is in; the first of those that waited for its prompt takes its place."""
+        if request.status is not Status.WAITING:
+            self._running.remove(request)
+        elif request in self._waiting:
+            self._waiting.remove(request)
+        else:
+            assert request.leader is not None
+            request.leader.followers.remove(request)
+        if request.followers:
+            heir, *rest = request.followers
+            for follower in rest:
+                follower.leader = heir
+            heir.leader, heir.followers, request.followers = None, rest, []
+            self._enqueue([heir])
+
+    def _enqueue(self, requests: list[RequestState]) -> None:
+        """Let requests wait for a seat, and empty the list."""
+        for request in requests:
+            insort(self._waiting, request, key=by_order)
+        requests.clear()
 
 
 def _check_result(grant: Grant, result: StepResult) -> None:

@@ -43,6 +43,8 @@ class StepBuilder:
         self._decodes: list[RequestState] = []
         self._prefills: list[Grant] = []
         self._preempted: list[RequestState] = []
+        self._copies: list[tuple[int, int]] = []
+        self.admitted: list[RequestState] = []
 
     @property
     def decoding(self) -> list[RequestState]:
@@ -109,25 +111,40 @@ class StepBuilder:
         """
         if len(self._running) >= self.config.max_num_seqs:
             return False
-        pool, size = self._pool, self._pool.page_size
-        digests: list[bytes] = []
-        if self.config.prefix_caching:
-            extend_digests(digests, request.token_ids, size, request.num_tokens - 1)
-        cached = pool.longest_prefix(digests)
-        pool.share(cached)
+        pool = self._pool
+        reused, digests = self._reusable(request)
+        is_partial = len(reused) * pool.page_size > request.num_tokens - 1
         slots = request.most_slots if reserve else request.num_tokens
-        missing = pool.pages_for(slots) - len(cached)
-        if missing > pool.num_free:
-            pool.release(cached)
+        missing = pool.pages_for(slots) - len(reused)
+        if missing + is_partial > pool.num_free:
+            pool.release(reused)
             return False
+        if is_partial and (copy := pool.make_writable(reused, len(reused) - 1)):
+            self._copies.append(copy)
         self.waiting.remove(request)
         insort(self._running, request, key=by_order)
-        request.page_table = cached + pool.allocate(missing)
-        request.page_digests = digests[: len(cached)]
-        request.num_computed = request.num_cached_tokens = len(cached) * size
+        request.page_table, request.page_digests = reused + pool.allocate(missing), digests
+        request.num_computed = min(len(reused) * pool.page_size, request.num_tokens - 1)
+        request.num_cached_tokens = request.num_computed
         request.reserved_tokens = slots if reserve else 0
         request.status = Status.PREFILL
+        self.admitted.append(request)
         return True
+
+    def _reusable(self, request: RequestState) -> tuple[list[int], list[bytes]]:
+        """Pages, referenced, that hold the beginning of its tokens, and the digests of the full ones.
+
+        Its leader's, whose last page may be full in part only, or else those of the prefix cache.
+        """
+        pool, leader, known = self._pool, request.leader, request.num_tokens - 1
+        if leader is not None and request.num_output_tokens == 0 and leader.page_table and leader.num_computed >= known:
+            return pool.fork(leader.page_table[: pool.pages_for(known)]), leader.page_digests[: known // pool.page_size]
+        digests: list[bytes] = []
+        if self.config.prefix_caching:
+            extend_digests(digests, request.token_ids, pool.page_size, known)
+        cached = pool.longest_prefix(digests)
+        pool.share(cached)
+        return cached, digests[: len(cached)]
 
     def plan(self, wishes: Wishes) -> StepPlan:
         """The finished step: what is left of the rows is shared among the decodes' drafts.
@@ -144,7 +161,7 @@ class StepBuilder:
             grants = [Grant(r, 0, n, wish, r.num_computed) for r, n, wish in zip(decodes, granted, wanted, strict=True)]
         else:
             grants = [Grant(request, start=request.num_computed) for request in decodes]
-        return StepPlan((*grants, *self._prefills), tuple(self._preempted), batch)
+        return StepPlan((*grants, *self._prefills), tuple(self._preempted), batch, copies=tuple(self._copies))
 
     def _share_rows(self, wanted: Sequence[int]) -> list[int]:
         """Draft rows for each decode, with pages for them; when rows are short the smallest wishes are met first."""

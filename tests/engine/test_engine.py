@@ -101,7 +101,7 @@ def test_preemption_changes_nothing(engine_for):
     params = SamplingParams(temperature=0, max_tokens=70)
     outputs = run_all(engine, params=params)
     assert texts(outputs) == texts(run_all(engine_for(), params=params))
-    assert engine.num_preemptions > 0
+    assert engine.metrics.num_preemptions > 0
 
 
 def test_branches_are_accepted_and_the_cache_is_that_of_a_fresh_prefill(engine_for, tiny):

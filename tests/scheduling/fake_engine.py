@@ -44,6 +44,9 @@ class FakeEngine:
         """schedule, run, update; the number of steps so far is the clock."""
         plan = self.scheduler.schedule(now=float(len(self.plans)))
         self.plans.append(plan)
+        for source, destination in plan.copies:
+            for place in range(self.scheduler.pool.page_size):
+                self._slots[destination, place] = self._slots.get((source, place))
         results = [self.run(grant) for grant in plan.grants]
         commits = self.scheduler.update(results, now=float(len(self.plans)))
         self.commits += commits
@@ -63,7 +66,7 @@ class FakeEngine:
         request, tokens = grant.request, grant.request.token_ids
         assert grant.start == request.num_computed
         for position in range(grant.start):
-            assert self._slots[self._slot(request, position)] == tuple(tokens[: position + 1])
+            assert self._slots.get(self._slot(request, position)) == tuple(tokens[: position + 1])
         if grant.is_decode:
             return self._decode(grant)
         self.rows_computed += grant.num_prefill_tokens

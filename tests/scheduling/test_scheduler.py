@@ -1,5 +1,6 @@
 """Random traffic through every policy: tokens and pages are conserved, budgets kept, texts unchanged."""
 
+import random
 from itertools import pairwise
 from typing import Any
 
@@ -30,6 +31,8 @@ traffic = st.lists(
             "max_tokens": st.integers(1, 12),
             "priority": st.integers(0, 2),
             "gap": st.integers(0, 4),
+            "samples": st.integers(1, 3),
+            "timeout": st.one_of(st.none(), st.none(), st.integers(0, 9)),
             "abort_after": st.one_of(st.none(), st.none(), st.integers(0, 6)),
         }
     ),
@@ -53,13 +56,13 @@ def test_any_traffic_is_served_as_if_each_request_were_alone(specs, config, num_
     fake = engine(num_pages, page_size, Fixed(drafts), seed, **config)
     added, aborts = [], {}
     for number, spec in enumerate(specs):
-        state = request(f"r{number}", spec["prompt"], spec["max_tokens"], priority=spec["priority"])
-        state.arrival_time = float(len(fake.plans))
+        states = samples(f"r{number}", spec, now=float(len(fake.plans)))
+        state = states[-1]
         if state.most_slots > num_pages * page_size:
             with pytest.raises(InvalidParameter, match="max_tokens"):
                 fake.add(state)
             continue
-        added.append(fake.add(state))
+        added += map(fake.add, states)
         if spec["abort_after"] is not None:
             aborts[len(fake.plans) + spec["abort_after"]] = state.request_id
         for _ in range(spec["gap"]):
@@ -72,8 +75,19 @@ def test_any_traffic_is_served_as_if_each_request_were_alone(specs, config, num_
         assert state.status is Status.FINISHED and not state.page_table
         text = plain_text(list(state.prompt_token_ids), state.num_output_tokens)
         assert state.output_token_ids == text
-        if state.finish_reason != "abort":
+        if state.finish_reason == "timeout":
+            assert state.deadline is not None and state.finish_time >= state.deadline
+        elif state.finish_reason != "abort":
             assert state.num_output_tokens == state.params.max_tokens and state.finish_reason == "length"
+
+
+def samples(name: str, spec: dict, now: float) -> list[RequestState]:
+    """The samples of one prompt as the engine makes them; the first one leads."""
+    deadline = None if spec["timeout"] is None else now + spec["timeout"]
+    common = {"priority": spec["priority"], "arrival_time": now, "deadline": deadline}
+    leader = request(f"{name}-0", spec["prompt"], spec["max_tokens"], **common)
+    ids = range(1, spec["samples"])
+    return [leader, *(request(f"{name}-{i}", spec["prompt"], spec["max_tokens"], leader=leader, **common) for i in ids)]
 
 
 def step_and_check(fake: FakeEngine, aborts: dict[int, str]) -> None:
@@ -85,7 +99,7 @@ def step_and_check(fake: FakeEngine, aborts: dict[int, str]) -> None:
     commits = fake.step()
     plan, config = fake.plans[-1], scheduler.config
     scheduler.check_integrity()
-    assert bool(plan.grants) == had_work
+    assert bool(plan.grants or plan.expired) == had_work
     assert {c.request.request_id for c in commits} == {g.request.request_id for g in plan.grants}
     assert all(grant.draft_budget == 0 for grant in plan.grants if not grant.is_decode)
     prefills = [grant for grant in plan.grants if not grant.is_decode]
@@ -96,6 +110,7 @@ def step_and_check(fake: FakeEngine, aborts: dict[int, str]) -> None:
     if config.policy == "orca" or config.policy == "request_level":
         assert not plan.preempted
     if config.policy != "sarathi":
+        decoding -= {r.request_id for r in plan.expired}
         served = {g.request.request_id for g in plan.grants if g.is_decode} | {r.request_id for r in plan.preempted}
         assert decoding <= served, "a decode was paused"
     if config.policy == "sarathi":
@@ -311,3 +326,89 @@ def test_a_new_request_starts_from_the_rate_of_those_before_it():
     late = request("late", [1])
     scheduler.add(late)
     assert late.draft_stats.rate.value == pytest.approx(scheduler.rate.value) and late.draft_stats.rate.value < 0.3
+
+
+def three_samples(fake: FakeEngine, prompt: list[int], max_tokens: int = 6) -> list[RequestState]:
+    leader = fake.add(request("r-0", prompt, max_tokens))
+    return [leader, *(fake.add(request(f"r-{i}", prompt, max_tokens, leader=leader)) for i in (1, 2))]
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+@pytest.mark.parametrize("length", [1, 4, 5, 6, 11])
+def test_samples_of_a_prompt_compute_it_once_and_share_its_pages(length, prefix_caching):
+    fake = engine(page_size=4, max_num_batched_tokens=64, prefix_caching=prefix_caching)
+    states = three_samples(fake, [1] * length)
+    fake.step()
+    fake.step()
+    full = (length - 1) // 4
+    assert [state.page_table[:full] for state in states] == [states[0].page_table[:full]] * 3
+    assert len({state.page_table[full] for state in states}) == 3
+    assert fake.rows_computed == length + 1 + 2
+    fake.drain()
+    assert [s.output_token_ids for s in states] == [plain_text([1] * length, 6)] * 3
+
+
+def test_a_page_shared_in_part_must_be_copied():
+    fake = engine(page_size=4, max_num_batched_tokens=64)
+    three_samples(fake, [1] * 6)
+    fake.step()
+    plan = fake.scheduler.schedule(1.0)
+    assert len(plan.copies) == 2 and len({destination for _, destination in plan.copies}) == 2
+    with pytest.raises(AssertionError):  # the copies were not made
+        fake.run(plan.grants[1])
+
+
+def test_when_the_first_sample_goes_the_next_one_leads():
+    fake = engine(page_size=4, max_num_batched_tokens=4)
+    leader, second, third = three_samples(fake, [1] * 10)
+    fake.step()
+    assert fake.scheduler.num_waiting == 2
+    fake.scheduler.abort("r-0")
+    fake.scheduler.check_integrity()
+    assert second.leader is None and third.leader is second and leader.finish_reason == "abort"
+    fake.scheduler.abort("r-2")
+    fake.drain()
+    assert second.output_token_ids == plain_text([1] * 10, 6) and third.finish_reason == "abort"
+
+
+def test_a_request_ends_when_its_time_is_up_wherever_it_stands():
+    fake = engine(max_num_seqs=1)
+    running = fake.add(request("running", [1, 2], 30, deadline=3.0))
+    waiting = fake.add(request("waiting", [1, 2], 30, deadline=2.0))
+    lucky = fake.add(request("lucky", [1, 2], 2, deadline=99.0))
+    fake.drain()
+    assert [s.finish_reason for s in (running, waiting, lucky)] == ["timeout", "timeout", "length"]
+    assert running.num_output_tokens == 3 and waiting.num_output_tokens == 0
+    assert [s.request_id for plan in fake.plans for s in plan.expired] == ["waiting", "running"]
+
+
+def test_prefix_hits_are_counted():
+    fake = engine(page_size=4)
+    for name in ("a", "b"):
+        fake.add(request(name, [1, 2, 3, 4, 1, 2, 3, 4]))
+        fake.drain()
+    assert (fake.scheduler.prefix_cache_queries, fake.scheduler.prefix_cache_hits) == (16, 4)
+
+
+def test_ten_thousand_requests_leave_nothing_behind():
+    fake = engine(num_pages=40, page_size=4, length=Fixed(2), max_num_seqs=16, max_num_batched_tokens=64)
+    rng = random.Random(5)
+    for number in range(10_000):
+        prompt = [rng.randrange(2) for _ in range(rng.randint(1, 9))]
+        fake.scheduler.add(request(f"r{number}", prompt, rng.randint(1, 4), arrival_time=float(number)))
+        if number % 7 == 0:
+            fake.scheduler.abort(f"r{rng.randrange(number + 1)}")
+        plan = fake.scheduler.schedule(float(number))
+        tokens = [(0,) * min(1 + g.draft_budget, 2) if g.needs_logits else () for g in plan.grants]
+        results = [
+            StepResult(
+                g.request.request_id, g.num_prefill_tokens, t[: 1 if g.num_prefill_tokens else 2], g.draft_budget
+            )
+            for g, t in zip(plan.grants, tokens, strict=True)
+        ]
+        fake.scheduler.update(results, float(number))
+    for name in list(fake.scheduler._requests):
+        fake.scheduler.abort(name)
+    fake.scheduler.check_integrity()
+    pool = fake.scheduler.pool
+    assert not fake.scheduler.has_work and pool.num_free == 40 and pool.num_cached <= 40

@@ -1,0 +1,159 @@
+"""`AsyncLLM`: many clients on one engine, each with a stream of its own. What an HTTP server sits on.
+
+The engine runs on a thread of its own (`engine_thread.py`); everything here runs on the event loop. Not the place for
+protocols or prompts' templates.
+"""
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from paceline.engine.engine import Engine, StepOutput
+from paceline.engine.engine_thread import EngineThread
+from paceline.engine.llm import LLM, Prompt
+from paceline.engine.prometheus import prometheus_text
+from paceline.errors import EngineDead
+from paceline.models.tokenizer import Tokenizer
+from paceline.types import SamplingParams
+
+_Mail = StepOutput | EngineDead
+
+
+class AsyncLLM:
+    """An `LLM` for asyncio.
+
+    Args:
+        llm: a model made for this; nobody else may use it from now on. Left out, one is made of the other arguments,
+            which are those of `LLM`.
+
+        >>> llm = AsyncLLM(model="smollm2-135m", speculative="ngram")            # doctest: +SKIP
+        >>> async for output in llm.generate("1, 2, 3,"):                        # doctest: +SKIP
+        ...     print("".join(token.text for token in output.tokens), end="")
+
+    A client that goes away (its task is cancelled, or its loop over `generate` is left) has its request aborted and its
+    memory freed. An error of the engine reaches every client as `EngineDead`, and every later call too.
+    """
+
+    def __init__(self, llm: LLM | None = None, **options: Any) -> None:
+        self._llm = LLM(**options) if llm is None else llm
+        self._numbers = itertools.count()
+        self._inboxes: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Queue[_Mail]]] = {}
+        self._thread = EngineThread(self._llm.engine, self._deliver, self._deliver_death)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._llm.tokenizer
+
+    @property
+    def death(self) -> EngineDead | None:
+        """Why nothing can be generated any more; None while all is well."""
+        return self._thread.death
+
+    def chat_prompt(self, messages: Sequence[Any]) -> list[int]:
+        """Token ids of a conversation in the model's chat template, ready for the answer."""
+        return self._llm.chat_prompt(messages)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        timeout: float | None = None,
+    ) -> AsyncGenerator[StepOutput, None]:
+        """What is said, step by step: new tokens of one sample at a time; the last item has `finished`.
+
+        Args:
+            prompt: text or token ids.
+            request_id: for `abort`; made up when left out.
+            priority, timeout: see `Engine.add_request`.
+
+        Raises:
+            InvalidParameter: before the first item, when the request cannot be run.
+            EngineDead: the engine failed or was shut down.
+        """
+        token_ids = self._llm.token_ids_of(prompt)
+        name = f"request-{next(self._numbers)}" if request_id is None else request_id
+        params = sampling_params or SamplingParams()
+        inbox: asyncio.Queue[_Mail] = asyncio.Queue()
+        where = asyncio.get_running_loop(), inbox
+
+        def add(engine: Engine) -> None:
+            engine.add_request(name, token_ids, params, priority=priority, timeout=timeout)
+            self._inboxes[name] = where
+
+        added = self._thread.call(add)
+        try:
+            await asyncio.wrap_future(added)
+            while True:
+                output = await inbox.get()
+                if isinstance(output, EngineDead):
+                    raise EngineDead(*output.args) from output
+                yield output
+                if output.finished:
+                    return
+        finally:
+            self._leave(name, where)
+
+    async def abort(self, request_id: str) -> None:
+        """End a request now; its client gets what was said so far. Nothing happens when it is not running."""
+
+        def end(engine: Engine) -> None:
+            finished = engine.abort(request_id)
+            if finished is not None:
+                self._deliver([StepOutput(request_id, (), finished)])
+
+        await asyncio.wrap_future(self._thread.call(end))
+
+    async def metrics(self) -> dict[str, Any]:
+        """The engine's metrics as one JSON-ready mapping (`EngineMetrics.record`)."""
+        return await asyncio.wrap_future(self._thread.call(lambda engine: engine.metrics.record()))
+
+    async def prometheus_text(self) -> bytes:
+        """The engine's metrics for a scraper."""
+        name = self._llm.model_name
+        return await asyncio.wrap_future(self._thread.call(lambda engine: prometheus_text(engine.metrics, name)))
+
+    async def shutdown(self) -> None:
+        """End the engine after its current step; clients that still wait get `EngineDead`."""
+        await asyncio.to_thread(self._thread.stop)
+
+    def _leave(self, name: str, where: tuple[asyncio.AbstractEventLoop, asyncio.Queue[_Mail]]) -> None:
+        """A client is gone: whatever of its request is left ends."""
+
+        def forget(engine: Engine) -> None:
+            if self._inboxes.get(name) is where:
+                del self._inboxes[name]
+                engine.abort(name)
+
+        try:
+            self._thread.call(forget)
+        except EngineDead:
+            self._inboxes.pop(name, None)
+
+    def _deliver(self, outputs: Sequence[StepOutput]) -> None:
+        """Runs on the engine's thread: one wake-up per event loop and step."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Queue[_Mail], _Mail]]] = {}
+        for output in outputs:
+            if output.request_id in self._inboxes:
+                loop, inbox = self._inboxes[output.request_id]
+                by_loop.setdefault(loop, []).append((inbox, output))
+        for loop, mail in by_loop.items():
+            _wake(loop, mail)
+
+    def _deliver_death(self, death: EngineDead) -> None:
+        for loop, inbox in list(self._inboxes.values()):
+            _wake(loop, [(inbox, death)])
+
+
+def _wake(loop: asyncio.AbstractEventLoop, mail: list[tuple[asyncio.Queue[_Mail], _Mail]]) -> None:
+    def put() -> None:
+        for inbox, item in mail:
+            inbox.put_nowait(item)
+
+    try:
+        loop.call_soon_threadsafe(put)
+    except RuntimeError:  # the loop is closed: its clients are gone
+        return

@@ -1,0 +1,115 @@
+"""`EngineThread`: one background thread that owns an engine and steps it while there is work.
+
+Others hand it calls; it runs them between steps, so the engine itself never sees two threads. Not for asyncio
+(`async_llm.py`) and not for one-off programs (`llm.py`).
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+from paceline.engine.engine import Engine, StepOutput
+from paceline.errors import EngineDead
+
+_T = TypeVar("_T")
+
+
+class EngineThread:
+    """Steps `engine` until it is stopped or fails.
+
+    Args:
+        engine: from now on touched by this thread only.
+        on_outputs: called on this thread with what each step said.
+        on_death: called on this thread, once, with the error that ended it; no more outputs come.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        on_outputs: Callable[[Sequence[StepOutput]], None],
+        on_death: Callable[[EngineDead], None],
+    ) -> None:
+        self._engine, self._on_outputs, self._on_death = engine, on_outputs, on_death
+        self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._door = threading.Lock()
+        self._death: EngineDead | None = None
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._live, name="paceline-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def death(self) -> EngineDead | None:
+        """Why the thread has ended; None while it lives."""
+        return self._death
+
+    def call(self, function: Callable[[Engine], _T]) -> "Future[_T]":
+        """Run `function` between two steps; the future holds its result or error.
+
+        Raises:
+            EngineDead: the thread has ended.
+        """
+        future: Future[_T] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(function(self._engine))
+            except Exception as error:
+                future.set_exception(error)
+
+        with self._door:
+            if self._death is not None:
+                raise self._death
+            self._calls.put(run)
+        return future
+
+    def stop(self) -> None:
+        """End after the current step and wait for it; requests that still run are not finished."""
+
+        def leave(_engine: Engine) -> None:
+            self._is_stopping = True
+
+        if self._death is None:
+            self.call(leave)
+        self._thread.join()
+
+    def _live(self) -> None:
+        death = EngineDead("the engine was shut down")
+        try:
+            while not self._is_stopping:
+                self._run_calls()
+                if self._engine.has_unfinished_requests and not self._is_stopping:
+                    self._on_outputs(self._engine.step())
+        except Exception as error:
+            death = EngineDead(f"the engine failed: {error!r}")
+            death.__cause__ = error
+        self._close(death)
+
+    def _run_calls(self) -> None:
+        """Run what was asked; wait for a call when there is nothing else to do."""
+        if not self._engine.has_unfinished_requests:
+            self._calls.get()()
+        while True:
+            try:
+                call = self._calls.get_nowait()
+            except Empty:
+                return
+            call()
+
+    def _close(self, death: EngineDead) -> None:
+        """Let nobody in any more, answer those who are, and tell that it is over."""
+        with self._door:
+            self._death = death
+        self._run_calls_of_the_dead()
+        self._on_death(death)
+
+    def _run_calls_of_the_dead(self) -> None:
+        """Calls that came too late still get an answer: the engine's books are intact, only its steps are not."""
+        while True:
+            try:
+                self._calls.get_nowait()()
+            except Empty:
+                return

@@ -1,0 +1,68 @@
+"""How much room keys and values get: from bytes, or from a share of what is free, to pages of a cache."""
+
+import os
+from pathlib import Path
+
+from paceline.config import EngineConfig
+from paceline.errors import InvalidParameter
+from paceline.models.base import PAGE_SIZE, CausalLM
+from paceline.theory.capacity import num_pages
+
+DEFAULT_BYTES = 1 << 29
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def cache_capacity(model: CausalLM, config: EngineConfig) -> tuple[int, int]:
+    """(pages of the cache, most tokens of a request).
+
+    Raises:
+        InvalidParameter: `max_model_len` exceeds the model's, or does not fit into the memory.
+    """
+    room_bytes = cache_bytes(config)
+    pages = num_pages(room_bytes, 0, model.new_cache(1).num_bytes)
+    limit = model.config.max_position_embeddings
+    wanted = config.max_model_len or min(limit, pages * PAGE_SIZE)
+    if wanted > limit:
+        problem = f"{wanted} tokens are more than the model's {limit}"
+        raise InvalidParameter("max_model_len", problem, "lower it or leave it out")
+    if pages * PAGE_SIZE < max(wanted, PAGE_SIZE):
+        field = "kv_cache_memory_bytes" if config.memory_fraction is None else "memory_fraction"
+        problem = f"{room_bytes} bytes hold {pages * PAGE_SIZE} tokens, not the {max(wanted, PAGE_SIZE)} of a request"
+        raise InvalidParameter(field, problem, "raise it or lower max_model_len")
+    return pages, wanted
+
+
+def cache_bytes(config: EngineConfig) -> int:
+    """Bytes for keys and values."""
+    if config.memory_fraction is not None:
+        return int(config.memory_fraction * available_memory(config.device))
+    return config.kv_cache_memory_bytes or DEFAULT_BYTES
+
+
+def available_memory(device: str = "cpu") -> int:
+    """Bytes that can be had now without taking them from anybody, of the machine or the container it runs in."""
+    if device.startswith("cuda"):
+        import torch
+
+        return torch.cuda.mem_get_info(device)[0]
+    free = [_meminfo(), _container_room()]
+    return min(value for value in free if value is not None)
+
+
+def _meminfo() -> int:
+    """Linux tells what is available; elsewhere half of all memory is a careful guess."""
+    path = Path("/proc/meminfo")
+    if path.exists():
+        for line in path.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def _container_room() -> int | None:
+    """What the control group (version 2) leaves; None without a limit."""
+    try:
+        limit, used = ((_CGROUP / name).read_text().strip() for name in ("memory.max", "memory.current"))
+    except OSError:
+        return None
+    return None if limit == "max" else max(0, int(limit) - int(used))

@@ -1,0 +1,154 @@
+"""`EngineMetrics`: what an engine has done since it was made, in plain Python. Prometheus text is `prometheus.py`'s.
+
+Names are vLLM's where vLLM has them. What lies behind a stop rule was never said and counts nowhere.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from paceline.scheduling.batch import Commit, StepPlan
+from paceline.scheduling.scheduler import Scheduler
+from paceline.types import FinishReason, RequestOutput
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+"""Upper bounds of the buckets of latencies; one more bucket holds what is longer."""
+
+
+class Histogram:
+    """Counts of seconds by bucket."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(SECONDS) + 1)
+        self.sum = 0.0
+
+    def observe(self, seconds: float, count: int = 1) -> None:
+        """`count` times the same value."""
+        self.counts[bisect_left(SECONDS, seconds)] += count
+        self.sum += seconds * count
+
+    def record(self) -> dict[str, Any]:
+        return {"buckets": dict(zip((*SECONDS, "inf"), self.counts, strict=True)), "sum": self.sum}
+
+
+class EngineMetrics:
+    """Counters and histograms of one engine; `scheduler` is asked for what it counts itself.
+
+    Attributes:
+        num_passes: passes of the target.
+        rows: rows of these passes by kind: ``prefill``, ``decode`` (one per decoding request), ``draft``.
+        accepted_per_draft: entry a counts the verified drafts of which a tokens were accepted.
+        emitted_per_draft: entry e counts the verified drafts behind which e tokens were emitted (acceptance length).
+        finished: samples by finish reason.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self.num_passes = 0
+        self.rows = {"prefill": 0, "decode": 0, "draft": 0}
+        self.prompt_tokens = self.generation_tokens = 0
+        self.num_preemptions = 0
+        self.spec_decode_num_draft_tokens = 0
+        self.accepted_per_draft: Counter[int] = Counter()
+        self.emitted_per_draft: Counter[int] = Counter()
+        self.finished: Counter[FinishReason] = Counter()
+        self.time_to_first_token_seconds = Histogram()
+        self.inter_token_latency_seconds = Histogram()
+        self.e2e_request_latency_seconds = Histogram()
+        self.request_queue_time_seconds = Histogram()
+        self._last_token_times: dict[str, float] = {}
+
+    def observe_step(self, plan: StepPlan, num_draft_rows: int, commits: Sequence[Commit], now: float) -> None:
+        """One pass and what it committed at `now`."""
+        self.num_passes += 1
+        self.num_preemptions += len(plan.preempted)
+        rows = self.rows
+        rows["prefill"] += plan.batch.num_prefill_rows
+        rows["decode"] += plan.batch.num_decodes
+        rows["draft"] += num_draft_rows
+        gaps: Counter[float] = Counter()  # requests that run together share their gap
+        for commit in commits:
+            count = len(commit.token_ids)
+            if not count:
+                continue
+            self.generation_tokens += count
+            last = self._last_token_times.get(commit.request.request_id)
+            self._last_token_times[commit.request.request_id] = now
+            if last is not None:
+                gaps[now - last] += 1
+            if commit.num_draft_tokens:
+                self.spec_decode_num_draft_tokens += commit.num_draft_tokens
+                self.accepted_per_draft[commit.num_accepted] += 1
+                self.emitted_per_draft[count] += 1
+        for gap, count in gaps.items():
+            self.inter_token_latency_seconds.observe(gap, count)
+
+    def observe_sample(self, request_id: str, reason: FinishReason) -> None:
+        """A sample ended."""
+        self._last_token_times.pop(request_id, None)
+        self.finished[reason] += 1
+
+    def observe_request(self, output: RequestOutput) -> None:
+        """A request ended with all of its samples."""
+        metrics = output.metrics
+        self.prompt_tokens += len(output.prompt_token_ids)
+        self.e2e_request_latency_seconds.observe(metrics.total_seconds)
+        if metrics.queue_seconds is not None:
+            self.request_queue_time_seconds.observe(metrics.queue_seconds)
+        if metrics.first_token_seconds is not None:
+            self.time_to_first_token_seconds.observe(metrics.first_token_seconds)
+
+    @property
+    def spec_decode_num_drafts(self) -> int:
+        """Verified drafts."""
+        return self.accepted_per_draft.total()
+
+    @property
+    def spec_decode_num_accepted_tokens(self) -> int:
+        return sum(accepted * count for accepted, count in self.accepted_per_draft.items())
+
+    @property
+    def spec_decode_num_accepted_tokens_per_pos(self) -> list[int]:
+        """Entry i counts the drafts of which at least i + 1 tokens were accepted."""
+        longest = max(self.accepted_per_draft, default=0)
+        return [sum(n for accepted, n in self.accepted_per_draft.items() if accepted > i) for i in range(longest)]
+
+    def counters(self) -> dict[str, int]:
+        """Everything that only grows."""
+        return {
+            "spec_decode_num_drafts": self.spec_decode_num_drafts,
+            "spec_decode_num_draft_tokens": self.spec_decode_num_draft_tokens,
+            "spec_decode_num_accepted_tokens": self.spec_decode_num_accepted_tokens,
+            "prompt_tokens": self.prompt_tokens,
+            "generation_tokens": self.generation_tokens,
+            "num_preemptions": self.num_preemptions,
+            "prefix_cache_queries": self._scheduler.prefix_cache_queries,
+            "prefix_cache_hits": self._scheduler.prefix_cache_hits,
+            "num_passes": self.num_passes,
+        }
+
+    def gauges(self) -> dict[str, float]:
+        """What is so now."""
+        pool = self._scheduler.pool
+        return {
+            "num_requests_running": self._scheduler.num_running,
+            "num_requests_waiting": self._scheduler.num_waiting,
+            "kv_cache_usage_perc": pool.num_held / pool.num_pages,
+        }
+
+    def histograms(self) -> dict[str, Histogram]:
+        """Latencies by name."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, Histogram)}
+
+    def record(self) -> dict[str, Any]:
+        """Everything as one JSON-ready mapping."""
+        return {
+            **self.counters(),
+            **self.gauges(),
+            "spec_decode_num_accepted_tokens_per_pos": self.spec_decode_num_accepted_tokens_per_pos,
+            "acceptance_length": dict(sorted(self.emitted_per_draft.items())),
+            "rows": dict(self.rows),
+            "request_success": dict(self.finished),
+            **{name: histogram.record() for name, histogram in self.histograms().items()},
+        }

@@ -1,0 +1,77 @@
+"""Metrics of an engine as Prometheus text, under ``paceline:`` and vLLM's names. Needs the extra ``serve``."""
+
+from typing import TYPE_CHECKING
+
+from paceline.engine.metrics import SECONDS, EngineMetrics, Histogram
+from paceline.errors import InvalidParameter
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+PREFIX = "paceline:"
+
+
+def prometheus_text(metrics: EngineMetrics, model_name: str) -> bytes:
+    """What a scraper of ``/metrics`` reads.
+
+    Raises:
+        InvalidParameter: prometheus-client is not installed.
+    """
+    try:
+        from prometheus_client import CollectorRegistry, generate_latest
+    except ModuleNotFoundError:
+        problem = "Prometheus text needs prometheus-client"
+        raise InvalidParameter("metrics", problem, "pip install 'paceline[serve]'") from None
+
+    registry = CollectorRegistry()
+    registry.register(_Families(metrics, model_name))  # type: ignore[arg-type]
+    return generate_latest(registry)
+
+
+class _Families:
+    """A collector over one engine's metrics."""
+
+    def __init__(self, metrics: EngineMetrics, model_name: str) -> None:
+        self._metrics, self._model = metrics, model_name
+
+    def collect(self) -> "list[Metric]":
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+        metrics, families = self._metrics, []
+        for name, value in metrics.gauges().items():
+            families.append(gauge := GaugeMetricFamily(PREFIX + name, _describe(name), labels=["model_name"]))
+            gauge.add_metric([self._model], value)
+        for name, value in metrics.counters().items():
+            families.append(counter := CounterMetricFamily(PREFIX + name, _describe(name), labels=["model_name"]))
+            counter.add_metric([self._model], value)
+        for name, label, values in self._labelled():
+            labels = ["model_name", label]
+            families.append(counter := CounterMetricFamily(PREFIX + name, _describe(name), labels=labels))
+            for key, value in values:
+                counter.add_metric([self._model, str(key)], value)
+        for name, histogram in metrics.histograms().items():
+            families.append(family := HistogramMetricFamily(PREFIX + name, _describe(name), labels=["model_name"]))
+            family.add_metric([self._model], _cumulative(histogram), histogram.sum)
+        return families
+
+    def _labelled(self):
+        """(name, label, its values) of counters with a label besides the model's."""
+        metrics = self._metrics
+        per_position = metrics.spec_decode_num_accepted_tokens_per_pos
+        yield "spec_decode_num_accepted_tokens_per_pos", "position", enumerate(per_position)
+        yield "spec_decode_acceptance_length", "tokens", sorted(metrics.emitted_per_draft.items())
+        yield "rows", "kind", metrics.rows.items()
+        yield "request_success", "finished_reason", sorted(metrics.finished.items())
+
+
+def _cumulative(histogram: Histogram) -> list[tuple[str, float]]:
+    total, buckets = 0, []
+    for bound, count in zip((*map(str, SECONDS), "+Inf"), histogram.counts, strict=True):
+        total += count
+        buckets.append((bound, total))
+    return buckets
+
+
+def _describe(name: str) -> str:
+    return name.replace("_", " ").capitalize() + "."

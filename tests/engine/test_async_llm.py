@@ -1,0 +1,183 @@
+"""Many clients on one engine: streams, cancellations, clients that go away, and an engine that dies."""
+
+import asyncio
+
+import pytest
+
+from paceline.config import EngineConfig
+from paceline.engine.async_llm import AsyncLLM
+from paceline.engine.llm import LLM
+from paceline.errors import EngineDead, InvalidParameter
+from paceline.types import SamplingParams
+from tests.engine.conftest import PROMPTS
+
+GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+ENDLESS = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True)
+
+
+@pytest.fixture
+def llm_of(tiny):
+    """() -> an `LLM` on the tiny model."""
+
+    def make(**config) -> LLM:
+        llm = LLM.__new__(LLM)
+        llm._set_up(tiny, EngineConfig(**({"kv_cache_memory_bytes": 1 << 22} | config)), None, lambda *_: None)
+        return llm
+
+    return make
+
+
+def run(llm: LLM, main):
+    """`main(async_llm)` to its end, then the engine's."""
+
+    async def whole():
+        served = AsyncLLM(llm)
+        try:
+            return await asyncio.wait_for(main(served), 60)
+        finally:
+            await served.shutdown()
+
+    return asyncio.run(whole())
+
+
+async def collect(served: AsyncLLM, prompt: str, params: SamplingParams = GREEDY, **how):
+    return [output async for output in served.generate(prompt, params, **how)]
+
+
+async def until_idle(served: AsyncLLM) -> dict:
+    while True:
+        record = await served.metrics()
+        if record["num_requests_running"] + record["num_requests_waiting"] == 0:
+            return record
+        await asyncio.sleep(0.001)
+
+
+def test_streams_side_by_side_say_what_they_say_alone(llm_of):
+    alone = [output.token_ids for output in llm_of().generate(PROMPTS, GREEDY)]
+
+    async def main(served):
+        return await asyncio.gather(*(collect(served, prompt) for prompt in PROMPTS))
+
+    streams = run(llm_of(), main)
+    assert [tuple(t.token_id for output in stream for t in output.tokens) for stream in streams] == alone
+    for stream in streams:
+        assert [output.finished is not None for output in stream] == [False] * (len(stream) - 1) + [True]
+        assert stream[-1].finished.text == "".join(t.text for output in stream for t in output.tokens)
+
+
+def test_samples_of_one_request_come_with_their_index(llm_of):
+    params = SamplingParams(temperature=0.9, seed=5, max_tokens=8, n=2)
+
+    async def main(served):
+        return await collect(served, "abc", params)
+
+    outputs = run(llm_of(), main)
+    finished = outputs[-1].finished
+    for index in range(2):
+        said = tuple(t.token_id for output in outputs if output.index == index for t in output.tokens)
+        assert said == finished.outputs[index].token_ids
+    assert sum(output.completion is not None for output in outputs) == 2
+
+
+@pytest.mark.parametrize("how", ["break", "cancel", "close"])
+def test_a_client_that_goes_away_leaves_nothing_behind(llm_of, how):
+    llm = llm_of()
+
+    async def main(served):
+        stream = served.generate("abc", ENDLESS)
+        if how == "cancel":
+            task = asyncio.create_task(collect(served, "abc", ENDLESS))
+            while (await served.metrics())["generation_tokens"] == 0:
+                await asyncio.sleep(0.001)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        else:
+            async for _ in stream:
+                break
+            if how == "close":
+                await stream.aclose()
+            del stream
+        record = await until_idle(served)
+        assert record["request_success"] == {"abort": 1}
+        assert (await collect(served, "abc"))[-1].finished.finish_reason == "length"
+
+    run(llm, main)
+    assert llm.engine.scheduler.pool.num_held == 0
+    llm.engine.scheduler.check_integrity()
+
+
+def test_an_aborted_request_tells_its_client(llm_of):
+    async def main(served):
+        outputs = []
+        async for output in served.generate("abc", ENDLESS, "mine"):
+            outputs.append(output)
+            if len(outputs) == 3:
+                await served.abort("mine")
+        await served.abort("mine")
+        return outputs[-1].finished
+
+    output = run(llm_of(), main)
+    assert output.finish_reason == "abort"
+    assert len(output.token_ids) >= 3
+
+
+def test_bad_requests_are_refused_and_harm_nobody(llm_of):
+    async def main(served):
+        good = asyncio.create_task(collect(served, "abc", ENDLESS, request_id="mine"))
+        await asyncio.sleep(0.01)
+        for prompt, name, field in (("", None, "prompt"), ("abc", "mine", "request_id"), ([9999], None, "prompt")):
+            with pytest.raises(InvalidParameter, match=field):
+                await collect(served, prompt, request_id=name)
+        return await good
+
+    assert run(llm_of(), main)[-1].finished.finish_reason == "length"
+
+
+def test_an_error_of_the_engine_reaches_every_client(llm_of, monkeypatch):
+    llm = llm_of()
+    step, count = llm.engine.step, iter(range(100))
+
+    def failing_step():
+        if next(count) == 3:
+            raise RuntimeError("the kernel is on fire")
+        return step()
+
+    monkeypatch.setattr(llm.engine, "step", failing_step)
+
+    async def main(served):
+        results = await asyncio.gather(*(collect(served, p, ENDLESS) for p in PROMPTS), return_exceptions=True)
+        with pytest.raises(EngineDead):
+            await collect(served, "abc")
+        with pytest.raises(EngineDead):
+            await served.metrics()
+        assert served.death is not None
+        return results
+
+    for error in run(llm, main):
+        assert isinstance(error, EngineDead)
+        assert "on fire" in str(error)
+
+
+def test_shutting_down_ends_those_who_wait(llm_of):
+    async def main(served):
+        task = asyncio.create_task(collect(served, "abc", ENDLESS))
+        await asyncio.sleep(0.02)
+        await served.shutdown()
+        await served.shutdown()
+        with pytest.raises(EngineDead, match="shut down"):
+            await task
+
+    run(llm_of(), main)
+
+
+def test_a_timeout_and_a_scrape(llm_of):
+    pytest.importorskip("prometheus_client")
+
+    async def main(served):
+        outputs = await collect(served, "abc", ENDLESS, timeout=0.05)
+        return outputs[-1].finished.finish_reason, await served.prometheus_text()
+
+    reason, text = run(llm_of(), main)
+    assert reason in ("timeout", "length")
+    assert b"paceline:generation_tokens_total" in text

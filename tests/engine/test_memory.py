@@ -1,0 +1,64 @@
+"""Room for keys and values."""
+
+import pytest
+
+from paceline.config import EngineConfig
+from paceline.engine import memory
+from paceline.engine.memory import available_memory, cache_bytes, cache_capacity
+from paceline.errors import InvalidParameter
+from paceline.models.base import PAGE_SIZE
+from paceline.types import SamplingParams
+from tests.engine.conftest import PROMPTS, run_all
+
+PAGE_BYTES = 2 * 3 * 2 * 16 * PAGE_SIZE * 4
+
+
+def test_a_fraction_is_of_what_is_free(tiny, monkeypatch):
+    monkeypatch.setattr(memory, "_meminfo", lambda: 1000 * PAGE_BYTES)
+    monkeypatch.setattr(memory, "_container_room", lambda: 200 * PAGE_BYTES)
+    assert available_memory() == 200 * PAGE_BYTES
+    pages, limit = cache_capacity(tiny.model, EngineConfig(memory_fraction=0.125))
+    assert (pages, limit) == (25, 25 * PAGE_SIZE)
+
+
+def test_bytes_are_bytes_and_half_a_gigabyte_when_nothing_is_said(tiny):
+    assert cache_capacity(tiny.model, EngineConfig(kv_cache_memory_bytes=3 * PAGE_BYTES + 5)) == (3, 3 * PAGE_SIZE)
+    assert cache_bytes(EngineConfig()) == 1 << 29
+
+
+def test_this_machine_has_memory():
+    assert available_memory() > 1 << 20
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"memory_fraction": 0.0}, {"memory_fraction": 1.5}, {"memory_fraction": 0.5, "kv_cache_memory_bytes": 1 << 20}],
+)
+def test_what_makes_no_sense_is_refused(config):
+    with pytest.raises(InvalidParameter, match="memory_fraction"):
+        EngineConfig(**config)
+
+
+def test_a_fraction_that_holds_no_request_is_named(tiny, monkeypatch):
+    monkeypatch.setattr(memory, "available_memory", lambda device: PAGE_BYTES)
+    with pytest.raises(InvalidParameter, match="memory_fraction"):
+        cache_capacity(tiny.model, EngineConfig(memory_fraction=0.5))
+
+
+@pytest.mark.parametrize("scheduler", ["stall_free", "orca", "sarathi", "request_level"])
+def test_admission_never_promises_more_pages_than_there_are(engine_for, scheduler):
+    engine = engine_for(
+        {"method": "ngram"}, kv_cache_memory_bytes=10 * PAGE_BYTES, max_model_len=10 * PAGE_SIZE, scheduler=scheduler
+    )
+    most, step = 0, engine.scheduler.schedule
+
+    def watched(now):
+        nonlocal most
+        plan = step(now)
+        most = max(most, engine.scheduler.pool.num_held)
+        return plan
+
+    engine.scheduler.schedule = watched
+    outputs = run_all(engine, PROMPTS * 2, SamplingParams(temperature=0, max_tokens=50, ignore_eos=True))
+    assert all(output.finish_reason == "length" for output in outputs)
+    assert 5 < most <= 10

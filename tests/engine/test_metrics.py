@@ -1,0 +1,80 @@
+"""What an engine counts, and how a scraper reads it."""
+
+import json
+
+import pytest
+
+from paceline.engine.metrics import SECONDS, Histogram
+from paceline.engine.prometheus import prometheus_text
+from paceline.types import SamplingParams
+from tests.engine.conftest import PROMPTS, run_all
+
+
+@pytest.fixture
+def served(engine_for):
+    engine = engine_for({"method": "ngram", "policy": "fixed", "num_draft_tokens": 4})
+    return engine, run_all(engine, params=SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))
+
+
+def test_counters_are_the_sums_of_the_requests(served):
+    engine, outputs = served
+    metrics, stats = engine.metrics, [output.stats for output in outputs]
+    assert metrics.prompt_tokens == sum(map(len, PROMPTS))
+    assert metrics.generation_tokens == sum(len(output.token_ids) for output in outputs)
+    assert metrics.spec_decode_num_drafts == sum(each.num_drafts for each in stats) > 0
+    assert metrics.spec_decode_num_draft_tokens == sum(each.num_draft_tokens for each in stats)
+    assert metrics.spec_decode_num_accepted_tokens == sum(each.num_accepted_tokens for each in stats) > 0
+    assert sum(metrics.spec_decode_num_accepted_tokens_per_pos) == metrics.spec_decode_num_accepted_tokens
+    assert metrics.rows["draft"] == metrics.spec_decode_num_draft_tokens
+    assert metrics.rows["prefill"] == metrics.prompt_tokens
+    assert metrics.finished == {"length": 4}
+
+
+def test_every_token_behind_the_first_belongs_to_a_gap(engine_for):
+    engine = engine_for()
+    outputs = run_all(engine)
+    gaps = engine.metrics.inter_token_latency_seconds
+    assert sum(gaps.counts) == sum(len(output.token_ids) - 1 for output in outputs)
+    assert sum(engine.metrics.time_to_first_token_seconds.counts) == len(outputs)
+    assert engine.metrics.e2e_request_latency_seconds.sum == pytest.approx(
+        sum(output.metrics.total_seconds for output in outputs)
+    )
+
+
+def test_a_value_on_a_bound_belongs_below_it():
+    histogram = Histogram()
+    histogram.observe(SECONDS[1], count=2)
+    histogram.observe(1e9)
+    assert histogram.counts[1] == 2
+    assert histogram.counts[-1] == 1
+
+
+def test_the_record_is_json_and_the_books_are_empty_again(served):
+    engine, _ = served
+    record = json.loads(json.dumps(engine.metrics.record()))
+    assert record["num_requests_running"] == record["num_requests_waiting"] == record["kv_cache_usage_perc"] == 0
+    assert record["prefix_cache_queries"] == sum(map(len, PROMPTS))
+    assert not engine.metrics._last_token_times
+
+
+def test_a_scraper_reads_the_same_numbers(served):
+    pytest.importorskip("prometheus_client")
+    from prometheus_client.parser import text_string_to_metric_families
+
+    engine, _ = served
+    text = prometheus_text(engine.metrics, "tiny").decode()
+    samples = {
+        (sample.name, *(v for k, v in sorted(sample.labels.items()) if k != "model_name")): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    metrics = engine.metrics
+    assert samples["paceline:generation_tokens_total",] == metrics.generation_tokens
+    assert samples["paceline:spec_decode_num_accepted_tokens_total",] == metrics.spec_decode_num_accepted_tokens
+    per_position = metrics.spec_decode_num_accepted_tokens_per_pos
+    for position, count in enumerate(per_position):
+        assert samples["paceline:spec_decode_num_accepted_tokens_per_pos_total", str(position)] == count
+    assert samples["paceline:request_success_total", "length"] == 4
+    assert samples["paceline:e2e_request_latency_seconds_bucket", "+Inf"] == 4
+    assert samples["paceline:e2e_request_latency_seconds_count",] == 4
+    assert samples["paceline:num_requests_running",] == 0
