@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 from paceline.errors import InvalidParameter
 
 Executor = Literal["auto", "numba", "torch"]
-LengthPolicyName = Literal["auto", "fixed", "heuristic", "goodput"]
+LengthPolicyName = Literal["auto", "fixed", "heuristic", "confidence", "disco", "goodput", "cascade"]
 
 _T = TypeVar("_T")
 
@@ -30,7 +30,9 @@ class SpeculativeConfig:
         policy: how many tokens are drafted each step. ``auto`` adapts to what a pass costs and what is accepted where
             the text cannot depend on it (greedy requests, the coupled rule), and keeps the length fixed elsewhere, so
             that a seed always gives the same text. A drafter that bounds its proposals by its own confidence
-            (``suffix``) is left alone.
+            (``suffix``) is left alone. ``fixed``, ``heuristic``, ``confidence``, ``disco``, ``goodput`` and ``cascade``
+            hold for every request.
+        policy_options: the policy's own options, e.g. ``{"threshold": 0.5}``.
         options: the drafter's own options, e.g. ``{"prompt_lookup_max": 4}``.
     """
 
@@ -40,6 +42,7 @@ class SpeculativeConfig:
     rule: str = "p/q"
     rule_options: Mapping[str, float] = field(default_factory=dict)
     policy: LengthPolicyName = "auto"
+    policy_options: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -20,6 +20,7 @@ def chat(
     rule: o.Rule = "p/q",
     policy: o.Policy = "auto",
     draft_option: o.DraftOption = None,
+    policy_option: o.PolicyOption = None,
     max_tokens: o.MaxTokens = 512,
     temperature: o.Temperature = 0.7,
     top_p: o.TopP = 0.95,
@@ -42,7 +43,7 @@ def chat(
     params = SamplingParams(
         temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed, max_tokens=max_tokens
     )
-    speculative = o.speculative_config(draft, draft_model, num_draft_tokens, rule, policy, draft_option)
+    speculative = o.speculative_config(draft, draft_model, num_draft_tokens, rule, policy, draft_option, policy_option)
     llm = o.load_llm(model, speculative, dtype=dtype, num_threads=threads, executor=executor)
     o.messages.print(f"[dim]{HELP}[/]")
     o.messages.print(LEGEND)

@@ -22,6 +22,7 @@ def generate(
     rule: o.Rule = "p/q",
     policy: o.Policy = "auto",
     draft_option: o.DraftOption = None,
+    policy_option: o.PolicyOption = None,
     max_tokens: o.MaxTokens = o.DEFAULT_MAX_TOKENS,
     temperature: o.Temperature = o.DEFAULT_TEMPERATURE,
     top_p: o.TopP = 1.0,
@@ -66,7 +67,7 @@ def generate(
         raise InvalidParameter("prompt", "is empty", "give at least one character")
     if compare and seed is None and not params.is_greedy:
         raise InvalidParameter("seed", "is missing", "sampled texts can only be compared under one seed")
-    speculative = o.speculative_config(draft, draft_model, num_draft_tokens, rule, policy, draft_option)
+    speculative = o.speculative_config(draft, draft_model, num_draft_tokens, rule, policy, draft_option, policy_option)
     llm = o.load_llm(
         model, speculative, dtype=dtype, num_threads=threads, executor=executor,
         tensor_parallel_size=tensor_parallel_size, pipeline_parallel_size=pipeline_parallel_size,

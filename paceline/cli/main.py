@@ -17,7 +17,7 @@ app = typer.Typer(
 )
 
 COMMANDS = ("generate", "chat", "models", "demo", "tune")
-GROUPS = ("theory",)
+GROUPS = ("theory", "train")
 
 for name in COMMANDS:
     module = import_module(f"paceline.cli.{name}")

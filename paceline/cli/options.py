@@ -32,7 +32,12 @@ NumDraft = Annotated[
     ),
 ]
 Rule = Annotated[str, typer.Option("--rule", help="Verification: p/q, coupled, block, or a rule named lossy.")]
-Policy = Annotated[str, typer.Option("--policy", help="Draft length: auto, fixed, heuristic or goodput.")]
+Policy = Annotated[
+    str, typer.Option("--policy", help="Draft length: auto, fixed, heuristic, confidence, disco, goodput or cascade.")
+]
+PolicyOption = Annotated[
+    list[str] | None, typer.Option("--policy-option", help="NAME=VALUE for the policy, e.g. threshold=0.5.")
+]
 DraftOption = Annotated[
     list[str] | None, typer.Option("--draft-option", help="NAME=VALUE for the drafter, e.g. prompt_lookup_max=4.")
 ]
@@ -66,20 +71,22 @@ def speculative_config(
     rule: str = "p/q",
     policy: str = "auto",
     draft_option: list[str] | None = None,
+    policy_option: list[str] | None = None,
 ) -> SpeculativeConfig | None:
     """The config that the drafting options describe; None for plain decoding."""
     fields: dict[str, Any] = {"method": draft, "model": draft_model, "rule": rule, "policy": policy}
     if num_draft_tokens is not None:
         fields["num_draft_tokens"] = num_draft_tokens
-    fields["options"] = dict(_name_and_value(text) for text in draft_option or [])
+    fields["options"] = dict(_name_and_value("draft_option", text) for text in draft_option or [])
+    fields["policy_options"] = dict(_name_and_value("policy_option", text) for text in policy_option or [])
     config = SpeculativeConfig(**fields)
     return None if draft in ("none", "plain") else config
 
 
-def _name_and_value(text: str) -> tuple[str, Any]:
+def _name_and_value(field: str, text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals:
-        raise InvalidParameter("draft_option", f"{text!r} is not NAME=VALUE", "write e.g. prompt_lookup_max=4")
+        raise InvalidParameter(field, f"{text!r} is not NAME=VALUE", "write e.g. threshold=0.5")
     try:
         return name, json.loads(value)
     except json.JSONDecodeError:

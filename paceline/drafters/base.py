@@ -9,10 +9,28 @@ import numpy as np
 from paceline.sampling.law import Law
 from paceline.sampling.randomness import ROOT, Randomness
 from paceline.sampling.tree import TokenTree
+from paceline.scheduling.length import DraftLaw
 from paceline.types import SamplingParams
 
 
-def always(_: Sequence[Law]) -> bool:
+class Belief:
+    """`DraftContext.rank`'s law below a path, computed when a length policy reads it."""
+
+    def __init__(
+        self, rank: Callable[[np.ndarray, Sequence[int]], Law], logits: np.ndarray, path: Sequence[int]
+    ) -> None:
+        self._rank, self._logits, self._path = rank, logits.copy(), path
+        self._probs: np.ndarray | None = None
+
+    @property
+    def probs(self) -> np.ndarray:
+        """Positive probabilities [k]."""
+        if self._probs is None:
+            self._probs = self._rank(self._logits, self._path).probs
+        return self._probs
+
+
+def always(_: Sequence[DraftLaw]) -> bool:
     """Keep drafting until the budget is spent."""
     return True
 
@@ -33,6 +51,7 @@ class DraftContext:
         coupled: the request is verified under the coupled rule, so draws share the target's noise.
         keep_drafting: asked before each further draw with the draft laws so far, never with the token just drawn.
         rank: as `warp`, to the law that ranks candidates (`Warper.confidence_law`); None takes `warp`.
+        asks_beliefs: the length policy reads how sure the draft is, so greedy requests must hand it `belief`.
         page_table: the target's own pages of the request, in order of position; all of `token_ids` but the last have
             their keys and values there. To be read, never written or kept.
     """
@@ -45,8 +64,9 @@ class DraftContext:
     warp: Callable[[np.ndarray, Sequence[int]], Law]
     randomness: Randomness
     coupled: bool = False
-    keep_drafting: Callable[[Sequence[Law]], bool] = always
+    keep_drafting: Callable[[Sequence[DraftLaw]], bool] = always
     rank: Callable[[np.ndarray, Sequence[int]], Law] | None = None
+    asks_beliefs: bool = False
     page_table: Sequence[int] = ()
 
     def draw_node(self, law: Law, position: int, node: int) -> int:
@@ -54,6 +74,15 @@ class DraftContext:
         if self.coupled:
             return self.randomness.draw(law, position, "target", ROOT)
         return self.randomness.draw(law, position, "draft", node)
+
+    def belief(self, logits: np.ndarray, path: Sequence[int]) -> Belief | None:
+        """What `keep_drafting` should be told in place of the law below `path`; None where the law itself will do.
+
+        A greedy request's warped law is certain of everything and tells a length policy nothing.
+        """
+        if self.rank is None or not (self.asks_beliefs and self.params.is_greedy):
+            return None
+        return Belief(self.rank, logits, path)
 
     def candidate_law(self, logits: np.ndarray, path: Sequence[int]) -> Law:
         """The law whose most probable tokens a deterministic tree should propose below `path`; see `raced`."""

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 
-from paceline.config import EngineConfig, LengthPolicyName, SpeculativeConfig
+from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.drafters.base import DEFAULT_NUM_DRAFT_TOKENS, Drafter
 from paceline.drafters.registry import SELF_LIMITING, make_drafter
 from paceline.drafters.services import DraftServices
 from paceline.engine.engine import Engine, Speculation
+from paceline.engine.lengths import make_length
 from paceline.engine.live_cost import LearnedCost, rough_slope
 from paceline.engine.memory import cache_capacity
 from paceline.engine.profiles import cached_profile, find_profile
@@ -17,7 +18,7 @@ from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import resolve_model
 from paceline.sampling import resolve
 from paceline.scheduling.config import SchedulerConfig
-from paceline.scheduling.length import Fixed, Goodput, Heuristic, LengthPolicy
+from paceline.scheduling.length import Fixed
 from paceline.scheduling.pages import PagePool
 from paceline.scheduling.profile import Profile
 from paceline.scheduling.scheduler import Scheduler
@@ -159,23 +160,14 @@ def _speculation(speculative: SpeculativeConfig | None, services: DraftServices,
     verifier = resolve(spec.rule, **spec.rule_options)
     if spec.rule == "block" and getattr(drafter, "branches", False):
         raise InvalidParameter("rule", f"'block' takes chains, and {spec.method} drafts trees", "use 'p/q'")
-    fixed = Fixed(_most_draft_tokens(spec, drafter))
-    is_auto = spec.policy == "auto"
-    length = fixed if is_auto and spec.method in SELF_LIMITING else _length_policy(spec.policy, fixed, cost)
-    sampled = fixed if is_auto else length
-    return Speculation(drafter, verifier, spec.rule == "coupled", length, sampled)
+    most = _most_draft_tokens(spec, drafter)
+    fixed, is_auto = Fixed(most), spec.policy == "auto"
+    leave_alone = is_auto and spec.method in SELF_LIMITING
+    length = fixed if leave_alone else make_length(spec.policy, spec.policy_options, cost, most)
+    return Speculation(drafter, verifier, spec.rule == "coupled", length, fixed if is_auto else length)
 
 
 def _most_draft_tokens(spec: SpeculativeConfig, drafter: Drafter) -> int:
     if spec.num_draft_tokens is None:
         return getattr(drafter, "natural_budget", DEFAULT_NUM_DRAFT_TOKENS)
     return spec.num_draft_tokens
-
-
-def _length_policy(name: LengthPolicyName, fixed: Fixed, cost: LearnedCost) -> LengthPolicy:
-    most = fixed.num_draft_tokens
-    if name == "fixed" or most == 0:
-        return fixed
-    if name == "heuristic":
-        return Heuristic(start=min(5, most), most=most)
-    return Goodput(cost, cost.draft_seconds, max_length=most)

@@ -23,7 +23,7 @@ from paceline.models.rows import build_rows
 from paceline.models.tokenizer import Tokenizer
 from paceline.sampling import TokenTree, Verdict, Verifier, fresh_seed
 from paceline.scheduling.batch import Commit, Grant, StepPlan, StepResult
-from paceline.scheduling.length import LengthPolicy
+from paceline.scheduling.length import LengthPolicy, StepObserver, StepRecord
 from paceline.scheduling.request import RequestState
 from paceline.scheduling.scheduler import Scheduler
 from paceline.scheduling.stats import PrefixStats
@@ -75,6 +75,12 @@ class Speculation:
         """The length policy of a request."""
         return self.length if self.coupled or params.is_greedy else self.sampled_length
 
+    def observe_step(self, step: StepRecord) -> None:
+        """Tell the policies that learn from steps."""
+        for policy in {id(p): p for p in (self.length, self.sampled_length)}.values():
+            if isinstance(policy, StepObserver):
+                policy.observe_step(step)
+
 
 class Engine:
     """Runs requests on one model.
@@ -110,6 +116,10 @@ class Engine:
     @property
     def has_unfinished_requests(self) -> bool:
         return bool(self._live)
+
+    def step_seconds(self, num_draft_tokens: int) -> float:
+        """What a step of one request with so many drafted tokens has been taking, drafting included."""
+        return num_draft_tokens * self._cost.draft_seconds(1) + self._cost(1 + num_draft_tokens)
 
     def add_request(
         self,
@@ -207,7 +217,11 @@ class Engine:
         commits = self.scheduler.update(self._results(plan, trees, verdicts), verified)
         overhead = scheduled - started + self._clock() - verified
         self._account(plan, trees, drafted - scheduled, verified - drafted, overhead)
-        self.metrics.observe_step(plan, sum(map(len, trees.values())), commits, verified)
+        num_drafted = sum(map(len, trees.values()))
+        self.metrics.observe_step(plan, num_drafted, commits, verified)
+        if plan.num_decodes == len(plan.grants):
+            tokens = sum(len(commit.token_ids) for commit in commits)
+            self.speculation.observe_step(StepRecord(plan.num_decodes, num_drafted, tokens, self._clock() - started))
         outputs = [self._commit(commit, verdicts, trees) for commit in commits]
         return expired + [output for output in outputs if output.tokens or output.completion]
 
@@ -241,6 +255,7 @@ class Engine:
             randomness=live.randomness,
             coupled=self.speculation.coupled,
             keep_drafting=lambda laws: policy.keep_drafting(prefix, laws),
+            asks_beliefs=getattr(policy, "asks_beliefs", False),
             rank=rank,
             page_table=state.page_table,
         )

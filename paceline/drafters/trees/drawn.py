@@ -54,7 +54,11 @@ class Drawn(Nodes):
 
     def law_below(self, node: int, logits: np.ndarray) -> Law:
         path = self.tokens_to(node)
-        return self.context.candidate_law(logits, path) if self._is_choice else self.context.warp(logits, path)
+        if self._is_choice:
+            return self.context.candidate_law(logits, path)
+        if belief := self.context.belief(logits, path):
+            self.beliefs[node] = belief
+        return self.context.warp(logits, path)
 
     def grow(self, laws: Sequence[Law]) -> None:
         """One level, a node's children together; stops where the budget is spent."""

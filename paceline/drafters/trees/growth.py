@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from paceline.drafters.base import DraftContext
+from paceline.drafters.base import Belief, DraftContext
 from paceline.sampling.law import Law
 from paceline.sampling.randomness import ROOT
 from paceline.sampling.tree import TokenTree
@@ -79,6 +79,7 @@ class Nodes:
         self.parents: list[int] = []
         self.frontier = [Want(source, ROOT) for source in range(num_sources)]
         self.laws: dict[Want, Law] = {}
+        self.beliefs: dict[int, Belief] = {}
 
     def add(self, token: int, parent: int) -> int:
         """The number of a new node."""
@@ -101,4 +102,5 @@ class Nodes:
     def keeps_growing(self, want: Want) -> bool:
         """What the length policy says to children below a node, from the laws above it only."""
         above = [ROOT, *self.nodes_to(want.node)[:-1]]
-        return self.context.keep_drafting([self.laws[Want(want.source, node)] for node in above])
+        laws = [self.beliefs.get(node) or self.laws[Want(want.source, node)] for node in above]
+        return self.context.keep_drafting(laws)

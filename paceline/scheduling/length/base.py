@@ -5,7 +5,8 @@ what it is no longer follows the target's law.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -21,7 +22,11 @@ class DraftLaw(Protocol):
 
 
 class LengthPolicy(Protocol):
-    """Decides how long drafts are."""
+    """Decides how long drafts are.
+
+    A policy with a true attribute `asks_beliefs` is shown, for greedy requests, the draft's law at temperature 1 in
+    place of the warped one, which is a point.
+    """
 
     def budget(self, request: DraftStats, batch: BatchStats) -> int:
         """Nodes to draft for one request in this step, 0 for none. The step may cut it."""
@@ -29,6 +34,32 @@ class LengthPolicy(Protocol):
 
     def keep_drafting(self, prefix: PrefixStats, draft_laws: Sequence[DraftLaw]) -> bool:
         """Asked before each further token is drawn, with the laws of the tokens drawn so far (never empty)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """What a step that only decoded brought and took.
+
+    Attributes:
+        num_decodes: requests in it.
+        num_draft_tokens: drafted tokens verified.
+        num_tokens: tokens committed.
+        seconds: of drafting, the pass and everything around them.
+    """
+
+    num_decodes: int
+    num_draft_tokens: int
+    num_tokens: int
+    seconds: float
+
+
+@runtime_checkable
+class StepObserver(Protocol):
+    """A length policy that learns from whole steps. Told counts and seconds, never tokens."""
+
+    def observe_step(self, step: StepRecord) -> None:
+        """Called after every step that only decoded."""
         ...
 
 

@@ -1,0 +1,85 @@
+"""`paceline train`: small parts that learn from your own model and prompts."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from paceline.cli import options as o
+from paceline.cli.prompts import read_prompts
+from paceline.types import SamplingParams
+
+app = typer.Typer(help="Train small parts on your own model and prompts.", no_args_is_help=True)
+
+
+@app.callback()
+def group() -> None:
+    """Train small parts on your own model and prompts."""
+
+
+@app.command()
+def disco(
+    prompts: Annotated[Path, typer.Option("--prompts", help="Text file, a prompt per line, or .jsonl with `prompt`.")],
+    draft_model: Annotated[str, typer.Option("--draft-model", help="Smaller model of the same vocabulary.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where the classifier goes (JSON).")],
+    model: o.Model = o.DEFAULT_MODEL,
+    num_draft_tokens: Annotated[int, typer.Option("--num-draft-tokens", "-k", help="Length of the drafts.")] = 8,
+    hidden: Annotated[int, typer.Option("--hidden", help="Hidden units; 0 is a logistic regression.")] = 8,
+    max_tokens: o.MaxTokens = o.DEFAULT_MAX_TOKENS,
+    temperature: o.Temperature = o.DEFAULT_TEMPERATURE,
+    limit: Annotated[int | None, typer.Option("--limit", help="Most prompts.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Put prompts into the model's chat template.")] = False,
+    seed: Annotated[int, typer.Option("--seed", help="Of sampling and of the classifier's start.")] = 0,
+    dtype: o.Dtype = o.DEFAULT_DTYPE,
+    threads: o.Threads = None,
+    executor: o.ExecutorName = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Learn when a draft model should stop drafting, from what became of its drafts on your prompts.
+
+    Use the result with --policy disco --policy-option classifier=FILE.
+
+    Examples:
+
+        paceline train disco --prompts prompts.txt -m target.gguf --draft-model small.gguf -o disco.json
+
+        paceline generate -m target.gguf -d draft_model --draft-model small.gguf --policy disco --policy-option \
+classifier=disco.json --compare "def fibonacci(n):"
+    """
+    from paceline.config import EngineConfig, SpeculativeConfig
+    from paceline.engine.build import build_engine, load
+    from paceline.engine.traces import collect_traces
+    from paceline.training.disco import train
+
+    config = EngineConfig(dtype=dtype, num_threads=threads, executor=executor)  # type: ignore[arg-type]
+    spec = SpeculativeConfig("draft_model", num_draft_tokens, draft_model, policy="fixed")
+    texts = read_prompts(prompts)[:limit]
+    params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
+    with o.progress_bars() as progress:
+        loaded = load(model, config, progress)
+        engine = build_engine(loaded, config, spec, progress)
+        tokens = [_ids(loaded.source.tokenizer, text, chat) for text in texts]
+        traces = collect_traces(engine, tokens, params, lambda done, total: progress("decoding", done, total))
+        classifier, worth = train(traces, engine.step_seconds, hidden, seed)
+    about = f"{model} drafted by {draft_model}, {dtype}, {len(texts)} prompts, temperature {temperature:g}"
+    replace(classifier, about=about).write(output)
+    record = {"output": str(output), "threshold": classifier.threshold, "num_traces": len(traces), **asdict(worth)}
+    if as_json:
+        print(json.dumps(record))
+        return
+    table = Table("held-out drafts", "", title=about, title_justify="left")
+    for name, value in record.items():
+        table.add_row(name.replace("_", " "), f"{value:.3f}" if isinstance(value, float) else str(value))
+    Console().print(table)
+
+
+def _ids(tokenizer, text: str, chat: bool) -> list[int]:
+    if not chat:
+        return tokenizer.encode(text)
+    return tokenizer.encode(
+        tokenizer.apply_chat_template([{"role": "user", "content": text}]), add_special_tokens=False
+    )

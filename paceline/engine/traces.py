@@ -1,0 +1,91 @@
+"""Collecting what became of drafts, token by token: the data that `paceline train disco` trains on."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from paceline.drafters.base import DraftContext, Drafter
+from paceline.engine.engine import Engine
+from paceline.errors import InvalidParameter
+from paceline.sampling.tree import TokenTree
+from paceline.scheduling.length.base import DraftLaw
+from paceline.scheduling.length.disco import FEATURES, DraftTrace, features
+from paceline.types import SamplingParams
+
+
+def collect_traces(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[DraftTrace]:
+    """Decode `prompts` one by one and return every draft with its fate.
+
+    Args:
+        engine: drafts chains of a fixed length with a drafter that has laws.
+        prompts: token ids.
+        params: for all of them.
+        progress: told (prompts done, prompts in all).
+
+    Raises:
+        InvalidParameter: the drafter never asked how sure it was, so there is nothing to learn from.
+    """
+    recorder = _Recorder(engine.speculation.drafter)
+    engine.speculation = replace(engine.speculation, drafter=recorder)
+    for number, prompt in enumerate(prompts):
+        engine.add_request(f"trace-{number}", prompt, params)
+        recorder.group = number
+        while engine.has_unfinished_requests:
+            engine.step()
+        progress(number + 1, len(prompts))
+    engine.speculation = replace(engine.speculation, drafter=recorder.inner)
+    if not recorder.traces:
+        remedy = "use a drafter with a distribution, e.g. draft_model, and at least two draft tokens"
+        raise InvalidParameter("method", "no draft had laws to learn from", remedy)
+    return recorder.traces
+
+
+class _Recorder:
+    """A drafter that lets another one draft and writes down what it was sure of and what was accepted."""
+
+    def __init__(self, inner: Drafter) -> None:
+        self.inner, self.name, self.group = inner, inner.name, 0
+        self.traces: list[DraftTrace] = []
+        self._open: dict[str, tuple[int, Sequence[int], list[np.ndarray]]] = {}
+
+    def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
+        rows: list[list[np.ndarray]] = [[] for _ in contexts]
+        listening = [_listening(context, into) for context, into in zip(contexts, rows, strict=True)]
+        trees = self.inner.propose(listening)
+        for context, tree, seen in zip(contexts, trees, rows, strict=True):
+            if seen and tree.is_chain:
+                self._open[context.request_id] = len(context.token_ids), tree.tokens, seen
+        return trees
+
+    def observe(self, request_id: str, token_ids: Sequence[int], finished: bool) -> None:
+        start, drafted, seen = self._open.pop(request_id, (0, (), []))
+        if seen:
+            run = _common_length(drafted, token_ids[start:])
+            if start + run < len(token_ids):  # a text that ended inside the draft says nothing about the rest
+                self.traces.append(DraftTrace(np.array(seen).reshape(-1, len(FEATURES)), run, self.group))
+        self.inner.observe(request_id, token_ids, finished)
+
+    def release(self, request_id: str) -> None:
+        self._open.pop(request_id, None)
+        self.inner.release(request_id)
+
+
+def _listening(context: DraftContext, into: list[np.ndarray]) -> DraftContext:
+    """The context with a length policy that always goes on and notes what it was shown."""
+
+    def keep_drafting(laws: Sequence[DraftLaw]) -> bool:
+        into.append(features(laws))
+        return True
+
+    return replace(context, keep_drafting=keep_drafting, asks_beliefs=True)
+
+
+def _common_length(drafted: Sequence[int], committed: Sequence[int]) -> int:
+    pairs = zip(drafted, committed, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(drafted), len(committed)))

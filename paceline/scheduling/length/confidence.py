@@ -1,0 +1,40 @@
+"""`Confidence`: stop when the draft itself no longer believes that all of its tokens stand."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from paceline.errors import InvalidParameter
+from paceline.scheduling.length.base import DraftLaw, check_least
+from paceline.scheduling.stats import BatchStats, DraftStats, PrefixStats
+
+
+@dataclass(frozen=True, slots=True)
+class Confidence:
+    """Draft until the product of the draft's largest probabilities falls below `threshold`.
+
+    The confidence stop of assisted generation (`assistant_confidence_threshold` of transformers), with laws in place of
+    drawn tokens: what was drawn is never asked, so the text keeps its law. Needs a drafter that has laws; prompt lookup
+    drafts `max_length`.
+    """
+
+    max_length: int = 8
+    threshold: float = 0.4
+
+    asks_beliefs: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_least("max_length", self.max_length, 0)
+        if not 0 <= self.threshold <= 1:
+            raise InvalidParameter("threshold", f"{self.threshold} is not in [0, 1]", "give a probability")
+
+    def budget(self, request: DraftStats, batch: BatchStats) -> int:
+        """Always `max_length`."""
+        return self.max_length
+
+    def keep_drafting(self, prefix: PrefixStats, draft_laws: Sequence[DraftLaw]) -> bool:
+        """While all tokens so far stand with at least `threshold`, by the draft's own account."""
+        survival = 1.0
+        for law in draft_laws:
+            survival *= float(law.probs.max())
+        return survival >= self.threshold

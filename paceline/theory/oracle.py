@@ -1,0 +1,56 @@
+"""How fast any length policy could have been on drafts that were seen: the bound for adaptive lengths.
+
+A draft's run is how many of its tokens the target would have accepted had it been long enough. Closed forms for runs
+of a constant acceptance rate are in `speedup.py`.
+"""
+
+from collections.abc import Callable, Sequence
+
+from paceline.errors import InvalidParameter
+from paceline.theory.checks import check_count
+
+_ROUNDS = 50
+
+
+def rate_of(runs: Sequence[int], lengths: Sequence[int], step_seconds: Callable[[int], float]) -> float:
+    """Tokens per second when draft i has `lengths[i]` tokens: sum of min(run, length) + 1 over sum of seconds.
+
+    Args:
+        runs, lengths: one entry per step.
+        step_seconds: seconds of a step that drafts and verifies so many tokens.
+    """
+    if not runs or len(runs) != len(lengths):
+        raise InvalidParameter("lengths", f"has {len(lengths)} entries for {len(runs)} runs", "give one for each run")
+    tokens = sum(min(run, length) + 1 for run, length in zip(runs, lengths, strict=True))
+    return tokens / sum(step_seconds(length) for length in lengths)
+
+
+def oracle_lengths(runs: Sequence[int], step_seconds: Callable[[int], float], max_length: int) -> list[int]:
+    """The lengths with the highest `rate_of`, by Dinkelbach's method: no policy of at most `max_length` beats them.
+
+    Each step takes the length with the most tokens minus what its seconds are worth at the rate reached so far.
+    """
+    check_count("max_length", max_length)
+    seconds = [step_seconds(length) for length in range(max_length + 1)]
+    lengths = [0] * len(runs)
+    rate = rate_of(runs, lengths, step_seconds)
+    for _ in range(_ROUNDS):
+        lengths = [_worth(run, seconds, rate) for run in runs]
+        better = rate_of(runs, lengths, step_seconds)
+        if better <= rate:
+            break
+        rate = better
+    return lengths
+
+
+def best_fixed(runs: Sequence[int], step_seconds: Callable[[int], float], max_length: int) -> tuple[int, float]:
+    """(length, tokens per second) of the best length that is the same at every step, the smallest on ties."""
+    check_count("max_length", max_length)
+    rates = [rate_of(runs, [length] * len(runs), step_seconds) for length in range(max_length + 1)]
+    best = max(range(max_length + 1), key=lambda length: (rates[length], -length))
+    return best, rates[best]
+
+
+def _worth(run: int, seconds: Sequence[float], rate: float) -> int:
+    """The length with the most tokens net of their time, the smallest on ties."""
+    return max(range(len(seconds)), key=lambda length: (min(run, length) - rate * seconds[length], -length))

@@ -1,0 +1,133 @@
+"""Training DISCO's classifier (Mamou et al. 2024): will the target accept this drafted token?
+
+A logistic regression or a small network on `scheduling.length.disco.features`, with the threshold that makes held-out
+drafts fastest. Not for collecting drafts (`engine/traces.py`).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from paceline.errors import InvalidParameter
+from paceline.scheduling.length.disco import Classifier, DraftTrace
+from paceline.theory.oracle import best_fixed, oracle_lengths, rate_of
+
+THRESHOLDS = tuple(i / 20 for i in range(20))
+LEAST_TOKENS = 50
+_HELD_OUT = 4
+"""Every fourth text is held out."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiscoReport:
+    """What the classifier is worth on held-out drafts, in modelled tokens per second.
+
+    Attributes:
+        accuracy: share of tokens judged rightly at chance 1/2; `base_rate` is what always saying the same would get.
+        disco_rate, fixed_rate, oracle_rate: by the classifier, by the best fixed length, by knowing the future.
+        fixed_length: that best length.
+        num_drafts: held-out drafts.
+    """
+
+    accuracy: float
+    base_rate: float
+    disco_rate: float
+    fixed_rate: float
+    oracle_rate: float
+    fixed_length: int
+    num_drafts: int
+
+
+def train(
+    traces: Sequence[DraftTrace], step_seconds: Callable[[int], float], hidden: int = 8, seed: int = 0
+) -> tuple[Classifier, DiscoReport]:
+    """A classifier with its threshold, and what it is worth on texts it was not trained on.
+
+    Args:
+        traces: drafts of one length, of several texts (groups).
+        step_seconds: seconds of a step with so many drafted tokens.
+        hidden: units of the one hidden layer; 0 is a logistic regression.
+
+    Raises:
+        InvalidParameter: too few texts or judged tokens.
+    """
+    groups = sorted({trace.group for trace in traces})
+    held = set(groups[::_HELD_OUT])
+    seen, unseen = [t for t in traces if t.group not in held], [t for t in traces if t.group in held]
+    if len(groups) < 2 or sum(len(t.tested[1]) for t in seen) < LEAST_TOKENS:
+        problem = f"{len(groups)} texts with {len(traces)} drafts are too few to learn from"
+        raise InvalidParameter("prompts", problem, "give more or longer ones")
+    classifier = fit(seen, hidden, seed)
+    classifier = replace(classifier, threshold=best_threshold(classifier, seen, step_seconds))
+    return classifier, report(classifier, unseen, step_seconds)
+
+
+def fit(traces: Sequence[DraftTrace], hidden: int = 8, seed: int = 0, rounds: int = 200) -> Classifier:
+    """Minimise the cross entropy of the judged tokens with L-BFGS, slightly regularised."""
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
+    x, y = _judged(traces)
+    mean, scale = x.mean(axis=0), x.std(axis=0) + 1e-6
+    inputs = torch.from_numpy((x - mean) / scale)
+    labels = torch.from_numpy(y.astype(np.float64))
+    sizes = [x.shape[1], *([hidden] if hidden else []), 1]
+    generator = torch.Generator().manual_seed(seed)
+    linears = [nn.Linear(a, b, dtype=torch.float64) for a, b in pairwise(sizes)]
+    for linear in linears:
+        nn.init.normal_(linear.weight, std=linear.in_features**-0.5, generator=generator)
+        nn.init.zeros_(linear.bias)
+    model = nn.Sequential(*[part for linear in linears for part in (linear, nn.Tanh())][:-1])
+    optimiser = torch.optim.LBFGS(model.parameters(), max_iter=rounds, line_search_fn="strong_wolfe")
+
+    def loss() -> torch.Tensor:
+        optimiser.zero_grad()
+        penalty = sum((p * p).sum() for p in model.parameters()) / len(labels)
+        value = functional.binary_cross_entropy_with_logits(model(inputs)[:, 0], labels) + penalty
+        value.backward()
+        return value
+
+    optimiser.step(loss)  # type: ignore[arg-type]
+    layers = [(linear.weight.detach().numpy(), linear.bias.detach().numpy()) for linear in linears]
+    return Classifier(mean.tolist(), scale.tolist(), layers)
+
+
+def lengths_of(classifier: Classifier, threshold: float, traces: Sequence[DraftTrace]) -> list[int]:
+    """How long each draft would have become: it goes on while the latest token's chance reaches the threshold."""
+    lengths = []
+    for trace in traces:
+        goes_on = classifier(trace.features) >= threshold
+        lengths.append(1 + (len(goes_on) if goes_on.all() else int(np.argmin(goes_on))))
+    return lengths
+
+
+def best_threshold(classifier: Classifier, traces: Sequence[DraftTrace], step_seconds: Callable[[int], float]) -> float:
+    """The one of `THRESHOLDS` with the most modelled tokens per second."""
+    runs = [trace.run for trace in traces]
+    return max(THRESHOLDS, key=lambda tau: rate_of(runs, lengths_of(classifier, tau, traces), step_seconds))
+
+
+def report(classifier: Classifier, traces: Sequence[DraftTrace], step_seconds: Callable[[int], float]) -> DiscoReport:
+    """What `classifier` is worth on `traces`."""
+    x, y = _judged(traces)
+    runs = [trace.run for trace in traces]
+    most = max(len(trace.features) for trace in traces) + 1
+    length, fixed = best_fixed(runs, step_seconds, most)
+    return DiscoReport(
+        accuracy=float(((classifier(x) >= 0.5) == y).mean()),
+        base_rate=float(max(y.mean(), 1 - y.mean())),
+        disco_rate=rate_of(runs, lengths_of(classifier, classifier.threshold, traces), step_seconds),
+        fixed_rate=fixed,
+        oracle_rate=rate_of(runs, oracle_lengths(runs, step_seconds, most), step_seconds),
+        fixed_length=length,
+        num_drafts=len(traces),
+    )
+
+
+def _judged(traces: Sequence[DraftTrace]) -> tuple[np.ndarray, np.ndarray]:
+    """Features [N, F] and labels [N] of every token the target judged."""
+    parts = [trace.tested for trace in traces]
+    return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])

@@ -1,0 +1,62 @@
+"""DISCO learns easy from hard text: not below the best fixed length where they mix, nor where nothing can be told."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from paceline.errors import InvalidParameter
+from paceline.sampling import Law
+from paceline.scheduling.length.disco import DraftTrace, features
+from paceline.training.disco import lengths_of, train
+
+LENGTH = 8
+
+
+def seconds(length: int) -> float:
+    return 1 + 0.25 * length
+
+
+def drafts(rates: list[float], informative: bool, seed: int = 0) -> list[DraftTrace]:
+    """Texts that switch between regimes; the draft's confidence tells which one it is in, or nothing."""
+    rng, traces = np.random.default_rng(seed), []
+    for text in range(24):
+        for _ in range(30):
+            alpha = rates[rng.integers(len(rates))]
+            accepted = rng.random(LENGTH) < alpha
+            top = np.clip((alpha if informative else 0.6) + rng.normal(0, 0.08, LENGTH - 1), 0.05, 0.98)
+            laws = [Law.from_dense(np.array([p, (1 - p) / 2, (1 - p) / 2])) for p in top]
+            rows = np.array([features(laws[: i + 1]) for i in range(LENGTH - 1)])
+            traces.append(DraftTrace(rows, int(np.argmin(np.append(accepted, False))), text))
+    return traces
+
+
+@pytest.mark.parametrize("hidden", [0, 8])
+def test_two_regimes_the_classifier_lies_between_the_best_fixed_length_and_the_oracle(hidden):
+    classifier, worth = train(drafts([0.2, 0.95], informative=True), seconds, hidden)
+    assert worth.oracle_rate > worth.disco_rate > 1.03 * worth.fixed_rate
+    assert worth.accuracy > worth.base_rate + 0.03
+    assert 0 < classifier.threshold < 1
+
+
+def test_where_nothing_can_be_told_little_is_lost():
+    _, worth = train(drafts([0.7], informative=False), seconds)
+    assert worth.disco_rate > 0.95 * worth.fixed_rate
+
+
+def test_a_threshold_of_zero_drafts_to_the_end():
+    traces = drafts([0.5], informative=True)
+    classifier, _ = train(traces, seconds, hidden=0)
+    assert set(lengths_of(classifier, 0.0, traces)) == {LENGTH}
+    assert set(lengths_of(classifier, 1.0, traces)) == {1}
+
+
+def test_the_same_seed_gives_the_same_classifier():
+    traces = drafts([0.2, 0.95], informative=True)
+    first, second = (train(traces, seconds, seed=3)[0] for _ in range(2))
+    assert np.array_equal(first(traces[0].features), second(traces[0].features))
+
+
+def test_too_little_is_refused():
+    with pytest.raises(InvalidParameter, match="prompts"):
+        train(drafts([0.5], informative=True)[:30], seconds)
