@@ -85,9 +85,9 @@ class LLM:
         return other
 
     def close(self) -> None:
-        """End the processes of a parallel run, and with them this model and all that share its weights.
+        """End the model's threads or, in a parallel run, processes; also for all that share its weights.
 
-        Other models keep nothing running. Also done on leaving a ``with`` block and at the end of the program.
+        Done on leaving a ``with`` block, and at the end of the program in any case.
         """
         self._loaded.close()
 

@@ -14,7 +14,7 @@ class LoadedModel:
     model: CausalLM
 
     def close(self) -> None:
-        """End what the model keeps running: the other processes of a parallel run. Does nothing for other models."""
+        """End what the model keeps running: its threads, or the other processes of a parallel run."""
         end = getattr(self.model, "close", None)
         if end is not None:
             end()

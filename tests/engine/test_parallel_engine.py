@@ -5,7 +5,7 @@ import os
 import pytest
 
 from paceline import LLM
-from paceline.config import EngineConfig
+from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine import llm as llm_module
 from paceline.engine.build import LoadedModel, build_engine, load_executor, silent
 from paceline.errors import InvalidParameter, WorkerDied
@@ -19,7 +19,11 @@ pytest.importorskip("torch")
 
 GREEDY = SamplingParams(temperature=0, max_tokens=40)
 SAMPLED = [SamplingParams(temperature=0.7, seed=seed, max_tokens=30) for seed in range(len(PROMPTS))]
-SPECULATIVE = [None, "ngram", {"method": "suffix", "options": {"mode": "tree"}}]
+SPECULATIVE = [
+    None,
+    {"method": "ngram", "policy": "fixed"},
+    {"method": "suffix", "options": {"mode": "tree"}, "policy": "fixed"},
+]
 
 
 def loaded(**config) -> LoadedModel:
@@ -37,8 +41,6 @@ def stages():
 
 
 def answers(model, speculative, params):
-    from paceline.config import SpeculativeConfig
-
     config = EngineConfig(kv_cache_memory_bytes=1 << 22)
     outputs = run_all(build_engine(model, config, SpeculativeConfig.of(speculative)), params=params)
     return [output.token_ids for output in outputs], sum(output.stats.num_accepted_tokens for output in outputs)

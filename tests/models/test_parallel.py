@@ -1,7 +1,9 @@
 """Parallel runs against one process: the same logits, taps and caches; what goes wrong is told, and ends everything."""
 
+import multiprocessing
 import os
 import signal
+import socket
 import time
 from dataclasses import dataclass, replace
 
@@ -16,7 +18,15 @@ from tests.fakes import RandomCheckpoint, small_config
 torch = pytest.importorskip("torch")
 
 from paceline.models.torch_executor import TorchModel  # noqa: E402
-from paceline.models.torch_executor.parallel import Layout, launch_model, profile_stages  # noqa: E402
+from paceline.models.torch_executor.parallel import (  # noqa: E402
+    Assignment,
+    Layout,
+    ParallelModel,
+    Rendezvous,
+    launch_model,
+    profile_stages,
+    run_worker,
+)
 from paceline.models.torch_executor.parallel.layout import balanced_partition, layer_weights  # noqa: E402
 from paceline.models.torch_executor.parallel.member import split_rows  # noqa: E402
 from paceline.models.torch_executor.parallel.messages import Command, Message, decode, payload_length  # noqa: E402
@@ -138,13 +148,19 @@ def test_caches_are_apart_and_one_that_is_dropped_is_freed(pair):
 
 
 def test_the_profile_has_every_stage(pair):
-    profile = profile_stages(pair.parallel, num_tokens=20, repeats=2).to_json()
+    profile = profile_stages(pair.parallel, num_tokens=20, batch_sizes=(1, 2), repeats=2)
     tensor, pipeline = pair.grid
-    assert (profile["tensor"], profile["pipeline"]) == (tensor, pipeline)
-    assert len(profile["latency"]) == pipeline and min(profile["latency"]) > 0
-    whole = sum(w.nbytes for w in (pair.alone._stage._stack.parameters()))
-    assert len(profile["weight_mem"]) == pipeline and max(profile["weight_mem"]) < whole
-    assert sum(profile["weight_mem"]) * tensor >= whole
+    whole = sum(w.nbytes for w in pair.alone._stage._stack.parameters())
+    assert len(profile.latency) == pipeline and min(profile.latency) > 0
+    assert len(profile.weight_mem) == pipeline and max(profile.weight_mem) < whole
+    assert sum(profile.weight_mem) * tensor >= whole
+    assert profile.to_json() == {
+        "op": tensor,
+        "pp": pipeline,
+        "latency": list(profile.latency),
+        "weight_mem": list(profile.weight_mem),
+        "batch_latency": {"2": list(profile.batch_latency[2])},
+    }
 
 
 def test_bad_rows_are_refused_and_the_model_goes_on(pair):
@@ -171,6 +187,24 @@ def test_a_killed_worker_is_told_and_ends_the_others():
     with pytest.raises(WorkerDied, match="earlier failure"):
         model.forward(rows, cache)
     model.close()
+
+
+def test_ranks_that_somebody_else_started_meet():
+    checkpoint = RandomCheckpoint(small_config())
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        meeting = Rendezvous(port=probe.getsockname()[1], timeout=60)
+    layout = Layout.of(checkpoint.config, pipeline_parallel_size=2)
+    ranks = [Assignment(checkpoint, layout, rank, meeting, "cpu", "float32") for rank in range(2)]
+    other = multiprocessing.get_context("spawn").Process(target=run_worker, args=(ranks[1],))
+    other.start()
+    rows = build_rows([Part((0,), 0, [1, 2])])
+    with ParallelModel(ranks[0]) as model:
+        ours = model.forward(rows, model.new_cache(1)).logits
+    alone = TorchModel(checkpoint)
+    np.testing.assert_array_equal(ours, alone.forward(rows, alone.new_cache(1)).logits)
+    other.join(20)
+    assert other.exitcode == 0
 
 
 class Damaged(RandomCheckpoint):
@@ -253,3 +287,17 @@ def test_messages_arrive_as_they_were_sent():
             np.testing.assert_array_equal(ours, theirs)
             assert ours.shape == theirs.shape
     assert replace(Message(Command.MOVE), arrays=arrays).arrays == arrays
+
+
+@pytest.mark.weights
+def test_the_default_model_over_two_stages():
+    """Drafted over two processes, plain in one: the same answer, on real weights in float32."""
+    from paceline import LLM, SamplingParams
+
+    params = SamplingParams(temperature=0, max_tokens=24)
+    texts = ["1, 2, 3, 4, 1, 2, 3, 4, 1, 2,", "The capital of France is"]
+    alone = LLM("smollm2-135m", executor="torch", dtype="float32").generate(texts, params)
+    with LLM("smollm2-135m", speculative="ngram", pipeline_parallel_size=2, dtype="float32") as llm:
+        drafted = llm.generate(texts, params)
+    assert [output.token_ids for output in drafted] == [output.token_ids for output in alone]
+    assert sum(output.stats.num_accepted_tokens for output in drafted) > 0

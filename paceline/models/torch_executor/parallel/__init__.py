@@ -15,12 +15,12 @@ from paceline.models.torch_executor.parallel.launch import LocalWorkers
 from paceline.models.torch_executor.parallel.layout import Layout
 from paceline.models.torch_executor.parallel.links import Rendezvous
 from paceline.models.torch_executor.parallel.model import MICROBATCH_ROWS, ParallelCache, ParallelModel
-from paceline.models.torch_executor.parallel.profile import StageProfile, profile_stages
+from paceline.models.torch_executor.parallel.profile import StageProfile, prefill_rows, profile_stages
 from paceline.models.torch_executor.parallel.worker import Assignment, run_worker
 
 __all__ = [
     "Assignment", "Layout", "ParallelCache", "ParallelModel", "Rendezvous", "StageProfile", "launch_model",
-    "profile_stages", "run_worker",
+    "prefill_rows", "profile_stages", "run_worker",
 ]  # fmt: skip
 
 

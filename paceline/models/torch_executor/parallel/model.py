@@ -75,7 +75,7 @@ class ParallelModel:
         microbatch_rows: int = MICROBATCH_ROWS,
     ) -> None:
         self.layout = assignment.layout
-        self._microbatch_rows, self._dtype = microbatch_rows, getattr(torch, assignment.dtype)
+        self.microbatch_rows, self._dtype = microbatch_rows, getattr(torch, assignment.dtype)
         self._num_caches, self._dropped = 0, []
         self._broken: WorkerDied | None = None
         self._joined: tuple[Links, Member] | None = None
@@ -126,7 +126,7 @@ class ParallelModel:
         if not isinstance(cache, ParallelCache):
             raise InvalidParameter("cache", f"is a {type(cache).__name__}", "make it with this model's new_cache")
         check_rows(self.config, rows, taps)
-        num_parts = max(1, min(len(self.layout.stages), len(rows.token_ids) // self._microbatch_rows))
+        num_parts = max(1, min(len(self.layout.stages), len(rows.token_ids) // self.microbatch_rows))
         asked = [tap for tap in taps if tap in layers or tap == self.config.num_hidden_layers]
         settings = integers(cache.number, num_parts), integers(*layers), integers(*asked)
         return self._tell(Command.FORWARD, *settings, *arrays_of(rows))

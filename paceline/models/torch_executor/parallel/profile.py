@@ -1,12 +1,12 @@
-"""What a planner wants to know of a parallel model: seconds and weights of every stage, in the planner's own form."""
+"""What a planner wants to know of a parallel model: seconds and weights of every stage, as its case files have them."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from paceline.models.base import PAGE_SIZE
+from paceline.models.base import PAGE_SIZE, Rows
 from paceline.models.rows import Part, build_rows
 from paceline.models.torch_executor.parallel.model import ParallelModel
 
@@ -17,30 +17,50 @@ class StageProfile:
 
     Attributes:
         tensor, pipeline: degrees.
-        latency: seconds of each stage for a pass over `rows` rows, by its slowest rank.
+        latency: seconds of each stage for one request, by its slowest rank.
         weight_mem: bytes of weights on each device of each stage, by its fullest rank.
-        rows: rows of the measured pass.
+        batch_latency: the same seconds for several requests at once, by their number.
     """
 
     tensor: int
     pipeline: int
     latency: tuple[float, ...]
     weight_mem: tuple[int, ...]
-    rows: int
+    batch_latency: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """For a profile file."""
-        return asdict(self) | {"latency": list(self.latency), "weight_mem": list(self.weight_mem)}
+        """An entry of ``profiles`` in a case file of `placement`."""
+        entry: dict[str, Any] = {"op": self.tensor, "pp": self.pipeline}
+        entry |= {"latency": list(self.latency), "weight_mem": list(self.weight_mem)}
+        batches = {str(size): list(seconds) for size, seconds in self.batch_latency.items()}
+        return entry | ({"batch_latency": batches} if batches else {})
 
 
-def profile_stages(model: ParallelModel, num_tokens: int = 64, repeats: int = 5) -> StageProfile:
-    """Measure a prefill of `num_tokens` tokens, stage by stage; the transfer between stages is not counted."""
-    pages = range(-(-num_tokens // PAGE_SIZE))
-    tokens = np.arange(num_tokens) % model.config.vocab_size
-    seconds, weights = model.measure(build_rows([Part(pages, 0, tokens.tolist(), logits="last")]), repeats)
+def profile_stages(
+    model: ParallelModel, num_tokens: int = 64, batch_sizes: Sequence[int] = (1,), repeats: int = 5
+) -> StageProfile:
+    """Measure prefills of `num_tokens` tokens, stage by stage; the transfer between stages is not counted.
+
+    Args:
+        batch_sizes: how many such requests share a pass; 1 is always measured.
+        repeats: passes of each size, of which the median counts.
+    """
     layout = model.layout
 
     def by_stage(values: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(max(values[rank] for rank in layout.ranks_of(s)) for s in range(len(layout.stages)))
 
-    return StageProfile(layout.tensor_size, len(layout.stages), by_stage(seconds), by_stage(weights), num_tokens)
+    seconds, weights = model.measure(prefill_rows(model, num_tokens), repeats)
+    batches = {
+        size: by_stage(model.measure(prefill_rows(model, num_tokens, size), repeats)[0])
+        for size in sorted(set(batch_sizes) - {1})
+    }
+    return StageProfile(layout.tensor_size, len(layout.stages), by_stage(seconds), by_stage(weights), batches)
+
+
+def prefill_rows(model: ParallelModel, num_tokens: int, num_requests: int = 1) -> Rows:
+    """Rows of `num_requests` whole prompts, each with the logits of its last token."""
+    pages = -(-num_tokens // PAGE_SIZE)
+    tokens = (np.arange(num_tokens) % model.config.vocab_size).tolist()
+    parts = [Part(range(i * pages, (i + 1) * pages), 0, tokens, logits="last") for i in range(num_requests)]
+    return build_rows(parts)
