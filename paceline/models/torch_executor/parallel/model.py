@@ -89,7 +89,8 @@ class ParallelModel:
             self._joined = assignment.join(store)
             self._wait_for(store, "loaded", meeting.timeout)
         except BaseException as error:
-            raise self._give_up(error) from error
+            self._give_up(error)
+            raise
 
     @property
     def config(self) -> ModelConfig:
@@ -163,11 +164,12 @@ class ParallelModel:
             raise self._broken
         try:
             if self._dropped:
-                numbers, self._dropped[:] = integers(*self._dropped), []
-                self._do(Message(Command.DROP_CACHES, (numbers,)))
+                numbers = [self._dropped.pop() for _ in range(len(self._dropped))]
+                self._do(Message(Command.DROP_CACHES, (integers(*numbers),)))
             return self._do(Message(command, arrays))
         except BaseException as error:  # out of step with the others, whatever it was
-            raise self._give_up(error) from error
+            self._give_up(error)
+            raise
 
     def _do(self, message: Message) -> Any:
         assert self._joined is not None
@@ -175,16 +177,21 @@ class ParallelModel:
         links.tell(message)
         return member.handle(message)
 
-    def _give_up(self, error: BaseException) -> BaseException:
-        """The error to raise for `error`; the workers are ended."""
-        told = error
+    def _give_up(self, error: BaseException) -> None:
+        """End the workers because of `error`.
+
+        Raises:
+            WorkerDied: a rank that could not be reached was the matter; tells which, and its last words.
+        """
+        cause: BaseException = error
         if isinstance(error, ConnectionError):
             symptom = str(error).splitlines()[0]
             lost = WorkerDied(f"the ranks lost each other ({symptom}); start them again")
-            told = lost if self.workers is None else self.workers.obituary(symptom)
-        self._broken = WorkerDied(f"the model was ended by an earlier failure; load it again\n{told}")
+            cause = lost if self.workers is None else self.workers.obituary(symptom)
+        self._broken = WorkerDied(f"the model was ended by an earlier failure; load it again\n{cause}")
         self._release(grace=False)
-        return told
+        if cause is not error:
+            raise cause from error
 
     def _release(self, grace: bool) -> None:
         self._joined = None
