@@ -142,13 +142,12 @@ class TokenTree:
 def union(trees: Sequence[TokenTree]) -> TokenTree:
     """Several proposals below one root as one tree; earlier trees are tested first.
 
-    Nodes that were chosen (of one_hot trees, or drawn from a law with one token) are merged with equal chosen siblings:
-    testing a token twice is wasted work. Drawn nodes keep equal siblings apart, because two draws of a token are two
-    trials: with p = (.3, .3, .2, .2) and two draws from q = (.7, .05, .15, .1), merging equal draws and testing once
-    emits (3/10, 1467/5800, 47/200, 123/580), keeping both emits p (SpecInfer's set union needs this multiplicity).
-
-    A drawn node that repeats an earlier chosen sibling stays as a trial of its own, which cannot succeed, and what was
-    drafted below it moves below the chosen one: that draw has not been looked at when the chosen one is accepted.
+    Of equal siblings the first can be accepted and later ones cannot, since a refused token has no mass left in the
+    residual; so whatever was proposed below any of them moves below the first. A later sibling that was chosen (of a
+    one_hot tree, or drawn from a law with one token) would change nothing and is left out. One that was drawn stays as
+    a trial of its own, because its law is taken from the residual: with p = (.3, .3, .2, .2) and two draws from q =
+    (.7, .05, .15, .1), merging equal draws and testing once emits (3/10, 1467/5800, 47/200, 123/580), keeping both
+    emits p (SpecInfer's set union needs this multiplicity).
 
     The draws must be independent: draw node i of a later tree under a number that no other tree uses.
 
@@ -178,7 +177,7 @@ class _Union:
         self.tokens: list[int] = []
         self.parents: list[int] = []
         self.laws: list[Law] = []
-        self._chosen: dict[tuple[int, int], int] = {}
+        self._first: dict[tuple[int, int], int] = {}
 
     def add(self, tree: TokenTree) -> None:
         places: list[int] = []  # where the children of each of the tree's nodes go
@@ -187,17 +186,13 @@ class _Union:
             places.append(self._place(above, tree.tokens[node], tree.draft_law(node)))
 
     def _place(self, parent: int, token: int, law: Law) -> int:
-        """Put in a node where it is needed; the node that its children belong below."""
-        known = self._chosen.get((parent, token))
-        if known is not None and law.is_one_hot:
-            return known
-        node = len(self.tokens)
-        self.tokens.append(token)
-        self.parents.append(parent)
-        self.laws.append(law)
-        if law.is_one_hot:
-            self._chosen[parent, token] = node
-        return node if known is None else known
+        """Put in a node unless it changes nothing; the node that its children belong below."""
+        first = self._first.setdefault((parent, token), len(self.tokens))
+        if first == len(self.tokens) or not law.is_one_hot:
+            self.tokens.append(token)
+            self.parents.append(parent)
+            self.laws.append(law)
+        return first
 
 
 def _check_shape(tree: TokenTree) -> None:
