@@ -1,0 +1,84 @@
+"""Every outcome of a computation that takes coins and draws, with its probability.
+
+`EnumeratedRandomness` stands where the request's randomness stands in production. The computation is replayed once per
+outcome: each replay follows a script of choices and takes the first possibility behind its end, and the script then
+counts up like an odometer. Every call is a fresh independent choice, which is what distinct keys give in production.
+Probabilities are floats, as a model's laws are; the house's own proofs do the same over rationals.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from paceline.sampling import ROOT, Law
+from paceline.sampling.randomness import Purpose
+
+Outcome = TypeVar("Outcome", bound=Hashable)
+Key = tuple[int, str, int]
+
+
+class EnumeratedRandomness:
+    """One replay.
+
+    Attributes:
+        weight: the probability of its choices.
+        keys: (position, purpose, node) of what was asked for, in order; a coin's purpose is ``accept``.
+    """
+
+    def __init__(self, script: Sequence[int] = ()) -> None:
+        self.weight = 1.0
+        self.keys: list[Key] = []
+        self.choices: list[int] = []
+        self.widths: list[int] = []
+        self._script = script
+
+    def coin(self, probability: Any, position: int, node: int) -> bool:
+        self.keys.append((position, "accept", node))
+        chance = min(max(float(probability), 0.0), 1.0)
+        return self._choose([True, False], [chance, 1 - chance])
+
+    def draw(self, law: Law, position: int, purpose: Purpose, node: int = ROOT) -> int:
+        self.keys.append((position, purpose, node))
+        return self._choose(law.tokens.tolist(), [float(prob) for prob in law.probs])
+
+    def exponentials(self, tokens: np.ndarray, position: int, purpose: Purpose, node: int = ROOT) -> np.ndarray:
+        """Refused: noise has no list of outcomes. Draw through `DraftContext.draw_node`."""
+        raise NotImplementedError("noise cannot be enumerated; draw tokens with context.draw_node")
+
+    def _choose(self, options: Sequence[Any], chances: Sequence[float]) -> Any:
+        possible = [(option, chance) for option, chance in zip(options, chances, strict=True) if chance > 0]
+        place = len(self.choices)
+        choice = self._script[place] if place < len(self._script) else 0
+        self.choices.append(choice)
+        self.widths.append(len(possible))
+        outcome, chance = possible[choice]
+        self.weight *= chance
+        return outcome
+
+
+def law_of(run: Callable[[EnumeratedRandomness], Outcome], most: int = 100_000) -> dict[Outcome, float]:
+    """The law of what `run` returns, over every outcome of the randomness it is given.
+
+    Raises:
+        RuntimeError: there are more than `most` outcomes.
+    """
+    law: dict[Outcome, float] = defaultdict(float)
+    script: list[int] | None = []
+    for _ in range(most):
+        randomness = EnumeratedRandomness(script)
+        outcome = run(randomness)
+        law[outcome] += randomness.weight
+        script = _successor(randomness.choices, randomness.widths)
+        if script is None:
+            return dict(law)
+    raise RuntimeError(f"more than {most} outcomes; draft fewer tokens or draw from a smaller vocabulary")
+
+
+def _successor(choices: Sequence[int], widths: Sequence[int]) -> list[int] | None:
+    """The next script, None behind the last."""
+    for place in range(len(choices) - 1, -1, -1):
+        if choices[place] + 1 < widths[place]:
+            return [*choices[:place], choices[place] + 1]
+    return None
