@@ -28,20 +28,31 @@ def read_case(path: str | Path) -> Case:
         InvalidParameter: the file or a field cannot be read; the message names it.
     """
     path = Path(path)
-    values = _read_mapping(path)
+    return case_from(read_mapping(path), path.parent, path.stem)
+
+
+def case_from(values: dict[str, Any], folder: Path, name: str) -> Case:
+    """The case that the fields of a case file describe.
+
+    Args:
+        values: the fields.
+        folder: what `arrivals` is relative to.
+        name: of the case, when the fields give none.
+    """
     models = tuple(_read_model(i, model) for i, model in enumerate(_field(values, "models", list)))
     profiles = {name: _read_profile(name, rows) for name, rows in _field(values, "profiles", dict).items()}
     cluster = Cluster(_whole(values, "num_devices"), _number(values, "mem_budget"))
     return Case(
-        name=str(values.get("name", path.stem)),
+        name=str(values.get("name", name)),
         cluster=cluster,
         models=models,
         profiles=profiles,
-        workload=_read_workload(values, models, path.parent),
+        workload=_read_workload(values, models, folder),
     )
 
 
-def _read_mapping(path: Path) -> dict[str, Any]:
+def read_mapping(path: Path) -> dict[str, Any]:
+    """The mapping in a JSON or YAML file. Raises InvalidParameter when there is none."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

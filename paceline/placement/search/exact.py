@@ -47,15 +47,11 @@ def enumerate_all(search: Search) -> Groups:
     search.step = "enumeration"
     bounds, sets = Bounds(search.facts), {split: may_hold(search.facts, split) for split in search.facts.splits}
     skeletons = sorted(multisets(search.facts.splits, search.facts.num_devices), key=bounds.served, reverse=True)
-    seen = 0
     for splits in skeletons:
         if bounds.served(splits) < search.best_score.served:
             break
         for groups in _placements(splits, sets):
             search.score(groups, at_least=search.best_score.served)
-            seen += 1
-            if seen % 64 == 0:
-                search.report(seen / total)
     return order_groups(search, search.best)
 
 

@@ -17,7 +17,7 @@ class Facts:
         evaluator: the simulator over the case.
 
     Raises:
-        InvalidParameter: no split of any model fits the cluster and meets its deadline; the message says why.
+        InvalidParameter: no group can serve any model; the message says why the first cannot be.
     """
 
     def __init__(self, evaluator: Evaluator) -> None:
@@ -40,7 +40,7 @@ class Facts:
         self._useful = {split: [self._is_useful(m, split) for m in range(self.num_models)] for split in self.splits}
         self.splits = [split for split in self.splits if any(self._useful[split])]
         if not self.splits:
-            raise self._nothing_fits()
+            raise self._refusal(0)
 
     def is_useful(self, model: int, split: ParallelConfig) -> bool:
         """`model` fits a group of that split alone, and a lone request meets its deadline there."""
@@ -60,10 +60,10 @@ class Facts:
         return useful and self.fits(group.parallel, (*group.models, model))
 
     @cached_property
-    def unplaceable(self) -> list[tuple[int, str]]:
+    def unplaceable(self) -> dict[int, InvalidParameter]:
         """Models that no group can serve, each with the reason."""
         placeable = [any(self.is_useful(m, split) for split in self.splits) for m in range(self.num_models)]
-        return [(m, self._reason(m)) for m in range(self.num_models) if not placeable[m]]
+        return {m: self._refusal(m) for m in range(self.num_models) if not placeable[m]}
 
     def busy_seconds(self, model: int, split: ParallelConfig) -> float:
         """Seconds that one request keeps the stages of its group busy, all stages together."""
@@ -82,23 +82,19 @@ class Facts:
             return False
         return self.lone_seconds(model, split) <= float(np.float32(self.case.models[model].slo))
 
-    def _reason(self, model: int) -> str:
-        """Why no group can serve `model`, with the numbers."""
+    def _refusal(self, model: int) -> InvalidParameter:
+        """Why no group can serve `model`, with the number that is wrong and what would do."""
         spec, profile, cluster = self.case.models[model], self.case.profile_of(model), self.case.cluster
         within = [split for split in profile.entries if split.num_devices <= cluster.num_devices]
         if not within:
             fewest = min(split.num_devices for split in profile.entries)
-            return f"its smallest profiled split needs {fewest} devices, the cluster has {cluster.num_devices}"
+            problem = f"{cluster.num_devices} for model {spec.name!r}, whose smallest profiled split takes {fewest}"
+            return InvalidParameter("num_devices", problem, f"give {fewest} or more, or profile smaller splits")
         least = min(profile.device_mem(split) for split in within)
         if least > cluster.mem_budget:
-            return f"it needs at least {least:.0f} bytes on a device, mem_budget is {cluster.mem_budget:.0f}"
+            problem = f"{cluster.mem_budget:.0f} bytes, model {spec.name!r} needs {least:.0f} on a device however split"
+            return InvalidParameter("mem_budget", problem, "give more memory, or profile it split over more devices")
         fitting = [split for split in within if profile.device_mem(split) <= cluster.mem_budget]
         fastest = min(self.lone_seconds(model, split) for split in fitting)
-        return f"its slo is {spec.slo:g} s, and a lone request takes at least {fastest:.4g} s"
-
-    def _nothing_fits(self) -> InvalidParameter:
-        reasons = [(self.case.models[m].name, self._reason(m)) for m in range(self.num_models)]
-        name, reason = reasons[0]
-        field = "slo" if "slo" in reason else "mem_budget" if "mem_budget" in reason else "num_devices"
-        problem = f"no model can be served; {name!r}: {reason}"
-        return InvalidParameter(field, problem, "relax the deadlines, or give more devices, memory or pipeline degrees")
+        problem = f"{spec.slo:g} s for model {spec.name!r}, whose request alone takes {fastest:.4g} s at best"
+        return InvalidParameter("slo", problem, "raise the deadline above that, or profile faster splits")

@@ -22,8 +22,7 @@ MAX_SHARES = 100
 
 def buckets(facts: Facts, gap: float = LATENCY_GAP) -> list[tuple[int, ...]]:
     """Placeable models by latency of a lone request; a bucket begins where it grows by more than `gap`."""
-    unplaceable = {model for model, _ in facts.unplaceable}
-    models = [model for model in range(facts.num_models) if model not in unplaceable]
+    models = [model for model in range(facts.num_models) if model not in facts.unplaceable]
     ordered = sorted(models, key=lambda m: (lone(facts, m), m))
     found: list[list[int]] = []
     for model in ordered:

@@ -1,5 +1,6 @@
 """`plan`: from a case to a placement, what it reaches, and how long it took to find, which is never left out."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from paceline.errors import InvalidParameter
@@ -25,7 +26,7 @@ class Plan:
         policy: which policy searched.
         finished: False when the time budget or an interrupt ended the search; the placement is the best until then.
         history: every new best on the way.
-        unplaceable: models that no group can serve, each with the reason.
+        unplaceable: models that no group can serve, each with the reason; they are in no group.
         windows: clockwork++ only, its placements in turn.
     """
 
@@ -37,7 +38,7 @@ class Plan:
     policy: str
     finished: bool
     history: tuple[Improvement, ...]
-    unplaceable: tuple[tuple[int, str], ...]
+    unplaceable: Mapping[int, InvalidParameter]
     windows: tuple[Window, ...] = ()
 
 
@@ -49,6 +50,7 @@ def plan(
     effort: int | None = None,
     seed: int = 0,
     window: float = 60.0,
+    allow_unplaceable: bool = False,
     progress: Progress | None = None,
 ) -> Plan:
     """Search for a placement of `case`.
@@ -63,16 +65,20 @@ def plan(
         effort: simulated requests that annealing may spend; None for a default by the size of the case.
         seed: of annealing's random choices.
         window: seconds between clockwork++'s placements.
+        allow_unplaceable: plan without the models that no group can serve, instead of refusing the case.
         progress: told now and then how far the search is.
 
     Raises:
-        InvalidParameter: an unknown policy, a budget that is not positive, no requests, or no model that any group of
-            the cluster can serve.
+        InvalidParameter: an unknown policy, a budget that is not positive, no requests, or a model that no group of
+            the cluster can serve: too large, or slower than its deadline even alone.
     """
     _check(case, time_budget, effort)
     run = None if policy == CLOCKWORK else policy_named(policy)
     _compile(case)
     search = Search(case, seed=seed, time_budget=time_budget, effort=effort, progress=progress)
+    for refusal in search.facts.unplaceable.values():
+        if not allow_unplaceable:
+            raise refusal
     windows: list[Window] = []
     try:
         if run is not None:
@@ -96,7 +102,7 @@ def plan(
         policy=policy,
         finished=finished,
         history=tuple(search.history),
-        unplaceable=tuple(search.facts.unplaceable),
+        unplaceable=search.facts.unplaceable,
         windows=tuple(windows),
     )
 

@@ -22,6 +22,10 @@ Progress = Callable[[float, float], None]
 """Told the share of the search that is done and the best attainment so far, both in [0, 1]."""
 
 
+REPORT_EVERY = 64
+"""Placements asked for between two reports of progress."""
+
+
 class TimeIsUp(Exception):
     """The time budget is over. Raised when a `Search` is asked to score; the planner catches it and keeps the best."""
 
@@ -91,6 +95,7 @@ class Search:
         self.step = "start"
         self._progress = progress
         self._allowed = float("inf")
+        self._num_asked = 0
         self._known: dict[Groups, Score] = {}
         self._tallies: dict[Groups, Tally] = {}
 
@@ -121,10 +126,14 @@ class Search:
         """Since the search began."""
         return time.perf_counter() - self.started
 
-    def report(self, share: float) -> None:
-        """Tell whoever watches that `share` of the search is done."""
-        if self._progress is not None:
-            self._progress(share, self.best_score.served / self.facts.num_requests)
+    def report(self, share: float | None = None) -> None:
+        """Tell whoever watches which share of the search is done: of the effort, or of the time if that ends sooner."""
+        if self._progress is None:
+            return
+        if share is None:
+            of_time = self.seconds / self.time_budget if self.time_budget else 0.0
+            share = min(max(self.simulated_requests / self.effort, of_time), 1.0)
+        self._progress(share, self.best_score.served / self.facts.num_requests)
 
     def examined(self, groups: Groups) -> "Trial":
         """`groups` scored, and what a greedy step wants to know. Groups may be empty."""
@@ -139,6 +148,9 @@ class Search:
         """Raise when the time budget is over, or the part of the effort that `within` granted."""
         if self.time_budget is not None and self.seconds > self.time_budget:
             raise TimeIsUp
+        self._num_asked += 1
+        if self._num_asked % REPORT_EVERY == 0:
+            self.report()
         if self.simulated_requests > self._allowed:
             raise _EffortSpent
 

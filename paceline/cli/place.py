@@ -1,0 +1,80 @@
+"""`paceline place`: from models, devices and traffic to a plan, what it reaches, and how long planning took."""
+
+import json
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from paceline.cli import case_options as c
+from paceline.cli.options import messages
+from paceline.cli.show_plan import group_table, model_table, plan_record, search_chart, summary
+from paceline.placement.search import NAMES, plan
+from paceline.theory.plots import draw
+
+
+def place(
+    case: c.CaseFile = None,
+    policy: Annotated[str, typer.Option("--policy", help=f"One of {', '.join(NAMES)}.")] = "auto",
+    time_budget: Annotated[float | None, typer.Option("--time-budget", help="Seconds; the best until then.")] = None,
+    effort: Annotated[int | None, typer.Option("--effort", help="Simulated requests that annealing may spend.")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Same seed and effort, same plan.")] = 0,
+    window: Annotated[float, typer.Option("--window", help="Seconds between clockwork++'s placements.")] = 60.0,
+    allow_unplaceable: Annotated[
+        bool, typer.Option("--allow-unplaceable", help="Plan without models that no group can serve.")
+    ] = False,
+    profiles: c.Profiles = None,
+    model: c.Models = None,
+    num_devices: c.NumDevices = None,
+    mem_budget: c.MemBudget = None,
+    duration: c.Duration = None,
+    rate_scale: c.RateScale = 1.0,
+    cv_scale: c.CvScale = 1.0,
+    slo_scale: c.SloScale = 1.0,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan here, as JSON.")] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Draw attainment over search time here.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Say where to put which model, how to split it, and what share of requests will meet their deadline.
+
+    Ctrl-C ends the search and prints the best plan so far.
+
+    Examples:
+
+        paceline place --case case.yaml
+
+        paceline place --case case.json --policy mp-search --json
+
+        paceline place --case case.yaml --num-devices 16 --slo-scale 0.5 --time-budget 10 --output plan.json
+
+        paceline place --profiles p.yaml --num-devices 8 --mem-budget 13e9 --duration 600 --model "small rate=2 slo=0.5"
+    """
+    loaded = c.load_case(case, profiles, model, num_devices, mem_budget, duration, seed)
+    loaded = c.scaled(loaded, rate_scale, cv_scale, slo_scale, seed)
+    with _progress() as progress:
+        made = plan(
+            loaded, policy, time_budget=time_budget, effort=effort, seed=seed, window=window,
+            allow_unplaceable=allow_unplaceable, progress=progress,
+        )  # fmt: skip
+    record = json.dumps(plan_record(loaded, made))
+    if output is not None:
+        output.write_text(record + "\n")
+    if plot is not None:
+        draw(search_chart(made), plot)
+    if as_json:
+        print(record)
+        return
+    messages.print(group_table(loaded, made.placement, made.result))
+    messages.print(model_table(loaded, made.placement, made.result))
+    print(summary(made))
+
+
+@contextmanager
+def _progress():
+    """A bar on standard error that shows how far the search is and the best attainment so far."""
+    columns = (TextColumn("planning"), BarColumn(), TextColumn("best {task.fields[best]:.2%}"), TimeElapsedColumn())
+    with Progress(*columns, console=messages, transient=True) as bars:
+        task = bars.add_task("planning", total=1.0, best=0.0)
+        yield lambda share, best: bars.update(task, completed=share, best=best)

@@ -1,0 +1,109 @@
+"""How plans look: tables for people, one object for scripts, a chart of the search."""
+
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from paceline.errors import InvalidParameter
+from paceline.placement import Case, Placement, SimulationResult
+from paceline.placement.search import Plan
+from paceline.theory.curves import Chart, Series
+
+
+def plan_record(case: Case, plan: Plan) -> dict[str, Any]:
+    """The JSON object of a plan: what scripts read, and what a cluster is started from."""
+    record = {
+        "case": case.name,
+        "policy": plan.policy,
+        "groups": plan.placement.to_lists(),
+        "slo_attainment": plan.slo_attainment,
+        "mean_latency_served": plan.mean_latency_served,
+        "p99_latency_served": plan.result.p99_latency_served,
+        "planning_seconds": plan.planning_seconds,
+        "finished": plan.finished,
+        "num_devices": case.cluster.num_devices,
+        "mem_budget": case.cluster.mem_budget,
+        "models": [model.name for model in case.models],
+        "model_attainment": _numbers(plan.result.model_attainment),
+        "unplaceable": {case.models[m].name: str(reason) for m, reason in plan.unplaceable.items()},
+        "history": [step._asdict() for step in plan.history],
+    }
+    if plan.windows:
+        record["windows"] = [{"start": w.start, "groups": w.placement.to_lists()} for w in plan.windows]
+    return record
+
+
+def result_record(case: Case, result: SimulationResult) -> dict[str, Any]:
+    """The JSON object of a simulation."""
+    return {
+        "case": case.name,
+        "slo_attainment": result.slo_attainment,
+        "mean_latency_served": result.mean_latency_served,
+        "p99_latency_served": result.p99_latency_served,
+        "num_requests": result.num_requests,
+        "num_rejected": result.num_rejected,
+        "models": [model.name for model in case.models],
+        "model_attainment": _numbers(result.model_attainment),
+        "group_attainment": _numbers(result.group_attainment),
+        "group_utilization": _numbers(np.nanmean(result.utilization, axis=1)) if len(result.utilization) else [],
+    }
+
+
+def group_table(case: Case, placement: Placement, result: SimulationResult) -> Table:
+    """One row per group: how it is split, what it holds, how busy it is."""
+    table = Table(title="groups", title_justify="left")
+    for name in ("tensor x pipeline", "utilisation", "attainment"):
+        table.add_column(name, justify="right")
+    table.add_column("models")
+    for g, group in enumerate(placement.groups):
+        split = f"{group.parallel.tensor} x {group.parallel.pipeline}"
+        busy = _percent(float(np.nanmean(result.utilization[g])))
+        names = ", ".join(case.models[m].name for m in group.models)
+        table.add_row(split, busy, _percent(result.group_attainment[g]), names)
+    return table
+
+
+def model_table(case: Case, placement: Placement, result: SimulationResult) -> Table:
+    """One row per model: its traffic, its deadline, how many groups hold it, how many requests are in time."""
+    table = Table(title="models", title_justify="left")
+    table.add_column("model")
+    for name in ("requests/s", "slo [s]", "groups", "attainment"):
+        table.add_column(name, justify="right")
+    rates, replicas = case.workload.rates(len(case.models)), placement.replicas(len(case.models))
+    for m, model in enumerate(case.models):
+        slo = f"{model.slo:.3g}" if model.has_slo else "none"
+        table.add_row(model.name, f"{rates[m]:.2f}", slo, str(replicas[m]), _percent(result.model_attainment[m]))
+    return table
+
+
+def summary(plan: Plan) -> str:
+    """One line: what the plan reaches and what it took to find."""
+    ended = "" if plan.finished else ", stopped before it was done"
+    return (
+        f"{plan.slo_attainment:.2%} of requests in time, mean latency {plan.mean_latency_served:.3f} s; "
+        f"planned in {plan.planning_seconds:.2f} s ({plan.policy}{ended})"
+    )
+
+
+def search_chart(plan: Plan) -> Chart:
+    """The best attainment over the time of the search; mean latency where attainment never changed."""
+    if not plan.history:
+        raise InvalidParameter("plot", f"{plan.policy} keeps no history of a search", "plot another policy")
+    seconds = [step.seconds for step in plan.history] + [plan.planning_seconds]
+    attainment = [step.slo_attainment for step in plan.history]
+    if min(attainment) < max(attainment):
+        label, values = "SLO attainment", attainment
+    else:
+        label, values = "mean latency [s]", [step.mean_latency_served for step in plan.history]
+    series = Series(plan.policy, seconds, [*values, values[-1]])
+    return Chart("Best placement so far", "seconds of search", label, (series,), discrete=True)
+
+
+def _numbers(values: np.ndarray) -> list[float | None]:
+    """NaN has no place in JSON."""
+    return [None if np.isnan(value) else float(value) for value in values]
+
+
+def _percent(value: float) -> str:
+    return "-" if np.isnan(value) else f"{value:.1%}"

@@ -1,0 +1,58 @@
+"""`paceline simulate`: how a plan fares, on its own traffic or on another."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli import case_options as c
+from paceline.cli.options import messages
+from paceline.cli.show_plan import group_table, model_table, result_record
+from paceline.errors import InvalidParameter
+from paceline.placement import Placement
+from paceline.placement import simulate as run
+from paceline.placement.case_file import read_mapping
+
+
+def simulate(
+    plan: Annotated[Path, typer.Option("--plan", help="Plan file of `paceline place --output`.")],
+    case: c.CaseFile = None,
+    profiles: c.Profiles = None,
+    model: c.Models = None,
+    num_devices: c.NumDevices = None,
+    mem_budget: c.MemBudget = None,
+    duration: c.Duration = None,
+    rate_scale: c.RateScale = 1.0,
+    cv_scale: c.CvScale = 1.0,
+    slo_scale: c.SloScale = 1.0,
+    seed: Annotated[int, typer.Option("--seed", help="Of the arrivals that are drawn.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Play arrivals through a plan: attainment, latency and load, per model and per group.
+
+    Examples:
+
+        paceline simulate --plan plan.json --case case.yaml
+
+        paceline simulate --plan plan.json --case case.yaml --rate-scale 2 --json
+
+        paceline simulate --plan plan.json --case case.yaml --cv-scale 1.5 --slo-scale 0.5 --seed 1
+    """
+    loaded = c.load_case(case, profiles, model, num_devices, mem_budget, duration, seed)
+    loaded = c.scaled(loaded, rate_scale, cv_scale, slo_scale, seed)
+    placement = _read_plan(plan)
+    result = run(placement, loaded)
+    if as_json:
+        print(json.dumps(result_record(loaded, result)))
+        return
+    messages.print(group_table(loaded, placement, result))
+    messages.print(model_table(loaded, placement, result))
+    print(f"{result.slo_attainment:.2%} of requests in time, mean latency {result.mean_latency_served:.3f} s")
+
+
+def _read_plan(path: Path) -> Placement:
+    groups = read_mapping(path).get("groups")
+    if not isinstance(groups, list):
+        raise InvalidParameter("plan", f"{path} has no list of groups", "give a file of paceline place --output")
+    return Placement.from_lists(groups)
