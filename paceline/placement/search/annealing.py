@@ -29,6 +29,9 @@ HOT, COLD = 1e-3, 2.5e-5
 LATENCY_WEIGHT = 1e-4
 """Worth, as part of all requests, of a mean latency lower by that of a lone request. A tie-breaker."""
 
+LATENCY_SHARE = 0.2
+"""Part of the effort that is left when every deadline is met already, and only latency can still be gained."""
+
 MAX_UNEVEN = 32
 MAX_IDLE = 5000
 """Moves in a row to placements known already, after which a run ends: the case has too few placements to go on."""
@@ -41,7 +44,9 @@ def anneal(search: Search) -> Groups:
     """The best placement that the effort allows, at least as good as the paper's searches from which it starts."""
     end = search.simulated_requests + search.effort
     found = _starts(search)
-    left = end - search.simulated_requests
+    left = max(end - search.simulated_requests, 1)
+    if search.case.has_slo and search.best_score.served == search.facts.num_requests:
+        left *= LATENCY_SHARE
     for number, (kept, share) in enumerate(ROUNDS, 1):
         search.step = f"annealing, round {number}"
         found = found[:kept]

@@ -37,6 +37,7 @@ class Facts:
         self._weights = {
             split: [self._stage_weights(m, split) for m in range(self.num_models)] for split in self.splits
         }
+        self._even = {split: _one_per_model(weights) for split, weights in self._weights.items()}
         self._useful = {split: [self._is_useful(m, split) for m in range(self.num_models)] for split in self.splits}
         self.splits = [split for split in self.splits if any(self._useful[split])]
         if not self.splits:
@@ -48,11 +49,12 @@ class Facts:
 
     def fits(self, split: ParallelConfig, models: tuple[int, ...] | list[int]) -> bool:
         """`models` together fit a group of that split: on every device, the fullest stage counts."""
-        weights = self._weights[split]
-        held = [0.0] * split.pipeline
-        for model in models:
-            held = [mem + more for mem, more in zip(held, weights[model], strict=True)]
-        return max(held) <= self.case.cluster.mem_budget
+        budget, even = self.case.cluster.mem_budget, self._even[split]
+        models = sorted(models)  # summed in the order of `placement.validate`, so that both agree to the last bit
+        if even is not None:
+            return sum([even[model] for model in models]) <= budget
+        weights = [self._weights[split][model] for model in models]
+        return all(sum(stage) <= budget for stage in zip(*weights, strict=True))
 
     def has_room(self, group: Group, model: int) -> bool:
         """`model` can be added to `group` and be of use there."""
@@ -98,3 +100,8 @@ class Facts:
         fastest = min(self.lone_seconds(model, split) for split in fitting)
         problem = f"{spec.slo:g} s for model {spec.name!r}, whose request alone takes {fastest:.4g} s at best"
         return InvalidParameter("slo", problem, "raise the deadline above that, or profile faster splits")
+
+
+def _one_per_model(weights: list[tuple[float, ...]]) -> list[float] | None:
+    """Bytes on every device where all models have equal stages, the quick case; None where some has not."""
+    return [stages[0] for stages in weights] if all(len(set(stages)) == 1 for stages in weights) else None

@@ -13,7 +13,7 @@ LATENCY_GAP = 0.38
 """Models whose latencies differ by more than this share do not start in one bucket: the fast wait behind the slow."""
 
 SHARE_GAPS = (1.0, 0.5, 0.3, 0.2, 0.1)
-FINEST_SHARE = 16
+FINEST_SHARE = 8
 """Devices are shared out in units of this part of the cluster, or one by one when there are fewer."""
 
 MAX_SHARES = 100

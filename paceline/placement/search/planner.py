@@ -76,6 +76,7 @@ def plan(
     run = None if policy == CLOCKWORK else policy_named(policy)
     _compile(case)
     search = Search(case, seed=seed, time_budget=time_budget, effort=effort, progress=progress)
+    search.step = policy
     for refusal in search.facts.unplaceable.values():
         if not allow_unplaceable:
             raise refusal

@@ -26,6 +26,10 @@ REPORT_EVERY = 64
 """Placements asked for between two reports of progress."""
 
 
+MAX_EFFORT = 400_000_000
+"""Simulated requests that a search spends unless told otherwise, at most."""
+
+
 class TimeIsUp(Exception):
     """The time budget is over. Raised when a `Search` is asked to score; the planner catches it and keeps the best."""
 
@@ -91,8 +95,8 @@ class Search:
         self.best_score = Score(0, 0.0)
         self.history: list[Improvement] = []
         self.best_of_splits: dict[tuple[ParallelConfig, ...], tuple[Score, Groups]] = {}
-        """The best placement for every multiset of groups' splits tried."""
-        self.step = "start"
+        """The best placement for every multiset of groups' splits that a policy run by `within` tried."""
+        self.step = ""
         self._progress = progress
         self._allowed = float("inf")
         self._num_asked = 0
@@ -194,9 +198,10 @@ class Search:
 
     def _offer(self, groups: Groups, score: Score) -> None:
         holding = tuple(group for group in groups if group.models)
-        splits = tuple(sorted(group.parallel for group in groups))
-        if splits not in self.best_of_splits or score > self.best_of_splits[splits][0]:
-            self.best_of_splits[splits] = score, holding
+        if self._allowed < float("inf"):
+            splits = tuple(sorted(group.parallel for group in groups))
+            if splits not in self.best_of_splits or score > self.best_of_splits[splits][0]:
+                self.best_of_splits[splits] = score, holding
         if score > self.best_score:
             self.best, self.best_score = holding, score
             attainment = score.served / self.facts.num_requests
@@ -209,9 +214,9 @@ def canonical(groups: Iterable[Group]) -> Groups:
 
 
 def default_effort(facts: Facts) -> int:
-    """Simulated requests: enough scorings for the number of choices, within a minute or so on one core."""
-    scorings = 100 * (facts.num_models + facts.num_devices)
-    return min(scorings * facts.num_requests, 400_000_000)
+    """Simulated requests: by the number of choices, up to half a minute or so on one core."""
+    scorings = 60 * (facts.num_models + facts.num_devices)
+    return min(scorings * facts.num_requests, MAX_EFFORT)
 
 
 def empty_groups(splits: Iterable[ParallelConfig]) -> Groups:

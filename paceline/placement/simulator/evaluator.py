@@ -175,15 +175,14 @@ def simulate(placement: Placement, case: Case, workload: Workload | None = None,
 
 def components(groups: Sequence[Group]) -> list[tuple[int, ...]]:
     """Indices of groups that share models, directly or through others; each in increasing order."""
-    found: list[tuple[set[int], list[int]]] = []
+    found: list[tuple[int, list[int]]] = []
     for index, group in enumerate(groups):
-        models, members = set(group.models), [index]
-        apart = []
+        models, members, apart = sum([1 << model for model in group.models]), [index], []
         for other in found:
-            if models.isdisjoint(other[0]):
-                apart.append(other)
-            else:
+            if models & other[0]:
                 models |= other[0]
                 members += other[1]
+            else:
+                apart.append(other)
         found = [*apart, (models, members)]
     return [tuple(sorted(members)) for _, members in found]

@@ -1,0 +1,156 @@
+"""`paceline place` and `paceline simulate`: what scripts read, flags on top of files, and what is refused."""
+
+import json
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from paceline.cli.main import app
+from paceline.errors import InvalidParameter
+
+runner = CliRunner()
+
+CASE = {
+    "num_devices": 2,
+    "mem_budget": 4.5e9,
+    "models": [
+        {"name": "a", "type": "small", "rate": 3, "cv": 3, "slo": 0.3},
+        {"name": "b", "type": "small", "rate": 1, "slo": 0.3},
+    ],
+    "profiles": {
+        "small": [
+            {"op": 1, "pp": 1, "latency": [0.1], "weight_mem": [3e9]},
+            {"op": 1, "pp": 2, "latency": [0.051, 0.051], "weight_mem": [1.5e9, 1.5e9]},
+        ]
+    },
+    "duration": 200,
+}
+
+
+@pytest.fixture
+def case_file(tmp_path):
+    path = tmp_path / "case.json"
+    path.write_text(json.dumps(CASE))
+    return str(path)
+
+
+def invoke(*arguments):
+    result = runner.invoke(app, list(map(str, arguments)))
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def refusal(*arguments):
+    result = runner.invoke(app, list(map(str, arguments)))
+    assert isinstance(result.exception, InvalidParameter), result.output
+    return result.exception
+
+
+def test_place_prints_the_object_that_scripts_read(case_file):
+    record = json.loads(invoke("place", "--case", case_file, "--json"))
+    assert record["groups"] == [[1, 2, [0, 1]]]  # a pipeline takes the bursts of either model
+    assert 0 < record["slo_attainment"] <= 1
+    assert record["mean_latency_served"] > 0.1
+    assert record["planning_seconds"] > 0
+    assert record["finished"] is True
+    assert record["models"] == ["a", "b"]
+
+
+def test_a_policy_by_name_runs_a_baseline(case_file):
+    apart = json.loads(invoke("place", "--case", case_file, "--policy", "sr-uniform", "--json"))
+    assert apart["groups"] == [[1, 1, [0]], [1, 1, [1]]]
+    ours = json.loads(invoke("place", "--case", case_file, "--json"))
+    assert ours["slo_attainment"] > apart["slo_attainment"]
+
+
+def test_clockwork_tells_its_windows(case_file):
+    record = json.loads(invoke("place", "--case", case_file, "--policy", "clockwork++", "--window", 100, "--json"))
+    assert [window["start"] for window in record["windows"]] == [0, 100]
+
+
+def test_a_plan_file_goes_into_simulate(case_file, tmp_path):
+    plan = tmp_path / "plan.json"
+    said = invoke("place", "--case", case_file, "--output", plan)
+    record = json.loads(plan.read_text())
+    assert f"{record['slo_attainment']:.2%}" in said and "planned in" in said
+    same = json.loads(invoke("simulate", "--plan", plan, "--case", case_file, "--json"))
+    assert same["slo_attainment"] == record["slo_attainment"]
+    assert same["model_attainment"] == record["model_attainment"]
+    assert "in time" in invoke("simulate", "--plan", plan, "--case", case_file)
+
+
+def test_scaled_traffic_and_deadlines(case_file, tmp_path):
+    plan = tmp_path / "plan.json"
+    invoke("place", "--case", case_file, "--output", plan)
+
+    def attainment(*flags):
+        return json.loads(invoke("simulate", "--plan", plan, "--case", case_file, "--json", *flags))["slo_attainment"]
+
+    assert attainment("--rate-scale", 3) < attainment() < attainment("--slo-scale", 3)
+    assert attainment("--cv-scale", 3) < attainment("--cv-scale", 0.5)
+
+
+def test_flags_replace_a_file(case_file, tmp_path):
+    profiles = tmp_path / "profiles.yaml"
+    profiles.write_text(yaml.safe_dump({"small": CASE["profiles"]["small"]}))
+    flags = ("--profiles", profiles, "--num-devices", 2, "--mem-budget", 4.5e9, "--duration", 200)
+    models = ("--model", "small rate=3 cv=3 slo=0.3 name=a", "--model", "small rate=1 slo=0.3 name=b")
+    alone = json.loads(invoke("place", *flags, *models, "--json"))
+    from_file = json.loads(invoke("place", "--case", case_file, "--json"))
+    same = ("groups", "slo_attainment", "mean_latency_served", "models")
+    assert {name: alone[name] for name in same} == {name: from_file[name] for name in same}
+    four = json.loads(invoke("place", *flags, "--model", "small rate=1 slo=0.3 count=4", "--json"))
+    assert four["models"] == ["small-0", "small-1", "small-2", "small-3"]
+
+
+def test_plot_of_the_search(case_file, tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "search.png"
+    invoke("place", "--case", case_file, "--plot", path)
+    assert path.stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field", "number"),
+    [
+        (("--policy", "magic"), "policy", "magic"),
+        (("--num-devices", "0"), "num_devices", "0"),
+        (("--mem-budget", "1e9"), "mem_budget", "1500000000"),
+        (("--slo-scale", "0.1"), "slo", "0.1"),
+        (("--rate-scale", "-1"), "rate_scale", "-1"),
+        (("--time-budget", "0"), "time_budget", "0"),
+        (("--model", "small rate=-2"), "rate", "-2"),
+        (("--model", "large rate=2"), "profiles", "large"),
+        (("--model", "small speed=2"), "model", "speed"),
+        (("--model", "small count=0"), "model", "count=0"),
+        (("--duration", "0"), "arrivals", "none"),
+    ],
+)
+def test_bad_flags_are_refused_by_name_and_number(case_file, arguments, field, number):
+    error = refusal("place", "--case", case_file, *arguments)
+    assert error.field == field
+    assert number in str(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [("{", "case"), ("[]", "case"), ("{}", "case"), ('{"models": []}', "profiles"), ('{"models": 3}', "models")],
+)
+def test_malformed_case_files(tmp_path, text, field):
+    path = tmp_path / "case.json"
+    path.write_text(text)
+    assert refusal("place", "--case", path).field == field
+
+
+def test_a_plan_for_another_cluster_is_refused(case_file, tmp_path):
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps({"groups": [[1, 2, [0]], [1, 1, [1]]]}))
+    assert "3 devices" in str(refusal("simulate", "--plan", plan, "--case", case_file))
+    plan.write_text("{}")
+    assert refusal("simulate", "--plan", plan, "--case", case_file).field == "plan"
+
+
+@pytest.mark.parametrize("command", ["place", "simulate"])
+def test_help_shows_examples(command):
+    assert "Examples" in invoke(command, "--help")
