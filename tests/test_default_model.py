@@ -16,11 +16,23 @@ PROMPTS = [
     "Repeat the word seagull ten times.",
 ]
 CHEAP_PAIR = ["suffix", {"method": "draft_model", "cost_ratio": 0.05}]
+GREEDY = SamplingParams(temperature=0, max_tokens=40)
+SAMPLED = [SamplingParams(temperature=0.8, top_p=0.95, seed=i, max_tokens=40) for i in range(len(PROMPTS))]
+INT8 = {"dtype": "int8"}
+"""Draft with the target's own weights, coarser: no smaller model of the family is built in."""
 DRAFTS = [
     {"method": "ngram"},
     {"method": "suffix"},
     {"method": "suffix", "options": {"mode": "tree"}},
     {"method": "draft_model", "model": "smollm2-135m", "num_draft_tokens": 4},
+    *(
+        {"method": "draft_model", "model": "smollm2-135m", "num_draft_tokens": 6, "options": {"tree": tree} | INT8}
+        for tree in ("static", "dynamic", "sampled")
+    ),
+    {
+        "method": "specinfer",
+        "options": {"models": ["smollm2-135m"] * 2, "dtypes": ["int8", "bfloat16"], "expansion": [[2, 1], [1, 1]]},
+    },
     {"method": "cross_vocabulary", "model": "smollm2-135m", "num_draft_tokens": 4},
     {"method": "hybrid", "options": {"drafters": CHEAP_PAIR}, "model": "smollm2-135m"},
     {"method": "cross_vocabulary", "model": "smollm2-135m", "num_draft_tokens": 4, "options": {"mode": "string"}},
@@ -37,26 +49,32 @@ def prompts(plain):
     return [plain.chat_prompt([{"role": "user", "content": text}]) for text in PROMPTS]
 
 
+@pytest.fixture(scope="module")
+def greedy_alone(plain, prompts):
+    return [plain.generate(prompt, GREEDY)[0] for prompt in prompts]
+
+
+@pytest.fixture(scope="module")
+def sampled_alone(plain, prompts):
+    return [plain.generate(prompt, own)[0] for prompt, own in zip(prompts, SAMPLED, strict=True)]
+
+
 def names(draft):
-    return draft["method"] + draft.get("options", {}).get("mode", "")
+    return draft["method"] + draft.get("options", {}).get("mode", draft.get("options", {}).get("tree", ""))
 
 
 @pytest.mark.parametrize("draft", DRAFTS, ids=names)
-def test_greedy_text_is_the_same_in_one_batch(plain, prompts, draft):
-    params = SamplingParams(temperature=0, max_tokens=40)
-    alone = [plain.generate(prompt, params)[0] for prompt in prompts]
-    drafted = plain.drafting_with(draft).generate(prompts, params)
-    assert [o.token_ids for o in drafted] == [o.token_ids for o in alone]
-    assert [o.text for o in drafted] == [o.text for o in alone]
+def test_greedy_text_is_the_same_in_one_batch(plain, prompts, greedy_alone, draft):
+    drafted = plain.drafting_with(draft).generate(prompts, GREEDY)
+    assert [o.token_ids for o in drafted] == [o.token_ids for o in greedy_alone]
+    assert [o.text for o in drafted] == [o.text for o in greedy_alone]
     assert sum(o.stats.num_accepted_tokens for o in drafted) > 0
 
 
 @pytest.mark.parametrize("draft", DRAFTS, ids=names)
-def test_coupled_text_is_plain_sampling_s(plain, prompts, draft):
-    params = [SamplingParams(temperature=0.8, top_p=0.95, seed=i, max_tokens=40) for i in range(len(prompts))]
-    alone = [plain.generate(prompt, own)[0] for prompt, own in zip(prompts, params, strict=True)]
-    drafted = plain.drafting_with(draft | {"rule": "coupled"}).generate(prompts, params)
-    assert [o.token_ids for o in drafted] == [o.token_ids for o in alone]
+def test_coupled_text_is_plain_sampling_s(plain, prompts, sampled_alone, draft):
+    drafted = plain.drafting_with(draft | {"rule": "coupled"}).generate(prompts, SAMPLED)
+    assert [o.token_ids for o in drafted] == [o.token_ids for o in sampled_alone]
 
 
 def test_the_chat_template_and_the_answer_are_sensible(plain):

@@ -49,12 +49,15 @@ def make_draft_model(
     topk: int | None = None,
     depth: int | None = None,
     replacement: bool | None = None,
+    dtype: str | None = None,
 ) -> DraftModel:
     """The drafter around the model called `model`, as large a cache as the target's; the tree as in `tree_shape`.
+
+    `dtype` is how the draft's weights are stored, by default as the target's; ``int8`` is lossy for the draft only.
 
     Raises:
         UnsupportedModel: the model has another vocabulary than the target.
         InvalidParameter: the options describe no tree.
     """
     shape = tree_shape(tree, expansion=expansion, paths=paths, topk=topk, depth=depth, replacement=replacement)
-    return DraftModel(load_draft(services, model), services.num_pages, max_prefill_rows, shape)
+    return DraftModel(load_draft(services, model, dtype), services.num_pages, max_prefill_rows, shape)

@@ -184,13 +184,14 @@ def _score_frontiers(runner: Runner, source: int, growths: Sequence[Growth], law
         laws[i] += [growths[i].law_below(node, row) for node, row in zip(nodes[i], logits, strict=True)]
 
 
-def load_draft(services: DraftServices, name: str) -> CausalLM:
-    """The draft model called `name`.
+def load_draft(services: DraftServices, name: str, dtype: str | None = None) -> CausalLM:
+    """The draft model called `name`, its weights stored as `dtype` (None: as the target's).
 
     Raises:
         UnsupportedModel: it has another vocabulary than the target.
     """
-    draft, target = services.load(name), services.target.source
+    draft = services.load(name, dtype) if dtype else services.load(name)
+    target = services.target.source
     if not target.tokenizer.same_vocabulary(draft.source.tokenizer):
         raise UnsupportedModel(
             f"model: {name} has another vocabulary than {target.name}, so its tokens mean something else; "

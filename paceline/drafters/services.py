@@ -19,11 +19,12 @@ class DraftServices:
     cache: the target's keys and values; to be read, never written.
     num_pages: pages of that cache, and a fair size for a drafter's own.
     pool: who holds which of them. A drafter may borrow pages to write to, and gives them back before `propose` returns.
-    load: a further model by name, run as the target is (executor, threads, dtype); raises what `resolve_model` raises.
+    load: a further model by name, run as the target is (executor, threads, dtype); a second argument names another
+        dtype. Raises what `resolve_model` raises.
     """
 
     target: LoadedModel
     cache: KVCache
     num_pages: int
     pool: PagePool
-    load: Callable[[str], LoadedModel]
+    load: Callable[..., LoadedModel]

@@ -65,14 +65,16 @@ def make_specinfer(
     models: Sequence[str],
     expansion: Expansion | Sequence[Expansion] = DEFAULT_EXPANSION,
     max_prefill_rows: int = 512,
+    dtypes: Sequence[str] | None = None,
 ) -> SpecInfer:
     """The drafter around the models called `models`, the most agreeable one first.
 
     Args:
         services: of the engine.
-        models: names as for the target; a name that comes twice is loaded once and drafts twice.
+        models: names as for the target; a model that comes twice is loaded once and drafts twice.
         expansion: children per node, level by level: one list for all models, or one list for each.
         max_prefill_rows: see `SpecInfer`.
+        dtypes: how each model's weights are stored, by default as the target's.
 
     Raises:
         UnsupportedModel: a model has another vocabulary than the target.
@@ -80,9 +82,12 @@ def make_specinfer(
     """
     if isinstance(models, str) or not models or not all(isinstance(name, str) for name in models):
         raise InvalidParameter("models", f"{models!r} is no list of model names", "name at least one draft model")
+    if dtypes is not None and (isinstance(dtypes, str) or len(dtypes) != len(models)):
+        raise InvalidParameter("dtypes", f"{dtypes!r} is no list of {len(models)} dtypes", "give one for each model")
     expansions = _expansions(expansion, len(models))
-    loaded = {name: load_draft(services, name) for name in dict.fromkeys(models)}
-    return SpecInfer([loaded[name] for name in models], expansions, services.num_pages, max_prefill_rows)
+    wanted = list(zip(models, dtypes or [None] * len(models), strict=True))
+    loaded = {each: load_draft(services, *each) for each in dict.fromkeys(wanted)}
+    return SpecInfer([loaded[each] for each in wanted], expansions, services.num_pages, max_prefill_rows)
 
 
 def _expansions(expansion: Expansion | Sequence[Expansion], num_models: int) -> list[Expansion]:

@@ -1,6 +1,7 @@
 """From a configuration to running parts: the loaded model, and an engine around it. Only this file knows them all."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.drafters.base import DEFAULT_NUM_DRAFT_TOKENS, Drafter
@@ -116,9 +117,12 @@ def build_engine(
     cost = LearnedCost(profile.cost if profile else rough_slope)
     cache = loaded.model.new_cache(num_pages)
 
-    def load_draft(name: str) -> LoadedModel:
-        draft = load(name, config.in_one_process(), progress)
-        its_profile = None if config.profile == "none" else cached_profile(draft, config)
+    def load_draft(name: str, dtype: str | None = None) -> LoadedModel:
+        its_config = config.in_one_process()
+        if dtype:
+            its_config = replace(its_config, dtype=dtype)
+        draft = load(name, its_config, progress)
+        its_profile = None if config.profile == "none" else cached_profile(draft, its_config)
         cost.draft_prior = its_profile.cost if its_profile else None
         return draft
 

@@ -19,7 +19,9 @@ def invoke(*arguments, code=0):
     return result.stdout
 
 
-@pytest.mark.parametrize("command", [[], ["generate"], ["chat"], ["models"], ["demo"], ["theory"], ["theory", "table"]])
+@pytest.mark.parametrize(
+    "command", [[], ["generate"], ["chat"], ["models"], ["demo"], ["tree"], ["theory"], ["theory", "table"]]
+)
 def test_every_command_explains_itself(command):
     text = invoke(*command, "--help")
     assert "Usage" in text

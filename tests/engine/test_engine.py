@@ -240,6 +240,7 @@ def test_an_id_in_use_is_refused_and_the_first_request_lives(engine_for):
         ({"method": "draft_model", "model": "random-1", "rule": "block", "options": {"tree": "dynamic"}}, "rule"),
         ({"method": "specinfer", "options": {"models": []}}, "models"),
         ({"method": "specinfer", "options": {"models": "random-1"}}, "models"),
+        ({"method": "specinfer", "options": {"models": ["random-1"], "dtypes": ["int8", "int8"]}}, "dtypes"),
         ({"method": "specinfer", "options": {"models": ["random-1"], "expansion": [[1], [1]]}}, "expansion"),
         ({"method": "specinfer", "options": {"models": ["random-1"]}, "rule": "block"}, "rule"),
         ({"method": "suffix", "options": {"mode": "tree"}, "rule": "block"}, "rule"),

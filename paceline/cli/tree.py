@@ -1,0 +1,95 @@
+"""`paceline tree`: measures a draft model's guesses on your prompts and prints the best static tree for a budget."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from paceline.cli import options as o
+from paceline.errors import InvalidParameter
+from paceline.types import SamplingParams
+
+
+def tree(
+    prompts: Annotated[list[str], typer.Argument(help="Prompts, or @FILE with one prompt per line.")],
+    model: o.Model = o.DEFAULT_MODEL,
+    draft_model: Annotated[str, typer.Option("--draft-model", help="Draft model of the same vocabulary.")] = "",
+    draft_dtype: Annotated[str | None, typer.Option("--draft-dtype", help="Storage of the draft's weights.")] = None,
+    num_nodes: Annotated[int, typer.Option("--num-draft-tokens", "-k", help="Nodes of the tree to print.")] = 8,
+    num_ranks: Annotated[int, typer.Option("--num-ranks", help="Most children of a node.")] = 8,
+    depth: Annotated[int, typer.Option("--depth", help="Deepest level.")] = 8,
+    max_tokens: o.MaxTokens = o.DEFAULT_MAX_TOKENS,
+    temperature: o.Temperature = o.DEFAULT_TEMPERATURE,
+    seed: o.Seed = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Put each prompt into the model's chat template.")] = False,
+    dtype: o.Dtype = o.DEFAULT_DTYPE,
+    threads: o.Threads = None,
+    executor: o.ExecutorName = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Find the static tree that a draft model should propose: which guesses, how deep, for how many nodes.
+
+    The target answers the prompts; every token is looked up among the draft's guesses at its place; the tree with the
+    largest expected number of tokens per pass is printed, ready to be used.
+
+    Examples:
+
+        paceline tree -m target.gguf --draft-model small.gguf -k 12 "def fibonacci(n):" "The capital of France is"
+
+        paceline tree --chat -m target.gguf --draft-model small.gguf @prompts.txt --json
+
+        paceline tree --draft-model smollm2-135m --draft-dtype int8 --max-tokens 64 "Once upon a time"
+    """
+    from paceline.config import EngineConfig
+    from paceline.engine.build import load
+    from paceline.engine.tree_search import measure
+
+    if not draft_model:
+        raise InvalidParameter("draft_model", "is missing", "name a smaller model of the same family")
+    if num_nodes < 1:
+        raise InvalidParameter("num_draft_tokens", f"{num_nodes} is less than 1", "give the nodes of the tree")
+    texts = [line for each in prompts for line in _lines(each)]
+    llm = o.load_llm(model, None, dtype=dtype, num_threads=threads, executor=executor)
+    config = EngineConfig(dtype=draft_dtype or dtype, num_threads=threads, executor=executor)  # type: ignore[arg-type]
+    ids = [llm.chat_prompt([{"role": "user", "content": t}]) if chat else llm.tokenizer.encode(t) for t in texts]
+    params = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens)
+    with o.progress_bars() as progress:
+        draft = load(draft_model, config, progress)
+        if not llm.tokenizer.same_vocabulary(draft.source.tokenizer):
+            raise InvalidParameter("draft_model", f"{draft_model} has another vocabulary", "choose one of the family")
+        search = measure(llm, draft.model, ids, params, num_ranks, depth, progress)
+    paths = search.paths(num_nodes)
+    if as_json:
+        print(json.dumps({"num_tokens": search.num_tokens, "accuracies": search.accuracies, "paths": paths,
+                          "tokens_per_pass": search.tokens_per_pass(paths)}))  # fmt: skip
+        return
+    _print(search, paths, num_nodes)
+
+
+def _lines(prompt: str) -> list[str]:
+    """The prompt itself, or the lines of the file that it names."""
+    if not prompt.startswith("@"):
+        return [prompt]
+    try:
+        lines = Path(prompt[1:]).read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise InvalidParameter("prompts", f"{prompt[1:]} cannot be read", "name a text file after the @") from error
+    return [line for line in lines if line.strip()]
+
+
+def _print(search, paths, num_nodes: int) -> None:
+    """Accuracies, what trees of several sizes promise, and the option to paste."""
+    shares = ", ".join(f"{share:.1%}" for share in search.accuracies)
+    o.messages.print(f"{search.num_tokens} tokens; the draft's guess 1, 2, ... was right for {shares}")
+    table = Table("nodes", "chain", "best tree", title="expected tokens per target pass")
+    for size in sorted({1, 2, 4, 8, 16, 32, num_nodes}):
+        chain, best = search.chain(size), search.paths(size)
+        table.add_row(str(size), f"{search.tokens_per_pass(chain):.3f}", f"{search.tokens_per_pass(best):.3f}")
+    o.messages.print(table)
+    option = json.dumps([list(path) for path in paths], separators=(",", ":"))
+    Console(highlight=False).print(
+        f"--draft draft_model --draft-option tree=static --draft-option 'paths={option}'", markup=False, soft_wrap=True
+    )

@@ -1,0 +1,78 @@
+"""Which static tree pays: a draft model's guesses against what the target says to the user's own prompts."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.drafters.trees.accuracy import rank_counts
+from paceline.engine.llm import LLM
+from paceline.errors import InvalidParameter
+from paceline.models.base import CausalLM
+from paceline.theory.tree_shape import RankPath, best_tree, expected_tree_tokens
+from paceline.types import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class TreeSearch:
+    """What was measured.
+
+    Attributes:
+        accuracies: share of output tokens that were the draft's i-th guess.
+        num_tokens: output tokens looked at.
+        depth: deepest level considered.
+    """
+
+    accuracies: tuple[float, ...]
+    num_tokens: int
+    depth: int
+
+    def paths(self, num_nodes: int) -> list[RankPath]:
+        """The best tree of `num_nodes` nodes."""
+        return best_tree([self.accuracies] * self.depth, num_nodes)
+
+    def tokens_per_pass(self, paths: Sequence[RankPath]) -> float:
+        """Tokens per target pass to be expected from a tree, the target's own included."""
+        return float(expected_tree_tokens([self.accuracies] * self.depth, paths))
+
+    def chain(self, num_nodes: int) -> list[RankPath]:
+        """The chain of as many nodes, within the depth: what a tree must beat."""
+        return [(0,) * length for length in range(1, min(num_nodes, self.depth) + 1)]
+
+
+def measure(
+    llm: LLM,
+    draft: CausalLM,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams,
+    num_ranks: int = 8,
+    depth: int = 8,
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+) -> TreeSearch:
+    """Let the target answer `prompts`, and count which of the draft's guesses each token was.
+
+    Args:
+        llm: the target, drafting or not.
+        draft: shares its vocabulary.
+        prompts: token ids.
+        params: how the target answers; at temperature 0 a share is the chance of a greedy match.
+        num_ranks: guesses told apart, so the most children a node can get.
+        depth: deepest level of the trees.
+        progress: told (what, requests done, requests).
+
+    Raises:
+        InvalidParameter: a count below 1, or answers without a single token.
+    """
+    for field, value in (("num_ranks", num_ranks), ("depth", depth)):
+        if value < 1:
+            raise InvalidParameter(field, f"{value} is less than 1", "give a whole number of at least 1")
+    counts = np.zeros(num_ranks + 1, np.int64)
+    for done, prompt in enumerate(prompts):
+        progress("reading answers with the draft", done, len(prompts))
+        output = llm.generate([prompt], params)[0]
+        counts += rank_counts(draft, [*output.prompt_token_ids, *output.token_ids], len(prompt), num_ranks)
+    progress("reading answers with the draft", len(prompts), len(prompts))
+    total = int(counts.sum())
+    if total == 0:
+        raise InvalidParameter("prompts", "the target answered nothing", "give prompts that it answers")
+    return TreeSearch(tuple((counts[:-1] / total).tolist()), total, depth)
