@@ -21,7 +21,7 @@ def make_layer_skip(
 
     Args:
         skip_layers: numbers of the layers to leave out, or how many, spread evenly over the inner layers; by default a
-            third of them.
+            fifth of all.
         exit_layer: run only this many layers, the first ones; instead of `skip_layers`.
 
     Raises:
@@ -37,7 +37,7 @@ def make_layer_skip(
     if exit_layer is not None:
         skipped = _behind(exit_layer, num_layers)
     elif skip_layers is None or isinstance(skip_layers, int):
-        skipped = inner_layers(num_layers // 3 if skip_layers is None else skip_layers, num_layers)
+        skipped = inner_layers(max(1, num_layers // 5) if skip_layers is None else skip_layers, num_layers)
     else:
         skipped = _checked(skip_layers, num_layers)
     return SelfDraft("layer_skip", services, model.with_layers(kept_layers(skipped, num_layers)))

@@ -1,0 +1,80 @@
+"""`paceline layers`: finds which layers the layer-skip drafter should leave out, on the user's own text."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from paceline.cli import options as o
+from paceline.errors import InvalidParameter
+
+
+def layers(
+    texts: Annotated[list[Path], typer.Argument(help="Text files of the kind that will be generated.")],
+    model: o.Model = o.DEFAULT_MODEL,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="Tokens read of each file.")] = 256,
+    breadth: Annotated[int, typer.Option("--breadth", help="Layers tried in every round but the first.")] = 12,
+    dtype: o.Dtype = o.DEFAULT_DTYPE,
+    threads: o.Threads = None,
+    executor: o.ExecutorName = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Find the layers that the model can miss while it drafts for itself, and what that promises.
+
+    Takes about a minute for a small model; passes are timed, so run it while nothing else runs.
+
+    Examples:
+
+        paceline layers answers.txt
+
+        paceline layers --max-tokens 512 chapter1.txt chapter2.txt --json
+    """
+    from paceline.config import EngineConfig
+    from paceline.drafters.layer_search import best_choice, search_skipped_layers
+    from paceline.engine.build import load
+
+    if max_tokens < 2:
+        raise InvalidParameter("max_tokens", f"{max_tokens} is less than 2", "read at least two tokens")
+    config = EngineConfig(dtype=dtype, num_threads=threads, executor=executor)  # type: ignore[arg-type]
+    with o.progress_bars() as progress:
+        loaded = load(model, config, progress)
+        ids = [loaded.source.tokenizer.encode(_read(path))[:max_tokens] for path in texts]
+        choices = search_skipped_layers(
+            loaded.model, ids, breadth=breadth, progress=lambda done, total: progress("leaving out layers", done, total)
+        )
+    best = best_choice(choices)
+    if as_json:
+        print(json.dumps({"best": asdict(best), "tried": [asdict(choice) for choice in choices]}))
+        return
+    console = Console(highlight=False)
+    console.print(_table(choices, best))
+    if best.speedup <= 1:
+        console.print("No set of layers promises a gain with this model on this machine.")
+        return
+    option = json.dumps(list(best.skip_layers), separators=(",", ":"))
+    console.print(
+        f"--draft layer_skip --num-draft-tokens {best.num_draft_tokens} --draft-option skip_layers={option}",
+        soft_wrap=True,
+    )
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidParameter("texts", f"{path} cannot be read ({error})", "name a text file in UTF-8") from None
+
+
+def _table(choices, best) -> Table:
+    table = Table("left out", "agreement", "draft length", "predicted speed-up")
+    for choice in choices:
+        cells = (
+            " ".join(map(str, choice.skip_layers)), f"{choice.agreement:.2f}", str(choice.num_draft_tokens),
+            f"{choice.speedup:.2f}",
+        )  # fmt: skip
+        table.add_row(*cells, style="bold" if choice is best else None)
+    return table

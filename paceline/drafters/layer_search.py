@@ -1,0 +1,192 @@
+"""Which layers a model can miss: a search on texts of the user's, for the layer-skip drafter.
+
+Greedy, one layer at a time: whichever hurts agreement least goes next, until the predicted speed-up has not risen for a
+while (Zhang et al. 2023 search the same space by Bayesian optimisation). Agreement is measured as the drafter works: at
+each position the kept layers read the whole model's keys of the tokens before it, and agree when their most probable
+token is the whole model's. The speed-up is predicted from that rate and from passes timed on the spot, so run it while
+nothing else runs. Not for drafting (`layer_skip.py`).
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.drafters.layer_skip import kept_layers
+from paceline.errors import InvalidParameter, UnsupportedModel
+from paceline.models.base import PAGE_SIZE, CausalLM, SkipsLayers
+from paceline.models.overlay import Overlay, overlay_rows
+from paceline.models.rows import Part, build_rows
+from paceline.theory.acceptance import expected_tokens
+from paceline.theory.speedup import measured_speedup
+
+ROWS_PER_PASS = 64
+MOST_DRAFTED = 8
+PATIENCE = 4
+"""Layers that go on being removed without a higher speed-up before the search ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerChoice:
+    """A set of layers to leave out, and what it promises.
+
+    Attributes:
+        skip_layers: for the option of that name.
+        agreement: share of positions at which the kept layers say what all say.
+        num_draft_tokens: the best length at that rate, at least 1.
+        speedup: over plain decoding at that length, predicted; below 1 it is a loss.
+    """
+
+    skip_layers: tuple[int, ...]
+    agreement: float
+    num_draft_tokens: int
+    speedup: float
+
+
+@dataclass(frozen=True, slots=True)
+class PassCosts:
+    """Seconds of decoding passes.
+
+    Attributes:
+        by_rows: passes of the whole model over 1, 2, ... rows.
+        by_layers: passes over one row by the number of layers run, 1 and all of them; a straight line in between.
+    """
+
+    by_rows: Sequence[float]
+    by_layers: dict[int, float]
+
+    def predict(self, agreement: float, num_kept: int) -> tuple[int, float]:
+        """The best draft length, at least 1, and its speed-up: drafts of `num_kept` layers that stand at this rate."""
+        draft = float(np.interp(num_kept, list(self.by_layers), list(self.by_layers.values())))
+
+        def speedup(length: int) -> float:
+            tokens = expected_tokens(agreement, length)
+            return float(measured_speedup(tokens, length, lambda rows: self.by_rows[rows - 1], draft))
+
+        best = max(range(1, len(self.by_rows)), key=speedup)
+        return best, speedup(best)
+
+
+class Agreement:
+    """How often some layers of `model` say what all of them say, on `texts` of at least two tokens each."""
+
+    def __init__(self, model: CausalLM, texts: Sequence[Sequence[int]]) -> None:
+        self._model = model
+        sizes = [-(-len(text) // PAGE_SIZE) for text in texts]
+        first_slot = sum(sizes) * PAGE_SIZE
+        self._cache = model.new_cache(sum(sizes) + ROWS_PER_PASS // PAGE_SIZE)
+        self._rows: list[Overlay] = []
+        self._answers: list[int] = []
+        for text, end in zip(texts, np.cumsum(sizes), strict=True):
+            pages = np.arange(end - -(-len(text) // PAGE_SIZE), end, dtype=np.int32)
+            self._read(text, pages)
+            for position in range(1, len(text)):
+                slot = first_slot + len(self._rows) % ROWS_PER_PASS
+                needed = pages[: -(-position // PAGE_SIZE)]
+                self._rows.append(Overlay(text[position], needed, position, position, [slot]))
+
+    @property
+    def num_positions(self) -> int:
+        return len(self._rows)
+
+    def of(self, layers: Sequence[int]) -> float:
+        """The share of positions at which `layers` agree with the whole model."""
+        assert isinstance(self._model, SkipsLayers)
+        view = self._model.with_layers(layers)
+        says: list[int] = []
+        for first in range(0, len(self._rows), ROWS_PER_PASS):
+            rows = overlay_rows(self._rows[first : first + ROWS_PER_PASS])
+            says += view.forward(rows, self._cache).logits.argmax(axis=1).tolist()
+        return float(np.mean(np.array(says) == np.array(self._answers)))
+
+    def _read(self, text: Sequence[int], pages: np.ndarray) -> None:
+        """Put the text into the cache, and what the whole model says behind each of its tokens into the answers."""
+        for start in range(0, len(text), ROWS_PER_PASS):
+            part = Part(pages.tolist(), start, text[start : start + ROWS_PER_PASS])
+            says = self._model.forward(build_rows([part]), self._cache).logits.argmax(axis=1).tolist()
+            self._answers += says[1:] if start == 0 else says
+
+
+def measure_costs(model: CausalLM, context: int = 128, repeats: int = 5) -> PassCosts:
+    """Passes of `model` timed behind `context` tokens, the fastest of `repeats` each."""
+    assert isinstance(model, SkipsLayers)
+    pages = list(range(-(-(context + MOST_DRAFTED + 1) // PAGE_SIZE)))
+    cache, one = model.new_cache(len(pages)), model.with_layers([0])
+
+    def seconds(runner: CausalLM, num_rows: int) -> float:
+        rows = build_rows([Part(pages, context, [0] * num_rows)])
+        runner.forward(rows, cache)
+        return min(_timed(lambda: runner.forward(rows, cache)) for _ in range(repeats))
+
+    by_rows = [seconds(model, num_rows) for num_rows in range(1, MOST_DRAFTED + 2)]
+    return PassCosts(by_rows, {1: seconds(one, 1), model.config.num_hidden_layers: by_rows[0]})
+
+
+def search_skipped_layers(
+    model: CausalLM,
+    texts: Sequence[Sequence[int]],
+    costs: PassCosts | None = None,
+    breadth: int = 12,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[LayerChoice]:
+    """The sets the search went through, each one layer larger than the one before; take the one of `best_choice`.
+
+    Args:
+        model: the target, on an executor that can leave layers out.
+        texts: token ids, best of the kind that will be generated; a few hundred tokens in all will do.
+        costs: of passes; measured when None.
+        breadth: after the first round only so many layers, those least missed alone, may still go.
+        progress: told (sets tried, most sets that will be).
+
+    Raises:
+        UnsupportedModel: the executor runs whole models only.
+        InvalidParameter: no text has two tokens, or one is longer than the model's context.
+    """
+    num_layers, usable = model.config.num_hidden_layers, _usable(model, texts)
+    costs, agreement = costs or measure_costs(model), Agreement(model, usable)
+    skipped: list[int] = []
+    choices: list[LayerChoice] = []
+    candidates = list(range(num_layers))
+    most = min(breadth, num_layers - 1)
+    total, done = num_layers + sum(min(breadth, num_layers) - gone for gone in range(1, most)), 0
+    while len(skipped) < most and not _has_peaked(choices):
+        rates = {}
+        for layer in candidates:
+            rates[layer] = agreement.of(kept_layers([*skipped, layer], num_layers))
+            done += 1
+            progress(done, total)
+        ranked = sorted(candidates, key=lambda layer: -rates[layer])
+        skipped.append(ranked[0])
+        length, speedup = costs.predict(rates[ranked[0]], num_layers - len(skipped))
+        choices.append(LayerChoice(tuple(sorted(skipped)), rates[ranked[0]], length, speedup))
+        candidates = ranked[1:breadth]
+    progress(total, total)
+    return choices
+
+
+def best_choice(choices: Sequence[LayerChoice]) -> LayerChoice:
+    """The set with the largest predicted speed-up, the smaller one on ties."""
+    return max(choices, key=lambda choice: choice.speedup)
+
+
+def _usable(model: CausalLM, texts: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+    """The texts that have something to predict, if the model can be searched on them."""
+    if not isinstance(model, SkipsLayers):
+        raise UnsupportedModel("layers: this executor runs whole models only; use the numba or torch executor")
+    usable, limit = [text for text in texts if len(text) > 1], model.config.max_position_embeddings
+    if not usable or max(map(len, usable)) > limit:
+        raise InvalidParameter("texts", f"need 2 to {limit} tokens each", "give longer texts, or cut them")
+    return usable
+
+
+def _has_peaked(choices: Sequence[LayerChoice]) -> bool:
+    if not choices:
+        return False
+    return len(choices) - 1 - choices.index(best_choice(choices)) >= PATIENCE
+
+
+def _timed(run: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    run()
+    return time.perf_counter() - started
