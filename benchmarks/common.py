@@ -9,11 +9,17 @@ import sys
 from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 from rich.table import Table
 
-console = Console(stderr=True)
+from paceline import LLM
+from paceline.engine.report import Run
+
+T = TypeVar("T")
+
+console = Console(stderr=True, width=None if sys.stderr.isatty() else 140)
 
 PACKAGES = ("paceline", "numpy", "numba", "llvmlite", "torch", "transformers", "llama-cpp-python")
 
@@ -49,6 +55,12 @@ def median(values: Iterable[float]) -> float:
     return statistics.median(values)
 
 
+def mean(values: Iterable[float]) -> float | None:
+    """None without values."""
+    kept = list(values)
+    return statistics.fmean(kept) if kept else None
+
+
 def geometric_mean(values: Iterable[float]) -> float:
     return statistics.geometric_mean(values)
 
@@ -63,6 +75,53 @@ def read_prompts(path: Path) -> list[dict]:
             raise SystemExit(f"{path}, line {number}: has neither turns nor prompt")
         prompts.append({"text": text, "category": record.get("category", "all")})
     return prompts
+
+
+def prompt_ids(llm: LLM, text: str, raw: bool) -> list[int]:
+    """Token ids of a prompt, in the model's chat template unless `raw`."""
+    return llm.tokenizer.encode(text) if raw else llm.chat_prompt([{"role": "user", "content": text}])
+
+
+def rotated(items: Sequence[T], number: int) -> list[T]:
+    """`items` from place `number` on, round and round: whoever goes first changes from prompt to prompt."""
+    start = number % len(items)
+    return [*items[start:], *items[:start]]
+
+
+def figures(run: Run, plain: Run) -> dict:
+    """What is kept of a run; its speed-up is over `plain`, the same prompt decoded plainly."""
+    stats = run.output.stats
+    busy = stats.draft_seconds + stats.verify_seconds + stats.other_seconds
+    return {
+        "tokens": len(run.output.token_ids),
+        "tokens_per_second": run.tokens_per_second,
+        "first_token_seconds": run.first_token_seconds,
+        "speedup": run.tokens_per_second / plain.tokens_per_second if plain.tokens_per_second else None,
+        "acceptance_length": stats.acceptance_length,
+        "acceptance_rate": stats.acceptance_rate,
+        "draft_seconds": stats.draft_seconds,
+        "verify_seconds": stats.verify_seconds,
+        "other_seconds": stats.other_seconds,
+        "draft_share": stats.draft_seconds / busy if busy else None,
+        "identical": run.output.token_ids == plain.output.token_ids,
+    }
+
+
+def summarise(runs: Sequence[dict]) -> dict:
+    """Medians and means over prompts; the speed-up is the geometric mean of the prompts' own ratios."""
+    ratios = [r["speedup"] for r in runs if r["speedup"]]
+    return {
+        "prompts": len(runs),
+        "tokens_per_second": median(r["tokens_per_second"] for r in runs),
+        "first_token_seconds": median(r["first_token_seconds"] for r in runs),
+        "speedup": geometric_mean(ratios) if ratios else None,
+        "mean_speedup": mean(ratios),
+        "acceptance_length": mean(r["acceptance_length"] for r in runs if r["acceptance_length"]),
+        "acceptance_rate": mean(r["acceptance_rate"] for r in runs if r["acceptance_rate"] is not None),
+        "draft_seconds": mean(r["draft_seconds"] for r in runs),
+        "draft_share": mean(r["draft_share"] for r in runs if r["draft_share"] is not None),
+        "identical": sum(r["identical"] for r in runs),
+    }
 
 
 def _commit() -> str | None:

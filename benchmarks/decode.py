@@ -18,7 +18,7 @@ import json
 from collections import defaultdict
 from pathlib import Path
 
-from common import console, finish, geometric_mean, median, read_prompts, show
+from common import console, figures, finish, median, prompt_ids, read_prompts, rotated, show, summarise
 from peers import PEERS, Peer, make_peer
 from rich.progress import track
 
@@ -56,16 +56,10 @@ def measure(number: int, prompt: dict, llms: dict[str, LLM], peers: list[Peer], 
         temperature=args.temperature, top_p=args.top_p, seed=args.seed, max_tokens=args.max_tokens,
         ignore_eos=args.ignore_eos,
     )  # fmt: skip
-    llm = llms["plain"]
-    ids = (
-        llm.tokenizer.encode(prompt["text"])
-        if args.raw
-        else llm.chat_prompt([{"role": "user", "content": prompt["text"]}])
-    )
-    order = [*llms, *peers]
+    ids = prompt_ids(llms["plain"], prompt["text"], args.raw)
     runs: dict[str, Run] = {}
     record = {"category": prompt["category"], "prompt_tokens": len(ids), "methods": {}, "peers": {}}
-    for method in order[number % len(order) :] + order[: number % len(order)]:
+    for method in rotated([*llms, *peers], number):
         if isinstance(method, str):
             runs[method] = run_once(llms[method], ids, params)
         else:
@@ -73,22 +67,6 @@ def measure(number: int, prompt: dict, llms: dict[str, LLM], peers: list[Peer], 
     for name, run in runs.items():
         record["methods"][name] = figures(run, runs["plain"])
     return record
-
-
-def figures(run: Run, plain: Run) -> dict:
-    stats = run.output.stats
-    return {
-        "tokens": len(run.output.token_ids),
-        "tokens_per_second": run.tokens_per_second,
-        "first_token_seconds": run.first_token_seconds,
-        "speedup": run.tokens_per_second / plain.tokens_per_second if plain.tokens_per_second else None,
-        "acceptance_length": stats.acceptance_length,
-        "acceptance_rate": stats.acceptance_rate,
-        "draft_seconds": stats.draft_seconds,
-        "verify_seconds": stats.verify_seconds,
-        "other_seconds": stats.other_seconds,
-        "identical": run.output.token_ids == plain.output.token_ids,
-    }
 
 
 def report(records: list[dict], names: list[str], args: argparse.Namespace) -> None:
@@ -121,23 +99,6 @@ def report(records: list[dict], names: list[str], args: argparse.Namespace) -> N
     show("by category", ["category", *(f"{n} speed-up" for n in drafted), *(f"{n} tokens/pass" for n in drafted)], body)
     settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()}
     finish({"settings": settings, "methods": summary, "categories": categories, "peers": peer_summary})
-
-
-def summarise(runs: list[dict]) -> dict:
-    """Medians and means over prompts; the speed-up is the geometric mean of the prompts' own ratios."""
-    ratios = [r["speedup"] for r in runs if r["speedup"]]
-    lengths = [r["acceptance_length"] for r in runs if r["acceptance_length"]]
-    rates = [r["acceptance_rate"] for r in runs if r["acceptance_rate"] is not None]
-    return {
-        "prompts": len(runs),
-        "tokens_per_second": median(r["tokens_per_second"] for r in runs),
-        "first_token_seconds": median(r["first_token_seconds"] for r in runs),
-        "speedup": geometric_mean(ratios) if ratios else None,
-        "mean_speedup": sum(ratios) / len(ratios) if ratios else None,
-        "acceptance_length": sum(lengths) / len(lengths) if lengths else None,
-        "acceptance_rate": sum(rates) / len(rates) if rates else None,
-        "identical": sum(r["identical"] for r in runs),
-    }
 
 
 def parse() -> argparse.Namespace:

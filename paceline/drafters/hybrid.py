@@ -54,10 +54,16 @@ NOTHING = _Proposal(-1, EMPTY, None, 0.0)
 
 @dataclass(slots=True)
 class _Request:
-    """A request's past with each child, and the proposals that wait for their verdict."""
+    """A request's past with each child, and the proposals that wait for their verdict.
+
+    Attributes:
+        length: tokens committed when the waiting proposals were made.
+        num_read: tokens that each child with a model had read when it was last asked.
+    """
 
     records: list[TrackRecord]
     length: int = 0
+    num_read: dict[int, int] = field(default_factory=dict)
     waiting: list[_Proposal] = field(default_factory=list)
 
 
@@ -148,6 +154,7 @@ class Hybrid:
                 problem = f"{drafter.name!r} has none and draws its tokens"
                 raise InvalidParameter("cost_ratio", problem, "give it one, e.g. 0.1: free drafters must choose theirs")
             score = self._children[child].score(context.request_id)
+            request.num_read[child] = len(context.token_ids)
             tree = tree.prune(budget)
             request.waiting.append(_Proposal(child, tree, score, request.records[child].expected(tree, score)))
 
@@ -173,8 +180,8 @@ class Hybrid:
             stats = request.records[child].stats
             length = min(pace.budget(stats, _ALONE), context.budget)
             tokens = float(expected_tokens(stats.rate.value, length))
-            promised = tokens / self._seconds(child, length)
-            must_explore = stats.steps_since_draft >= pace.explore_every
+            promised = tokens / (self._seconds(child, length) + tokens * self._reading(child, context, request))
+            must_explore = stats.num_drafts > 0 and stats.steps_since_draft >= pace.explore_every
             if length and (promised > worth or must_explore):
                 beside = free.tree.prune(context.budget - length)
                 is_worth_rows = self._is_worth_rows(free, beside, tokens, promised)
@@ -204,6 +211,16 @@ class Hybrid:
     def _seconds(self, child: int, num_draft_tokens: int) -> float:
         """What a step with such a draft costs, in target passes over one row."""
         return 1 + num_draft_tokens * (self._row_cost + self._children[child].cost_ratio)
+
+    def _reading(self, child: int, context: DraftContext, request: _Request) -> float:
+        """What catching up with the text costs, in target passes per token that may still be emitted.
+
+        A text is read at the price of rows: a child that was never asked must read the whole prompt.
+        """
+        num_unread = len(context.token_ids) - request.num_read.get(child, 0)
+        num_emitted = len(context.token_ids) - context.num_prompt_tokens
+        num_left = max(1, context.params.max_tokens - num_emitted)
+        return num_unread * self._row_cost * self._children[child].cost_ratio / num_left
 
     def _pace(self, child: Child) -> Goodput:
         """How long a child with a model should draft, at constant prices."""

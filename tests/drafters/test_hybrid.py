@@ -1,5 +1,7 @@
 """Who drafts when, by hand: prices, promises, exploration, and what is refused."""
 
+from dataclasses import replace
+
 import pytest
 
 from paceline.drafters.hybrid import Hybrid
@@ -7,6 +9,7 @@ from paceline.drafters.hybrid_child import Child
 from paceline.drafters.registry import make_drafter
 from paceline.errors import InvalidParameter
 from paceline.sampling import Law, TokenTree
+from paceline.types import SamplingParams
 from tests.drafters.contexts import context
 
 FLAT = Law.one_hot(7)
@@ -112,6 +115,17 @@ def test_a_free_drafter_that_promises_too_much_loses_its_place():
         step(hybrid, text, [7, 7, 7])
     assert model.budgets
     assert step(hybrid, text, [7, 7]).tokens[-1] == 7
+
+
+def test_a_long_prompt_is_not_read_for_a_short_answer():
+    """Reading 4000 tokens costs 40 passes here; the 100 tokens left can save less than that."""
+    model = Fixed([7] * 8, drawn=True)
+    [tree] = pair(Sure([], 0.0), model, 0.2).propose([replace(context([0] * 4000), num_prompt_tokens=3972)])
+    assert (len(tree), model.budgets) == (0, [])
+    short_prompt = replace(context([0] * 100), num_prompt_tokens=72)
+    assert len(pair(Sure([], 0.0), model, 0.2).propose([short_prompt])[0]) > 0
+    long_answer = replace(context([0] * 4000), num_prompt_tokens=4000, params=SamplingParams(max_tokens=4000))
+    assert len(pair(Sure([], 0.0), model, 0.2).propose([long_answer])[0]) > 0
 
 
 def test_the_best_of_several_free_proposals_is_taken():

@@ -9,7 +9,10 @@ from tests.engine.conftest import PROMPTS, run_all
 from tests.fakes import small_config
 
 PAIRS = {
-    "suffix and model": {"model": "random-0", "options": {"drafters": ["suffix", "draft_model"]}},
+    "suffix and a model, one at a time": {
+        "model": "random-0",
+        "options": {"drafters": ["suffix", {"method": "draft_model", "cost_ratio": 0.3}], "unite": False},
+    },
     "suffix and a cheap model": {
         "model": "random-0",
         "options": {"drafters": ["suffix", {"method": "draft_model", "cost_ratio": 0.01}]},
