@@ -9,6 +9,8 @@ Every message names the field that is wrong and says what to do about it. Anythi
     ├── CorruptWeights       a weight file that is truncated, damaged or fails its checksum
     ├── WorkerDied           a process of a parallel run ended or does not answer
     ├── DownloadFailed       weights could not be fetched; what was there before is untouched
+    ├── RequestRejected      a request is turned away: it would miss its deadline, or nothing runs that could answer
+    ├── GroupLost            an accepted request cannot be answered any more
     └── EngineDead           the engine behind an AsyncLLM failed or was shut down
 """
 
@@ -31,6 +33,10 @@ class InvalidParameter(PacelineError, ValueError):
         self.field = field
         self.problem = problem
         self.remedy = remedy
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
+        """It crosses processes."""
+        return type(self), (self.field, self.problem, self.remedy)
 
 
 class ModelNotFound(PacelineError):
@@ -55,3 +61,20 @@ class WorkerDied(PacelineError):
 
 class EngineDead(PacelineError):
     """The engine has failed or was shut down; make a new one."""
+
+
+class RequestRejected(PacelineError):
+    """A request was turned away before it ran.
+
+    Args:
+        problem: why.
+        seconds_late: by how much it would have missed its deadline; None when nothing runs that could answer.
+    """
+
+    def __init__(self, problem: str, seconds_late: float | None = None) -> None:
+        super().__init__(problem)
+        self.seconds_late = seconds_late
+
+
+class GroupLost(PacelineError):
+    """Every group that could have answered an accepted request is gone, restarts included."""

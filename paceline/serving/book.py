@@ -1,0 +1,138 @@
+"""`Book`: the requests that one group has accepted, in order, and when its stages will have passed them.
+
+Times are seconds of whatever clock the caller uses. Which group takes a request is decided by `controller.py`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+LEARNING_RATE = 0.2
+"""Weight of the newest measurement in the mean of service times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """An accepted request.
+
+    Attributes:
+        arrival: seconds.
+        size: its work over that of the request that was profiled.
+        deadline: seconds; infinite for none.
+    """
+
+    request_id: str
+    model: str
+    arrival: float
+    size: float
+    deadline: float
+
+
+@dataclass(slots=True)
+class _Entry:
+    ticket: Ticket
+    since: float
+    """When it joined this book; once it runs, when it started."""
+    is_running: bool = False
+    was_alone: bool = False
+
+
+class Book:
+    """First come, first served through stages in a row.
+
+    Args:
+        stage_seconds: for each model that the group holds, its seconds per stage; None where they are not known. What
+            is unknown counts as nothing until a first request was measured.
+        num_stages: pipeline degree; so many requests may run at once.
+    """
+
+    def __init__(self, stage_seconds: Mapping[str, Sequence[float] | None], num_stages: int = 1) -> None:
+        evenly = [1.0 / num_stages] * num_stages
+        self._seconds = {model: list(seconds or evenly) for model, seconds in stage_seconds.items()}
+        self._scale = {model: 1.0 if seconds else 0.0 for model, seconds in stage_seconds.items()}
+        self._num_stages = num_stages
+        self._entries: dict[str, _Entry] = {}
+        self._passed = [float("-inf")] * num_stages  # when each stage was left by what has finished
+        self.opens_at = float("-inf")
+        """Nothing starts before this: the group is being started again."""
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self._entries
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return tuple(self._seconds)
+
+    def seconds(self, model: str, size: float = 1.0) -> list[float]:
+        """Predicted seconds per stage of a request of `size`."""
+        factor = self._scale[model] * size
+        return [factor * seconds for seconds in self._seconds[model]]
+
+    def free_at(self, now: float) -> float:
+        """When the last stage will have passed all that was accepted; in the past for an idle group."""
+        return max(self._clocks(now)[-1], self.opens_at)
+
+    def finish_at(self, model: str, size: float, now: float) -> float:
+        """When a request that joins now would leave the last stage."""
+        clocks = self._clocks(now)
+        _advance(clocks, max(now, self.opens_at), self.seconds(model, size))
+        return clocks[-1]
+
+    def add(self, ticket: Ticket, now: float) -> None:
+        self._entries[ticket.request_id] = _Entry(ticket, now)
+
+    def start(self, now: float) -> list[Ticket]:
+        """Requests whose turn it is, now taken to run."""
+        running = sum(entry.is_running for entry in self._entries.values())
+        waiting = [entry for entry in self._entries.values() if not entry.is_running]
+        turns = waiting[: max(0, self._num_stages - running)]
+        for entry in turns:
+            entry.was_alone = running == 0 and len(turns) == 1
+            entry.is_running, entry.since = True, now
+        return [entry.ticket for entry in turns]
+
+    def finish(self, request_id: str, now: float) -> Ticket:
+        """A request has left the last stage: forget it, but not how long it took."""
+        entry = self._entries.pop(request_id)
+        if entry.was_alone:
+            self._learn(entry, now - entry.since)
+        clocks = list(self._passed)
+        _advance(clocks, entry.since, self.seconds(entry.ticket.model, entry.ticket.size))
+        self._passed = [min(clock, now) for clock in clocks[:-1]] + [max(self._passed[-1], now)]
+        return entry.ticket
+
+    def remove(self, request_id: str) -> Ticket:
+        """Forget a request that was given up."""
+        return self._entries.pop(request_id).ticket
+
+    def clear(self) -> list[Ticket]:
+        """All requests in order, forgotten."""
+        tickets = [entry.ticket for entry in self._entries.values()]
+        self._entries.clear()
+        return tickets
+
+    def _clocks(self, now: float) -> list[float]:
+        """When each stage will have passed all entries. What runs longer than predicted ends now at the earliest."""
+        clocks = list(self._passed)
+        for entry in self._entries.values():
+            ticket = entry.ticket
+            _advance(clocks, max(entry.since, self.opens_at), self.seconds(ticket.model, ticket.size))
+            if entry.is_running:
+                clocks[-1] = max(clocks[-1], now)
+        return clocks
+
+    def _learn(self, entry: _Entry, seconds: float) -> None:
+        model, size = entry.ticket.model, entry.ticket.size
+        measured = seconds / (size * sum(self._seconds[model]))
+        known = self._scale[model]
+        self._scale[model] = known + LEARNING_RATE * (measured - known) if known else measured
+
+
+def _advance(clocks: list[float], start: float, seconds: Sequence[float]) -> None:
+    """Move `clocks` on by a request that is ready at `start` and passes the stages in order."""
+    clock = start
+    for stage, duration in enumerate(seconds):
+        clock = max(clock, clocks[stage]) + duration
+        clocks[stage] = clock
