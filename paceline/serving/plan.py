@@ -1,0 +1,212 @@
+"""`ClusterPlan`: a plan file as something that can be started: which models, from where, split how, in which groups.
+
+A plan file is what ``paceline place --output`` writes, or a hand-written one with at least
+
+    {"groups": [[tensor degree, pipeline degree, [model indices]], ...], "models": [...]}
+
+A model is a name, or {"name", "path", "slo", "engine", "num_tokens"}: where its weights are (the name itself when left
+out), seconds from arrival to answer, options of `EngineConfig`, and the tokens of the answer that was profiled.
+``stage_seconds``, in the order of ``groups`` and of the models in each, holds profiled seconds per stage; without it
+the cluster learns service times as it runs.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from paceline.config import EngineConfig, from_mapping
+from paceline.errors import InvalidParameter
+from paceline.placement import Placement
+from paceline.placement.model import NO_SLO
+from paceline.serving.book import Book
+
+_MODEL_KEYS = ("name", "path", "slo", "engine", "num_tokens")
+_FROM_THE_PLAN = ("tensor_parallel_size", "pipeline_parallel_size", "num_threads")
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model that groups hold.
+
+    Attributes:
+        name: what requests call it.
+        path: built-in name, GGUF file, safetensors folder or hub id.
+        slo: seconds from arrival to answer; infinite for none.
+        engine: options of `EngineConfig`.
+        num_tokens: output tokens of the request that was profiled; None when service times do not follow them.
+
+    Raises:
+        InvalidParameter: a deadline or number of tokens that is not above 0, or options no engine has.
+    """
+
+    name: str
+    path: str
+    slo: float = float("inf")
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    num_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        where = f"models.{self.name}"
+        if not self.slo > 0:
+            raise InvalidParameter(f"{where}.slo", f"{self.slo} s", "give seconds above 0, or leave it out")
+        if self.num_tokens is not None and self.num_tokens < 1:
+            raise InvalidParameter(f"{where}.num_tokens", f"{self.num_tokens}", "give 1 or more, or leave it out")
+        for key in _FROM_THE_PLAN:
+            if key in self.engine:
+                raise InvalidParameter(f"{where}.engine", f"{key} is given", "leave it out: groups decide it")
+        from_mapping(EngineConfig, self.engine)
+
+    def size(self, max_tokens: int) -> float:
+        """Work of a request for so many tokens over that of the profiled one."""
+        return max_tokens / self.num_tokens if self.num_tokens else 1.0
+
+
+@dataclass(frozen=True)
+class ClusterPlan:
+    """Groups and the models they hold.
+
+    Attributes:
+        models: all models of the plan, in the order that group entries number them.
+        placement: the groups.
+        stage_seconds: [groups] [models of the group] seconds per stage; None where they are not known.
+        overhead: seconds between a request's last stage and its answer.
+
+    Raises:
+        InvalidParameter: no groups, equal names, an index without a model, a model that no group holds, or stage times
+            that do not fit the groups.
+    """
+
+    models: tuple[ModelSpec, ...]
+    placement: Placement
+    stage_seconds: tuple[tuple[tuple[float, ...], ...], ...] | None = None
+    overhead: float = 0.0
+
+    def __post_init__(self) -> None:
+        names = [model.name for model in self.models]
+        if not self.placement.groups:
+            raise InvalidParameter("groups", "the list is empty", "plan at least one group")
+        for name in names:
+            if names.count(name) > 1:
+                raise InvalidParameter("models", f"two are called {name!r}", "give each its own name")
+        for index, group in enumerate(self.placement.groups):
+            for model in group.models:
+                if not 0 <= model < len(names):
+                    problem = f"group {index} holds model {model}, there are {len(names)}"
+                    raise InvalidParameter("groups", problem, f"use indices 0 to {len(names) - 1}")
+        for name, replicas in zip(names, self.placement.replicas(len(names)), strict=True):
+            if not replicas:
+                raise InvalidParameter("groups", f"none holds {name!r}", "place it, or remove it from the models")
+        if self.stage_seconds is not None:
+            self._check_stage_seconds()
+        if not 0 <= self.overhead < float("inf"):
+            raise InvalidParameter("overhead", f"{self.overhead} s", "give 0 or more")
+
+    def model(self, name: str) -> ModelSpec:
+        """The model called `name`. Raises InvalidParameter, naming those there are, when there is none."""
+        for spec in self.models:
+            if spec.name == name:
+                return spec
+        known = ", ".join(spec.name for spec in self.models)
+        raise InvalidParameter("model", f"{name!r} is unknown", f"use one of {known}")
+
+    def held_by(self, group: int) -> tuple[ModelSpec, ...]:
+        """Models of a group."""
+        return tuple(self.models[model] for model in self.placement.groups[group].models)
+
+    def books(self) -> list[Book]:
+        """Empty books of all groups, with what is known of service times."""
+        books = []
+        for index, group in enumerate(self.placement.groups):
+            known = self.stage_seconds[index] if self.stage_seconds else [None] * len(group.models)
+            names = (self.models[model].name for model in group.models)
+            books.append(Book(dict(zip(names, known, strict=True)), group.parallel.pipeline))
+        return books
+
+    def with_paths(self, paths: Mapping[str, str]) -> "ClusterPlan":
+        """The same with weights from elsewhere, by model name."""
+        for name in paths:
+            self.model(name)
+        return replace(self, models=tuple(replace(m, path=paths.get(m.name, m.path)) for m in self.models))
+
+    def _check_stage_seconds(self) -> None:
+        assert self.stage_seconds is not None
+        groups = self.placement.groups
+        if len(self.stage_seconds) != len(groups):
+            problem = f"{len(self.stage_seconds)} entries for {len(groups)} groups"
+            raise InvalidParameter("stage_seconds", problem, "give one per group, or leave it out")
+        for index, (group, times) in enumerate(zip(groups, self.stage_seconds, strict=True)):
+            if len(times) != len(group.models) or any(len(stages) != group.parallel.pipeline for stages in times):
+                problem = f"does not fit its {len(group.models)} models of {group.parallel.pipeline} stages"
+                raise InvalidParameter(f"stage_seconds[{index}]", problem, "give seconds per stage for each model held")
+            if not all(0 < seconds < float("inf") for stages in times for seconds in stages):
+                raise InvalidParameter(f"stage_seconds[{index}]", "a time is not above 0", "give seconds")
+
+
+def read_plan(path: str | Path) -> ClusterPlan:
+    """The plan in a JSON file.
+
+    Raises:
+        InvalidParameter: the file or a field cannot be used; the message names it.
+    """
+    try:
+        values = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidParameter("cluster", f"cannot read {path} ({error})", "give a plan's JSON file") from None
+    if not isinstance(values, dict):
+        raise InvalidParameter("cluster", f"{path} holds no object", "write the fields of a plan at its top level")
+    return plan_of(values)
+
+
+def plan_of(values: Mapping[str, Any]) -> ClusterPlan:
+    """The plan that a plan file's object describes."""
+    models = values.get("serving") or values.get("models")
+    groups = values.get("groups")
+    for name, found in (("models", models), ("groups", groups)):
+        if not isinstance(found, list) or not found:
+            raise InvalidParameter(name, "missing" if not found else repr(found), "give a list, see docs/cluster.md")
+    assert models and groups
+    times = values.get("stage_seconds")
+    return ClusterPlan(
+        models=tuple(_model(index, model) for index, model in enumerate(models)),
+        placement=Placement.from_lists(groups),
+        stage_seconds=None if times is None else _stage_seconds(times),
+        overhead=_seconds("overhead", values.get("overhead"), 0.0),
+    )
+
+
+def _model(index: int, value: Any) -> ModelSpec:
+    where = f"models[{index}]"
+    if isinstance(value, str):
+        return ModelSpec(value, value)
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        raise InvalidParameter(where, f"{value!r}", "give a name, or an object with a name")
+    unknown = sorted(set(value) - set(_MODEL_KEYS))
+    if unknown:
+        raise InvalidParameter(where, f"unknown key {unknown[0]!r}", f"use {', '.join(_MODEL_KEYS)}")
+    engine = value.get("engine") or {}
+    if not isinstance(engine, dict):
+        raise InvalidParameter(f"{where}.engine", f"{engine!r}", "give an object of engine options")
+    slo = _seconds(f"{where}.slo", value.get("slo"), float("inf"))
+    tokens = value.get("num_tokens")
+    if tokens is not None and not isinstance(tokens, int):
+        raise InvalidParameter(f"{where}.num_tokens", f"{tokens!r}", "give a whole number")
+    path = value.get("path") or value["name"]
+    return ModelSpec(value["name"], str(path), float("inf") if slo >= NO_SLO else slo, engine, tokens)
+
+
+def _seconds(name: str, value: Any, default: float) -> float:
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidParameter(name, repr(value), "give seconds")
+    return float(value)
+
+
+def _stage_seconds(values: Any) -> tuple[tuple[tuple[float, ...], ...], ...]:
+    try:
+        return tuple(tuple(tuple(map(float, stages)) for stages in models) for models in values)
+    except (TypeError, ValueError) as error:
+        remedy = "give [groups][models of the group][stages] seconds"
+        raise InvalidParameter("stage_seconds", f"cannot be read ({error})", remedy) from None
