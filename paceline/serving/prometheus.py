@@ -1,0 +1,31 @@
+"""The controller's state as Prometheus text, under ``paceline_cluster``. Needs the extra ``serve``."""
+
+from paceline.serving.controller import Controller, Health
+
+
+def controller_text(controller: Controller) -> bytes:
+    """What a scraper of ``/metrics`` reads: requests by outcome, and queue and state of every group."""
+    from prometheus_client import CollectorRegistry, Gauge, generate_latest
+    from prometheus_client.core import CounterMetricFamily
+
+    registry = CollectorRegistry()
+    requests = CounterMetricFamily("paceline_cluster_requests", "Requests by what became of them.", labels=["outcome"])
+    for outcome, count in controller.counts.items():
+        requests.add_metric([outcome], count)
+    registry.register(_Fixed(requests))  # type: ignore[arg-type]
+    queue = Gauge("paceline_cluster_queue", "Accepted requests that have not ended.", ["group"], registry=registry)
+    ready = Gauge("paceline_cluster_group_ready", "1 when the group runs.", ["group"], registry=registry)
+    for group, (book, health) in enumerate(zip(controller.books, controller.health, strict=True)):
+        queue.labels(group).set(len(book))
+        ready.labels(group).set(health is Health.READY)
+    return generate_latest(registry)
+
+
+class _Fixed:
+    """A collector of one family that is there already."""
+
+    def __init__(self, family) -> None:
+        self._family = family
+
+    def collect(self):
+        return [self._family]
