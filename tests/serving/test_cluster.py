@@ -1,0 +1,65 @@
+"""Real processes: groups as Ray actors, one of them killed under load."""
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+pytest.importorskip("ray", reason="the cluster needs Ray: pip install 'paceline[cluster]'")
+
+from paceline.errors import InvalidParameter, WorkerDied
+from paceline.serving.cluster import start_groups, stop_ray
+from paceline.serving.controller import Health
+from paceline.serving.dispatcher import Dispatcher, Watch
+from tests.serving.echo_model import open_echo
+from tests.serving.fakes import job, plan, say
+
+WATCH = Watch(heartbeat=0.2, timeout=5.0, backoff=0.1)
+WORDS = " ".join(map(str, range(12)))
+
+
+@pytest.fixture
+def groups():
+    made = start_groups(plan([[1, 1, [0]], [1, 1, [0, 1]]]), num_cpus=1, open_model=open_echo)
+    yield made
+    stop_ray()
+
+
+def test_a_group_killed_under_load_loses_nothing_and_returns(groups):
+    async def scene():
+        dispatcher = Dispatcher(plan([[1, 1, [0]], [1, 1, [0, 1]]]), groups, WATCH)
+        await dispatcher.start()
+        first_pid = groups[0].pid
+        jobs = [job(str(i), "a", WORDS, stream=i % 2 == 0) for i in range(8)]
+        answers = [asyncio.create_task(say(dispatcher, one)) for one in jobs]
+        await asyncio.sleep(0.4)
+        assert await say(dispatcher, job("b", "b", "threads")) == "b: 1"
+        os.kill(first_pid, signal.SIGKILL)
+        assert await asyncio.gather(*answers) == [f"a: {WORDS}"] * 8
+        async with asyncio.timeout(20):
+            while dispatcher.controller.health[0] is not Health.READY:
+                await asyncio.sleep(0.05)
+        assert groups[0].pid != first_pid
+        assert dispatcher.controller.counts["served"] == 9
+        assert dispatcher.controller.counts["moved"] > 0
+        await _leaves_early(dispatcher)
+        await dispatcher.close()
+        with pytest.raises(WorkerDied):
+            await groups[1].check()
+
+    asyncio.run(scene())
+
+
+async def _leaves_early(dispatcher):
+    """A client that goes away ends its answer where it is made."""
+    left = dispatcher.generate(job("left", "b", "w " * 1000, stream=True))
+    await anext(left)
+    await left.aclose()
+    async with asyncio.timeout(5):
+        assert await say(dispatcher, job("next", "b", "x")) == "b: x"
+
+
+def test_a_ray_without_cpus_is_refused():
+    with pytest.raises(InvalidParameter, match="num_cpus"):
+        start_groups(plan([[1, 1, [0, 1]]]), num_cpus=0)
