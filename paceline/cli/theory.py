@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -37,6 +38,7 @@ from paceline.theory.speedup import (
     oracle_speedup,
 )
 from paceline.theory.tables import TABLES, Table
+from paceline.theory.two_models import CHARTS, two_models, two_models_table
 
 Built = TypeVar("Built")
 
@@ -171,6 +173,56 @@ def distributed(
     chips = "chip" if best.tensor_parallel_size == 1 else "chips"
     gain = f"{best.speedup:.2f} times plain decoding with {best.num_draft_tokens} drafted tokens"
     typer.echo(f"run the draft on {best.tensor_parallel_size} {chips}: {gain}" if best.speedup > 1 else "do not draft")
+
+
+@app.command(
+    epilog=_examples(
+        "parallel",
+        "parallel --rate 3 --seconds 0.395",
+        "parallel --rate 3 --seconds 0.395 --share 0.2 --communication 1.05 --json",
+        "parallel --plot overheads -o overheads.png",
+    )
+)
+def parallel(
+    rate: Annotated[float | None, typer.Option(help="Requests per second for both models; with --seconds.")] = None,
+    seconds: Annotated[float | None, typer.Option(help="A pass of either model on one device.")] = None,
+    share: Annotated[float, typer.Option(help="Of the requests, those for the first model.")] = 0.5,
+    communication: Annotated[float, typer.Option(help="All stages together over the pass, 1 or more.")] = 1.0,
+    uneven: Annotated[float, typer.Option(help="The slowest stage over half of the work, 1 to 2.")] = 1.0,
+    plot: Annotated[str, typer.Option("--plot", help=f"What -o draws: {' or '.join(CHARTS)}.")] = "overheads",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Plot here: .png, .svg or .pdf.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say when two models should share a pipeline of two devices instead of having one each.
+
+    Without --rate and --seconds a table over the load (requests per pass): the overheads that model parallelism may
+    have before it no longer pays, and mean latencies in passes.
+    """
+    with _usage_errors():
+        if (rate is None) != (seconds is None):
+            raise typer.BadParameter("--rate and --seconds go together")
+        if output is not None:
+            draw(_named(plot, CHARTS)(), output)
+        found = None if rate is None or seconds is None else two_models(rate, seconds, share, communication, uneven)
+        shown = two_models_table(share=share)
+    if as_json:
+        typer.echo(json.dumps(_finite(asdict(shown if found is None else found))))
+    elif found is None:
+        _print_table(shown)
+    else:
+        better = "share a pipeline" if found.gain > 1 else "keep a device each"
+        typer.echo(
+            f"{better}: mean latency {found.apart:.4g} s apart, {found.together:.4g} s together ({found.gain:.2f}x)"
+        )
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity: an overloaded queue's latency becomes null."""
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 @contextmanager

@@ -70,7 +70,7 @@ def most_communication_overhead(load: float) -> float:
 
     With D_s = 2 D_m = alpha D the pipeline has the mean latency of `simple_latency` at an even split exactly at
     4 (4 - r) / (8 - r^2 + sqrt(64 - 96 r + 56 r^2 - 12 r^3 + r^4)), r = rate D. It is 1 at both ends of 0 .. 2 and
-    largest, 1.137, near r = 1.2. Solved from Li et al. 2023, section 3.4.
+    largest, 1.138, near r = 1.2. Solved from Li et al. 2023, section 3.4.
     """
     _check_load(load)
     root = math.sqrt(64 - 96 * load + 56 * load**2 - 12 * load**3 + load**4)

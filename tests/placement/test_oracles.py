@@ -15,9 +15,10 @@ from paceline.placement import (
     Stages,
     Workload,
 )
-from paceline.placement.arrivals import assign_models, poisson_times
+from paceline.placement.arrivals import assign_models, gamma_times, poisson_times
 from paceline.placement.simulator.evaluator import NO_LIMIT
 from paceline.placement.simulator.kernel import run
+from paceline.placement.workload import merge
 from paceline.theory.queueing import md1_wait, mixture_wait, mm1_wait, pipeline_latency, simple_latency
 
 ARRIVALS = 300_000
@@ -100,3 +101,11 @@ def test_the_motivating_example():
     pipeline = mean_latency([0.395] * 2, [[1, 2, [0, 1]]], even)
     assert mean_latency([0.395] * 2, both, even) / pipeline == pytest.approx(1.27, abs=0.02)
     assert mean_latency([0.395] * 2, both, skewed) / pipeline == pytest.approx(6.1, rel=0.1)  # 95 % busy: wide error
+
+
+def test_the_motivating_example_with_bursts():
+    """The same two models, each with gamma arrivals of CV 3: the paper's figure is about 1.9."""
+    rngs = np.random.default_rng(3).spawn(2)
+    bursty = merge([gamma_times(1.5, 3.0, ARRIVALS / 3.0, rng) for rng in rngs])
+    apart = mean_latency([0.395] * 2, [[1, 1, [0]], [1, 1, [1]]], bursty)
+    assert apart / mean_latency([0.395] * 2, [[1, 2, [0, 1]]], bursty) == pytest.approx(1.97, abs=0.08)
