@@ -9,13 +9,18 @@ weights: long contexts, large batches. On short contexts a draft step costs what
 gained.
 """
 
+from typing import Literal
+
 import numpy as np
 
 from paceline.drafters.base import DraftContext
 from paceline.drafters.self_draft import SelfDraft, View, WholeContext
 from paceline.drafters.services import DraftServices
-from paceline.errors import InvalidParameter
-from paceline.models.base import PAGE_SIZE
+from paceline.drafters.snapkv import MostLookedAt
+from paceline.errors import InvalidParameter, UnsupportedModel
+from paceline.models.base import PAGE_SIZE, WeighsPages
+
+Selection = Literal["window", "snapkv"]
 
 LATEST_PAGES = 2
 """Fewest pages of latest tokens: the last one may have just begun."""
@@ -44,6 +49,9 @@ def make_sparse_cache(
     services: DraftServices,
     cache_budget: int = 512,
     num_sink_tokens: int = PAGE_SIZE,
+    selection: Selection = "window",
+    observation_window: int = 16,
+    rescore_interval: int = 256,
 ) -> SelfDraft:
     """The drafter that attends to at most `cache_budget` committed tokens.
 
@@ -51,9 +59,15 @@ def make_sparse_cache(
         cache_budget: keys a draft may attend to besides drafted ones; whole pages of 16. At least the context's length
             is full attention, and drafts are then the target's own tokens.
         num_sink_tokens: of these, tokens of the context's beginning.
+        selection: what the rest is for: the latest tokens (``window``), or a quarter of the budget for them and the
+            pages in between that they attend to most (``snapkv``).
+        observation_window: latest tokens whose attention ``snapkv`` measures.
+        rescore_interval: tokens after which it measures again.
 
     Raises:
-        InvalidParameter: the budget does not hold the sinks and the latest tokens.
+        InvalidParameter: an unknown selection, a number out of range, or a budget that does not hold the sinks and the
+            latest tokens.
+        UnsupportedModel: the executor cannot tell where attention goes, which ``snapkv`` needs.
     """
     budget, sinks = cache_budget // PAGE_SIZE, -(-num_sink_tokens // PAGE_SIZE)
     if num_sink_tokens < 0:
@@ -61,4 +75,23 @@ def make_sparse_cache(
     if budget < sinks + LATEST_PAGES:
         problem = f"{cache_budget} tokens do not hold {sinks + LATEST_PAGES} pages of {PAGE_SIZE}"
         raise InvalidParameter("cache_budget", problem, f"give at least {(sinks + LATEST_PAGES) * PAGE_SIZE}")
-    return SelfDraft("sparse_cache", services, services.target.model, SinksAndWindow(budget, sinks))
+    if selection not in Selection.__args__:
+        raise InvalidParameter("selection", f"{selection!r} is unknown", f"use {' or '.join(Selection.__args__)}")
+    for field, value in (("observation_window", observation_window), ("rescore_interval", rescore_interval)):
+        if value < 1:
+            raise InvalidParameter(field, f"{value} is less than 1", "give at least 1")
+    if observation_window > cache_budget:
+        problem = f"{observation_window} is more than cache_budget={cache_budget}"
+        raise InvalidParameter("observation_window", problem, "lower it")
+    sight = SinksAndWindow(budget, sinks)
+    if selection == "snapkv":
+        sight = _most_looked_at(services, budget, sinks, observation_window, rescore_interval)
+    return SelfDraft("sparse_cache", services, services.target.model, sight)
+
+
+def _most_looked_at(services: DraftServices, budget: int, sinks: int, window: int, interval: int) -> MostLookedAt:
+    model = services.target.model
+    if not isinstance(model, WeighsPages):
+        raise UnsupportedModel("selection: this executor cannot tell where attention goes; use selection='window'")
+    latest = max(LATEST_PAGES, (budget - sinks) // 4)
+    return MostLookedAt(model, services.cache, services.pool, budget, sinks, latest, window, interval)

@@ -125,6 +125,19 @@ class SkipsLayers(Protocol):
         ...
 
 
+@runtime_checkable
+class WeighsPages(Protocol):
+    """What a `CausalLM` has besides when it can tell where its attention goes, as page selection needs to know."""
+
+    def page_attention(self, rows: Rows, cache: KVCache) -> np.ndarray:
+        """[M, max_pages] float32: the share of each row's attention on each page of its table, one pass.
+
+        The mean over layers and heads, so a row sums to 1 less what goes to branch slots; those are to lie outside the
+        table.
+        """
+        ...
+
+
 def checked_layers(layers: Sequence[int], num_layers: int) -> tuple[int, ...]:
     """`layers` in ascending order.
 

@@ -8,7 +8,8 @@ import pytest
 from paceline.drafters.base import DraftContext
 from paceline.drafters.layer_skip import inner_layers, make_layer_skip
 from paceline.drafters.self_draft import SelfDraft, WholeContext
-from paceline.drafters.sparse_cache import SinksAndWindow
+from paceline.drafters.snapkv import MostLookedAt
+from paceline.drafters.sparse_cache import SinksAndWindow, make_sparse_cache
 from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.models.base import PAGE_SIZE
 from paceline.models.numba_executor import weights
@@ -156,3 +157,60 @@ def test_sinks_and_window_are_kept(num_keys, expected):
 def test_a_budget_above_the_context_is_the_whole_context():
     for num_keys in range(1, 200, 7):
         assert seen(SinksAndWindow(budget=20, sinks=1), num_keys) == seen(WholeContext(), num_keys)
+
+
+class Looking:
+    """A model whose attention is told to it; remembers what it was asked."""
+
+    def __init__(self, shares):
+        self.shares, self.asked = shares, []
+
+    def page_attention(self, rows, cache):
+        self.asked.append((rows.token_ids.tolist(), rows.positions.tolist(), rows.natural_lengths.tolist()))
+        assert len(rows.logit_rows) == 0
+        return np.tile(np.array(self.shares, np.float32)[: rows.page_tables.shape[1]], (len(rows.token_ids), 1))
+
+
+def most_looked_at(model, pool=None, **changes):
+    values = {"budget": 5, "sinks": 1, "latest": 2, "window": 3, "interval": 10}
+    return MostLookedAt(model, None, pool or PagePool(4, PAGE_SIZE), **(values | changes))  # type: ignore[arg-type]
+
+
+def test_pages_that_are_looked_at_most_are_kept_between_sinks_and_the_latest():
+    model = Looking([0, 5, 1, 9, 2, 7, 8, 8, 8])
+    pages, num_keys = seen(most_looked_at(model), num_keys=140)  # nine pages, twelve keys in the last
+    assert pages == [100, 103, 106, 107, 108]
+    assert num_keys == 140 - 4 * PAGE_SIZE
+    assert model.asked == [([137, 138, 139], [137, 138, 139], [137, 137, 137])]
+
+
+def test_a_context_within_the_budget_is_seen_whole_and_not_measured():
+    model = Looking([])
+    assert seen(most_looked_at(model), 80) == seen(WholeContext(), 80)
+    assert model.asked == []
+
+
+def test_attention_is_measured_anew_after_an_interval_or_a_release():
+    model = Looking([0, 5, 1, 9, 2, 7, 8, 8, 8, 8])
+    sight = most_looked_at(model)
+    for num_keys in (140, 145, 149, 150):
+        seen(sight, num_keys)
+    assert [positions[-1] for _, positions, _ in model.asked] == [139, 149]
+    sight.release("r")
+    seen(sight, 151)
+    assert len(model.asked) == 3
+
+
+def test_borrowed_pages_come_back_and_none_free_means_the_latest():
+    pool, model = PagePool(2, PAGE_SIZE), Looking([0, 5, 1, 9, 2, 7, 8, 8, 8])
+    seen(most_looked_at(model, pool), 140)
+    pool.check_integrity([])
+    pool.allocate(2)
+    assert seen(most_looked_at(model, pool), 140)[0] == [100, 105, 106, 107, 108]
+    assert len(model.asked) == 1
+
+
+def test_an_executor_that_does_not_tell_attention_is_refused(services):
+    services.target.model = object()
+    with pytest.raises(UnsupportedModel, match="selection='window'"):
+        make_sparse_cache(services, selection="snapkv")

@@ -10,6 +10,7 @@ from paceline.types import SamplingParams
 from tests.engine.conftest import PROMPTS, run_all
 from tests.fakes import Quiet
 
+LONG_PROMPTS = [prompt * 6 for prompt in PROMPTS]
 GREEDY = SamplingParams(temperature=0, max_tokens=40)
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=11, max_tokens=40)
 DRAFTERS = {
@@ -19,7 +20,11 @@ DRAFTERS = {
     "layer skip": {"method": "layer_skip", "num_draft_tokens": 3, "policy": "fixed"},
     "early exit": {"method": "layer_skip", "num_draft_tokens": 3, "options": {"exit_layer": 2}},
     "sparse cache": {"method": "sparse_cache", "num_draft_tokens": 3, "options": {"cache_budget": 48}},
-}
+    "snapkv": {
+        "method": "sparse_cache", "num_draft_tokens": 3, "policy": "fixed",
+        "options": {"cache_budget": 48, "selection": "snapkv", "observation_window": 5, "rescore_interval": 9},
+    },
+}  # fmt: skip
 every_drafter = pytest.mark.parametrize("draft", DRAFTERS.values(), ids=DRAFTERS.keys())
 
 
@@ -29,7 +34,8 @@ def texts(outputs):
 
 @every_drafter
 def test_greedy_text_is_plain_greedy_text(engine_for, draft):
-    assert texts(run_all(engine_for(draft))) == texts(run_all(engine_for()))
+    for prompts in (PROMPTS, LONG_PROMPTS):
+        assert texts(run_all(engine_for(draft), prompts)) == texts(run_all(engine_for(), prompts))
 
 
 @every_drafter
@@ -40,8 +46,8 @@ def test_coupled_sampling_says_what_plain_sampling_says(engine_for, draft):
 
 @every_drafter
 def test_a_seeded_request_says_the_same_alone_and_in_company(engine_for, draft):
-    together = run_all(engine_for(draft), params=SAMPLED)
-    alone = [run_all(engine_for(draft), [prompt], SAMPLED)[0] for prompt in PROMPTS]
+    together = run_all(engine_for(draft), LONG_PROMPTS, SAMPLED)
+    alone = [run_all(engine_for(draft), [prompt], SAMPLED)[0] for prompt in LONG_PROMPTS]
     assert texts(together) == texts(alone)
 
 
@@ -131,6 +137,10 @@ def test_a_budget_below_the_context_leaves_keys_out(engine_for):
         ("layer_skip", {"exit_layer": 1, "skip_layers": [1]}, "exit_layer"),
         ("sparse_cache", {"cache_budget": 47}, "cache_budget"),
         ("sparse_cache", {"num_sink_tokens": -1}, "num_sink_tokens"),
+        ("sparse_cache", {"selection": "best"}, "selection"),
+        ("sparse_cache", {"observation_window": 0}, "observation_window"),
+        ("sparse_cache", {"observation_window": 600}, "observation_window"),
+        ("sparse_cache", {"rescore_interval": 0}, "rescore_interval"),
         ("lookahead", {"window_size": 0}, "window_size"),
     ],
 )

@@ -9,6 +9,7 @@ from paceline.errors import InvalidParameter, PacelineError, UnsupportedModel
 from paceline.models.base import PAGE_SIZE
 from paceline.models.numba_executor import gemm, weights
 from paceline.models.numba_executor.executor import NumbaModel
+from paceline.models.overlay import Overlay, overlay_rows
 from paceline.models.rows import Part, build_rows
 from tests.fakes import RandomCheckpoint, small_config
 
@@ -254,3 +255,25 @@ def test_fewer_keys_than_positions_are_those_of_the_named_pages(executor):
     poisoned.move(range(16), range(16, 32))  # what lies in the page that is left out does not matter
     assert np.array_equal(model.forward(shortened, poisoned).logits, sparse)
     assert not np.allclose(model.forward(row, cache).logits, sparse, atol=1e-3)
+
+
+def test_attention_by_page_equals_the_reference_and_adds_up():
+    torch_executor = pytest.importorskip("paceline.models.torch_executor")
+    checkpoint = RandomCheckpoint(small_config("llama", num_attention_heads=8))
+    shares = []
+    for model in (NumbaModel(checkpoint, "float32", num_threads=2), torch_executor.TorchModel(checkpoint)):
+        cache = model.new_cache(9)
+        model.forward(build_rows([Part([4, 0, 7, 2], 0, TOKENS[:40])]), cache)
+        rows = [
+            Overlay(7, np.array([4, 0, 7], np.int32), 40, 40, [128]),
+            Overlay(8, np.array([4, 7], np.int32), 24, 41, [128, 129]),
+        ]
+        shares.append(model.page_attention(overlay_rows(rows), cache))
+        own = model.page_attention(build_rows([Part([4, 0, 7, 2], 40, [7])]), cache)
+        np.testing.assert_allclose(own.sum(), 1, rtol=1e-5)  # its own key lies in the table too
+        assert own[0, 3] == 0
+        np.testing.assert_allclose(own[0, :2], shares[-1][0, :2], rtol=1e-4)
+    np.testing.assert_allclose(shares[0], shares[1], atol=1e-5)
+    assert (shares[0].sum(axis=1) > 0).all()
+    assert (shares[0].sum(axis=1) < 1).all()
+    assert shares[0][1, 2] == 0

@@ -236,3 +236,15 @@ def attend(
             q, q_start, keys, values, page_starts, value_starts, natural, branch_slots, length, head_dim, scale,
             scores, stride, out, out_start,
         )  # fmt: skip
+
+
+@njit(nogil=True, error_model="numpy")
+def weigh_pages(scores, heads, natural, out, out_start, num_pages):
+    """out[h * num_pages + page] += what head h of the row just attended gave to each page of its table.
+
+    To be called right behind `attend` with the same `scores`, `heads` and `natural`.
+    """
+    stride = len(scores) // MOST_HEADS
+    for head in range(heads):
+        for j in range(natural):
+            out[out_start + head * num_pages + j // PAGE_SIZE] += scores[head * stride + j]

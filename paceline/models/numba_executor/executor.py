@@ -24,6 +24,9 @@ from paceline.models.rows import Part, build_rows
 SLACK = 96
 """Entries of the attention scratch behind the last position: whole pages are scored, and one aside."""
 
+NOT_WEIGHED = np.zeros(0, np.float32)
+"""Where a pass would add up attention per page, in a pass that does not."""
+
 
 class NumbaCache:
     """Paged float32 keys [layers, pages, kv_heads, head_dim, 16] and values [layers, pages, kv_heads, 16, head_dim]."""
@@ -119,11 +122,22 @@ class NumbaModel:
 
     def forward(self, rows: Rows, cache: KVCache, taps: tuple[int, ...] = ()) -> ForwardOutput:
         """See `CausalLM.forward`; `cache` is one this model made. An empty batch is an error of the caller."""
+        return self._pass(rows, cache, taps, NOT_WEIGHED)
+
+    def page_attention(self, rows: Rows, cache: KVCache) -> np.ndarray:
+        """See `WeighsPages`."""
+        size = len(rows.token_ids), self._shape.heads, rows.page_tables.shape[1]
+        mass = np.zeros(size, np.float32)
+        self._pass(rows, cache, (), mass.reshape(-1))
+        return mass.mean(axis=1) / len(self._layers)
+
+    def _pass(self, rows: Rows, cache: KVCache, taps: tuple[int, ...], page_mass: np.ndarray) -> ForwardOutput:
+        """One pass; adds to `page_mass` [M * heads * pages] what each head gives to each page, unless it is empty."""
         assert isinstance(cache, NumbaCache)
         num_rows, asked = len(rows.token_ids), len(rows.logit_rows)
         context = int(rows.positions.max()) + 1
         self._extend_tables(context)
-        scratch = self._lend(num_rows, asked, context, len(taps))
+        scratch = self._lend(num_rows, asked, context, len(taps))._replace(page_mass=page_mass)
         tap_places = np.full(self._shape.layers + 1, -1, np.int32)
         tap_places[list(taps)] = range(len(taps))
         batch = Batch(
@@ -180,6 +194,7 @@ def _new_scratch(shape: Shape, num_threads: int, rows: int, asked: int, context:
         inner=floats(rows * shape.inner),
         logits=floats(asked * shape.vocab),
         taps=floats(tapped_rows * shape.hidden),
+        page_mass=NOT_WEIGHED,
         gate_up=floats(num_threads, rows * 2 * PANEL),
         wide=floats(num_threads, PANEL * max(shape.hidden, shape.inner, shape.heads * shape.head_dim)),
         scores=floats(num_threads, MOST_HEADS * (pages * PAGE_SIZE + SLACK)),

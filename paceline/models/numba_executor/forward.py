@@ -15,7 +15,7 @@ from numba import njit
 
 from paceline.models.base import PAGE_SIZE
 from paceline.models.numba_executor import vector as v
-from paceline.models.numba_executor.attention import MOST_HEADS, attend
+from paceline.models.numba_executor.attention import MOST_HEADS, attend, weigh_pages
 from paceline.models.numba_executor.gemm import PANEL, multiply
 from paceline.models.numba_executor.team import barrier, take
 
@@ -92,6 +92,7 @@ class Scratch(NamedTuple):
     inner: np.ndarray
     logits: np.ndarray
     taps: np.ndarray
+    page_mass: np.ndarray
     gate_up: np.ndarray
     wide: np.ndarray
     scores: np.ndarray
@@ -179,6 +180,12 @@ def _attend_item(row, block, layer, thread, shape, batch, scratch, keys, values,
         dim, np.float32(1 / np.sqrt(dim)), scratch.scores[thread], scratch.page_starts[thread],
         scratch.value_starts[thread], scratch.mixed, (row * shape.heads + head) * dim,
     )  # fmt: skip
+    if len(scratch.page_mass) > 0:
+        num_pages = batch.page_tables.shape[1]
+        weigh_pages(
+            scratch.scores[thread], heads, batch.natural_lengths[row], scratch.page_mass,
+            (row * shape.heads + head) * num_pages, num_pages,
+        )  # fmt: skip
 
 
 @njit(nogil=True, error_model="numpy")

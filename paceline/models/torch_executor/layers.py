@@ -22,6 +22,7 @@ class Pass:
         cosines, sines: [M, 1, D] of the rows' rotary angles; None where positions are learned.
         slots: [M] cache slot that receives each row's key and value.
         views: what the rows of each segment see.
+        weights: per view a sum [m, n] to which each layer adds its attention, mean over heads; None when not wanted.
     """
 
     cosines: Tensor | None
@@ -29,6 +30,7 @@ class Pass:
     slots: Tensor
     views: list[SegmentView]
     cache: TorchKVCache
+    weights: list[Tensor] | None = None
 
 
 class RMSNorm(nn.Module):
@@ -90,17 +92,25 @@ class Attention(nn.Module):
         keys, values = step.cache.keys[layer], step.cache.values[layer]
         keys[step.slots] = rotate(key, step)
         values[step.slots] = self.value(x).view(-1, self._key_heads, self._head_dim)
-        mixed = self._attend(rotate(query, step), keys, values, step.views)
+        mixed = self._attend(rotate(query, step), keys, values, step)
         return self.out(mixed.flatten(1))
 
-    def _attend(self, query: Tensor, keys: Tensor, values: Tensor, views: list[SegmentView]) -> Tensor:
+    def _attend(self, query: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """[M, H, D] values mixed by softmax(query . key / sqrt(D)) over the slots each row sees."""
         mixed = torch.empty_like(query)
-        for view in views:
-            by_head = (t.transpose(0, 1)[None] for t in (query[view.rows], keys[view.slots], values[view.slots]))
-            found = functional.scaled_dot_product_attention(*by_head, attn_mask=view.mask, enable_gqa=True)
+        for i, view in enumerate(step.views):
+            q, k, v = (t.transpose(0, 1)[None] for t in (query[view.rows], keys[view.slots], values[view.slots]))
+            found = functional.scaled_dot_product_attention(q, k, v, attn_mask=view.mask, enable_gqa=True)
             mixed[view.rows] = found[0].transpose(0, 1)
+            if step.weights is not None:
+                step.weights[i] += self._weights(q[0], k[0], view.mask)
         return mixed
+
+    def _weights(self, query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
+        """[m, n] softmax(query . key / sqrt(D)) of query [H, m, D] and key [K, n, D], mean over heads."""
+        key = key.repeat_interleave(self._heads // self._key_heads, dim=0)
+        scores = query.float() @ key.float().transpose(1, 2) / self._head_dim**0.5
+        return scores.masked_fill(~mask, -torch.inf).softmax(dim=-1).mean(dim=0)
 
 
 class FeedForward(nn.Module):

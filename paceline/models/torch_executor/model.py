@@ -7,6 +7,7 @@ Not for loading (`weights.py`), training, or other processes (`parallel/`).
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import InvalidParameter
-from paceline.models.base import ForwardOutput, KVCache, Rows, checked_layers
+from paceline.models.base import PAGE_SIZE, ForwardOutput, KVCache, Rows, checked_layers
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
 from paceline.models.rope import inverse_frequencies
@@ -105,7 +106,22 @@ class Stage:
 
     def run(self, x: Tensor, rows: Rows, cache: TorchKVCache, taps: tuple[int, ...] = ()) -> tuple[Tensor, dict]:
         """Hidden states [M, hidden] behind the shard's layers, and those that enter each tapped one of them."""
+        return self._run(x, self._pass(rows, cache), taps)
+
+    def page_attention(self, rows: Rows, cache: TorchKVCache) -> np.ndarray:
+        """[M, max_pages]: see `WeighsPages`."""
         step = self._pass(rows, cache)
+        weights = [torch.zeros(view.mask.shape, device=self.device) for view in step.views]
+        self._run(self.embed(rows), replace(step, weights=weights), ())
+        shares = np.zeros((len(rows.token_ids), rows.page_tables.shape[1]), np.float32)
+        for view, sums in zip(step.views, weights, strict=True):
+            members, pages = view.rows.cpu().numpy(), view.slots.cpu().numpy() // PAGE_SIZE
+            table = rows.page_tables[rows.segments[members[0]]]
+            in_page = pages[:, None] == table[None]
+            shares[members] = sums.cpu().numpy() @ in_page / len(self._running)
+        return shares
+
+    def _run(self, x: Tensor, step: Pass, taps: tuple[int, ...]) -> tuple[Tensor, dict]:
         tapped = {}
         for i in self._running:
             if i in taps:
@@ -148,6 +164,12 @@ class TorchModel:
         view = copy.copy(self)
         view._stage = self._stage.with_layers(checked_layers(layers, self.config.num_hidden_layers))
         return view
+
+    @torch.inference_mode()
+    def page_attention(self, rows: Rows, cache: KVCache) -> np.ndarray:
+        """See `WeighsPages`."""
+        assert isinstance(cache, TorchKVCache)
+        return self._stage.page_attention(rows, cache)
 
     @torch.inference_mode()
     def forward(self, rows: Rows, cache: KVCache, taps: tuple[int, ...] = ()) -> ForwardOutput:
