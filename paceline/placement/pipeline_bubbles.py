@@ -1,0 +1,217 @@
+"""How long the stages of a pipeline stand idle because micro-batches differ, and which difference it was.
+
+The published setting (Agrawal et al. 2023, SARATHI, sections 3.2 and 5.3): as many micro-batches as stages are under
+way, each with requests of its own, and a micro-batch enters again when its tokens have left the last stage. Equal ones
+keep every stage busy. The real scheduler plans each micro-batch; a pass only takes time. Not for requests of one pass
+each on many models (`simulator/`), nor for arrivals (`serving_simulator.py`): here everybody is there at the start.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from paceline.errors import InvalidParameter
+from paceline.placement.cost import Device
+from paceline.scheduling import PagePool, RequestState, Scheduler, SchedulerConfig, StepPlan, StepResult
+from paceline.types import SamplingParams
+
+PAGE_SIZE = 16
+
+StageSeconds = Callable[[StepPlan], float]
+"""Seconds that one stage works on a micro-batch; all stages are alike."""
+
+Kind = Literal["prefill_lengths", "prefill_decode", "contexts", "drain"]
+"""Why a stage waited. The first three are the paper's PB1 (both micro-batches prefill, different numbers of tokens),
+PB2 (one prefills, the other does not) and PB3 (they differ only in their decodes: how many, and behind how much
+context); ``drain`` is the end, when there are fewer micro-batches than stages."""
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """One pass of some requests."""
+
+    prompt_tokens: int
+    requests: tuple[int, ...]
+
+    @classmethod
+    def of(cls, plan: StepPlan) -> "MicroBatch":
+        """What `plan` computes."""
+        prompt_tokens = sum(grant.num_prefill_tokens for grant in plan.grants)
+        return cls(prompt_tokens, tuple(int(grant.request.request_id) for grant in plan.grants))
+
+
+def kind_of(left: MicroBatch, awaited: MicroBatch) -> Kind:
+    """Why a stage that `left` has left waits for `awaited`."""
+    if bool(left.prompt_tokens) != bool(awaited.prompt_tokens):
+        return "prefill_decode"
+    return "contexts" if left.prompt_tokens == awaited.prompt_tokens else "prefill_lengths"
+
+
+@dataclass(frozen=True)
+class PipelineResult:
+    """What became of it. All but `seconds` are summed over stages.
+
+    Attributes:
+        seconds: from the start to the last token.
+        busy: seconds that stages worked.
+        bubbles: seconds that stages stood idle between two micro-batches, by cause.
+        request_bubbles: float64 [requests], those of them right before the micro-batches of each request.
+        num_tokens: prompt and output tokens of all requests.
+        num_batches: micro-batches.
+    """
+
+    seconds: float
+    busy: float
+    bubbles: dict[Kind, float]
+    request_bubbles: np.ndarray
+    num_tokens: int
+    num_batches: int
+
+    @property
+    def throughput(self) -> float:
+        """Tokens per second, those of prompts included."""
+        return self.num_tokens / self.seconds
+
+    @property
+    def bubble_share(self) -> float:
+        """Idle share of the stages' time while all micro-batches were under way."""
+        idle = sum(seconds for kind, seconds in self.bubbles.items() if kind != "drain")
+        return idle / (self.busy + idle)
+
+
+def simulate_pipeline(
+    lengths: Sequence[tuple[int, int]], config: SchedulerConfig, num_stages: int, stage_seconds: StageSeconds
+) -> PipelineResult:
+    """Run requests of (prompt, output) tokens through `num_stages` stages, first come, first served.
+
+    Args:
+        config: of each micro-batch; `max_num_seqs` requests at most are in one. Memory is made for as many.
+
+    Raises:
+        InvalidParameter: no requests or stages, one that is too long, or prefix caching: all tokens are equal here.
+    """
+    if not lengths or num_stages < 1:
+        problem = f"{len(lengths)} requests through {num_stages} stages"
+        raise InvalidParameter("lengths", problem, "give at least one of each")
+    if config.prefix_caching:
+        raise InvalidParameter("prefix_caching", "all simulated tokens are equal", "switch it off")
+    return _Pipeline(lengths, config, num_stages, stage_seconds).run()
+
+
+def arithmetic_stage(
+    num_layers: int, hidden_size: int, device: Device, num_devices: int = 1, tile: int = 1
+) -> StageSeconds:
+    """Seconds of a stage of plain transformer layers over `num_devices` devices, from operations, bytes and links.
+
+    Per layer: 12 h^2 parameters of two bytes, read once; 2 operations per parameter and row, rows rounded up to the
+    `tile`; 4 h operations per row and token it attends to; 4 h bytes of keys and values per token read; 2 all-reduces.
+    """
+    parameters = 12 * hidden_size**2 * num_layers
+    width = 4 * hidden_size * num_layers
+
+    def seconds(plan: StepPlan) -> float:
+        rows = -(-plan.num_rows // tile) * tile
+        linear = max(2 * parameters * rows / device.peak, 2 * parameters / device.bandwidth)
+        pairs = sum(g.num_rows * g.start + g.num_rows * (g.num_rows + 1) / 2 for g in plan.grants)
+        read = sum(g.start + g.num_rows for g in plan.grants)
+        attention = max(width * pairs / device.peak, width * read / device.bandwidth)
+        reduce = 2 * num_layers * device.all_reduce_seconds(2 * hidden_size * plan.num_rows, num_devices)
+        return (linear + attention) / num_devices + reduce
+
+    return seconds
+
+
+def measured_stage(pass_seconds: Callable[[int, float], float], num_stages: int) -> StageSeconds:
+    """Seconds of a stage that holds an equal share of a model with a known t(rows, context), e.g. a `CostProfile`."""
+
+    def seconds(plan: StepPlan) -> float:
+        context = sum(grant.num_rows * grant.start for grant in plan.grants) / plan.num_rows
+        return pass_seconds(plan.num_rows, context) / num_stages
+
+    return seconds
+
+
+class _Lane:
+    """One of the micro-batches under way: its scheduler, its last pass, and when that left the pipeline."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        pages = config.max_num_seqs * -(-config.max_model_len // PAGE_SIZE)
+        self.scheduler = Scheduler(config, PagePool(pages, PAGE_SIZE))
+        self.plan = StepPlan()
+        self.batch: MicroBatch | None = None
+        self.left = 0.0
+
+    def commit(self) -> None:
+        """The tokens of the last pass have come out."""
+        results = [
+            StepResult(g.request.request_id, g.num_prefill_tokens, (0,) * g.needs_logits) for g in self.plan.grants
+        ]
+        self.scheduler.update(results, self.left)
+
+    @property
+    def has_seat(self) -> bool:
+        return self.scheduler.num_running + self.scheduler.num_waiting < self.scheduler.config.max_num_seqs
+
+
+class _Pipeline:
+    """One simulation under way."""
+
+    def __init__(
+        self, lengths: Sequence[tuple[int, int]], config: SchedulerConfig, num_stages: int, stage_seconds: StageSeconds
+    ) -> None:
+        self.num_tokens = sum(map(sum, lengths))
+        self.waiting = deque(_state(index, *length) for index, length in enumerate(lengths))
+        self.lanes = deque(_Lane(config) for _ in range(num_stages))
+        self.num_stages, self.stage_seconds = num_stages, stage_seconds
+        self.free = [0.0] * num_stages
+        self.last: MicroBatch | None = None
+        self.busy, self.num_batches = 0.0, 0
+        self.bubbles: dict[Kind, float] = {"prefill_lengths": 0.0, "prefill_decode": 0.0, "contexts": 0.0, "drain": 0.0}
+        self.request_bubbles = np.zeros(len(lengths))
+
+    def run(self) -> PipelineResult:
+        """Micro-batches leave in the order they entered, so they take turns."""
+        while self.lanes:
+            lane = self.lanes.popleft()
+            lane.commit()
+            while self.waiting and lane.has_seat:
+                lane.scheduler.add(self.waiting.popleft())
+            if lane.scheduler.has_work:
+                self._enter(lane)
+                self.lanes.append(lane)
+        end = self.free[-1]
+        return PipelineResult(end, self.busy, self.bubbles, self.request_bubbles, self.num_tokens, self.num_batches)
+
+    def _enter(self, lane: _Lane) -> None:
+        """Plan the next pass of `lane` and send it through all stages."""
+        former = lane.batch
+        lane.plan = lane.scheduler.schedule(lane.left)
+        lane.batch = MicroBatch.of(lane.plan)
+        seconds = self.stage_seconds(lane.plan)
+        ready = lane.left
+        for stage in range(self.num_stages):
+            start = max(ready, self.free[stage])
+            if self.last is not None:  # the first of all fills the pipeline
+                awaited = lane.batch if stage or former is None else former  # stage 0 waits for tokens to return
+                self._idle(start - self.free[stage], kind_of(self.last, awaited), lane.batch)
+            ready = self.free[stage] = start + seconds
+        lane.left, self.last = ready, lane.batch
+        self.busy += self.num_stages * seconds
+        self.num_batches += 1
+
+    def _idle(self, seconds: float, kind: Kind, batch: MicroBatch) -> None:
+        """A stage stood idle before `batch`."""
+        if seconds <= 0:
+            return
+        draining = len(self.lanes) + 1 < self.num_stages
+        self.bubbles["drain" if draining else kind] += seconds
+        if not draining:
+            self.request_bubbles[list(batch.requests)] += seconds
+
+
+def _state(index: int, prompt_tokens: int, output_tokens: int) -> RequestState:
+    params = SamplingParams(max_tokens=output_tokens, ignore_eos=True)
+    return RequestState(str(index), [0] * prompt_tokens, params)

@@ -1,0 +1,155 @@
+"""Decodes that ride on prefill chunks: what they cost and gain in closed form (Agrawal et al. 2023, SARATHI).
+
+A pass reads every weight once. Decodes alone leave most of that reading unused; beside a prompt chunk they cost little
+more than their own arithmetic. Numbers may be Fractions, and the results then are. Not for the largest batch
+(`capacity.py`), and not for choosing a token budget under a latency target (`scheduling/budget.py`).
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from paceline.errors import InvalidParameter
+from paceline.theory.checks import Number, check_cost, check_count, check_positive
+
+
+def perfect_coverage(chunk: int, batch: int) -> Fraction:
+    """Prompt tokens per output token at which every chunk carries all the decodes it can: C / (B - 1) (section 4.4).
+
+    Args:
+        chunk: C, prompt tokens of a pass.
+        batch: B, requests of a pass; one of them is being prefilled, B - 1 decode.
+    """
+    check_count("chunk", chunk, least=1)
+    check_count("batch", batch, least=2)
+    return Fraction(chunk, batch - 1)
+
+
+def aligned_chunk(rows: int, batch: int) -> int:
+    """Prompt tokens that fill a pass of `rows` beside B - 1 decodes: rows - (B - 1) (section 4.4).
+
+    `rows` is a multiple of the tile of the matrix product: one row more costs a whole tile.
+
+    Raises:
+        InvalidParameter: the decodes leave no row.
+    """
+    check_count("batch", batch, least=1)
+    if rows < batch:
+        problem = f"{rows} rows hold no chunk beside {batch - 1} decodes"
+        raise InvalidParameter("rows", problem, f"give at least {batch}")
+    return rows - (batch - 1)
+
+
+def idle_rows(rows: int, tile: int) -> int:
+    """Rows of the last tile that a pass over `rows` pays for and does not use."""
+    check_count("rows", rows, least=1)
+    check_count("tile", tile, least=1)
+    return -rows % tile
+
+
+def num_chunks(prompt_tokens: int, chunk: int) -> int:
+    """Chunks of a prompt; all but the last are full."""
+    check_count("prompt_tokens", prompt_tokens, least=1)
+    check_count("chunk", chunk, least=1)
+    return -(-prompt_tokens // chunk)
+
+
+def kv_loads(prompt_tokens: int, chunk: int) -> int:
+    """Tokens whose keys and values are read while a prompt is prefilled in chunks; `prompt_tokens` in one piece.
+
+    Chunk i reads everything up to its own end, so the first of N chunks is read N times (section 4.2).
+    """
+    count = num_chunks(prompt_tokens, chunk)
+    return chunk * count * (count - 1) // 2 + prompt_tokens
+
+
+def blended_speedup(prefill: Number, decode: Number, chunk_loss: Number, decode_speedup: Number) -> Number:
+    """What faster decodes are worth when chunks make the prefill slower.
+
+    Args:
+        prefill, decode: seconds of both phases without piggybacking, in any unit.
+        chunk_loss: prefill seconds in chunks over those in one piece, less 1.
+        decode_speedup: seconds per decode alone over those of a decode that rides.
+    """
+    check_cost("prefill", prefill)
+    check_positive("decode", decode)
+    check_cost("chunk_loss", chunk_loss)
+    check_positive("decode_speedup", decode_speedup)
+    return (prefill + decode) / (prefill * (1 + chunk_loss) + decode / decode_speedup)
+
+
+@dataclass(frozen=True, slots=True)
+class PassTimes:
+    """Seconds, in any unit, of the three kinds of passes (table 2 of the paper), and what follows from them.
+
+    Attributes:
+        chunk: prompt tokens of a prefill-only and of a decode-maximal pass.
+        batch: decodes of a decode-only pass; a decode-maximal one carries one less.
+        prefill_only: a chunk alone.
+        decode_only: the decodes alone.
+        decode_maximal: the chunk with the decodes that ride on it.
+    """
+
+    chunk: int
+    batch: int
+    prefill_only: Number
+    decode_only: Number
+    decode_maximal: Number
+
+    def __post_init__(self) -> None:
+        check_count("chunk", self.chunk, least=1)
+        check_count("batch", self.batch, least=2)
+        for field in ("prefill_only", "decode_only", "decode_maximal"):
+            check_positive(field, getattr(self, field))
+
+    @property
+    def per_prefill_token(self) -> Number:
+        """Seconds per prompt token of a prefill-only pass."""
+        return self.prefill_only / self.chunk
+
+    @property
+    def per_decode(self) -> Number:
+        """Seconds per token of a decode-only pass."""
+        return self.decode_only / self.batch
+
+    @property
+    def per_riding_decode(self) -> Number:
+        """Seconds that a decode adds to a chunk's pass."""
+        return (self.decode_maximal - self.prefill_only) / (self.batch - 1)
+
+    @property
+    def decode_speedup(self) -> Number:
+        """How much cheaper a decode is that rides; infinite when nothing was added."""
+        riding = self.per_riding_decode
+        return self.per_decode / riding if riding > 0 else float("inf")
+
+    @property
+    def best_ratio(self) -> Fraction:
+        """Prompt tokens per output token with the largest `gain`: `perfect_coverage`."""
+        return perfect_coverage(self.chunk, self.batch)
+
+    def throughput(self, ratio: Number) -> Number:
+        """Tokens (prompt and output) per second, decode-maximal, with `ratio` prompt tokens per output token.
+
+        For one output token there are ratio / C chunks, which carry B - 1 decodes each as long as there are any. Where
+        prompts are too short for that, the rest of the decodes run alone; where they are long, chunks do.
+        """
+        check_positive("ratio", ratio)
+        chunks = ratio / self.chunk
+        riding = min(1, chunks * (self.batch - 1))
+        mixed = riding / (self.batch - 1)
+        alone = (chunks - mixed) * self.prefill_only + (1 - riding) * self.per_decode
+        return (ratio + 1) / (mixed * self.decode_maximal + alone)
+
+    def separate_throughput(self, ratio: Number, chunk_loss: Number = 0) -> Number:
+        """The same when prompts and decodes never share a pass, and prompts run in one piece.
+
+        Args:
+            chunk_loss: how much longer prompts take in chunks of `chunk`, as a share.
+        """
+        check_positive("ratio", ratio)
+        check_cost("chunk_loss", chunk_loss)
+        return (ratio + 1) / (ratio * self.per_prefill_token / (1 + chunk_loss) + self.per_decode)
+
+    def gain(self, ratio: Number, chunk_loss: Number = 0) -> Number:
+        """`throughput` over `separate_throughput`."""
+        return self.throughput(ratio) / self.separate_throughput(ratio, chunk_loss)
