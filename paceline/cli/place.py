@@ -9,9 +9,13 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from paceline.cli import case_options as c
-from paceline.cli.options import messages
+from paceline.cli.options import messages, progress_bars
+from paceline.cli.show_explanation import explanation_tables, interference_map
 from paceline.cli.show_plan import group_table, model_table, plan_record, search_chart, summary
-from paceline.placement.search import NAMES, plan
+from paceline.errors import InvalidParameter
+from paceline.placement import Case
+from paceline.placement.explain import Explanation, explain
+from paceline.placement.search import NAMES, Plan, plan
 from paceline.theory.plots import draw
 
 
@@ -33,8 +37,11 @@ def place(
     rate_scale: c.RateScale = 1.0,
     cv_scale: c.CvScale = 1.0,
     slo_scale: c.SloScale = 1.0,
+    why: Annotated[bool, typer.Option("--explain", help="Say why: loads, losses, what each choice buys.")] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan here, as JSON.")] = None,
-    plot: Annotated[Path | None, typer.Option("--plot", help="Draw attainment over search time here.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="Draw attainment over search time, or interference.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Say where to put which model, how to split it, and what share of requests will meet their deadline.
@@ -47,6 +54,8 @@ def place(
 
         paceline place --case case.json --policy mp-search --json
 
+        paceline place --case case.yaml --explain --plot interference.png
+
         paceline place --case case.yaml --num-devices 16 --slo-scale 0.5 --time-budget 10 --output plan.json
 
         paceline place --profiles p.yaml --num-devices 8 --mem-budget 13e9 --duration 600 --model "small rate=2 slo=0.5"
@@ -58,17 +67,29 @@ def place(
             loaded, policy, time_budget=time_budget, effort=effort, seed=seed, window=window,
             allow_unplaceable=allow_unplaceable, progress=progress,
         )  # fmt: skip
-    record = json.dumps(plan_record(loaded, made))
+    explanation = _explained(loaded, made) if why else None
+    extra = {} if explanation is None else {"explanation": explanation.to_record()}
+    record = json.dumps(plan_record(loaded, made) | extra)
     if output is not None:
         output.write_text(record + "\n")
     if plot is not None:
-        draw(search_chart(made), plot)
+        draw(search_chart(made) if explanation is None else interference_map(explanation.interference), plot)
     if as_json:
         print(record)
         return
     messages.print(group_table(loaded, made.placement, made.result))
     messages.print(model_table(loaded, made.placement, made.result))
+    for table in explanation_tables(explanation) if explanation is not None else ():
+        messages.print(table)
     print(summary(made))
+
+
+def _explained(case: Case, made: Plan) -> Explanation:
+    if made.windows:
+        remedy = "explain the plan of another policy"
+        raise InvalidParameter("explain", f"{made.policy} has a placement for each window", remedy)
+    with progress_bars() as progress:
+        return explain(case, made.placement, lambda done, total: progress("explaining", done, total))
 
 
 @contextmanager

@@ -68,7 +68,7 @@ def model_table(case: Case, placement: Placement, result: SimulationResult) -> T
     """One row per model: its traffic, its deadline, how many groups hold it, how many requests are in time."""
     table = Table(title="models", title_justify="left")
     table.add_column("model")
-    for name in ("requests/s", "slo [s]", "groups", "attainment"):
+    for name in ("requests/s", "slo (s)", "groups", "attainment"):
         table.add_column(name, justify="right")
     rates, replicas = case.workload.rates(len(case.models)), placement.replicas(len(case.models))
     for m, model in enumerate(case.models):

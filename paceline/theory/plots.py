@@ -1,18 +1,20 @@
-"""The one door to matplotlib: draws a `Chart` into a file.
+"""The one door to matplotlib: draws a `Chart` or a `HeatMap` into a file.
 
 matplotlib belongs to the extra `paceline[plots]` and is imported only when something is drawn. Not the place for
-deciding what to draw (`curves.py`).
+deciding what to draw (`curves.py`, `heat_map.py`).
 """
 
 from pathlib import Path
+from typing import Any
 
 from paceline.errors import InvalidParameter
 from paceline.theory.curves import Chart
+from paceline.theory.heat_map import HeatMap
 
 FORMATS = (".png", ".svg", ".pdf")
 
 
-def draw(chart: Chart, path: str | Path) -> Path:
+def draw(chart: Chart | HeatMap, path: str | Path) -> Path:
     """Draw `chart` into `path` (.png, .svg or .pdf) and return it.
 
     Raises:
@@ -30,6 +32,16 @@ def draw(chart: Chart, path: str | Path) -> Path:
         raise InvalidParameter("matplotlib", "is not installed, and plots need it", remedy) from None
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
+    if isinstance(chart, HeatMap):
+        _draw_cells(figure, axes, chart)
+    else:
+        _draw_curves(axes, chart)
+    axes.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.y_label)
+    figure.savefig(path, dpi=150)
+    return path
+
+
+def _draw_curves(axes: Any, chart: Chart) -> None:
     for series in chart.series:
         (line,) = axes.plot(series.x, series.y, marker="." if chart.discrete else None, label=series.label)
         if series.band is not None:
@@ -38,8 +50,15 @@ def draw(chart: Chart, path: str | Path) -> Path:
         if series.marked:
             at = list(series.marked)
             axes.scatter([series.x[i] for i in at], [series.y[i] for i in at], color=line.get_color(), zorder=3)
-    axes.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.y_label)
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(path, dpi=150)
-    return path
+
+
+def _draw_cells(figure: Any, axes: Any, heat: HeatMap) -> None:
+    """Blue above zero, red below, white at zero; cells without a value are grey."""
+    most = max((abs(value) for row in heat.values for value in row if value == value), default=0.0) or 1.0
+    axes.set_facecolor("lightgrey")
+    image = axes.imshow(heat.values, origin="lower", cmap="RdBu", vmin=-most, vmax=most, aspect="auto")
+    axes.set_xticks(range(len(heat.columns)), heat.columns, rotation=45 if max(map(len, heat.columns)) > 5 else 0)
+    axes.set_yticks(range(len(heat.rows)), heat.rows)
+    figure.colorbar(image, label=heat.value_label)

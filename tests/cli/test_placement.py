@@ -111,6 +111,26 @@ def test_plot_of_the_search(case_file, tmp_path):
     assert path.stat().st_size > 1000
 
 
+def test_explain_says_why(case_file):
+    record = json.loads(invoke("place", "--case", case_file, "--explain", "--json"))
+    why = record["explanation"]
+    assert why["groups"][0]["models"] == ["a", "b"]
+    assert why["splits"][0]["instead"] == "single devices" and why["splits"][0]["attainment"] > 0
+    assert why["interference"]["attainment"][0][1] >= 0
+    assert sum(why["models"][0][reason] for reason in ("attainment", "no_replica", "too_slow", "queueing")) == 1
+    assert "in time" in invoke("place", "--case", case_file, "--explain")
+
+
+def test_explain_plots_interference(case_file, tmp_path):
+    pytest.importorskip("matplotlib")
+    invoke("place", "--case", case_file, "--explain", "--plot", tmp_path / "who.png")
+    assert (tmp_path / "who.png").stat().st_size > 1000
+
+
+def test_clockwork_has_no_one_plan_to_explain(case_file):
+    assert refusal("place", "--case", case_file, "--policy", "clockwork++", "--explain").field == "explain"
+
+
 @pytest.mark.parametrize(
     ("arguments", "field", "number"),
     [

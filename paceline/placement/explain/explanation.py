@@ -1,0 +1,76 @@
+"""`explain`: every part of the answer for one placement, put together."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from math import isfinite
+from typing import Any
+
+from paceline.placement.case import Case
+from paceline.placement.explain.interference import Interference, interference
+from paceline.placement.explain.loads import GroupLoad, group_loads
+from paceline.placement.explain.losses import ModelLoss, model_losses
+from paceline.placement.explain.worth import ReplicaWorth, SplitWorth, Worths
+from paceline.placement.placement import Placement
+from paceline.placement.simulator import Evaluator
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why a placement fares as it does.
+
+    Attributes:
+        groups: load, queue and burstiness of each group.
+        models: of each model, what share of its requests was lost to what.
+        replicas: what each model in each group buys.
+        splits: what the split of each group of several devices buys against the other ways to use them.
+        interference: how models that share groups slow each other.
+    """
+
+    groups: tuple[GroupLoad, ...]
+    models: tuple[ModelLoss, ...]
+    replicas: tuple[ReplicaWorth, ...]
+    splits: tuple[SplitWorth, ...]
+    interference: Interference
+
+    def to_record(self) -> dict[str, Any]:
+        """For JSON: nested lists and mappings; what is infinite or undefined is None."""
+        return _plain(asdict(self))
+
+
+def explain(case: Case, placement: Placement, progress: Callable[[int, int], None] | None = None) -> Explanation:
+    """Explain `placement` on the arrivals of `case`; simulates about once per replica and twice per model.
+
+    Args:
+        progress: told now and then how many of how many simulations are done.
+
+    Raises:
+        InvalidParameter: the case's cluster cannot hold the placement (`placement.validate`).
+    """
+    evaluator = Evaluator(case)
+    result = evaluator.simulate(placement, keep_latencies=True)
+    worths = Worths(evaluator, placement)
+    shares, replicas = len(case.models), len(worths.held)
+    total = replicas + len(worths.wide) + 2 * shares
+    done = 0
+
+    def step() -> None:
+        nonlocal done
+        done += 1
+        if progress is not None:
+            progress(done, total)
+
+    return Explanation(
+        groups=group_loads(evaluator, placement, result),
+        models=model_losses(evaluator, placement),
+        replicas=tuple(worths.replicas(step)),
+        splits=tuple(worths.splits(step)),
+        interference=interference(evaluator, placement, result, step),
+    )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
