@@ -1,9 +1,10 @@
 """`paceline layers`: finds which layers the layer-skip drafter should leave out, on the user's own text."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -11,6 +12,9 @@ from rich.table import Table
 
 from paceline.cli import options as o
 from paceline.errors import InvalidParameter
+
+if TYPE_CHECKING:
+    from paceline.drafters.layer_search import LayerChoice
 
 
 def layers(
@@ -39,10 +43,11 @@ def layers(
 
     if max_tokens < 2:
         raise InvalidParameter("max_tokens", f"{max_tokens} is less than 2", "read at least two tokens")
+    written = [_read(path) for path in texts]
     config = EngineConfig(dtype=dtype, num_threads=threads, executor=executor)  # type: ignore[arg-type]
     with o.progress_bars() as progress:
         loaded = load(model, config, progress)
-        ids = [loaded.source.tokenizer.encode(_read(path))[:max_tokens] for path in texts]
+        ids = [loaded.source.tokenizer.encode(text)[:max_tokens] for text in written]
         choices = search_skipped_layers(
             loaded.model, ids, breadth=breadth, progress=lambda done, total: progress("leaving out layers", done, total)
         )
@@ -52,14 +57,7 @@ def layers(
         return
     console = Console(highlight=False)
     console.print(_table(choices, best))
-    if best.speedup <= 1:
-        console.print("No set of layers promises a gain with this model on this machine.")
-        return
-    option = json.dumps(list(best.skip_layers), separators=(",", ":"))
-    console.print(
-        f"--draft layer_skip --num-draft-tokens {best.num_draft_tokens} --draft-option skip_layers={option}",
-        soft_wrap=True,
-    )
+    console.print(_advice(best), soft_wrap=True)
 
 
 def _read(path: Path) -> str:
@@ -69,7 +67,14 @@ def _read(path: Path) -> str:
         raise InvalidParameter("texts", f"{path} cannot be read ({error})", "name a text file in UTF-8") from None
 
 
-def _table(choices, best) -> Table:
+def _advice(best: "LayerChoice") -> str:
+    if best.speedup <= 1:
+        return "No set of layers promises a gain with this model on this machine."
+    option = json.dumps(list(best.skip_layers), separators=(",", ":"))
+    return f"--draft layer_skip --num-draft-tokens {best.num_draft_tokens} --draft-option skip_layers={option}"
+
+
+def _table(choices: "Sequence[LayerChoice]", best: "LayerChoice") -> Table:
     table = Table("left out", "agreement", "draft length", "predicted speed-up")
     for choice in choices:
         cells = (
