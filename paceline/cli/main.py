@@ -16,7 +16,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-COMMANDS = ("generate", "chat", "models", "demo", "tune", "tree", "place", "simulate", "layers")
+COMMANDS = ("generate", "chat", "models", "demo", "tune", "tree", "place", "simulate", "layers", "serve")
 GROUPS = ("theory", "train")
 
 for name in COMMANDS:

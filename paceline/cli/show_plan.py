@@ -8,6 +8,7 @@ from rich.table import Table
 from paceline.errors import InvalidParameter
 from paceline.placement import Case, Placement, SimulationResult
 from paceline.placement.search import Plan
+from paceline.placement.simulator import ControllerRules
 from paceline.theory.curves import Chart, Series
 
 
@@ -28,10 +29,25 @@ def plan_record(case: Case, plan: Plan) -> dict[str, Any]:
         "model_attainment": _numbers(plan.result.model_attainment),
         "unplaceable": {case.models[m].name: str(reason) for m, reason in plan.unplaceable.items()},
         "history": [step._asdict() for step in plan.history],
+        **_serving_record(case, plan.placement),
     }
     if plan.windows:
         record["windows"] = [{"start": w.start, "groups": w.placement.to_lists()} for w in plan.windows]
     return record
+
+
+def _serving_record(case: Case, placement: Placement) -> dict[str, Any]:
+    """What a cluster needs to know besides the groups: weights, deadlines, and how long stages take."""
+    rules = ControllerRules()
+    models = [
+        {"name": model.name, "path": model.path or model.name, "slo": model.slo if model.has_slo else None}
+        for model in case.models
+    ]
+    seconds = [
+        [rules.stage_seconds(case.profile_of(model).stages(group.parallel).latency) for model in group.models]
+        for group in placement.groups
+    ]
+    return {"serving": models, "stage_seconds": seconds, "overhead": rules.overhead}
 
 
 def result_record(case: Case, result: SimulationResult) -> dict[str, Any]:

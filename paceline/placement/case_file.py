@@ -1,6 +1,6 @@
 """Case files: JSON, or YAML for those written by hand.
 
-A case file has ``num_devices``, ``mem_budget`` (bytes per device), ``models`` [{name, type, rate, cv, slo}],
+A case file has ``num_devices``, ``mem_budget`` (bytes per device), ``models`` [{name, type, rate, cv, slo, path}],
 ``profiles`` {type: [{op, pp, latency [s per stage], weight_mem [bytes per stage]}]}, and either ``arrivals`` (a CSV of
 time and model, its path relative to the case file) or ``duration`` in seconds (and ``seed``), for which arrivals are
 drawn at the models' rates. A model without ``slo`` has no deadline. A profile entry may have ``batch_latency``
@@ -101,6 +101,7 @@ def _read_model(index: int, values: Any) -> PlacedModel:
         rate=_number(values, "rate", 0.0, where),
         cv=_number(values, "cv", 1.0, where),
         slo=NO_SLO if slo is None else _number(values, "slo", where=where),
+        path=_field(values, "path", str, where) if "path" in values else None,
     )
 
 

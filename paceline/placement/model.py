@@ -18,6 +18,7 @@ class PlacedModel:
         rate: mean requests per second.
         cv: coefficient of variation of the gaps between arrivals; 1 is Poisson, larger is burstier.
         slo: seconds from arrival to answer that a request may take; `NO_SLO` for none.
+        path: where its weights are; None where planning is all that is wanted.
 
     Raises:
         InvalidParameter: a negative rate or cv, or a deadline that is not above 0.
@@ -28,6 +29,7 @@ class PlacedModel:
     rate: float = 0.0
     cv: float = 1.0
     slo: float = NO_SLO
+    path: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.rate < float("inf"):

@@ -62,6 +62,7 @@ class RayGroup:
         if not await self._has_place():
             remedy = "raise num_cpus, or plan for fewer devices"
             raise InvalidParameter("num_cpus", f"{self._cpus:g} CPUs are not free for a group", remedy)
+        await self.kill()
         where = PlacementGroupSchedulingStrategy(self._place)
         options: Any = {"num_cpus": self._cpus, "max_concurrency": MAX_CONCURRENCY, "scheduling_strategy": where}
         actor = ray.remote(GroupActor).options(**options)  # type: ignore[attr-defined]

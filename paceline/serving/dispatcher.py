@@ -107,10 +107,10 @@ class Dispatcher:
         events: EventLog | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.plan, self._groups, self._clock = plan, list(groups), clock
+        self.plan, self.groups, self._clock = plan, list(groups), clock
         self._watch = Watch() if watch is None else watch
         self.events = EventLog() if events is None else events
-        slos = {model.name: model.slo for model in plan.models}
+        slos = {model.name: model.slo for model in plan.held}
         self.controller = Controller(plan.books(), slos, plan.overhead)
         self._flights: dict[str, _Flight] = {}
         self._lives = [_Life() for _ in groups]
@@ -119,7 +119,7 @@ class Dispatcher:
 
     @property
     def models(self) -> Sequence[str]:
-        return [model.name for model in self.plan.models]
+        return [model.name for model in self.plan.held]
 
     async def start(self) -> None:
         """Start all groups and their watches.
@@ -128,11 +128,11 @@ class Dispatcher:
             PacelineError: a group cannot start, e.g. a model that is not found; all are ended again.
         """
         try:
-            await asyncio.gather(*(self._load(group) for group in range(len(self._groups))))
+            await asyncio.gather(*(self._load(group) for group in range(len(self.groups))))
         except BaseException:
             await self._kill_all()
             raise
-        for group in range(len(self._groups)):
+        for group in range(len(self.groups)):
             self._spawn(self._keep_watch(group))
 
     async def generate(self, job: Job) -> AsyncGenerator[Chunk, None]:
@@ -209,7 +209,7 @@ class Dispatcher:
     async def _run(self, flight: _Flight, group: int) -> None:
         """One attempt; what the client has seen of an earlier one is not repeated."""
         to_skip = flight.num_sent
-        async with aclosing(self._groups[group].generate(flight.job)) as chunks:
+        async with aclosing(self.groups[group].generate(flight.job)) as chunks:
             async for chunk in chunks:
                 text, to_skip = chunk.text[to_skip:], max(0, to_skip - len(chunk.text))
                 flight.num_sent += len(text)
@@ -252,7 +252,7 @@ class Dispatcher:
     async def _abort(self, group: int, job: Job | None) -> None:
         if job is not None:
             with suppress(WorkerDied):
-                await self._groups[group].abort(job)
+                await self.groups[group].abort(job)
         self._give_turns(group)
 
     def _give_turns(self, group: int) -> None:
@@ -266,7 +266,7 @@ class Dispatcher:
                 continue
             life = self._lives[group].number
             try:
-                await asyncio.wait_for(self._groups[group].check(), self._watch.timeout)
+                await asyncio.wait_for(self.groups[group].check(), self._watch.timeout)
             except TimeoutError:
                 self._bury(group, life, f"no sign of life for {self._watch.timeout:g} s")
             except Exception as error:
@@ -291,7 +291,7 @@ class Dispatcher:
         self._move(group, now, None if wait is None else now + wait + state.load_seconds)
         if wait is None:
             self.events.record("group_lost", group=group, restarts=state.restarts)
-            self._spawn(self._groups[group].kill())
+            self._spawn(self.groups[group].kill())
         else:
             self._spawn(self._restart(group, wait))
 
@@ -312,7 +312,7 @@ class Dispatcher:
             self._give_turns(target)
 
     async def _restart(self, group: int, wait: float) -> None:
-        await self._groups[group].kill()
+        await self.groups[group].kill()
         self.events.record("group_restarting", group=group, attempt=self._lives[group].restarts, after_seconds=wait)
         await asyncio.sleep(wait)
         life = self._lives[group].number
@@ -326,7 +326,7 @@ class Dispatcher:
 
     async def _load(self, group: int) -> None:
         started = self._clock()
-        await self._groups[group].start()
+        await self.groups[group].start()
         life = self._lives[group]
         life.since = self._clock()
         life.load_seconds = life.since - started
@@ -334,7 +334,7 @@ class Dispatcher:
         self.events.record("group_ready", group=group, models=names, seconds=round(life.load_seconds, 3))
 
     async def _kill_all(self) -> None:
-        await asyncio.gather(*(group.kill() for group in self._groups), return_exceptions=True)
+        await asyncio.gather(*(group.kill() for group in self.groups), return_exceptions=True)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = asyncio.get_running_loop().create_task(work)

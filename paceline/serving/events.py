@@ -4,7 +4,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, TextIO
+from typing import IO, Any
 
 MAX_KEPT = 1000
 
@@ -17,7 +17,7 @@ class EventLog:
         clock: seconds since the epoch.
     """
 
-    def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, stream: IO[str] | None = None, clock: Callable[[], float] = time.time) -> None:
         self._stream, self._clock = stream, clock
         self._kept: deque[dict[str, Any]] = deque(maxlen=MAX_KEPT)
 

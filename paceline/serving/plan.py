@@ -74,8 +74,7 @@ class ClusterPlan:
         overhead: seconds between a request's last stage and its answer.
 
     Raises:
-        InvalidParameter: no groups, equal names, an index without a model, a model that no group holds, or stage times
-            that do not fit the groups.
+        InvalidParameter: no groups, equal names, an index without a model, or stage times that do not fit the groups.
     """
 
     models: tuple[ModelSpec, ...]
@@ -95,9 +94,6 @@ class ClusterPlan:
                 if not 0 <= model < len(names):
                     problem = f"group {index} holds model {model}, there are {len(names)}"
                     raise InvalidParameter("groups", problem, f"use indices 0 to {len(names) - 1}")
-        for name, replicas in zip(names, self.placement.replicas(len(names)), strict=True):
-            if not replicas:
-                raise InvalidParameter("groups", f"none holds {name!r}", "place it, or remove it from the models")
         if self.stage_seconds is not None:
             self._check_stage_seconds()
         if not 0 <= self.overhead < float("inf"):
@@ -110,6 +106,11 @@ class ClusterPlan:
                 return spec
         known = ", ".join(spec.name for spec in self.models)
         raise InvalidParameter("model", f"{name!r} is unknown", f"use one of {known}")
+
+    @property
+    def held(self) -> tuple[ModelSpec, ...]:
+        """Models that some group holds; a planner may have found no room for others."""
+        return tuple(self.models[index] for index in sorted({m for g in self.placement.groups for m in g.models}))
 
     def held_by(self, group: int) -> tuple[ModelSpec, ...]:
         """Models of a group."""

@@ -18,8 +18,8 @@ OpenModel = Callable[[ModelSpec], AsyncLLM]
 def open_model(
     spec: ModelSpec, speculative: SpeculativeConfig | None = None, progress: Progress = silent, **engine: Any
 ) -> AsyncLLM:
-    """A model ready to be asked; `engine` holds options that come on top of its own."""
-    return AsyncLLM(LLM(spec.path, speculative=speculative, progress=progress, **(dict(spec.engine) | engine)))
+    """A model ready to be asked; its own options go before those of `engine`."""
+    return AsyncLLM(LLM(spec.path, speculative=speculative, progress=progress, **(engine | dict(spec.engine))))
 
 
 class Worker:

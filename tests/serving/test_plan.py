@@ -44,7 +44,6 @@ def test_a_planners_record_is_enough():
         ({"groups": [[1, 1]]}, "groups"),
         ({"groups": [[0, 1, [0, 1]]]}, "parallel"),
         ({"groups": [[1, 1, [0, 2]], [1, 2, [0, 1]]]}, "groups"),
-        ({"groups": [[1, 1, [0]], [1, 2, [0]]]}, "groups"),
         ({"models": ["a", "a"]}, "models"),
         ({"models": "a"}, "models"),
         ({"models": [{"path": "p"}, "b"]}, "models[0]"),
@@ -64,6 +63,11 @@ def test_what_cannot_be_used_is_named(change, field):
     with pytest.raises(InvalidParameter) as refusal:
         plan_of(PLAN | change)
     assert refusal.value.field == field
+
+
+def test_models_that_found_no_place_are_not_held():
+    plan = plan_of({"groups": [[1, 1, [2]], [1, 1, [0, 2]]], "models": ["a", "b", "c"]})
+    assert [model.name for model in plan.held] == ["a", "c"]
 
 
 def test_a_file_that_is_no_plan_is_named(tmp_path):

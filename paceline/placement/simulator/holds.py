@@ -37,6 +37,10 @@ class ControllerRules:
         if list(sizes) != sorted(set(sizes)) or not sizes or sizes[0] != 1:
             raise InvalidParameter("batch_sizes", f"{sizes} does not rise from 1", "use e.g. 1, 2, 4, 8, 16")
 
+    def stage_seconds(self, latency: Sequence[float]) -> list[float]:
+        """Busy seconds of each stage, from the profiled ones."""
+        return [seconds * (1 + self.stage_overhead * len(latency)) for seconds in latency]
+
 
 class Holds(NamedTuple):
     """A *hold* is a model in a group. Models are numbered within `models`, holds ordered by model, then group.

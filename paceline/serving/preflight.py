@@ -1,0 +1,48 @@
+"""Checks before anything is started: that every model of a plan is there, and can be split as the plan says."""
+
+from collections.abc import Callable
+
+from paceline.errors import InvalidParameter
+from paceline.models.config import ModelConfig
+from paceline.models.resolve import ModelSource, resolve_model
+from paceline.placement.profile import ParallelConfig
+from paceline.serving.plan import ClusterPlan
+
+Progress = Callable[[str, int, int], None]
+
+
+def check_loadable(plan: ClusterPlan, progress: Progress, resolve: Callable[..., ModelSource] = resolve_model) -> None:
+    """Find, and fetch where need be, the weights of all models that groups hold.
+
+    Args:
+        progress: told (what, bytes done, bytes in all).
+        resolve: finds a model by its path.
+
+    Raises:
+        ModelNotFound, DownloadFailed, CorruptWeights, UnsupportedModel: see `resolve_model`.
+        InvalidParameter: a degree that does not fit a model.
+    """
+    configs: dict[str, ModelConfig] = {}
+    for path in dict.fromkeys(spec.path for spec in plan.held):
+        source = resolve(path, progress=_told_as(f"fetching {path}", progress))
+        configs[path] = source.checkpoint.config
+    for index, group in enumerate(plan.placement.groups):
+        if group.parallel.num_devices > 1:
+            for spec in plan.held_by(index):
+                _check_split(configs[spec.path], group.parallel, f"groups[{index}]: {spec.name!r}")
+
+
+def _told_as(what: str, progress: Progress) -> Callable[[int, int], None]:
+    return lambda done, total: progress(what, done, total)
+
+
+def _check_split(config: ModelConfig, degrees: ParallelConfig, where: str) -> None:
+    try:
+        from paceline.models.torch_executor.parallel.layout import Layout
+    except ModuleNotFoundError:
+        problem = f"{where} is to be split and torch is not installed"
+        raise InvalidParameter("groups", problem, "pip install 'paceline[cluster]'") from None
+    try:
+        Layout.of(config, degrees.tensor, degrees.pipeline)
+    except InvalidParameter as error:
+        raise InvalidParameter(error.field, f"{where}: {error.problem}", error.remedy) from None
