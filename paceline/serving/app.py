@@ -154,7 +154,7 @@ async def _refusal(_: Request, error: Exception) -> Response:
 async def _bad_body(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    field = ".".join(str(part) for part in first["loc"] if part != "body")
+    field = ".".join(str(part) for part in first["loc"] if part != "body") or "body"
     return JSONResponse(error_body(f"{field}: {first['msg']}", "invalid_request_error", field), 400)
 
 

@@ -1,0 +1,72 @@
+"""A worker around a real engine on a tiny random model, behind the HTTP front."""
+
+import asyncio
+
+import httpx
+import pytest
+
+from paceline.config import EngineConfig
+from paceline.engine.async_llm import AsyncLLM
+from paceline.engine.llm import LLM
+from paceline.errors import InvalidParameter
+from paceline.models.loaded import LoadedModel
+from paceline.models.resolve import ModelSource
+from paceline.serving.app import build_app
+from paceline.serving.local import LocalBackend
+from paceline.serving.plan import ModelSpec, plan_of
+from paceline.serving.preflight import check_loadable
+from paceline.types import SamplingParams
+from tests.fakes import ByteTokenizer, RandomCheckpoint, small_config
+
+SOURCE = ModelSource("tiny", RandomCheckpoint(small_config()), ByteTokenizer())  # type: ignore[arg-type]
+
+
+def open_tiny(spec):
+    torch_model = pytest.importorskip("paceline.models.torch_executor").TorchModel
+    llm = LLM.__new__(LLM)
+    config = EngineConfig(kv_cache_memory_bytes=1 << 22)
+    llm._set_up(LoadedModel(SOURCE, torch_model(SOURCE.checkpoint)), config, None, lambda *_: None)
+    return AsyncLLM(llm)
+
+
+def greedy(prompt):
+    llm = open_tiny(None)._llm
+    return llm.generate(prompt, SamplingParams(temperature=0, max_tokens=20, ignore_eos=True))[0].text
+
+
+def test_one_model_over_http_says_what_it_says_alone():
+    async def scene():
+        backend = LocalBackend([ModelSpec("mine", "tiny")], open_tiny)
+        transport = httpx.ASGITransport(build_app(backend))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            body = {"model": "mine", "prompt": "abcabc", "temperature": 0, "max_tokens": 20, "ignore_eos": True}
+            whole, streamed = await asyncio.gather(
+                client.post("/v1/completions", json=body),
+                client.post("/v1/completions", json=body | {"stream": True}),
+            )
+            assert (await client.get("/health")).json() == {"status": "ok"}
+            assert b"paceline:" in (await client.get("/metrics")).content
+            unknown = await client.post("/v1/completions", json=body | {"model": "other"})
+        await backend.close()
+        assert unknown.status_code == 404
+        assert streamed.text.endswith("data: [DONE]\n\n")
+        return whole.json()
+
+    answer = asyncio.run(scene())
+    assert answer["choices"][0]["text"] == greedy("abcabc")
+    assert answer["usage"] == {"prompt_tokens": 6, "completion_tokens": 20, "total_tokens": 26}
+
+
+def test_a_split_that_does_not_fit_the_model_is_refused_before_anything_starts():
+    pytest.importorskip("torch")
+    asked = []
+
+    def resolve(path, progress):
+        asked.append(path)
+        return SOURCE
+
+    models = [{"name": "a", "path": "tiny"}, {"name": "b", "path": "tiny"}]
+    check_loadable(plan_of({"groups": [[1, 3, [0]], [2, 1, [1]]], "models": models}), lambda *_: None, resolve)
+    assert asked == ["tiny"]
+    with pytest.raises(InvalidParameter, match=r"groups\[0\].*'a'.*4 stages for 3 layers"):
+        check_loadable(plan_of({"groups": [[1, 4, [0]]], "models": models}), lambda *_: None, resolve)
