@@ -64,7 +64,7 @@ def serve(
 
         paceline serve --cluster plan.json --weights chat=smollm2-135m --weights code=code.gguf --num-cpus 2
 
-        curl localhost:8000/v1/completions -H 'Content-Type: application/json' -d '{"model": "smollm2-135m", "prompt": "Hi"}'
+        curl localhost:8000/v1/models
     """
     speculative = o.speculative_config(draft, draft_model, num_draft_tokens, rule, policy, draft_option)
     _need_extras()
