@@ -3,6 +3,7 @@
 import numpy as np
 
 from paceline.models.config import ModelConfig
+from paceline.models.experts import Experts
 from paceline.models.tensor_names import tensor_shapes
 from paceline.sampling import TokenTree
 
@@ -15,6 +16,14 @@ def small_config(model_type: str = "llama", **changes) -> ModelConfig:
         "max_position_embeddings": 512, "tie_word_embeddings": True, "attention_bias": model_type == "qwen2",
     }  # fmt: skip
     return ModelConfig(**(values | changes))
+
+
+def mixture_config(model_type: str = "qwen2_moe", **changes) -> ModelConfig:
+    """A small mixture of experts, as `small_config`."""
+    shared = 64 if model_type == "qwen2_moe" else 0
+    experts = Experts(num_experts=8, num_experts_per_tok=2, norm_topk_prob=not shared, shared_intermediate_size=shared)
+    bias = model_type == "qwen2_moe"
+    return small_config(model_type, **({"experts": experts, "intermediate_size": 96, "attention_bias": bias} | changes))
 
 
 class RandomCheckpoint:

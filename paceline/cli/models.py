@@ -15,8 +15,8 @@ from paceline.models.download import BUILTIN_MODELS, weights_path
 def models(as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False) -> None:
     """List built-in models and the cache.
 
-    Any GGUF file, safetensors folder or hub id works too: Llama, Mistral, Qwen2 and 2.5 on the fast CPU kernels, Qwen3
-    and GPT-2 on torch.
+    Any GGUF file, safetensors folder or hub id works too: Llama, Mistral, Qwen2 and 2.5, Qwen2-MoE and Mixtral on the
+    fast CPU kernels, Qwen3, Qwen3-MoE and GPT-2 on torch (mixtures of experts from safetensors only).
 
     Examples:
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from paceline.errors import UnsupportedModel
+from paceline.models.experts import MIXTURE_MODEL_TYPES, Experts, experts_from_hf
 from paceline.models.rope import rope_scale_from_gguf, rope_scale_from_hf, rope_theta_from_hf
 
-SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gpt2")
+SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gpt2", *MIXTURE_MODEL_TYPES)
 """transformers' ``model_type`` of every family that can be run; GGUF calls mistral ``llama``."""
 
 _DEFAULT_ROPE_THETA = 10000.0
@@ -24,11 +25,11 @@ _QWEN3_HEAD_DIM = 128
 class ModelConfig:
     """Shape and constants of a decoder-only transformer.
 
-    `model_type` is transformers' (``llama``, ``mistral``, ``qwen2``, ``qwen3``, ``gpt2``). `attention_bias` covers
+    `model_type` is transformers', one of `SUPPORTED_MODEL_TYPES`. `attention_bias` covers
     query, key and value, `attention_out_bias` the projection behind attention; `qk_norm` is Qwen3's per-head RMS norm
     of queries and keys. `rope_inv_freq_scale` multiplies the head_dim / 2 inverse frequencies, None for all ones. A
     model with a sliding window attends to everything within its first window, so `max_position_embeddings` is cut to
-    the window and the model is exact up to there.
+    the window and the model is exact up to there. With `experts`, `intermediate_size` is the width of one of them.
     """
 
     model_type: str
@@ -53,6 +54,7 @@ class ModelConfig:
     position_embedding: Literal["rotary", "learned"] = "rotary"
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    experts: Experts | None = None
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -91,7 +93,7 @@ class ModelConfig:
             UnsupportedModel: naming the key, when the architecture or one of its settings is not implemented.
         """
         architecture = metadata.get("general.architecture")
-        if architecture not in SUPPORTED_MODEL_TYPES:
+        if architecture not in SUPPORTED_MODEL_TYPES or architecture in MIXTURE_MODEL_TYPES:
             raise _unknown_architecture("general.architecture", architecture)
         return _from_gguf(str(architecture), metadata, shapes, rope_factors)
 
@@ -141,7 +143,7 @@ def _window_limit(values: Mapping[str, Any], model_type: str) -> int:
     """Longest context at which full attention is the model's own: the window, where one is in force."""
     longest = _count(values, "max_position_embeddings")
     window = values.get("sliding_window")
-    in_force = values.get("use_sliding_window", model_type == "mistral")
+    in_force = values.get("use_sliding_window", model_type in ("mistral", "mixtral"))
     return min(longest, window) if window and in_force else longest
 
 
@@ -149,15 +151,16 @@ def _llama_like_from_hf(values: Mapping[str, Any]) -> ModelConfig:
     model_type = values["model_type"]
     _expect(values, "hidden_act", "silu")
     heads, hidden = _count(values, "num_attention_heads"), _count(values, "hidden_size")
-    default_head_dim = _QWEN3_HEAD_DIM if model_type == "qwen3" else hidden // heads
+    default_head_dim = _QWEN3_HEAD_DIM if model_type in ("qwen3", "qwen3_moe") else hidden // heads
     head_dim = values.get("head_dim") or default_head_dim
     theta = rope_theta_from_hf(values, _DEFAULT_ROPE_THETA)
     bias = bool(values.get("attention_bias", False))
+    experts, inner = experts_from_hf(values) or (None, _count(values, "intermediate_size"))
     return ModelConfig(
         model_type=model_type,
         vocab_size=_count(values, "vocab_size"),
         hidden_size=hidden,
-        intermediate_size=_count(values, "intermediate_size"),
+        intermediate_size=inner,
         num_hidden_layers=_count(values, "num_hidden_layers"),
         num_attention_heads=heads,
         num_key_value_heads=values.get("num_key_value_heads") or heads,
@@ -167,10 +170,11 @@ def _llama_like_from_hf(values: Mapping[str, Any]) -> ModelConfig:
         rope_theta=theta,
         rope_inv_freq_scale=rope_scale_from_hf(values, theta, head_dim),
         tie_word_embeddings=bool(values.get("tie_word_embeddings", False)),
-        attention_bias=bias or model_type == "qwen2",
+        attention_bias=bias or model_type == "qwen2" or (model_type == "qwen2_moe" and values.get("qkv_bias", True)),
         attention_out_bias=bias,
         mlp_bias=bool(values.get("mlp_bias", False)),
-        qk_norm=model_type == "qwen3",
+        qk_norm=model_type in ("qwen3", "qwen3_moe"),
+        experts=experts,
         bos_token_id=values.get("bos_token_id"),
         eos_token_ids=_eos_ids(values.get("eos_token_id")),
     )

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from paceline.errors import CorruptWeights
 from paceline.models.config import ModelConfig
+from paceline.models.experts import expert_shapes
 
 _LLAMA_TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 _LLAMA_LAYER = {
@@ -104,6 +105,10 @@ def _llama_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
         if config.attention_out_bias:
             yield layer + "self_attn.o_proj.bias", (hidden,)
         yield layer + "post_attention_layernorm.weight", (hidden,)
+        if config.experts:
+            for name, shape in expert_shapes(config.model_type, config.experts, hidden, inner):
+                yield layer + name, shape
+            continue
         for part, rows, columns in (
             ("gate_proj", inner, hidden),
             ("up_proj", inner, hidden),

@@ -9,12 +9,22 @@ from .tiny import SIZES, VOCAB
 
 
 def _configs():
-    from transformers import GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+    from transformers import (
+        GPT2Config,
+        LlamaConfig,
+        MistralConfig,
+        MixtralConfig,
+        Qwen2Config,
+        Qwen2MoeConfig,
+        Qwen3Config,
+        Qwen3MoeConfig,
+    )
 
     llama3 = {
         "rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 16,
     }  # fmt: skip
+    experts = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
     linear = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}
     return {
         "llama": LlamaConfig(**SIZES, tie_word_embeddings=True),
@@ -24,6 +34,9 @@ def _configs():
         "mistral": MistralConfig(**SIZES, head_dim=12, sliding_window=None),
         "qwen2": Qwen2Config(**SIZES),
         "qwen3": Qwen3Config(**SIZES, head_dim=16),
+        "qwen2_moe": Qwen2MoeConfig(**SIZES, **experts, shared_expert_intermediate_size=40),
+        "qwen3_moe": Qwen3MoeConfig(**SIZES, **experts, head_dim=16, norm_topk_prob=True),
+        "mixtral": MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2, sliding_window=None),
         "gpt2": GPT2Config(vocab_size=VOCAB, n_embd=32, n_head=4, n_layer=2, n_positions=64),
     }
 

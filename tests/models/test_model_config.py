@@ -5,6 +5,7 @@ import pytest
 
 from paceline.errors import UnsupportedModel
 from paceline.models.config import SUPPORTED_MODEL_TYPES, ModelConfig
+from paceline.models.experts import Experts
 from paceline.models.rope import inverse_frequencies
 
 LLAMA = {
@@ -142,6 +143,38 @@ def test_what_a_gguf_file_cannot_ask_for(change, factors, named):
         ModelConfig.from_gguf(GGUF | change, GGUF_SHAPES, factors)
 
 
+MIXTURE = LLAMA | {"model_type": "qwen2_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+
+
 def test_every_supported_type_can_be_read():
     for name in SUPPORTED_MODEL_TYPES:
-        assert ModelConfig.from_hf((GPT2 if name == "gpt2" else LLAMA) | {"model_type": name}).model_type == name
+        base = GPT2 if name == "gpt2" else MIXTURE
+        assert ModelConfig.from_hf(base | {"model_type": name}).model_type == name
+
+
+def test_a_mixture_is_read_under_each_familys_names():
+    qwen = ModelConfig.from_hf(MIXTURE | {"shared_expert_intermediate_size": 24})
+    assert qwen.experts == Experts(8, 2, norm_topk_prob=False, shared_intermediate_size=24)
+    assert (qwen.intermediate_size, qwen.attention_bias) == (40, True)
+    mixtral = ModelConfig.from_hf(
+        LLAMA | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 32}
+    )
+    assert mixtral.experts == Experts(4, 2, norm_topk_prob=True)
+    assert mixtral.intermediate_size == LLAMA["intermediate_size"]
+    assert mixtral.max_position_embeddings == 32
+    assert ModelConfig.from_hf(LLAMA).experts is None
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"decoder_sparse_step": 2}, "decoder_sparse_step"),
+        ({"mlp_only_layers": [0]}, "mlp_only_layers"),
+        ({"num_experts": None}, "num_experts"),
+        ({"moe_intermediate_size": None}, "moe_intermediate_size"),
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok"),
+    ],
+)
+def test_mixtures_that_cannot_be_run_are_refused(change, named):
+    with pytest.raises(UnsupportedModel, match=named):
+        ModelConfig.from_hf(MIXTURE | change)

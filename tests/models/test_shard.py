@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from paceline.errors import InvalidParameter
-from tests.fakes import RandomCheckpoint, small_config
+from tests.fakes import RandomCheckpoint, mixture_config, small_config
 
 torch = pytest.importorskip("torch")
 
@@ -67,6 +67,7 @@ def test_stages_one_after_another_are_the_model_bit_by_bit():
         (CONFIG, 0, "not 1 or more"),
         (small_config(num_attention_heads=12, num_key_value_heads=4), 6, "4 key heads"),
         (small_config(num_key_value_heads=3), 3, "160 units"),
+        (mixture_config(), 2, "experts.*split into 1$"),
     ],
 )
 def test_impossible_degrees_are_refused(config, size, match):

@@ -13,7 +13,8 @@ from paceline.models.torch_executor import TorchModel
 
 from .tiny import VOCAB, chain_rows, random_tokens, tree_rows
 
-FAMILIES = ["llama", "llama-biased", "llama3", "llama-linear", "mistral", "qwen2", "qwen3", "gpt2"]
+MIXTURES = ["qwen2_moe", "qwen3_moe", "mixtral"]
+FAMILIES = ["llama", "llama-biased", "llama3", "llama-linear", "mistral", "qwen2", "qwen3", *MIXTURES, "gpt2"]
 TOLERANCE = 1e-4
 PAGES = (3, 0, 5)
 """Out of order, so that a slot is not a position."""

@@ -13,6 +13,7 @@ from paceline.models.base import PAGE_SIZE, ForwardOutput, KVCache, Rows, checke
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
 from paceline.models.numba_executor.attention import MOST_HEADS
+from paceline.models.numba_executor.experts import ExpertScratch
 from paceline.models.numba_executor.forward import Batch, Scratch, Shape, Weights, num_counters
 from paceline.models.numba_executor.gemm import PANEL
 from paceline.models.numba_executor.kernel_cache import compiled_forward
@@ -56,7 +57,7 @@ class NumbaCache:
 
 
 class NumbaModel:
-    """Llama, Mistral and Qwen2 families on the CPU.
+    """Llama, Mistral and Qwen2 families, Qwen2-MoE and Mixtral on the CPU.
 
     Args:
         checkpoint: weights; converted on first use, memory-mapped afterwards.
@@ -108,6 +109,11 @@ class NumbaModel:
     @property
     def num_threads(self) -> int:
         return self._team.num_threads
+
+    @property
+    def experts_touched(self) -> np.ndarray:
+        """[layers] experts that computed something in the latest pass; zeros before the first and for dense models."""
+        return np.zeros(self._shape.layers, np.int64) if self._scratch is None else self._scratch.experts.touched.copy()
 
     def close(self) -> None:
         """End the threads of the team."""
@@ -196,8 +202,37 @@ def _new_scratch(shape: Shape, num_threads: int, rows: int, asked: int, context:
         taps=floats(tapped_rows * shape.hidden),
         page_mass=NOT_WEIGHED,
         gate_up=floats(num_threads, rows * 2 * PANEL),
-        wide=floats(num_threads, PANEL * max(shape.hidden, shape.inner, shape.heads * shape.head_dim)),
+        wide=floats(
+            num_threads, PANEL * max(shape.hidden, shape.inner, shape.shared_inner, shape.heads * shape.head_dim)
+        ),
         scores=floats(num_threads, MOST_HEADS * (pages * PAGE_SIZE + SLACK)),
         page_starts=np.empty((num_threads, pages * PAGE_SIZE), np.int64),  # a branch may have a page per slot
         value_starts=np.empty((num_threads, pages * PAGE_SIZE + SLACK), np.int64),
+        experts=_expert_scratch(shape, rows),
+    )
+
+
+def _expert_scratch(shape: Shape, rows: int) -> ExpertScratch:
+    def floats(size: int) -> np.ndarray:
+        return np.empty(size, np.float32)
+
+    def numbers(size: int) -> np.ndarray:
+        return np.zeros(size, np.int64)
+
+    pairs, shared_rows = rows * shape.top_k, rows * bool(shape.shared_inner)
+    return ExpertScratch(
+        logits=floats(rows * shape.experts),
+        chosen=numbers(pairs),
+        shares=floats(pairs),
+        shared_shares=floats(shared_rows),
+        places=numbers(pairs),
+        order=numbers(pairs),
+        starts=numbers(shape.experts + 1),
+        active=numbers(shape.experts + 1),
+        sorted=floats(pairs * shape.hidden),
+        inner=floats(pairs * shape.inner),
+        out=floats(pairs * shape.hidden),
+        shared_inner=floats(shared_rows * shape.shared_inner),
+        shared_out=floats(shared_rows * shape.hidden),
+        touched=numbers(shape.layers),
     )

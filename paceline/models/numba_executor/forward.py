@@ -16,15 +16,20 @@ from numba import njit
 from paceline.models.base import PAGE_SIZE
 from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.attention import MOST_HEADS, attend, weigh_pages
-from paceline.models.numba_executor.gemm import PANEL, multiply
+from paceline.models.numba_executor.experts import EXPERT_PHASES, ExpertScratch, ExpertWeights, experts_forward
+from paceline.models.numba_executor.gemm import PANEL
+from paceline.models.numba_executor.linear import chunk, gated_product, product
 from paceline.models.numba_executor.team import barrier, take
 
-PHASES_PER_LAYER = 8
-CHUNKS_PER_THREAD = 4
+PHASES_PER_LAYER = 6 + EXPERT_PHASES
 
 
 class Shape(NamedTuple):
-    """Sizes of the model; `qkv`, `vocab` are padded to whole panels."""
+    """Sizes of the model; `qkv`, `vocab` are padded to whole panels.
+
+    With `experts` above 0 every layer has that many feed-forwards of width `inner`, of which a row takes `top_k`, and
+    one of width `shared_inner` (0 for none) that all rows take; `norm_top_k` rescales the chosen ones' shares to 1.
+    """
 
     layers: int
     hidden: int
@@ -34,12 +39,17 @@ class Shape(NamedTuple):
     head_dim: int
     qkv: int
     vocab: int
+    experts: int
+    top_k: int
+    shared_inner: int
+    norm_top_k: bool
 
 
 class Weights(NamedTuple):
     """Packed panels, their scales per output column, and vectors; one flat array per kind over all layers.
 
     `gate_up` interleaves panels: gate panel 0, up panel 0, gate panel 1, ... `qkv` stacks query, key and value rows.
+    Experts are matrices of `gate_up` and `down` like layers: number layer * experts + expert.
     """
 
     embedding: np.ndarray
@@ -58,6 +68,7 @@ class Weights(NamedTuple):
     attention_norm: np.ndarray
     mlp_norm: np.ndarray
     final_norm: np.ndarray
+    experts: ExpertWeights
     rope_cos: np.ndarray
     rope_sin: np.ndarray
 
@@ -82,7 +93,7 @@ class Batch(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Buffers of one pass, flat but for the last five, which are [threads, ...]."""
+    """Buffers of one pass, flat but for the last six: five are [threads, ...], then those of the experts."""
 
     counters: np.ndarray
     hidden: np.ndarray
@@ -98,6 +109,7 @@ class Scratch(NamedTuple):
     scores: np.ndarray
     page_starts: np.ndarray
     value_starts: np.ndarray
+    experts: ExpertScratch
 
 
 @njit(nogil=True, error_model="numpy")
@@ -189,26 +201,8 @@ def _attend_item(row, block, layer, thread, shape, batch, scratch, keys, values,
 
 
 @njit(nogil=True, error_model="numpy")
-def _gate(gate_up, num_rows, out, out_start, out_stride):
-    """out = silu(gate) * up for one pair of panels, [num_rows, gate panel | up panel]."""
-    one = v.splat(np.float32(1))
-    for row in range(num_rows):
-        for i in range(0, PANEL, v.LANES):
-            at = row * 2 * PANEL + i
-            gate, up = v.load(gate_up, at), v.load(gate_up, at + PANEL)
-            decay = v.exp(v.sub(v.splat(np.float32(0)), gate))
-            v.store(out, out_start + row * out_stride + i, v.div(v.mul(gate, up), v.add(one, decay)))
-
-
-@njit(nogil=True, error_model="numpy")
-def _chunk(total, num_threads):
-    """Elements per chunk so that every thread gets a few."""
-    return max(1, total // (CHUNKS_PER_THREAD * num_threads))
-
-
-@njit(nogil=True, error_model="numpy")
 def _norm_rows(scratch, phase, num_threads, num_rows, weight, weight_start, hidden, eps):
-    size = _chunk(num_rows, num_threads)
+    size = chunk(num_rows, num_threads)
     first = take(scratch.counters, phase, size, num_rows)
     while first >= 0:
         for row in range(first, min(first + size, num_rows)):
@@ -217,42 +211,8 @@ def _norm_rows(scratch, phase, num_threads, num_rows, weight, weight_start, hidd
 
 
 @njit(nogil=True, error_model="numpy")
-def _product(
-    counters, phase, num_threads, x, num_rows, depth, w, scales, bias, layer, columns, out, add, wide
-):  # fmt: skip
-    """out (+)= x W^T of one layer's matrix [columns, depth], panels taken in chunks."""
-    panels = columns // PANEL
-    size = _chunk(panels, num_threads)
-    first = take(counters, phase, size, panels)
-    while first >= 0:
-        multiply(
-            x, num_rows, depth, w, layer * columns * depth, scales, bias, layer * columns, out, 0, columns,
-            first, min(first + size, panels), add, wide,
-        )  # fmt: skip
-        first = take(counters, phase, size, panels)
-
-
-@njit(nogil=True, error_model="numpy")
-def _gated_product(counters, phase, thread, num_threads, num_rows, shape, weights, scratch, layer):
-    """scratch.inner = silu(gate) * up: a thread gates each pair of panels while it is still in its cache."""
-    pairs, columns = shape.inner // PANEL, 2 * shape.inner
-    buffer = scratch.gate_up[thread]
-    size = _chunk(pairs, num_threads)
-    first = take(counters, phase, size, pairs)
-    while first >= 0:
-        for pair in range(first, min(first + size, pairs)):
-            multiply(
-                scratch.normed, num_rows, shape.hidden, weights.gate_up, layer * columns * shape.hidden,
-                weights.gate_up_scales, weights.gate_up_scales[:0], layer * columns, buffer, -2 * PANEL * pair,
-                2 * PANEL, 2 * pair, 2 * pair + 2, False, scratch.wide[thread],
-            )  # fmt: skip
-            _gate(buffer, num_rows, scratch.inner, pair * PANEL, shape.inner)
-        first = take(counters, phase, size, pairs)
-
-
-@njit(nogil=True, error_model="numpy")
 def _place_rows(phase, layer, num_threads, num_rows, shape, weights, batch, scratch, keys, values, layer_stride):
-    size = _chunk(num_rows, num_threads)
+    size = chunk(num_rows, num_threads)
     first = take(scratch.counters, phase, size, num_rows)
     while first >= 0:
         for row in range(first, min(first + size, num_rows)):
@@ -290,7 +250,7 @@ def _layer(layer, met, thread, num_threads, num_rows, shape, eps, weights, batch
     _tap(batch.tap_places[layer], thread, num_rows, hidden, scratch)
     _norm_rows(scratch, phase, num_threads, num_rows, weights.attention_norm, layer * hidden, hidden, eps)
     met = barrier(counters, met, num_threads)
-    _product(
+    product(
         counters, phase + 1, num_threads, scratch.normed, num_rows, hidden, weights.qkv, weights.qkv_scales,
         weights.qkv_bias, layer, shape.qkv, scratch.qkv, False, scratch.wide[thread],
     )  # fmt: skip
@@ -299,16 +259,21 @@ def _layer(layer, met, thread, num_threads, num_rows, shape, eps, weights, batch
     met = barrier(counters, met, num_threads)
     _attend_rows(phase + 3, layer, thread, num_threads, num_rows, shape, batch, scratch, keys, values, layer_stride)
     met = barrier(counters, met, num_threads)
-    _product(
+    product(
         counters, phase + 4, num_threads, scratch.mixed, num_rows, heads_width, weights.output, weights.output_scales,
         no_bias, layer, hidden, scratch.hidden, True, scratch.wide[thread],
     )  # fmt: skip
     met = barrier(counters, met, num_threads)
     _norm_rows(scratch, phase + 5, num_threads, num_rows, weights.mlp_norm, layer * hidden, hidden, eps)
     met = barrier(counters, met, num_threads)
-    _gated_product(counters, phase + 6, thread, num_threads, num_rows, shape, weights, scratch, layer)
+    if shape.experts > 0:
+        return experts_forward(phase + 6, layer, met, thread, num_threads, num_rows, shape, weights, scratch)
+    gated_product(
+        counters, phase + 6, thread, num_threads, num_rows, shape, scratch.normed, weights.gate_up,
+        weights.gate_up_scales, layer, shape.inner, scratch, scratch.inner,
+    )  # fmt: skip
     met = barrier(counters, met, num_threads)
-    _product(
+    product(
         counters, phase + 7, num_threads, scratch.inner, num_rows, shape.inner, weights.down, weights.down_scales,
         no_bias, layer, hidden, scratch.hidden, True, scratch.wide[thread],
     )  # fmt: skip
@@ -331,7 +296,7 @@ def _head(met, thread, num_threads, num_rows, shape, eps, weights, batch, scratc
                 at = (place * num_rows + row) * hidden
                 _norm_row(scratch.hidden, row * hidden, weights.final_norm, 0, hidden, eps, scratch.taps, at)
     met = barrier(counters, met, num_threads)
-    _product(
+    product(
         counters, phase, num_threads, scratch.normed, asked, hidden, weights.head, weights.head_scales,
         weights.head_scales[:0], 0, shape.vocab, scratch.logits, False, scratch.wide[thread],
     )  # fmt: skip

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from paceline.errors import InvalidParameter, PacelineError, UnsupportedModel
 from paceline.models.cache_dir import cache_dir
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
+from paceline.models.experts import ExpertNames, expert_names
+from paceline.models.numba_executor.experts import ExpertWeights
 from paceline.models.numba_executor.forward import Shape
 from paceline.models.numba_executor.gemm import PANEL, pack, padded_rows
 
@@ -30,7 +32,7 @@ STORED = {"bfloat16": np.uint16, "float32": np.float32, "int8": np.int8}
 LAYOUT = 1
 """Raise it when the packing changes: converted weights of another layout are made anew."""
 
-SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2")
+SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen2_moe", "mixtral")
 
 
 def shape_of(config: ModelConfig) -> Shape:
@@ -42,9 +44,13 @@ def shape_of(config: ModelConfig) -> Shape:
     remedy = 'run it with executor="torch" (needs paceline[torch])'
     if config.model_type not in SUPPORTED_MODEL_TYPES:
         raise UnsupportedModel(f"model_type: the numba executor does not run {config.model_type!r}; {remedy}")
-    for name, size in (("hidden_size", PANEL), ("intermediate_size", PANEL), ("head_dim", 16)):
-        if getattr(config, name) % size:
-            raise UnsupportedModel(f"{name}: {getattr(config, name)} is not a multiple of {size}; {remedy}")
+    shared = config.experts.shared_intermediate_size if config.experts else 0
+    for name, value, size in (
+        ("hidden_size", config.hidden_size, PANEL), ("intermediate_size", config.intermediate_size, PANEL),
+        ("shared_expert_intermediate_size", shared, PANEL), ("head_dim", config.head_dim, 16),
+    ):  # fmt: skip
+        if value % size:
+            raise UnsupportedModel(f"{name}: {value} is not a multiple of {size}; {remedy}")
     if config.mlp_bias or config.attention_out_bias:
         raise UnsupportedModel(f"mlp_bias, attention_out_bias: the numba executor has none; {remedy}")
     heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
@@ -57,11 +63,15 @@ def shape_of(config: ModelConfig) -> Shape:
         head_dim=dim,
         qkv=padded_rows((heads + 2 * kv_heads) * dim),
         vocab=padded_rows(config.vocab_size),
+        experts=config.experts.num_experts if config.experts else 0,
+        top_k=config.experts.num_experts_per_tok if config.experts else 0,
+        shared_inner=shared,
+        norm_top_k=bool(config.experts and config.experts.norm_topk_prob),
     )
 
 
-def load_weights(checkpoint: Checkpoint, dtype: str, progress: Progress | None = None) -> dict[str, np.ndarray]:
-    """The arrays of `forward.Weights` (rotary tables excepted) by name, memory-mapped.
+def load_weights(checkpoint: Checkpoint, dtype: str, progress: Progress | None = None) -> dict[str, Any]:
+    """The fields of `forward.Weights` (rotary tables excepted) by name, memory-mapped.
 
     Raises:
         InvalidParameter: an unknown dtype.
@@ -77,7 +87,16 @@ def load_weights(checkpoint: Checkpoint, dtype: str, progress: Progress | None =
     arrays = {path.stem: np.load(path, mmap_mode="r").view(np.ndarray) for path in folder.glob("*.npy")}
     if checkpoint.config.tie_word_embeddings:
         arrays["head"], arrays["head_scales"] = arrays["embedding"], arrays["embedding_scales"]
-    return arrays
+    experts = [arrays.pop(name, _nothing(name, dtype)) for name in ExpertWeights._fields]
+    return {**arrays, "experts": ExpertWeights(*experts)}
+
+
+def _nothing(name: str, dtype: str) -> np.ndarray:
+    """An empty array of the type that `name` has in models with experts, read-only as a mapped one is."""
+    packed = name in ("shared_gate_up", "shared_down")
+    empty = np.zeros(0, STORED[dtype] if packed else np.float32)
+    empty.flags.writeable = False
+    return empty
 
 
 def _convert_into(folder: Path, checkpoint: Checkpoint, dtype: str, progress: Progress) -> None:
@@ -179,12 +198,32 @@ def _matrices(config: ModelConfig, shape: Shape) -> list[_Matrix]:
         _Matrix("embedding", shape.vocab, shape.hidden, [["model.embed_tokens.weight"]]),
         _Matrix("qkv", shape.qkv, shape.hidden, per_layer(*attention)),
         _Matrix("output", shape.hidden, shape.heads * shape.head_dim, per_layer("self_attn.o_proj")),
-        _Matrix("gate_up", 2 * shape.inner, shape.hidden, per_layer("mlp.gate_proj", "mlp.up_proj"), interleave=True),
-        _Matrix("down", shape.hidden, shape.inner, per_layer("mlp.down_proj")),
     ]
+    if config.experts:
+        names = expert_names(config.model_type)
+        stems = [
+            f"model.layers.{i}.{names.expert.format(e)}" for i in range(shape.layers) for e in range(shape.experts)
+        ]
+        matrices += _feed_forward("", stems, names, shape.inner, shape)
+        if shape.shared_inner:
+            shared = [f"model.layers.{i}.{names.shared}" for i in range(shape.layers)]
+            matrices += _feed_forward("shared_", shared, names, shape.shared_inner, shape)
+    else:
+        stems = [f"model.layers.{i}.mlp" for i in range(shape.layers)]
+        matrices += _feed_forward("", stems, expert_names(config.model_type), shape.inner, shape)
     if not config.tie_word_embeddings:
         matrices.append(_Matrix("head", shape.vocab, shape.hidden, [["lm_head.weight"]]))
     return matrices
+
+
+def _feed_forward(prefix: str, stems: list[str], names: ExpertNames, inner: int, shape: Shape) -> list[_Matrix]:
+    """The two stacked matrices of gated feed-forwards, one part per stem."""
+    gate_up = [[f"{stem}.{names.gate}.weight", f"{stem}.{names.up}.weight"] for stem in stems]
+    down = [[f"{stem}.{names.down}.weight"] for stem in stems]
+    return [
+        _Matrix(f"{prefix}gate_up", 2 * inner, shape.hidden, gate_up, interleave=True),
+        _Matrix(f"{prefix}down", shape.hidden, inner, down),
+    ]
 
 
 def _vectors(checkpoint: Checkpoint, shape: Shape) -> Iterator[tuple[str, np.ndarray]]:
@@ -198,3 +237,13 @@ def _vectors(checkpoint: Checkpoint, shape: Shape) -> Iterator[tuple[str, np.nda
         stacked = np.concatenate([checkpoint.tensor(f"{layers[i]}self_attn.{x}_proj.bias") for x in "qkv"])
         bias[i, : len(stacked)] = stacked
     yield "qkv_bias", bias.reshape(-1)
+    if checkpoint.config.experts:
+        names = expert_names(checkpoint.config.model_type)
+        yield "router", _flat([checkpoint.tensor(f"{p}{names.router}.weight") for p in layers])
+        if shape.shared_inner:
+            yield "shared_gate", _flat([checkpoint.tensor(f"{p}{names.shared_gate}.weight") for p in layers])
+
+
+def _flat(tensors: list[np.ndarray]) -> np.ndarray:
+    """All of them in one flat array."""
+    return np.concatenate([tensor.reshape(-1) for tensor in tensors])

@@ -3,13 +3,14 @@
 A family is a `ModelConfig`, never a copy of these. Shapes: M rows, H query heads, K key heads, D = head_dim.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.models.config import ModelConfig
+from paceline.models.experts import Experts
 from paceline.models.torch_executor.cache import SegmentView, TorchKVCache
 from paceline.models.torch_executor.split_layers import RowParallelLinear, Sum, alone
 
@@ -129,13 +130,47 @@ class FeedForward(nn.Module):
         return self.down(functional.silu(self.gate(x)) * self.up(x))
 
 
+class MixtureOfExperts(nn.Module):
+    """Every row takes the experts its router finds most probable, and the shared one where there is one.
+
+    Shazeer et al. 2017; the layouts of Qwen2-MoE, Qwen3-MoE and Mixtral.
+    """
+
+    def __init__(self, config: ModelConfig, experts: Experts) -> None:
+        super().__init__()
+        self._experts = experts
+        self.router = nn.Linear(config.hidden_size, experts.num_experts, bias=False)
+        self.experts = nn.ModuleList(FeedForward(config) for _ in range(experts.num_experts))
+        shared = experts.shared_intermediate_size
+        self.shared = FeedForward(replace(config, intermediate_size=shared)) if shared else None
+        self.shared_gate = nn.Linear(config.hidden_size, 1, bias=False) if shared else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        probs = torch.softmax(self.router(x).float(), dim=-1)
+        shares, chosen = probs.topk(self._experts.num_experts_per_tok, dim=-1)
+        if self._experts.norm_topk_prob:
+            shares = shares / shares.sum(dim=-1, keepdim=True)
+        mixed = torch.zeros_like(x)
+        for number in chosen.unique().tolist():
+            rows, choices = torch.nonzero(chosen == number, as_tuple=True)
+            mixed[rows] += self.experts[number](x[rows]) * shares[rows, choices, None].to(x.dtype)
+        if self.shared is not None and self.shared_gate is not None:
+            mixed = mixed + torch.sigmoid(self.shared_gate(x)) * self.shared(x)
+        return mixed
+
+
+def make_feed_forward(config: ModelConfig, total: Sum = alone) -> nn.Module:
+    """The feed-forward of a layer, dense or a mixture."""
+    return MixtureOfExperts(config, config.experts) if config.experts else FeedForward(config, total)
+
+
 class Layer(nn.Module):
     """One transformer block, norms in front; `total` sums over the ranks that share it."""
 
     def __init__(self, config: ModelConfig, total: Sum = alone) -> None:
         super().__init__()
         self.attention_norm, self.attention = make_norm(config), Attention(config, total)
-        self.feed_forward_norm, self.feed_forward = make_norm(config), FeedForward(config, total)
+        self.feed_forward_norm, self.feed_forward = make_norm(config), make_feed_forward(config, total)
 
     def forward(self, x: Tensor, layer: int, step: Pass) -> Tensor:
         x = x + self.attention(self.attention_norm(x), layer, step)

@@ -85,6 +85,8 @@ class Shard:
 
     def part(self, name: str, values: np.ndarray) -> np.ndarray:
         """This rank's slice of the whole tensor `values` of the parameter `name`, linear layers as [out, in]."""
+        if self.tensor_size == 1:
+            return values
         stem, kind = name.rsplit(".", 1)
         layer = stem.rsplit(".", 1)[-1]
         if layer in _OUTPUT_SPLIT:
@@ -120,6 +122,8 @@ def _obstacle(config: ModelConfig, size: int) -> str | None:
     keys = config.num_key_value_heads
     if size < 1:
         return f"{size} is not 1 or more"
+    if config.experts and size > 1:
+        return "experts cannot be shared by ranks yet"
     if config.num_attention_heads % size:
         return f"{config.num_attention_heads} attention heads cannot be shared evenly by {size}"
     if keys % size and size % keys:

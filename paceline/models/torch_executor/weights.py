@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from paceline.models.checkpoint import Checkpoint
+from paceline.models.experts import expert_names
 from paceline.models.torch_executor.shard import Shard
 
 _LLAMA = {
@@ -44,9 +45,20 @@ def _values(checkpoint: Checkpoint, name: str) -> np.ndarray:
     if not stem.startswith("layers."):
         return checkpoint.tensor(f"{names[stem]}.{kind}")
     _, number, part = stem.split(".", 2)
-    values = checkpoint.tensor(f"{names['layers']}.{number}.{names[part]}.{kind}")
+    theirs = names.get(part) or _of_mixture(checkpoint.config.model_type, part)
+    values = checkpoint.tensor(f"{names['layers']}.{number}.{theirs}.{kind}")
     if not is_gpt2:
         return values
     if part in _PART_OF_FUSED:
         values = np.split(values, 3, axis=-1)[_PART_OF_FUSED[part]]
     return values.T if kind == "weight" and values.ndim == 2 else values
+
+
+def _of_mixture(model_type: str, part: str) -> str:
+    """The checkpoint's name of ``feed_forward.experts.3.up`` and the like."""
+    names = expert_names(model_type)
+    places = part.removeprefix("feed_forward.").split(".")
+    if places[0] in ("router", "shared_gate"):
+        return getattr(names, places[0])
+    stem = names.shared if places[0] == "shared" else names.expert.format(places[1])
+    return f"{stem}.{getattr(names, places[-1])}"

@@ -1,0 +1,231 @@
+"""A mixture-of-experts feed-forward (Shazeer et al. 2017; Qwen2-MoE and Mixtral layouts) for a team of threads.
+
+Rows choose their experts, are sorted by expert, and each expert multiplies its rows with the same panels and kernels as
+a dense layer. A row's result is put together in the order of its own choice, so it is bitwise the same whatever shares
+its pass. What a pass costs is mostly the experts it touches: more rows touch more of them.
+"""
+
+# pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
+# (llvmlite is untyped, and an intrinsic has another signature in compiled code than in Python)
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from paceline.models.numba_executor import vector as v
+from paceline.models.numba_executor.gemm import PANEL, multiply
+from paceline.models.numba_executor.linear import chunk, gated_pair, gated_product, product
+from paceline.models.numba_executor.team import barrier, take
+
+EXPERT_PHASES = 7
+"""Phases of one layer's experts, each with its own ticket counter."""
+
+
+class ExpertWeights(NamedTuple):
+    """What a mixture has besides its experts; empty for dense models.
+
+    `router` [layers, experts, hidden] and `shared_gate` [layers, hidden] are float32; the shared expert is packed as a
+    dense feed-forward is.
+    """
+
+    router: np.ndarray
+    shared_gate: np.ndarray
+    shared_gate_up: np.ndarray
+    shared_gate_up_scales: np.ndarray
+    shared_down: np.ndarray
+    shared_down_scales: np.ndarray
+
+
+class ExpertScratch(NamedTuple):
+    """Flat buffers; a pair is a row and one of its choices, a place is where a pair stands in the order of experts.
+
+    Attributes:
+        logits: [rows, experts]. chosen, shares: [rows, top_k]. shared_shares: [rows].
+        places: [rows, top_k], the place of each pair. order: [pairs], the pair at each place.
+        starts: [experts + 1], first place of each expert. active: [experts + 1], how many have rows, then which.
+        sorted, inner, out: [pairs, hidden], [pairs, inner], [pairs, hidden]. shared_inner, shared_out: by row.
+        touched: [layers], experts with rows in the latest pass.
+    """
+
+    logits: np.ndarray
+    chosen: np.ndarray
+    shares: np.ndarray
+    shared_shares: np.ndarray
+    places: np.ndarray
+    order: np.ndarray
+    starts: np.ndarray
+    active: np.ndarray
+    sorted: np.ndarray
+    inner: np.ndarray
+    out: np.ndarray
+    shared_inner: np.ndarray
+    shared_out: np.ndarray
+    touched: np.ndarray
+
+
+@njit(nogil=True, error_model="numpy")
+def _dot(a, a_start, b, b_start, size):
+    """Sum of products in sixteen chains."""
+    sums = v.splat(np.float32(0))
+    for i in range(0, size, v.LANES):
+        sums = v.fma(v.load(a, a_start + i), v.load(b, b_start + i), sums)
+    return v.sum_lanes(sums)
+
+
+@njit(nogil=True, error_model="numpy")
+def _softmax(x, start, size):
+    """In place, over a few numbers."""
+    top = x[start]
+    for i in range(start, start + size):
+        top = max(top, x[i])
+    total = np.float32(0)
+    for i in range(start, start + size):
+        x[i] = np.exp(x[i] - top)
+        total += x[i]
+    for i in range(start, start + size):
+        x[i] /= total
+
+
+@njit(nogil=True, error_model="numpy")
+def _choose(row, shape, e):
+    """The `top_k` most probable experts of a row, lower numbers first on ties, and their shares."""
+    start, first = row * shape.experts, row * shape.top_k
+    total = np.float32(0)
+    for choice in range(shape.top_k):
+        best = start
+        for i in range(start, start + shape.experts):
+            if e.logits[i] > e.logits[best]:
+                best = i
+        e.chosen[first + choice], e.shares[first + choice] = best - start, e.logits[best]
+        total += e.logits[best]
+        e.logits[best] = -1
+    if shape.norm_top_k:
+        for choice in range(shape.top_k):
+            e.shares[first + choice] /= total
+
+
+@njit(nogil=True, error_model="numpy")
+def _route(row, layer, shape, weights, scratch):
+    """Which experts a row takes, and with which shares."""
+    e, hidden = scratch.experts, shape.hidden
+    for expert in range(shape.experts):
+        at = (layer * shape.experts + expert) * hidden
+        e.logits[row * shape.experts + expert] = _dot(scratch.normed, row * hidden, weights.experts.router, at, hidden)
+    _softmax(e.logits, row * shape.experts, shape.experts)
+    _choose(row, shape, e)
+    if shape.shared_inner > 0:
+        gate = _dot(scratch.normed, row * hidden, weights.experts.shared_gate, layer * hidden, hidden)
+        e.shared_shares[row] = np.float32(1) / (np.float32(1) + np.exp(-gate))
+
+
+@njit(nogil=True, error_model="numpy")
+def _sort(num_rows, layer, shape, e):
+    """Pairs in order of expert, then of row: places, order, starts, active."""
+    pairs = num_rows * shape.top_k
+    e.starts[: shape.experts + 1] = 0
+    for pair in range(pairs):
+        e.starts[e.chosen[pair] + 1] += 1
+    active = 0
+    for expert in range(shape.experts):
+        if e.starts[expert + 1] > 0:
+            active += 1
+            e.active[active] = expert
+        e.starts[expert + 1] += e.starts[expert]
+    e.active[0] = e.touched[layer] = active
+    for pair in range(pairs - 1, -1, -1):  # each expert's end counts down to its first place
+        expert = e.chosen[pair]
+        e.starts[expert + 1] -= 1
+        e.places[pair] = e.starts[expert + 1]
+        e.order[e.places[pair]] = pair
+    for expert in range(shape.experts):
+        e.starts[expert] = e.starts[expert + 1]
+    e.starts[shape.experts] = pairs
+
+
+@njit(nogil=True, error_model="numpy")
+def _gather(counters, phase, num_threads, num_rows, shape, scratch):
+    """Copy every place's row, so that an expert's rows lie together."""
+    e, hidden, pairs = scratch.experts, shape.hidden, num_rows * shape.top_k
+    size = chunk(pairs, num_threads)
+    first = take(counters, phase, size, pairs)
+    while first >= 0:
+        for place in range(first, min(first + size, pairs)):
+            row = e.order[place] // shape.top_k
+            for i in range(0, hidden, v.LANES):
+                v.store(e.sorted, place * hidden + i, v.load(scratch.normed, row * hidden + i))
+        first = take(counters, phase, size, pairs)
+
+
+@njit(nogil=True, error_model="numpy")
+def _multiply_experts(counters, phase, layer, thread, shape, weights, scratch, is_down):
+    """The gated products, or the products down, of all experts with rows; an item is a panel of an expert."""
+    e, hidden, inner = scratch.experts, shape.hidden, shape.inner
+    panels = (hidden if is_down else inner) // PANEL
+    items = e.active[0] * panels
+    item = take(counters, phase, 1, items)
+    while item >= 0:
+        which, panel = divmod(item, panels)
+        expert = e.active[1 + which]
+        first, last, matrix = e.starts[expert], e.starts[expert + 1], layer * shape.experts + expert
+        if is_down:
+            multiply(
+                e.inner[first * inner :], last - first, inner, weights.down, matrix * hidden * inner,
+                weights.down_scales, weights.down_scales[:0], matrix * hidden, e.out[first * hidden :], 0, hidden,
+                panel, panel + 1, False, scratch.wide[thread],
+            )  # fmt: skip
+        else:
+            gated_pair(
+                panel, thread, last - first, e.sorted[first * hidden :], hidden, weights.gate_up,
+                weights.gate_up_scales, matrix, inner, scratch, e.inner[first * inner :],
+            )  # fmt: skip
+        item = take(counters, phase, 1, items)
+
+
+@njit(nogil=True, error_model="numpy")
+def _combine_row(row, shape, scratch):
+    """hidden += shares of the chosen experts in the order of choice, then of the shared one."""
+    e, hidden = scratch.experts, shape.hidden
+    for i in range(0, hidden, v.LANES):
+        total = v.splat(np.float32(0))
+        for choice in range(row * shape.top_k, (row + 1) * shape.top_k):
+            total = v.fma(v.splat(e.shares[choice]), v.load(e.out, e.places[choice] * hidden + i), total)
+        if shape.shared_inner > 0:
+            total = v.fma(v.splat(e.shared_shares[row]), v.load(e.shared_out, row * hidden + i), total)
+        v.store(scratch.hidden, row * hidden + i, v.add(v.load(scratch.hidden, row * hidden + i), total))
+
+
+@njit(nogil=True, error_model="numpy")
+def experts_forward(phase, layer, met, thread, num_threads, num_rows, shape, weights, scratch):
+    """hidden += mixture(normed), one layer's feed-forward; returns the count of barriers met."""
+    counters, e, w = scratch.counters, scratch.experts, weights.experts
+    row = take(counters, phase, 1, num_rows)
+    while row >= 0:
+        _route(row, layer, shape, weights, scratch)
+        row = take(counters, phase, 1, num_rows)
+    met = barrier(counters, met, num_threads)
+    if thread == 0:
+        _sort(num_rows, layer, shape, e)
+    met = barrier(counters, met, num_threads)
+    _gather(counters, phase + 1, num_threads, num_rows, shape, scratch)
+    met = barrier(counters, met, num_threads)
+    _multiply_experts(counters, phase + 2, layer, thread, shape, weights, scratch, False)
+    if shape.shared_inner > 0:
+        gated_product(
+            counters, phase + 3, thread, num_threads, num_rows, shape, scratch.normed, w.shared_gate_up,
+            w.shared_gate_up_scales, layer, shape.shared_inner, scratch, e.shared_inner,
+        )  # fmt: skip
+    met = barrier(counters, met, num_threads)
+    _multiply_experts(counters, phase + 4, layer, thread, shape, weights, scratch, True)
+    if shape.shared_inner > 0:
+        product(
+            counters, phase + 5, num_threads, e.shared_inner, num_rows, shape.shared_inner, w.shared_down,
+            w.shared_down_scales, w.shared_down_scales[:0], layer, shape.hidden, e.shared_out, False,
+            scratch.wide[thread],
+        )  # fmt: skip
+    met = barrier(counters, met, num_threads)
+    row = take(counters, phase + 6, 1, num_rows)
+    while row >= 0:
+        _combine_row(row, shape, scratch)
+        row = take(counters, phase + 6, 1, num_rows)
+    return barrier(counters, met, num_threads)
