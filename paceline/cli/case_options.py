@@ -2,15 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 
 from paceline.errors import InvalidParameter
-from paceline.placement import Case
-from paceline.placement.arrivals import fit
-from paceline.placement.case_file import case_from, read_mapping
+
+if TYPE_CHECKING:
+    from paceline.placement import Case
 
 CaseFile = Annotated[Path | None, typer.Option("--case", help="Case file, JSON or YAML (docs/placement.md).")]
 Profiles = Annotated[
@@ -39,8 +38,10 @@ def load_case(
     mem_budget: float | None = None,
     duration: float | None = None,
     seed: int = 0,
-) -> Case:
+) -> "Case":
     """The case in `file` with whatever else is given in place of its own; without a file everything must be given."""
+    from paceline.placement.case_file import case_from, read_mapping
+
     values = {} if file is None else read_mapping(file)
     if profiles is not None:
         given = read_mapping(profiles)
@@ -58,12 +59,16 @@ def load_case(
     return case_from(values, Path() if file is None else file.parent, "case" if file is None else file.stem)
 
 
-def scaled(case: Case, rate: float = 1.0, cv: float = 1.0, slo: float = 1.0, seed: int = 0) -> Case:
+def scaled(case: "Case", rate: float = 1.0, cv: float = 1.0, slo: float = 1.0, seed: int = 0) -> "Case":
     """`case` with its traffic and deadlines scaled. Another burstiness means other arrivals, drawn from `seed`."""
     for name, factor in (("rate_scale", rate), ("cv_scale", cv), ("slo_scale", slo)):
         if not 0 < factor < float("inf"):
             raise InvalidParameter(name, f"{factor} is not above 0", "give a factor above 0")
     if cv != 1.0:
+        import numpy as np
+
+        from paceline.placement.arrivals import fit
+
         fitted = fit(case.workload, FIT_WINDOW, len(case.models))
         case = case.with_workload(fitted.resample(np.random.default_rng(seed), cv_scale=cv))
     return (case if rate == 1.0 else case.scale_rate(rate)).scale_slo(slo)

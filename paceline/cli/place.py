@@ -3,25 +3,30 @@
 import json
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from paceline.cli import case_options as c
 from paceline.cli.options import messages, progress_bars
-from paceline.cli.show_explanation import explanation_tables, interference_map
-from paceline.cli.show_plan import group_table, model_table, plan_record, search_chart, summary
 from paceline.errors import InvalidParameter
-from paceline.placement import Case
-from paceline.placement.explain import Explanation, explain
-from paceline.placement.search import NAMES, Plan, plan
-from paceline.theory.plots import draw
+
+if TYPE_CHECKING:
+    from paceline.placement import Case
+    from paceline.placement.explain import Explanation
+    from paceline.placement.search import Plan
+
+POLICIES = (
+    "auto, anneal, exact, sr-greedy, sr-search, sr-uniform, mp-greedy-2, mp-greedy-4, mp-greedy-8, mp-round-robin, "
+    "mp-search, mp-search-sep, mp-beam, clockwork++"
+)
+"""The planner's policies by name, written out because asking it would load a compiler for every `--help`."""
 
 
 def place(
     case: c.CaseFile = None,
-    policy: Annotated[str, typer.Option("--policy", help=f"One of {', '.join(NAMES)}.")] = "auto",
+    policy: Annotated[str, typer.Option("--policy", help=f"One of {POLICIES}.")] = "auto",
     time_budget: Annotated[float | None, typer.Option("--time-budget", help="Seconds; the best until then.")] = None,
     effort: Annotated[int | None, typer.Option("--effort", help="Simulated requests that annealing may spend.")] = None,
     seed: Annotated[int, typer.Option("--seed", help="Same seed and effort, same plan.")] = 0,
@@ -60,6 +65,11 @@ def place(
 
         paceline place --profiles p.yaml --num-devices 8 --mem-budget 13e9 --duration 600 --model "small rate=2 slo=0.5"
     """
+    from paceline.cli.show_explanation import explanation_tables, interference_map
+    from paceline.cli.show_plan import group_table, model_table, plan_record, search_chart, summary
+    from paceline.placement.search import plan
+    from paceline.theory.plots import draw
+
     loaded = c.load_case(case, profiles, model, num_devices, mem_budget, duration, seed)
     loaded = c.scaled(loaded, rate_scale, cv_scale, slo_scale, seed)
     with _progress() as progress:
@@ -84,7 +94,10 @@ def place(
     print(summary(made))
 
 
-def _explained(case: Case, made: Plan) -> Explanation:
+def _explained(case: "Case", made: "Plan") -> "Explanation":
+    """Why the plan is as it is."""
+    from paceline.placement.explain import explain
+
     if made.windows:
         remedy = "explain the plan of another policy"
         raise InvalidParameter("explain", f"{made.policy} has a placement for each window", remedy)

@@ -8,11 +8,7 @@ import typer
 
 from paceline.cli import case_options as c
 from paceline.cli.options import messages
-from paceline.cli.show_plan import group_table, model_table, result_record
 from paceline.errors import InvalidParameter
-from paceline.placement import Placement
-from paceline.placement import simulate as run
-from paceline.placement.case_file import read_mapping
 
 
 def simulate(
@@ -39,6 +35,9 @@ def simulate(
 
         paceline simulate --plan plan.json --case case.yaml --cv-scale 1.5 --slo-scale 0.5 --seed 1
     """
+    from paceline.cli.show_plan import group_table, model_table, result_record
+    from paceline.placement import simulate as run
+
     loaded = c.load_case(case, profiles, model, num_devices, mem_budget, duration, seed)
     loaded = c.scaled(loaded, rate_scale, cv_scale, slo_scale, seed)
     placement = _read_plan(plan)
@@ -51,7 +50,11 @@ def simulate(
     print(f"{result.slo_attainment:.2%} of requests in time, mean latency {result.mean_latency_served:.3f} s")
 
 
-def _read_plan(path: Path) -> Placement:
+def _read_plan(path: Path):
+    """The `Placement` in a plan file."""
+    from paceline.placement import Placement
+    from paceline.placement.case_file import read_mapping
+
     groups = read_mapping(path).get("groups")
     if not isinstance(groups, list):
         raise InvalidParameter("plan", f"{path} has no list of groups", "give a file of paceline place --output")

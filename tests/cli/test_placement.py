@@ -7,7 +7,9 @@ import yaml
 from typer.testing import CliRunner
 
 from paceline.cli.main import app
+from paceline.cli.place import POLICIES
 from paceline.errors import InvalidParameter
+from paceline.placement.search import NAMES
 
 runner = CliRunner()
 
@@ -169,6 +171,10 @@ def test_a_plan_for_another_cluster_is_refused(case_file, tmp_path):
     assert "3 devices" in str(refusal("simulate", "--plan", plan, "--case", case_file))
     plan.write_text("{}")
     assert refusal("simulate", "--plan", plan, "--case", case_file).field == "plan"
+
+
+def test_help_names_every_policy():
+    assert POLICIES.split(", ") == list(NAMES)
 
 
 @pytest.mark.parametrize("command", ["place", "simulate"])
