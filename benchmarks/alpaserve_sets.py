@@ -46,7 +46,7 @@ SETS = {
     "S1": ModelSet(["bert-1.3b"] * 32, 16, rate=40.0),
     "S2": ModelSet(["bert-6.7b"] * 32, 32, rate=30.0),
     "S3": ModelSet(SIX_SMALL * 10, 64, rate=250.0),
-    "S4": ModelSet(["bert-104b"] * 4, 64, rate=2.0, duration=2000.0),
+    "S4": ModelSet(["bert-104b"] * 4, 64, rate=4.0, duration=2000.0),
 }
 
 

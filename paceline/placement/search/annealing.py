@@ -11,10 +11,11 @@ from collections.abc import Callable
 from itertools import combinations
 from math import log
 
+from paceline.errors import InvalidParameter
 from paceline.placement.search.baselines import round_robin
 from paceline.placement.search.bounds import Bounds
 from paceline.placement.search.fast import fast_greedy
-from paceline.placement.search.moves import propose
+from paceline.placement.search.moves import neighbours, propose
 from paceline.placement.search.partitions import buckets, lone, uneven_skeletons
 from paceline.placement.search.pools import one_pool, separate_pools
 from paceline.placement.search.replication import replicate
@@ -33,37 +34,58 @@ LATENCY_SHARE = 0.2
 """Part of the effort that is left when every deadline is met already, and only latency can still be gained."""
 
 MAX_UNEVEN = 32
-MAX_IDLE = 5000
-"""Moves in a row to placements known already, after which a run ends: the case has too few placements to go on."""
+PROPOSAL_COST = 1000
+"""What a proposed move costs in simulated requests, so that a case with few placements comes to an end."""
 
-START_SHARE, ORDER_SHARE = 0.25, 0.1
-"""Parts of the effort that each way to start, and the final ordering, may take."""
+ALWAYS = 1e9
+"""A part of the effort that never runs out: quick policies, which the result must not fall behind."""
+
+LAST_SHARE = 0.1
+"""Part of the effort that the last replicas, and the order of groups, may take each, beyond the effort."""
 
 
 def anneal(search: Search) -> Groups:
-    """The best placement that the effort allows, at least as good as the paper's searches from which it starts."""
-    end = search.simulated_requests + search.effort
+    """The best placement that the effort allows; whatever the effort, never worse than one pool of uniform groups,
+    selective replication or round robin."""
+    end = search.spent + search.effort
     found = _starts(search)
-    left = max(end - search.simulated_requests, 1)
+    left = max(end - search.spent, 1)
     if search.case.has_slo and search.best_score.served == search.facts.num_requests:
         left *= LATENCY_SHARE
     for number, (kept, share) in enumerate(ROUNDS, 1):
         search.step = f"annealing, round {number}"
         found = found[:kept]
-        begin, each = search.simulated_requests, share * left / len(found)
+        begin, each = search.spent, share * left / len(found)
         found = [_run(search, groups, HOT / number, begin + each * (i + 1)) for i, groups in enumerate(found)]
         found.sort(key=search.scored, reverse=True)
+    descend(search, search.best)
     return order_groups(search, search.best)
+
+
+def descend(search: Search, groups: Groups) -> Groups:
+    """Go to a better neighbour until there is none: no single replica added, removed or exchanged would still help."""
+    search.step = "last replicas"
+    limit, untried = search.spent + LAST_SHARE * search.effort, neighbours(search.facts, groups)
+    while search.spent < limit:
+        candidate = next(untried, None)
+        if candidate is None:
+            break
+        search.spent += PROPOSAL_COST
+        here = search.scored(groups)
+        score = search.score(candidate, at_least=here.served)
+        if score is not None and score > here:
+            groups, untried = candidate, neighbours(search.facts, candidate)
+    return groups
 
 
 def order_groups(search: Search, groups: Groups) -> Groups:
     """Groups in a better order, pairs swapped while it helps: between equally free groups the first is chosen."""
     search.step = "order of groups"
-    limit, improved = search.simulated_requests + ORDER_SHARE * search.effort, True
+    limit, improved = search.spent + LAST_SHARE * search.effort, True
     while improved:
         improved = False
         for a, b in combinations(range(len(groups)), 2):
-            if search.simulated_requests > limit:
+            if search.spent > limit:
                 return groups
             swapped = list(groups)
             swapped[a], swapped[b] = groups[b], groups[a]
@@ -74,9 +96,12 @@ def order_groups(search: Search, groups: Groups) -> Groups:
 
 def _starts(search: Search) -> list[Groups]:
     """The best placements of the paper's searches and of uneven groups, no two made of the same splits."""
-    for step, policy in STARTS.items():
+    for step, (policy, share) in STARTS.items():
         search.step = step
-        search.within(START_SHARE * search.effort, policy)
+        try:
+            search.within(share * search.effort, policy)
+        except InvalidParameter:  # no model can be served from a single device: that policy is none for this case
+            continue
     ranked = sorted(search.best_of_splits.values(), key=lambda pair: pair[0], reverse=True)
     return [canonical(groups) for _, groups in ranked[: ROUNDS[0][0]]]
 
@@ -90,13 +115,14 @@ def _fill_uneven(search: Search) -> None:
         fast_greedy(search, empty_groups(splits))
 
 
-STARTS: dict[str, Callable[[Search], object]] = {
-    "uniform groups": one_pool,
-    "selective replication": replicate,
-    "round robin": round_robin,
-    "separate pools": separate_pools,
-    "uneven groups": _fill_uneven,
+STARTS: dict[str, tuple[Callable[[Search], object], float]] = {
+    "uniform groups": (one_pool, ALWAYS),
+    "selective replication": (replicate, ALWAYS),
+    "round robin": (round_robin, ALWAYS),
+    "separate pools": (separate_pools, 0.4),
+    "uneven groups": (_fill_uneven, 0.15),
 }
+"""Where placements to start from come from, and the part of the effort that each may take."""
 
 
 def _run(search: Search, groups: Groups, hot: float, limit: float) -> Groups:
@@ -106,22 +132,23 @@ def _run(search: Search, groups: Groups, hot: float, limit: float) -> Groups:
         search: scores placements and counts simulated requests.
         groups: where to start.
         hot: temperature to start at, as part of all requests.
-        limit: of `search.simulated_requests`.
+        limit: of `search.spent`.
 
     Returns:
         The best placement of the run.
     """
     energy, num_requests = _Energy(search, groups), search.facts.num_requests
-    current, best, idle = groups, groups, 0
-    level, best_level, begin = energy(search.scored(groups)), energy(search.scored(groups)), search.simulated_requests
-    while search.simulated_requests < limit and idle < MAX_IDLE:
-        done = (search.simulated_requests - begin) / (limit - begin)
+    current = best = groups
+    level = best_level = energy(search.scored(groups))
+    begin = search.spent
+    while search.spent < limit:
+        done = (search.spent - begin) / (limit - begin)
         temperature = num_requests * hot * (COLD / hot) ** done
         at_least = level + temperature * log(1 - search.random.random())
-        candidate, before = propose(search.facts, search.random, current), search.simulated_requests
+        search.spent += PROPOSAL_COST
+        candidate = propose(search.facts, search.random, current)
         candidate = None if candidate is None else canonical(candidate)
         score = None if candidate is None else search.score(candidate, at_least)
-        idle = idle + 1 if search.simulated_requests == before else 0
         if candidate is None or score is None or energy(score) < at_least:
             continue
         current, level = candidate, energy(score)

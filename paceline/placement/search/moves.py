@@ -3,7 +3,7 @@
 Every move returns groups that fit the cluster, or None when the draw led nowhere; how they fare is not looked at here.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from random import Random
 
 from paceline.placement.placement import Group
@@ -90,6 +90,18 @@ def regroup(facts: Facts, random: Random, groups: Groups) -> Groups | None:
             h = random.randrange(len(heirs))
             heirs[h] = _squeeze_in(facts, random, heirs[h], model) or heirs[h]
     return (*kept, *heirs)
+
+
+def neighbours(facts: Facts, groups: Groups) -> Iterator[Groups]:
+    """Every placement with one replica more, one fewer, or one exchanged for another model's in its group."""
+    for g, group in enumerate(groups):
+        lighter = [group.without_model(model) for model in group.models]
+        for smaller in (group, *lighter):
+            for model in range(facts.num_models):
+                if model not in group.models and facts.has_room(smaller, model):
+                    yield _replaced(groups, {g: smaller.with_model(model)})
+        for smaller in lighter:
+            yield _replaced(groups, {g: smaller})
 
 
 MOVES: dict[Move, float] = {add: 25, remove: 15, hand_over: 20, keep_apart: 15, copy: 10, regroup: 15}

@@ -22,11 +22,14 @@ Progress = Callable[[float, float], None]
 """Told the share of the search that is done and the best attainment so far, both in [0, 1]."""
 
 
+SIMULATION_COST = 2000
+"""What preparing a simulation costs, in simulated requests."""
+
 REPORT_EVERY = 64
 """Placements asked for between two reports of progress."""
 
 
-MAX_EFFORT = 400_000_000
+MAX_EFFORT = 250_000_000
 """Simulated requests that a search spends unless told otherwise, at most."""
 
 
@@ -70,7 +73,8 @@ class Search:
         case: what to place.
         seed: of every random choice.
         time_budget: seconds after which scoring raises `TimeIsUp`; None for no limit.
-        effort: simulated requests that the improving search may spend; None picks it by the size of the case.
+        effort: simulated requests that annealing may spend, what is done besides counted in the same unit; None picks
+            it by the size of the case.
         progress: told now and then how far the search is.
     """
 
@@ -90,7 +94,8 @@ class Search:
         self.random = Random(seed)
         self.time_budget = time_budget
         self.effort = default_effort(self.facts) if effort is None else effort
-        self.simulated_requests = 0
+        self.spent = 0
+        """Simulated requests so far, and what the search did besides, counted in simulated requests."""
         self.best: Groups = ()
         self.best_score = Score(0, 0.0)
         self.history: list[Improvement] = []
@@ -136,14 +141,14 @@ class Search:
             return
         if share is None:
             of_time = self.seconds / self.time_budget if self.time_budget else 0.0
-            share = min(max(self.simulated_requests / self.effort, of_time), 1.0)
+            share = min(max(self.spent / self.effort, of_time), 1.0)
         self._progress(share, self.best_score.served / self.facts.num_requests)
 
     def examined(self, groups: Groups) -> "Trial":
         """`groups` scored, and what a greedy step wants to know. Groups may be empty."""
         self.check_time()
         found = self.evaluator.score(Placement(groups))
-        self.simulated_requests += self._requests(groups)
+        self.spent += self._requests(groups) + SIMULATION_COST
         score = Score(found.num_served, -found.mean_latency_served)
         self._offer(groups, score)
         return Trial(score, found.unserved, found.busy)
@@ -155,12 +160,12 @@ class Search:
         self._num_asked += 1
         if self._num_asked % REPORT_EVERY == 0:
             self.report()
-        if self.simulated_requests > self._allowed:
+        if self.spent > self._allowed:
             raise _EffortSpent
 
     def within(self, requests: float, policy: Callable[["Search"], object]) -> None:
         """Run `policy` until it is done or has simulated so many requests; what it found is kept."""
-        self._allowed = self.simulated_requests + requests
+        self._allowed = self.spent + requests
         try:
             policy(self)
         except _EffortSpent:
@@ -190,7 +195,7 @@ class Search:
         """Served requests and their summed latency; None when more than `spare` are turned away."""
         if part not in self._tallies:
             tally = self.evaluator.tally(part, int(spare))
-            self.simulated_requests += tally.simulated
+            self.spent += tally.simulated + SIMULATION_COST
             if isnan(tally.latency_sum):
                 return None
             self._tallies[part] = tally
@@ -216,7 +221,7 @@ def canonical(groups: Iterable[Group]) -> Groups:
 def default_effort(facts: Facts) -> int:
     """Simulated requests: by the number of choices, up to half a minute or so on one core."""
     scorings = 60 * (facts.num_models + facts.num_devices)
-    return min(scorings * facts.num_requests, MAX_EFFORT)
+    return min(scorings * (facts.num_requests + SIMULATION_COST), MAX_EFFORT)
 
 
 def empty_groups(splits: Iterable[ParallelConfig]) -> Groups:

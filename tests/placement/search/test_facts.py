@@ -6,10 +6,10 @@ from random import Random
 import pytest
 
 from paceline.errors import InvalidParameter
-from paceline.placement import Cluster, Evaluator, ParallelConfig, Placement, Stages, validate
+from paceline.placement import Cluster, Evaluator, Group, ParallelConfig, Placement, Stages, validate
 from paceline.placement.search.bounds import Bounds, may_hold
 from paceline.placement.search.facts import Facts
-from paceline.placement.search.moves import MOVES, propose
+from paceline.placement.search.moves import MOVES, neighbours, propose
 from paceline.placement.search.partitions import multisets
 from paceline.placement.search.trials import empty_groups
 from tests.placement.cases import GB, make_case
@@ -85,6 +85,15 @@ def test_bounds_are_never_below_what_is_served(seed):
         assert evaluator.score(Placement(groups)).num_served <= bound
         tight += bound < case.workload.num_requests
     assert tight  # the bound says something
+
+
+def test_neighbours_are_all_placements_one_replica_away():
+    case = make_case(num_small=3, num_large=0, num_devices=2)
+    groups = (Group(ONE, (0,)), Group(ONE, (1, 2)))
+    found = {tuple(group.models for group in near) for near in neighbours(facts_of(case), groups)}
+    first = {((0, 1), (1, 2)), ((0, 2), (1, 2)), ((1,), (1, 2)), ((2,), (1, 2)), ((), (1, 2))}
+    second = {((0,), (0, 1, 2)), ((0,), (0, 2)), ((0,), (0, 1)), ((0,), (2,)), ((0,), (1,))}
+    assert found == first | second
 
 
 @pytest.mark.parametrize("move", MOVES, ids=lambda move: move.__name__)

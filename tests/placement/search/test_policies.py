@@ -103,9 +103,21 @@ def test_auto_is_at_least_as_good_as_the_policies_of_the_paper(seed):
 def test_uneven_groups_beat_every_uniform_partition():
     """Seven devices, two large models beside six small ones: no equal groups suit both."""
     case = make_case(num_small=6, num_large=2, num_devices=7, rate=4.0, cv=4.0, slo_scale=2.0, duration=100.0)
-    found = plan(case, effort=3_000_000)
+    found = plan(case, effort=8_000_000)
     assert len({group.parallel for group in found.placement.groups}) > 1
     assert found.slo_attainment > plan(case, "mp-search-sep").slo_attainment
+
+
+def test_auto_plans_models_that_fit_no_single_device():
+    case = make_case(num_small=0, num_large=4, num_devices=8, duration=100.0)
+    case = replace(case, cluster=replace(case.cluster, mem_budget=5 * GB))
+    found = plan(case, "anneal", effort=500_000)
+    assert found.slo_attainment >= plan(case, "mp-search").slo_attainment > 0
+
+
+def test_however_little_the_effort_annealing_keeps_its_quick_starts():
+    case = make_case(num_small=6, num_large=2, num_devices=8, rate=9.0, duration=100.0)
+    assert plan(case, "anneal", effort=1).slo_attainment >= plan(case, "mp-search").slo_attainment
 
 
 def test_without_deadlines_mean_latency_decides():
