@@ -14,7 +14,8 @@ Not the place for what is computed (`forward.py`).
 import os
 import queue
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 
 from llvmlite import ir
 from numba import njit, types
@@ -98,6 +99,7 @@ class Team:
         self._inboxes = [queue.SimpleQueue() for _ in range(self.num_threads - 1)]
         for index, inbox in enumerate(self._inboxes, start=1):
             threading.Thread(target=_work, args=(index, inbox), daemon=True, name=f"paceline-{index}").start()
+        self._end = weakref.finalize(self, _end, self._inboxes)
 
     def run(self, kernel: Callable, *args: object) -> None:
         """kernel(thread, *args) on every member. The kernel must end with a barrier and must release the GIL."""
@@ -106,12 +108,17 @@ class Team:
         kernel(0, *args)
 
     def close(self) -> None:
-        """End the threads."""
-        for inbox in self._inboxes:
-            inbox.put(None)
+        """End the threads; also done when nobody holds the team any more."""
+        self._end()
+
+
+def _end(inboxes: Sequence[queue.SimpleQueue]) -> None:
+    for inbox in inboxes:
+        inbox.put(None)
 
 
 def _work(index: int, inbox: queue.SimpleQueue) -> None:
     while (job := inbox.get()) is not None:
         kernel, args = job
         kernel(index, *args)
+        del job, kernel, args  # an idle thread must not keep a model's weights and caches alive

@@ -1,0 +1,57 @@
+"""The team's threads end with it, and hold nothing while they wait."""
+
+import gc
+import threading
+import time
+import weakref
+
+import numpy as np
+import pytest
+from numba import njit
+
+from paceline.models.numba_executor.team import Team
+
+
+@njit(nogil=True)
+def touch(thread, values):
+    values[thread] += 1
+
+
+def soon(condition) -> bool:
+    end = time.monotonic() + 10
+    while not condition() and time.monotonic() < end:
+        gc.collect()
+        time.sleep(0.01)
+    return condition()
+
+
+def team_threads() -> list[threading.Thread]:
+    return [one for one in threading.enumerate() if one.name.startswith("paceline-")]
+
+
+def test_every_member_runs_the_kernel():
+    team, values = Team(3), np.zeros(3)
+    team.run(touch, values)
+    assert soon(lambda: values.tolist() == [1, 1, 1])
+    team.close()
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_threads_end_with_their_team(closed):
+    before = len(team_threads())
+    team = Team(3)
+    assert len(team_threads()) == before + 2
+    if closed:
+        team.close()
+    else:
+        del team
+    assert soon(lambda: len(team_threads()) <= before)
+
+
+def test_idle_threads_keep_no_array_alive():
+    team, values = Team(2), np.zeros(2)
+    team.run(touch, values)
+    ref = weakref.ref(values)
+    del values
+    assert soon(lambda: ref() is None)
+    team.close()
