@@ -3,7 +3,7 @@
 import json
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -65,33 +65,34 @@ def place(
 
         paceline place --profiles p.yaml --num-devices 8 --mem-budget 13e9 --duration 600 --model "small rate=2 slo=0.5"
     """
+    from paceline.cli import show_plan as show
     from paceline.cli.show_explanation import explanation_tables, interference_map
-    from paceline.cli.show_plan import group_table, model_table, plan_record, search_chart, summary
-    from paceline.placement.search import plan
+    from paceline.placement.coplacement import coplan
     from paceline.theory.plots import draw
 
     loaded = c.load_case(case, profiles, model, num_devices, mem_budget, duration, seed)
     loaded = c.scaled(loaded, rate_scale, cv_scale, slo_scale, seed)
     with _progress() as progress:
-        made = plan(
-            loaded, policy, time_budget=time_budget, effort=effort, seed=seed, window=window,
-            allow_unplaceable=allow_unplaceable, progress=progress,
-        )  # fmt: skip
+        options: dict[str, Any] = {"effort": effort, "seed": seed, "window": window, "progress": progress}
+        found = coplan(loaded, policy, time_budget=time_budget, allow_unplaceable=allow_unplaceable, **options)
+    loaded, made = found.case, found.plan
     explanation = _explained(loaded, made) if why else None
     extra = {} if explanation is None else {"explanation": explanation.to_record()}
-    record = json.dumps(plan_record(loaded, made) | extra)
+    record = json.dumps(show.plan_record(loaded, made) | show.drafts_record(found) | extra)
     if output is not None:
         output.write_text(record + "\n")
     if plot is not None:
-        draw(search_chart(made) if explanation is None else interference_map(explanation.interference), plot)
+        draw(show.search_chart(made) if explanation is None else interference_map(explanation.interference), plot)
     if as_json:
         print(record)
         return
-    messages.print(group_table(loaded, made.placement, made.result))
-    messages.print(model_table(loaded, made.placement, made.result))
+    if found.places:
+        messages.print(show.drafts_table(found))
+    messages.print(show.group_table(loaded, made.placement, made.result))
+    messages.print(show.model_table(loaded, made.placement, made.result))
     for table in explanation_tables(explanation) if explanation is not None else ():
         messages.print(table)
-    print(summary(made))
+    print(show.summary(made))
 
 
 def _explained(case: "Case", made: "Plan") -> "Explanation":

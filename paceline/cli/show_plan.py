@@ -1,5 +1,6 @@
 """How plans look: tables for people, one object for scripts, a chart of the search."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,7 @@ from rich.table import Table
 
 from paceline.errors import InvalidParameter
 from paceline.placement import Case, Placement, SimulationResult
+from paceline.placement.coplacement import CoPlan
 from paceline.placement.search import Plan
 from paceline.placement.simulator import ControllerRules
 from paceline.theory.curves import Chart, Series
@@ -48,6 +50,29 @@ def _serving_record(case: Case, placement: Placement) -> dict[str, Any]:
         for group in placement.groups
     ]
     return {"serving": models, "stage_seconds": seconds, "overhead": rules.overhead}
+
+
+def drafts_record(found: CoPlan) -> dict[str, Any]:
+    """Where drafters live, by model name, and what every combination that was tried reaches; empty without drafters."""
+    if not found.places:
+        return {}
+
+    def named(places: Mapping[int, str]) -> dict[str, str]:
+        return {found.case.models[m].name: place for m, place in places.items()}
+
+    tried = [{"drafts": named(places), "slo_attainment": reached} for places, reached in found.tried]
+    return {"drafts": named(found.places), "drafts_tried": tried}
+
+
+def drafts_table(found: CoPlan) -> Table:
+    """What every combination of places for the drafters reaches, the chosen one first."""
+    table = Table(title="where drafters live", title_justify="left")
+    names = [found.case.models[m].name for m in found.places]
+    for name in (*names, "attainment"):
+        table.add_column(name)
+    for places, reached in sorted(found.tried, key=lambda tried: tried[0] != found.places):
+        table.add_row(*places.values(), "cannot be served" if reached is None else _percent(reached))
+    return table
 
 
 def result_record(case: Case, result: SimulationResult) -> dict[str, Any]:

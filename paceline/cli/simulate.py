@@ -2,13 +2,16 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.cli import case_options as c
 from paceline.cli.options import messages
 from paceline.errors import InvalidParameter
+
+if TYPE_CHECKING:
+    from paceline.placement import Placement
 
 
 def simulate(
@@ -37,10 +40,15 @@ def simulate(
     """
     from paceline.cli.show_plan import group_table, model_table, result_record
     from paceline.placement import simulate as run
+    from paceline.placement.coplacement import resolve
 
     loaded = c.load_case(case, profiles, model, num_devices, mem_budget, duration, seed)
     loaded = c.scaled(loaded, rate_scale, cv_scale, slo_scale, seed)
-    placement = _read_plan(plan)
+    placement, places = _read_plan(plan)
+    indices = {each.name: m for m, each in enumerate(loaded.models)}
+    if unknown := [name for name in places if name not in indices]:
+        raise InvalidParameter("plan", f"places the drafter of {unknown[0]!r}", "simulate the case that was planned")
+    loaded = resolve(loaded, {indices[name]: place for name, place in places.items()})
     result = run(placement, loaded)
     if as_json:
         print(json.dumps(result_record(loaded, result)))
@@ -50,12 +58,13 @@ def simulate(
     print(f"{result.slo_attainment:.2%} of requests in time, mean latency {result.mean_latency_served:.3f} s")
 
 
-def _read_plan(path: Path):
-    """The `Placement` in a plan file."""
+def _read_plan(path: Path) -> tuple["Placement", dict[str, Any]]:
+    """The placement, and where each drafter lives by the name of its target."""
     from paceline.placement import Placement
     from paceline.placement.case_file import read_mapping
 
-    groups = read_mapping(path).get("groups")
-    if not isinstance(groups, list):
+    values = read_mapping(path)
+    groups, places = values.get("groups"), values.get("drafts", {})
+    if not isinstance(groups, list) or not isinstance(places, dict):
         raise InvalidParameter("plan", f"{path} has no list of groups", "give a file of paceline place --output")
-    return Placement.from_lists(groups)
+    return Placement.from_lists(groups), places

@@ -1,10 +1,12 @@
 """`Case`: all a planner needs to know. Its files are read by `case_file.py`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from paceline.errors import InvalidParameter
 from paceline.placement.cluster import Cluster
+from paceline.placement.drafting import Drafting, check_drafts
 from paceline.placement.model import PlacedModel
 from paceline.placement.profile import ModelProfile
 from paceline.placement.workload import Workload
@@ -13,6 +15,9 @@ from paceline.placement.workload import Workload
 @dataclass(frozen=True)
 class Case:
     """A cluster, its models, what they cost, and the requests that come.
+
+    `drafts` are the models with drafters, by index. Where those live must be chosen (`coplacement`) before anything is
+    simulated.
 
     Raises:
         InvalidParameter: no models, equal names, a type without a profile, or an arrival for a model that is not there.
@@ -23,6 +28,7 @@ class Case:
     models: tuple[PlacedModel, ...]
     profiles: Mapping[str, ModelProfile]
     workload: Workload
+    drafts: Mapping[int, Drafting] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
         if not self.models:
@@ -34,6 +40,7 @@ class Case:
             if model.profile_type not in self.profiles:
                 problem = f"no profile for type {model.profile_type!r} of model {model.name!r}"
                 raise InvalidParameter("profiles", problem, f"profile it, or use one of {sorted(self.profiles)}")
+        check_drafts(self.drafts, len(self.models), self.profiles)
         if self.workload.num_models > len(self.models):
             problem = f"model index {self.workload.num_models - 1}, there are {len(self.models)} models"
             raise InvalidParameter("arrivals", problem, f"use indices 0 to {len(self.models) - 1}")

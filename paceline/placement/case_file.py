@@ -4,7 +4,8 @@ A case file has ``num_devices``, ``mem_budget`` (bytes per device), ``models`` [
 ``profiles`` {type: [{op, pp, latency [s per stage], weight_mem [bytes per stage]}]}, and either ``arrivals`` (a CSV of
 time and model, its path relative to the case file) or ``duration`` in seconds (and ``seed``), for which arrivals are
 drawn at the models' rates. A model without ``slo`` has no deadline. A profile entry may have ``batch_latency``
-{batch size: [s per stage]}.
+{batch size: [s per stage]}. A model may have ``draft`` {type, output_tokens, acceptance_rate, num_draft_tokens,
+verify_ratio, hand_over}; its own profile then holds seconds of one pass, the drafter's of one draft token.
 """
 
 import json
@@ -15,6 +16,7 @@ from paceline.errors import InvalidParameter
 from paceline.placement.arrivals import draw_for_models
 from paceline.placement.case import Case
 from paceline.placement.cluster import Cluster
+from paceline.placement.drafting import Drafting
 from paceline.placement.model import NO_SLO, PlacedModel
 from paceline.placement.profile import ModelProfile, ParallelConfig, Stages
 from paceline.placement.traces import read_arrivals
@@ -48,6 +50,7 @@ def case_from(values: dict[str, Any], folder: Path, name: str) -> Case:
         models=models,
         profiles=profiles,
         workload=_read_workload(values, models, folder),
+        drafts={i: _read_draft(i, m) for i, m in enumerate(values["models"]) if m.get("draft") is not None},
     )
 
 
@@ -103,6 +106,18 @@ def _read_model(index: int, values: Any) -> PlacedModel:
         slo=NO_SLO if slo is None else _number(values, "slo", where=where),
         path=_field(values, "path", str, where) if "path" in values else None,
     )
+
+
+def _read_draft(index: int, model: dict[str, Any]) -> Drafting:
+    where = f"models[{index}].draft"
+    values = _field(model, "draft", dict, f"models[{index}]")
+    known = ("type", "output_tokens", "acceptance_rate", "num_draft_tokens", "verify_ratio", "hand_over")
+    if unknown := sorted(map(str, set(values) - set(known))):
+        raise InvalidParameter(where, f"sets {', '.join(unknown)}", f"use {', '.join(known)}")
+    given = {name: _number(values, name, where=where) for name in known[1:] if name in values or name in known[:3]}
+    if "num_draft_tokens" in given:
+        given["num_draft_tokens"] = _whole(values, "num_draft_tokens", where=where)
+    return Drafting(profile_type=str(_field(values, "type", str, where)), **given)  # pyright: ignore[reportArgumentType]
 
 
 def _read_profile(name: str, rows: Any) -> ModelProfile:

@@ -133,6 +133,28 @@ def test_clockwork_has_no_one_plan_to_explain(case_file):
     assert refusal("place", "--case", case_file, "--policy", "clockwork++", "--explain").field == "explain"
 
 
+def test_drafters_get_a_place_that_a_plan_file_keeps(tmp_path):
+    draft = {"type": "drafter", "output_tokens": 100, "acceptance_rate": 0.8}
+    profiles = {
+        "target": [{"latency": [0.03], "weight_mem": [3e9]}],
+        "drafter": [{"latency": [0.005], "weight_mem": [1e9]}],
+    }
+    models = [{"name": "chat", "type": "target", "rate": 0.2, "slo": 2.5, "draft": draft}]
+    values = {"num_devices": 2, "mem_budget": 3.5e9, "models": models, "profiles": profiles, "duration": 200}
+    case, plan = tmp_path / "case.yaml", tmp_path / "plan.json"
+    case.write_text(yaml.safe_dump(values))
+    record = json.loads(invoke("place", "--case", case, "--output", plan, "--json"))
+    assert record["drafts"] == {"chat": "apart"} and record["groups"] == [[1, 2, [0]]]
+    assert {"drafts": {"chat": "plain"}, "slo_attainment": None} in record["drafts_tried"]
+    same = json.loads(invoke("simulate", "--plan", plan, "--case", case, "--json"))
+    assert same["slo_attainment"] == record["slo_attainment"]
+    assert "in time" in invoke("place", "--case", case)
+    plan.write_text(json.dumps(record | {"drafts": {}}))
+    assert refusal("simulate", "--plan", plan, "--case", case).field == "drafts"
+    plan.write_text(json.dumps(record | {"drafts": {"code": "apart"}}))
+    assert refusal("simulate", "--plan", plan, "--case", case).field == "plan"
+
+
 @pytest.mark.parametrize(
     ("arguments", "field", "number"),
     [

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from paceline.errors import InvalidParameter
 from paceline.placement.case import Case
 from paceline.placement.placement import Group, Placement, validate
 from paceline.placement.profile import ParallelConfig
@@ -64,9 +65,16 @@ class Evaluator:
         case: cluster, models, profiles and workload.
         workload: other arrivals than the case's.
         rules: what serving adds.
+
+    Raises:
+        InvalidParameter: the case has drafters whose place is not chosen.
     """
 
     def __init__(self, case: Case, workload: Workload | None = None, rules: ControllerRules | None = None) -> None:
+        if case.drafts:
+            names = ", ".join(case.models[m].name for m in case.drafts)
+            remedy = "plan with coplacement.coplan, or choose with coplacement.resolve"
+            raise InvalidParameter("draft", f"where the drafters of {names} live is not chosen", remedy)
         self.case = case
         self.rules = ControllerRules() if rules is None else rules
         self.workload = case.workload if workload is None else workload

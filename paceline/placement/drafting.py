@@ -1,0 +1,109 @@
+"""`Drafting`: a drafter as the planner sees it, and what a generated request costs with it, wherever it lives.
+
+The simulator knows requests of one pass. A generated request becomes one: all its passes in a row. That keeps the work
+of every stage and the latency of a lone request; what it does not show is passes of several requests interleaving or
+sharing a batch (`serving_simulator.py` does, for one model). Choosing where drafters live is `coplacement.py`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from paceline.errors import InvalidParameter
+from paceline.placement.profile import ModelProfile, ParallelConfig, Stages
+from paceline.theory.acceptance import expected_tokens
+from paceline.theory.checks import check_cost, check_count, check_positive, check_rate
+
+Place = Literal["plain", "together", "apart"]
+"""Where a drafter lives: nowhere (the target decodes alone), on the target's first stage, or on a stage before it."""
+
+PLACES: tuple[Place, ...] = get_args(Place)
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """How a target is drafted for. Its profile then holds seconds of one target pass, the drafter's of one draft token.
+
+    Args:
+        profile_type: key of the drafter's profile.
+        output_tokens: mean tokens that a request generates.
+        acceptance_rate: alpha, in [0, 1].
+        num_draft_tokens: drafted per target pass.
+        verify_ratio: a pass over num_draft_tokens + 1 rows over one of a single row.
+        hand_over: seconds per pass that tokens travel between a drafter and a target on different devices, both ways.
+
+    Raises:
+        InvalidParameter: a number outside its range.
+    """
+
+    profile_type: str
+    output_tokens: float
+    acceptance_rate: float
+    num_draft_tokens: int = 4
+    verify_ratio: float = 1.0
+    hand_over: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_positive("draft.output_tokens", self.output_tokens)
+        check_rate("draft.acceptance_rate", self.acceptance_rate)
+        check_count("draft.num_draft_tokens", self.num_draft_tokens, least=1)
+        check_cost("draft.hand_over", self.hand_over)
+        if not 1 <= self.verify_ratio < float("inf"):
+            problem = f"{self.verify_ratio} is not 1 or more"
+            raise InvalidParameter("draft.verify_ratio", problem, "give t(k + 1) / t(1), 1 when rows cost nothing")
+
+    @property
+    def passes(self) -> float:
+        """Target passes of a request: output tokens over expected tokens per pass (Leviathan et al. 2023)."""
+        return self.output_tokens / float(expected_tokens(self.acceptance_rate, self.num_draft_tokens))
+
+
+def request_profile(
+    name: str, target: ModelProfile, draft: ModelProfile, drafting: Drafting, place: Place
+) -> ModelProfile:
+    """Seconds per stage of a whole request, for every split of `target`.
+
+    Together, the drafter's weights lie on every device of the first stage, which drafts and then verifies. Apart, they
+    lie on a stage of their own before the target's, as wide as those: drafting one request overlaps with verifying
+    another, never with its own. `hand_over` keeps the drafter's stage busy. Batches are left out.
+
+    Raises:
+        InvalidParameter: the drafter has no profile for a target's tensor degree, nor for one device.
+    """
+    entries: dict[ParallelConfig, Stages] = {}
+    for split, stages in target.entries.items():
+        if place == "plain":
+            entries[split] = Stages(_times(stages.latency, drafting.output_tokens), stages.weight_mem)
+            continue
+        seconds, size = _drafter(draft, split.tensor)
+        drafts = drafting.passes * drafting.num_draft_tokens * seconds
+        verifies = _times(stages.latency, drafting.passes * drafting.verify_ratio)
+        if place == "together":
+            first_mem = stages.weight_mem[0] + size
+            entries[split] = Stages((drafts + verifies[0], *verifies[1:]), (first_mem, *stages.weight_mem[1:]))
+        else:
+            latency = (drafts + drafting.passes * drafting.hand_over, *verifies)
+            wider = ParallelConfig(split.tensor, split.pipeline + 1)
+            entries[wider] = Stages(latency, (size, *stages.weight_mem))
+    return ModelProfile(name, entries)
+
+
+def check_drafts(drafts: Mapping[int, Drafting], num_models: int, profiles: Mapping[str, ModelProfile]) -> None:
+    """Refuse drafts for models that are not there, or by drafters without a profile."""
+    for model, drafting in drafts.items():
+        if not 0 <= model < num_models:
+            raise InvalidParameter("draft", f"for model {model}, there are {num_models}", "use indices from 0")
+        if drafting.profile_type not in profiles:
+            problem = f"no profile for type {drafting.profile_type!r}"
+            raise InvalidParameter("draft.type", problem, f"profile it, or use one of {sorted(profiles)}")
+
+
+def _times(latency: tuple[float, ...], factor: float) -> tuple[float, ...]:
+    return tuple(seconds * factor for seconds in latency)
+
+
+def _drafter(draft: ModelProfile, tensor: int) -> tuple[float, float]:
+    """Seconds of a draft token and bytes per device: as wide as the target where profiled, else a copy per device."""
+    width = ParallelConfig(tensor, 1)
+    stages = draft.stages(width if width in draft.entries else ParallelConfig(1, 1))
+    return stages.latency[0], stages.weight_mem[0]
