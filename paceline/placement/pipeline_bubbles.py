@@ -1,6 +1,6 @@
 """How long the stages of a pipeline stand idle because micro-batches differ, and which difference it was.
 
-The published setting (Agrawal et al. 2023, SARATHI, sections 3.2 and 5.3): as many micro-batches as stages are under
+The published setting (Agrawal et al. 2023, SARATHI): as many micro-batches as stages are under
 way, each with requests of its own, and a micro-batch enters again when its tokens have left the last stage. Equal ones
 keep every stage busy. The real scheduler plans each micro-batch; a pass only takes time. Not for requests of one pass
 each on many models (`simulator/`), nor for arrivals (`serving_simulator.py`): here everybody is there at the start.
@@ -31,16 +31,17 @@ context); ``drain`` is the end, when there are fewer micro-batches than stages."
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """One pass of some requests."""
+    """One pass of some requests, and the seconds it takes in each stage."""
 
     prompt_tokens: int
     requests: tuple[int, ...]
+    seconds: float = 0.0
 
     @classmethod
-    def of(cls, plan: StepPlan) -> "MicroBatch":
+    def of(cls, plan: StepPlan, seconds: float) -> "MicroBatch":
         """What `plan` computes."""
         prompt_tokens = sum(grant.num_prefill_tokens for grant in plan.grants)
-        return cls(prompt_tokens, tuple(int(grant.request.request_id) for grant in plan.grants))
+        return cls(prompt_tokens, tuple(int(grant.request.request_id) for grant in plan.grants), seconds)
 
 
 def kind_of(left: MicroBatch, awaited: MicroBatch) -> Kind:
@@ -167,7 +168,6 @@ class _Pipeline:
         self.lanes = deque(_Lane(config) for _ in range(num_stages))
         self.num_stages, self.stage_seconds = num_stages, stage_seconds
         self.free = [0.0] * num_stages
-        self.last: MicroBatch | None = None
         self.busy, self.num_batches = 0.0, 0
         self.bubbles: dict[Kind, float] = {"prefill_lengths": 0.0, "prefill_decode": 0.0, "contexts": 0.0, "drain": 0.0}
         self.request_bubbles = np.zeros(len(lengths))
@@ -187,20 +187,40 @@ class _Pipeline:
 
     def _enter(self, lane: _Lane) -> None:
         """Plan the next pass of `lane` and send it through all stages."""
-        former = lane.batch
+        under_way = [former.batch for former in (lane, *self.lanes) if former.batch is not None]
         lane.plan = lane.scheduler.schedule(lane.left)
-        lane.batch = MicroBatch.of(lane.plan)
-        seconds = self.stage_seconds(lane.plan)
-        ready = lane.left
-        for stage in range(self.num_stages):
-            start = max(ready, self.free[stage])
-            if self.last is not None:  # the first of all fills the pipeline
-                awaited = lane.batch if stage or former is None else former  # stage 0 waits for tokens to return
-                self._idle(start - self.free[stage], kind_of(self.last, awaited), lane.batch)
-            ready = self.free[stage] = start + seconds
-        lane.left, self.last = ready, lane.batch
-        self.busy += self.num_stages * seconds
+        batch = lane.batch = MicroBatch.of(lane.plan, self.stage_seconds(lane.plan))
+        starts = self._starts(lane.left, batch.seconds)
+        if under_way:  # the first of all fills the pipeline
+            self._account([start - free for start, free in zip(starts, self.free, strict=True)], batch, under_way)
+        self.free = [start + batch.seconds for start in starts]
+        lane.left = self.free[-1]
+        self.busy += self.num_stages * batch.seconds
         self.num_batches += 1
+
+    def _starts(self, ready: float, seconds: float) -> list[float]:
+        """When each stage begins with a micro-batch that is `ready` to enter."""
+        starts = []
+        for free in self.free:
+            starts.append(max(ready, free))
+            ready = starts[-1] + seconds
+        return starts
+
+    def _account(self, gaps: list[float], batch: MicroBatch, under_way: list[MicroBatch]) -> None:
+        """Say why each stage stood idle before `batch`.
+
+        The first stage waits for tokens to return, which the slowest micro-batch ahead holds up. Later stages inherit
+        that wait; what they wait beyond it is for `batch` itself.
+
+        Args:
+            under_way: the last micro-batch of every lane, oldest first.
+        """
+        last = under_way[-1]
+        slowest = max(under_way[:-1] or under_way, key=lambda each: each.seconds)
+        for gap in gaps:
+            inherited = min(gap, gaps[0])
+            self._idle(inherited, kind_of(last, slowest), batch)
+            self._idle(gap - inherited, kind_of(last, batch), batch)
 
     def _idle(self, seconds: float, kind: Kind, batch: MicroBatch) -> None:
         """A stage stood idle before `batch`."""

@@ -13,7 +13,7 @@ from paceline.theory.checks import Number, check_cost, check_count, check_positi
 
 
 def perfect_coverage(chunk: int, batch: int) -> Fraction:
-    """Prompt tokens per output token at which every chunk carries all the decodes it can: C / (B - 1) (section 4.4).
+    """Prompt tokens per output token at which every chunk carries all the decodes it can: C / (B - 1).
 
     Args:
         chunk: C, prompt tokens of a pass.
@@ -25,7 +25,7 @@ def perfect_coverage(chunk: int, batch: int) -> Fraction:
 
 
 def aligned_chunk(rows: int, batch: int) -> int:
-    """Prompt tokens that fill a pass of `rows` beside B - 1 decodes: rows - (B - 1) (section 4.4).
+    """Prompt tokens that fill a pass of `rows` beside B - 1 decodes: rows - (B - 1).
 
     `rows` is a multiple of the tile of the matrix product: one row more costs a whole tile.
 
@@ -56,7 +56,7 @@ def num_chunks(prompt_tokens: int, chunk: int) -> int:
 def kv_loads(prompt_tokens: int, chunk: int) -> int:
     """Tokens whose keys and values are read while a prompt is prefilled in chunks; `prompt_tokens` in one piece.
 
-    Chunk i reads everything up to its own end, so the first of N chunks is read N times (section 4.2).
+    Chunk i reads everything up to its own end, so the first of N chunks is read N times.
     """
     count = num_chunks(prompt_tokens, chunk)
     return chunk * count * (count - 1) // 2 + prompt_tokens
