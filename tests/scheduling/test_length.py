@@ -86,6 +86,14 @@ def test_goodput_comes_back_by_exploring():
     assert linear_cost(explore_every=1, max_length=0).budget(off, BatchStats()) == 0
 
 
+def test_goodput_explores_less_often_among_many():
+    """At 64 requests, one token in 32 steps each would be two rows in every step."""
+    policy, hopeless = linear_cost(explore_every=32), at_rate(0.01, steps_since_draft=100)
+    assert policy.budget(hopeless, BatchStats(num_decodes=4)) == 1
+    assert policy.budget(hopeless, BatchStats(num_decodes=64)) == 0
+    assert policy.budget(replace(hopeless, steps_since_draft=512), BatchStats(num_decodes=64)) == 1
+
+
 @given(st.floats(0, 1), st.integers(1, 40), st.integers(0, 9))
 def test_goodput_equals_the_closed_form_scan(alpha, size, prefill):
     best = best_measured_length(alpha, lambda rows: 1 + 0.01 * (prefill + size * rows), 0.05, 8)

@@ -7,6 +7,7 @@ from typing import Any
 from paceline.scheduling.length.base import DraftLaw, check_least
 from paceline.scheduling.stats import BatchStats, DraftStats, PrefixStats
 
+_FEW = 4  # up to about so many requests another row is nearly free
 _TIE = 1e-12  # a longer draft must win by more than float noise
 
 
@@ -24,7 +25,8 @@ class Goodput:
             lookup.
         max_length: longest draft considered.
         explore_every: a request whose drafts are switched off tries one token after so many steps, because without
-            drafts its acceptance rate would never change again.
+            drafts its acceptance rate would never change again. Among many requests each tries less often, since there
+            a row that is refused costs its full share of the pass, and others have news as well.
 
     Every decoding request is taken to draft alike, at the rate of the request that is asked about.
     """
@@ -49,7 +51,8 @@ class Goodput:
             goodput = expected / seconds
             if goodput > best_goodput:
                 best, best_goodput = length, goodput * (1 + _TIE)
-        must_explore = self.max_length > 0 and request.steps_since_draft >= self.explore_every
+        patience = self.explore_every * max(1, batch.num_decodes // _FEW)
+        must_explore = self.max_length > 0 and request.steps_since_draft >= patience
         return max(best, 1) if must_explore else best
 
     def keep_drafting(self, prefix: PrefixStats, draft_laws: Sequence[DraftLaw]) -> bool:
