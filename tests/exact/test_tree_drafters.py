@@ -7,7 +7,7 @@ import pytest
 from paceline.drafters.draft_model import DraftModel
 from paceline.drafters.specinfer import SpecInfer
 from paceline.drafters.trees.options import tree_shape
-from paceline.sampling import CounterRandomness, Law, Randomness, TokenTree, union, verify, verify_sample_and_match
+from paceline.sampling import CounterRandomness, Law, Randomness, TokenTree, verify, verify_sample_and_match
 
 from .table_causal_lm import NUM_PAGES, TableLM, context
 from .tables import (
@@ -177,12 +177,12 @@ def test_places_merged_below_equal_draws_stand_more_often_than_trees_side_by_sid
     models, expansions = (SMALL_DRAFT, SMALL_OTHER), [(1, 1), (1, 1)]
 
     def side_by_side(prefix: Prefix, randomness: Randomness, position: int) -> TokenTree:
-        trees = []
+        tokens, laws = [], []
         for offset, model in ((0, SMALL_DRAFT), (2, SMALL_OTHER)):
             first = randomness.draw(model(prefix), position, "draft", offset)
-            second = randomness.draw(model((*prefix, first)), position + 1, "draft", offset + 1)
-            trees.append(TokenTree.chain((first, second), (model(prefix), model((*prefix, first)))))
-        return union(trees)
+            tokens += [first, randomness.draw(model((*prefix, first)), position + 1, "draft", offset + 1)]
+            laws += [model(prefix), model((*prefix, first))]
+        return TokenTree(tuple(tokens), (-1, 0, -1, 2), "iid", tuple(laws), (0, 1, 2, 3))
 
     def accepted(draft) -> F:
         return mean_accepted(verdicts(lambda r: draft((0, 1), r, 2), lambda path: SMALL_TARGET((0, 1, *path)), verify))
