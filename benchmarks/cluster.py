@@ -33,8 +33,9 @@ from paceline.placement.profile import ModelProfile, ParallelConfig, Stages
 from paceline.placement.simulator import ControllerRules, Evaluator
 from paceline.placement.workload import Workload, merge
 from paceline.serving.cluster import RayGroup, start_groups, stop_ray
-from paceline.serving.dispatcher import Dispatcher, Watch
+from paceline.serving.dispatcher import Dispatcher
 from paceline.serving.events import EventLog
+from paceline.serving.group import Watch
 from paceline.serving.job import Job
 from paceline.serving.plan import ClusterPlan, plan_of
 from paceline.types import SamplingParams
@@ -60,11 +61,12 @@ async def measure(plan: ClusterPlan, groups: list[RayGroup], args: argparse.Name
     """Start the cluster, measure service times, serve the workload, and simulate it."""
     if args.kill and args.kill[0] >= len(groups):
         raise InvalidParameter("kill", f"there is no group {args.kill[0]}", f"use 0 to {len(groups) - 1}")
+    dispatcher = Dispatcher(plan, groups, Watch(backoff=args.backoff), EventLog(sys.stderr))
+    await dispatcher.start()
     seconds = await measure_service(plan, groups, args)
     plan = with_deadlines(plan, seconds, args.slo_scale)
     workload = draw(plan, args)
-    dispatcher = Dispatcher(plan, groups, Watch(backoff=args.backoff), EventLog(sys.stderr))
-    await dispatcher.start()
+    dispatcher.expect(plan)
     outcomes, started = await serve(dispatcher, workload, args)
     events = [event | {"time": round(event["time"] - started, 3)} for event in dispatcher.events]
     await dispatcher.close()
@@ -86,7 +88,6 @@ def make_plan(args: argparse.Namespace) -> ClusterPlan:
 
 async def measure_service(plan: ClusterPlan, groups: list[RayGroup], args: argparse.Namespace) -> list[list[float]]:
     """Median seconds of one request, by group and model, while all groups work."""
-    await asyncio.gather(*(group.start() for group in groups))
 
     async def one_group(index: int) -> list[list[float]]:
         names = [spec.name for spec in plan.held_by(index)]

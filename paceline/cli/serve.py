@@ -103,7 +103,8 @@ def _serve_cluster(
     path: Path, weights: dict[str, str], num_cpus: int | None, watch: dict[str, Any], events: Path | None,
     options: dict[str, Any], host: str, port: int,
 ) -> None:  # fmt: skip
-    from paceline.serving.dispatcher import Dispatcher, Watch
+    from paceline.serving.dispatcher import Dispatcher
+    from paceline.serving.group import Watch
     from paceline.serving.plan import read_plan
     from paceline.serving.preflight import check_loadable
 

@@ -1,9 +1,8 @@
-"""`Dispatcher`: carries out what the controller decides. Runs requests at their groups, watches the groups, starts dead
-ones again, and gives their requests to others.
+"""`Dispatcher`: runs requests at their groups as the controller decides, watches the groups, and starts dead ones again.
 
 A request that is told a second time says the same, because its draws depend only on its seed and positions; so a stream
-goes on behind the last piece its client has seen. Groups are anything that answers as `GroupHandle` does; Ray's are in
-`cluster.py`.
+goes on behind the last piece its client has seen. Groups are anything that answers as `group.GroupHandle` does; Ray's
+are in `cluster.py`.
 """
 
 import asyncio
@@ -12,57 +11,15 @@ import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
-from paceline.errors import GroupLost, RequestRejected, WorkerDied
+from paceline.errors import GroupLost, InvalidParameter, RequestRejected, WorkerDied
 from paceline.serving.controller import Controller, Health
 from paceline.serving.events import EventLog
+from paceline.serving.group import GroupHandle, Life, Watch
 from paceline.serving.job import Chunk, Job
 from paceline.serving.plan import ClusterPlan
 from paceline.serving.prometheus import controller_text
-
-
-class GroupHandle(Protocol):
-    """A group seen from outside. Every method but `kill` raises WorkerDied when the group is gone."""
-
-    async def start(self) -> None:
-        """Load the group's models, in new processes; returns when it can answer."""
-        ...
-
-    def generate(self, job: Job) -> AsyncGenerator[Chunk, None]:
-        """The answer in pieces, in one piece unless the job asks for a stream."""
-        ...
-
-    async def abort(self, job: Job) -> None:
-        """End a job."""
-        ...
-
-    async def check(self) -> None:
-        """Return when all is well."""
-        ...
-
-    async def kill(self) -> None:
-        """End the group's processes now; nothing happens when they are gone."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Watch:
-    """How groups are watched and started again.
-
-    Attributes:
-        heartbeat: seconds between checks.
-        timeout: seconds that a check may take; then the group counts as dead.
-        max_restarts: restarts in a row without `stable_seconds` of life in between; then a group is given up.
-        backoff: seconds before the first restart, doubled for each that follows in a row.
-        stable_seconds: of life, after which restarts count from 0 again.
-    """
-
-    heartbeat: float = 1.0
-    timeout: float = 10.0
-    max_restarts: int = 3
-    backoff: float = 0.5
-    stable_seconds: float = 60.0
 
 
 @dataclass(slots=True)
@@ -75,17 +32,6 @@ class _Flight:
     num_sent: int = 0
     """Characters that the client has been given."""
     task: "asyncio.Task[None] | None" = None
-
-
-@dataclass(slots=True)
-class _Life:
-    """Of one group."""
-
-    number: int = 0
-    """Counts deaths; tells a stale report of one from a new one."""
-    since: float = 0.0
-    restarts: int = 0
-    load_seconds: float = 1.0
 
 
 class Dispatcher:
@@ -110,10 +56,9 @@ class Dispatcher:
         self.plan, self.groups, self._clock = plan, list(groups), clock
         self._watch = Watch() if watch is None else watch
         self.events = EventLog() if events is None else events
-        slos = {model.name: model.slo for model in plan.held}
-        self.controller = Controller(plan.books(), slos, plan.overhead)
+        self.controller = _controller(plan)
         self._flights: dict[str, _Flight] = {}
-        self._lives = [_Life() for _ in groups]
+        self._lives = [Life() for _ in groups]
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closing = False
 
@@ -134,6 +79,21 @@ class Dispatcher:
             raise
         for group in range(len(self.groups)):
             self._spawn(self._keep_watch(group))
+
+    def expect(self, plan: ClusterPlan) -> None:
+        """Go by the service times and deadlines of `plan` from now on; its groups must be the same.
+
+        Raises:
+            InvalidParameter: other groups, requests are under way, or a group does not run.
+        """
+        if plan.placement != self.plan.placement:
+            raise InvalidParameter("groups", "differ from those that run", "start another cluster for them")
+        if self.controller.num_open:
+            problem = f"{self.controller.num_open} requests are under way"
+            raise InvalidParameter("plan", problem, "wait for their answers")
+        if any(state is not Health.READY for state in self.controller.health):
+            raise InvalidParameter("plan", "a group does not run", "wait until it was started again")
+        self.plan, self.controller = plan, _controller(plan)
 
     async def generate(self, job: Job) -> AsyncGenerator[Chunk, None]:
         """See `Backend.generate`."""
@@ -280,13 +240,7 @@ class Dispatcher:
         state, now = self._lives[group], self._clock()
         if state.number != life or self._is_closing:
             return
-        state.number += 1
-        if now - state.since > self._watch.stable_seconds:
-            state.restarts = 0
-        wait = None
-        if state.restarts < self._watch.max_restarts:
-            wait = self._watch.backoff * 2**state.restarts
-            state.restarts += 1
+        wait = state.end(now, self._watch)
         self.events.record("group_died", group=group, reason=reason.splitlines()[0] if reason else "unknown")
         self._move(group, now, None if wait is None else now + wait + state.load_seconds)
         if wait is None:
@@ -341,3 +295,7 @@ class Dispatcher:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _controller(plan: ClusterPlan) -> Controller:
+    return Controller(plan.books(), {model.name: model.slo for model in plan.held}, plan.overhead)

@@ -11,7 +11,8 @@ pytest.importorskip("ray", reason="the cluster needs Ray: pip install 'paceline[
 from paceline.errors import InvalidParameter, WorkerDied
 from paceline.serving.cluster import start_groups, stop_ray
 from paceline.serving.controller import Health
-from paceline.serving.dispatcher import Dispatcher, Watch
+from paceline.serving.dispatcher import Dispatcher
+from paceline.serving.group import Watch
 from tests.serving.echo_model import open_echo
 from tests.serving.fakes import job, plan, say
 

@@ -153,6 +153,25 @@ def test_deadlines_are_kept_at_the_door():
     asyncio.run(scene())
 
 
+def test_other_expectations_count_from_then_on():
+    async def scene():
+        groups = [[1, 1, [0]]]
+        async with running(groups, models=["a"]) as (dispatcher, _):
+            answer = asyncio.create_task(say(dispatcher, job("0")))
+            await asyncio.sleep(0)
+            strict = plan(groups, models=[{"name": "a", "slo": 0.05}], stage_seconds=[[[1.0]]])
+            with pytest.raises(InvalidParameter, match="1 requests are under way"):
+                dispatcher.expect(strict)
+            await answer
+            with pytest.raises(InvalidParameter, match="groups"):
+                dispatcher.expect(plan([[1, 2, [0]]], models=["a"]))
+            dispatcher.expect(strict)
+            with pytest.raises(RequestRejected):
+                await say(dispatcher, job("1"))
+
+    asyncio.run(scene())
+
+
 def test_a_cluster_that_cannot_start_leaves_nothing_behind():
     async def scene():
         echoes = [EchoGroup(), EchoGroup()]

@@ -1,0 +1,77 @@
+"""A group seen from outside: what can be asked of it, how it is watched, and how often it may be started again."""
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Protocol
+
+from paceline.serving.job import Chunk, Job
+
+
+class GroupHandle(Protocol):
+    """A group seen from outside. Every method but `kill` raises WorkerDied when the group is gone."""
+
+    async def start(self) -> None:
+        """Load the group's models, in new processes; returns when it can answer."""
+        ...
+
+    def generate(self, job: Job) -> AsyncGenerator[Chunk, None]:
+        """The answer in pieces, in one piece unless the job asks for a stream."""
+        ...
+
+    async def abort(self, job: Job) -> None:
+        """End a job."""
+        ...
+
+    async def check(self) -> None:
+        """Return when all is well."""
+        ...
+
+    async def kill(self) -> None:
+        """End the group's processes now; nothing happens when they are gone."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """How groups are watched and started again.
+
+    Attributes:
+        heartbeat: seconds between checks.
+        timeout: seconds that a check may take; then the group counts as dead.
+        max_restarts: restarts in a row without `stable_seconds` of life in between; then a group is given up.
+        backoff: seconds before the first restart, doubled for each that follows in a row.
+        stable_seconds: of life, after which restarts count from 0 again.
+    """
+
+    heartbeat: float = 1.0
+    timeout: float = 10.0
+    max_restarts: int = 3
+    backoff: float = 0.5
+    stable_seconds: float = 60.0
+
+
+@dataclass(slots=True)
+class Life:
+    """Of one group.
+
+    Attributes:
+        number: counts deaths; tells a stale report of one from a new one.
+        since: when it was last ready, seconds.
+        restarts: in a row.
+        load_seconds: that its last start took.
+    """
+
+    number: int = 0
+    since: float = 0.0
+    restarts: int = 0
+    load_seconds: float = 1.0
+
+    def end(self, now: float, watch: Watch) -> float | None:
+        """It died: seconds to wait before the next start, None when it has died too often."""
+        self.number += 1
+        if now - self.since > watch.stable_seconds:
+            self.restarts = 0
+        if self.restarts >= watch.max_restarts:
+            return None
+        self.restarts += 1
+        return watch.backoff * 2 ** (self.restarts - 1)
