@@ -155,6 +155,7 @@ def stop_ray() -> None:
 def _start_ray(num_cpus: int) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's own default gives way to all else on the machine
     ray.init(
         num_cpus=num_cpus,
         include_dashboard=False,
