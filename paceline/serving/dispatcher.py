@@ -67,13 +67,14 @@ class Dispatcher:
         return [model.name for model in self.plan.held]
 
     async def start(self) -> None:
-        """Start all groups and their watches.
+        """Start all groups and their watches. The first goes ahead: what it converts and compiles, the others find.
 
         Raises:
             PacelineError: a group cannot start, e.g. a model that is not found; all are ended again.
         """
         try:
-            await asyncio.gather(*(self._load(group) for group in range(len(self.groups))))
+            await self._load(0)
+            await asyncio.gather(*(self._load(group) for group in range(1, len(self.groups))))
         except BaseException:
             await self._kill_all()
             raise
