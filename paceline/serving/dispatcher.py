@@ -160,6 +160,9 @@ class Dispatcher:
             try:
                 await self._run(flight, group)
             except WorkerDied as death:
+                if self._is_closing:
+                    self._fail(flight, GroupLost("its group died while the cluster shut down"))
+                    return
                 self._bury(group, life, str(death))
             except Exception as error:  # the request's own fault
                 self._fail(flight, error)

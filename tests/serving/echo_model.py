@@ -3,6 +3,8 @@
 import asyncio
 from types import SimpleNamespace
 
+from paceline.errors import InvalidParameter
+
 
 class EchoModel:
     """As much of `AsyncLLM` as a worker uses."""
@@ -17,6 +19,8 @@ class EchoModel:
         return messages[-1]["content"]
 
     async def generate(self, prompt, params, request_id):
+        if prompt == "bad":
+            raise InvalidParameter("prompt", "is bad", "be good")
         if prompt == "threads":
             prompt = str(self._num_threads)
         words = f"{self._name}: {prompt}".split(" ")

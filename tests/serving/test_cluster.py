@@ -32,17 +32,20 @@ def test_a_group_killed_under_load_loses_nothing_and_returns(groups):
         dispatcher = Dispatcher(plan([[1, 1, [0]], [1, 1, [0, 1]]]), groups, WATCH)
         await dispatcher.start()
         first_pid = groups[0].pid
-        jobs = [job(str(i), "a", WORDS, stream=i % 2 == 0) for i in range(8)]
+        jobs = [job(str(i), "a", WORDS, stream=i % 2 == 0) for i in range(16)]
         answers = [asyncio.create_task(say(dispatcher, one)) for one in jobs]
         await asyncio.sleep(0.4)
         assert await say(dispatcher, job("b", "b", "threads")) == "b: 1"
+        for stream in (False, True):
+            with pytest.raises(InvalidParameter, match="is bad"):
+                await say(dispatcher, job(f"bad-{stream}", "b", "bad", stream=stream))
         os.kill(first_pid, signal.SIGKILL)
-        assert await asyncio.gather(*answers) == [f"a: {WORDS}"] * 8
+        assert await asyncio.gather(*answers) == [f"a: {WORDS}"] * 16
         async with asyncio.timeout(20):
             while dispatcher.controller.health[0] is not Health.READY:
                 await asyncio.sleep(0.05)
         assert groups[0].pid != first_pid
-        assert dispatcher.controller.counts["served"] == 9
+        assert dispatcher.controller.counts["served"] == 17
         assert dispatcher.controller.counts["moved"] > 0
         await _leaves_early(dispatcher)
         await dispatcher.close()

@@ -153,6 +153,21 @@ def test_deadlines_are_kept_at_the_door():
     asyncio.run(scene())
 
 
+def test_a_group_that_dies_while_the_cluster_closes_ends_its_requests():
+    async def scene():
+        async with running([[1, 1, [0]]], models=["a"]) as (dispatcher, (echo,)):
+            answer = asyncio.create_task(say(dispatcher, job("0", prompt="w " * 1000)))
+            await until(lambda: echo.jobs)
+            closing = asyncio.create_task(dispatcher.close())
+            await asyncio.sleep(0)
+            await echo.kill()
+            with pytest.raises(GroupLost, match="shut down"):
+                await answer
+            await asyncio.wait_for(closing, 2)
+
+    asyncio.run(scene())
+
+
 def test_other_expectations_count_from_then_on():
     async def scene():
         groups = [[1, 1, [0]]]
