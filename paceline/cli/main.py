@@ -16,12 +16,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-COMMANDS = ("generate", "chat", "models", "demo", "tune", "tree", "place", "simulate", "layers", "serve")
+COMMANDS = ("generate", "chat", "models", "demo", "tune", "tree", "place", "place-map", "simulate", "layers", "serve")
 GROUPS = ("theory", "train")
 
 for name in COMMANDS:
-    module = import_module(f"paceline.cli.{name}")
-    app.command(name)(getattr(module, name))
+    function = name.replace("-", "_")
+    app.command(name)(getattr(import_module(f"paceline.cli.{function}"), function))
 for name in GROUPS:
     app.add_typer(import_module(f"paceline.cli.{name}").app, name=name)
 

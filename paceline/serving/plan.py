@@ -168,6 +168,10 @@ def plan_of(values: Mapping[str, Any]) -> ClusterPlan:
         if not isinstance(found, list) or not found:
             raise InvalidParameter(name, "missing" if not found else repr(found), "give a list, see docs/cluster.md")
     assert models and groups
+    apart = [name for name, place in (values.get("drafts") or {}).items() if place == "apart"]
+    if apart:
+        problem = f"the drafter of {apart[0]!r} has a device of its own, which no engine can start"
+        raise InvalidParameter("drafts", problem, "plan without that model's draft block")
     times = values.get("stage_seconds")
     return ClusterPlan(
         models=tuple(_model(index, model) for index, model in enumerate(models)),

@@ -37,6 +37,12 @@ def test_a_planners_record_is_enough():
     assert [model.name for model in plan_of(record).models] == ["a", "b"]
 
 
+def test_a_drafter_on_a_device_of_its_own_cannot_be_started():
+    assert plan_of(PLAN | {"drafts": {"chat": "together"}}).models[0].name == "chat"
+    with pytest.raises(InvalidParameter, match=r"drafts.*chat"):
+        plan_of(PLAN | {"drafts": {"chat": "apart"}})
+
+
 @pytest.mark.parametrize(
     ("change", "field"),
     [

@@ -1,0 +1,76 @@
+"""`paceline place-map`: when model parallelism pays, as a map over two of memory, rate, CV and SLO."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from paceline.cli import case_options as c
+from paceline.cli.options import messages, progress_bars
+from paceline.errors import InvalidParameter
+
+Factors = Annotated[str | None, typer.Option(metavar="0.5,1,2", help="Factors along this axis.")]
+
+
+def place_map(
+    case: c.CaseFile = None,
+    over: Annotated[str, typer.Option("--over", help="Two of memory, rate, cv, slo: x,y.")] = "rate,cv",
+    x: Factors = None,
+    y: Factors = None,
+    profiles: c.Profiles = None,
+    model: c.Models = None,
+    num_devices: c.NumDevices = None,
+    mem_budget: c.MemBudget = None,
+    duration: c.Duration = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of the arrivals that are drawn.")] = 0,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Plot here: .png, .svg or .pdf.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Compare model parallelism with selective replication while traffic, deadlines or memory are scaled.
+
+    Each cell is the difference in SLO attainment between the best placement whose groups all have several devices and
+    the best whose groups all have one. Without a case: four devices, four models of 2.7 billion parameters.
+
+    Examples:
+
+        paceline place-map
+
+        paceline place-map --case case.yaml --over slo,memory -o map.png
+
+        paceline place-map --case case.yaml --over rate,slo --x 0.5,1,2,4 --y 0.5,1,2 --json
+    """
+    from paceline.placement.parallel_map import example_case, parallel_map
+    from paceline.theory.plots import draw
+
+    given = (case, profiles, model, num_devices, mem_budget, duration)
+    loaded = example_case(seed=seed) if not any(given) else c.load_case(*given, seed)
+    across, comma, down = (word.strip() for word in over.partition(","))
+    if not comma:
+        raise InvalidParameter("over", repr(over), "name two axes, e.g. rate,cv")
+    axes = across, down
+    factors = {axis: _numbers(axis, text) for axis, text in zip(axes, (x, y), strict=True) if text is not None}
+    with progress_bars() as progress:
+        found = parallel_map(loaded, axes, factors, seed, lambda done, total: progress("searching", done, total))
+    if output is not None:
+        draw(found.heat_map(), output)
+    if as_json:
+        print(json.dumps({"case": loaded.name} | asdict(found) | {"gain": found.gain}))
+        return
+    table = Table(title=found.table().title, title_justify="left")
+    for column in found.table().columns:
+        table.add_column(column, justify="right")
+    for name, *gains in found.table().rows:
+        table.add_row(f"{name:g}", *(f"{gain:+.1f}" for gain in gains))
+    messages.print(table)
+    cells = [gain for row in found.gain for gain in row]
+    print(f"model parallelism pays in {sum(gain > 0 for gain in cells)} of {len(cells)} cells")
+
+
+def _numbers(axis: str, text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(word) for word in text.split(","))
+    except ValueError:
+        raise InvalidParameter(axis, f"factors {text!r}", "give numbers with commas between, e.g. 0.5,1,2") from None
