@@ -91,7 +91,7 @@ def test_goodput_explores_less_often_among_many():
     policy, hopeless = linear_cost(explore_every=32), at_rate(0.01, steps_since_draft=100)
     assert policy.budget(hopeless, BatchStats(num_decodes=4)) == 1
     assert policy.budget(hopeless, BatchStats(num_decodes=64)) == 0
-    assert policy.budget(replace(hopeless, steps_since_draft=512), BatchStats(num_decodes=64)) == 1
+    assert policy.budget(at_rate(0.01, steps_since_draft=512), BatchStats(num_decodes=64)) == 1
 
 
 @given(st.floats(0, 1), st.integers(1, 40), st.integers(0, 9))
