@@ -1,18 +1,18 @@
 """`StepPlan`: what one step computes, and for whom; `StepResult` and `Commit`: what came of it.
 
-Immutable records only; those made per request and step are named tuples, which cost a third of a frozen dataclass.
-Rows, slots and masks are made of them by the engine.
+Records only; nobody changes them once they are made. Those made per request and step are not frozen, because freezing
+costs more than all the rest. Rows, slots and masks are made of them by the engine.
 """
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from paceline.scheduling.request import RequestState
 from paceline.scheduling.stats import BatchStats
 from paceline.types import FinishReason
 
 
-class Grant(NamedTuple):
+@dataclass(slots=True)
+class Grant:
     """What one request may compute in a step: a prefill chunk, or a decode with a draft.
 
     The rows write to the slots of positions ``start`` .. ``start + num_rows - 1`` (a tree's node i to that of position
@@ -75,7 +75,8 @@ class StepPlan:
         return not self.grants
 
 
-class StepResult(NamedTuple):
+@dataclass(slots=True)
+class StepResult:
     """What a pass produced for one granted request. Accepted keys and values already lie in their natural slots.
 
     Attributes:
@@ -93,7 +94,8 @@ class StepResult(NamedTuple):
     rejected: bool = False
 
 
-class Commit(NamedTuple):
+@dataclass(slots=True)
+class Commit:
     """What became of one `StepResult`: count these, nothing else.
 
     Attributes:

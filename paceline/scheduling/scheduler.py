@@ -153,7 +153,8 @@ class Scheduler:
             if grant.request.status is not Status.FINISHED:
                 _check_result(grant, result)
                 commits.append(self._commit(grant, result, now))
-        self.rate = self.rate.after(sum(c.num_accepted for c in commits), sum(c.rejected for c in commits))
+        accepted, rejected = sum([c.num_accepted for c in commits]), sum([c.rejected for c in commits])
+        self.rate = self.rate.after(accepted, rejected)
         return commits
 
     def abort(self, request_id: str, now: float | None = None) -> RequestState | None:
@@ -178,30 +179,36 @@ class Scheduler:
             raise RuntimeError("scheduler: a request is in no queue or in two")
 
     def _commit(self, grant: Grant, result: StepResult, now: float) -> Commit:
-        request, token_ids = grant.request, result.token_ids
+        request, token_ids, drafted = grant.request, result.token_ids, result.num_draft_tokens
         count, reason = self._stop.commit(request, token_ids)
         dropped = len(token_ids) - count
         accepted, rejected = 0, False
         if grant.num_prefill_tokens:
-            request.num_computed += grant.num_prefill_tokens
+            self._prefilled(grant, count, now)
         else:
             request.num_computed += count
             accepted, rejected = min(len(token_ids) - 1, count), result.rejected and not dropped
-            request.draft_stats = request.draft_stats.after(
-                grant.wanted_budget, result.num_draft_tokens, accepted, rejected
-            )
-        if request.first_token_time is None and count:
-            request.first_token_time = now
-            self._enqueue(request.followers)
-        if request.num_computed >= (len(request.page_digests) + 1) * self.pool.page_size:
+            request.draft_stats = request.draft_stats.after(grant.wanted_budget, drafted, accepted, rejected)
+        page_size = self.pool.page_size
+        if request.num_computed >= (len(request.page_digests) + 1) * page_size:
             self._publish(request)
         if reason:
             self._finish(request, reason, now)
-        else:
+        elif len(request.page_table) * page_size >= len(request.token_ids) + page_size:
             self._trim(request)
-        if dropped:
-            token_ids = token_ids[:count]
-        return Commit(request, token_ids, dropped, accepted, rejected, reason, result.num_draft_tokens)
+        return Commit(
+            request, token_ids[:count] if dropped else token_ids, dropped, accepted, rejected, reason, drafted
+        )
+
+    def _prefilled(self, grant: Grant, num_emitted: int, now: float) -> None:
+        """A chunk is in the cache; with the first token behind it the request decodes from now on."""
+        request = grant.request
+        request.num_computed += grant.num_prefill_tokens
+        if request.num_to_compute == 1 and request.num_output_tokens:
+            request.status = Status.RUNNING
+        if num_emitted and request.first_token_time is None:
+            request.first_token_time = now
+            self._enqueue(request.followers)
 
     def _publish(self, request: RequestState) -> None:
         """Make the request's newly filled pages findable; only computed tokens count, so no draft ever does."""
@@ -214,14 +221,9 @@ class Scheduler:
 
     def _trim(self, request: RequestState) -> None:
         """Free pages behind the committed tokens (the slot of the last one, not computed yet, stays)."""
-        num_tokens = len(request.token_ids)
-        if request.status is Status.PREFILL and num_tokens - request.num_computed == 1:
-            is_decoding = num_tokens > len(request.prompt_token_ids)
-            request.status = Status.RUNNING if is_decoding else Status.PREFILL
-        keep = -(-max(num_tokens, request.reserved_tokens) // self.pool.page_size)
-        if len(request.page_table) > keep:
-            self.pool.release(request.page_table[keep:])
-            del request.page_table[keep:]
+        keep = self.pool.pages_for(max(request.num_tokens, request.reserved_tokens))
+        self.pool.release(request.page_table[keep:])
+        del request.page_table[keep:]
 
     def _finish(self, request: RequestState, reason: FinishReason, now: float | None) -> None:
         self._dequeue(request)

@@ -1,11 +1,10 @@
-"""What length policies know: small immutable counters of one request's drafts and of the batch being filled.
+"""What length policies know: small counters of one request's drafts and of the batch being filled.
 
 A policy sees these and draft laws, never a token that was just drawn. Counters for the user are
-`paceline.types.RequestStats`. Those made per request and step are named tuples: a third of a frozen dataclass's cost.
+`paceline.types.RequestStats`. Those made per request and step are not frozen, which would cost more than the rest.
 """
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 MEMORY = 0.85
 """Weight of the past in a moving acceptance rate, per verified draft (SmartSpec weighs the newest draft 0.15)."""
@@ -15,7 +14,8 @@ PRIOR_TESTS = 2.0
 """Before anything was tested the rate counts as `PRIOR_RATE`, with the weight of this many tests."""
 
 
-class AcceptanceRate(NamedTuple):
+@dataclass(slots=True)
+class AcceptanceRate:
     """A moving estimate of alpha: discounted counts of accepted and of tested levels.
 
     Counts are discounted, not ratios: the mean of accepted / tested over drafts is no estimate of alpha, because drafts
@@ -38,7 +38,8 @@ class AcceptanceRate(NamedTuple):
         return AcceptanceRate(MEMORY * self.accepted + num_accepted, MEMORY * self.tested + tested)
 
 
-class DraftStats(NamedTuple):
+@dataclass(slots=True)
+class DraftStats:
     """What became of one request's drafts.
 
     Attributes:
@@ -51,7 +52,7 @@ class DraftStats(NamedTuple):
         steps_since_draft: decode steps since then, drafts that came back empty included.
     """
 
-    rate: AcceptanceRate = AcceptanceRate()
+    rate: AcceptanceRate = field(default_factory=AcceptanceRate)
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
@@ -63,7 +64,10 @@ class DraftStats(NamedTuple):
     def after(self, budget: int, num_draft_tokens: int, num_accepted: int, rejected: bool) -> "DraftStats":
         """The counters after a decode step in which the policy wanted `budget` and `num_draft_tokens` were verified."""
         if not num_draft_tokens:
-            return DraftStats(*self[:-1], self.steps_since_draft + 1)
+            return DraftStats(
+                self.rate, self.num_drafts, self.num_draft_tokens, self.num_accepted_tokens, self.last_budget,
+                self.last_draft_tokens, self.last_accepted_tokens, self.steps_since_draft + 1,
+            )  # fmt: skip
         return DraftStats(
             self.rate.after(num_accepted, rejected),
             self.num_drafts + 1,

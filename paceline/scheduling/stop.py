@@ -33,7 +33,9 @@ class StopChecker:
 
     def commit(self, request: RequestState, token_ids: Sequence[int]) -> tuple[int, FinishReason | None]:
         """Append tokens up to the one that ends the output: (how many, why it ended or None)."""
-        if self._cannot_end(request, token_ids):
+        params = request.params
+        can_end = len(token_ids) >= request.num_output_left or params.stop or params.stop_token_ids
+        if not can_end and (params.ignore_eos or self._eos_token_ids.isdisjoint(token_ids)):
             request.token_ids += token_ids
             return len(token_ids), None
         for count, token in enumerate(token_ids, start=1):
@@ -55,10 +57,3 @@ class StopChecker:
             if found or is_eos or token in params.stop_token_ids:
                 return "stop"
         return "length" if request.num_output_left <= 0 else None
-
-    def _cannot_end(self, request: RequestState, token_ids: Sequence[int]) -> bool:
-        """A quick look that spares most tokens their `check`."""
-        params = request.params
-        if params.stop or params.stop_token_ids or len(token_ids) >= request.num_output_left:
-            return False
-        return params.ignore_eos or self._eos_token_ids.isdisjoint(token_ids)
