@@ -240,10 +240,10 @@ class Engine:
         prefix = PrefixStats(state.draft_stats, plan.batch, grant.draft_budget)
 
         def warp(logits: np.ndarray, path: Sequence[int]):
-            return live.warper.law(logits, [*state.output_token_ids, *path])
+            return live.warper.law(logits, live.history(path))
 
         def rank(logits: np.ndarray, path: Sequence[int]):
-            return live.warper.confidence_law(logits, [*state.output_token_ids, *path])
+            return live.warper.confidence_law(logits, live.history(path))
 
         return DraftContext(
             request_id=state.request_id,
@@ -280,13 +280,14 @@ class Engine:
             if state.request_id not in logits:
                 continue
             live, tree = self._live[state.request_id], trees.get(state.request_id, EMPTY)
-            output, rows = state.output_token_ids, logits[state.request_id]
+            rows = logits[state.request_id]
 
-            def target(node: int, live=live, rows=rows, output=output, tree=tree):
-                return live.target_law(rows, output, tree, node)
+            def target(node: int, live=live, rows=rows, tree=tree):
+                return live.target_law(rows, tree, node)
 
             verdict = self.speculation.verifier(tree, target, live.randomness, state.num_tokens)
-            settle(self.cache, grant, verdict)
+            if verdict.path:
+                settle(self.cache, grant, verdict)
             if self.speculation.watcher is not None and len(tree):
                 self.speculation.watcher.watch(state.request_id, tree, rows.argmax(axis=1))
             verdicts[state.request_id] = verdict

@@ -92,9 +92,13 @@ class LiveRequest:
             vocab_size=vocab_size,
         )
 
-    def target_law(self, logits: np.ndarray, output: list[int], tree: TokenTree, node: int) -> Law:
+    def target_law(self, logits: np.ndarray, tree: TokenTree, node: int) -> Law:
         """The law below `node` of `tree`, from logits [1 + nodes, vocab] whose row 0 is the root's."""
-        return self.warper.law(logits[node + 1], [*output, *tree.tokens_to(node)] if node >= 0 else output)
+        return self.warper.law(logits[node + 1], self.history(tree.tokens_to(node) if node >= 0 else ()))
+
+    def history(self, path: Sequence[int]) -> Sequence[int]:
+        """Output tokens and `path` behind them; nothing when no logits processor of the request reads them."""
+        return [*self.state.output_token_ids, *path] if self.warper.reads_history else ()
 
     def reads_stop(self, token: int) -> bool:
         """Read one committed token; whether it completes a stop string."""

@@ -31,7 +31,11 @@ class TextStream:
 
     def push(self, token_id: int) -> str:
         """The text that may be shown with `token_id` committed; sets `stopped` when a stop string is complete."""
-        self._held += self._decoder.push(token_id)
+        piece = self._decoder.push(token_id)
+        if not self._stop:
+            self._released.append(piece)
+            return piece
+        self._held += piece
         end = min((at for s in self._stop if (at := self._held.find(s)) >= 0), default=None)
         if end is not None:
             self.stopped = True

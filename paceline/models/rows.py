@@ -5,6 +5,7 @@ Used by the engine for the target and by drafters that own a model. Knows pages 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -65,16 +66,16 @@ def _all_rows(parts: Sequence[Part]) -> Rows:
     tables = np.full((len(parts), max(len(part.pages) for part in parts)), -1, np.int32)
     for table, part in zip(tables, parts, strict=True):
         table[: len(part.pages)] = part.pages
-    offsets = np.concatenate([part.start + np.arange(size) for part, size in zip(parts, sizes, strict=True)])
+    first_rows = np.concatenate([[0], np.cumsum(sizes)])
+    offsets = np.arange(first_rows[-1]) + np.repeat([part.start for part in parts] - first_rows[:-1], sizes)
     segments = np.repeat(np.arange(len(parts), dtype=np.int32), sizes)
     slots = tables[segments, offsets // PAGE_SIZE] * PAGE_SIZE + offsets % PAGE_SIZE
-    first_rows = np.concatenate([[0], np.cumsum(sizes)])
     positions, natural, branches = offsets.copy(), offsets + 1, {}
     for part, first in zip(parts, first_rows, strict=False):
         if part.parents is not None:
             _place_branches(part, int(first), slots, positions, natural, branches)
     return Rows(
-        token_ids=np.concatenate([np.asarray(part.tokens, np.int32) for part in parts]),
+        token_ids=np.fromiter(chain.from_iterable(part.tokens for part in parts), np.int32, len(offsets)),
         positions=positions.astype(np.int32),
         slots=slots.astype(np.int32),
         segments=segments,
@@ -112,11 +113,11 @@ def _branch_table(branches: dict[int, list[int]], num_rows: int) -> np.ndarray:
 
 
 def _asked(parts: Sequence[Part], first_rows: np.ndarray) -> np.ndarray:
-    wanted = {"all": lambda a, b: range(a, b), "last": lambda a, b: range(b - 1, b), "none": lambda a, b: range(0)}
-    rows = [
-        row for part, a, b in zip(parts, first_rows, first_rows[1:], strict=False) for row in wanted[part.logits](a, b)
-    ]
-    return np.asarray(rows, np.int32)
+    asked = np.ones(first_rows[-1], bool)
+    for part, first, end in zip(parts, first_rows.tolist(), first_rows[1:].tolist(), strict=False):
+        if part.logits != "all":
+            asked[first : end - (part.logits == "last")] = False
+    return np.flatnonzero(asked).astype(np.int32)
 
 
 def compaction(pages: Sequence[int], start: int, rows: Sequence[int]) -> tuple[list[int], list[int]]:

@@ -57,6 +57,11 @@ class Warper:
         self._penalises = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) != (1, 0, 0)
         self._edits = bool(self._penalises or len(self._bias_ids) or self._bad_words or params.min_tokens)
 
+    @property
+    def reads_history(self) -> bool:
+        """Whether `law` looks at the history at all; when not, any will do."""
+        return self._edits
+
     def law(self, logits: np.ndarray, history: Sequence[int]) -> Law:
         """The warped law of the next token.
 
