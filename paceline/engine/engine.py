@@ -23,7 +23,7 @@ from paceline.models.rows import build_rows
 from paceline.models.tokenizer import Tokenizer
 from paceline.sampling import TokenTree, Verdict, Verifier, fresh_seed
 from paceline.scheduling.batch import Commit, Grant, StepPlan, StepResult
-from paceline.scheduling.length import LengthPolicy, StepObserver, StepRecord
+from paceline.scheduling.length import Fixed, LengthPolicy, StepObserver, StepRecord
 from paceline.scheduling.request import RequestState
 from paceline.scheduling.scheduler import Scheduler
 from paceline.scheduling.stats import PrefixStats
@@ -80,6 +80,15 @@ class Speculation:
         for policy in {id(p): p for p in (self.length, self.sampled_length)}.values():
             if isinstance(policy, StepObserver):
                 policy.observe_step(step)
+
+    def promised_length(self, params: SamplingParams) -> int:
+        """Nodes that every draft of a request must be granted so that its text does not depend on the load, else 0.
+
+        The text of a sampled request depends on where its drafts end, unless the target's own noise picks its tokens.
+        """
+        if self.coupled or params.is_greedy or not isinstance(self.sampled_length, Fixed):
+            return 0
+        return self.sampled_length.num_draft_tokens
 
 
 class Engine:
@@ -149,6 +158,7 @@ class Engine:
             leader = samples[0].state if samples else None
             state = RequestState(name, prompt_token_ids, each, now, priority, deadline, leader)
             state.length = self.speculation.length_for(each)
+            state.draft_length = self.speculation.promised_length(each)
             vocab_size = self._model.config.vocab_size
             samples.append(LiveRequest(state, self._tokenizer, self._eos, vocab_size, request_id, index))
         self._admit(Answer(request_id, prompt_token_ids, samples))

@@ -46,6 +46,8 @@ class RequestState:
         reserved_tokens: slots kept for it whatever its length (policies that reserve at admission).
         page_digests: chained digests of its full pages that hold computed tokens.
         length: how long its drafts are; the scheduler's own policy when None.
+        draft_length: when above 0, every draft is granted so many nodes (or as many as it may still say) whatever the
+            load, as a sampled text needs that must not depend on it.
         sequence: order in which the scheduler took requests in; breaks ties of arrival.
         draft_stats: what became of its drafts.
         followers: requests that wait for this one's prompt to be computed.
@@ -69,6 +71,7 @@ class RequestState:
     reserved_tokens: int = 0
     page_digests: list[bytes] = field(default_factory=list, repr=False)
     length: LengthPolicy | None = field(default=None, repr=False)
+    draft_length: int = 0
     sequence: int = 0
     draft_stats: DraftStats = field(default_factory=DraftStats)
     followers: "list[RequestState]" = field(default_factory=list, repr=False)
@@ -108,9 +111,20 @@ class RequestState:
         return len(self.token_ids) - self.num_computed
 
     @property
+    def num_to_prefill(self) -> int:
+        """Tokens to compute before it can decode. One that was preempted computes all but its last token and then goes
+        on exactly where it stood; a new one says its first token at the end of its prompt."""
+        return self.num_to_compute - 1 if self.num_output_tokens else self.num_to_compute
+
+    @property
     def num_output_left(self) -> int:
         """Output tokens that may still come."""
         return self.output_limit - len(self.token_ids) + len(self.prompt_token_ids)
+
+    @property
+    def rows_to_decode(self) -> int:
+        """Rows that a decode cannot do without: the last token's, and a draft's whose length is promised."""
+        return 1 + min(self.draft_length, self.num_output_left - 1) if self.draft_length else 1
 
     @property
     def most_slots(self) -> int:

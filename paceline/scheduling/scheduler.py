@@ -92,6 +92,7 @@ class Scheduler:
             slots = self.pool.num_pages * self.pool.page_size
             problem = f"prompt and output need {request.most_slots} cache slots, the cache has {slots}"
             raise InvalidParameter("max_tokens", problem, "ask for fewer tokens or give the cache more pages")
+        request.draft_length = min(request.draft_length, self.config.max_num_batched_tokens - 1)
         request.sequence = self._num_added
         request.draft_stats = DraftStats(rate=AcceptanceRate(self.rate.value * PRIOR_TESTS, PRIOR_TESTS))
         self._num_added += 1

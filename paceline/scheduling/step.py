@@ -74,26 +74,28 @@ class StepBuilder:
         return bool(self._preempted)
 
     def decode(self, requests: Iterable[RequestState]) -> None:
-        """Grant one row to each decoding request, taking pages from those behind it when none are free.
+        """Grant the rows they need to decoding requests, taking pages from those behind them when none are free.
 
         Ask in scheduling order: the last request that has no grant yet is preempted first, the asking one included;
         those preempted meanwhile are passed over.
         """
         size = self._pool.page_size
         for request in requests:
-            if request.num_computed >= len(request.page_table) * size and not self._win_page(request):
+            rows = request.rows_to_decode
+            if request.num_computed + rows > len(request.page_table) * size and not self._win_pages(request, rows):
                 continue
             if request.status is Status.RUNNING:
                 self._decodes.append(request)
-                self.num_rows += 1
+                self.num_rows += rows
 
     def prefill(self, request: RequestState, num_tokens: int) -> None:
         """Grant a chunk of at most `num_tokens`, nothing for 0. Its pages are there since the admission."""
-        chunk = min(num_tokens, request.num_to_compute)
+        left = request.num_to_prefill
+        chunk = min(num_tokens, left)
         if chunk > 0:
-            ends = chunk == request.num_to_compute
+            says_first = chunk == left and not request.num_output_tokens
             self._prefills.append(
-                Grant(request, num_prefill_tokens=chunk, start=request.num_computed, needs_logits=ends)
+                Grant(request, num_prefill_tokens=chunk, start=request.num_computed, needs_logits=says_first)
             )
             self.num_rows += chunk
 
@@ -109,14 +111,17 @@ class StepBuilder:
         Returns:
             False when it does not fit; then stop admitting, whoever comes next (first come, first served).
         """
-        if len(self._running) >= self.config.max_num_seqs:
+        if len(self._running) >= self.config.max_num_seqs or not self._can_decode_beside(request):
             return False
         pool = self._pool
         reused, digests = self._reusable(request)
         is_partial = len(reused) * pool.page_size > request.num_tokens - 1
-        slots = request.most_slots if reserve else request.num_tokens
+        known = min(len(reused) * pool.page_size, request.num_tokens - 1)
+        goes_on = request.num_output_tokens > 0 and known == request.num_tokens - 1  # preempted, and still in the cache
+        needed = known + request.rows_to_decode if goes_on else request.num_tokens
+        slots = request.most_slots if reserve else needed
         missing = pool.pages_for(slots) - len(reused)
-        if missing + is_partial > pool.num_free:
+        if missing + is_partial > pool.num_free or (goes_on and request.rows_to_decode > self.rows_left):
             pool.release(reused)
             return False
         if is_partial and (copy := pool.make_writable(reused, len(reused) - 1)):
@@ -124,12 +129,18 @@ class StepBuilder:
         self.waiting.remove(request)
         insort(self._running, request, key=by_order)
         request.page_table, request.page_digests = reused + pool.allocate(missing), digests
-        request.num_computed = min(len(reused) * pool.page_size, request.num_tokens - 1)
-        request.num_cached_tokens = request.num_computed
+        request.num_computed = request.num_cached_tokens = known
         request.reserved_tokens = slots if reserve else 0
-        request.status = Status.PREFILL
+        request.status = Status.RUNNING if goes_on else Status.PREFILL
         self.admitted.append(request)
+        if goes_on:
+            self.decode([request])
         return True
+
+    def _can_decode_beside(self, request: RequestState) -> bool:
+        """Whether the rows of a step suffice for promised drafts when all that hold pages decode."""
+        promised = [each.draft_length for each in (*self._running, request)]
+        return not any(promised) or sum(promised) + len(promised) <= self.config.max_num_batched_tokens
 
     def _reusable(self, request: RequestState) -> tuple[list[int], list[bytes]]:
         """Pages, referenced, that hold the beginning of its tokens, and the digests of the full ones.
@@ -153,8 +164,9 @@ class StepBuilder:
         the tokens the request may still emit.
         """
         decodes = self._decodes
+        prefill_rows = sum([grant.num_prefill_tokens for grant in self._prefills])
         context = sum([request.num_computed for request in decodes]) / max(1, len(decodes))
-        batch = BatchStats(len(decodes), self.num_rows - len(decodes), self.rows_left, context)
+        batch = BatchStats(len(decodes), prefill_rows, self.rows_left, context)
         wanted = wishes(decodes, batch) if decodes else ()
         if any(wanted):
             granted = self._share_rows(wanted)
@@ -166,13 +178,21 @@ class StepBuilder:
     def _share_rows(self, wanted: Sequence[int]) -> list[int]:
         """Draft rows for each decode, with pages for them; when rows are short the smallest wishes are met first."""
         useful = [min(n, r.num_output_left - 1) if n > 0 else 0 for r, n in zip(self._decodes, wanted, strict=True)]
-        rows_left = self.rows_left
+        promised = self.num_rows - len(useful) - sum([grant.num_prefill_tokens for grant in self._prefills])
+        rows_left = self.rows_left + promised
         if sum(useful) > rows_left:
-            asking = sorted((place for place, rows in enumerate(useful) if rows), key=useful.__getitem__)
-            for behind, place in zip(range(len(asking), 0, -1), asking, strict=True):
-                useful[place] = min(useful[place], -(-rows_left // behind))  # earlier ones take what does not divide
-                rows_left -= useful[place]
+            self._cut(useful, rows_left)
         return [self._grow(r, rows) if rows else 0 for r, rows in zip(self._decodes, useful, strict=True)]
+
+    def _cut(self, useful: list[int], rows_left: int) -> None:
+        """Lower the wishes, in place, until they fit; those that were promised stay."""
+        promised = [request.rows_to_decode - 1 for request in self._decodes]
+        rows_left -= sum(promised)
+        asking = [place for place, rows in enumerate(useful) if rows and not promised[place]]
+        asking.sort(key=useful.__getitem__)
+        for behind, place in zip(range(len(asking), 0, -1), asking, strict=True):
+            useful[place] = min(useful[place], -(-rows_left // behind))  # earlier ones take what does not divide
+            rows_left -= useful[place]
 
     def _grow(self, request: RequestState, num_nodes: int) -> int:
         """Pages for `num_nodes` draft rows, or for as many as free pages hold; returns how many."""
@@ -184,17 +204,18 @@ class StepBuilder:
         request.page_table += pool.allocate(pool.pages_for(num_tokens + granted) - len(request.page_table))
         return granted
 
-    def _win_page(self, request: RequestState) -> bool:
-        """One more page for a decode, by preemption when need be; False when the request itself had to go."""
+    def _win_pages(self, request: RequestState, rows: int) -> bool:
+        """Pages for a decode of `rows` rows, by preemption when need be; False when the request itself had to go."""
         if request.status is not Status.RUNNING:
             return False
-        while not self._pool.num_free:
+        missing = self._pool.pages_for(request.num_computed + rows) - len(request.page_table)
+        while missing > self._pool.num_free:
             granted = {*self._decodes, *(grant.request for grant in self._prefills)}
             victim = next(r for r in reversed(self._running) if r not in granted)
             self._preempt(victim)
             if victim is request:
                 return False
-        request.page_table += self._pool.allocate(1)
+        request.page_table += self._pool.allocate(missing)
         return True
 
     def _preempt(self, request: RequestState) -> None:

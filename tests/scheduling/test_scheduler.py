@@ -32,6 +32,7 @@ traffic = st.lists(
             "priority": st.integers(0, 2),
             "gap": st.integers(0, 4),
             "samples": st.integers(1, 3),
+            "promised": st.sampled_from((0, 0, 3)),
             "timeout": st.one_of(st.none(), st.none(), st.integers(0, 9)),
             "abort_after": st.one_of(st.none(), st.none(), st.integers(0, 6)),
         }
@@ -85,6 +86,7 @@ def samples(name: str, spec: dict, now: float) -> list[RequestState]:
     """The samples of one prompt as the engine makes them; the first one leads."""
     deadline = None if spec["timeout"] is None else now + spec["timeout"]
     common = {"priority": spec["priority"], "arrival_time": now, "deadline": deadline}
+    common |= {"draft_length": spec["promised"], "length": Fixed(spec["promised"]) if spec["promised"] else None}
     leader = request(f"{name}-0", spec["prompt"], spec["max_tokens"], **common)
     ids = range(1, spec["samples"])
     return [leader, *(request(f"{name}-{i}", spec["prompt"], spec["max_tokens"], leader=leader, **common) for i in ids)]
@@ -102,10 +104,14 @@ def step_and_check(fake: FakeEngine, aborts: dict[int, str]) -> None:
     assert bool(plan.grants or plan.expired) == had_work
     assert {c.request.request_id for c in commits} == {g.request.request_id for g in plan.grants}
     assert all(grant.draft_budget == 0 for grant in plan.grants if not grant.is_decode)
+    for grant in plan.grants[: plan.batch.num_decodes]:
+        request = grant.request
+        left = request.output_limit - (grant.start + 1 - request.num_prompt_tokens)
+        assert not request.draft_length or grant.draft_budget == min(request.draft_length, left - 1)
     prefills = [grant for grant in plan.grants if not grant.is_decode]
     assert not (plan.preempted and queued & {g.request.request_id for g in prefills}), "admitted while memory is short"
     if plan.num_rows > config.max_num_batched_tokens:
-        assert all(grant.draft_budget == 0 for grant in plan.grants)
+        assert all(grant.draft_budget <= grant.request.draft_length for grant in plan.grants)
         assert config.policy == "orca" and len(prefills) == 1
     if config.policy == "orca" or config.policy == "request_level":
         assert not plan.preempted
@@ -412,3 +418,37 @@ def test_ten_thousand_requests_leave_nothing_behind():
     fake.scheduler.check_integrity()
     pool = fake.scheduler.pool
     assert not fake.scheduler.has_work and pool.num_free == 40 and pool.num_cached <= 40
+
+
+def test_a_preempted_request_goes_on_where_it_stood():
+    fake = engine(num_pages=6, page_size=2, length=Fixed(1))
+    fake.add(request("first", [1, 2, 3, 4], 6, arrival_time=0.0))
+    second = fake.add(request("second", [4, 3, 2, 1], 6, arrival_time=1.0))
+    fake.drain()
+    resumed = [
+        grant for plan in fake.plans for grant in plan.grants
+        if grant.request is second and not grant.is_decode and not grant.needs_logits
+    ]  # fmt: skip
+    assert second.num_preemptions >= 1 and resumed
+    assert sum(len(c.token_ids) for c in fake.commits if c.request is second) == 6
+
+
+def test_a_preempted_request_that_is_still_in_the_cache_is_admitted_only_with_room_to_decode():
+    fake = engine(num_pages=8, page_size=1, max_num_batched_tokens=8, max_num_seqs=2)
+    promise = {"draft_length": 3, "length": Fixed(3)}
+    leader = fake.add(request("r-0", [0], 7, **promise))
+    other = fake.add(request("r-1", [0], 7, leader=leader, **promise))
+    fake.drain()
+    assert other.num_preemptions >= 1
+    assert leader.output_token_ids == other.output_token_ids == plain_text([0], 7)
+
+
+def test_promised_drafts_are_not_cut_by_the_load():
+    fake = engine(max_num_batched_tokens=12, length=Fixed(8))
+    for i in range(3):
+        fake.add(request(f"p{i}", [1, 2], 30, arrival_time=float(i), draft_length=5, length=Fixed(5)))
+    fake.add(request("free", [1] * 9, 30, arrival_time=9.0))
+    fake.step()
+    assert fake.scheduler.num_running == 2
+    plan = fake.scheduler.schedule(1.0)
+    assert [grant.draft_budget for grant in plan.grants] == [5, 5]

@@ -1,0 +1,123 @@
+"""A reproducible crowd of mixed requests on one engine, with arrivals and cancellations, for proofs under load.
+
+The clock is the engine's steps, so that a run repeats. Not for measuring speed, and not for real clients
+(`async_llm.py`).
+"""
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from paceline.engine.engine import Engine
+from paceline.types import CompletionOutput, RequestOutput, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRequest:
+    """One request of a crowd.
+
+    Attributes:
+        arrival_step: steps of the engine before it is added.
+        abort_step: steps after which it is cancelled, when it still runs then; None for never.
+        priority: as in `Engine.add_request`.
+    """
+
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    arrival_step: int = 0
+    abort_step: int | None = None
+    priority: int = 0
+
+
+def make_crowd(
+    prompts: Sequence[Sequence[int]], count: int, max_tokens: int, seed: int = 0, greedy: bool = False
+) -> list[LoadRequest]:
+    """`count` requests over `prompts` in turn, everything else mixed at random but always the same for a seed.
+
+    Lengths from 1 to `max_tokens`; two requests arrive per three steps; every eighth is cancelled; penalties,
+    truncations, n samples and priorities are mixed. Without `greedy` three quarters are sampled, each with its seed.
+    """
+    rng = random.Random(seed)
+    crowd, step = [], 0
+    for number in range(count):
+        step += rng.choice((0, 1, 3))
+        length = rng.randint(1, max_tokens)
+        abort = step + rng.randint(0, 2 * length) if number % 8 == 7 else None
+        params = _mixed(rng, length, greedy or rng.random() < 0.25, seed=number)
+        prompt = tuple(prompts[number % len(prompts)])
+        crowd.append(LoadRequest(prompt, params, step, abort, priority=rng.choice((0, 0, 0, 1))))
+    return crowd
+
+
+def _mixed(rng: random.Random, length: int, greedy: bool, seed: int) -> SamplingParams:
+    return SamplingParams(
+        n=1 if greedy else rng.choice((1, 1, 1, 2)),
+        temperature=0.0 if greedy else rng.choice((0.6, 0.9, 1.2)),
+        top_p=rng.choice((1.0, 0.95)),
+        top_k=rng.choice((0, 0, 40)),
+        min_p=rng.choice((0.0, 0.0, 0.05)),
+        repetition_penalty=rng.choice((1.0, 1.0, 1.2)),
+        presence_penalty=rng.choice((0.0, 0.0, 0.4)),
+        min_tokens=rng.choice((0, min(3, length))),
+        max_tokens=length,
+        ignore_eos=rng.random() < 0.5,
+        seed=seed,
+    )
+
+
+def run_together(
+    engine: Engine, crowd: Sequence[LoadRequest], after_step: Callable[[int], None] = lambda done: None
+) -> list[RequestOutput]:
+    """What each request said, all in one engine. `after_step` is told how many have finished."""
+    outputs: dict[str, RequestOutput] = {}
+    waiting = sorted(range(len(crowd)), key=lambda i: crowd[i].arrival_step)
+    aborts = sorted((each.abort_step, i) for i, each in enumerate(crowd) if each.abort_step is not None)
+    step = 0
+    while waiting or engine.has_unfinished_requests:
+        while waiting and crowd[waiting[0]].arrival_step <= step:
+            each = crowd[number := waiting.pop(0)]
+            engine.add_request(str(number), each.prompt_token_ids, each.params, priority=each.priority)
+        while aborts and aborts[0][0] <= step:
+            aborted = engine.abort(str(aborts.pop(0)[1]))
+            if aborted is not None:
+                outputs[aborted.request_id] = aborted
+        outputs |= {output.request_id: output.finished for output in engine.step() if output.finished}
+        after_step(len(outputs))
+        step += 1
+    return [outputs[str(number)] for number in range(len(crowd))]
+
+
+def run_alone(engine: Engine, crowd: Iterable[LoadRequest]) -> Iterable[RequestOutput]:
+    """What each request says when it is the only one there, its samples one by one, and nobody cancels it."""
+    for each in crowd:
+        samples = [_say(engine, each.prompt_token_ids, _sample(each.params, i)) for i in range(each.params.n)]
+        completions = tuple(sample.outputs[0] for sample in samples)
+        yield RequestOutput("alone", None, each.prompt_token_ids, completions, samples[0].metrics)
+
+
+def _sample(params: SamplingParams, index: int) -> SamplingParams:
+    return params if params.n == 1 else params.sample(index, params.seed or 0)
+
+
+def _say(engine: Engine, prompt_token_ids: Sequence[int], params: SamplingParams) -> RequestOutput:
+    engine.add_request("alone", prompt_token_ids, params)
+    while True:
+        for output in engine.step():
+            if output.finished:
+                return output.finished
+
+
+def differences(together: Sequence[RequestOutput], alone: Sequence[RequestOutput]) -> list[tuple[int, int]]:
+    """(request, sample) whose tokens differ; one that was cancelled must have said the beginning of the whole."""
+    return [
+        (number, index)
+        for number, (crowded, single) in enumerate(zip(together, alone, strict=True))
+        for index, (ours, theirs) in enumerate(zip(crowded.outputs, single.outputs, strict=True))
+        if not _agrees(ours, theirs)
+    ]
+
+
+def _agrees(ours: CompletionOutput, theirs: CompletionOutput) -> bool:
+    if ours.finish_reason == "abort":
+        return theirs.token_ids[: len(ours.token_ids)] == ours.token_ids
+    return (ours.token_ids, ours.text, ours.finish_reason) == (theirs.token_ids, theirs.text, theirs.finish_reason)

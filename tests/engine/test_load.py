@@ -1,0 +1,83 @@
+"""Under load every request says what it says alone: arrivals, cancellations, preemptions, n samples, any drafter."""
+
+import dataclasses
+
+import pytest
+
+from paceline import LLM
+from paceline.engine.load import differences, make_crowd, run_alone, run_together
+from paceline.models.base import PAGE_SIZE
+from tests.engine.conftest import PROMPTS
+from tests.fakes import Babbler
+
+PAGE_BYTES = 2 * 3 * 2 * 16 * PAGE_SIZE * 4
+TIGHT = {"kv_cache_memory_bytes": 14 * PAGE_BYTES, "max_model_len": 6 * PAGE_SIZE, "max_num_batched_tokens": 40}
+DRAFTS = {
+    "plain": {"method": "plain", "num_draft_tokens": 0},
+    "ngram": {"method": "ngram"},
+    "suffix": {"method": "suffix"},
+    "draft_model": {"method": "draft_model", "model": "random-1", "num_draft_tokens": 3},
+}
+
+
+def crowd(count: int, greedy: bool):
+    return make_crowd([list(prompt.encode()) for prompt in PROMPTS], count, max_tokens=40, seed=2, greedy=greedy)
+
+
+def check(busy, calm, requests):
+    together = run_together(busy, requests, after_step=lambda _: busy.scheduler.check_integrity())
+    assert differences(together, list(run_alone(calm, requests))) == []
+    reasons = {completion.finish_reason for output in together for completion in output.outputs}
+    assert "abort" in reasons and "length" in reasons
+    assert busy.metrics.num_preemptions > 0
+    assert busy.scheduler.pool.num_held == 0 and not busy.scheduler.has_work
+
+
+@pytest.mark.parametrize("draft", DRAFTS.values(), ids=DRAFTS)
+@pytest.mark.parametrize("scheduler", ["stall_free", "sarathi"])
+def test_greedy_text_under_load_is_plain_text_alone(engine_for, draft, scheduler):
+    check(engine_for(draft, scheduler=scheduler, **TIGHT), engine_for(), crowd(30, greedy=True))
+
+
+@pytest.mark.parametrize("policy", ["heuristic", "goodput"])
+@pytest.mark.parametrize("draft", DRAFTS.values(), ids=DRAFTS)
+def test_coupled_text_under_load_is_plain_text_alone_whatever_the_policy(engine_for, draft, policy):
+    busy = engine_for(draft | {"rule": "coupled", "policy": policy}, **TIGHT)
+    check(busy, engine_for(), crowd(30, greedy=False))
+
+
+@pytest.mark.parametrize("rule", ["p/q", "block"])
+def test_seeded_text_of_fixed_drafts_under_load_is_that_alone(engine_for, rule):
+    """Where a draft ends decides which draw a position takes, so preemption and shortage must not move it."""
+    draft = {"method": "plain", "num_draft_tokens": 3, "policy": "fixed", "rule": rule}
+    check(engine_for(draft, Babbler(), **TIGHT), engine_for(draft, Babbler()), crowd(40, greedy=False))
+
+
+def test_seeded_text_with_a_draft_model_under_load_is_that_alone(engine_for):
+    draft = DRAFTS["draft_model"] | {"policy": "fixed"}
+    requests = crowd(30, greedy=False)
+    together = run_together(engine_for(draft), requests)
+    assert differences(together, list(run_alone(engine_for(draft), requests))) == []
+
+
+def test_a_text_that_differs_is_found(engine_for):
+    requests = crowd(6, greedy=True)
+    alone = list(run_alone(engine_for(), requests))
+    damaged = dataclasses.replace(alone[2].outputs[0], token_ids=(1, *alone[2].outputs[0].token_ids))
+    wrong = [*alone[:2], dataclasses.replace(alone[2], outputs=(damaged,)), *alone[3:]]
+    assert differences(alone, alone) == []
+    assert differences(wrong, alone) == [(2, 0)]
+
+
+@pytest.mark.weights
+@pytest.mark.parametrize("rule", ["p/q", "coupled"])
+def test_the_default_model_under_load(rule):
+    token_bytes = 2 * 30 * 3 * 64 * 4
+    plain = LLM("smollm2-135m", kv_cache_memory_bytes=10 * PAGE_SIZE * token_bytes, max_model_len=128)
+    texts = ["List three rivers of Europe.", "def add(a, b):", "Say seagull, seagull, seagull", "Why is the sky blue?"]
+    prompts = [plain.chat_prompt([{"role": "user", "content": text}]) for text in texts]
+    requests = make_crowd(prompts, 24, max_tokens=16, seed=4, greedy=rule == "p/q")
+    busy = plain.drafting_with({"method": "ngram", "rule": rule}).engine
+    together = run_together(busy, requests)
+    assert differences(together, list(run_alone(plain.engine, requests))) == []
+    assert busy.metrics.num_preemptions > 0
