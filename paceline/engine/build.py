@@ -7,11 +7,12 @@ from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.drafters.base import DEFAULT_NUM_DRAFT_TOKENS, Drafter
 from paceline.drafters.registry import SELF_LIMITING, make_drafter
 from paceline.drafters.services import DraftServices
-from paceline.engine.engine import Engine, Speculation
+from paceline.engine.engine import Engine
 from paceline.engine.lengths import make_length
 from paceline.engine.live_cost import LearnedCost, rough_slope
 from paceline.engine.memory import cache_capacity
 from paceline.engine.profiles import cached_profile, find_profile
+from paceline.engine.speculation import Speculation
 from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.models.base import PAGE_SIZE, CausalLM
 from paceline.models.checkpoint import Checkpoint

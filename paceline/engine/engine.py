@@ -7,23 +7,24 @@ without a clock of its own choosing; `LLM` is the friendly face. Not the place f
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.drafters.base import DraftContext, Drafter, WatchesTarget
+from paceline.drafters.base import DraftContext
 from paceline.engine.answer import Answer
 from paceline.engine.live import LiveRequest
 from paceline.engine.live_cost import LearnedCost
 from paceline.engine.metrics import EngineMetrics
 from paceline.engine.parts import copy_pages, part_of, settle
+from paceline.engine.speculation import Speculation
 from paceline.errors import InvalidParameter
 from paceline.models.base import CausalLM, KVCache
 from paceline.models.rows import build_rows
 from paceline.models.tokenizer import Tokenizer
-from paceline.sampling import TokenTree, Verdict, Verifier, fresh_seed
+from paceline.sampling import TokenTree, Verdict, fresh_seed
 from paceline.scheduling.batch import Commit, Grant, StepPlan, StepResult
-from paceline.scheduling.length import Fixed, LengthPolicy, StepObserver, StepRecord
+from paceline.scheduling.length import StepRecord
 from paceline.scheduling.request import RequestState
 from paceline.scheduling.scheduler import Scheduler
 from paceline.scheduling.stats import PrefixStats
@@ -46,49 +47,6 @@ class StepOutput:
     finished: RequestOutput | None = None
     index: int = 0
     completion: CompletionOutput | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Speculation:
-    """How drafts are made and judged.
-
-    Attributes:
-        drafter: proposes.
-        verifier: the rule, its options bound.
-        coupled: draws share the target's noise (the coupled rule).
-        length: how long drafts are, where the text cannot depend on it: greedy requests, and all under `coupled`.
-        sampled_length: how long they are elsewhere.
-        watcher: the drafter, when it wants to see the target's picks.
-    """
-
-    drafter: Drafter
-    verifier: Verifier
-    coupled: bool
-    length: LengthPolicy
-    sampled_length: LengthPolicy
-    watcher: WatchesTarget | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "watcher", self.drafter if isinstance(self.drafter, WatchesTarget) else None)
-
-    def length_for(self, params: SamplingParams) -> LengthPolicy:
-        """The length policy of a request."""
-        return self.length if self.coupled or params.is_greedy else self.sampled_length
-
-    def observe_step(self, step: StepRecord) -> None:
-        """Tell the policies that learn from steps."""
-        for policy in {id(p): p for p in (self.length, self.sampled_length)}.values():
-            if isinstance(policy, StepObserver):
-                policy.observe_step(step)
-
-    def promised_length(self, params: SamplingParams) -> int:
-        """Nodes that every draft of a request must be granted so that its text does not depend on the load, else 0.
-
-        The text of a sampled request depends on where its drafts end, unless the target's own noise picks its tokens.
-        """
-        if self.coupled or params.is_greedy or not isinstance(self.sampled_length, Fixed):
-            return 0
-        return self.sampled_length.num_draft_tokens
 
 
 class Engine:

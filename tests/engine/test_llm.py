@@ -1,0 +1,50 @@
+"""`LLM`: many prompts at once, their order, options per prompt, and the bar that shows them."""
+
+import pytest
+
+from paceline.config import EngineConfig
+from paceline.engine.llm import LLM
+from paceline.errors import InvalidParameter
+from paceline.types import SamplingParams
+from tests.engine.conftest import PROMPTS
+
+SHORT = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+
+
+@pytest.fixture
+def llm(tiny):
+    llm = LLM.__new__(LLM)
+    llm._set_up(tiny, EngineConfig(kv_cache_memory_bytes=1 << 22), None, lambda *_: None)
+    return llm
+
+
+def test_hundreds_of_prompts_keep_their_order(llm, capsys):
+    prompts = [PROMPTS[i % 4] for i in range(300)]
+    outputs = llm.generate(prompts, SHORT, progress=True)
+    assert [output.prompt for output in outputs] == prompts
+    assert [output.token_ids for output in outputs[:4]] * 75 == [output.token_ids for output in outputs]
+    assert "300/300" in capsys.readouterr().err
+
+
+def test_priorities_may_differ_per_prompt_and_a_wrong_number_is_refused(llm):
+    assert len(llm.generate(PROMPTS, SHORT, priority=[3, 2, 1, 0])) == 4
+    with pytest.raises(InvalidParameter, match="priority"):
+        llm.generate(PROMPTS, SHORT, priority=[1])
+    with pytest.raises(InvalidParameter, match="sampling_params"):
+        llm.generate(PROMPTS, [SHORT])
+
+
+def test_a_timeout_covers_what_still_waits(llm):
+    params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+    outputs = llm.generate(PROMPTS * 40, params, timeout=0.05)
+    assert {output.finish_reason for output in outputs} == {"timeout"}
+    assert not llm.engine.has_unfinished_requests
+
+
+def test_one_stream_holds_one_sample(llm):
+    with pytest.raises(InvalidParameter, match="n"):
+        llm.stream("abc", SamplingParams(n=2))
+    stream = llm.stream("abc", SHORT)
+    tokens = list(stream)
+    assert stream.output is not None
+    assert tuple(token.token_id for token in tokens) == stream.output.token_ids
