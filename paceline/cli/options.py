@@ -20,7 +20,13 @@ _ENGINE, _SAMPLING = EngineConfig(), SamplingParams()
 
 Model = Annotated[str, typer.Option("--model", "-m", help="Built-in name, GGUF file, safetensors folder or hub id.")]
 Draft = Annotated[
-    str, typer.Option("--draft", "-d", help="Drafter: none, ngram, suffix, draft_model, specinfer, or module:Class.")
+    str,
+    typer.Option(
+        "--draft",
+        "-d",
+        help="Drafter: none, ngram, suffix, draft_model, specinfer, cross_vocabulary, hybrid, lookahead, jacobi, "
+        "layer_skip, sparse_cache, or module:Class (docs/drafters.md).",
+    ),
 ]
 DraftModel = Annotated[str | None, typer.Option("--draft-model", help="Smaller model of the same vocabulary.")]
 NumDraft = Annotated[

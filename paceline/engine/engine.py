@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.drafters.base import DraftContext
 from paceline.engine.answer import Answer
+from paceline.engine.contexts import draft_context
 from paceline.engine.live import LiveRequest
 from paceline.engine.live_cost import LearnedCost
 from paceline.engine.metrics import EngineMetrics
@@ -23,11 +23,10 @@ from paceline.models.base import CausalLM, KVCache
 from paceline.models.rows import build_rows
 from paceline.models.tokenizer import Tokenizer
 from paceline.sampling import TokenTree, Verdict, fresh_seed
-from paceline.scheduling.batch import Commit, Grant, StepPlan, StepResult
+from paceline.scheduling.batch import Commit, StepPlan, StepResult
 from paceline.scheduling.length import StepRecord
 from paceline.scheduling.request import RequestState
 from paceline.scheduling.scheduler import Scheduler
-from paceline.scheduling.stats import PrefixStats
 from paceline.types import CompletionOutput, FinishReason, RequestOutput, SamplingParams, TokenOutput, TokenProvenance
 
 EMPTY = TokenTree()
@@ -198,35 +197,10 @@ class Engine:
         grants = [grant for grant in plan.grants if grant.draft_budget > 0]
         if not grants:
             return {}
-        trees = self.speculation.drafter.propose([self._context(grant, plan) for grant in grants])
+        live = self._live
+        contexts = [draft_context(g, plan.batch, live[g.request.request_id], self.speculation) for g in grants]
+        trees = self.speculation.drafter.propose(contexts)
         return {g.request.request_id: tree.prune(g.draft_budget) for g, tree in zip(grants, trees, strict=True)}
-
-    def _context(self, grant: Grant, plan: StepPlan) -> DraftContext:
-        state = grant.request
-        policy = self.speculation.length_for(state.params)
-        live = self._live[state.request_id]
-        prefix = PrefixStats(state.draft_stats, plan.batch, grant.draft_budget)
-
-        def warp(logits: np.ndarray, path: Sequence[int]):
-            return live.warper.law(logits, live.history(path))
-
-        def rank(logits: np.ndarray, path: Sequence[int]):
-            return live.warper.confidence_law(logits, live.history(path))
-
-        return DraftContext(
-            request_id=state.request_id,
-            token_ids=state.token_ids,
-            num_prompt_tokens=state.num_prompt_tokens,
-            budget=grant.draft_budget,
-            params=state.params,
-            warp=warp,
-            randomness=live.randomness,
-            coupled=self.speculation.coupled,
-            keep_drafting=lambda laws: policy.keep_drafting(prefix, laws),
-            asks_beliefs=getattr(policy, "asks_beliefs", False),
-            rank=rank,
-            page_table=state.page_table,
-        )
 
     def _run(self, plan: StepPlan, trees: dict[str, TokenTree]) -> dict[str, np.ndarray]:
         """One forward pass; the asked logits [rows, vocab] of every request that gets a token."""
