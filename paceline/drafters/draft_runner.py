@@ -190,7 +190,7 @@ def load_draft(services: DraftServices, name: str, dtype: str | None = None) -> 
     Raises:
         UnsupportedModel: it has another vocabulary than the target.
     """
-    draft = services.load(name, dtype) if dtype else services.load(name)
+    draft = services.load(name, dtype)
     target = services.target.source
     if not target.tokenizer.same_vocabulary(draft.source.tokenizer):
         raise UnsupportedModel(

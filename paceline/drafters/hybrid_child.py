@@ -72,8 +72,8 @@ def make_child(services: DraftServices, wanted: str | Mapping[str, Any], model: 
         options.setdefault("model", model)
     sizes: list[int] = []
 
-    def load(name: str) -> LoadedModel:
-        found = services.load(name)
+    def load(name: str, dtype: str | None = None) -> LoadedModel:
+        found = services.load(name, dtype)
         sizes.append(num_parameters(found.model.config))
         return found
 

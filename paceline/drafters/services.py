@@ -4,12 +4,20 @@ A drafter that needs none of it (prompt lookup) never sees it; one that does nam
 Not the place for what changes from step to step: that is a `DraftContext`.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from paceline.models.base import KVCache
 from paceline.models.loaded import LoadedModel
 from paceline.scheduling.pages import PagePool
+
+
+class LoadsModels(Protocol):
+    """How a further model is had."""
+
+    def __call__(self, name: str, dtype: str | None = None, /) -> LoadedModel:
+        """The model called `name`, its weights stored as `dtype` (None: as the target's)."""
+        ...
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -27,4 +35,4 @@ class DraftServices:
     cache: KVCache
     num_pages: int
     pool: PagePool
-    load: Callable[..., LoadedModel]
+    load: LoadsModels

@@ -24,7 +24,7 @@ class Backwards(ByteTokenizer):
 
 @pytest.fixture(params=["intersection", "string"])
 def drafter(request, tiny):
-    def load(name):
+    def load(name, dtype=None):
         loaded = load_random(1)
         return replace(loaded, source=replace(loaded.source, tokenizer=Backwards()))
 
@@ -47,7 +47,7 @@ def test_coupled_text_is_the_plain_text(engine_for, drafter):
 
 
 def test_a_draft_model_of_another_vocabulary_is_sent_here(tiny):
-    def load(name):
+    def load(name, dtype=None):
         loaded = load_random(1)
         return replace(loaded, source=replace(loaded.source, tokenizer=Backwards()))
 

@@ -3,6 +3,7 @@
 import pytest
 
 from paceline.drafters.hybrid_child import num_parameters
+from paceline.engine import build
 from paceline.errors import InvalidParameter
 from paceline.types import SamplingParams
 from tests.engine.conftest import PROMPTS, run_all
@@ -48,6 +49,19 @@ def test_the_same_seed_gives_the_same_text_under_p_over_q(engine_for):
     first, second = (run_all(engine_for(config), PROMPTS[:1], params) for _ in range(2))
     assert first[0].token_ids == second[0].token_ids
     assert first[0].stats.num_accepted_tokens > 0
+
+
+def test_a_childs_model_may_be_stored_otherwise(engine_for, monkeypatch):
+    asked, load = [], build.load
+
+    def watched(name, config, progress):
+        asked.append(config.dtype)
+        return load(name, config, progress)
+
+    monkeypatch.setattr(build, "load", watched)
+    children = ["suffix", {"method": "draft_model", "model": "random-1", "dtype": "int8"}]
+    engine_for({"method": "hybrid", "options": {"drafters": children}})
+    assert asked == ["int8"]
 
 
 def test_a_model_costs_what_its_size_says(engine_for):
