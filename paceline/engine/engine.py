@@ -186,7 +186,7 @@ class Engine:
         self._account(plan, trees, drafted - scheduled, verified - drafted, overhead)
         num_drafted = sum(map(len, trees.values()))
         self.metrics.observe_step(plan, num_drafted, commits, verified)
-        if plan.num_decodes == len(plan.grants):
+        if plan.only_decodes:
             tokens = sum(len(commit.token_ids) for commit in commits)
             self.speculation.observe_step(StepRecord(plan.num_decodes, num_drafted, tokens, self._clock() - started))
         outputs = [self._commit(commit, verdicts, trees) for commit in commits]
@@ -285,7 +285,7 @@ class Engine:
         if all(g.request.draft_stats.num_drafts > 1 for g in drafted):  # a first draft may have read the whole prompt
             depths = (max(trees[g.request.request_id].depths) for g in drafted)
             self._cost.observe_draft(max(depths, default=0), drafting, len(drafted), plan.batch.mean_context)
-        if plan.num_decodes == len(plan.grants):
+        if plan.only_decodes:
             rows = len(plan.grants) + sum(map(len, trees.values()))
             self._cost.observe(rows, verifying, plan.batch.mean_context)
         for grant in plan.grants:

@@ -70,6 +70,11 @@ class StepPlan:
         return sum(grant.is_decode for grant in self.grants)
 
     @property
+    def only_decodes(self) -> bool:
+        """No prompt is read in this step, so its seconds are those of decoding alone."""
+        return all(grant.is_decode for grant in self.grants)
+
+    @property
     def is_empty(self) -> bool:
         """Nothing to compute."""
         return not self.grants

@@ -109,6 +109,7 @@ def step_and_check(fake: FakeEngine, aborts: dict[int, str]) -> None:
         left = request.output_limit - (grant.start + 1 - request.num_prompt_tokens)
         assert not request.draft_length or grant.draft_budget == min(request.draft_length, left - 1)
     prefills = [grant for grant in plan.grants if not grant.is_decode]
+    assert plan.only_decodes == (not prefills)
     assert not (plan.preempted and queued & {g.request.request_id for g in prefills}), "admitted while memory is short"
     if plan.num_rows > config.max_num_batched_tokens:
         assert all(grant.draft_budget <= grant.request.draft_length for grant in plan.grants)
