@@ -3,7 +3,8 @@
 `EnumeratedRandomness` stands where the request's randomness stands in production. The computation is replayed once per
 outcome: each replay follows a script of choices and takes the first possibility behind its end, and the script then
 counts up like an odometer. Every call is a fresh independent choice, which is what distinct keys give in production.
-Probabilities are floats, as a model's laws are; the house's own proofs do the same over rationals.
+Probabilities are floats, as a model's laws are, or whatever `number` makes of them: the house's own proofs, in
+``tests/exact``, pass rationals.
 """
 
 from collections import defaultdict
@@ -22,32 +23,36 @@ Key = tuple[int, str, int]
 class EnumeratedRandomness:
     """One replay.
 
+    Args:
+        script: which possibility each call takes, by number; the first behind the end.
+        number: makes the number to reckon with of a probability.
+
     Attributes:
         weight: the probability of its choices.
         keys: (position, purpose, node) of what was asked for, in order; a coin's purpose is ``accept``.
     """
 
-    def __init__(self, script: Sequence[int] = ()) -> None:
-        self.weight = 1.0
+    def __init__(self, script: Sequence[int] = (), number: Callable[[Any], Any] = float) -> None:
+        self.weight = number(1)
         self.keys: list[Key] = []
         self.choices: list[int] = []
         self.widths: list[int] = []
-        self._script = script
+        self._script, self._number = script, number
 
     def coin(self, probability: Any, position: int, node: int) -> bool:
         self.keys.append((position, "accept", node))
-        chance = min(max(float(probability), 0.0), 1.0)
+        chance = min(max(self._number(probability), 0), 1)
         return self._choose([True, False], [chance, 1 - chance])
 
     def draw(self, law: Law, position: int, purpose: Purpose, node: int = ROOT) -> int:
         self.keys.append((position, purpose, node))
-        return self._choose(law.tokens.tolist(), [float(prob) for prob in law.probs])
+        return self._choose(law.tokens.tolist(), [self._number(prob) for prob in law.probs])
 
     def exponentials(self, tokens: np.ndarray, position: int, purpose: Purpose, node: int = ROOT) -> np.ndarray:
         """Refused: noise has no list of outcomes. Draw through `DraftContext.draw_node`."""
         raise NotImplementedError("noise cannot be enumerated; draw tokens with context.draw_node")
 
-    def _choose(self, options: Sequence[Any], chances: Sequence[float]) -> Any:
+    def _choose(self, options: Sequence[Any], chances: Sequence[Any]) -> Any:
         possible = [(option, chance) for option, chance in zip(options, chances, strict=True) if chance > 0]
         place = len(self.choices)
         choice = self._script[place] if place < len(self._script) else 0
@@ -58,16 +63,18 @@ class EnumeratedRandomness:
         return outcome
 
 
-def law_of(run: Callable[[EnumeratedRandomness], Outcome], most: int = 100_000) -> dict[Outcome, float]:
-    """The law of what `run` returns, over every outcome of the randomness it is given.
+def law_of(
+    run: Callable[[EnumeratedRandomness], Outcome], most: int = 100_000, number: Callable[[Any], Any] = float
+) -> dict[Outcome, Any]:
+    """The law of what `run` returns, over every outcome of the randomness it is given; probabilities are `number`s.
 
     Raises:
         RuntimeError: there are more than `most` outcomes.
     """
-    law: dict[Outcome, float] = defaultdict(float)
+    law: dict[Outcome, Any] = defaultdict(lambda: number(0))
     script: list[int] | None = []
     for _ in range(most):
-        randomness = EnumeratedRandomness(script)
+        randomness = EnumeratedRandomness(script, number)
         outcome = run(randomness)
         law[outcome] += randomness.weight
         script = _successor(randomness.choices, randomness.widths)

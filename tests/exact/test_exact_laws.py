@@ -1,5 +1,8 @@
 """The law of the text under every exact rule EQUALS the target's, in rational arithmetic, for every kind of draft."""
 
+from fractions import Fraction
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,7 +11,7 @@ from paceline.sampling import Law, Randomness, TokenTree, union, verify, verify_
 from paceline.sampling.tree import Draw
 from paceline.sampling.verify import Verdict
 
-from .enumerator import EnumeratedRandomness, law_of
+from .enumerator import EnumeratedRandomness, first_outcome, law_of
 from .tables import (
     PROMPT,
     Prefix,
@@ -96,7 +99,7 @@ def test_adaptive_length_that_sees_laws_and_prefix_is_exact(rule) -> None:
             tokens += (randomness.draw(laws[-1], position + len(tokens), "draft", len(tokens)),)
         return TokenTree.chain(tokens, laws)
 
-    assert {len(draft(prefix, EnumeratedRandomness([]), 2)) for prefix in target_law(TARGET, 2)} >= {0, 1, 2}
+    assert {len(draft(prefix, first_outcome(), 2)) for prefix in target_law(TARGET, 2)} >= {0, 1, 2}
     assert decoded_law(TARGET, draft, rule, 3) == target_law(TARGET, 3)
 
 
@@ -201,7 +204,7 @@ def test_verdict_of_a_greedy_target(rule) -> None:
     greedy = {(): law(0, 1, 0), (1,): law(0, 0, 1), (1, 2): law(1, 0, 0)}
 
     def judge(tree: TokenTree) -> Verdict:
-        return rule(tree, lambda node: greedy[tree.tokens_to(node)], EnumeratedRandomness([]), 0)
+        return rule(tree, lambda node: greedy[tree.tokens_to(node)], first_outcome(), 0)
 
     assert judge(TokenTree()) == Verdict((), 1, "target", 0)
     assert judge(TokenTree.chain((1, 2))) == Verdict((0, 1), 0, "bonus", 0)
@@ -218,8 +221,20 @@ def test_every_key_names_the_position_it_decides(rule, tests: str) -> None:
     """A draft of three that is accepted whole from position 10 on; block and p/q test, matching draws."""
     fair = law(1, 1)
     tree = TokenTree.chain((0, 0, 0), (fair,) * 3)
-    randomness = EnumeratedRandomness([])
+    randomness = first_outcome()
     assert rule(tree, lambda _: fair, randomness, 10).path == (0, 1, 2)
     nodes = range(3) if tests == "accept" else [-1] * 3
     wanted = [(10 + depth, tests, node) for depth, node in enumerate(nodes)]
     assert randomness.keys == [*wanted, (13, "target", -1)]
+
+
+@pytest.mark.parametrize("chance", [0.5, np.float32(0.5)])
+def test_the_enumerator_refuses_floats(chance) -> None:
+    with pytest.raises(TypeError, match=r"0\.5.* entered exact arithmetic"):
+        law_of(lambda randomness: randomness.coin(chance, 0, 0))
+
+
+def test_the_enumerator_refuses_a_law_that_lacks_something() -> None:
+    leaky = Law(np.arange(2), np.array([Fraction(1, 2), Fraction(1, 3)], object))
+    with pytest.raises(AssertionError, match="carry 5/6, not 1"):
+        law_of(lambda randomness: randomness.draw(leaky, 0, "draft"))

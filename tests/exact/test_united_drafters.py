@@ -12,7 +12,7 @@ from paceline.drafters.hybrid_child import Child
 from paceline.sampling import Law, Randomness, TokenTree, union, verify, verify_sample_and_match
 from paceline.types import SamplingParams
 
-from .enumerator import EnumeratedRandomness, law_of
+from .enumerator import EnumeratedRandomness, first_outcome, law_of
 from .tables import PROMPT, Prefix, decoded_law, drawn, law, ranked, step, table_model, target_law
 
 TARGET = table_model(1, 3)
@@ -182,7 +182,7 @@ def test_the_whole_loop_with_all_it_remembers_has_the_targets_law():
 
 
 def test_children_draw_under_numbers_of_their_own():
-    randomness = EnumeratedRandomness([])
+    randomness = first_outcome()
     Hybrid([Child(Drawer(), 0.1), Child(Drawer(), 0.01)]).propose([context_of(PROMPT, randomness)])
     numbers = {node for _, purpose, node in randomness.keys if purpose == "draft"}
     assert min(numbers) == 1 << 16
