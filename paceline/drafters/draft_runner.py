@@ -16,7 +16,7 @@ import numpy as np
 from paceline.drafters.services import DraftServices
 from paceline.drafters.trees.growth import Growth
 from paceline.errors import UnsupportedModel
-from paceline.models.base import PAGE_SIZE, CausalLM
+from paceline.models.base import CausalLM, pages_for, slot_of
 from paceline.models.rows import Part, build_rows, compaction
 from paceline.sampling.law import Law
 from paceline.sampling.randomness import ROOT
@@ -71,7 +71,7 @@ class DraftRunner:
         context = growth.context
         stored = self._requests.setdefault(context.request_id, _Stored())
         self._truncate(stored, min(_common_prefix(stored.tokens, context.token_ids), len(context.token_ids) - 1))
-        missing = -(-(len(context.token_ids) + growth.max_rows) // PAGE_SIZE) - len(stored.pages)
+        missing = pages_for(len(context.token_ids) + growth.max_rows) - len(stored.pages)
         if missing > len(self._free) or len(context.token_ids) + context.budget > self._limit:
             return False
         stored.pages += [self._free.pop() for _ in range(missing)]
@@ -105,7 +105,7 @@ class DraftRunner:
         """(committed tokens in the cache, their slots), to look at."""
         stored = self._requests[request_id]
         at = range(len(stored.tokens))
-        return list(stored.tokens), [stored.pages[i // PAGE_SIZE] * PAGE_SIZE + i % PAGE_SIZE for i in at]
+        return list(stored.tokens), [slot_of(stored.pages, i) for i in at]
 
     def _part(self, growth: Growth, nodes: Sequence[int]) -> Part:
         """The rows below which `nodes` ask: the tokens up to the root, or tree nodes behind those run before."""
@@ -145,7 +145,7 @@ class DraftRunner:
         """Forget tree nodes and everything behind `length` tokens, and return whole pages behind it."""
         stored.forget_rows()
         del stored.tokens[length:]
-        needed = -(-length // PAGE_SIZE)
+        needed = pages_for(length)
         self._free += stored.pages[needed:]
         del stored.pages[needed:]
 

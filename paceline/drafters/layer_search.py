@@ -15,7 +15,7 @@ import numpy as np
 
 from paceline.drafters.layer_skip import kept_layers
 from paceline.errors import InvalidParameter, UnsupportedModel
-from paceline.models.base import PAGE_SIZE, CausalLM, SkipsLayers
+from paceline.models.base import PAGE_SIZE, CausalLM, SkipsLayers, pages_for
 from paceline.models.overlay import Overlay, overlay_rows
 from paceline.models.rows import Part, build_rows
 from paceline.theory.acceptance import expected_tokens
@@ -73,17 +73,17 @@ class Agreement:
 
     def __init__(self, model: CausalLM, texts: Sequence[Sequence[int]]) -> None:
         self._model = model
-        sizes = [-(-len(text) // PAGE_SIZE) for text in texts]
+        sizes = [pages_for(len(text)) for text in texts]
         first_slot = sum(sizes) * PAGE_SIZE
         self._cache = model.new_cache(sum(sizes) + ROWS_PER_PASS // PAGE_SIZE)
         self._rows: list[Overlay] = []
         self._answers: list[int] = []
         for text, end in zip(texts, np.cumsum(sizes), strict=True):
-            pages = np.arange(end - -(-len(text) // PAGE_SIZE), end, dtype=np.int32)
+            pages = np.arange(end - pages_for(len(text)), end, dtype=np.int32)
             self._read(text, pages)
             for position in range(1, len(text)):
                 slot = first_slot + len(self._rows) % ROWS_PER_PASS
-                needed = pages[: -(-position // PAGE_SIZE)]
+                needed = pages[: pages_for(position)]
                 self._rows.append(Overlay(text[position], needed, position, position, [slot]))
 
     @property
@@ -111,7 +111,7 @@ class Agreement:
 def measure_costs(model: CausalLM, context: int = 128, repeats: int = 5) -> PassCosts:
     """Passes of `model` timed behind `context` tokens, the fastest of `repeats` each."""
     assert isinstance(model, SkipsLayers)
-    pages = list(range(-(-(context + MOST_DRAFTED + 1) // PAGE_SIZE)))
+    pages = list(range(pages_for(context + MOST_DRAFTED + 1)))
     cache, one = model.new_cache(len(pages)), model.with_layers([0])
 
     def seconds(runner: CausalLM, num_rows: int) -> float:

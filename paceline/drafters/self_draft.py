@@ -22,7 +22,7 @@ from paceline.drafters.draft_runner import grow_all
 from paceline.drafters.services import DraftServices
 from paceline.drafters.trees.drawn import Drawn
 from paceline.drafters.trees.growth import Growth
-from paceline.models.base import PAGE_SIZE, CausalLM, KVCache
+from paceline.models.base import PAGE_SIZE, CausalLM, KVCache, pages_for
 from paceline.models.overlay import Overlay, overlay_rows
 from paceline.sampling.randomness import ROOT
 from paceline.sampling.tree import TokenTree
@@ -54,7 +54,7 @@ class WholeContext:
 
     def view(self, context: DraftContext) -> View:
         num_keys = len(context.token_ids) - 1
-        return View(np.asarray(context.page_table[: -(-num_keys // PAGE_SIZE)], np.int32), num_keys)
+        return View(np.asarray(context.page_table[: pages_for(num_keys)], np.int32), num_keys)
 
     def release(self, request_id: str) -> None:
         """Nothing to forget."""

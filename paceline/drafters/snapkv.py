@@ -12,7 +12,7 @@ import numpy as np
 
 from paceline.drafters.base import DraftContext
 from paceline.drafters.self_draft import View, WholeContext
-from paceline.models.base import PAGE_SIZE, KVCache, WeighsPages
+from paceline.models.base import PAGE_SIZE, KVCache, WeighsPages, pages_for
 from paceline.models.overlay import Overlay, overlay_rows
 from paceline.scheduling.pages import PagePool
 
@@ -79,7 +79,7 @@ class MostLookedAt:
         try:
             slots = [page * PAGE_SIZE + place for page in borrowed for place in range(PAGE_SIZE)]
             start = whole.num_keys - self._window
-            pages = whole.pages[: -(-start // PAGE_SIZE)]
+            pages = whole.pages[: pages_for(start)]
             rows = [
                 Overlay(context.token_ids[start + i], pages, start, start + i, slots[: i + 1])
                 for i in range(self._window)

@@ -18,7 +18,7 @@ from paceline.drafters.self_draft import SelfDraft, View, WholeContext
 from paceline.drafters.services import DraftServices
 from paceline.drafters.snapkv import MostLookedAt
 from paceline.errors import InvalidParameter, UnsupportedModel
-from paceline.models.base import PAGE_SIZE, WeighsPages
+from paceline.models.base import PAGE_SIZE, WeighsPages, pages_for
 
 Selection = Literal["window", "snapkv"]
 
@@ -69,7 +69,7 @@ def make_sparse_cache(
             latest tokens.
         UnsupportedModel: the executor cannot tell where attention goes, which ``snapkv`` needs.
     """
-    budget, sinks = cache_budget // PAGE_SIZE, -(-num_sink_tokens // PAGE_SIZE)
+    budget, sinks = cache_budget // PAGE_SIZE, pages_for(num_sink_tokens)
     if num_sink_tokens < 0:
         raise InvalidParameter("num_sink_tokens", f"{num_sink_tokens} is negative", "give 0 or more")
     if budget < sinks + LATEST_PAGES:

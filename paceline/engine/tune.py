@@ -11,7 +11,7 @@ from paceline.config import EngineConfig
 from paceline.engine.build import Progress, silent
 from paceline.engine.profiles import executor_name, machine, num_threads
 from paceline.errors import InvalidParameter
-from paceline.models.base import PAGE_SIZE, CausalLM, KVCache, Rows
+from paceline.models.base import PAGE_SIZE, CausalLM, KVCache, Rows, pages_for
 from paceline.models.loaded import LoadedModel
 from paceline.models.rows import Logits, Part, build_rows
 from paceline.scheduling.profile import Profile
@@ -97,7 +97,7 @@ def measure(
     """
     plan = plan.within(model.config.max_position_embeddings)
     rng = np.random.default_rng(0)
-    pages = range((max(plan.contexts) + max(plan.rows)) // PAGE_SIZE + 1)
+    pages = range(pages_for(max(plan.contexts) + max(plan.rows)))
     cache = model.new_cache(len(pages))
     tokens = rng.integers(0, model.config.vocab_size, len(pages) * PAGE_SIZE).tolist()
     for start in range(0, max(plan.contexts), FILL_ROWS):

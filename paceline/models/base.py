@@ -13,7 +13,7 @@ table then names the pages it reads, in order of position.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -22,6 +22,16 @@ from paceline.models.config import ModelConfig
 
 PAGE_SIZE = 16
 """Token slots per page of keys and values."""
+
+
+def pages_for(num_tokens: int) -> int:
+    """Pages that hold the keys and values of `num_tokens` tokens."""
+    return -(-num_tokens // PAGE_SIZE)
+
+
+def slot_of(pages: Any, position: Any) -> Any:
+    """The cache slot of a `position` in a request with these `pages`; [n] int for an array of each."""
+    return pages[position // PAGE_SIZE] * PAGE_SIZE + position % PAGE_SIZE
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -60,10 +70,9 @@ class Rows:
     def key_slots(self, row: int) -> np.ndarray:
         """[lengths[row]] cache slots that `row` attends to, in order of position."""
         natural = int(self.natural_lengths[row])
-        at = np.arange(natural)
         pages = self.page_tables[self.segments[row]]
         branch = self.branch_slots[row][: int(self.lengths[row]) - natural]
-        return np.concatenate([pages[at // PAGE_SIZE] * PAGE_SIZE + at % PAGE_SIZE, branch])
+        return np.concatenate([slot_of(pages, np.arange(natural)), branch])
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from paceline.models.base import PAGE_SIZE, Rows
+from paceline.models.base import PAGE_SIZE, Rows, slot_of
 
 Logits = Literal["all", "last", "none"]
 
@@ -127,9 +127,7 @@ def compaction(pages: Sequence[int], start: int, rows: Sequence[int]) -> tuple[l
         pages, start: as in the `Part` the rows ran in.
         rows: accepted rows of the part in order of depth, the root's row 0 first.
     """
-
-    def slot(offset: int) -> int:
-        return pages[offset // PAGE_SIZE] * PAGE_SIZE + offset % PAGE_SIZE
-
-    moved = [(slot(start + row), slot(start + depth)) for depth, row in enumerate(rows) if row != depth]
+    moved = [
+        (slot_of(pages, start + row), slot_of(pages, start + depth)) for depth, row in enumerate(rows) if row != depth
+    ]
     return [source for source, _ in moved], [destination for _, destination in moved]

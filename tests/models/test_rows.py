@@ -5,8 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.models.base import PAGE_SIZE
+from paceline.models.base import PAGE_SIZE, pages_for, slot_of
 from paceline.models.rows import Part, build_rows, compaction
+
+
+def test_pages_are_whole_and_a_position_lies_in_its_own():
+    assert [pages_for(n) for n in (0, 1, 16, 17, 32)] == [0, 1, 1, 2, 2]
+    assert [slot_of([7, 2], position) for position in (0, 15, 16, 31)] == [112, 127, 32, 47]
+    assert slot_of(np.array([7, 2]), np.arange(32)).tolist() == [*range(112, 128), *range(32, 48)]
 
 
 def test_two_chains_share_a_batch():

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline.models.base import PAGE_SIZE, CausalLM
+from paceline.models.base import CausalLM, pages_for
 from paceline.models.rows import Part, build_rows
 
 _CHUNK = 64
@@ -25,7 +25,7 @@ def rank_counts(model: CausalLM, token_ids: Sequence[int], num_prompt_tokens: in
     """
     counts = np.zeros(num_ranks + 1, np.int64)
     length = len(token_ids) - 1
-    cache = model.new_cache(-(-max(length, 1) // PAGE_SIZE))
+    cache = model.new_cache(pages_for(max(length, 1)))
     for start in range(0, length, _CHUNK):
         end = min(start + _CHUNK, length)
         scored = range(max(start, num_prompt_tokens - 1), end)

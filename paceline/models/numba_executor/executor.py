@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from paceline.errors import InvalidParameter
-from paceline.models.base import PAGE_SIZE, ForwardOutput, KVCache, Rows, checked_layers
+from paceline.models.base import PAGE_SIZE, ForwardOutput, KVCache, Rows, checked_layers, pages_for
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
 from paceline.models.numba_executor.attention import MOST_HEADS
@@ -190,7 +190,7 @@ def _new_scratch(shape: Shape, num_threads: int, rows: int, asked: int, context:
     def floats(*size: int) -> np.ndarray:
         return np.empty(size, np.float32)
 
-    pages = -(-context // PAGE_SIZE) * 2 + 8  # grows with the context: twice the need saves new buffers
+    pages = pages_for(context) * 2 + 8  # grows with the context: twice the need saves new buffers
     return Scratch(
         counters=np.zeros(0, np.int64),
         hidden=floats(rows * shape.hidden),

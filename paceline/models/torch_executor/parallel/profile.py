@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.models.base import PAGE_SIZE, Rows
+from paceline.models.base import Rows, pages_for
 from paceline.models.rows import Part, build_rows
 from paceline.models.torch_executor.parallel.model import ParallelModel
 
@@ -60,7 +60,7 @@ def profile_stages(
 
 def prefill_rows(model: ParallelModel, num_tokens: int, num_requests: int = 1) -> Rows:
     """Rows of `num_requests` whole prompts, each with the logits of its last token."""
-    pages = -(-num_tokens // PAGE_SIZE)
+    pages = pages_for(num_tokens)
     tokens = (np.arange(num_tokens) % model.config.vocab_size).tolist()
     parts = [Part(range(i * pages, (i + 1) * pages), 0, tokens, logits="last") for i in range(num_requests)]
     return build_rows(parts)
