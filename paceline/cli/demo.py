@@ -7,6 +7,7 @@ import typer
 from rich.table import Table
 
 from paceline.cli import options as o
+from paceline.cli.prompts import prompt_ids
 from paceline.cli.show import is_identical
 from paceline.types import SamplingParams
 
@@ -56,7 +57,7 @@ def demo(
     rows = []
     for kind, prompt in PROMPTS.items():
         o.messages.print(f"[dim]{kind}: plain, then with {draft} ...[/]")
-        ids = llm.chat_prompt([{"role": "user", "content": prompt}])
+        ids = prompt_ids(llm.tokenizer, prompt, chat=True)
         rows.append((kind, run_once(plain_llm, ids, params), run_once(llm, ids, params)))
     if as_json:
         print(json.dumps([_record(*row) for row in rows]))

@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from paceline.cli import options as o
+from paceline.cli.prompts import prompt_ids
 from paceline.cli.show import LEGEND, TokenPrinter, closing_table, is_identical
 from paceline.errors import InvalidParameter
 from paceline.types import SamplingParams
@@ -72,10 +73,10 @@ def generate(
         model, speculative, dtype=dtype, num_threads=threads, executor=executor,
         tensor_parallel_size=tensor_parallel_size, pipeline_parallel_size=pipeline_parallel_size,
     )  # fmt: skip
-    prompt_ids = llm.chat_prompt([{"role": "user", "content": text}]) if chat else llm.tokenizer.encode(text)
-    plain = run_once(llm.drafting_with(None), prompt_ids, params) if compare else None
+    token_ids = prompt_ids(llm.tokenizer, text, chat)
+    plain = run_once(llm.drafting_with(None), token_ids, params) if compare else None
     console = Console(highlight=False)
-    run = run_once(llm, prompt_ids, params, (lambda token: None) if as_json else TokenPrinter(console))
+    run = run_once(llm, token_ids, params, (lambda token: None) if as_json else TokenPrinter(console))
     if as_json:
         print(json.dumps(_record(run, plain, describe(run, plain))))
         return

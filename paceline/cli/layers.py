@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.cli import options as o
+from paceline.cli.prompts import read_text
 from paceline.errors import InvalidParameter
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def layers(
 
     if max_tokens < 2:
         raise InvalidParameter("max_tokens", f"{max_tokens} is less than 2", "read at least two tokens")
-    written = [_read(path) for path in texts]
+    written = [read_text("texts", path) for path in texts]
     config = EngineConfig(dtype=dtype, num_threads=threads, executor=executor)  # type: ignore[arg-type]
     with o.progress_bars() as progress:
         loaded = load(model, config, progress)
@@ -58,13 +59,6 @@ def layers(
     console = Console(highlight=False)
     console.print(_table(choices, best))
     console.print(_advice(best), soft_wrap=True)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidParameter("texts", f"{path} cannot be read ({error})", "name a text file in UTF-8") from None
 
 
 def _advice(best: "LayerChoice") -> str:

@@ -1,9 +1,24 @@
-"""Prompts from a file, for commands that need many."""
+"""Prompts as commands take them: from a file or the command line, plain or in the model's chat template."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paceline.errors import InvalidParameter
+
+if TYPE_CHECKING:
+    from paceline.models.tokenizer import Tokenizer
+
+
+def prompt_ids(tokenizer: "Tokenizer", text: str, chat: bool) -> list[int]:
+    """Token ids of a prompt; with `chat` it is a user's message in the model's chat template."""
+    return tokenizer.encode_chat([{"role": "user", "content": text}]) if chat else tokenizer.encode(text)
+
+
+def prompts_of(arguments: Iterable[str]) -> list[str]:
+    """The arguments themselves, and for each ``@FILE`` among them the prompts of that file (see `read_prompts`)."""
+    return [p for each in arguments for p in (read_prompts(Path(each[1:])) if each.startswith("@") else [each])]
 
 
 def read_prompts(path: Path) -> list[str]:
@@ -12,15 +27,20 @@ def read_prompts(path: Path) -> list[str]:
     Raises:
         InvalidParameter: the file cannot be read or has none, or a line is not as said.
     """
-    try:
-        lines = [line for line in path.read_text().splitlines() if line.strip()]
-    except OSError as error:
-        raise InvalidParameter("prompts", f"{path} cannot be read: {error.strerror}", "give a text file") from error
+    lines = [line for line in read_text("prompts", path).splitlines() if line.strip()]
     if not lines:
         raise InvalidParameter("prompts", f"{path} is empty", "give at least one prompt")
     if path.suffix != ".jsonl":
         return lines
     return [_prompt_of(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
+
+
+def read_text(field: str, path: Path) -> str:
+    """What stands in the file that `field` names. Raises InvalidParameter when it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidParameter(field, f"{path} cannot be read ({error})", "name a text file in UTF-8") from None
 
 
 def _prompt_of(line: str, place: str) -> str:

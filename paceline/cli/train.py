@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.cli import options as o
-from paceline.cli.prompts import read_prompts
+from paceline.cli.prompts import prompt_ids, read_prompts
 from paceline.types import SamplingParams
 
 app = typer.Typer(help="Train small parts on your own model and prompts.", no_args_is_help=True)
@@ -62,7 +62,7 @@ classifier=disco.json --compare "def fibonacci(n):"
     with o.progress_bars() as progress:
         loaded = load(model, config, progress)
         engine = build_engine(loaded, config, spec, progress)
-        tokens = [_ids(loaded.source.tokenizer, text, chat) for text in texts]
+        tokens = [prompt_ids(loaded.source.tokenizer, text, chat) for text in texts]
         traces = collect_traces(engine, tokens, params, lambda done, total: progress("decoding", done, total))
         classifier, worth = train(traces, engine.step_seconds, hidden, seed)
     about = f"{model} drafted by {draft_model}, {dtype}, {len(texts)} prompts, temperature {temperature:g}"
@@ -75,11 +75,3 @@ classifier=disco.json --compare "def fibonacci(n):"
     for name, value in record.items():
         table.add_row(name.replace("_", " "), f"{value:.3f}" if isinstance(value, float) else str(value))
     Console().print(table)
-
-
-def _ids(tokenizer, text: str, chat: bool) -> list[int]:
-    if not chat:
-        return tokenizer.encode(text)
-    return tokenizer.encode(
-        tokenizer.apply_chat_template([{"role": "user", "content": text}]), add_special_tokens=False
-    )

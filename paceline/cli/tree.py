@@ -1,7 +1,6 @@
 """`paceline tree`: measures a draft model's guesses on your prompts and prints the best static tree for a budget."""
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,12 +8,13 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.cli import options as o
+from paceline.cli.prompts import prompt_ids, prompts_of
 from paceline.errors import InvalidParameter
 from paceline.types import SamplingParams
 
 
 def tree(
-    prompts: Annotated[list[str], typer.Argument(help="Prompts, or @FILE with one prompt per line.")],
+    prompts: Annotated[list[str], typer.Argument(help="Prompts, or @FILE: one per line, or .jsonl.")],
     model: o.Model = o.DEFAULT_MODEL,
     draft_model: Annotated[str, typer.Option("--draft-model", help="Draft model of the same vocabulary.")] = "",
     draft_dtype: Annotated[str | None, typer.Option("--draft-dtype", help="Storage of the draft's weights.")] = None,
@@ -51,10 +51,10 @@ def tree(
         raise InvalidParameter("draft_model", "is missing", "name a smaller model of the same family")
     if num_nodes < 1:
         raise InvalidParameter("num_draft_tokens", f"{num_nodes} is less than 1", "give the nodes of the tree")
-    texts = [line for each in prompts for line in _lines(each)]
+    texts = prompts_of(prompts)
     llm = o.load_llm(model, None, dtype=dtype, num_threads=threads, executor=executor)
     config = EngineConfig(dtype=draft_dtype or dtype, num_threads=threads, executor=executor)  # type: ignore[arg-type]
-    ids = [llm.chat_prompt([{"role": "user", "content": t}]) if chat else llm.tokenizer.encode(t) for t in texts]
+    ids = [prompt_ids(llm.tokenizer, text, chat) for text in texts]
     params = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens)
     with o.progress_bars() as progress:
         draft = load(draft_model, config, progress)
@@ -67,17 +67,6 @@ def tree(
                           "tokens_per_pass": search.tokens_per_pass(paths)}))  # fmt: skip
         return
     _print(search, paths, num_nodes)
-
-
-def _lines(prompt: str) -> list[str]:
-    """The prompt itself, or the lines of the file that it names."""
-    if not prompt.startswith("@"):
-        return [prompt]
-    try:
-        lines = Path(prompt[1:]).read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise InvalidParameter("prompts", f"{prompt[1:]} cannot be read", "name a text file after the @") from error
-    return [line for line in lines if line.strip()]
 
 
 def _print(search, paths, num_nodes: int) -> None:

@@ -161,8 +161,7 @@ class LLM:
 
     def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a conversation in the model's chat template, ready for the answer."""
-        text = self.tokenizer.apply_chat_template(messages)
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        return self.tokenizer.encode_chat(messages)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> TokenStream:
         """Tokens of one answer as they are committed, each with its text and provenance.

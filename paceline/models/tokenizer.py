@@ -125,7 +125,7 @@ class Tokenizer:
         return text[1:] if self._strips_space and not continuation and text.startswith(" ") else text
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
-        """The prompt for a chat; encode it with ``add_special_tokens=False``.
+        """The text of a chat in the model's template, which `encode_chat` encodes as well.
 
         Raises:
             InvalidParameter: the model has no chat template, or the messages do not fit it.
@@ -135,6 +135,10 @@ class Tokenizer:
         if self._template is None:
             self._template = ChatTemplate(self._template_source, self._template_variables)
         return self._template.render(messages, add_generation_prompt)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Token ids of a chat in the model's template, ready for the answer. Raises as `apply_chat_template`."""
+        return self.encode(self.apply_chat_template(messages), add_special_tokens=False)
 
     def vocabulary_fingerprint(self) -> str:
         """A key of what every token id stands for; padding ids and the way text is cut do not enter."""

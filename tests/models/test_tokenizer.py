@@ -171,6 +171,7 @@ def test_chat_template():
     assert SMOLLM.has_chat_template
     assert SMOLLM.apply_chat_template(MESSAGES) == RENDERED + "<|im_start|>assistant\n"
     assert SMOLLM.apply_chat_template(MESSAGES, add_generation_prompt=False) == RENDERED
+    assert SMOLLM.decode(SMOLLM.encode_chat(MESSAGES), skip_special=False) == RENDERED + "<|im_start|>assistant\n"
 
 
 def with_template(source):

@@ -160,7 +160,7 @@ def test_the_default_model_answers(default_source):
     model = TorchModel(default_source.checkpoint)
     tokenizer, cache, pages = default_source.tokenizer, model.new_cache(8), range(8)
     question = [{"role": "user", "content": "What is the capital of France?"}]
-    tokens = tokenizer.encode(tokenizer.apply_chat_template(question), add_special_tokens=False)
+    tokens = tokenizer.encode_chat(question)
     start, answer = 0, []
     while not answer or answer[-1] not in default_source.eos_token_ids:
         logits = model.forward(chain_rows([(tokens, start, pages)]), cache).logits[-1]

@@ -1,0 +1,51 @@
+"""Prompts of the command line and of files."""
+
+import pytest
+
+from paceline.cli.prompts import prompt_ids, prompts_of, read_prompts, read_text
+from paceline.errors import InvalidParameter
+
+
+class Letters:
+    """A tokenizer of one id per letter; a chat begins with -1."""
+
+    def encode(self, text):
+        return [ord(letter) for letter in text]
+
+    def encode_chat(self, messages):
+        assert [message["role"] for message in messages] == ["user"]
+        return [-1, *self.encode(messages[0]["content"])]
+
+
+def test_a_prompt_is_plain_or_a_chat():
+    assert prompt_ids(Letters(), "a", chat=False) == [97]
+    assert prompt_ids(Letters(), "a", chat=True) == [-1, 97]
+
+
+def test_arguments_may_name_files(tmp_path):
+    lines, records = tmp_path / "lines.txt", tmp_path / "records.jsonl"
+    lines.write_text("tw\u00f6\n\nthree\n", encoding="utf-8")
+    records.write_text('{"prompt": "four"}\n{"turns": ["five", "six"]}\n')
+    assert prompts_of(["one", f"@{lines}", f"@{records}"]) == ["one", "tw\u00f6", "three", "four", "five"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("empty.txt", b"\n", "is empty"),
+        ("bytes.txt", b"\xff", "cannot be read"),
+        ("a.jsonl", b'{"prompt": "x"}\n{"text": "y"}', r"a\.jsonl, line 2 holds no prompt"),
+        ("b.jsonl", b'{"turns": []}', "line 1 holds no prompt"),
+    ],
+)
+def test_files_that_hold_no_prompts_are_refused(tmp_path, name, content, problem):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(InvalidParameter, match=problem) as refusal:
+        read_prompts(path)
+    assert refusal.value.field == "prompts"
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(InvalidParameter, match=r"texts.*gone\.txt cannot be read"):
+        read_text("texts", tmp_path / "gone.txt")
