@@ -32,7 +32,8 @@ class SamplingParams:
         presence_penalty, frequency_penalty: subtracted from logits of tokens seen in the output, once / per count.
         logit_bias: token id to a number added to its logit.
         bad_words: strings that must not appear; each is tokenised and its last token forbidden behind the others.
-        min_tokens: end-of-sequence and stop ids are impossible before this many output tokens.
+        min_tokens: end-of-sequence and stop ids are impossible before this many output tokens, and a stop string that
+            is complete by then is ordinary text.
         max_tokens: most output tokens.
         seed: the source of all randomness of the request; None takes a fresh one. Sample i of n has seed + i, so it
             says what a request of its own with that seed says.

@@ -101,8 +101,9 @@ class LiveRequest:
         return [*self.state.output_token_ids, *path] if self.warper.reads_history else ()
 
     def reads_stop(self, token: int) -> bool:
-        """Read one committed token; whether it completes a stop string."""
-        self._unread.append(self.text.push(token))
+        """Read one committed token, already the state's last; whether it completes a stop string that counts."""
+        may_stop = self.state.num_output_tokens > self.state.params.min_tokens
+        self._unread.append(self.text.push(token, may_stop))
         return self.text.stopped
 
     def commit(

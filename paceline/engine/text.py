@@ -29,15 +29,20 @@ class TextStream:
         """Everything released so far."""
         return "".join(self._released)
 
-    def push(self, token_id: int) -> str:
-        """The text that may be shown with `token_id` committed; sets `stopped` when a stop string is complete."""
+    def push(self, token_id: int, may_stop: bool = True) -> str:
+        """The text that may be shown with `token_id` committed; sets `stopped` when it completes a stop string.
+
+        One that is completed where the text may not stop yet belongs to the text.
+        """
         piece = self._decoder.push(token_id)
         if not self._stop:
             self._released.append(piece)
             return piece
+        known = len(self._held)
         self._held += piece
-        end = min((at for s in self._stop if (at := self._held.find(s)) >= 0), default=None)
-        if end is not None:
+        found = (self._held.find(s, max(0, known + 1 - len(s))) for s in self._stop)
+        end = min((at for at in found if at >= 0), default=None)
+        if may_stop and end is not None:
             self.stopped = True
             self._held = self._held[:end]
         return self._release(len(self._held) if self.stopped else len(self._held) - self._suspicious())
@@ -52,7 +57,11 @@ class TextStream:
         """Characters at the end that may begin a stop string."""
         longest = max(map(len, self._stop), default=1) - 1
         lengths = range(min(longest, len(self._held)), 0, -1)
-        return next((n for n in lengths if any(s.startswith(self._held[-n:]) for s in self._stop)), 0)
+        return next((n for n in lengths if any(self._begins(s, n) for s in self._stop)), 0)
+
+    def _begins(self, stop: str, length: int) -> bool:
+        """Whether the last `length` characters are the beginning of `stop`, and not all of it."""
+        return len(stop) > length and stop.startswith(self._held[-length:])
 
     def _release(self, length: int) -> str:
         piece, self._held = self._held[:length], self._held[length:]

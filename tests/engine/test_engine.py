@@ -157,6 +157,14 @@ def test_a_stop_inside_an_accepted_draft_leaks_nothing(engine_for):
         assert output.stats.num_accepted_tokens == output.provenance.count("drafted")
 
 
+def test_a_stop_string_within_min_tokens_is_text(engine_for):
+    [plain] = run_all(engine_for(), PROMPTS[:1], SamplingParams(temperature=0, max_tokens=20, ignore_eos=True))
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, stop=[plain.text[2:4]], min_tokens=12)
+    for draft in (None, "ngram"):
+        [output] = run_all(engine_for(draft), PROMPTS[:1], params)
+        assert (output.text, output.token_ids, output.finish_reason) == (plain.text, plain.token_ids, "length")
+
+
 def test_a_stop_string_ends_the_text_before_it(engine_for):
     plain = run_all(engine_for())
     for index, before in enumerate(plain):

@@ -1,0 +1,55 @@
+"""Text as it is released: never a piece of a stop string, and stop strings that come too early are text."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.engine.text import TextStream
+from tests.fakes import ByteTokenizer
+
+AB = st.text("ab", min_size=1, max_size=4)
+
+
+def read(text: str, stop: list[str], min_tokens: int = 0) -> tuple[list[str], bool]:
+    """What is released with each character, the last piece being what the end released; and whether it stopped."""
+    stream = TextStream(ByteTokenizer(), stop)
+    pieces = []
+    for count, character in enumerate(text, start=1):
+        pieces.append(stream.push(ord(character), may_stop=count > min_tokens))
+        if stream.stopped:
+            break
+    return [*pieces, stream.finish()], stream.stopped
+
+
+def cut(text: str, stop: list[str], min_tokens: int) -> str | None:
+    """The text before the stop string that is complete first; None when none is complete behind `min_tokens`."""
+    for end in range(min_tokens + 1, len(text) + 1):
+        complete = [text[: end - len(s)] for s in stop if text[:end].endswith(s)]
+        if complete:
+            return min(complete, key=len)
+    return None
+
+
+@given(text=st.text("abc", max_size=12), stop=st.lists(AB, min_size=1, max_size=3), min_tokens=st.integers(0, 6))
+def test_a_text_ends_before_the_first_stop_string_that_is_complete_behind_min_tokens(text, stop, min_tokens):
+    pieces, stopped = read(text, stop, min_tokens)
+    expected = cut(text, stop, min_tokens)
+    assert stopped == (expected is not None)
+    released = "".join(pieces)
+    if expected is None:
+        assert released == text
+    else:  # what min_tokens let out before the stop string was complete cannot be taken back
+        assert released == expected or (min_tokens and text.startswith(released) and released.startswith(expected))
+
+
+def test_a_piece_of_a_stop_string_is_held_back_until_it_is_none():
+    assert read("xaby", ["abc"]) == (["x", "", "", "aby", ""], False)
+    assert read("xabc", ["abc"]) == (["x", "", "", "", ""], True)
+
+
+def test_a_stop_string_within_min_tokens_is_text():
+    assert read("xaby", ["ab"], min_tokens=3) == (["x", "", "ab", "y", ""], False)
+    assert read("xabab", ["ab"], min_tokens=4) == (["x", "", "ab", "", "", ""], True)
+
+
+def test_a_stop_string_that_begins_within_min_tokens_counts():
+    assert read("xab", ["ab"], min_tokens=2) == (["x", "", "", ""], True)
