@@ -4,9 +4,11 @@ Standard library only, no behaviour beyond checking a request at the door. Not t
 (`config.py`) or for state that changes while a request runs (`scheduling/request.py`).
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from numbers import Integral, Real
+from typing import Any, Literal
 
 from paceline.errors import InvalidParameter
 
@@ -51,18 +53,23 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    bad_words: Sequence[str] = ()
+    bad_words: str | Sequence[str] = ()
     min_tokens: int = 0
     max_tokens: int = 128
     seed: int | None = None
-    stop: Sequence[str] = ()
+    stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        for name, accepted, value_range, remedy in _checks(self):
-            if not accepted:
-                raise InvalidParameter(name, f"{getattr(self, name)!r} is not {value_range}", remedy)
+        for name, empty in _COLLECTIONS.items():
+            value = getattr(self, name)
+            value = empty if value is None else (value,) if isinstance(value, str) else value
+            object.__setattr__(self, name, value)
+        for checks in (_kinds, _checks):
+            for name, accepted, value_range, remedy in checks(self):
+                if not accepted:
+                    raise InvalidParameter(name, f"{getattr(self, name)!r} is not {value_range}", remedy)
 
     @property
     def is_greedy(self) -> bool:
@@ -71,6 +78,34 @@ class SamplingParams:
     def sample(self, index: int, seed: int) -> "SamplingParams":
         """What sample `index` of `n` asks for by itself, when the request's seed is `seed`."""
         return replace(self, n=1, seed=seed + index)
+
+
+_COLLECTIONS: dict[str, Any] = {"stop": (), "bad_words": (), "stop_token_ids": (), "logit_bias": {}}
+"""Fields that may be None for nothing."""
+
+
+def _kinds(params: SamplingParams) -> Iterator[tuple[str, bool, str, str]]:
+    """As `_checks`, for what kind of thing each field is."""
+    for name in ("n", "top_k", "min_tokens", "max_tokens"):
+        yield name, _is_whole(getattr(params, name)), "a whole number", "give an int"
+    yield "seed", params.seed is None or _is_whole(params.seed), "a whole number", "give an int, or leave it out"
+    for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
+        value = getattr(params, name)
+        yield name, isinstance(value, Real) and math.isfinite(value), "a finite number", "give a float"
+    for name in ("stop", "bad_words"):
+        yield name, _all(getattr(params, name), lambda each: isinstance(each, str)), "made of strings", "give a list"
+    ids, bias = params.stop_token_ids, params.logit_bias
+    yield "stop_token_ids", _all(ids, _is_whole), "made of token ids", "give a list of ints"
+    usable = isinstance(bias, Mapping) and _all(bias, _is_whole) and _all(bias.values(), lambda each: each == each)
+    yield "logit_bias", usable, "a mapping of token ids to numbers", "e.g. {17: -2.5}"
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _all(values: Any, usable: Callable[[Any], bool]) -> bool:
+    return isinstance(values, Iterable) and all(map(usable, values))
 
 
 def _checks(params: SamplingParams) -> list[tuple[str, bool, str, str]]:
