@@ -11,7 +11,8 @@ from paceline.types import SamplingParams
     ("field", "value"),
     [
         ("n", 0), ("n", 1.5), ("n", "2"), ("n", True), ("temperature", -1), ("temperature", "0.5"),
-        ("temperature", float("nan")), ("temperature", float("inf")), ("temperature", None), ("top_p", 0), ("top_p", 1.1),
+        ("temperature", float("nan")), ("temperature", float("inf")), ("temperature", None), ("top_p", 0),
+        ("top_p", 1.1),
         ("top_k", -1), ("top_k", 2.5), ("min_p", 2), ("repetition_penalty", 0), ("presence_penalty", float("nan")),
         ("frequency_penalty", "1"), ("max_tokens", 0), ("max_tokens", None), ("max_tokens", 2.5), ("min_tokens", 999),
         ("seed", "x"), ("seed", 1.0), ("stop", [""]), ("stop", ""), ("stop", [3]), ("stop", 3), ("bad_words", [None]),

@@ -8,6 +8,7 @@ without a clock of its own choosing; `LLM` is the friendly face. Not the place f
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 
 import numpy as np
 
@@ -128,8 +129,8 @@ class Engine:
             raise InvalidParameter("prompt_token_ids", f"{unknown} is outside the vocabulary of {vocab_size}", remedy)
         if request_id in self._answers:
             raise InvalidParameter("request_id", f"{request_id!r} is in use", "give every request its own id")
-        if timeout is not None and not timeout > 0:
-            raise InvalidParameter("timeout", f"{timeout} is not above 0", "give seconds, or leave it out")
+        if timeout is not None and not (isinstance(timeout, Real) and timeout > 0):
+            raise InvalidParameter("timeout", f"{timeout!r} is not above 0", "give seconds, or leave it out")
 
     @staticmethod
     def _split(params: SamplingParams) -> list[SamplingParams]:

@@ -1,9 +1,13 @@
 """`LLM`: a model with an engine around it, for programs and notebooks. Servers drive `Engine` themselves."""
 
 import itertools
+import reprlib
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from numbers import Integral
+from operator import index
 from typing import Any
 
 from paceline.config import EngineConfig, SpeculativeConfig, from_mapping
@@ -138,7 +142,8 @@ class LLM:
         finished: dict[str, RequestOutput] = {}
         try:
             for prompt, params, own in zip(items, each, priorities, strict=True):
-                ids.append(self._add(prompt, params, priority=own, timeout=timeout))
+                with _at(len(ids), len(items)):
+                    ids.append(self._add(prompt, params, priority=own, timeout=timeout))
             outputs = self._finished(ids)
             for output in watched(outputs, len(ids)) if progress else outputs:
                 finished[output.request_id] = output
@@ -152,12 +157,18 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        priority: int | Sequence[int] = 0,
+        timeout: float | None = None,
         progress: bool = False,
     ) -> list[RequestOutput]:
-        """Answers to one conversation or many: lists of ``{"role": ..., "content": ...}``."""
+        """Answers to one conversation or many: lists of ``{"role": ..., "content": ...}``.
+
+        Other arguments as in `generate`.
+        """
         one = not messages or isinstance(messages[0], Mapping)
         conversations: Any = [messages] if one else messages
-        return self.generate([self.chat_prompt(c) for c in conversations], sampling_params, progress=progress)
+        prompts = [self.chat_prompt(c) for c in conversations]
+        return self.generate(prompts, sampling_params, priority=priority, timeout=timeout, progress=progress)
 
     def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a conversation in the model's chat template, ready for the answer."""
@@ -217,10 +228,14 @@ class LLM:
         """Token ids of a prompt, which may be token ids already.
 
         Raises:
-            InvalidParameter: it is empty.
+            InvalidParameter: it is empty, or neither text nor whole numbers.
         """
-        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        if not token_ids or prompt == "":
+        try:
+            token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [index(i) for i in prompt]
+        except TypeError:
+            problem = f"{reprlib.repr(prompt)} is neither a text nor token ids"
+            raise InvalidParameter("prompt", problem, "give a str or a list of ints") from None
+        if not token_ids or (isinstance(prompt, str) and not prompt):
             raise InvalidParameter("prompt", "is empty", "give at least one character or token")
         return token_ids
 
@@ -230,16 +245,35 @@ class LLM:
         return request_id
 
 
+@contextmanager
+def _at(number: int, count: int) -> Generator[None, None, None]:
+    """Let a complaint about one of many prompts say which."""
+    try:
+        yield
+    except InvalidParameter as error:
+        if count == 1:
+            raise
+        raise InvalidParameter(error.field, f"in prompts[{number}], {error.problem}", error.remedy) from None
+
+
 def _per_prompt(field: str, value: Any, kind: type, count: int) -> list[Any]:
     """One value for all prompts, or as many as there are."""
     if isinstance(value, kind):
         return [value] * count
-    if len(value) != count:
-        raise InvalidParameter(field, f"{len(value)} for {count} prompts", "give one, or one per prompt")
-    return list(value)
+    values = list(value) if isinstance(value, Iterable) else [value]
+    wrong = [each for each in values if not isinstance(each, kind)]
+    if wrong:
+        raise InvalidParameter(field, f"{wrong[0]!r} is no {kind.__name__}", "give one, or one per prompt")
+    if len(values) != count:
+        raise InvalidParameter(field, f"{len(values)} for {count} prompts", "give one, or one per prompt")
+    return values
 
 
 def _as_list(prompts: Any) -> list[Prompt]:
     """One text or one list of token ids counts as a list of one prompt."""
-    is_one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
-    return [prompts] if is_one else list(prompts)
+    if not isinstance(prompts, Iterable):
+        raise InvalidParameter("prompts", f"{prompts!r} is no prompt", "give a text, token ids, or a list of such")
+    if isinstance(prompts, str):
+        return [prompts]
+    items: list[Any] = list(prompts)
+    return [items] if items and isinstance(items[0], Integral) else items

@@ -1,5 +1,6 @@
 """`LLM`: many prompts at once, their order, options per prompt, and the bar that shows them."""
 
+import numpy as np
 import pytest
 
 from paceline.config import EngineConfig
@@ -48,3 +49,29 @@ def test_one_stream_holds_one_sample(llm):
     tokens = list(stream)
     assert stream.output is not None
     assert tuple(token.token_id for token in tokens) == stream.output.token_ids
+
+
+@pytest.mark.parametrize(
+    ("prompts", "how", "message"),
+    [
+        (None, {}, "prompts: None"),
+        (5, {}, "prompts: 5"),
+        ([1.5, 2], {}, "prompts.0., 1.5 is neither"),
+        (["a", ""], {}, "prompts.1., is empty"),
+        (["a", [1, "b"]], {}, "prompts.1., .* is neither a text nor token ids"),
+        (["a", "b" * 600, "c"], {}, "prompts.1., the prompt has 600 tokens"),
+        ("a", {"sampling_params": {"max_tokens": 3}}, "sampling_params: 'max_tokens' is no SamplingParams"),
+        ("a", {"priority": 1.5}, "priority: 1.5 is no int"),
+        ("a", {"timeout": "5"}, "timeout: '5' is not above 0"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_and_leaves_nothing_behind(llm, prompts, how, message):
+    with pytest.raises(InvalidParameter, match=message):
+        llm.generate(prompts, **how)
+    assert not llm.engine.has_unfinished_requests
+
+
+def test_token_ids_may_come_from_numpy(llm):
+    [from_list], [from_array] = llm.generate([97, 98], SHORT), llm.generate(np.array([97, 98]), SHORT)
+    assert from_array.token_ids == from_list.token_ids
+    assert all(type(token) is int for token in from_array.prompt_token_ids)
