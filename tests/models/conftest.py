@@ -67,3 +67,14 @@ def default_source():
         return resolve_model("smollm2-135m")
     except DownloadFailed as error:
         pytest.skip(f"the default model's weights cannot be fetched: {error}")
+
+
+@pytest.fixture(scope="module")
+def own_weight_cache(tmp_path_factory):
+    """Converted weights go to this folder of the test; compiled kernels stay where they are kept."""
+    from paceline.models.numba_executor import weights
+
+    folder = tmp_path_factory.mktemp("converted")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(weights, "cache_dir", lambda: folder)
+        yield folder

@@ -15,15 +15,7 @@ from tests.fakes import RandomCheckpoint, small_config
 
 DTYPES = ("float32", "bfloat16", "int8")
 TOKENS = np.random.default_rng(1).integers(0, 131, 90).tolist()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def own_weight_cache(tmp_path_factory):
-    """Converted weights go to a folder of the test; compiled kernels stay where they are kept."""
-    folder = tmp_path_factory.mktemp("converted")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(weights, "cache_dir", lambda: folder)
-        yield folder
+pytestmark = pytest.mark.usefixtures("own_weight_cache")
 
 
 @pytest.fixture(scope="module", params=DTYPES)

@@ -5,7 +5,6 @@ import pytest
 
 from paceline.errors import UnsupportedModel
 from paceline.models.experts import Experts
-from paceline.models.numba_executor import weights
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.rows import Part, build_rows
 from paceline.theory.experts import expected_experts
@@ -13,14 +12,7 @@ from tests.fakes import RandomCheckpoint, mixture_config
 
 TOKENS = np.random.default_rng(1).integers(0, 131, 60).tolist()
 FAMILIES = ("qwen2_moe", "mixtral")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def own_weight_cache(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("converted")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(weights, "cache_dir", lambda: folder)
-        yield folder
+pytestmark = pytest.mark.usefixtures("own_weight_cache")
 
 
 @pytest.fixture(scope="module", params=[*((f, "float32") for f in FAMILIES), ("qwen2_moe", "bfloat16")])
