@@ -15,10 +15,8 @@ import numpy as np
 
 from paceline.errors import InvalidParameter
 from paceline.placement.cost import Device
-from paceline.scheduling import PagePool, RequestState, Scheduler, SchedulerConfig, StepPlan, StepResult
-from paceline.types import SamplingParams
-
-PAGE_SIZE = 16
+from paceline.placement.scheduled import mean_context, refuse_prefix_caching, simulated_request
+from paceline.scheduling import PagePool, Scheduler, SchedulerConfig, StepPlan, StepResult
 
 StageSeconds = Callable[[StepPlan], float]
 """Seconds that one stage works on a micro-batch; all stages are alike."""
@@ -97,8 +95,7 @@ def simulate_pipeline(
     if not lengths or num_stages < 1:
         problem = f"{len(lengths)} requests through {num_stages} stages"
         raise InvalidParameter("lengths", problem, "give at least one of each")
-    if config.prefix_caching:
-        raise InvalidParameter("prefix_caching", "all simulated tokens are equal", "switch it off")
+    refuse_prefix_caching(config)
     return _Pipeline(lengths, config, num_stages, stage_seconds).run()
 
 
@@ -129,8 +126,7 @@ def measured_stage(pass_seconds: Callable[[int, float], float], num_stages: int)
     """Seconds of a stage that holds an equal share of a model with a known t(rows, context), e.g. a `CostProfile`."""
 
     def seconds(plan: StepPlan) -> float:
-        context = sum(grant.num_rows * grant.start for grant in plan.grants) / plan.num_rows
-        return pass_seconds(plan.num_rows, context) / num_stages
+        return pass_seconds(plan.num_rows, mean_context(plan)) / num_stages
 
     return seconds
 
@@ -139,8 +135,7 @@ class _Lane:
     """One of the micro-batches under way: its scheduler, its last pass, and when that left the pipeline."""
 
     def __init__(self, config: SchedulerConfig) -> None:
-        pages = config.max_num_seqs * -(-config.max_model_len // PAGE_SIZE)
-        self.scheduler = Scheduler(config, PagePool(pages, PAGE_SIZE))
+        self.scheduler = Scheduler(config, PagePool(config.max_num_seqs, config.max_model_len))  # a page per request
         self.plan = StepPlan()
         self.batch: MicroBatch | None = None
         self.left = 0.0
@@ -164,7 +159,7 @@ class _Pipeline:
         self, lengths: Sequence[tuple[int, int]], config: SchedulerConfig, num_stages: int, stage_seconds: StageSeconds
     ) -> None:
         self.num_tokens = sum(map(sum, lengths))
-        self.waiting = deque(_state(index, *length) for index, length in enumerate(lengths))
+        self.waiting = deque(simulated_request(index, *length) for index, length in enumerate(lengths))
         self.lanes = deque(_Lane(config) for _ in range(num_stages))
         self.num_stages, self.stage_seconds = num_stages, stage_seconds
         self.free = [0.0] * num_stages
@@ -230,8 +225,3 @@ class _Pipeline:
         self.bubbles["drain" if draining else kind] += seconds
         if not draining:
             self.request_bubbles[list(batch.requests)] += seconds
-
-
-def _state(index: int, prompt_tokens: int, output_tokens: int) -> RequestState:
-    params = SamplingParams(max_tokens=output_tokens, ignore_eos=True)
-    return RequestState(str(index), [0] * prompt_tokens, params)

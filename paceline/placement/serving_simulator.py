@@ -12,6 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from paceline.errors import InvalidParameter
+from paceline.placement.scheduled import mean_context, refuse_prefix_caching, simulated_request
 from paceline.scheduling import (
     Commit,
     CostProfile,
@@ -19,12 +20,10 @@ from paceline.scheduling import (
     Grant,
     LengthPolicy,
     PagePool,
-    RequestState,
     Scheduler,
     SchedulerConfig,
     StepResult,
 )
-from paceline.types import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +61,7 @@ class ServingModel:
             raise InvalidParameter("acceptance_rate", f"{self.acceptance_rate}", "give a probability")
         if not 0 <= self.draft_seconds < float("inf"):
             raise InvalidParameter("draft_seconds", f"{self.draft_seconds}", "give seconds, 0 or more")
-        if self.config.prefix_caching:
-            raise InvalidParameter("prefix_caching", "all simulated tokens are equal", "switch it off")
+        refuse_prefix_caching(self.config)
 
 
 @dataclass(frozen=True)
@@ -121,7 +119,10 @@ class _Serving:
         self.model = model
         self.rng = rng
         self.scheduler = Scheduler(model.config, PagePool(model.num_pages, model.page_size), model.length)
-        self.states = [_state(index, request) for index, request in enumerate(requests)]
+        self.states = [
+            simulated_request(index, request.prompt_tokens, request.output_tokens, request.arrival)
+            for index, request in enumerate(requests)
+        ]
         self.now = requests[0].arrival
         self.num_passes = self.num_decodes = self.decoded = 0
         self.last_commit: dict[str, float] = {}
@@ -141,8 +142,7 @@ class _Serving:
     def _step(self) -> None:
         plan = self.scheduler.schedule(self.now)
         longest = max((grant.draft_budget for grant in plan.grants), default=0)
-        context = sum(grant.num_rows * grant.start for grant in plan.grants) / plan.num_rows
-        self.now += self.model.pass_seconds(plan.num_rows, context) + longest * self.model.draft_seconds
+        self.now += self.model.pass_seconds(plan.num_rows, mean_context(plan)) + longest * self.model.draft_seconds
         self.num_passes += 1
         commits = self.scheduler.update([self._compute(grant) for grant in plan.grants], self.now)
         for grant, commit in zip(plan.grants, commits, strict=True):
@@ -181,8 +181,3 @@ class _Serving:
             num_decodes=self.num_decodes,
             acceptance_length=self.decoded / self.num_decodes if self.num_decodes else 1.0,
         )
-
-
-def _state(index: int, request: TokenRequest) -> RequestState:
-    params = SamplingParams(max_tokens=request.output_tokens, ignore_eos=True)
-    return RequestState(str(index), [0] * request.prompt_tokens, params, arrival_time=request.arrival)
