@@ -20,8 +20,6 @@ class Plan:
     Attributes:
         placement: which groups hold which models. For clockwork++ that of the last window.
         result: how it fares on the case's workload. For clockwork++ that of the last window's placement alone.
-        slo_attainment: fraction of all requests in time; all windows together for clockwork++.
-        mean_latency_served: seconds, over served requests; all windows together for clockwork++.
         planning_seconds: from the first look at the case to the placement, compilation left out.
         policy: which policy searched.
         finished: False when the time budget or an interrupt ended the search; the placement is the best until then.
@@ -32,14 +30,27 @@ class Plan:
 
     placement: Placement
     result: SimulationResult
-    slo_attainment: float
-    mean_latency_served: float
     planning_seconds: float
     policy: str
     finished: bool
     history: tuple[Improvement, ...]
     unplaceable: Mapping[int, InvalidParameter]
     windows: tuple[Window, ...] = ()
+
+    @property
+    def slo_attainment(self) -> float:
+        """Fraction of all requests in time; all windows together for clockwork++."""
+        if not self.windows:
+            return self.result.slo_attainment
+        return sum(window.num_served for window in self.windows) / self.result.num_requests
+
+    @property
+    def mean_latency_served(self) -> float:
+        """Seconds, over served requests; all windows together for clockwork++."""
+        if not self.windows:
+            return self.result.mean_latency_served
+        num_served = sum(window.num_served for window in self.windows)
+        return sum(window.latency_sum for window in self.windows) / max(num_served, 1)
 
 
 def plan(
@@ -72,33 +83,20 @@ def plan(
         InvalidParameter: an unknown policy, a budget that is not positive, no requests, or a model that no group of
             the cluster can serve: too large, or slower than its deadline even alone.
     """
-    _check(case, time_budget, effort)
-    run = None if policy == CLOCKWORK else policy_named(policy)
+    _check(case, policy, time_budget, effort)
     _compile(case)
     search = Search(case, seed=seed, time_budget=time_budget, effort=effort, progress=progress)
     search.step = policy
     for refusal in search.facts.unplaceable.values():
         if not allow_unplaceable:
             raise refusal
-    windows: list[Window] = []
-    try:
-        if run is not None:
-            run(search)
-        else:
-            for served in clockwork(search, window):
-                windows.append(served)
-        finished = True
-    except (TimeIsUp, KeyboardInterrupt):
-        finished = False
+    windows, finished = _search(search, policy, window)
     seconds = search.seconds
     search.report(1.0)
     made = Placement(windows[-1].placement.groups if windows else search.best)
-    result = search.evaluator.simulate(made)
     return Plan(
         placement=made,
-        result=result,
-        slo_attainment=_attainment(case, windows) if windows else result.slo_attainment,
-        mean_latency_served=_mean_latency(windows) if windows else result.mean_latency_served,
+        result=search.evaluator.simulate(made),
         planning_seconds=seconds,
         policy=policy,
         finished=finished,
@@ -108,7 +106,23 @@ def plan(
     )
 
 
-def _check(case: Case, time_budget: float | None, effort: int | None) -> None:
+def _search(search: Search, policy: str, window: float) -> tuple[list[Window], bool]:
+    """Run the policy; clockwork++'s windows, and False when time or an interrupt ended it."""
+    windows: list[Window] = []
+    try:
+        if policy != CLOCKWORK:
+            policy_named(policy)(search)
+        else:
+            for served in clockwork(search, window):
+                windows.append(served)
+    except (TimeIsUp, KeyboardInterrupt):
+        return windows, False
+    return windows, True
+
+
+def _check(case: Case, policy: str, time_budget: float | None, effort: int | None) -> None:
+    if policy != CLOCKWORK:
+        policy_named(policy)
     if time_budget is not None and not time_budget > 0:
         raise InvalidParameter("time_budget", f"{time_budget} s", "give seconds above 0, or leave it out")
     if effort is not None and effort < 1:
@@ -121,11 +135,3 @@ def _compile(case: Case) -> None:
     """Load the compiled simulator, or compile it: that is no part of planning."""
     first = Workload(case.workload.times[:1], case.workload.models[:1])
     Evaluator(case, first).simulate(Placement())
-
-
-def _attainment(case: Case, windows: list[Window]) -> float:
-    return sum(window.num_served for window in windows) / case.workload.num_requests
-
-
-def _mean_latency(windows: list[Window]) -> float:
-    return sum(window.latency_sum for window in windows) / max(sum(window.num_served for window in windows), 1)
