@@ -8,7 +8,6 @@ from paceline.errors import InvalidParameter
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "paceline:"
 
 

@@ -41,8 +41,3 @@ def keep_on_disk(function: Compiled, sources: Sequence[Path]) -> Compiled:
         digest.update(source.read_bytes())
     function._cache = _KernelCache(function.py_func, digest.hexdigest())
     return function
-
-
-def is_kept(function) -> bool:
-    """Whether machine code for some argument types is on disk already."""
-    return function._cache._cache_file._load_index() != {}

@@ -3,7 +3,7 @@
 Made from a file (`case.py`), from analytic or measured costs (`cost.py`), or from per-layer costs (`parallelise.py`).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -67,10 +67,6 @@ class Stages:
         """Seconds of the slowest stage; its inverse is the most requests per second."""
         return max(self.latency)
 
-    def latency_at(self, batch: int) -> tuple[float, ...]:
-        """Seconds per stage at `batch`, which must be 1 or a key of `batch_latency`."""
-        return self.latency if batch == 1 else self.batch_latency[batch]
-
 
 @dataclass(frozen=True)
 class ModelProfile:
@@ -109,8 +105,3 @@ class ModelProfile:
             s.total_latency for c, s in self.entries.items() if num_devices is None or c.num_devices <= num_devices
         ]
         return min(within, default=float("inf"))
-
-
-def by_name(profiles: Iterable[ModelProfile]) -> dict[str, ModelProfile]:
-    """Profiles keyed by the name that models refer to."""
-    return {profile.name: profile for profile in profiles}

@@ -36,7 +36,7 @@ def test_json(tmp_path):
     assert (case.name, case.cluster) == ("ours", Cluster(2, 3e9))
     assert case.models == (PlacedModel("chat", "t", 2.0, 3.0, 0.5), PlacedModel("code", "t", 0.0, 1.0, NO_SLO))
     assert case.profile_of(1).stages(ParallelConfig(2, 1)).latency == (0.07,)
-    assert case.profile_of(1).stages(ParallelConfig(1, 1)).latency_at(2) == (0.15,)
+    assert case.profile_of(1).stages(ParallelConfig(1, 1)).batch_latency[2] == (0.15,)
     assert case.workload.models.tolist() == [0, 1]
     assert case.has_slo
 

@@ -3,7 +3,7 @@
 from functools import cache
 from pathlib import Path
 
-from paceline.models.kernel_disk import is_kept, keep_on_disk
+from paceline.models.kernel_disk import keep_on_disk
 from paceline.models.numba_executor.forward import forward
 
 KERNEL_MODULES = ("vector", "gemm", "attention", "linear", "experts", "forward", "team")
@@ -14,8 +14,3 @@ KERNEL_MODULES = ("vector", "gemm", "attention", "linear", "experts", "forward",
 def compiled_forward():
     """`forward.forward` with the cache attached."""
     return keep_on_disk(forward, [Path(__file__).with_name(f"{name}.py") for name in KERNEL_MODULES])
-
-
-def is_compiled() -> bool:
-    """Whether machine code for some model is on disk already (the first pass compiles otherwise)."""
-    return is_kept(compiled_forward())
