@@ -29,9 +29,8 @@ class SpeculativeConfig:
         rule_options: the rule's own options, e.g. ``{"lenience": 0.5}``.
         policy: how many tokens are drafted each step. ``auto`` adapts to what a pass costs and what is accepted where
             the text cannot depend on it (greedy requests, the coupled rule), and keeps the length fixed elsewhere, so
-            that a seed always gives the same text. A drafter that bounds its proposals by its own confidence
-            (``suffix``) is left alone. ``fixed``, ``heuristic``, ``confidence``, ``disco``, ``goodput`` and ``cascade``
-            hold for every request.
+            that a seed always gives the same text. ``fixed``, ``heuristic``, ``confidence``, ``disco``, ``goodput`` and
+            ``cascade`` hold for every request.
         policy_options: the policy's own options, e.g. ``{"threshold": 0.5}``.
         options: the drafter's own options, e.g. ``{"prompt_lookup_max": 4}``.
     """

@@ -33,6 +33,9 @@ _NODES_PER_CHILD = 1 << 16
 _LONGEST = 32
 """Longest draft considered for a child with a model."""
 
+_EXPLORE_EVERY = 32
+"""A child with a model that is not asked any more drafts again after so many steps."""
+
 _ALONE = BatchStats()
 """A batch of one: prices are constants here, whoever shares the pass."""
 
@@ -178,10 +181,10 @@ class Hybrid:
         plan, worth = (_Plan(free), worth) if worth > 1 else (_Plan(NOTHING), 1.0)
         for child, pace in self._paces.items():
             stats = request.records[child].stats
-            length = min(pace.budget(stats, _ALONE), context.budget)
-            tokens = float(expected_tokens(stats.rate.value, length))
+            must_explore = stats.num_drafts > 0 and stats.steps_since_draft >= _EXPLORE_EVERY
+            length = min(max(pace.budgets([stats], _ALONE)[0], int(must_explore)), context.budget)
+            tokens = float(expected_tokens(stats.rates.acceptance, length))
             promised = tokens / (self._seconds(child, length) + tokens * self._reading(child, context, request))
-            must_explore = stats.num_drafts > 0 and stats.steps_since_draft >= pace.explore_every
             if length and (promised > worth or must_explore):
                 beside = free.tree.prune(context.budget - length)
                 is_worth_rows = self._is_worth_rows(free, beside, tokens, promised)
@@ -228,6 +231,7 @@ class Hybrid:
             pass_seconds=lambda rows, _context: 1 + self._row_cost * (rows - 1),
             draft_seconds=lambda _requests, _context: child.cost_ratio,
             max_length=_LONGEST,
+            explore=0.0,
         )
 
 

@@ -27,7 +27,7 @@ _DRAFTERS = {
 
 SELF_LIMITING = frozenset({"suffix", "hybrid", "lookahead", "jacobi"})
 """Drafters that know best how much they propose (their own confidence warrants it, or the method needs those rows);
-cutting them further only loses."""
+shortening their drafts only loses."""
 
 
 def drafter_names() -> tuple[str, ...]:

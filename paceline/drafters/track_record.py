@@ -36,7 +36,7 @@ class TrackRecord:
             return 0.0
         depth = max(tree.depths)
         if score is None:
-            return float(expected_tokens(self.stats.rate.value, depth)) - 1
+            return float(expected_tokens(self.stats.rates.acceptance, depth)) - 1
         return min(score * self._kept / self._promised, float(depth))
 
     def learn(self, tree: TokenTree, score: float | None, emitted: Sequence[int], budget: int) -> None:

@@ -9,7 +9,7 @@ from paceline.drafters.registry import SELF_LIMITING, make_drafter
 from paceline.drafters.services import DraftServices
 from paceline.engine.engine import Engine
 from paceline.engine.lengths import make_length
-from paceline.engine.live_cost import LearnedCost, rough_slope
+from paceline.engine.live_cost import CPU_BALANCE, GPU_BALANCE, LearnedCost, roofline
 from paceline.engine.memory import cache_capacity
 from paceline.engine.profiles import cached_profile, find_profile
 from paceline.engine.speculation import Speculation
@@ -115,7 +115,8 @@ def build_engine(
     num_pages, limit = cache_capacity(loaded.model, config)
     pool = PagePool(num_pages, PAGE_SIZE)
     profile = find_profile(loaded, config)
-    cost = LearnedCost(profile.cost if profile else rough_slope)
+    balance = CPU_BALANCE if config.device == "cpu" else GPU_BALANCE
+    cost = LearnedCost(profile.cost if profile else roofline(balance))
     cache = loaded.model.new_cache(num_pages)
 
     def load_draft(name: str, dtype: str | None = None) -> LoadedModel:
@@ -166,10 +167,10 @@ def _speculation(speculative: SpeculativeConfig | None, services: DraftServices,
     if spec.rule == "block" and getattr(drafter, "branches", False):
         raise InvalidParameter("rule", f"'block' takes chains, and {spec.method} drafts trees", "use 'p/q'")
     most = _most_draft_tokens(spec, drafter)
-    fixed, is_auto = Fixed(most), spec.policy == "auto"
-    leave_alone = is_auto and spec.method in SELF_LIMITING
-    length = fixed if leave_alone else make_length(spec.policy, spec.policy_options, cost, most)
-    return Speculation(drafter, verifier, spec.rule == "coupled", length, fixed if is_auto else length)
+    whole = spec.method in SELF_LIMITING or getattr(drafter, "branches", False)
+    length = make_length(spec.policy, spec.policy_options, cost, most, whole)
+    sampled_length = Fixed(most) if spec.policy == "auto" else length
+    return Speculation(drafter, verifier, spec.rule == "coupled", length, sampled_length)
 
 
 def _most_draft_tokens(spec: SpeculativeConfig, drafter: Drafter) -> int:

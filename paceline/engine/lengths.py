@@ -14,25 +14,30 @@ _START = 5
 """Where the heuristic begins, as in assisted generation."""
 
 
-def make_length(name: LengthPolicyName, options: Mapping[str, Any], cost: LearnedCost, most: int) -> LengthPolicy:
+def make_length(
+    name: LengthPolicyName, options: Mapping[str, Any], cost: LearnedCost, most: int, whole: bool = False
+) -> LengthPolicy:
     """The policy called `name`; ``auto`` is ``goodput``.
 
     Args:
         options: the policy's own, e.g. ``{"threshold": 0.5}``.
         cost: what goodput reads.
         most: longest draft; 0 makes every policy a fixed one.
+        whole: goodput takes or leaves drafts, and does not shorten them.
 
     Raises:
         InvalidParameter: an option the policy does not have or lacks, or a value it refuses.
     """
     if most == 0:
         return Fixed(0)
+    drafting = cost.whole_draft_seconds if whole else cost.draft_seconds
+    priced = {"max_length": most, "pass_seconds": cost, "draft_seconds": drafting, "whole": whole}
     policy, given = {
         "fixed": (Fixed, {"num_draft_tokens": most}),
         "heuristic": (Heuristic, {"most": most}),
         "confidence": (Confidence, {"max_length": most}),
         "disco": (Disco, {"max_length": most}),
-        "goodput": (Goodput, {"max_length": most, "pass_seconds": cost, "draft_seconds": cost.draft_seconds}),
+        "goodput": (Goodput, priced),
         "cascade": (Cascade, {"max_length": most}),
     }["goodput" if name == "auto" else name]
     parameters = inspect.signature(policy).parameters

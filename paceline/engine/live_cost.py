@@ -1,85 +1,108 @@
 """`LearnedCost`: t(M, context), the seconds of a target pass over M rows, corrected by the passes themselves.
 
 The length policy needs to know what a longer draft costs on this machine, at this hour. It starts from a profile where
-`paceline tune` made one and from a rough slope elsewhere; every pass is a measurement, so none is spent on measuring.
+`paceline tune` made one and from a rough shape elsewhere; every pass is a measurement, so none is spent on measuring.
 Not for reports: `benchmarks/cost_curve.py` measures with care.
 """
 
-from bisect import bisect_left, insort
+from bisect import bisect_right
 from collections.abc import Callable
+from math import exp, hypot, log
 
-Prior = Callable[[int, float], float]
+Prior = Callable[[float, float], float]
 """(rows, mean context) to seconds, or to anything proportional to them."""
 
-NEWEST = 0.2
-"""Weight of the newest pass in a moving average."""
-OUTLIER = 2.0
+CPU_BALANCE, GPU_BALANCE = 8.0, 200.0
+"""Rows at which a pass spends as long on arithmetic as on reading weights, where nothing was measured."""
+
+_LEVEL, _SHAPE = 0.1, 0.05
+"""Weight of the newest pass in how fast the machine is now, and in how passes compare with each other: the machine's
+mood changes within seconds and is the same for all passes, the shape of the curve is not."""
+_NEWEST = 0.2
+"""Weight of the newest draft step."""
+_OUTLIER = 2.0
 """A pass slower than this many times what was expected counts as this many times: a stolen core is no property of M."""
-PRIOR_SLOPE = 0.05
-"""What one more row is taken to cost, as a share of a one-row pass, where nothing was measured."""
+_KNOTS = tuple(1 << power for power in range(14))
 
 
-def rough_slope(rows: int, context: float) -> float:
-    """The prior without a profile, in one-row passes."""
-    return 1 + PRIOR_SLOPE * (rows - 1)
+def roofline(balance: float) -> Prior:
+    """The prior without a profile, in one-row passes: reading weights takes 1, arithmetic a share for every row."""
+    return lambda rows, _context: hypot(1.0, rows / balance)
 
 
 class LearnedCost:
-    """Seconds of target passes and draft steps: a prior times learned factors, one factor for each number of rows.
+    """Seconds of target passes and draft steps: a prior, times how fast the machine is, times a learned shape.
 
-    Between row counts that were seen factors lie on straight lines, beyond them the nearest holds.
+    The shape is a factor for each power of two of rows, on straight lines between; a pass moves the two around it. So
+    passes over 9 and over 11 rows teach the same line, and the price of one more row does not hang on two samples.
 
     Args:
-        prior: what a pass is expected to cost; only its shape matters once passes were seen.
+        prior: what a pass is expected to cost; only its shape matters once a pass was seen.
 
     Attributes:
         draft_prior: what a draft step over so many rows is expected to cost; None takes it for free until one was seen.
     """
 
-    def __init__(self, prior: Prior = rough_slope) -> None:
-        self.draft_prior: Prior | None = None
-        self._prior = prior
-        self._rows: list[int] = []
-        self._factors: dict[int, float] = {}
+    def __init__(self, prior: Prior | None = None) -> None:
+        self.draft_prior: Callable[[int, float], float] | None = None
+        self._prior = prior or roofline(CPU_BALANCE)
+        self._level: float | None = None
+        self._shape = [0.0] * len(_KNOTS)
+        self._weight = [0.0] * len(_KNOTS)
         self._draft_step: float | None = None
+        self._draft: float | None = None
+
+    def __call__(self, rows: float, context: float = 0) -> float:
+        """Seconds of a pass; the prior's own number when no pass was seen yet (only ratios matter then)."""
+        left, right, share = _place(rows)
+        shape = (1 - share) * self._shape[left] + share * self._shape[right]
+        return self._prior(rows, context) * exp((self._level or 0.0) + shape)
+
+    def observe(self, rows: int, seconds: float, context: float = 0) -> None:
+        """A pass over `rows` rows with a mean context of `context` took `seconds` (none on a coarse clock)."""
+        if seconds <= 0:
+            return
+        if self._level is None:
+            self._level = log(seconds / self._prior(rows, context))
+        surprise = log(seconds / self(rows, context))
+        surprise = min(max(surprise, -log(_OUTLIER)), log(_OUTLIER))
+        left, right, share = _place(rows)
+        for knot, weight in ((left, 1 - share), (right, share)):
+            self._weight[knot] += weight
+            self._shape[knot] += weight * max(_SHAPE, 1 / (1 + self._weight[knot])) * surprise
+        self._level += _LEVEL * surprise
 
     def draft_seconds(self, num_requests: int, context: float = 0) -> float:
         """Seconds of one draft step shared by `num_requests`."""
-        if self._draft_step is None:
-            return self.draft_prior(num_requests, context) if self.draft_prior else 0.0
-        return self._draft_shape(num_requests, context) * self._draft_step
+        return self._drafting(self._draft_step, num_requests, context)
+
+    def whole_draft_seconds(self, num_requests: int, context: float = 0) -> float:
+        """Seconds of all steps of a draft, however deep, shared by `num_requests`."""
+        return self._drafting(self._draft, num_requests, context)
 
     def observe_draft(self, num_steps: int, seconds: float, num_requests: int = 1, context: float = 0) -> None:
         """Drafts of `num_steps` steps for `num_requests` requests took `seconds`."""
         if num_steps:
-            step = seconds / num_steps / self._draft_shape(num_requests, context)
-            self._draft_step = _moved(self._draft_step, step)
+            draft = seconds / self._draft_shape(num_requests, context)
+            self._draft = _moved(self._draft, draft)
+            self._draft_step = _moved(self._draft_step, draft / num_steps)
 
-    def observe(self, rows: int, seconds: float, context: float = 0) -> None:
-        """A pass over `rows` rows with a mean context of `context` took `seconds`."""
-        if rows not in self._factors:
-            insort(self._rows, rows)
-        self._factors[rows] = _moved(self._factors.get(rows), seconds / self._prior(rows, context))
-
-    def __call__(self, rows: int, context: float = 0) -> float:
-        """Seconds of a pass; the prior's own number when no pass was seen yet (only ratios matter then)."""
-        return self._prior(rows, context) * self._factor(rows)
+    def _drafting(self, scale: float | None, num_requests: int, context: float) -> float:
+        if scale is None:
+            return self.draft_prior(num_requests, context) if self.draft_prior else 0.0
+        return self._draft_shape(num_requests, context) * scale
 
     def _draft_shape(self, num_requests: int, context: float) -> float:
         return self.draft_prior(num_requests, context) if self.draft_prior else 1.0
 
-    def _factor(self, rows: int) -> float:
-        if not self._rows:
-            return 1.0
-        right = min(bisect_left(self._rows, rows), len(self._rows) - 1)
-        high = self._rows[right]
-        if high <= rows or right == 0:
-            return self._factors[high]
-        low = self._rows[right - 1]
-        share = (rows - low) / (high - low)
-        return (1 - share) * self._factors[low] + share * self._factors[high]
+
+def _place(rows: float) -> tuple[int, int, float]:
+    """The knots around `rows`, and how far it lies between them."""
+    right = min(bisect_right(_KNOTS, rows), len(_KNOTS) - 1)
+    low, high = _KNOTS[right - 1], _KNOTS[right]
+    return right - 1, right, min(1.0, (rows - low) / (high - low))
 
 
 def _moved(average: float | None, newest: float) -> float:
     """The moving average after one more measurement."""
-    return newest if average is None else average + NEWEST * (min(newest, OUTLIER * average) - average)
+    return newest if average is None else average + _NEWEST * (min(newest, _OUTLIER * average) - average)

@@ -50,7 +50,7 @@ class CostProfile:
         """Measured numbers of rows, ascending, at the shortest context."""
         return tuple(self._curves[0].rows)
 
-    def __call__(self, rows: int, context: float = 0) -> float:
+    def __call__(self, rows: float, context: float = 0) -> float:
         """Seconds of a pass over `rows` rows, each behind `context` tokens (their mean, where they differ)."""
         contexts = self._contexts
         if context <= contexts[0] or len(contexts) == 1:
@@ -75,7 +75,7 @@ class _Curve:
         seconds = [float(seconds) for _, seconds in points]
         self._seconds = [min(seconds[i:]) for i in range(len(seconds))]
 
-    def __call__(self, rows: int) -> float:
+    def __call__(self, rows: float) -> float:
         if rows <= self.rows[0] or len(self.rows) == 1:
             return self._seconds[0]
         right = min(bisect_right(self.rows, rows), len(self.rows) - 1)

@@ -16,7 +16,7 @@ from paceline.scheduling.length import Fixed, LengthPolicy
 from paceline.scheduling.pages import PagePool, extend_digests
 from paceline.scheduling.policies import make_policy
 from paceline.scheduling.request import RequestState, Status
-from paceline.scheduling.stats import PRIOR_TESTS, AcceptanceRate, BatchStats, DraftStats
+from paceline.scheduling.stats import ENGINE_MEMORY, BatchStats, DraftRates, DraftStats
 from paceline.scheduling.step import StepBuilder, by_order
 from paceline.scheduling.stop import StopChecker
 from paceline.types import FinishReason
@@ -44,7 +44,8 @@ class Scheduler:
         self.config = config
         self.pool = pool
         self.length = Fixed(0) if length is None else length
-        self.rate = AcceptanceRate()
+        self.draft_rates = DraftRates()
+        """Of all requests together; a new one begins there."""
         self._stop = StopChecker() if stop is None else stop
         self._policy = make_policy(config.policy)
         self._requests: dict[str, RequestState] = {}
@@ -94,7 +95,7 @@ class Scheduler:
             raise InvalidParameter("max_tokens", problem, "ask for fewer tokens or give the cache more pages")
         request.draft_length = min(request.draft_length, self.config.max_num_batched_tokens - 1)
         request.sequence = self._num_added
-        request.draft_stats = DraftStats(rate=AcceptanceRate(self.rate.value * PRIOR_TESTS, PRIOR_TESTS))
+        request.draft_stats = DraftStats(self.draft_rates.as_prior())
         self._num_added += 1
         self._requests[request.request_id] = request
         if request.deadline is not None:
@@ -132,8 +133,14 @@ class Scheduler:
 
     def _wishes(self, requests: Sequence[RequestState], batch: BatchStats) -> list[int]:
         """Draft tokens each request wants, by its own length policy or the scheduler's."""
-        default = self.length
-        return [(request.length or default).budget(request.draft_stats, batch) for request in requests]
+        wanted = [0] * len(requests)
+        policies = [request.length or self.length for request in requests]
+        for policy in {id(policy): policy for policy in policies}.values():
+            places = [place for place, its in enumerate(policies) if its is policy]
+            budgets = policy.budgets([requests[place].draft_stats for place in places], batch)
+            for place, budget in zip(places, budgets, strict=True):
+                wanted[place] = budget
+        return wanted
 
     def update(self, results: Iterable[StepResult], now: float) -> list[Commit]:
         """Commit what a step computed, token by token until a stop rule holds, and free what is no longer needed.
@@ -154,9 +161,22 @@ class Scheduler:
             if grant.request.status is not Status.FINISHED:
                 _check_result(grant, result)
                 commits.append(self._commit(grant, result, now))
-        accepted, rejected = sum([c.num_accepted for c in commits]), sum([c.rejected for c in commits])
-        self.rate = self.rate.after(accepted, rejected)
+        self._learn(commits)
         return commits
+
+    def _learn(self, commits: Sequence[Commit]) -> None:
+        """What this step's drafts say about those of requests to come."""
+        num_asked = sum([grant.draft_budget > 0 for grant in self._last_plan.grants])
+        if num_asked:
+            drafts = [commit for commit in commits if commit.num_draft_tokens]
+            self.draft_rates = self.draft_rates.after(
+                sum([commit.num_draft_tokens for commit in drafts]),
+                sum([commit.num_accepted for commit in drafts]),
+                sum([commit.rejected for commit in drafts]),
+                num_asked,
+                len(drafts),
+                ENGINE_MEMORY,
+            )
 
     def abort(self, request_id: str, now: float | None = None) -> RequestState | None:
         """End a request now; its output so far stays in the returned state. None when it is not known (any more)."""
@@ -189,7 +209,8 @@ class Scheduler:
         else:
             request.num_computed += count
             accepted, rejected = min(len(token_ids) - 1, count), result.rejected and not dropped
-            request.draft_stats = request.draft_stats.after(grant.wanted_budget, drafted, accepted, rejected)
+            asked = grant.draft_budget > 0
+            request.draft_stats = request.draft_stats.after(grant.wanted_budget, drafted, accepted, rejected, asked)
         page_size = self.pool.page_size
         if request.num_computed >= (len(request.page_digests) + 1) * page_size:
             self._publish(request)

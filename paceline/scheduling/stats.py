@@ -7,35 +7,79 @@ A policy sees these and draft laws, never a token that was just drawn. Counters 
 from dataclasses import dataclass, field
 
 MEMORY = 0.85
-"""Weight of the past in a moving acceptance rate, per verified draft (SmartSpec weighs the newest draft 0.15)."""
+"""Weight of the past in the moving rates of a request, per draft (SmartSpec weighs the newest draft 0.15)."""
+ENGINE_MEMORY = 0.98
+"""The same, per step, for all requests of an engine together: what comes next is like many, not like the latest."""
 
 PRIOR_RATE = 0.7
-PRIOR_TESTS = 2.0
-"""Before anything was tested the rate counts as `PRIOR_RATE`, with the weight of this many tests."""
+PRIOR_DRAFTS = 2.0
+"""Before anything was drafted, so many drafts of one token count as seen, with an acceptance rate of `PRIOR_RATE`."""
 
 
 @dataclass(slots=True)
-class AcceptanceRate:
-    """A moving estimate of alpha: discounted counts of accepted and of tested levels.
+class DraftRates:
+    """Moving rates of drafts: discounted counts of what was asked for and what became of it.
 
     Counts are discounted, not ratios: the mean of accepted / tested over drafts is no estimate of alpha, because drafts
     that are accepted in full are tested more often. A level is one depth of a tree, refused when all siblings are.
+
+    Attributes:
+        asked, answered: drafts that were asked for, and those that were not empty; forgotten with every one asked for.
+        drafts, nodes: drafts and their nodes; forgotten, like the rest, with every draft.
+        accepted, tested: levels that stood, and levels that were compared with the target.
     """
 
-    accepted: float = PRIOR_RATE * PRIOR_TESTS
-    tested: float = PRIOR_TESTS
+    asked: float = PRIOR_DRAFTS
+    answered: float = PRIOR_DRAFTS
+    drafts: float = PRIOR_DRAFTS
+    nodes: float = PRIOR_DRAFTS
+    accepted: float = PRIOR_RATE * PRIOR_DRAFTS
+    tested: float = PRIOR_DRAFTS
 
     @property
-    def value(self) -> float:
-        """In [0, 1]."""
+    def acceptance(self) -> float:
+        """alpha: the chance, in [0, 1], that a level stands when those before it do."""
         return self.accepted / self.tested
 
-    def after(self, num_accepted: int, num_rejected: int) -> "AcceptanceRate":
-        """The estimate after one draft, or all drafts of a step: levels that stood, and levels that fell."""
-        tested = num_accepted + num_rejected
-        if not tested:
-            return self
-        return AcceptanceRate(MEMORY * self.accepted + num_accepted, MEMORY * self.tested + tested)
+    @property
+    def answer(self) -> float:
+        """The chance, in [0, 1], that a draft asked for is not empty."""
+        return self.answered / self.asked
+
+    def after(
+        self,
+        num_nodes: int,
+        num_accepted: int,
+        num_rejected: int,
+        num_asked: int = 1,
+        num_drafts: int | None = None,
+        memory: float = MEMORY,
+    ) -> "DraftRates":
+        """The rates after one draft that was asked for, empty without nodes, or after those of a whole step.
+
+        Args:
+            num_rejected: levels that fell.
+            num_asked, num_drafts: how many drafts the other numbers are of; of one when left out.
+        """
+        if num_drafts is None:
+            num_drafts = int(num_nodes > 0)
+        kept = memory if num_drafts else 1.0
+        return DraftRates(
+            memory * self.asked + num_asked,
+            memory * self.answered + num_drafts,
+            kept * self.drafts + num_drafts,
+            kept * self.nodes + num_nodes,
+            kept * self.accepted + num_accepted,
+            kept * self.tested + num_accepted + num_rejected,
+        )
+
+    def as_prior(self) -> "DraftRates":
+        """The same rates with the weight of `PRIOR_DRAFTS` drafts: where a new request begins."""
+        asked, drafts = PRIOR_DRAFTS / self.asked, PRIOR_DRAFTS / self.drafts
+        return DraftRates(
+            PRIOR_DRAFTS, self.answered * asked, PRIOR_DRAFTS, self.nodes * drafts, self.accepted * drafts,
+            self.tested * drafts,
+        )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -43,7 +87,7 @@ class DraftStats:
     """What became of one request's drafts.
 
     Attributes:
-        rate: moving acceptance rate of this request.
+        rates: of this request's latest drafts.
         num_drafts: target passes that verified at least one drafted token.
         num_draft_tokens: nodes verified. num_accepted_tokens: drafted tokens committed.
         last_budget: nodes the policy wanted when the latest draft was verified (before the step's budget cut it), None
@@ -52,7 +96,7 @@ class DraftStats:
         steps_since_draft: decode steps since then, drafts that came back empty included.
     """
 
-    rate: AcceptanceRate = field(default_factory=AcceptanceRate)
+    rates: DraftRates = field(default_factory=DraftRates)
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
@@ -61,15 +105,27 @@ class DraftStats:
     last_accepted_tokens: int = 0
     steps_since_draft: int = 0
 
-    def after(self, budget: int, num_draft_tokens: int, num_accepted: int, rejected: bool) -> "DraftStats":
-        """The counters after a decode step in which the policy wanted `budget` and `num_draft_tokens` were verified."""
+    def after(
+        self, budget: int, num_draft_tokens: int, num_accepted: int, rejected: bool, asked: bool = True
+    ) -> "DraftStats":
+        """The counters after a decode step.
+
+        Args:
+            budget: what the policy wanted.
+            num_draft_tokens: nodes verified.
+            rejected: a level fell.
+            asked: the drafter was asked; a step that had no room for drafts says nothing about them.
+        """
+        rates = self.rates
+        if budget and asked:
+            rates = rates.after(num_draft_tokens, num_accepted, rejected)
         if not num_draft_tokens:
             return DraftStats(
-                self.rate, self.num_drafts, self.num_draft_tokens, self.num_accepted_tokens, self.last_budget,
+                rates, self.num_drafts, self.num_draft_tokens, self.num_accepted_tokens, self.last_budget,
                 self.last_draft_tokens, self.last_accepted_tokens, self.steps_since_draft + 1,
             )  # fmt: skip
         return DraftStats(
-            self.rate.after(num_accepted, rejected),
+            rates,
             self.num_drafts + 1,
             self.num_draft_tokens + num_draft_tokens,
             self.num_accepted_tokens + num_accepted,

@@ -45,16 +45,16 @@ def test_a_promise_is_judged_by_the_part_that_could_be_seen():
     for _ in range(20):
         record.learn(CHAIN, 3.0, (1,), 3)  # the step emitted one token, and it was the first of the chain
     assert record.expected(CHAIN, 3.0) == pytest.approx(3.0)
-    assert record.stats.rate.value > 0.9
+    assert record.stats.rates.acceptance > 0.9
 
 
 def test_without_an_estimate_the_rate_of_acceptance_is_taken():
     record = TrackRecord()
-    alpha = record.stats.rate.value
+    alpha = record.stats.rates.acceptance
     assert record.expected(CHAIN, None) == pytest.approx(alpha + alpha**2 + alpha**3)
     assert record.expected(TokenTree(), None) == 0
     record.learn(CHAIN, None, (9,), 3)
-    assert record.stats.rate.value < alpha
+    assert record.stats.rates.acceptance < alpha
     record.learn(TokenTree(), None, (9,), 0)
     assert record.stats.steps_since_draft == 1
     before = record.stats

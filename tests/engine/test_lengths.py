@@ -13,7 +13,7 @@ from paceline.engine.lengths import make_length
 from paceline.engine.live_cost import LearnedCost
 from paceline.engine.traces import collect_traces
 from paceline.errors import InvalidParameter
-from paceline.scheduling.length import Cascade, Classifier, Fixed, Heuristic
+from paceline.scheduling.length import Cascade, Classifier, Fixed, Goodput, Heuristic
 from paceline.scheduling.length.disco import FEATURES
 from paceline.types import SamplingParams
 from tests.engine.conftest import PROMPTS, run_all
@@ -62,6 +62,18 @@ def test_cascade_is_told_of_steps(engine_for):
     assert policy.phase != "base"
 
 
+@pytest.mark.parametrize(("method", "whole"), [("ngram", False), ("suffix", True), ("lookahead", True)])
+def test_goodput_takes_or_leaves_drafts_that_cannot_be_shortened(engine_for, method, whole):
+    for policy in ("auto", "goodput"):
+        assert engine_for({"method": method, "policy": policy}).speculation.length.whole == whole
+
+
+def test_goodput_takes_or_leaves_trees(engine_for):
+    tree = {"tree": "static", "expansion": [2, 1]}
+    length = engine_for({**DRAFT, "options": tree, "policy": "goodput"}).speculation.length
+    assert isinstance(length, Goodput) and length.whole
+
+
 def test_names_and_options():
     cost = LearnedCost()
     assert make_length("heuristic", {}, cost, 3) == Heuristic(3, 1, 3)
@@ -71,7 +83,7 @@ def test_names_and_options():
         ("confidence", {"colour": 1}, "threshold"),
         ("fixed", {"colour": 1}, "none"),
         ("disco", {}, "paceline train disco"),
-        ("goodput", {"max_length": 2}, "explore_every"),
+        ("goodput", {"max_length": 2}, "explore"),
     ):
         with pytest.raises(InvalidParameter, match=word):
             make_length(name, options, cost, 4)

@@ -1,35 +1,72 @@
 """What a pass costs, learned from passes."""
 
+import numpy as np
 import pytest
 
-from paceline.engine.live_cost import LearnedCost
+from paceline.engine.live_cost import LearnedCost, roofline
 from paceline.scheduling import CostProfile
 from paceline.types import SamplingParams
 from tests.engine.conftest import run_all
 
 
-def test_measured_points_are_returned_and_joined_by_lines():
-    cost = LearnedCost()
-    cost.observe(1, 10.0)
-    cost.observe(5, 14.0)
-    assert cost(1) == 10
-    assert cost(3) == pytest.approx(12, rel=0.01)
-    assert cost(5) == pytest.approx(14)
+def test_measured_passes_are_learned_and_joined_by_lines():
+    cost = LearnedCost(lambda rows, _: 1.0)
+    for _ in range(200):
+        for rows, seconds in ((1, 10.0), (4, 16.0)):
+            cost.observe(rows, seconds)
+    assert [cost(rows) for rows in (1, 4)] == pytest.approx([10, 16], rel=0.01)
+    assert cost(1) < cost(2) < cost(3) < cost(4)
 
 
-def test_beyond_the_points_costs_rise_by_the_prior_slope():
-    cost = LearnedCost()
-    assert cost(9) > cost(1) > 0
-    cost.observe(4, 12.0)
-    assert cost(1) < 12 < cost(8)
+def test_the_prior_turns_from_reading_weights_to_arithmetic():
+    prior = roofline(8)
+    assert prior(1, 0) == pytest.approx(1, abs=0.01)
+    assert prior(8, 0) == pytest.approx(2**0.5)
+    assert prior(800, 0) == pytest.approx(100, rel=0.01)
+
+
+def test_beyond_the_measured_passes_costs_rise_as_the_prior_does():
+    cost = LearnedCost(lambda rows, _: 1 + rows)
+    for _ in range(100):
+        cost.observe(4, 10.0)
+    assert cost(1) == pytest.approx(4, rel=0.1)
+    assert cost(512) == pytest.approx(1026, rel=0.1)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 5000, 1 << 20])
+def test_any_number_of_rows_has_a_price(rows):
+    cost = LearnedCost(roofline(8))
+    cost.observe(rows, 2.0)
+    assert cost(rows) == pytest.approx(2)
+
+
+def test_a_slower_machine_is_slower_for_every_pass():
+    """Only small passes are seen after the machine slowed down; large ones are taken to have slowed down alike."""
+    cost = LearnedCost(lambda rows, _: float(rows))
+    for _ in range(100):
+        for rows in (1, 64):
+            cost.observe(rows, rows * 1.0)
+    for _ in range(100):
+        cost.observe(1, 1.5)
+    assert cost(1) == pytest.approx(1.5, rel=0.01)
+    assert cost(64) > 64 * 1.25
+
+
+def test_noise_does_not_bend_the_price_of_a_row():
+    rng, cost = np.random.default_rng(0), LearnedCost(roofline(8))
+    for _ in range(2000):
+        rows = int(rng.integers(32, 49))
+        cost.observe(rows, roofline(8)(rows, 0) * float(np.exp(0.1 * rng.standard_normal())))
+    slopes = [(cost(rows + 1) - cost(rows)) / cost(rows) * rows for rows in range(32, 48)]
+    assert all(0.6 < slope < 1.4 for slope in slopes)
 
 
 def test_an_average_moves_slowly_and_outliers_count_less():
     cost = LearnedCost()
     cost.observe(1, 10.0)
     cost.observe(1, 1000.0)
-    assert 10 < cost(1) <= 12
-    for _ in range(50):
+    assert 10 < cost(1) <= 16
+    for _ in range(100):
         cost.observe(1, 8.0)
     assert cost(1) == pytest.approx(8, rel=0.01)
 
@@ -41,6 +78,7 @@ def test_draft_steps_are_free_until_measured():
     assert cost.draft_seconds(4) == 0
     cost.observe_draft(2, 6.0)
     assert cost.draft_seconds(4) == 3
+    assert cost.whole_draft_seconds(4) == 6
 
 
 def test_a_profile_gives_the_shape_and_passes_the_level():

@@ -100,9 +100,9 @@ def test_drafters_that_do_not_watch_are_not_told(engine_for):
 
 
 def test_a_drafters_own_budget_holds_until_the_user_names_one(engine_for):
-    assert engine_for({"method": "lookahead"}).speculation.length.num_draft_tokens == 30
-    assert engine_for({"method": "lookahead", "num_draft_tokens": 6}).speculation.length.num_draft_tokens == 6
-    assert engine_for({"method": "suffix"}).speculation.length.num_draft_tokens == 8
+    assert engine_for({"method": "lookahead"}).speculation.length.max_length == 30
+    assert engine_for({"method": "lookahead", "num_draft_tokens": 6}).speculation.length.max_length == 6
+    assert engine_for({"method": "suffix"}).speculation.length.max_length == 8
 
 
 @pytest.mark.parametrize("method", ["sparse_cache", "layer_skip"])

@@ -27,7 +27,12 @@ def classifier() -> Classifier:
 
 
 def goodput() -> Goodput:
-    return Goodput(lambda rows, _: 1 + 0.2 * rows, max_length=MOST, explore_every=2)
+    return Goodput(lambda rows, _: 1 + 0.2 * rows, max_length=MOST, explore=0.3)
+
+
+def whole_goodput() -> Goodput:
+    """Price such that refused drafts soon end drafting, and exploring begins it again."""
+    return Goodput(lambda rows, _: 1 + 0.5 * rows, max_length=MOST, explore=0.3, whole=True)
 
 
 POLICIES: dict[str, Callable[[], LengthPolicy]] = {
@@ -36,6 +41,7 @@ POLICIES: dict[str, Callable[[], LengthPolicy]] = {
     "confidence": lambda: Confidence(MOST, threshold=0.5),
     "disco": lambda: Disco(classifier(), MOST),
     "goodput": goodput,
+    "goodput, whole drafts": whole_goodput,
     "cascade": lambda: Cascade(MOST, trial_steps=1, set_steps=1, base_steps=1),
 }
 
@@ -73,19 +79,20 @@ def adaptive_law(
     """The law of the first tokens of a loop in which `policy` sees its own past, stats and steps, on every branch."""
     batch = BatchStats()
 
-    def turn(policy: LengthPolicy, stats: DraftStats, text: Prefix, randomness: Randomness):
-        budget = policy.budget(stats, batch)
+    def turn(policy: LengthPolicy, budget: int, stats: DraftStats, text: Prefix, randomness: Randomness):
         tree = TokenTree()
         if budget:
             tree = draft(policy, PrefixStats(stats, batch, budget), text, randomness)
         verdict = verify(tree, lambda node: target((*text, *tree.tokens_to(node))), randomness, len(text))
         tokens = (*(tree.tokens[node] for node in verdict.path), verdict.token)
-        return tokens, budget, len(tree), verdict.kind == "recovered"
+        return tokens, len(tree), verdict.kind == "recovered"
 
     def follow(policy: LengthPolicy, stats: DraftStats, text: Prefix, wanted: int) -> TextLaw:
         total: TextLaw = {}
-        outcomes = law_of(lambda randomness: turn(policy, stats, text, randomness))
-        for (tokens, budget, drafted, rejected), chance in outcomes.items():
+        policy = deepcopy(policy)
+        (budget,) = policy.budgets([stats], batch)
+        outcomes = law_of(lambda randomness: turn(policy, budget, stats, text, randomness))
+        for (tokens, drafted, rejected), chance in outcomes.items():
             if lengths is not None:
                 lengths.add(drafted)
             head = tokens[:wanted]

@@ -22,7 +22,7 @@ def run(policy: Cascade, speed: Utility, steps: int, num_decodes: int = 1) -> li
     """(phase, K) of every step on a machine where K drafts make a step U(K) times faster than a plain one."""
     seen = []
     for _ in range(steps):
-        length = policy.budget(DraftStats(), BatchStats(num_decodes))
+        (length,) = policy.budgets([DraftStats()], BatchStats(num_decodes))
         seen.append((policy.phase, length))
         tokens = 1000 * num_decodes
         policy.observe_step(StepRecord(num_decodes, length * num_decodes, tokens, 1000 / speed(length)))
@@ -97,7 +97,7 @@ def test_the_base_is_measured_anew():
 
 def test_it_is_one_of_those_that_want_to_see_steps():
     assert isinstance(Cascade(), StepObserver)
-    assert Cascade(max_length=0).budget(DraftStats(), BatchStats()) == 0
+    assert Cascade(max_length=0).budgets([DraftStats()], BatchStats()) == [0]
 
 
 @pytest.mark.parametrize("fields", [{"max_length": -1}, {"trial_steps": 0}, {"base_steps": 0}, {"tie": -0.1}])

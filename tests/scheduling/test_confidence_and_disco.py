@@ -32,7 +32,7 @@ def by_top_probability(threshold: float = 0.5) -> Classifier:
 
 def test_confidence_multiplies_what_the_draft_was_sure_of():
     policy = Confidence(max_length=6, threshold=0.5)
-    assert policy.budget(DraftStats(), BatchStats()) == 6
+    assert policy.budgets([DraftStats()], BatchStats()) == [6]
     assert policy.keep_drafting(PREFIX, [sure(0.8), sure(0.7)])  # 0.56
     assert not policy.keep_drafting(PREFIX, [sure(0.8), sure(0.7), sure(0.8)])  # 0.448
 
@@ -47,7 +47,7 @@ def test_features_are_of_the_law_and_its_place():
 
 def test_disco_stops_where_the_chance_falls_below_the_threshold():
     policy = Disco(by_top_probability(), max_length=4)
-    assert policy.budget(DraftStats(), BatchStats()) == 4
+    assert policy.budgets([DraftStats()], BatchStats()) == [4]
     assert policy.keep_drafting(PREFIX, [sure(0.65)])
     assert not policy.keep_drafting(PREFIX, [sure(0.95), sure(0.55)])
     assert Disco(by_top_probability(), 4, threshold=0.1).keep_drafting(PREFIX, [sure(0.95), sure(0.55)])

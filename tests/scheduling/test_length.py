@@ -1,6 +1,7 @@
 """Length policies: hand-worked values, the published goodput table, and what they may not see."""
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from paceline.errors import InvalidParameter
 from paceline.sampling import Law
 from paceline.scheduling import BatchStats, CostProfile, DraftStats, Fixed, Goodput, Heuristic, PrefixStats
-from paceline.scheduling.stats import AcceptanceRate
+from paceline.scheduling.stats import PRIOR_DRAFTS, DraftRates
 from paceline.theory.speedup import best_measured_length
 
 GOODPUT_TABLE = {
@@ -22,15 +23,19 @@ GOODPUT_TABLE = {
 
 
 def at_rate(alpha: float, **fields) -> DraftStats:
-    return DraftStats(rate=AcceptanceRate(alpha, 1.0), **fields)
+    return DraftStats(rates=DraftRates(accepted=alpha, tested=1.0), **fields)
 
 
 def linear_cost(**fields) -> Goodput:
-    return Goodput(lambda rows, _: 1 + 0.01 * rows, lambda *_: 0.05, **fields)
+    return Goodput(lambda rows, _: 1 + 0.01 * rows, lambda *_: 0.05, **({"explore": 0.0} | fields))
+
+
+def one_budget(policy, stats: DraftStats, **batch) -> int:
+    return policy.budgets([stats], BatchStats(**batch))[0]
 
 
 def test_fixed_is_fixed():
-    assert Fixed(4).budget(DraftStats(), BatchStats()) == 4
+    assert Fixed(4).budgets([DraftStats()] * 2, BatchStats()) == [4, 4]
     assert Fixed(4).keep_drafting(PrefixStats(DraftStats(), BatchStats(), 4), [Law.one_hot(1)])
 
 
@@ -40,65 +45,125 @@ def test_fixed_is_fixed():
 )
 def test_heuristic_adds_two_or_takes_one(last, drafted, accepted, expected):
     stats = DraftStats(last_budget=last, last_draft_tokens=drafted, last_accepted_tokens=accepted)
-    assert Heuristic().budget(stats, BatchStats()) == expected
+    assert one_budget(Heuristic(), stats) == expected
 
 
 def test_heuristic_ignores_drafts_that_came_back_empty():
     stats = DraftStats().after(budget=5, num_draft_tokens=5, num_accepted=5, rejected=False)
-    assert Heuristic().budget(stats.after(7, 0, 0, False), BatchStats()) == Heuristic().budget(stats, BatchStats()) == 7
+    assert one_budget(Heuristic(), stats.after(7, 0, 0, False)) == one_budget(Heuristic(), stats) == 7
 
 
 @pytest.mark.parametrize(("alpha", "size"), [(a, b) for a, row in GOODPUT_TABLE.items() for b in row])
 def test_goodput_finds_the_published_optimum(alpha, size):
-    assert linear_cost().budget(at_rate(alpha), BatchStats(num_decodes=size)) == GOODPUT_TABLE[alpha][size]
+    budgets = linear_cost().budgets([at_rate(alpha)] * size, BatchStats(num_decodes=size))
+    assert budgets == [GOODPUT_TABLE[alpha][size]] * size
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0])
 def test_goodput_stands_the_extreme_rates(alpha):
-    assert linear_cost().budget(at_rate(alpha), BatchStats()) == (8 if alpha else 0)
+    assert one_budget(linear_cost(), at_rate(alpha)) == (8 if alpha else 0)
 
 
 def test_goodput_drafts_less_beside_a_large_prefill_when_rows_are_dear():
-    steep = Goodput(CostProfile({1: 1.0, 8: 1.0, 9: 9.0}))
-    assert steep.budget(at_rate(0.9), BatchStats(num_prefill_rows=0)) == 7
-    assert steep.budget(at_rate(0.9), BatchStats(num_prefill_rows=4)) == 3
+    steep = Goodput(CostProfile({1: 1.0, 8: 1.0, 9: 9.0}), explore=0.0)
+    assert one_budget(steep, at_rate(0.9), num_prefill_rows=0) == 7
+    assert one_budget(steep, at_rate(0.9), num_prefill_rows=4) == 3
 
 
 def test_goodput_asks_for_the_price_behind_the_batchs_own_context():
     cost = CostProfile.by_context({0: {1: 1.0, 9: 1.0}, 1000: {1: 1.0, 9: 9.0}})
-    assert Goodput(cost).budget(at_rate(0.6), BatchStats(mean_context=0)) == 8
-    assert Goodput(cost).budget(at_rate(0.6), BatchStats(mean_context=1000)) == 0
+    assert one_budget(Goodput(cost, explore=0.0), at_rate(0.6), mean_context=0) == 8
+    assert one_budget(Goodput(cost, explore=0.0), at_rate(0.6), mean_context=1000) == 0
 
 
 def test_ties_take_the_smaller_length():
-    assert Goodput(lambda rows, _: float(rows)).budget(at_rate(1.0), BatchStats()) == 0
+    assert one_budget(Goodput(lambda rows, _: float(rows), explore=0.0), at_rate(1.0)) == 0
+
+
+def test_rows_go_to_the_requests_whose_drafts_stand():
+    """Four rows are free and the fifth is dear: all alike would get one each."""
+    policy = Goodput(CostProfile({1: 1.0, 8: 1.0, 9: 3.0}), explore=0.0)
+    requests = [at_rate(0.9), at_rate(0.2), at_rate(0.2), at_rate(0.2)]
+    assert policy.budgets(requests, BatchStats(num_decodes=4)) == [4, 0, 0, 0]
+
+
+def test_a_drafter_that_rarely_answers_costs_rows_only_when_it_does():
+    policy = Goodput(CostProfile({1: 1.0, 16: 1.0, 17: 2.0}), max_length=1, explore=0.0)
+    rarely = DraftRates(asked=4.0, answered=1.0, accepted=0.5, tested=1.0)
+    batch = BatchStats(num_decodes=12)
+    assert sum(policy.budgets([DraftStats(rates=rarely)] * 12, batch)) == 12
+    assert sum(policy.budgets([at_rate(0.5)] * 12, batch)) == 4
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=3), st.floats(0.001, 0.5), st.sampled_from([0.0, 0.3]))
+def test_goodput_is_the_best_of_all_allocations(alphas, row, draft_step):
+    """By trying them all, where a draft step costs the same for one request and for many."""
+    length, size = 3, len(alphas)
+    policy = Goodput(lambda rows, _: 1 + row * rows, lambda *_: draft_step, length, explore=0.0)
+
+    def goodput(budgets) -> float:
+        tokens = size + sum(alpha**level for alpha, k in zip(alphas, budgets, strict=True) for level in range(1, k + 1))
+        return tokens / (1 + row * (size + sum(budgets)) + draft_step * max(budgets))
+
+    found = policy.budgets([at_rate(alpha) for alpha in alphas], BatchStats(num_decodes=size))
+    best = max(map(goodput, product(range(length + 1), repeat=size)))
+    assert goodput(found) == pytest.approx(best, rel=1e-9)
 
 
 def test_goodput_comes_back_by_exploring():
-    policy, off = linear_cost(explore_every=10), at_rate(0.01)
-    assert policy.budget(off, BatchStats()) == 0
-    for _ in range(10):
-        off = off.after(0, 0, 0, False)
-    assert policy.budget(off, BatchStats()) == 1
+    policy, off = linear_cost(explore=0.005), at_rate(0.01)
+    tried = []
+    for _ in range(100):
+        tried.append(one_budget(policy, off))
+        off = off.after(tried[-1], tried[-1], 0, bool(tried[-1]))
+    assert set(tried) == {0, 1}
     for _ in range(25):
         off = off.after(1, 1, 1, False)
-    assert policy.budget(off, BatchStats()) > 1
-    assert linear_cost(explore_every=1, max_length=0).budget(off, BatchStats()) == 0
+    assert one_budget(policy, off) > 1
+    assert one_budget(linear_cost(explore=0.5, max_length=0), off) == 0
 
 
-def test_goodput_explores_less_often_among_many():
-    """At 64 requests, one token in 32 steps each would be two rows in every step."""
-    policy, hopeless = linear_cost(explore_every=32), at_rate(0.01, steps_since_draft=100)
-    assert policy.budget(hopeless, BatchStats(num_decodes=4)) == 1
-    assert policy.budget(hopeless, BatchStats(num_decodes=64)) == 0
-    assert policy.budget(at_rate(0.01, steps_since_draft=512), BatchStats(num_decodes=64)) == 1
+@pytest.mark.parametrize("size", [1, 4, 64])
+def test_exploring_costs_no_more_than_its_share(size):
+    """Rows that cost as much as those of other requests, and drafts that are never accepted."""
+    policy, requests = Goodput(lambda rows, _: float(rows), explore=0.01), [at_rate(0.0)] * size
+    batch, rows, steps = BatchStats(num_decodes=size), 0, 3000
+    for _ in range(steps):
+        budgets = policy.budgets(requests, batch)
+        rows += sum(budgets)
+        requests = [one.after(k, k, 0, k > 0) for one, k in zip(requests, budgets, strict=True)]
+    assert 0.008 < rows / (steps * size) < 0.0105
+
+
+def test_those_who_waited_longest_try_first():
+    policy = Goodput(lambda rows, _: float(rows), explore=0.34)
+    requests = [at_rate(0.0, steps_since_draft=waited) for waited in (3, 9, 6)]
+    assert policy.budgets(requests, BatchStats(num_decodes=3)) == [0, 1, 0]
+
+
+def test_trying_a_drafter_that_never_answers_costs_nothing():
+    policy = Goodput(lambda rows, _: float(rows), explore=0.001)
+    silent = DraftStats(rates=DraftRates(accepted=0.0, answered=0.0))
+    assert one_budget(policy, silent) == 1
+
+
+WIDE = DraftRates(asked=2.0, answered=2.0, drafts=2.0, nodes=12.0, accepted=3.0, tested=4.0)
+"""Trees of six nodes, of which one and a half stand."""
+
+
+@pytest.mark.parametrize(("row", "expected"), [(0.01, 8), (0.3, 8), (0.4, 0)])
+def test_whole_drafts_are_taken_or_left_by_what_they_bring(row, expected):
+    """2.5 tokens for 7 rows against 1 for one: worth it while 2.5 (1 + r) > 1 + 7 r."""
+    policy = Goodput(lambda rows, _: 1 + row * rows, explore=0.0, whole=True)
+    assert one_budget(policy, DraftStats(rates=WIDE)) == expected
+    assert policy.keep_drafting(PrefixStats(at_rate(0.01), BatchStats(), 8), [law(0.5)])
 
 
 @given(st.floats(0, 1), st.integers(1, 40), st.integers(0, 9))
 def test_goodput_equals_the_closed_form_scan(alpha, size, prefill):
     best = best_measured_length(alpha, lambda rows: 1 + 0.01 * (prefill + size * rows), 0.05, 8)
     batch = BatchStats(num_decodes=size, num_prefill_rows=prefill)
-    assert linear_cost().budget(at_rate(alpha), batch) == best.num_draft_tokens
+    assert linear_cost().budgets([at_rate(alpha)] * size, batch) == [best.num_draft_tokens] * size
 
 
 def law(largest: float) -> Law:
@@ -131,7 +196,7 @@ def test_goodput_stops_exactly_where_the_rate_of_tokens_would_fall(confidences, 
         (Heuristic, "least", 0),
         (Heuristic, "start", 30),
         (linear_cost, "max_length", -1),
-        (linear_cost, "explore_every", 0),
+        (linear_cost, "explore", 1.5),
     ],
 )
 def test_impossible_lengths_are_refused(make, field, value):
@@ -141,10 +206,10 @@ def test_impossible_lengths_are_refused(make, field, value):
 
 def test_the_moving_rate_finds_alpha_where_the_mean_of_ratios_does_not():
     rng, alpha, length = np.random.default_rng(3), 0.6, 4
-    rate, weighted, ratios = AcceptanceRate(), [], []
+    rate, weighted, ratios = DraftRates(), [], []
     for _ in range(4000):
         accepted = int(np.argmin(np.append(rng.random(length) < alpha, False)))
-        rate = rate.after(accepted, accepted < length)
+        rate = rate.after(length, accepted, accepted < length)
         weighted.append(rate)
         ratios.append(accepted / (accepted + (accepted < length)))
     pooled = sum(r.accepted for r in weighted) / sum(r.tested for r in weighted)
@@ -152,6 +217,27 @@ def test_the_moving_rate_finds_alpha_where_the_mean_of_ratios_does_not():
     assert abs(np.mean(ratios) - alpha) > 0.1
 
 
-def test_a_rate_without_tests_stays_what_it_was():
-    assert AcceptanceRate().value == pytest.approx(0.7)
-    assert AcceptanceRate().after(0, False) == AcceptanceRate()
+def test_rates_tell_refused_drafts_from_empty_ones():
+    rates = DraftRates()
+    assert (rates.acceptance, rates.answer) == (pytest.approx(0.7), 1.0)
+    empty = rates.after(0, 0, 0)
+    assert empty.acceptance == rates.acceptance and empty.answer < 1
+    refused = rates.after(3, 0, 1)
+    assert refused.acceptance < 0.7 and refused.answer == 1.0
+
+
+def test_a_step_without_room_says_nothing():
+    stats = DraftStats()
+    assert stats.after(4, 0, 0, False, asked=False).rates == stats.rates
+    assert stats.after(4, 0, 0, False).rates.answer < 1
+
+
+def test_a_prior_keeps_the_rates_and_forgets_their_weight():
+    rates = DraftRates()
+    for _ in range(30):
+        rates = rates.after(4, 2, 1, num_asked=8, num_drafts=4, memory=0.98)
+    prior = rates.as_prior()
+    assert prior.asked == prior.drafts == PRIOR_DRAFTS
+    for ratio in ("acceptance", "answer"):
+        assert getattr(prior, ratio) == pytest.approx(getattr(rates, ratio))
+    assert prior.nodes / prior.drafts == pytest.approx(rates.nodes / rates.drafts)

@@ -332,7 +332,8 @@ def test_a_new_request_starts_from_the_rate_of_those_before_it():
         scheduler.update([StepResult("r", 0, (0,), num_draft_tokens=4, rejected=True)], 1.0)
     late = request("late", [1])
     scheduler.add(late)
-    assert late.draft_stats.rate.value == pytest.approx(scheduler.rate.value) and late.draft_stats.rate.value < 0.3
+    assert late.draft_stats.rates.acceptance == pytest.approx(scheduler.draft_rates.acceptance)
+    assert late.draft_stats.rates.acceptance < 0.5
 
 
 def three_samples(fake: FakeEngine, prompt: list[int], max_tokens: int = 6) -> list[RequestState]:

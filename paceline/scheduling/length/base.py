@@ -28,8 +28,11 @@ class LengthPolicy(Protocol):
     place of the warped one, which is a point.
     """
 
-    def budget(self, request: DraftStats, batch: BatchStats) -> int:
-        """Nodes to draft for one request in this step, 0 for none. The step may cut it."""
+    def budgets(self, requests: Sequence[DraftStats], batch: BatchStats) -> list[int]:
+        """Nodes to draft in this step for each of the batch's requests that follow this policy, 0 for none.
+
+        The step may cut them.
+        """
         ...
 
     def keep_drafting(self, prefix: PrefixStats, draft_laws: Sequence[DraftLaw]) -> bool:

@@ -67,9 +67,9 @@ class Cascade:
         """The current K."""
         return self._length
 
-    def budget(self, request: DraftStats, batch: BatchStats) -> int:
+    def budgets(self, requests: Sequence[DraftStats], batch: BatchStats) -> list[int]:
         """The current K."""
-        return min(self._length, self._max_length)
+        return [min(self._length, self._max_length)] * len(requests)
 
     def keep_drafting(self, prefix: PrefixStats, draft_laws: Sequence[DraftLaw]) -> bool:
         """Until the budget is spent."""

@@ -28,9 +28,9 @@ class Confidence:
         if not 0 <= self.threshold <= 1:
             raise InvalidParameter("threshold", f"{self.threshold} is not in [0, 1]", "give a probability")
 
-    def budget(self, request: DraftStats, batch: BatchStats) -> int:
+    def budgets(self, requests: Sequence[DraftStats], batch: BatchStats) -> list[int]:
         """Always `max_length`."""
-        return self.max_length
+        return [self.max_length] * len(requests)
 
     def keep_drafting(self, prefix: PrefixStats, draft_laws: Sequence[DraftLaw]) -> bool:
         """While all tokens so far stand with at least `threshold`, by the draft's own account."""

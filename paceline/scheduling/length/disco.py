@@ -141,9 +141,9 @@ class Disco:
         if self.threshold is not None and not 0 <= self.threshold <= 1:
             raise InvalidParameter("threshold", f"{self.threshold} is not in [0, 1]", "give a probability")
 
-    def budget(self, request: DraftStats, batch: BatchStats) -> int:
+    def budgets(self, requests: Sequence[DraftStats], batch: BatchStats) -> list[int]:
         """Always `max_length`."""
-        return self.max_length
+        return [self.max_length] * len(requests)
 
     def keep_drafting(self, prefix: PrefixStats, draft_laws: Sequence[DraftLaw]) -> bool:
         """By the law of the latest token, whatever that token is."""

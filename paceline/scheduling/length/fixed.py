@@ -16,9 +16,9 @@ class Fixed:
     def __post_init__(self) -> None:
         check_least("num_draft_tokens", self.num_draft_tokens, 0)
 
-    def budget(self, request: DraftStats, batch: BatchStats) -> int:
+    def budgets(self, requests: Sequence[DraftStats], batch: BatchStats) -> list[int]:
         """The same number at every step."""
-        return self.num_draft_tokens
+        return [self.num_draft_tokens] * len(requests)
 
     def keep_drafting(self, prefix: PrefixStats, draft_laws: Sequence[DraftLaw]) -> bool:
         """Until the budget is spent."""

@@ -1,84 +1,176 @@
-"""`Goodput`: the length with the most expected tokens per second, by what a pass costs and what is accepted."""
+"""`Goodput`: the drafts with the most expected tokens per second, by what a pass costs and what is accepted."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+import numpy as np
+
+from paceline.errors import InvalidParameter
 from paceline.scheduling.length.base import DraftLaw, check_least
 from paceline.scheduling.stats import BatchStats, DraftStats, PrefixStats
 
-_FEW = 4  # up to about so many requests another row is nearly free
 _TIE = 1e-12  # a longer draft must win by more than float noise
+_POINTS = 16  # row counts at which a pass is priced when the drafts could add more
 
 
 def _free(_num_requests: int, _context: float) -> float:
     return 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
+class _Offers:
+    """What each request could draft: expected rows, and expected tokens per row; both [requests, levels]."""
+
+    rows: np.ndarray
+    gain: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Taken:
+    """Offers that are taken: how many of each request, and the step that they make."""
+
+    counts: np.ndarray
+    rows: float
+    tokens: float
+    seconds: float
+
+    def rate(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds
+
+
+@dataclass(slots=True, eq=False)
 class Goodput:
-    """The length with the most expected tokens per second, 0 when drafts do not pay (Liu et al. 2024, SmartSpec).
+    """The drafts with the most expected tokens per second of all requests together, none when none pay (Liu et al.
+    2024, SmartSpec, who give every request of a batch the same length).
+
+    Every token that any request could draft is an offer: so many rows, for so many tokens. Offers are taken in order of
+    tokens per row, as many as make the step's tokens per second largest; where a draft step has a price, for each depth
+    of drafts. A drafter that often has nothing to propose costs rows only when it has.
 
     Attributes:
         pass_seconds: t(M, context), seconds of a target pass over M rows behind so many tokens, e.g. a `CostProfile`.
-        draft_seconds: seconds of one draft step by the number of requests that draft and their context; free for prompt
-            lookup.
+        draft_seconds: seconds of one draft step by the number of requests that draft and their context, or of a whole
+            draft where drafts are `whole`; free for prompt lookup.
         max_length: longest draft considered.
-        explore_every: a request whose drafts are switched off tries one token after so many steps, because without
-            drafts its acceptance rate would never change again. Among many requests each tries less often, since there
-            a row that is refused costs its full share of the pass, and others have news as well.
-
-    Every decoding request is taken to draft alike, at the rate of the request that is asked about.
+        explore: share of the time that may be lost on drafts which do not promise to pay: without them the rates of a
+            request whose drafts are switched off would never change again. Who has waited longest tries first.
+        whole: drafts cannot be shortened without harm (trees, drafters that know best where to stop); each is taken,
+            with the rows and tokens that it had on average, or left.
     """
 
-    pass_seconds: Callable[[int, float], float]
+    pass_seconds: Callable[[float, float], float]
     draft_seconds: Callable[[int, float], float] = _free
     max_length: int = 8
-    explore_every: int = 32
-    _latest: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
+    explore: float = 0.005
+    whole: bool = False
+    _credit: float = field(default=0.0, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_least("max_length", self.max_length, 0)
-        check_least("explore_every", self.explore_every, 1)
+        if not 0 <= self.explore < 1:
+            raise InvalidParameter(
+                "explore", f"{self.explore} is not in [0, 1)", "give a share of the time, e.g. 0.005"
+            )
 
-    def budget(self, request: DraftStats, batch: BatchStats) -> int:
-        """argmax over k of E(alpha, k) / (k d + t(rows with k drafts each)), the smallest k on ties."""
-        alpha = request.rate.value
-        best, best_goodput, expected, survival = 0, 0.0, 0.0, 1.0
-        for length, seconds in enumerate(self._step_seconds(batch)):
-            expected += survival
-            survival *= alpha
-            goodput = expected / seconds
-            if goodput > best_goodput:
-                best, best_goodput = length, goodput * (1 + _TIE)
-        patience = self.explore_every * max(1, batch.num_decodes // _FEW)
-        must_explore = self.max_length > 0 and request.steps_since_draft >= patience
-        return max(best, 1) if must_explore else best
+    def budgets(self, requests: Sequence[DraftStats], batch: BatchStats) -> list[int]:
+        """argmax of expected tokens / seconds over the best offers, the fewest rows on ties; and what is tried."""
+        if not self.max_length or not requests:
+            return [0] * len(requests)
+        offers, context = self._offers(requests), batch.mean_context
+        best = max((self._best(offers, depth, batch) for depth in self._depths(offers, context)), key=_Taken.rate)
+        self._credit = min(self._credit + self.explore * best.seconds, best.seconds)
+        if self._credit > 0:
+            row = self.pass_seconds(best.rows + 1, context) - self.pass_seconds(best.rows, context)
+            loss = offers.rows[:, 0] * np.maximum(0.0, row - offers.gain[:, 0] / best.rate())
+            loss += self._one_more(int((best.counts > 0).sum()), context)
+            self._explore(best.counts, loss, requests)
+        return (best.counts * self.max_length if self.whole else best.counts).tolist()
 
     def keep_drafting(self, prefix: PrefixStats, draft_laws: Sequence[DraftLaw]) -> bool:
         """While one more token raises tokens per second: (E + s a) / (T + c) > E / T, that is s a T > c E.
 
         s, the chance that all tokens so far stand, is the product of the draft's largest probabilities; a is the
         request's acceptance rate, E = 1 + s_1 + s_1 s_2 + ... the tokens expected so far, T the seconds spent on them
-        and c the seconds of one more. Only laws are read, so the text keeps its law.
+        and c the seconds of one more, where all requests draft alike. Only laws are read, so the text keeps its law.
         """
+        if self.whole:
+            return True
         survival, expected = 1.0, 1.0
         for law in draft_laws:
             survival *= float(law.probs.max())
             expected += survival
         drafted = len(draft_laws)
         spent, more = self._seconds(prefix.batch, drafted), self._seconds(prefix.batch, drafted + 1)
-        return survival * prefix.request.rate.value * spent > (more - spent) * expected
+        return survival * prefix.request.rates.acceptance * spent > (more - spent) * expected
 
-    def _step_seconds(self, batch: BatchStats) -> list[float]:
-        """`_seconds` of each length, computed once per step: every request of a step is told the same batch."""
-        if not self._latest or self._latest[0] is not batch:
-            seconds = [self._seconds(batch, length) for length in range(self.max_length + 1)]
-            self._latest[:] = batch, seconds
-        return self._latest[1]
+    def _offers(self, requests: Sequence[DraftStats]) -> "_Offers":
+        rates = [request.rates for request in requests]
+        counted = [(r.answered, r.asked, r.accepted, r.tested, r.nodes, r.drafts) for r in rates]
+        answered, asked, accepted, tested, nodes, drafts = np.array(counted).T[:, :, None]
+        if self.whole:
+            return _Offers(answered / asked * nodes / drafts, accepted / nodes)
+        levels = np.arange(1, self.max_length + 1)
+        return _Offers(answered / asked * np.ones(self.max_length), (accepted / tested) ** levels)
+
+    def _depths(self, offers: "_Offers", context: float) -> range:
+        """How deep drafts may go: all depths are compared where each has a price that the requests share."""
+        deepest = offers.gain.shape[1]
+        return range(1 if self.draft_seconds(1, context) else deepest, deepest + 1)
+
+    def _best(self, offers: "_Offers", depth: int, batch: BatchStats) -> "_Taken":
+        """The best number of offers among those no deeper than `depth`."""
+        order = np.argsort(-offers.gain[:, :depth], axis=None, kind="stable")
+        request, level = np.divmod(order, depth)
+        rows, gain = offers.rows[request, level], offers.gain[request, level]
+        all_rows = batch.num_prefill_rows + batch.num_decodes + _running(rows)
+        seconds = self._passes(all_rows, batch.mean_context) + self._drafting(level, offers, batch.mean_context)
+        tokens = batch.num_decodes + _running(rows * gain)
+        rates = tokens / seconds
+        taken = int(np.argmax(rates >= rates.max() * (1 - _TIE)))
+        counts = np.bincount(request[:taken], minlength=len(offers.gain))
+        return _Taken(counts, float(all_rows[taken]), float(tokens[taken]), float(seconds[taken]))
+
+    def _passes(self, rows: np.ndarray, context: float) -> np.ndarray:
+        """`pass_seconds` of ascending row counts, by lines between whole numbers where these are many."""
+        first, last = int(rows[0]), int(np.ceil(rows[-1]))
+        points = np.arange(first, last + 1)
+        if len(points) > _POINTS:
+            points = np.linspace(first, last, _POINTS).round()
+        return np.interp(rows, points, [self.pass_seconds(int(point), context) for point in points])
+
+    def _drafting(self, level: np.ndarray, offers: "_Offers", context: float) -> np.ndarray:
+        """Seconds of drafting after none, one, two ... of the offers: a draft step is shared by its users."""
+        if not self.draft_seconds(1, context):
+            return np.zeros(len(level) + 1)
+        num_requests, num_levels = offers.gain.shape
+        steps = np.array([0.0] + [self.draft_seconds(users, context) for users in range(1, num_requests + 1)])
+        users = (level[:, None] == np.arange(num_levels)).cumsum(axis=0)[np.arange(len(level)), level]
+        return _running(steps[users] - steps[users - 1])
+
+    def _one_more(self, num_drafting: int, context: float) -> float:
+        """Seconds of drafting for one more request."""
+        before = self.draft_seconds(num_drafting, context) if num_drafting else 0.0
+        return self.draft_seconds(num_drafting + 1, context) - before
+
+    def _explore(self, counts: np.ndarray, loss: np.ndarray, requests: Sequence[DraftStats]) -> None:
+        """Give a token, in place, to those that have none, as far as the credit pays for the seconds they may lose."""
+        idle = np.flatnonzero(counts == 0)
+        waited = np.array([requests[place].steps_since_draft for place in idle.tolist()])
+        queue = idle[np.argsort(-waited, kind="stable")]
+        spent = np.cumsum(loss[queue])
+        tried = int(np.searchsorted(spent, self._credit, side="right"))
+        if tried:
+            counts[queue[:tried]] = 1
+            self._credit -= spent[tried - 1]
 
     def _seconds(self, batch: BatchStats, num_draft_tokens: int) -> float:
         size = max(1, batch.num_decodes)
         rows = batch.num_prefill_rows + size * (num_draft_tokens + 1)
         context = batch.mean_context
         return num_draft_tokens * self.draft_seconds(size, context) + self.pass_seconds(rows, context)
+
+
+def _running(values: np.ndarray) -> np.ndarray:
+    """0 and the running sums."""
+    return np.concatenate(([0.0], np.cumsum(values)))

@@ -26,13 +26,16 @@ class Heuristic:
             problem = f"{self.start} is not between least={self.least} and most={self.most}"
             raise InvalidParameter("start", problem, "order the three numbers")
 
-    def budget(self, request: DraftStats, batch: BatchStats) -> int:
-        """From the wanted length of the latest draft and its fate."""
-        if request.last_budget is None:
-            return self.start
-        in_full = request.last_accepted_tokens == request.last_draft_tokens
-        return min(self.most, max(self.least, request.last_budget + (2 if in_full else -1)))
+    def budgets(self, requests: Sequence[DraftStats], batch: BatchStats) -> list[int]:
+        """From the wanted length of each request's latest draft and its fate."""
+        return [self._budget(request) for request in requests]
 
     def keep_drafting(self, prefix: PrefixStats, draft_laws: Sequence[DraftLaw]) -> bool:
         """Until the budget is spent."""
         return True
+
+    def _budget(self, request: DraftStats) -> int:
+        if request.last_budget is None:
+            return self.start
+        in_full = request.last_accepted_tokens == request.last_draft_tokens
+        return min(self.most, max(self.least, request.last_budget + (2 if in_full else -1)))
