@@ -1,9 +1,9 @@
 """Does an adaptive draft length cost anything? Goodput against plain decoding and every fixed length, by batch size.
 
-At each batch size every method decodes the same prompts, one method after the other, in an order that rotates from
-round to round; rates are of the window in which all requests decode together. Ratios are taken within a round, and the
-median over rounds counts. Fixed lengths share one engine; every policy has an engine of its own and learns costs from
-its own passes only (and from the profile, after `paceline tune`).
+At each batch size every method decodes the same prompts, and whoever has said least takes the next step, so that a
+machine that slows down slows all of them alike; rates are of the window in which all requests decode together. Ratios
+are taken within a round, and the median over rounds counts. Every method has an engine of its own, and a policy learns
+costs from its own passes only (and from the profile, after `paceline tune`).
 
     paceline tune
     python benchmarks/adaptive.py
@@ -20,13 +20,12 @@ from pathlib import Path
 
 from common import console, finish, median, read_prompts, show
 from rich.progress import Progress
-from window import Window, decode_window, same_as_far_as_both_go
+from window import Window, decode_windows, same_as_far_as_both_go
 
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine.build import build_engine, load
 from paceline.engine.engine import Engine
 from paceline.models.loaded import LoadedModel
-from paceline.scheduling import Fixed
 from paceline.theory.curves import Chart, Series
 from paceline.theory.plots import draw
 from paceline.types import SamplingParams
@@ -53,42 +52,28 @@ def main() -> None:
     texts = [record["text"] for record in read_prompts(args.prompts)] if args.prompts else list(PROMPTS)
     prompts = [loaded.source.tokenizer.encode(text)[: args.max_prompt] for text in texts]
     methods = make_methods(loaded, config, args)
+    params = SamplingParams(temperature=args.temperature, seed=0, max_tokens=args.max_tokens, ignore_eos=True)
     results = {}
     with Progress(console=console, transient=True) as bars:
         task = bars.add_task("decoding", total=len(args.batch) * args.rounds * len(methods))
         for size in args.batch:
             rounds = []
             for number in range(args.rounds):
-                rounds.append(one_round(methods, [prompts[i % len(prompts)] for i in range(size)], number, args))
+                shifted = [prompts[(number + i) % len(prompts)] for i in range(size)]
+                rounds.append(decode_windows(methods, shifted, params))
                 bars.advance(task, len(methods))
             results[str(size)] = summarise(rounds, args)
     report(results, args)
 
 
-def make_methods(loaded: LoadedModel, config: EngineConfig, args: argparse.Namespace) -> dict[str, tuple[Engine, int]]:
-    """Name to (engine, fixed length); -1 leaves the engine's policy as it is."""
+def make_methods(loaded: LoadedModel, config: EngineConfig, args: argparse.Namespace) -> dict[str, Engine]:
     spec = SpeculativeConfig(args.draft, args.max_length, args.draft_model, policy="fixed")
-    shared = build_engine(loaded, config, spec)
-    methods = {f"fixed {length}": (shared, length) for length in args.lengths}
+    methods = {}
+    for length in args.lengths:
+        methods[f"fixed {length}"] = build_engine(loaded, config, replace(spec, num_draft_tokens=length))
     for policy in args.policies:
-        methods[policy] = build_engine(loaded, config, replace(spec, policy=policy)), -1
+        methods[policy] = build_engine(loaded, config, replace(spec, policy=policy))
     return methods
-
-
-def one_round(
-    methods: dict[str, tuple[Engine, int]], prompts: list[list[int]], number: int, args: argparse.Namespace
-) -> dict[str, Window]:
-    """Every method once, beginning with another one each round."""
-    params = SamplingParams(temperature=args.temperature, seed=0, max_tokens=args.max_tokens, ignore_eos=True)
-    names = list(methods)
-    windows = {}
-    for name in names[number % len(names) :] + names[: number % len(names)]:
-        engine, length = methods[name]
-        if length >= 0:
-            fixed = Fixed(length)
-            engine.speculation = replace(engine.speculation, length=fixed, sampled_length=fixed)
-        windows[name] = decode_window(engine, prompts, params)
-    return windows
 
 
 def summarise(rounds: list[dict[str, Window]], args: argparse.Namespace) -> dict:
