@@ -1,6 +1,7 @@
 """The fast executor against the reference, and against itself: a row's logits never depend on its company."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -269,3 +270,13 @@ def test_attention_by_page_equals_the_reference_and_adds_up():
     assert (shares[0].sum(axis=1) > 0).all()
     assert (shares[0].sum(axis=1) < 1).all()
     assert shares[0][1, 2] == 0
+
+
+def test_a_growing_context_gets_new_buffers_seldom(model):
+    cache = model.new_cache(16)
+    run(model, cache, Part(range(16), 0, TOKENS[:60]))
+    used = [id(model._scratch.scores)]
+    for position in range(60, 120):
+        run(model, cache, Part(range(16), position, [5]))
+        used.append(id(model._scratch.scores))
+    assert sum(a != b for a, b in pairwise(used)) <= 1

@@ -176,9 +176,13 @@ class NumbaModel:
         self._weights = self._weights._replace(rope_cos=cos, rope_sin=sin)
 
     def _lend(self, num_rows: int, asked: int, context: int, num_taps: int) -> Scratch:
-        """Buffers with room for the pass, kept between passes and grown when needed; counters at zero."""
+        """Buffers with room for the pass, kept between passes and grown when needed; counters at zero.
+
+        Contexts grow with every step, so room for one is made for twice its length.
+        """
         need = (num_rows, asked, context, num_taps * num_rows)
         if self._scratch is None or any(n > r for n, r in zip(need, self._room, strict=True)):
+            need = (num_rows, asked, context if context <= self._room[2] else 2 * context, num_taps * num_rows)
             self._room = tuple(max(n, r) for n, r in zip(need, self._room, strict=True))
             self._scratch = _new_scratch(self._shape, self._team.num_threads, *self._room)
         self._counters.reverse()
@@ -190,7 +194,7 @@ def _new_scratch(shape: Shape, num_threads: int, rows: int, asked: int, context:
     def floats(*size: int) -> np.ndarray:
         return np.empty(size, np.float32)
 
-    pages = pages_for(context) * 2 + 8  # grows with the context: twice the need saves new buffers
+    pages = pages_for(context) + 8
     return Scratch(
         counters=np.zeros(0, np.int64),
         hidden=floats(rows * shape.hidden),

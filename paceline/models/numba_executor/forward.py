@@ -222,13 +222,13 @@ def _place_rows(phase, layer, num_threads, num_rows, shape, weights, batch, scra
 
 @njit(nogil=True, error_model="numpy")
 def _attend_rows(phase, layer, thread, num_threads, num_rows, shape, batch, scratch, keys, values, layer_stride):
-    blocks = shape.kv_heads * _blocks_per_group(shape)
-    items = num_rows * blocks
-    size = 1 if num_rows < 2 * num_threads else blocks
+    """Rows of one key-value head one behind the other: what one row read of a long context the next finds near."""
+    items = num_rows * shape.kv_heads * _blocks_per_group(shape)
+    size = chunk(num_rows, num_threads)
     first = take(scratch.counters, phase, size, items)
     while first >= 0:
         for item in range(first, min(first + size, items)):
-            row, block = divmod(item, blocks)
+            block, row = divmod(item, num_rows)
             _attend_item(row, block, layer, thread, shape, batch, scratch, keys, values, layer_stride)
         first = take(scratch.counters, phase, size, items)
 
