@@ -5,20 +5,25 @@ weights; a speed-up is the ratio of decoding rates on the same prompt, and a fam
 prompts'. The prompts file has Spec-Bench's layout ({"category": ..., "turns": [...]}, the first turn is used); its
 eight chat categories count as one family. With --long, the beginning of a text is the prompt, at several lengths.
 
-    python benchmarks/drafters.py --prompts spec_bench.jsonl --per-family 5 --temperature 0,1
+    python benchmarks/drafters.py --prompts spec_bench.jsonl --per-family 5 --temperature 0,1 --minutes 30
     python benchmarks/drafters.py --prompts p.jsonl -m big.gguf --draft-model small.gguf --drafters suffix,hybrid
     python benchmarks/drafters.py --prompts p.jsonl --spec 'bushy={"method": "suffix", "options": {"mode": "tree"}}'
     python benchmarks/drafters.py --long novel.txt --contexts 2048,4096 --drafters sparse_cache --plot long.png
 
-Drafters that cannot run here (no draft model, another vocabulary) are named and left out. Draft cost: milliseconds per
-emitted token, and the share of a decoding step. The last line of standard output is one JSON object.
+Families take turns, so that --minutes (shared evenly by the temperatures) or Ctrl-C leaves a table of whole rounds.
+Every temperature begins with drafters that remember nothing: suffix must not find the greedy answer to a prompt that is
+sampled next. Drafters that cannot run here (no draft model, another vocabulary, an error) are named and left out. Draft
+cost: milliseconds per emitted token, and the share of a decoding step. The last line of standard output is one JSON
+object.
 """
 
 import argparse
 import json
+import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -48,17 +53,45 @@ class Job:
 
 def main() -> None:
     args = parse()
-    plain = LLM(args.model, dtype=args.dtype, num_threads=args.threads, **engine_options(args))
-    llms = {"plain": plain.drafting_with({"method": "plain", "num_draft_tokens": 0, "rule": args.rule})}
-    skipped = add_drafters(llms, args)
-    jobs = list(long_jobs(plain, args) if args.long else prompt_jobs(plain, args))
-    records = []
-    for number, job in enumerate(track(jobs, "decoding", console=console)):
-        records.append(measure(number, job, llms, args))
+    model = LLM(args.model, dtype=args.dtype, num_threads=args.threads, **engine_options(args))
+    jobs = list(long_jobs(model, args) if args.long else prompt_jobs(model, args))
+    records: list[dict] = []
+    skipped: dict[str, str] = {}
+    try:
+        for temperature in args.temperature:
+            for record in measure_all(model, [j for j in jobs if j.temperature == temperature], skipped, args):
+                records.append(record)  # one by one: what was measured stays when it is stopped
+    except KeyboardInterrupt:
+        console.print("[yellow]stopped; this is what there is")
+    if records:
+        report(records, skipped, args)
+
+
+def measure_all(model: LLM, jobs: Sequence[Job], skipped: dict[str, str], args: argparse.Namespace) -> Iterator[dict]:
+    """A record per job, until this temperature's share of the time is used up."""
+    started = time.monotonic()
+    plain = model.drafting_with({"method": "plain", "num_draft_tokens": 0, "rule": args.rule})
+    llms = {"plain": plain} | drafters_of(model, skipped, args)
+    announce(llms, jobs, args)
+    for number, job in enumerate(track(jobs, f"temperature {jobs[0].temperature:g}", console=console)):
+        if args.minutes and time.monotonic() - started > 60 * args.minutes / len(args.temperature):
+            console.print(f"[yellow]time is up after {number} of {len(jobs)} prompts")
+            return
+        record = measure(number, job, llms, skipped, args)
         if args.save:
             with args.save.open("a") as file:
-                file.write(json.dumps(records[-1]) + "\n")
-    report(records, skipped, args)
+                file.write(json.dumps(record) + "\n")
+        yield record
+
+
+def announce(llms: dict[str, LLM], jobs: Sequence[Job], args: argparse.Namespace) -> None:
+    """Say how much work there is, from the pace of plain decoding."""
+    run = run_once(llms["plain"], jobs[0].ids, SamplingParams(temperature=0, max_tokens=16, ignore_eos=True))
+    seconds = run.first_token_seconds * sum(len(job.ids) for job in jobs) / len(jobs[0].ids)
+    seconds += len(jobs) * args.max_tokens / run.tokens_per_second
+    text = f"{len(jobs)} prompts x {len(llms)} ways of drafting, at most {args.max_tokens} tokens each: "
+    text += f"about {len(llms) * seconds / 60:.0f} minutes if all were as slow as plain decoding"
+    console.print(text + (f", {args.minutes:g} minutes at most" if args.minutes else ""), highlight=False)
 
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -69,36 +102,46 @@ def specs(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Label to the speculative configuration of every drafter that was asked for."""
     wanted: dict[str, dict[str, Any]] = {name: {"method": name} for name in args.drafters if name != "plain"}
     for text in args.spec:
-        label, _, config = text.partition("=")
-        wanted[label] = json.loads(config)
+        label, _, config = text.partition("={")
+        wanted[label] = json.loads("{" + config)
     for config in wanted.values():
         config.setdefault("rule", args.rule)
+        config.setdefault("policy", args.policy)
         if args.num_draft_tokens is not None:
             config.setdefault("num_draft_tokens", args.num_draft_tokens)
         if args.draft_model:
-            lend_model(config, args.draft_model)
+            lend_model(config, args.draft_model, args.draft_dtype)
     return wanted
 
 
-def lend_model(config: dict[str, Any], model: str) -> None:
-    """Put the draft model where the drafter takes one and names none."""
-    options = option_names(config["method"])
-    if "model" in options:
+def lend_model(config: dict[str, Any], model: str, dtype: str | None) -> None:
+    """Put the draft model, stored as `dtype`, where the drafter takes one and names none."""
+    takes, given = option_names(config["method"]), config.get("options", {})
+    if "model" in takes:
         config.setdefault("model", model)
-    elif "models" in options:
-        config["options"] = {"models": [model]} | config.get("options", {})
+    lent: dict[str, Any] = {"dtype": dtype} if dtype else {}
+    if "models" not in given:
+        lent |= {"models": [model]} | ({"dtypes": [dtype]} if dtype else {})
+    config["options"] = {name: value for name, value in lent.items() if name in takes} | given
 
 
-def add_drafters(llms: dict[str, LLM], args: argparse.Namespace) -> dict[str, str]:
-    """Put an LLM per drafter into `llms`; those that cannot run here, and why."""
-    skipped = {}
+def drafters_of(model: LLM, skipped: dict[str, str], args: argparse.Namespace) -> dict[str, LLM]:
+    """An LLM per drafter that works, warmed up; the others, and why, go to `skipped`."""
+    llms = {}
     for label, config in specs(args).items():
         try:
-            llms[label] = llms["plain"].drafting_with(config)
-        except PacelineError as error:
-            skipped[label] = str(error)
-            console.print(f"[yellow]without {label}:[/] {error}", highlight=False)
-    return skipped
+            llm = model.drafting_with(config)
+            llm.generate([[1] * 8], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
+            llms[label] = llm
+        except Exception as error:  # whatever is wrong with one drafter, the others are measured
+            leave_out(label, error, skipped)
+    return llms
+
+
+def leave_out(label: str, error: Exception, skipped: dict[str, str]) -> None:
+    if label not in skipped:
+        console.print(f"[yellow]without {label}:[/] {error}", highlight=False)
+    skipped[label] = str(error) if isinstance(error, PacelineError) else repr(error)
 
 
 def prompt_jobs(llm: LLM, args: argparse.Namespace) -> Iterator[Job]:
@@ -109,13 +152,16 @@ def prompt_jobs(llm: LLM, args: argparse.Namespace) -> Iterator[Job]:
         if len(families[family]) < args.per_family:
             families[family].append(prompt_ids(llm, prompt["text"], args.raw))
     for temperature in args.temperature:
-        for family, prompts in sorted(families.items()):
-            yield from (Job(family, ids, temperature) for ids in prompts)
+        for in_turn in zip_longest(*families.values()):
+            yield from (Job(family, ids, temperature) for family, ids in zip(families, in_turn, strict=True) if ids)
 
 
 def long_jobs(llm: LLM, args: argparse.Namespace) -> Iterator[Job]:
     """`--per-family` stretches of the text, one behind the other, at every length and temperature."""
     ids = llm.tokenizer.encode(args.long.read_text(encoding="utf-8"))
+    needed, room = max(args.contexts) + args.max_tokens, llm.engine.scheduler.config.max_model_len
+    if needed > room:
+        raise SystemExit(f"--contexts: {needed} tokens, {room} fit; raise --kv-cache-memory, or take fewer")
     for temperature in args.temperature:
         for length in args.contexts:
             for part in range(args.per_family):
@@ -125,12 +171,20 @@ def long_jobs(llm: LLM, args: argparse.Namespace) -> Iterator[Job]:
                 yield Job(f"{length:6d} tokens", stretch, temperature)
 
 
-def measure(number: int, job: Job, llms: dict[str, LLM], args: argparse.Namespace) -> dict:
-    """One job by every drafter."""
+def measure(number: int, job: Job, llms: dict[str, LLM], skipped: dict[str, str], args: argparse.Namespace) -> dict:
+    """One job by every drafter; one that fails leaves `llms`."""
     params = SamplingParams(
         temperature=job.temperature, seed=args.seed + number, max_tokens=args.max_tokens, ignore_eos=args.ignore_eos
     )
-    runs: dict[str, Run] = {label: run_once(llms[label], job.ids, params) for label in rotated(list(llms), number)}
+    runs: dict[str, Run] = {}
+    for label in rotated(list(llms), number):
+        try:
+            runs[label] = run_once(llms[label], job.ids, params)
+        except Exception as error:
+            if label == "plain":
+                raise
+            leave_out(label, error, skipped)
+            del llms[label]
     return {
         "family": job.family,
         "temperature": job.temperature,
@@ -141,11 +195,12 @@ def measure(number: int, job: Job, llms: dict[str, LLM], args: argparse.Namespac
 
 def report(records: list[dict], skipped: dict[str, str], args: argparse.Namespace) -> None:
     """A table per temperature, the files that were asked for, then the JSON line."""
-    tables = {t: summaries([r for r in records if r["temperature"] == t]) for t in args.temperature}
+    temperatures = sorted({r["temperature"] for r in records})
+    tables = {t: summaries([r for r in records if r["temperature"] == t]) for t in temperatures}
     pages = []
     for temperature, summary in tables.items():
         title = f"{args.model}, {args.dtype}, temperature {temperature:g}, {args.max_tokens} tokens"
-        rows = list(cells(summary))
+        rows = list(cells(summary, is_same_expected=not temperature or args.rule == "coupled"))
         show(title, HEADER, rows)
         pages.append(markdown(title, rows))
         if args.plot:
@@ -160,23 +215,32 @@ def report(records: list[dict], skipped: dict[str, str], args: argparse.Namespac
 def summaries(records: list[dict]) -> dict[str, dict[str, dict]]:
     """Family to drafter to figures; the family ``all`` has every prompt."""
     families = [*sorted({r["family"] for r in records}), "all"]
+    labels = dict.fromkeys(label for r in records for label in r["drafters"])
+    found = {
+        (family, label): [
+            r["drafters"][label] for r in records if family in (r["family"], "all") and label in r["drafters"]
+        ]
+        for family in families
+        for label in labels
+    }
     return {
         family: {
-            label: summarise([r["drafters"][label] for r in records if family in (r["family"], "all")])
-            | {"tokens": sum(r["drafters"][label]["tokens"] for r in records if family in (r["family"], "all"))}
-            for label in records[0]["drafters"]
+            label: summarise(found[family, label]) | {"tokens": sum(run["tokens"] for run in found[family, label])}
+            for label in labels
+            if found[family, label]
         }
         for family in families
     }
 
 
-def cells(summary: dict[str, dict[str, dict]]) -> Iterator[list[object]]:
+def cells(summary: dict[str, dict[str, dict]], is_same_expected: bool) -> Iterator[list[object]]:
     """Rows under `HEADER`, the fastest drafter of a family first."""
     for family, drafters in summary.items():
         for label, s in sorted(drafters.items(), key=lambda item: -(item[1]["speedup"] or 0)):
             milliseconds = 1e3 * s["draft_seconds"] * s["prompts"] / s["tokens"] if s["tokens"] else None
             measured = [s["acceptance_length"], s["acceptance_rate"], milliseconds, s["draft_share"], s["speedup"]]
-            yield [family, label, *("-" if x is None else x for x in measured), f"{s['identical']}/{s['prompts']}"]
+            same = f"{s['identical']}/{s['prompts']}" if is_same_expected else None
+            yield [family, label, *("-" if x is None else x for x in [*measured, same])]
 
 
 def markdown(title: str, rows: Iterable[list[object]]) -> str:
@@ -193,7 +257,9 @@ def chart(title: str, summary: dict[str, dict[str, dict]]) -> Chart:
     is_long = all(family.endswith(" tokens") for family in families)
     x = [float(family.split()[0]) for family in families] if is_long else [float(i + 1) for i in range(len(families))]
     names = "context (tokens)" if is_long else ", ".join(f"{i + 1} {family}" for i, family in enumerate(families))
-    labels = [label for label in summary[families[0]] if label != "plain"]
+    labels = [
+        label for label in summary[families[0]] if label != "plain" and all(label in summary[f] for f in families)
+    ]
     series = tuple(Series(label, x, [summary[f][label]["speedup"] or 0.0 for f in families]) for label in labels)
     return Chart(title, names, "times plain decoding", series, discrete=True)
 
@@ -209,15 +275,20 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--spec", action="append", default=[], help='LABEL={"method": ...}, a drafter with options')
     parser.add_argument("-m", "--model", default="smollm2-135m")
     parser.add_argument("--draft-model", help="for drafters that take a model")
+    parser.add_argument("--draft-dtype", help="how its weights are stored; default as the target's")
     parser.add_argument("-k", "--num-draft-tokens", type=int, help="default: each method's own")
     parser.add_argument("--temperature", type=numbers(float), default=[0.0], help="e.g. 0,1")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--ignore-eos", action="store_true")
     parser.add_argument("--raw", action="store_true", help="no chat template")
     parser.add_argument("--rule", default="p/q")
+    parser.add_argument(
+        "--policy", default="auto", help="how long drafts are; fixed shows a drafter at its full length"
+    )
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--kv-cache-memory", type=float, help="GiB for keys and values; long contexts need more")
+    parser.add_argument("--minutes", type=float, help="begin no prompt after so many; default: all prompts")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--markdown", type=Path, help="write the tables here")
     parser.add_argument("--plot", type=Path, help="write a plot here: .png, .svg or .pdf")
