@@ -39,6 +39,7 @@ def generate(
     executor: o.ExecutorName = "auto",
     tensor_parallel_size: o.TensorParallel = 1,
     pipeline_parallel_size: o.PipelineParallel = 1,
+    kv_cache_memory_bytes: o.CacheBytes = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Generate text, drafting ahead; the text is what the model alone would have said.
@@ -72,6 +73,7 @@ def generate(
     llm = o.load_llm(
         model, speculative, dtype=dtype, num_threads=threads, executor=executor,
         tensor_parallel_size=tensor_parallel_size, pipeline_parallel_size=pipeline_parallel_size,
+        kv_cache_memory_bytes=kv_cache_memory_bytes,
     )  # fmt: skip
     token_ids = prompt_ids(llm.tokenizer, text, chat)
     plain = run_once(llm.drafting_with(None), token_ids, params) if compare else None

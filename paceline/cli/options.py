@@ -61,6 +61,12 @@ TensorParallel = Annotated[
 PipelineParallel = Annotated[
     int, typer.Option("--pipeline-parallel-size", help="Groups of processes with some of the layers each.")
 ]
+CacheBytes = Annotated[
+    int | None,
+    typer.Option(
+        "--kv-cache-memory-bytes", help="Room for keys and values, 512 MiB if left out; long texts need more."
+    ),
+]
 ExecutorName = Annotated[str, typer.Option("--executor", help="auto, numba or torch.")]
 
 DEFAULT_MODEL = "smollm2-135m"

@@ -102,6 +102,11 @@ def test_models_lists_the_default_model():
         (["generate", "--draft", "draft_model", "hi"], ["model", "smaller model"]),
         (["generate", "--temperature", "1", "--compare", "hi"], ["seed"]),
         (["generate", ""], ["prompt", "empty"]),
+        pytest.param(
+            ["generate", "--kv-cache-memory-bytes", "1000", "hi"],
+            ["kv_cache_memory_bytes", "raise it"],
+            marks=pytest.mark.weights,
+        ),
     ],
 )
 def test_bad_input_is_one_line_that_names_the_field_and_the_remedy(arguments, words):
