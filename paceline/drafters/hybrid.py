@@ -25,16 +25,22 @@ from paceline.sampling.law import Law
 from paceline.sampling.randomness import ROOT, Purpose, Randomness
 from paceline.sampling.tree import TokenTree, union
 from paceline.scheduling.length import Goodput
-from paceline.scheduling.stats import BatchStats, PrefixStats
+from paceline.scheduling.stats import PRIOR_RATE, BatchStats, PrefixStats
 from paceline.theory.acceptance import expected_tokens
 
 _NODES_PER_CHILD = 1 << 16
 """Node numbers set aside for the draws of one child, so that no two children use the same noise."""
 _LONGEST = 32
 """Longest draft considered for a child with a model."""
+_SOON = 32
+"""Tokens that any answer is taken to have left; one that said n tokens is taken to say n more besides."""
+_MARGIN = 1.5
+"""A text is read when that should save so many times its price: expectations are uncertain, the price is not."""
+_SHARE, _SHARE_WEIGHT = 0.5, 8
+"""Before anything was said a model is taken to be wanted for so much of the answer, with the weight of 8 tokens."""
 
 _EXPLORE_EVERY = 32
-"""A child with a model that is not asked any more drafts again after so many steps."""
+"""A child with a model that is not asked any more is tried after so many steps, then twice as many, and so on."""
 
 _ALONE = BatchStats()
 """A batch of one: prices are constants here, whoever shares the pass."""
@@ -62,12 +68,23 @@ class _Request:
     Attributes:
         length: tokens committed when the waiting proposals were made.
         num_read: tokens that each child with a model had read when it was last asked.
+        wanted: children with a model that promised more than what was free when the waiting proposals were made.
+        num_wanted, num_judged: tokens that came of steps in which a child was wanted, and of all steps.
+        num_tries: how often in a row each child was asked only to see whether it does better by now.
     """
 
     records: list[TrackRecord]
     length: int = 0
     num_read: dict[int, int] = field(default_factory=dict)
     waiting: list[_Proposal] = field(default_factory=list)
+    wanted: list[int] = field(default_factory=list)
+    num_wanted: dict[int, int] = field(default_factory=dict)
+    num_judged: int = 0
+    num_tries: dict[int, int] = field(default_factory=dict)
+
+    def share(self, child: int) -> float:
+        """Of the tokens to come, the share for which the child should be wanted, going by those that came."""
+        return (self.num_wanted.get(child, 0) + _SHARE * _SHARE_WEIGHT) / (self.num_judged + _SHARE_WEIGHT)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -87,6 +104,7 @@ class Hybrid:
         children: two or more.
         unite: put free proposals into one tree with drawn ones; otherwise one child drafts at a time.
         row_cost: what a further row adds to a target pass, as a share of a pass over one row.
+        read_cost: what a row of a prompt that a model must read costs, as a share of its own pass over one row.
 
     Raises:
         InvalidParameter: fewer than two children, or a negative cost.
@@ -94,12 +112,16 @@ class Hybrid:
 
     name = "hybrid"
 
-    def __init__(self, children: Sequence[Child], unite: bool = True, row_cost: float = 0.05) -> None:
+    def __init__(
+        self, children: Sequence[Child], unite: bool = True, row_cost: float = 0.05, read_cost: float = 0.1
+    ) -> None:
         if len(children) < 2:
             raise InvalidParameter("drafters", f"{len(children)} given", "name at least two")
-        if row_cost < 0:
-            raise InvalidParameter("row_cost", f"{row_cost} is negative", "give 0 or more")
-        self._children, self._unite, self._row_cost = tuple(children), unite, row_cost
+        for name, cost in (("row_cost", row_cost), ("read_cost", read_cost)):
+            if cost < 0:
+                raise InvalidParameter(name, f"{cost} is negative", "give 0 or more")
+        self._children, self._unite = tuple(children), unite
+        self._row_cost, self._read_cost = row_cost, read_cost
         self.branches = unite or any(getattr(child.drafter, "branches", False) for child in children)
         self._free = [i for i, child in enumerate(children) if not child.cost_ratio]
         self._paces = {i: self._pace(child) for i, child in enumerate(children) if child.cost_ratio}
@@ -136,7 +158,7 @@ class Hybrid:
         request = self._requests.get(context.request_id)
         if request is None or request.length > len(context.token_ids):
             request = self._requests[context.request_id] = _Request([TrackRecord() for _ in self._children])
-        request.length, request.waiting = len(context.token_ids), []
+        request.length, request.waiting, request.wanted = len(context.token_ids), [], []
         return request
 
     def _judge(self, request: _Request, token_ids: Sequence[int]) -> None:
@@ -146,7 +168,10 @@ class Hybrid:
         for child, record in enumerate(request.records):
             proposal = made.get(child, NOTHING)
             record.learn(proposal.tree, proposal.score, emitted, len(proposal.tree))
-        request.length, request.waiting = len(token_ids), []
+        request.num_judged += len(emitted)
+        for child in request.wanted:
+            request.num_wanted[child] = request.num_wanted.get(child, 0) + len(emitted)
+        request.length, request.waiting, request.wanted = len(token_ids), [], []
 
     def _ask(self, child: int, work: Sequence[tuple[DraftContext, _Request, int]]) -> None:
         """Let a child propose for (context, request, budget); what it proposes waits in the requests."""
@@ -181,16 +206,34 @@ class Hybrid:
         plan, worth = (_Plan(free), worth) if worth > 1 else (_Plan(NOTHING), 1.0)
         for child, pace in self._paces.items():
             stats = request.records[child].stats
-            must_explore = stats.num_drafts > 0 and stats.steps_since_draft >= _EXPLORE_EVERY
-            length = min(max(pace.budgets([stats], _ALONE)[0], int(must_explore)), context.budget)
-            tokens = float(expected_tokens(stats.rates.acceptance, length))
-            promised = tokens / (self._seconds(child, length) + tokens * self._reading(child, context, request))
-            if length and (promised > worth or must_explore):
+            length = min(pace.budgets([stats], _ALONE)[0], context.budget)
+            promised = float(expected_tokens(stats.rates.acceptance, length)) / self._seconds(child, length)
+            if self._should_ask(child, context, request, promised, worth):
+                length = max(length, 1)
+                tokens = float(expected_tokens(stats.rates.acceptance, length))
                 beside = free.tree.prune(context.budget - length)
                 is_worth_rows = self._is_worth_rows(free, beside, tokens, promised)
                 plan = _Plan(free, child, length, beside if is_worth_rows else EMPTY)
                 worth = max(promised, worth)
         return plan
+
+    def _should_ask(self, child: int, context: DraftContext, request: _Request, promised: float, worth: float) -> bool:
+        """Whether a child that promises so many tokens per target pass should draft where `worth` are had without it.
+
+        Because it promises more, and will for long enough to be worth its reading; or because it was not asked for so
+        long that nobody knows.
+        """
+        if promised > worth:
+            request.wanted.append(child)
+            request.num_tries[child] = 0
+            saved = (1 / worth - 1 / promised) * self._num_to_come(context) * request.share(child)
+            return saved > _MARGIN * self._reading(child, context, request)
+        stats, num_tries = request.records[child].stats, request.num_tries.get(child, 0)
+        is_due = stats.num_drafts > 0 and stats.steps_since_draft >= _EXPLORE_EVERY << num_tries
+        if is_due and worth < (1 + PRIOR_RATE) / self._seconds(child, 1):
+            request.num_tries[child] = num_tries + 1
+            return True
+        return False
 
     def _is_worth_rows(self, free: _Proposal, beside: TokenTree, tokens: float, promised: float) -> bool:
         """Whether `beside` adds tokens, where a draft of `tokens` a pass fails, cheaper than the step makes the others.
@@ -216,14 +259,15 @@ class Hybrid:
         return 1 + num_draft_tokens * (self._row_cost + self._children[child].cost_ratio)
 
     def _reading(self, child: int, context: DraftContext, request: _Request) -> float:
-        """What catching up with the text costs, in target passes per token that may still be emitted.
-
-        A text is read at the price of rows: a child that was never asked must read the whole prompt.
-        """
+        """What catching up with the text costs, in target passes: a child never asked must read the whole prompt."""
         num_unread = len(context.token_ids) - request.num_read.get(child, 0)
-        num_emitted = len(context.token_ids) - context.num_prompt_tokens
-        num_left = max(1, context.params.max_tokens - num_emitted)
-        return num_unread * self._row_cost * self._children[child].cost_ratio / num_left
+        return num_unread * self._read_cost * self._children[child].cost_ratio
+
+    @staticmethod
+    def _num_to_come(context: DraftContext) -> int:
+        """Tokens that may still be said: answers end early as often as not, and long ones later."""
+        num_said = len(context.token_ids) - context.num_prompt_tokens
+        return min(max(1, context.params.max_tokens - num_said), _SOON + num_said)
 
     def _pace(self, child: Child) -> Goodput:
         """How long a child with a model should draft, at constant prices."""
@@ -256,15 +300,17 @@ def make_hybrid(
     services: DraftServices,
     drafters: Sequence[str | Mapping[str, Any]] = ("suffix", "draft_model"),
     model: str | None = None,
+    dtype: str | None = None,
     unite: bool = True,
     row_cost: float = 0.05,
+    read_cost: float = 0.1,
 ) -> Hybrid:
     """Several drafters as one.
 
     Args:
         drafters: names, or mappings as `make_child` takes them.
-        model: handed to every drafter that takes a model and names none.
-        unite, row_cost: as of `Hybrid`.
+        model, dtype: handed to every drafter that takes a model, or how it is stored, and names none.
+        unite, row_cost, read_cost: as of `Hybrid`.
 
     Raises:
         InvalidParameter: an unknown drafter or option, fewer than two drafters, a negative cost.
@@ -272,4 +318,4 @@ def make_hybrid(
     """
     if isinstance(drafters, str):
         raise InvalidParameter("drafters", f"{drafters!r} is one name", "give a list, e.g. ['suffix', 'draft_model']")
-    return Hybrid([make_child(services, wanted, model) for wanted in drafters], unite, row_cost)
+    return Hybrid([make_child(services, wanted, model, dtype) for wanted in drafters], unite, row_cost, read_cost)

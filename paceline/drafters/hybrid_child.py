@@ -16,6 +16,9 @@ from paceline.models.config import ModelConfig
 from paceline.models.loaded import LoadedModel
 from paceline.models.tensor_names import tensor_shapes
 
+_BYTES = {"int8": 1, "bfloat16": 2, "float16": 2, "float32": 4}
+"""Of a stored weight."""
+
 
 @runtime_checkable
 class Scored(Protocol):
@@ -53,13 +56,15 @@ class Child:
         return self.drafter.expected_accepted(request_id) if isinstance(self.drafter, Scored) else None
 
 
-def make_child(services: DraftServices, wanted: str | Mapping[str, Any], model: str | None) -> Child:
+def make_child(
+    services: DraftServices, wanted: str | Mapping[str, Any], model: str | None, dtype: str | None = None
+) -> Child:
     """The drafter that `wanted` describes.
 
     Args:
         wanted: its name, or a mapping with ``method``, its own options, and perhaps ``cost_ratio``; left out, that is
-            the parameters of the models it loads over the target's.
-        model: for a drafter that takes one and names none.
+            what the drafter says of itself, or the bytes of the models it loads over the target's.
+        model, dtype: for a drafter that takes one and names none.
 
     Raises:
         InvalidParameter: no ``method``, or what `make_drafter` and `Child` refuse.
@@ -68,19 +73,21 @@ def make_child(services: DraftServices, wanted: str | Mapping[str, Any], model: 
     if "method" not in options:
         raise InvalidParameter("drafters", f"{options} has no method", "write e.g. {'method': 'suffix'}")
     method, cost_ratio = options.pop("method"), options.pop("cost_ratio", None)
-    if model is not None and "model" in option_names(method):
-        options.setdefault("model", model)
+    for name, value in (("model", model), ("dtype", dtype)):
+        if value is not None and name in option_names(method):
+            options.setdefault(name, value)
     sizes: list[int] = []
 
     def load(name: str, dtype: str | None = None) -> LoadedModel:
         found = services.load(name, dtype)
-        sizes.append(num_parameters(found.model.config))
+        sizes.append(num_parameters(found.model.config) * _BYTES.get(dtype or services.dtype, 2))
         return found
 
     drafter = make_drafter(method, replace(services, load=load), **options)
-    return Child(
-        drafter, sum(sizes) / num_parameters(services.target.model.config) if cost_ratio is None else cost_ratio
-    )
+    if cost_ratio is None:
+        whole = num_parameters(services.target.model.config) * _BYTES.get(services.dtype, 2)
+        cost_ratio = getattr(drafter, "cost_ratio", sum(sizes) / whole)
+    return Child(drafter, cost_ratio)
 
 
 def num_parameters(config: ModelConfig) -> int:

@@ -40,7 +40,8 @@ def make_layer_skip(
         skipped = inner_layers(max(1, num_layers // 5) if skip_layers is None else skip_layers, num_layers)
     else:
         skipped = _checked(skip_layers, num_layers)
-    return SelfDraft("layer_skip", services, model.with_layers(kept_layers(skipped, num_layers)))
+    kept = kept_layers(skipped, num_layers)
+    return SelfDraft("layer_skip", services, model.with_layers(kept), cost_ratio=len(kept) / num_layers)
 
 
 def kept_layers(skipped: Sequence[int], num_layers: int) -> list[int]:

@@ -115,10 +115,21 @@ class TargetRunner:
 
 
 class SelfDraft:
-    """Draws chains with a `TargetRunner`, one pass per level for all requests."""
+    """Draws chains with a `TargetRunner`, one pass per level for all requests.
 
-    def __init__(self, name: str, services: DraftServices, model: CausalLM, sight: Sight | None = None) -> None:
-        self.name = name
+    Attributes:
+        cost_ratio: one of its passes over one of the target's, the reading of keys aside.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        services: DraftServices,
+        model: CausalLM,
+        sight: Sight | None = None,
+        cost_ratio: float = 1.0,
+    ) -> None:
+        self.name, self.cost_ratio = name, cost_ratio
         self.runner = TargetRunner(model, services.cache, services.pool, sight or WholeContext())
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:

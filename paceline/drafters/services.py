@@ -29,6 +29,7 @@ class DraftServices:
     pool: who holds which of them. A drafter may borrow pages to write to, and gives them back before `propose` returns.
     load: a further model by name, run as the target is (executor, threads, dtype); a second argument names another
         dtype. Raises what `resolve_model` raises.
+    dtype: how the target's weights are stored.
     """
 
     target: LoadedModel
@@ -36,3 +37,4 @@ class DraftServices:
     num_pages: int
     pool: PagePool
     load: LoadsModels
+    dtype: str = "bfloat16"

@@ -128,7 +128,7 @@ def build_engine(
         cost.draft_prior = its_profile.cost if its_profile else None
         return draft
 
-    services = DraftServices(loaded, cache, num_pages, pool, load_draft)
+    services = DraftServices(loaded, cache, num_pages, pool, load_draft, config.dtype)
     speculation = _speculation(speculative, services, cost)
     token_budget = _token_budget(config, profile)
     engine: Engine | None = None

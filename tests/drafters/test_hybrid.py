@@ -1,6 +1,7 @@
 """Who drafts when, by hand: prices, promises, exploration, and what is refused."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -103,7 +104,7 @@ def test_a_model_that_keeps_failing_is_left_alone_and_tried_again():
         step(hybrid, text, [3])
     tries = len(model.budgets)
     assert 3 <= tries < 20
-    for _ in range(40):
+    for _ in range(70):
         step(hybrid, text, [3])
     assert 1 <= len(model.budgets) - tries <= 3
 
@@ -117,15 +118,50 @@ def test_a_free_drafter_that_promises_too_much_loses_its_place():
     assert step(hybrid, text, [7, 7]).tokens[-1] == 7
 
 
+def asked(num_prompt, num_said, max_tokens, hybrid=None):
+    """Whether the model drafts behind such a text; of three tokens it drafts two stand, a token costs 0.2 passes."""
+    hybrid = hybrid or pair(Sure([], 0.0), Fixed([7] * 8, drawn=True), 0.2)
+    text = context([0] * (num_prompt + num_said))
+    [tree] = hybrid.propose([replace(text, num_prompt_tokens=num_prompt, params=SamplingParams(max_tokens=max_tokens))])
+    return len(tree) > 0
+
+
 def test_a_long_prompt_is_not_read_for_a_short_answer():
-    """Reading 4000 tokens costs 40 passes here; the 100 tokens left can save less than that."""
-    model = Fixed([7] * 8, drawn=True)
-    [tree] = pair(Sure([], 0.0), model, 0.2).propose([replace(context([0] * 4000), num_prompt_tokens=3972)])
-    assert (len(tree), model.budgets) == (0, [])
-    short_prompt = replace(context([0] * 100), num_prompt_tokens=72)
-    assert len(pair(Sure([], 0.0), model, 0.2).propose([short_prompt])[0]) > 0
-    long_answer = replace(context([0] * 4000), num_prompt_tokens=4000, params=SamplingParams(max_tokens=4000))
-    assert len(pair(Sure([], 0.0), model, 0.2).propose([long_answer])[0]) > 0
+    """Reading 4000 tokens costs 80 passes here; an answer that has just begun is not taken to be long."""
+    assert asked(72, 28, 128)
+    assert not asked(4000, 28, 128)
+    assert not asked(4000, 28, 4000)
+    assert asked(4000, 2000, 8000)
+    assert not asked(4000, 2000, 2100)
+
+
+def test_a_model_is_not_read_for_the_little_that_copying_leaves_it():
+    """Seven tokens of eight were copied: of those to come the model is expected to say an eighth."""
+
+    def behind(num_copied_steps):
+        copies = Sure([1] * 8, 8.0)
+        hybrid, text = pair(copies, Fixed([7] * 8, drawn=True), 0.2), [0] * 100
+        for _ in range(num_copied_steps):
+            step(hybrid, text, [1] * 9)
+        copies.tokens = []
+        return asked(100, len(text) - 100, 1000, hybrid)
+
+    assert behind(0)
+    assert not behind(20)
+
+
+def test_a_model_that_failed_is_tried_less_and_less():
+    model, text = Fixed([7] * 8, drawn=True), [0]
+    hybrid = pair(Sure([], 0.0), model, 0.3)
+    tries = []
+    for _ in range(40 + 32 + 64 + 128):
+        before = len(model.budgets)
+        step(hybrid, text, [3])
+        tries.append(len(model.budgets) > before)
+    late = [at for at, tried in enumerate(tries) if tried and at > 30]
+    gaps = [b - a for a, b in pairwise(late)]
+    assert len(gaps) >= 2
+    assert all(b > 1.9 * a for a, b in pairwise(gaps))
 
 
 def test_the_best_of_several_free_proposals_is_taken():
@@ -165,6 +201,7 @@ class Watcher(Fixed):
         (lambda: Child(Watcher([1])), "drafters"),
         (lambda: Child(Fixed([1]), -0.1), "cost_ratio"),
         (lambda: pair(Fixed([1]), Fixed([7]), row_cost=-1.0), "row_cost"),
+        (lambda: pair(Fixed([1]), Fixed([7]), read_cost=-1.0), "read_cost"),
         (lambda: step(Hybrid([Child(Fixed([1], drawn=True)), Child(Fixed([1]))]), [0], [1]), "cost_ratio"),
         (lambda: make_drafter("hybrid"), "services"),
         (lambda: make_drafter("hybrid", object(), drafters="suffix"), "drafters"),  # type: ignore[arg-type]

@@ -61,7 +61,8 @@ def test_a_childs_model_may_be_stored_otherwise(engine_for, monkeypatch):
     monkeypatch.setattr(build, "load", watched)
     children = ["suffix", {"method": "draft_model", "model": "random-1", "dtype": "int8"}]
     engine_for({"method": "hybrid", "options": {"drafters": children}})
-    assert asked == ["int8"]
+    engine_for({"method": "hybrid", "model": "random-1", "options": {"dtype": "int8"}})
+    assert asked == ["int8", "int8"]
 
 
 def test_a_model_costs_what_its_size_says(engine_for):
@@ -70,6 +71,23 @@ def test_a_model_costs_what_its_size_says(engine_for):
     config = small_config()
     head = config.vocab_size * config.hidden_size
     assert num_parameters(small_config(tie_word_embeddings=False)) == num_parameters(config) + head
+
+
+@pytest.mark.parametrize(
+    ("child", "price"),
+    [
+        ({"method": "draft_model", "model": "random-1", "dtype": "float32"}, 2.0),
+        ({"method": "draft_model", "model": "random-1", "dtype": "int8"}, 0.5),
+        ({"method": "sparse_cache"}, 1.0),
+        ({"method": "layer_skip", "exit_layer": 1}, 1 / small_config().num_hidden_layers),
+        ({"method": "layer_skip", "exit_layer": 1, "cost_ratio": 0.4}, 0.4),
+    ],
+    ids=str,
+)
+def test_what_a_drafted_token_costs_is_known_of_every_drafter(engine_for, child, price):
+    config = {"method": "hybrid", "options": {"drafters": ["suffix", child]}}
+    hybrid = engine_for(config, dtype="bfloat16").speculation.drafter
+    assert [each.cost_ratio for each in hybrid._children] == [0.0, pytest.approx(price)]
 
 
 @pytest.mark.parametrize(
