@@ -133,9 +133,12 @@ class Scheduler:
 
     def _wishes(self, requests: Sequence[RequestState], batch: BatchStats) -> list[int]:
         """Draft tokens each request wants, by its own length policy or the scheduler's."""
-        wanted = [0] * len(requests)
         policies = [request.length or self.length for request in requests]
-        for policy in {id(policy): policy for policy in policies}.values():
+        distinct = {id(policy): policy for policy in policies}
+        if len(distinct) == 1:
+            return policies[0].budgets([request.draft_stats for request in requests], batch)
+        wanted = [0] * len(requests)
+        for policy in distinct.values():
             places = [place for place, its in enumerate(policies) if its is policy]
             budgets = policy.budgets([requests[place].draft_stats for place in places], batch)
             for place, budget in zip(places, budgets, strict=True):

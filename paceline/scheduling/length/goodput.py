@@ -10,7 +10,7 @@ from paceline.scheduling.length.base import DraftLaw, check_least
 from paceline.scheduling.stats import BatchStats, DraftStats, PrefixStats
 
 _TIE = 1e-12  # a longer draft must win by more than float noise
-_POINTS = 16  # row counts at which a pass is priced when the drafts could add more
+_EACH, _POINTS = 40, 12  # up to so many row counts are priced each; beyond, so many of them and lines between
 
 
 def _free(_num_requests: int, _context: float) -> float:
@@ -80,7 +80,7 @@ class Goodput:
         offers, context = self._offers(requests), batch.mean_context
         best = max((self._best(offers, depth, batch) for depth in self._depths(offers, context)), key=_Taken.rate)
         self._credit = min(self._credit + self.explore * best.seconds, best.seconds)
-        if self._credit > 0:
+        if self._credit > 0 and not best.counts.all():
             row = self.pass_seconds(best.rows + 1, context) - self.pass_seconds(best.rows, context)
             loss = offers.rows[:, 0] * np.maximum(0.0, row - offers.gain[:, 0] / best.rate())
             loss += self._one_more(int((best.counts > 0).sum()), context)
@@ -106,12 +106,12 @@ class Goodput:
 
     def _offers(self, requests: Sequence[DraftStats]) -> "_Offers":
         rates = [request.rates for request in requests]
-        counted = [(r.answered, r.asked, r.accepted, r.tested, r.nodes, r.drafts) for r in rates]
-        answered, asked, accepted, tested, nodes, drafts = np.array(counted).T[:, :, None]
+        answer = np.array([one.answered / one.asked for one in rates])[:, None]
         if self.whole:
-            return _Offers(answered / asked * nodes / drafts, accepted / nodes)
-        levels = np.arange(1, self.max_length + 1)
-        return _Offers(answered / asked * np.ones(self.max_length), (accepted / tested) ** levels)
+            nodes = np.array([one.nodes / one.drafts for one in rates])[:, None]
+            return _Offers(answer * nodes, np.array([one.accepted / one.nodes for one in rates])[:, None])
+        alpha = np.array([one.accepted / one.tested for one in rates])[:, None]
+        return _Offers(answer * np.ones(self.max_length), alpha ** np.arange(1, self.max_length + 1))
 
     def _depths(self, offers: "_Offers", context: float) -> range:
         """How deep drafts may go: all depths are compared where each has a price that the requests share."""
@@ -135,7 +135,7 @@ class Goodput:
         """`pass_seconds` of ascending row counts, by lines between whole numbers where these are many."""
         first, last = int(rows[0]), int(np.ceil(rows[-1]))
         points = np.arange(first, last + 1)
-        if len(points) > _POINTS:
+        if len(points) > _EACH:
             points = np.linspace(first, last, _POINTS).round()
         return np.interp(rows, points, [self.pass_seconds(int(point), context) for point in points])
 
