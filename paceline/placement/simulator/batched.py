@@ -60,11 +60,7 @@ def run_batched(
         group = hold_group[hold]
         routes[i] = hold
         queued[group] += hold_latency[hold, 0, : num_stages[group]].max()
-        if heads[group] == _NOBODY:
-            heads[group] = i
-        else:
-            behind[tails[group]] = i
-        tails[group] = i
+        _join(group, i, heads, tails, behind)
     for group in range(num_groups):
         _advance(group, np.inf, times, models, cost, state, served, rejected, latencies, routes)
     return busy
@@ -85,10 +81,8 @@ def _advance(group, until, times, models, cost, state, served, rejected, latenci
         size = len(sizes) - 1
         while size >= 0:
             if sizes[size] <= waiting:
-                clock = start
-                for k in range(num_stages[group]):
-                    clock = max(clock, clocks[group, k]) + hold_latency[hold, size, k]
-                if clock + overhead - times[oldest] <= slos[model]:
+                end = _leaves(start, clocks[group], hold_latency[hold, size], num_stages[group])
+                if end + overhead - times[oldest] <= slos[model]:
                     break
             size -= 1
         seconds = hold_latency[hold, 0, : num_stages[group]].max()
@@ -106,6 +100,24 @@ def _advance(group, until, times, models, cost, state, served, rejected, latenci
         served[hold] += sizes[size]
         queued[group] -= sizes[size] * seconds
         _leave(group, model, sizes[size], times, models, heads, tails, behind, latencies, clock + overhead)
+
+
+@njit(nogil=True)
+def _leaves(start, clocks, latency, num_stages):
+    """When a batch that could start at `start` leaves the last stage; each stage takes it once it is free."""
+    for k in range(num_stages):
+        start = max(start, clocks[k]) + latency[k]
+    return start
+
+
+@njit(nogil=True)
+def _join(group, i, heads, tails, behind):
+    """Put request `i` at the end of the queue."""
+    if heads[group] == _NOBODY:
+        heads[group] = i
+    else:
+        behind[tails[group]] = i
+    tails[group] = i
 
 
 @njit(nogil=True)
