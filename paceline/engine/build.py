@@ -130,33 +130,31 @@ def build_engine(
 
     services = DraftServices(loaded, cache, num_pages, pool, load_draft, config.dtype)
     speculation = _speculation(speculative, services, cost)
-    token_budget = _token_budget(config, profile)
     engine: Engine | None = None
 
     def find_stop_string(state, token: int) -> bool:
         assert engine is not None
         return engine.find_stop_string(state, token)
 
-    scheduler = Scheduler(
-        SchedulerConfig(
-            policy=config.scheduler,  # type: ignore[arg-type]
-            max_num_batched_tokens=token_budget,
-            max_num_seqs=config.max_num_seqs,
-            max_model_len=limit,
-            prefix_caching=config.prefix_caching,
-            tile=min(SchedulerConfig().tile, token_budget),
-        ),
-        pool,
-        stop=StopChecker(source.eos_token_ids, find_stop_string),
-    )
+    limits = _scheduler_config(config, limit, profile)
+    scheduler = Scheduler(limits, pool, stop=StopChecker(source.eos_token_ids, find_stop_string))
     engine = Engine(loaded.model, cache, scheduler, source.tokenizer, source.eos_token_ids, speculation, cost)
     return engine
 
 
-def _token_budget(config: EngineConfig, profile: Profile | None) -> int:
-    """Rows of a step: as configured, as tuned, or the scheduler's own default."""
+def _scheduler_config(config: EngineConfig, max_model_len: int, profile: Profile | None) -> SchedulerConfig:
+    """What the scheduler is told; rows of a step are as configured, as tuned, or its own default."""
+    defaults = SchedulerConfig()
     tuned = profile.token_budget if profile and profile.target_ms else None
-    return config.max_num_batched_tokens or tuned or SchedulerConfig().max_num_batched_tokens
+    token_budget = config.max_num_batched_tokens or tuned or defaults.max_num_batched_tokens
+    return SchedulerConfig(
+        policy=config.scheduler,  # type: ignore[arg-type]
+        max_num_batched_tokens=token_budget,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=max_model_len,
+        prefix_caching=config.prefix_caching,
+        tile=min(defaults.tile, token_budget),
+    )
 
 
 def _speculation(speculative: SpeculativeConfig | None, services: DraftServices, cost: LearnedCost) -> Speculation:
