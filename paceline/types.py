@@ -227,7 +227,7 @@ class RequestStats:
         accepted_per_pass: histogram; entry i counts the passes that emitted i + 1 tokens.
         draft_seconds, verify_seconds, other_seconds: where the wall time went; passes shared with other requests
             count in full.
-        prefill_seconds: from the first scheduled chunk to the first token.
+        prefill_seconds: of the steps that computed its prompt, or computed anew what a preemption took.
     """
 
     num_drafts: int

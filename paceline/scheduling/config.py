@@ -18,7 +18,7 @@ class SchedulerConfig:
     Attributes:
         policy: which file of `policies/` decides.
         max_num_batched_tokens: rows a step may have (Sarathi-Serve's token budget tau): it bounds how long decodes wait
-            for the prefills beside them. Only ``orca`` exceeds it, with a prompt that is longer than the budget.
+            for the prefills beside them. Only ``orca`` exceeds it, with a prompt that does not fit beside the decodes.
         max_num_seqs: requests that may hold cache pages at once.
         max_model_len: most tokens of one request, prompt and output together.
         prefix_caching: reuse the cached pages of equal prefixes.

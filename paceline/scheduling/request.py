@@ -41,7 +41,7 @@ class RequestState:
         token_ids: prompt and committed output. One list that only grows, so that drafters may read it without copies.
         num_computed: leading tokens whose keys and values are in the cache. Committed tokens only.
         page_table: page ids in order of position; at least ``num_computed`` slots.
-        num_cached_tokens: tokens taken from the prefix cache at the latest admission.
+        num_cached_tokens: prompt tokens found in the cache at its first admission.
         output_limit: most output tokens; ``max_tokens`` cut to the model's length when the scheduler takes it in.
         reserved_tokens: slots kept for it whatever its length (policies that reserve at admission).
         page_digests: chained digests of its full pages that hold computed tokens.

@@ -7,7 +7,7 @@ model. Which requests a step serves is a policy's choice (`policies/`), what fit
 from bisect import insort
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from paceline.errors import InvalidParameter
 from paceline.scheduling.batch import Commit, Grant, StepPlan, StepResult
@@ -20,6 +20,9 @@ from paceline.scheduling.stats import ENGINE_MEMORY, BatchStats, DraftRates, Dra
 from paceline.scheduling.step import StepBuilder, by_order
 from paceline.scheduling.stop import StopChecker
 from paceline.types import FinishReason
+
+_IDLE_DEADLINES = 64
+"""Deadlines of finished requests that are kept before they are cleared away."""
 
 
 class Scheduler:
@@ -118,7 +121,7 @@ class Scheduler:
         self._last_plan = replace(plan, expired=expired) if expired else plan
         for request in step.admitted:
             self.prefix_cache_queries += request.num_tokens
-            self.prefix_cache_hits += request.num_cached_tokens
+            self.prefix_cache_hits += request.num_computed
         for grant in plan.grants[plan.batch.num_decodes :]:
             if grant.request.first_scheduled_time is None:
                 grant.request.first_scheduled_time = now
@@ -258,6 +261,9 @@ class Scheduler:
         request.finish_reason = reason
         request.finish_time = now
         request.status = Status.FINISHED
+        if len(self._deadlines) > 2 * len(self._requests) + _IDLE_DEADLINES:
+            self._deadlines = [each for each in self._deadlines if each[-1].status is not Status.FINISHED]
+            heapify(self._deadlines)
 
     def _dequeue(self, request: RequestState) -> None:
         """Take it out of the queue it is in; the first of those that waited for its prompt takes its place."""

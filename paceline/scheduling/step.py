@@ -129,7 +129,9 @@ class StepBuilder:
         self.waiting.remove(request)
         insort(self._running, request, key=by_order)
         request.page_table, request.page_digests = reused + pool.allocate(missing), digests
-        request.num_computed = request.num_cached_tokens = known
+        request.num_computed = known
+        if not request.num_preemptions:
+            request.num_cached_tokens = known
         request.reserved_tokens = slots if reserve else 0
         request.status = Status.RUNNING if goes_on else Status.PREFILL
         self.admitted.append(request)
@@ -225,7 +227,7 @@ class StepBuilder:
         self._pool.release(request.page_table)
         request.page_table = []
         request.page_digests = []
-        request.num_computed = request.num_cached_tokens = request.reserved_tokens = 0
+        request.num_computed = request.reserved_tokens = 0
         request.num_preemptions += 1
         request.status = Status.WAITING
         self._preempted.append(request)

@@ -390,6 +390,24 @@ def test_a_request_ends_when_its_time_is_up_wherever_it_stands():
     assert [s.request_id for plan in fake.plans for s in plan.expired] == ["waiting", "running"]
 
 
+def test_far_deadlines_of_finished_requests_are_not_kept():
+    fake = engine(num_pages=40, page_size=4)
+    for number in range(1000):
+        fake.add(request(f"r{number}", [1, 2], 1, deadline=1e9))
+        fake.step()
+    waiting = fake.add(request("waiting", [1, 2], 4, deadline=2e9))
+    assert len(fake.scheduler._deadlines) < 100
+    assert fake.scheduler.schedule(3e9).expired == (waiting,)
+
+
+def test_what_a_request_finds_again_after_a_preemption_is_no_prompt_token_found():
+    fake = engine(num_pages=6, page_size=2)
+    fake.add(request("first", [1, 2, 3, 4], 6, arrival_time=0.0))
+    second = fake.add(request("second", [4, 3, 2, 1], 6, arrival_time=1.0))
+    fake.drain()
+    assert second.num_preemptions and second.num_cached_tokens == 0 and fake.scheduler.prefix_cache_hits > 0
+
+
 def test_prefix_hits_are_counted():
     fake = engine(page_size=4)
     for name in ("a", "b"):
