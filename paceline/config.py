@@ -5,11 +5,13 @@ Not for what one request asks (`types.SamplingParams`) and not for the shape of 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from numbers import Integral, Real
 from typing import Any, Literal, TypeVar
 
 from paceline.errors import InvalidParameter
 
 Executor = Literal["auto", "numba", "torch"]
+SchedulerName = Literal["stall_free", "sarathi", "orca", "request_level"]
 LengthPolicyName = Literal["auto", "fixed", "heuristic", "confidence", "disco", "goodput", "cascade"]
 
 _T = TypeVar("_T")
@@ -45,10 +47,10 @@ class SpeculativeConfig:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.num_draft_tokens is not None and self.num_draft_tokens < 0:
-            raise InvalidParameter(
-                "num_draft_tokens", f"{self.num_draft_tokens} is not 0 or more", "use 0 to switch drafting off"
-            )
+        number = self.num_draft_tokens
+        if number is not None and not (isinstance(number, Integral) and int(number) >= 0):
+            problem = f"{number!r} is not a whole number of 0 or more"
+            raise InvalidParameter("num_draft_tokens", problem, "use 0 to switch drafting off")
         if self.policy not in LengthPolicyName.__args__:
             known = ", ".join(LengthPolicyName.__args__)
             raise InvalidParameter("policy", f"{self.policy!r} is unknown", f"use one of {known}")
@@ -108,23 +110,26 @@ class EngineConfig:
     kv_cache_memory_bytes: int | None = None
     memory_fraction: float | None = None
     prefix_caching: bool = True
-    scheduler: str = "stall_free"
+    scheduler: SchedulerName = "stall_free"
     profile: str = "auto"
 
     def __post_init__(self) -> None:
         for name in ("num_threads", "tensor_parallel_size", "pipeline_parallel_size", "max_model_len", "max_num_seqs",
                      "max_num_batched_tokens", "kv_cache_memory_bytes"):  # fmt: skip
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidParameter(name, f"{value!r} is not 1 or more", "raise it, or leave it out")
+            if value is not None and not (isinstance(value, Integral) and int(value) >= 1):
+                raise InvalidParameter(
+                    name, f"{value!r} is not a whole number of 1 or more", "change it, or leave it out"
+                )
         if self.memory_fraction is not None:
             if self.kv_cache_memory_bytes is not None:
                 raise InvalidParameter("memory_fraction", "is given beside kv_cache_memory_bytes", "give one of them")
-            if not 0 < self.memory_fraction <= 1:
-                raise InvalidParameter("memory_fraction", f"{self.memory_fraction} is not in (0, 1]", "e.g. 0.5")
-        if self.executor not in Executor.__args__:
-            known = ", ".join(Executor.__args__)
-            raise InvalidParameter("executor", f"{self.executor!r} is unknown", f"use one of {known}")
+            if not (isinstance(self.memory_fraction, Real) and 0 < self.memory_fraction <= 1):
+                raise InvalidParameter("memory_fraction", f"{self.memory_fraction!r} is not in (0, 1]", "e.g. 0.5")
+        for name, choice in (("executor", Executor), ("scheduler", SchedulerName)):
+            if getattr(self, name) not in choice.__args__:
+                problem = f"{getattr(self, name)!r} is unknown"
+                raise InvalidParameter(name, problem, f"use one of {', '.join(choice.__args__)}")
         if self.executor == "numba" and self.is_parallel:
             raise InvalidParameter("executor", "'numba' runs in one process", "use torch for a parallel run")
 

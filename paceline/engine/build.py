@@ -148,7 +148,7 @@ def _scheduler_config(config: EngineConfig, max_model_len: int, profile: Profile
     tuned = profile.token_budget if profile and profile.target_ms else None
     token_budget = config.max_num_batched_tokens or tuned or defaults.max_num_batched_tokens
     return SchedulerConfig(
-        policy=config.scheduler,  # type: ignore[arg-type]
+        policy=config.scheduler,
         max_num_batched_tokens=token_budget,
         max_num_seqs=config.max_num_seqs,
         max_model_len=max_model_len,

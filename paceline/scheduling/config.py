@@ -4,11 +4,9 @@ Not for limits of one request (`paceline.types.SamplingParams`) or for the cache
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
+from paceline.config import SchedulerName
 from paceline.errors import InvalidParameter
-
-PolicyName = Literal["stall_free", "orca", "sarathi", "request_level"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +26,7 @@ class SchedulerConfig:
         InvalidParameter: a number is below 1, or a tile is wider than the whole budget.
     """
 
-    policy: PolicyName = "stall_free"
+    policy: SchedulerName = "stall_free"
     max_num_batched_tokens: int = 512
     max_num_seqs: int = 64
     max_model_len: int = 2048

@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
+from paceline.config import SchedulerName
 from paceline.errors import InvalidParameter
 from paceline.scheduling import PagePool, RequestState, SchedulerConfig
-from paceline.scheduling.config import PolicyName
 from paceline.scheduling.policies import make_policy
 from paceline.types import SamplingParams
 from tests.scheduling.fake_engine import FakeEngine
 
 
-def engine(policy: PolicyName, budget: int = 8, seats: int = 8, tile: int = 1, num_pages: int = 64) -> FakeEngine:
+def engine(policy: SchedulerName, budget: int = 8, seats: int = 8, tile: int = 1, num_pages: int = 64) -> FakeEngine:
     config = SchedulerConfig(policy, max_num_batched_tokens=budget, max_num_seqs=seats, tile=tile)
     return FakeEngine(config, PagePool(num_pages, 4))
 
@@ -107,7 +107,7 @@ def test_request_level_forms_the_next_batch_when_the_last_one_is_done():
 
 def test_iteration_level_batching_starts_late_requests_sooner_than_static_batches():
     waits = {}
-    policies: tuple[PolicyName, ...] = ("orca", "request_level")
+    policies: tuple[SchedulerName, ...] = ("orca", "request_level")
     for policy in policies:
         fake = engine(policy, budget=32, seats=2)
         for name, max_tokens in zip("abcd", (2, 9, 2, 2), strict=True):

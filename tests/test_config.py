@@ -1,0 +1,41 @@
+"""How an engine runs: fields are checked when they are written, before a model is loaded."""
+
+import pytest
+
+from paceline.config import EngineConfig, SpeculativeConfig, from_mapping
+from paceline.errors import InvalidParameter
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_num_seqs", 0), ("max_num_seqs", 2.5), ("max_num_seqs", "a"), ("num_threads", 0), ("max_model_len", -1),
+        ("max_num_batched_tokens", 0.5), ("kv_cache_memory_bytes", "1G"), ("memory_fraction", 1.5),
+        ("memory_fraction", "half"), ("executor", "abacus"), ("scheduler", "fifo"), ("tensor_parallel_size", 0),
+        ("max_num_sequences", 3),
+    ],
+)  # fmt: skip
+def test_an_engine_field_that_cannot_be_used_is_refused_by_name(field, value):
+    with pytest.raises(InvalidParameter) as caught:
+        from_mapping(EngineConfig, {field: value})
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("num_draft_tokens", {"method": "ngram", "num_draft_tokens": -1}),
+        ("num_draft_tokens", {"method": "ngram", "num_draft_tokens": "4"}),
+        ("policy", {"method": "ngram", "policy": "best"}),
+        ("model", {"method": "draft_model"}),
+        ("method", {"num_draft_tokens": 4}),
+    ],
+)
+def test_a_speculative_field_that_cannot_be_used_is_refused_by_name(field, values):
+    with pytest.raises(InvalidParameter) as caught:
+        SpeculativeConfig.of(values)
+    assert caught.value.field == field
+
+
+def test_names_for_plain_decoding():
+    assert [SpeculativeConfig.of(name) for name in (None, "none", "plain")] == [None] * 3
