@@ -45,7 +45,7 @@ class TrackRecord:
             return
         num_kept, goes_on = followed(tree, emitted)
         refused = goes_on and num_kept < len(emitted)
-        self.stats = self.stats.after(budget, len(tree), num_kept, refused)
+        self.stats.learn(budget, len(tree), num_kept, refused)
         if score:
             seen = num_kept / max(tree.depths) if goes_on and not refused else 1.0  # how much of it could be judged
             self._kept = MEMORY * self._kept + num_kept

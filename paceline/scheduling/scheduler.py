@@ -175,7 +175,7 @@ class Scheduler:
         num_asked = sum([grant.draft_budget > 0 for grant in self._last_plan.grants])
         if num_asked:
             drafts = [commit for commit in commits if commit.num_draft_tokens]
-            self.draft_rates = self.draft_rates.after(
+            self.draft_rates.learn(
                 sum([commit.num_draft_tokens for commit in drafts]),
                 sum([commit.num_accepted for commit in drafts]),
                 sum([commit.rejected for commit in drafts]),
@@ -215,8 +215,7 @@ class Scheduler:
         else:
             request.num_computed += count
             accepted, rejected = min(len(token_ids) - 1, count), result.rejected and not dropped
-            asked = grant.draft_budget > 0
-            request.draft_stats = request.draft_stats.after(grant.wanted_budget, drafted, accepted, rejected, asked)
+            request.draft_stats.learn(grant.wanted_budget, drafted, accepted, rejected, grant.draft_budget > 0)
         page_size = self.pool.page_size
         if request.num_computed >= (len(request.page_digests) + 1) * page_size:
             self._publish(request)

@@ -1,7 +1,7 @@
 """What length policies know: small counters of one request's drafts and of the batch being filled.
 
 A policy sees these and draft laws, never a token that was just drawn. Counters for the user are
-`paceline.types.RequestStats`. Those made per request and step are not frozen, which would cost more than the rest.
+`paceline.types.RequestStats`.
 """
 
 from dataclasses import dataclass, field
@@ -46,7 +46,7 @@ class DraftRates:
         """The chance, in [0, 1], that a draft asked for is not empty."""
         return self.answered / self.asked
 
-    def after(
+    def learn(
         self,
         num_nodes: int,
         num_accepted: int,
@@ -54,24 +54,22 @@ class DraftRates:
         num_asked: int = 1,
         num_drafts: int | None = None,
         memory: float = MEMORY,
-    ) -> "DraftRates":
-        """The rates after one draft that was asked for, empty without nodes, or after those of a whole step.
+    ) -> None:
+        """One draft that was asked for, empty without nodes, or those of a whole step.
 
         Args:
             num_rejected: levels that fell.
             num_asked, num_drafts: how many drafts the other numbers are of; of one when left out.
         """
         if num_drafts is None:
-            num_drafts = int(num_nodes > 0)
-        kept = memory if num_drafts else 1.0
-        return DraftRates(
-            memory * self.asked + num_asked,
-            memory * self.answered + num_drafts,
-            kept * self.drafts + num_drafts,
-            kept * self.nodes + num_nodes,
-            kept * self.accepted + num_accepted,
-            kept * self.tested + num_accepted + num_rejected,
-        )
+            num_drafts = 1 if num_nodes else 0
+        self.asked = memory * self.asked + num_asked
+        self.answered = memory * self.answered + num_drafts
+        if num_drafts:
+            self.drafts = memory * self.drafts + num_drafts
+            self.nodes = memory * self.nodes + num_nodes
+            self.accepted = memory * self.accepted + num_accepted
+            self.tested = memory * self.tested + num_accepted + num_rejected
 
     def as_prior(self) -> "DraftRates":
         """The same rates with the weight of `PRIOR_DRAFTS` drafts: where a new request begins."""
@@ -105,10 +103,8 @@ class DraftStats:
     last_accepted_tokens: int = 0
     steps_since_draft: int = 0
 
-    def after(
-        self, budget: int, num_draft_tokens: int, num_accepted: int, rejected: bool, asked: bool = True
-    ) -> "DraftStats":
-        """The counters after a decode step.
+    def learn(self, budget: int, num_draft_tokens: int, num_accepted: int, rejected: bool, asked: bool = True) -> None:
+        """Count a decode step.
 
         Args:
             budget: what the policy wanted.
@@ -116,23 +112,18 @@ class DraftStats:
             rejected: a level fell.
             asked: the drafter was asked; a step that had no room for drafts says nothing about them.
         """
-        rates = self.rates
         if budget and asked:
-            rates = rates.after(num_draft_tokens, num_accepted, rejected)
+            self.rates.learn(num_draft_tokens, num_accepted, rejected)
         if not num_draft_tokens:
-            return DraftStats(
-                rates, self.num_drafts, self.num_draft_tokens, self.num_accepted_tokens, self.last_budget,
-                self.last_draft_tokens, self.last_accepted_tokens, self.steps_since_draft + 1,
-            )  # fmt: skip
-        return DraftStats(
-            rates,
-            self.num_drafts + 1,
-            self.num_draft_tokens + num_draft_tokens,
-            self.num_accepted_tokens + num_accepted,
-            budget,
-            num_draft_tokens,
-            num_accepted,
-        )
+            self.steps_since_draft += 1
+            return
+        self.num_drafts += 1
+        self.num_draft_tokens += num_draft_tokens
+        self.num_accepted_tokens += num_accepted
+        self.last_budget = budget
+        self.last_draft_tokens = num_draft_tokens
+        self.last_accepted_tokens = num_accepted
+        self.steps_since_draft = 0
 
 
 @dataclass(frozen=True, slots=True)

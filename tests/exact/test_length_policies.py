@@ -101,7 +101,8 @@ def adaptive_law(
                 later = deepcopy(policy) if isinstance(policy, StepObserver) else policy
                 if isinstance(later, StepObserver):
                     later.observe_step(StepRecord(1, drafted, len(tokens), 1 + 0.1 * drafted))
-                after = stats.after(budget, drafted, len(tokens) - 1, rejected)
+                after = deepcopy(stats)
+                after.learn(budget, drafted, len(tokens) - 1, rejected)
                 tails = list(follow(later, after, text + head, wanted - len(head)).items())
             for tail, tail_chance in tails:
                 total[head + tail] = total.get(head + tail, Fraction(0)) + chance * tail_chance

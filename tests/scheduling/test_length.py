@@ -49,8 +49,11 @@ def test_heuristic_adds_two_or_takes_one(last, drafted, accepted, expected):
 
 
 def test_heuristic_ignores_drafts_that_came_back_empty():
-    stats = DraftStats().after(budget=5, num_draft_tokens=5, num_accepted=5, rejected=False)
-    assert one_budget(Heuristic(), stats.after(7, 0, 0, False)) == one_budget(Heuristic(), stats) == 7
+    stats = DraftStats()
+    stats.learn(budget=5, num_draft_tokens=5, num_accepted=5, rejected=False)
+    assert one_budget(Heuristic(), stats) == 7
+    stats.learn(7, 0, 0, False)
+    assert one_budget(Heuristic(), stats) == 7
 
 
 @pytest.mark.parametrize(("alpha", "size"), [(a, b) for a, row in GOODPUT_TABLE.items() for b in row])
@@ -115,10 +118,10 @@ def test_goodput_comes_back_by_exploring():
     tried = []
     for _ in range(100):
         tried.append(one_budget(policy, off))
-        off = off.after(tried[-1], tried[-1], 0, bool(tried[-1]))
+        off.learn(tried[-1], tried[-1], 0, bool(tried[-1]))
     assert set(tried) == {0, 1}
     for _ in range(25):
-        off = off.after(1, 1, 1, False)
+        off.learn(1, 1, 1, False)
     assert one_budget(policy, off) > 1
     assert one_budget(linear_cost(explore=0.5, max_length=0), off) == 0
 
@@ -126,12 +129,13 @@ def test_goodput_comes_back_by_exploring():
 @pytest.mark.parametrize("size", [1, 4, 64])
 def test_exploring_costs_no_more_than_its_share(size):
     """Rows that cost as much as those of other requests, and drafts that are never accepted."""
-    policy, requests = Goodput(lambda rows, _: float(rows), explore=0.01), [at_rate(0.0)] * size
+    policy, requests = Goodput(lambda rows, _: float(rows), explore=0.01), [at_rate(0.0) for _ in range(size)]
     batch, rows, steps = BatchStats(num_decodes=size), 0, 3000
     for _ in range(steps):
         budgets = policy.budgets(requests, batch)
         rows += sum(budgets)
-        requests = [one.after(k, k, 0, k > 0) for one, k in zip(requests, budgets, strict=True)]
+        for one, k in zip(requests, budgets, strict=True):
+            one.learn(k, k, 0, k > 0)
     assert 0.008 < rows / (steps * size) < 0.0105
 
 
@@ -209,33 +213,35 @@ def test_the_moving_rate_finds_alpha_where_the_mean_of_ratios_does_not():
     rate, weighted, ratios = DraftRates(), [], []
     for _ in range(4000):
         accepted = int(np.argmin(np.append(rng.random(length) < alpha, False)))
-        rate = rate.after(length, accepted, accepted < length)
-        weighted.append(rate)
+        rate.learn(length, accepted, accepted < length)
+        weighted.append((rate.accepted, rate.tested))
         ratios.append(accepted / (accepted + (accepted < length)))
-    pooled = sum(r.accepted for r in weighted) / sum(r.tested for r in weighted)
+    pooled = sum(accepted for accepted, _ in weighted) / sum(tested for _, tested in weighted)
     assert pooled == pytest.approx(alpha, abs=0.02)
     assert abs(np.mean(ratios) - alpha) > 0.1
 
 
 def test_rates_tell_refused_drafts_from_empty_ones():
-    rates = DraftRates()
-    assert (rates.acceptance, rates.answer) == (pytest.approx(0.7), 1.0)
-    empty = rates.after(0, 0, 0)
-    assert empty.acceptance == rates.acceptance and empty.answer < 1
-    refused = rates.after(3, 0, 1)
+    empty, refused = DraftRates(), DraftRates()
+    assert (empty.acceptance, empty.answer) == (pytest.approx(0.7), 1.0)
+    empty.learn(0, 0, 0)
+    assert empty.acceptance == pytest.approx(0.7) and empty.answer < 1
+    refused.learn(3, 0, 1)
     assert refused.acceptance < 0.7 and refused.answer == 1.0
 
 
 def test_a_step_without_room_says_nothing():
     stats = DraftStats()
-    assert stats.after(4, 0, 0, False, asked=False).rates == stats.rates
-    assert stats.after(4, 0, 0, False).rates.answer < 1
+    stats.learn(4, 0, 0, False, asked=False)
+    assert stats == DraftStats(steps_since_draft=1)
+    stats.learn(4, 0, 0, False)
+    assert stats.rates.answer < 1
 
 
 def test_a_prior_keeps_the_rates_and_forgets_their_weight():
     rates = DraftRates()
     for _ in range(30):
-        rates = rates.after(4, 2, 1, num_asked=8, num_drafts=4, memory=0.98)
+        rates.learn(4, 2, 1, num_asked=8, num_drafts=4, memory=0.98)
     prior = rates.as_prior()
     assert prior.asked == prior.drafts == PRIOR_DRAFTS
     for ratio in ("acceptance", "answer"):

@@ -19,7 +19,7 @@ def _free(_num_requests: int, _context: float) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Offers:
-    """What each request could draft: expected rows, and expected tokens per row; both [requests, levels]."""
+    """What requests could draft: expected rows of each level [requests], expected tokens per row [requests, levels]."""
 
     rows: np.ndarray
     gain: np.ndarray
@@ -82,7 +82,7 @@ class Goodput:
         self._credit = min(self._credit + self.explore * best.seconds, best.seconds)
         if self._credit > 0 and not best.counts.all():
             row = self.pass_seconds(best.rows + 1, context) - self.pass_seconds(best.rows, context)
-            loss = offers.rows[:, 0] * np.maximum(0.0, row - offers.gain[:, 0] / best.rate())
+            loss = offers.rows * np.maximum(0.0, row - offers.gain[:, 0] / best.rate())
             loss += self._one_more(int((best.counts > 0).sum()), context)
             self._explore(best.counts, loss, requests)
         return (best.counts * self.max_length if self.whole else best.counts).tolist()
@@ -106,12 +106,12 @@ class Goodput:
 
     def _offers(self, requests: Sequence[DraftStats]) -> "_Offers":
         rates = [request.rates for request in requests]
-        answer = np.array([one.answered / one.asked for one in rates])[:, None]
+        answer = np.array([one.answered / one.asked for one in rates])
         if self.whole:
-            nodes = np.array([one.nodes / one.drafts for one in rates])[:, None]
+            nodes = np.array([one.nodes / one.drafts for one in rates])
             return _Offers(answer * nodes, np.array([one.accepted / one.nodes for one in rates])[:, None])
         alpha = np.array([one.accepted / one.tested for one in rates])[:, None]
-        return _Offers(answer * np.ones(self.max_length), alpha ** np.arange(1, self.max_length + 1))
+        return _Offers(answer, alpha ** np.arange(1, self.max_length + 1))
 
     def _depths(self, offers: "_Offers", context: float) -> range:
         """How deep drafts may go: all depths are compared where each has a price that the requests share."""
@@ -120,11 +120,12 @@ class Goodput:
 
     def _best(self, offers: "_Offers", depth: int, batch: BatchStats) -> "_Taken":
         """The best number of offers among those no deeper than `depth`."""
-        order = np.argsort(-offers.gain[:, :depth], axis=None, kind="stable")
-        request, level = np.divmod(order, depth)
-        rows, gain = offers.rows[request, level], offers.gain[request, level]
+        gain = offers.gain[:, :depth].ravel()
+        order = np.argsort(-gain, kind="stable")
+        request, gain = order // depth, gain[order]
+        rows = offers.rows[request]
         all_rows = batch.num_prefill_rows + batch.num_decodes + _running(rows)
-        seconds = self._passes(all_rows, batch.mean_context) + self._drafting(level, offers, batch.mean_context)
+        seconds = self._passes(all_rows, batch.mean_context) + self._drafting(order % depth, offers, batch.mean_context)
         tokens = batch.num_decodes + _running(rows * gain)
         rates = tokens / seconds
         taken = int(np.argmax(rates >= rates.max() * (1 - _TIE)))
