@@ -45,13 +45,19 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A set of curves over one pair of axes; `discrete` marks every point, since nothing lies between them."""
+    """A set of curves over one pair of axes.
+
+    Attributes:
+        discrete: every point is marked, since nothing lies between them.
+        doubling: the horizontal axis is logarithmic, of base 2.
+    """
 
     title: str
     x_label: str
     y_label: str
     series: tuple[Series, ...]
     discrete: bool = False
+    doubling: bool = False
 
 
 def tokens_curves(grid: Grid) -> Chart:

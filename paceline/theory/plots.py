@@ -50,6 +50,9 @@ def _draw_curves(axes: Any, chart: Chart) -> None:
         if series.marked:
             at = list(series.marked)
             axes.scatter([series.x[i] for i in at], [series.y[i] for i in at], color=line.get_color(), zorder=3)
+    if chart.doubling:
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
     axes.grid(alpha=0.3)
     axes.legend()
 

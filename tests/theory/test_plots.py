@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -83,3 +84,9 @@ def test_series_and_grid_refuse_what_cannot_be_drawn():
         Grid(cost_ratios=(-1.0,))
     with pytest.raises(InvalidParameter, match="max_length"):
         Grid(max_length=0)
+
+
+def test_an_axis_may_double(tmp_path):
+    chart = Chart("t", "requests", "times", (Series("a", [1, 2, 64], [1.0, 1.1, 0.9]),), doubling=True)
+    assert "<!-- 64 -->" in draw(chart, tmp_path / "doubling.svg").read_text()
+    assert "<!-- 64 -->" not in draw(replace(chart, doubling=False), tmp_path / "even.svg").read_text()
