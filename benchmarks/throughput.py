@@ -12,7 +12,9 @@ A line of the prompts file is {"prompt": ...} or {"turns": [...]}. The last line
 """
 
 import argparse
+import signal
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -44,6 +46,7 @@ Engine = Callable[[list[list[int]], int], dict]
 
 def main() -> None:
     args = parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that peers' servers end with us
     with ExitStack() as stack:
         peers = {name: stack.enter_context(closing(make_peer(name, args, CROWD_PEERS))) for name in args.peer}
         figures = {dtype: measure_dtype(dtype, peers, args) for dtype in args.dtypes}

@@ -55,7 +55,7 @@ class LlamaCppServer:
         room = ["--parallel", str(slots), "--ctx-size", str(slots * args.context), "--cache-ram", "0"]
         self._process = subprocess.Popen(
             [_server(), "--model", path, "--host", "127.0.0.1", "--port", str(port), *threads, *room],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         self._pool = ThreadPoolExecutor(slots)
         self._wait()
@@ -64,9 +64,10 @@ class LlamaCppServer:
         return sum(self._pool.map(lambda prompt: self._complete(prompt, max_tokens), prompts))
 
     def close(self) -> None:
-        self._pool.shutdown()
-        self._process.terminate()
+        """At once: asked to end, the server would first finish what an interrupted run still waits for."""
+        self._process.kill()
         self._process.wait()
+        self._pool.shutdown()
 
     def _complete(self, prompt: list[int], max_tokens: int) -> int:
         body = {"prompt": prompt, "n_predict": max_tokens, "temperature": 0, "ignore_eos": True, "cache_prompt": False}
