@@ -111,6 +111,8 @@ class Hybrid:
     """
 
     name = "hybrid"
+    prices_itself = True
+    """A model drafts only where that is worth its price, so the average price says nothing about the next draft."""
 
     def __init__(
         self, children: Sequence[Child], unite: bool = True, row_cost: float = 0.05, read_cost: float = 0.1

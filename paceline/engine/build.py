@@ -166,7 +166,8 @@ def _speculation(speculative: SpeculativeConfig | None, services: DraftServices,
         raise InvalidParameter("rule", f"'block' takes chains, and {spec.method} drafts trees", "use 'p/q'")
     most = _most_draft_tokens(spec, drafter)
     whole = spec.method in SELF_LIMITING or getattr(drafter, "branches", False)
-    length = make_length(spec.policy, spec.policy_options, cost, most, whole)
+    is_priced = not getattr(drafter, "prices_itself", False)
+    length = make_length(spec.policy, spec.policy_options, cost, most, whole, is_priced)
     sampled_length = Fixed(most) if spec.policy == "auto" else length
     return Speculation(drafter, verifier, spec.rule == "coupled", length, sampled_length)
 

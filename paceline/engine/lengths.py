@@ -15,7 +15,12 @@ _START = 5
 
 
 def make_length(
-    name: LengthPolicyName, options: Mapping[str, Any], cost: LearnedCost, most: int, whole: bool = False
+    name: LengthPolicyName,
+    options: Mapping[str, Any],
+    cost: LearnedCost,
+    most: int,
+    whole: bool = False,
+    is_priced: bool = True,
 ) -> LengthPolicy:
     """The policy called `name`; ``auto`` is ``goodput``.
 
@@ -24,6 +29,7 @@ def make_length(
         cost: what goodput reads.
         most: longest draft; 0 makes every policy a fixed one.
         whole: goodput takes or leaves drafts, and does not shorten them.
+        is_priced: goodput counts the seconds of drafting; else those of rows alone.
 
     Raises:
         InvalidParameter: an option the policy does not have or lacks, or a value it refuses.
@@ -31,7 +37,9 @@ def make_length(
     if most == 0:
         return Fixed(0)
     drafting = cost.whole_draft_seconds if whole else cost.draft_seconds
-    priced = {"max_length": most, "pass_seconds": cost, "draft_seconds": drafting, "whole": whole}
+    priced = {"max_length": most, "pass_seconds": cost, "whole": whole}
+    if is_priced:
+        priced["draft_seconds"] = drafting
     policy, given = {
         "fixed": (Fixed, {"num_draft_tokens": most}),
         "heuristic": (Heuristic, {"most": most}),

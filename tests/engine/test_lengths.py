@@ -74,6 +74,13 @@ def test_goodput_takes_or_leaves_trees(engine_for):
     assert isinstance(length, Goodput) and length.whole
 
 
+def test_a_hybrid_weighs_the_cost_of_its_models_itself(engine_for):
+    engine = engine_for({"method": "hybrid", "model": "random-1", "policy": "goodput"})
+    engine._cost.observe_draft(1, 1000.0)
+    length = engine.speculation.length
+    assert isinstance(length, Goodput) and length.whole and length.draft_seconds(1, 0.0) == 0
+
+
 def test_names_and_options():
     cost = LearnedCost()
     assert make_length("heuristic", {}, cost, 3) == Heuristic(3, 1, 3)

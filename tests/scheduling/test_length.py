@@ -139,6 +139,14 @@ def test_exploring_costs_no_more_than_its_share(size):
     assert 0.008 < rows / (steps * size) < 0.0105
 
 
+def test_a_draft_dearer_than_many_steps_is_tried_in_the_end():
+    policy = Goodput(lambda rows, _: 1.0, lambda *_: 20.0, max_length=1, explore=0.1)
+    stats, tried = at_rate(0.0), []
+    for _ in range(1000):
+        tried.append(one_budget(policy, stats))
+    assert sum(tried) == pytest.approx(1000 * 0.1 / 20, abs=1)
+
+
 def test_those_who_waited_longest_try_first():
     policy = Goodput(lambda rows, _: float(rows), explore=0.34)
     requests = [at_rate(0.0, steps_since_draft=waited) for waited in (3, 9, 6)]

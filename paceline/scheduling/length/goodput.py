@@ -103,8 +103,8 @@ class Goodput:
         best = max((self._best(offers, depth, batch) for depth in self._depths(offers, context)), key=_Taken.rate)
         unit = self.max_length if self.whole else 1
         self._kept = _Kept(list(requests), batch.num_prefill_rows, (best.counts * unit).tolist(), steps - 1)
-        self._credit = min(self._credit + self.explore * best.seconds * steps, best.seconds)
-        if self._credit > 0 and not best.counts.all():
+        self._credit += self.explore * best.seconds * steps
+        if self.explore and not best.counts.all():
             row = self.pass_seconds(best.rows + 1, context) - self.pass_seconds(best.rows, context)
             loss = offers.rows * np.maximum(0.0, row - offers.gain[:, 0] / best.rate())
             loss += self._one_more(int((best.counts > 0).sum()), context)
@@ -179,11 +179,15 @@ class Goodput:
         return self.draft_seconds(num_drafting + 1, context) - before
 
     def _explore(self, counts: np.ndarray, loss: np.ndarray, requests: Sequence[DraftStats]) -> None:
-        """Give a token, in place, to those that have none, as far as the credit pays for the seconds they may lose."""
+        """Give a token, in place, to those that have none, as far as the credit pays for the seconds they may lose.
+
+        Credit beyond what all of them could lose is given up: it would pay for a burst some day.
+        """
         idle = np.flatnonzero(counts == 0)
         waited = np.array([requests[place].steps_since_draft for place in idle.tolist()])
         queue = idle[np.argsort(-waited, kind="stable")]
         spent = np.cumsum(loss[queue])
+        self._credit = min(self._credit, float(spent[-1]))
         tried = int(np.searchsorted(spent, self._credit, side="right"))
         if tried:
             counts[queue[:tried]] = 1
