@@ -24,6 +24,7 @@ PEERS: dict[str, Callable[[argparse.Namespace], Peer]] = {"transformers": Transf
 CROWD_PEERS: dict[str, Callable[[argparse.Namespace], CrowdPeer]] = {
     "transformers": Transformers,
     "openvino-genai": partial(OpenVINO, weight_format="int8"),
+    "openvino-genai-exact": partial(OpenVINO, weight_format="int8", exact=True),
     "openvino-genai-fp32": partial(OpenVINO, weight_format="fp32"),
     "llama-cpp-server": partial(LlamaCppServer, storage=None),
     "llama-cpp-server-q8_0": partial(LlamaCppServer, storage="Q8_0"),

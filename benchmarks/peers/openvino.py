@@ -15,11 +15,15 @@ _CACHE_GIB = 2
 class OpenVINO:
     """Weights as `weight_format`: int8 (a scale per row, as optimum-intel's default) or fp32.
 
+    Args:
+        exact: multiply 8-bit weights with float32 activations and keep keys and values in float32, as Paceline does.
+            By default OpenVINO rounds activations, keys and values to 8 bits too, which is faster and says other words.
+
     Raises:
         ImportError: a package or optimum-cli is missing.
     """
 
-    def __init__(self, args: argparse.Namespace, weight_format: str) -> None:
+    def __init__(self, args: argparse.Namespace, weight_format: str, exact: bool = False) -> None:
         import openvino_genai as genai
         from openvino import Tensor
 
@@ -30,6 +34,12 @@ class OpenVINO:
         scheduling.enable_prefix_caching = False
         self._genai, self._tensor = genai, Tensor
         options = {"INFERENCE_NUM_THREADS": args.threads}
+        if exact:
+            options |= {
+                "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
+                "KV_CACHE_PRECISION": "f32",
+                "INFERENCE_PRECISION_HINT": "f32",
+            }
         self._pipeline = genai.ContinuousBatchingPipeline(str(folder), scheduling, "CPU", options)
 
     def run_many(self, prompts: list[list[int]], max_tokens: int) -> int:

@@ -62,9 +62,9 @@ class Goodput:
     2024, SmartSpec, who give every request of a batch the same length).
 
     Every token that any request could draft is an offer: so many rows, for so many tokens. Offers are taken in order of
-    tokens per row, as many as make the step's tokens per second largest; where a draft step has a price, for each depth
-    of drafts. A drafter that often has nothing to propose costs rows only when it has. Among many requests one draft
-    changes little, so an allocation is kept for a step per 16 of them.
+    tokens per row, as many as make the step's tokens per second largest; where requests share the price of draft steps,
+    for each depth of drafts. A drafter that often has nothing to propose costs rows only when it has. Among many
+    requests one draft changes little, so an allocation is kept for a step per 16 of them.
 
     Attributes:
         pass_seconds: t(M, context), seconds of a target pass over M rows behind so many tokens, e.g. a `CostProfile`.
@@ -138,9 +138,10 @@ class Goodput:
         return _Offers(answer, alpha ** np.arange(1, self.max_length + 1))
 
     def _depths(self, offers: "_Offers", context: float) -> range:
-        """How deep drafts may go: all depths are compared where each has a price that the requests share."""
-        deepest = offers.gain.shape[1]
-        return range(1 if self.draft_seconds(1, context) else deepest, deepest + 1)
+        """How deep drafts may go: all depths are compared where requests share the price of each."""
+        num_requests, deepest = offers.gain.shape
+        is_shared = num_requests > 1 and self.draft_seconds(1, context) > 0
+        return range(1 if is_shared else deepest, deepest + 1)
 
     def _best(self, offers: "_Offers", depth: int, batch: BatchStats) -> "_Taken":
         """The best number of offers among those no deeper than `depth`."""
