@@ -147,6 +147,13 @@ def test_a_draft_dearer_than_many_steps_is_tried_in_the_end():
     assert sum(tried) == pytest.approx(1000 * 0.1 / 20, abs=1)
 
 
+def test_trying_a_tree_is_priced_by_all_of_its_rows():
+    """The first row is nearly free and the sixth is not: a price per row would try six times too often."""
+    policy = Goodput(CostProfile({1: 1.0, 2: 1.01, 7: 7.0}), explore=0.05, whole=True)
+    refused = DraftStats(rates=DraftRates(asked=2.0, answered=2.0, drafts=2.0, nodes=12.0, accepted=0.0, tested=2.0))
+    assert sum(one_budget(policy, refused) > 0 for _ in range(1200)) == pytest.approx(1200 * 0.05 / 6, abs=1)
+
+
 def test_those_who_waited_longest_try_first():
     policy = Goodput(lambda rows, _: float(rows), explore=0.34)
     requests = [at_rate(0.0, steps_since_draft=waited) for waited in (3, 9, 6)]

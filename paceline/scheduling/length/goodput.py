@@ -105,9 +105,9 @@ class Goodput:
         self._kept = _Kept(list(requests), batch.num_prefill_rows, (best.counts * unit).tolist(), steps - 1)
         self._credit += self.explore * best.seconds * steps
         if self.explore and not best.counts.all():
-            row = self.pass_seconds(best.rows + 1, context) - self.pass_seconds(best.rows, context)
-            loss = offers.rows * np.maximum(0.0, row - offers.gain[:, 0] / best.rate())
-            loss += self._one_more(int((best.counts > 0).sum()), context)
+            dearer = np.array([self.pass_seconds(best.rows + rows, context) for rows in offers.rows.tolist()])
+            dearer += self._one_more(int((best.counts > 0).sum()), context) - self.pass_seconds(best.rows, context)
+            loss = np.maximum(0.0, dearer - offers.rows * offers.gain[:, 0] / best.rate())
             self._explore(best.counts, loss, requests)
         return (best.counts * unit).tolist()
 
