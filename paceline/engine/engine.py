@@ -182,9 +182,10 @@ class Engine:
         drafted = self._clock()
         verdicts = self._verify(plan, trees, self._run(plan, trees))
         verified = self._clock()
+        self._learn_costs(plan, trees, drafted - scheduled, verified - drafted)
         commits = self.scheduler.update(self._results(plan, trees, verdicts), verified)
         overhead = scheduled - started + self._clock() - verified
-        self._account(plan, trees, drafted - scheduled, verified - drafted, overhead)
+        self._book(plan, drafted - scheduled, verified - drafted, overhead)
         num_drafted = sum(map(len, trees.values()))
         self.metrics.observe_step(plan, num_drafted, commits, verified)
         if plan.only_decodes:
@@ -278,17 +279,21 @@ class Engine:
             self.metrics.observe_request(output)
         return StepOutput(live.request_id, tokens, output, live.index, completion)
 
-    def _account(
-        self, plan: StepPlan, trees: dict[str, TokenTree], drafting: float, verifying: float, overhead: float
-    ) -> None:
-        """Book the step's seconds on the requests that shared it, and a pure decoding pass's on the cost curve."""
-        drafted = [g for g in plan.grants if len(trees.get(g.request.request_id, EMPTY))]
-        if all(g.request.draft_stats.num_drafts > 1 for g in drafted):  # a first draft may have read the whole prompt
-            depths = (max(trees[g.request.request_id].depths) for g in drafted)
-            self._cost.observe_draft(max(depths, default=0), drafting, len(drafted), plan.batch.mean_context)
+    def _learn_costs(self, plan: StepPlan, trees: dict[str, TokenTree], drafting: float, verifying: float) -> None:
+        """Tell the cost curve what a draft took, and a pass that only decoded.
+
+        A draft after steps without one had to read what was said meanwhile, and the first one the whole prompt.
+        """
+        drafted = [grant.request for grant in plan.grants if len(trees.get(grant.request.request_id, EMPTY))]
+        if all(r.draft_stats.num_drafts and not r.draft_stats.steps_since_draft for r in drafted):
+            depth = max((max(trees[request.request_id].depths) for request in drafted), default=0)
+            self._cost.observe_draft(depth, drafting, len(drafted), plan.batch.mean_context)
         if plan.only_decodes:
             rows = len(plan.grants) + sum(map(len, trees.values()))
             self._cost.observe(rows, verifying, plan.batch.mean_context)
+
+    def _book(self, plan: StepPlan, drafting: float, verifying: float, overhead: float) -> None:
+        """The step's seconds on the requests that shared it."""
         for grant in plan.grants:
             counters = self._live[grant.request.request_id].counters
             if grant.is_decode:

@@ -22,6 +22,8 @@ _NEWEST = 0.2
 """Weight of the newest draft step."""
 _OUTLIER = 2.0
 """A pass slower than this many times what was expected counts as this many times: a stolen core is no property of M."""
+_SETTLING = 3
+"""The smallest of so many measurements is the first that counts: weights are read from disk only once."""
 _KNOTS = tuple(1 << power for power in range(14))
 
 
@@ -40,17 +42,18 @@ class LearnedCost:
         prior: what a pass is expected to cost; only its shape matters once a pass was seen.
 
     Attributes:
-        draft_prior: what a draft step over so many rows is expected to cost; None takes it for free until one was seen.
+        draft_prior: what a draft step over so many rows is expected to cost; None takes it for free until some were
+            seen.
     """
 
     def __init__(self, prior: Prior | None = None) -> None:
         self.draft_prior: Callable[[int, float], float] | None = None
         self._prior = prior or roofline(CPU_BALANCE)
         self._level: float | None = None
+        self._num_passes = 0
         self._shape = [0.0] * len(_KNOTS)
         self._weight = [0.0] * len(_KNOTS)
-        self._draft_step: float | None = None
-        self._draft: float | None = None
+        self._draft_step, self._draft = _Average(), _Average()
 
     def __call__(self, rows: float, context: float = 0) -> float:
         """Seconds of a pass; the prior's own number when no pass was seen yet (only ratios matter then)."""
@@ -62,8 +65,11 @@ class LearnedCost:
         """A pass over `rows` rows with a mean context of `context` took `seconds` (none on a coarse clock)."""
         if seconds <= 0:
             return
-        if self._level is None:
-            self._level = log(seconds / self._prior(rows, context))
+        self._num_passes += 1
+        if self._num_passes <= _SETTLING:
+            level = log(seconds / self._prior(rows, context))
+            self._level = level if self._level is None else min(level, self._level)
+            return
         surprise = log(seconds / self(rows, context))
         surprise = min(max(surprise, -log(_OUTLIER)), log(_OUTLIER))
         left, right, share = _place(rows)
@@ -74,18 +80,18 @@ class LearnedCost:
 
     def draft_seconds(self, num_requests: int, context: float = 0) -> float:
         """Seconds of one draft step shared by `num_requests`."""
-        return self._drafting(self._draft_step, num_requests, context)
+        return self._drafting(self._draft_step.value, num_requests, context)
 
     def whole_draft_seconds(self, num_requests: int, context: float = 0) -> float:
         """Seconds of all steps of a draft, however deep, shared by `num_requests`."""
-        return self._drafting(self._draft, num_requests, context)
+        return self._drafting(self._draft.value, num_requests, context)
 
     def observe_draft(self, num_steps: int, seconds: float, num_requests: int = 1, context: float = 0) -> None:
         """Drafts of `num_steps` steps for `num_requests` requests took `seconds`."""
         if num_steps:
             draft = seconds / self._draft_shape(num_requests, context)
-            self._draft = _moved(self._draft, draft)
-            self._draft_step = _moved(self._draft_step, draft / num_steps)
+            self._draft.learn(draft)
+            self._draft_step.learn(draft / num_steps)
 
     def _drafting(self, scale: float | None, num_requests: int, context: float) -> float:
         if scale is None:
@@ -103,6 +109,21 @@ def _place(rows: float) -> tuple[int, int, float]:
     return right - 1, right, min(1.0, (rows - low) / (high - low))
 
 
-def _moved(average: float | None, newest: float) -> float:
-    """The moving average after one more measurement."""
-    return newest if average is None else average + _NEWEST * (min(newest, _OUTLIER * average) - average)
+class _Average:
+    """A moving average of seconds; `value` is None until it has settled."""
+
+    def __init__(self) -> None:
+        self._seen = 0
+        self._average = float("inf")
+
+    @property
+    def value(self) -> float | None:
+        return self._average if self._seen >= _SETTLING else None
+
+    def learn(self, newest: float) -> None:
+        """One more measurement."""
+        self._seen += 1
+        if self._seen <= _SETTLING:
+            self._average = min(self._average, newest)
+        else:
+            self._average += _NEWEST * (min(newest, _OUTLIER * self._average) - self._average)

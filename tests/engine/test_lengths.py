@@ -76,7 +76,9 @@ def test_goodput_takes_or_leaves_trees(engine_for):
 
 def test_a_hybrid_weighs_the_cost_of_its_models_itself(engine_for):
     engine = engine_for({"method": "hybrid", "model": "random-1", "policy": "goodput"})
-    engine._cost.observe_draft(1, 1000.0)
+    for _ in range(3):
+        engine._cost.observe_draft(1, 1000.0)
+    assert engine._cost.whole_draft_seconds(1) == 1000
     length = engine.speculation.length
     assert isinstance(length, Goodput) and length.whole and length.draft_seconds(1, 0.0) == 0
 
