@@ -42,6 +42,9 @@ _SHARE, _SHARE_WEIGHT = 0.5, 8
 _EXPLORE_EVERY = 32
 """A child with a model that is not asked any more is tried after so many steps, then twice as many, and so on."""
 
+_READ_COSTS = {"int8": 0.2, "bfloat16": 0.12, "float32": 0.06}
+"""What a row of a prompt costs by how weights are stored, as a share of a pass over one row."""
+
 _ALONE = BatchStats()
 """A batch of one: prices are constants here, whoever shares the pass."""
 
@@ -305,14 +308,15 @@ def make_hybrid(
     dtype: str | None = None,
     unite: bool = True,
     row_cost: float = 0.05,
-    read_cost: float = 0.1,
+    read_cost: float | None = None,
 ) -> Hybrid:
     """Several drafters as one.
 
     Args:
         drafters: names, or mappings as `make_child` takes them.
         model, dtype: handed to every drafter that takes a model, or how it is stored, and names none.
-        unite, row_cost, read_cost: as of `Hybrid`.
+        unite, row_cost, read_cost: as of `Hybrid`; without a `read_cost` it goes by how the model is stored, for
+            arithmetic is the same for all, and a pass over one row takes as long as its bytes.
 
     Raises:
         InvalidParameter: an unknown drafter or option, fewer than two drafters, a negative cost.
@@ -320,4 +324,7 @@ def make_hybrid(
     """
     if isinstance(drafters, str):
         raise InvalidParameter("drafters", f"{drafters!r} is one name", "give a list, e.g. ['suffix', 'draft_model']")
-    return Hybrid([make_child(services, wanted, model, dtype) for wanted in drafters], unite, row_cost, read_cost)
+    children = [make_child(services, wanted, model, dtype) for wanted in drafters]
+    if read_cost is None:
+        read_cost = _READ_COSTS.get(dtype or services.dtype, _READ_COSTS["bfloat16"])
+    return Hybrid(children, unite, row_cost, read_cost)

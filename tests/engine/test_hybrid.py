@@ -102,3 +102,9 @@ def test_what_a_drafted_token_costs_is_known_of_every_drafter(engine_for, child,
 def test_bad_options_are_refused_when_the_engine_is_built(engine_for, options, field):
     with pytest.raises(InvalidParameter, match=field):
         engine_for({"method": "hybrid", "options": options})
+
+
+@pytest.mark.parametrize(("options", "expected"), [({}, 0.12), ({"dtype": "int8"}, 0.2), ({"read_cost": 0.3}, 0.3)])
+def test_reading_is_dearer_beside_shorter_passes(engine_for, options, expected):
+    hybrid = engine_for({"method": "hybrid", "model": "random-1", "options": options}).speculation.drafter
+    assert hybrid._read_cost == expected
