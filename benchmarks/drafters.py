@@ -199,7 +199,7 @@ def report(records: list[dict], skipped: dict[str, str], args: argparse.Namespac
     tables = {t: summaries([r for r in records if r["temperature"] == t]) for t in temperatures}
     pages = []
     for temperature, summary in tables.items():
-        title = f"{args.model}, {args.dtype}, temperature {temperature:g}, {args.max_tokens} tokens"
+        title = f"{Path(args.model).name}, {args.dtype}, temperature {temperature:g}, {args.max_tokens} tokens"
         rows = list(cells(summary, is_same_expected=not temperature or args.rule == "coupled"))
         show(title, HEADER, rows)
         pages.append(markdown(title, rows))
