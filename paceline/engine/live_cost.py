@@ -49,7 +49,7 @@ class LearnedCost:
     def __init__(self, prior: Prior | None = None) -> None:
         self.draft_prior: Callable[[int, float], float] | None = None
         self._prior = prior or roofline(CPU_BALANCE)
-        self._level: float | None = None
+        self._level = 0.0
         self._num_passes = 0
         self._shape = [0.0] * len(_KNOTS)
         self._weight = [0.0] * len(_KNOTS)
@@ -59,7 +59,7 @@ class LearnedCost:
         """Seconds of a pass; the prior's own number when no pass was seen yet (only ratios matter then)."""
         left, right, share = _place(rows)
         shape = (1 - share) * self._shape[left] + share * self._shape[right]
-        return self._prior(rows, context) * exp((self._level or 0.0) + shape)
+        return self._prior(rows, context) * exp(self._level + shape)
 
     def observe(self, rows: int, seconds: float, context: float = 0) -> None:
         """A pass over `rows` rows with a mean context of `context` took `seconds` (none on a coarse clock)."""
@@ -68,7 +68,7 @@ class LearnedCost:
         self._num_passes += 1
         if self._num_passes <= _SETTLING:
             level = log(seconds / self._prior(rows, context))
-            self._level = level if self._level is None else min(level, self._level)
+            self._level = level if self._num_passes == 1 else min(level, self._level)
             return
         surprise = log(seconds / self(rows, context))
         surprise = min(max(surprise, -log(_OUTLIER)), log(_OUTLIER))
