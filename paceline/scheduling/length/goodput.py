@@ -130,11 +130,11 @@ class Goodput:
 
     def _offers(self, requests: Sequence[DraftStats]) -> "_Offers":
         rates = [request.rates for request in requests]
-        answer = np.array([one.answered / one.asked for one in rates])
+        answer = np.array([one.answer for one in rates])
         if self.whole:
             nodes = np.array([one.nodes / one.drafts for one in rates])
             return _Offers(answer * nodes, np.array([one.accepted / one.nodes for one in rates])[:, None])
-        alpha = np.array([one.accepted / one.tested for one in rates])[:, None]
+        alpha = np.array([one.acceptance for one in rates])[:, None]
         return _Offers(answer, alpha ** np.arange(1, self.max_length + 1))
 
     def _depths(self, offers: "_Offers", context: float) -> range:
