@@ -82,16 +82,15 @@ def summarise(rounds: list[dict[str, Window]], args: argparse.Namespace) -> dict
     fixed = [name for name in rates if name.startswith("fixed")]
     vs_plain = {name: median(r[name].tokens_per_second / rate_of_plain(r) for r in rounds) for name in rates}
     best = max(fixed, key=vs_plain.__getitem__)
-    best_fixed = int(best.split()[1])
-    summary = {"tokens_per_second": rates, "vs_plain": vs_plain, "best_fixed": best_fixed, "policies": {}}
-    summary["best_fixed_vs_plain"] = vs_plain[best]
+    summary = {
+        "tokens_per_second": rates, "vs_plain": vs_plain, "best_fixed": int(best.split()[1]),
+        "best_fixed_vs_plain": vs_plain[best], "policies": {},
+    }  # fmt: skip
     for policy in args.policies:
-        own = [r[policy] for r in rounds]
-        ratios = [(w.tokens_per_second, r) for w, r in zip(own, rounds, strict=True)]
         summary["policies"][policy] = {
             "vs_plain": vs_plain[policy],
-            "vs_best_fixed": median(rate / r[best].tokens_per_second for rate, r in ratios),
-            "draft_length": median(w.draft_length for w in own),
+            "vs_best_fixed": median(r[policy].tokens_per_second / r[best].tokens_per_second for r in rounds),
+            "draft_length": median(r[policy].draft_length for r in rounds),
         }
     if args.temperature == 0:
         plain = [r["fixed 0"] for r in rounds]
