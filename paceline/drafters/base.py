@@ -53,7 +53,9 @@ class DraftContext:
         rank: as `warp`, to the law that ranks candidates (`Warper.confidence_law`); None takes `warp`.
         asks_beliefs: the length policy reads how sure the draft is, so greedy requests must hand it `belief`.
         page_table: the target's own pages of the request, in order of position; all of `token_ids` but the last have
-            their keys and values there. To be read, never written or kept.
+            their keys and values there, to be read, never written. The slots behind them, of the last token and of
+            `budget` more, are overwritten when the draft is verified: a drafter may use them until then. Not to be
+            kept.
     """
 
     request_id: str

@@ -4,49 +4,22 @@ One pass per level serves all requests. A request's committed tokens that the mo
 target's own tokens) are fed in the pass that scores the root. Nodes of the tree lie behind the committed tokens, each
 seeing its own branch only; once the verdict is known, the accepted branch moves to its natural place and the rest is
 forgotten, so the cache is that of a fresh prefill of the committed tokens. Not the place for the shapes of trees
-(`trees/`).
+(`trees/`) or for who holds which page (`draft_pages.py`).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
+from paceline.drafters.draft_pages import DraftPages, Kept, common_prefix
 from paceline.drafters.services import DraftServices
 from paceline.drafters.trees.growth import Growth
 from paceline.errors import UnsupportedModel
-from paceline.models.base import CausalLM, pages_for, slot_of
-from paceline.models.rows import Part, build_rows, compaction
+from paceline.models.base import PAGE_SIZE, CausalLM, slot_of
+from paceline.models.rows import Logits, Part, build_rows, compaction
 from paceline.sampling.law import Law
 from paceline.sampling.randomness import ROOT
-
-
-@dataclass(slots=True)
-class _Stored:
-    """What of a request lies in the cache: committed tokens, and behind them tree nodes in the order they were run."""
-
-    tokens: list[int] = field(default_factory=list)
-    pages: list[int] = field(default_factory=list)
-    row_tokens: list[int] = field(default_factory=list)
-    row_parents: list[int] = field(default_factory=list)
-    row_of_node: dict[int, int] = field(default_factory=dict)
-
-    def accepted_rows(self, token_ids: Sequence[int]) -> list[int]:
-        """Rows of the tree that `token_ids` goes through, in order of depth."""
-        keys = zip(self.row_parents, self.row_tokens, strict=True)
-        children = {key: row for row, key in enumerate(keys)}
-        rows, above = [], -1
-        for token in token_ids[len(self.tokens) :]:
-            row = children.get((above, token))
-            if row is None:
-                break
-            rows.append(row)
-            above = row
-        return rows
-
-    def forget_rows(self) -> None:
-        self.row_tokens, self.row_parents, self.row_of_node = [], [], {}
 
 
 class DraftRunner:
@@ -54,30 +27,35 @@ class DraftRunner:
 
     Args:
         model: shares the target's vocabulary (`load_draft` checks).
-        num_pages: pages of its cache. A request that finds no room is not admitted.
+        num_pages: pages of its cache. Requests that do not fit together take turns.
         max_prefill_rows: most rows of one pass while it catches up with a prompt.
     """
 
     def __init__(self, model: CausalLM, num_pages: int, max_prefill_rows: int = 512) -> None:
         self._model = model
         self.cache = model.new_cache(num_pages)
-        self._free = list(range(num_pages))
+        self.pages = DraftPages(num_pages)
         self._max_rows = max_prefill_rows
         self._limit = model.config.max_position_embeddings
-        self._requests: dict[str, _Stored] = {}
 
-    def admit(self, growth: Growth) -> bool:
-        """Make room for the request's tokens and its tree and read a long prompt's beginning; False: no room."""
-        context = growth.context
-        stored = self._requests.setdefault(context.request_id, _Stored())
-        self._truncate(stored, min(_common_prefix(stored.tokens, context.token_ids), len(context.token_ids) - 1))
-        missing = pages_for(len(context.token_ids) + growth.max_rows) - len(stored.pages)
-        if missing > len(self._free) or len(context.token_ids) + context.budget > self._limit:
-            return False
-        stored.pages += [self._free.pop() for _ in range(missing)]
-        while len(context.token_ids) - len(stored.tokens) > self._max_rows:
-            self._forward([self._committed_part(stored, context.token_ids, self._max_rows, "none")])
-        return True
+    def can_hold(self, growth: Growth) -> bool:
+        """Whether the text and its tree fit into the model's positions, and into the cache when it is empty."""
+        num_tokens = len(growth.context.token_ids)
+        most = self.pages.pool.num_pages * PAGE_SIZE
+        return num_tokens + growth.max_rows <= most and num_tokens + growth.context.budget <= self._limit
+
+    def admit(self, growths: Sequence[Growth]) -> Sequence[Growth]:
+        """The first of `growths` that find room together, at least one, their long prompts read but for the end.
+
+        Room is taken from requests that are not among them, the one longest ago first; for the first of them, from
+        the last of them as well.
+        """
+        ids = [growth.context.request_id for growth in growths]
+        others = [each for each in self.pages if each not in ids]
+        for place, growth in enumerate(growths):
+            if not self._seat(growth, others if place else [*others, *ids[:0:-1]]):
+                return growths[:place]
+        return growths
 
     def score(self, work: Sequence[tuple[Growth, Sequence[int]]]) -> list[np.ndarray]:
         """One pass: for each admitted growth the logits [len(nodes), vocab] below its `nodes`, good until the next.
@@ -85,75 +63,80 @@ class DraftRunner:
         A growth's first nodes are [ROOT]; others must be children of ROOT or of nodes scored before.
         """
         logits = self._forward([self._part(growth, nodes) for growth, nodes in work])
+        for growth, nodes in work:
+            if nodes[0] == ROOT:
+                self.pages.share(self.pages[growth.context.request_id])
         return np.split(logits, np.cumsum([len(nodes) for _, nodes in work])[:-1])
 
     def observe(self, request_id: str, token_ids: Sequence[int], finished: bool) -> None:
         """Keep what lies in the cache and was committed, each token at its place; forget the rest."""
-        stored = self._requests.get(request_id)
-        if stored is not None:
-            self._settle(stored, token_ids)
+        kept = self.pages.get(request_id)
+        if kept is not None:
+            self._settle(kept, token_ids)
         if finished:
             self.release(request_id)
 
     def release(self, request_id: str) -> None:
         """Forget a request."""
-        stored = self._requests.pop(request_id, None)
-        if stored is not None:
-            self._free += stored.pages
+        self.pages.release(request_id)
 
     def slots(self, request_id: str) -> tuple[list[int], list[int]]:
         """(committed tokens in the cache, their slots), to look at."""
-        stored = self._requests[request_id]
-        at = range(len(stored.tokens))
-        return list(stored.tokens), [slot_of(stored.pages, i) for i in at]
+        kept = self.pages[request_id]
+        return list(kept.tokens), [slot_of(kept.pages, i) for i in range(len(kept.tokens))]
+
+    def _seat(self, growth: Growth, victims: Sequence[str]) -> bool:
+        """Make room for the request's tokens and its tree, and read a long prompt's beginning; False: no room."""
+        token_ids = growth.context.token_ids
+        kept = self.pages.recall(growth.context.request_id, token_ids)
+        if not self.pages.extend(kept, len(token_ids) + growth.max_rows, victims):
+            return False
+        while len(token_ids) - len(kept.tokens) > self._max_rows:
+            self._forward([self._committed_part(kept, token_ids, "none")])
+            self.pages.share(kept)
+        return True
 
     def _part(self, growth: Growth, nodes: Sequence[int]) -> Part:
         """The rows below which `nodes` ask: the tokens up to the root, or tree nodes behind those run before."""
-        stored = self._requests[growth.context.request_id]
+        kept = self.pages[growth.context.request_id]
         if nodes[0] == ROOT:
-            return self._committed_part(stored, growth.context.token_ids, self._max_rows, "last")
-        num_computed = len(stored.row_tokens)
+            return self._committed_part(kept, growth.context.token_ids, "last")
+        num_computed = len(kept.row_tokens)
         for node in nodes:
             parent = growth.parents[node]
-            stored.row_of_node[node] = len(stored.row_tokens)
-            stored.row_tokens.append(growth.tokens[node])
-            stored.row_parents.append(-1 if parent == ROOT else stored.row_of_node[parent])
-        return Part(stored.pages, len(stored.tokens), stored.row_tokens, stored.row_parents, "all", num_computed)
+            kept.row_of_node[node] = len(kept.row_tokens)
+            kept.row_tokens.append(growth.tokens[node])
+            kept.row_parents.append(-1 if parent == ROOT else kept.row_of_node[parent])
+        return Part(kept.pages, len(kept.tokens), kept.row_tokens, kept.row_parents, "all", num_computed)
 
-    def _committed_part(self, stored: _Stored, token_ids: Sequence[int], most: int, logits) -> Part:
-        """The next committed tokens, at most `most`; they count as stored."""
-        start = len(stored.tokens)
-        tokens = list(token_ids[start : start + most])
-        stored.tokens += tokens
-        return Part(stored.pages, start, tokens, logits=logits)
+    def _committed_part(self, kept: Kept, token_ids: Sequence[int], logits: Logits) -> Part:
+        """The next committed tokens, as many as a pass may have; they count as kept."""
+        start = len(kept.tokens)
+        tokens = list(token_ids[start : start + self._max_rows])
+        kept.tokens += tokens
+        return Part(kept.pages, start, tokens, logits=logits)
 
     def _forward(self, parts: Sequence[Part]) -> np.ndarray:
         return self._model.forward(build_rows(parts), self.cache).logits
 
-    def _settle(self, stored: _Stored, token_ids: Sequence[int]) -> None:
-        same = _common_prefix(stored.tokens, token_ids)
-        if same == len(stored.tokens):
-            rows = stored.accepted_rows(token_ids)
-            sources, destinations = compaction(stored.pages, same, rows)
+    def _settle(self, kept: Kept, token_ids: Sequence[int]) -> None:
+        same = common_prefix(kept.tokens, token_ids)
+        if same == len(kept.tokens):
+            rows = kept.accepted_rows(token_ids)
+            sources, destinations = compaction(kept.pages, same, rows)
             if sources:
                 self.cache.move(sources, destinations)
-            stored.tokens += [stored.row_tokens[row] for row in rows]
-            same = len(stored.tokens)
-        self._truncate(stored, same)
-
-    def _truncate(self, stored: _Stored, length: int) -> None:
-        """Forget tree nodes and everything behind `length` tokens, and return whole pages behind it."""
-        stored.forget_rows()
-        del stored.tokens[length:]
-        needed = pages_for(length)
-        self._free += stored.pages[needed:]
-        del stored.pages[needed:]
+            kept.tokens += [kept.row_tokens[row] for row in rows]
+            same = len(kept.tokens)
+        self.pages.truncate(kept, same)
 
 
 class Runner(Protocol):
     """What scores trees as `DraftRunner` does."""
 
-    def admit(self, growth: Growth) -> bool: ...
+    def can_hold(self, growth: Growth) -> bool: ...
+
+    def admit(self, growths: Sequence[Growth]) -> Sequence[Growth]: ...
 
     def score(self, work: Sequence[tuple[Growth, Sequence[int]]]) -> list[np.ndarray]: ...
 
@@ -161,9 +144,22 @@ class Runner(Protocol):
 def grow_all(runners: Sequence[Runner], growths: Sequence[Growth]) -> None:
     """Grow every growth to its end, runner i as source i, one pass per level and runner.
 
-    A growth that some runner has no room for stays empty.
+    Growths that do not fit into every runner together take turns, so that none is left out for the company it is in.
+    One that some runner cannot hold by itself stays empty.
     """
-    active = [growth for growth in growths if all(runner.admit(growth) for runner in runners)]
+    waiting = [growth for growth in growths if all(runner.can_hold(growth) for runner in runners)]
+    while waiting:
+        seated: Sequence[Growth] = waiting
+        for runner in runners:
+            seated = runner.admit(seated)
+        assert seated, "an empty cache holds each of them"
+        _grow_together(runners, seated)
+        waiting = waiting[len(seated) :]
+
+
+def _grow_together(runners: Sequence[Runner], growths: Sequence[Growth]) -> None:
+    """Grow growths that every runner has admitted."""
+    active = list(growths)
     while active:
         laws: list[list[Law]] = [[] for _ in active]
         for source, runner in enumerate(runners):
@@ -198,10 +194,3 @@ def load_draft(services: DraftServices, name: str, dtype: str | None = None) -> 
             "draft with method='cross_vocabulary', choose a draft model of the same family, or use ngram or suffix"
         )
     return draft.model
-
-
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    length = min(len(a), len(b))
-    if list(a[:length]) == list(b[:length]):  # the usual case, at the speed of C
-        return length
-    return next((i for i in range(length) if a[i] != b[i]), length)

@@ -2,8 +2,8 @@
 
 Two ways of being cheaper, one file each: fewer layers (`layer_skip.py`) and fewer keys (`sparse_cache.py`). Both read
 the keys and values of committed tokens where the target has put them, so a draft begins without reading the prompt
-again and keeps no cache of its own. Drafted tokens go to pages borrowed from the pool for the length of one `propose`;
-the target's own pages are never written.
+again and keeps no cache of its own. Drafted tokens go to the slots that the target has been granted for verifying them,
+which it overwrites: a draft needs no memory of its own, and committed keys and values are never written.
 
 Reading the target's keys is right for skipped layers too: a kept layer sees, for committed tokens, what the whole model
 would have shown it, which is the better context (Zhang et al. 2023, Draft and Verify). Only the drafted tokens' own
@@ -22,11 +22,10 @@ from paceline.drafters.draft_runner import grow_all
 from paceline.drafters.services import DraftServices
 from paceline.drafters.trees.drawn import Drawn
 from paceline.drafters.trees.growth import Growth
-from paceline.models.base import PAGE_SIZE, CausalLM, KVCache, pages_for
+from paceline.models.base import PAGE_SIZE, CausalLM, KVCache, pages_for, slot_of
 from paceline.models.overlay import Overlay, overlay_rows
 from paceline.sampling.randomness import ROOT
 from paceline.sampling.tree import TokenTree
-from paceline.scheduling.pages import PagePool
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -62,7 +61,7 @@ class WholeContext:
 
 @dataclass(slots=True)
 class _Draft:
-    """A request's draft in the making: what it sees, its borrowed slots, and the slots down to each node."""
+    """A request's draft in the making: what it sees, slots to use (the next one last), slots down to each node."""
 
     view: View
     free_slots: list[int]
@@ -74,26 +73,23 @@ class TargetRunner:
 
     Args:
         model: the target, or a view of it with fewer layers.
-        cache, pool: the target's.
+        cache: the target's.
         sight: what drafts attend to.
     """
 
-    def __init__(self, model: CausalLM, cache: KVCache, pool: PagePool, sight: Sight) -> None:
-        self._model, self._cache, self._pool, self.sight = model, cache, pool, sight
+    def __init__(self, model: CausalLM, cache: KVCache, sight: Sight) -> None:
+        self._model, self._cache, self.sight = model, cache, sight
         self._drafts: dict[str, _Draft] = {}
-        self._borrowed: list[int] = []
 
-    def admit(self, growth: Growth) -> bool:
-        """Borrow pages for the root and the tree; False when too few are free."""
-        view = self.sight.view(growth.context)
-        missing = self._pool.pages_for(1 + growth.max_rows)
-        if missing > self._pool.num_free:
-            return False
-        pages = self._pool.allocate(missing)
-        self._borrowed += pages
-        slots = [page * PAGE_SIZE + place for page in reversed(pages) for place in reversed(range(PAGE_SIZE))]
-        self._drafts[growth.context.request_id] = _Draft(view, slots, {})
-        return True
+    def can_hold(self, growth: Growth) -> bool:
+        """Whether the request has slots for the root and the tree, as it has when the tree keeps to its budget."""
+        context = growth.context
+        return len(context.token_ids) + growth.max_rows <= len(context.page_table) * PAGE_SIZE
+
+    def admit(self, growths: Sequence[Growth]) -> Sequence[Growth]:
+        """All of them; drafts of earlier calls end."""
+        self._drafts = {growth.context.request_id: self._begin(growth) for growth in growths}
+        return growths
 
     def score(self, work: Sequence[tuple[Growth, Sequence[int]]]) -> list[np.ndarray]:
         """One pass: for each admitted growth the logits [len(nodes), vocab] below its `nodes`, good until the next."""
@@ -101,10 +97,11 @@ class TargetRunner:
         logits = self._model.forward(overlay_rows(rows), self._cache).logits
         return np.split(logits, np.cumsum([len(nodes) for _, nodes in work])[:-1])
 
-    def give_back(self) -> None:
-        """End all drafts and return what was borrowed."""
-        self._pool.release(self._borrowed)
-        self._borrowed, self._drafts = [], {}
+    def _begin(self, growth: Growth) -> _Draft:
+        context = growth.context
+        root = len(context.token_ids) - 1
+        slots = [slot_of(context.page_table, root + row) for row in range(growth.max_rows, -1, -1)]
+        return _Draft(self.sight.view(context), slots, {})
 
     def _row(self, growth: Growth, node: int) -> Overlay:
         draft, token_ids = self._drafts[growth.context.request_id], growth.context.token_ids
@@ -130,15 +127,12 @@ class SelfDraft:
         cost_ratio: float = 1.0,
     ) -> None:
         self.name, self.cost_ratio = name, cost_ratio
-        self.runner = TargetRunner(model, services.cache, services.pool, sight or WholeContext())
+        self.runner = TargetRunner(model, services.cache, sight or WholeContext())
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
-        """One chain per context, drawn from the shortened target's own laws; empty when no pages are free."""
+        """One chain per context, drawn from the shortened target's own laws."""
         growths = [Drawn(context) for context in contexts]
-        try:
-            grow_all([self.runner], growths)
-        finally:
-            self.runner.give_back()
+        grow_all([self.runner], growths)
         return [growth.tree() for growth in growths]
 
     def observe(self, request_id: str, token_ids: Sequence[int], finished: bool) -> None:

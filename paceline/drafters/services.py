@@ -24,7 +24,7 @@ class LoadsModels(Protocol):
 class DraftServices:
     """Attributes:
     target: the model that is drafted for.
-    cache: the target's keys and values; to be read, never written.
+    cache: the target's keys and values; to be written only where a `DraftContext` says so, and in borrowed pages.
     num_pages: pages of that cache, and a fair size for a drafter's own.
     pool: who holds which of them. A drafter may borrow pages to write to, and gives them back before `propose` returns.
     load: a further model by name, run as the target is (executor, threads, dtype); a second argument names another

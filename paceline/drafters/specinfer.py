@@ -32,7 +32,7 @@ class SpecInfer:
     Args:
         models: score rows; each shares the target's vocabulary.
         expansions: one per model, children per node level by level.
-        num_pages: pages of each model's cache. A request that some model has no room for is not drafted for.
+        num_pages: pages of each model's cache. Requests that do not fit together take turns.
         max_prefill_rows: most rows of one pass while a model catches up with a prompt.
     """
 

@@ -18,6 +18,18 @@ DRAFTS = {
     "suffix": {"method": "suffix"},
     "draft_model": {"method": "draft_model", "model": "random-1", "num_draft_tokens": 3},
 }
+OWN_CACHE = {
+    "draft_model": DRAFTS["draft_model"],
+    "tree": DRAFTS["draft_model"] | {"num_draft_tokens": 4, "options": {"tree": "sampled", "expansion": [2, 1]}},
+    "specinfer": {"method": "specinfer", "options": {"models": ["random-1", "random-0"], "expansion": [1, 1]}},
+    "cross_vocabulary": {"method": "cross_vocabulary", "model": "random-1", "num_draft_tokens": 3},
+}
+NO_CACHE = {
+    "ngram": {"method": "ngram", "num_draft_tokens": 3},
+    "layer_skip": {"method": "layer_skip", "num_draft_tokens": 3},
+    "sparse_cache": {"method": "sparse_cache", "num_draft_tokens": 3, "options": {"cache_budget": 48}},
+}
+BEGINNING = [ord(letter) for letter in "once upon a time there was a cat, a mat, a bat, a rat and a hat."]  # four pages
 
 
 def crowd(count: int, greedy: bool):
@@ -58,6 +70,18 @@ def test_seeded_text_with_a_draft_model_under_load_is_that_alone(engine_for):
     requests = crowd(30, greedy=False)
     together = run_together(engine_for(draft), requests)
     assert differences(together, list(run_alone(engine_for(draft), requests))) == []
+
+
+@pytest.mark.parametrize("draft", (OWN_CACHE | NO_CACHE).values(), ids=OWN_CACHE | NO_CACHE)
+def test_seeded_text_with_a_shared_beginning_is_that_alone_in_a_cache_that_holds_few(engine_for, draft):
+    """The target holds more requests than a draft without shared pages would; nobody is left without a draft."""
+    draft = draft | {"policy": "fixed"}
+    prompts = [[*BEGINNING, *prompt.encode()[:12]] for prompt in PROMPTS]
+    requests = make_crowd(prompts, 30, max_tokens=18, seed=2)
+    busy = engine_for(draft, **TIGHT)
+    together = run_together(busy, requests, after_step=lambda _: busy.scheduler.check_integrity())
+    assert differences(together, list(run_alone(engine_for(draft, **TIGHT), requests))) == []
+    assert busy.metrics.num_preemptions > 0
 
 
 def test_a_text_that_differs_is_found(engine_for):

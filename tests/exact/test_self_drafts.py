@@ -1,4 +1,4 @@
-"""The production self-drafters over rationals: borrowed pages, bounded views and all, the text keeps its law.
+"""The production self-drafters over rationals: granted slots, bounded views and all, the text keeps its law.
 
 The target's cache holds the committed tokens; the drafter's laws are those of another table model, read from the slots
 it attends to, so a wrong slot or a page too few would show as a wrong law.
@@ -12,7 +12,6 @@ from paceline.drafters.self_draft import SelfDraft
 from paceline.drafters.sparse_cache import SinksAndWindow
 from paceline.models.base import PAGE_SIZE
 from paceline.sampling import Randomness, TokenTree, verify, verify_block
-from paceline.scheduling.pages import PagePool
 
 from .table_causal_lm import TableLM, context
 from .tables import Prefix, decoded_law, table_model, target_law
@@ -25,14 +24,13 @@ PROMPT = tuple(i % 3 for i in range(50))
 
 
 def drafted(prefix: Prefix, randomness: Randomness, position: int) -> TokenTree:
-    model, pool = TableLM(DRAFT), PagePool(8, PAGE_SIZE)
-    cache, pages = model.new_cache(8), pool.allocate(4)
+    model, pages = TableLM(DRAFT), [6, 1, 4, 3]
+    cache = model.new_cache(8)
     for at, token in enumerate(prefix[:-1]):
         cache[pages[at // PAGE_SIZE] * PAGE_SIZE + at % PAGE_SIZE] = token
-    services = SimpleNamespace(cache=cache, pool=pool)
+    services = SimpleNamespace(cache=cache)
     drafter = SelfDraft("sparse", services, model, SinksAndWindow(budget=3, sinks=1))  # type: ignore[arg-type]
     [tree] = drafter.propose([context(prefix, 2, randomness, page_table=pages)])
-    pool.check_integrity([pages])
     for node, law in enumerate(tree.draft_laws or ()):
         assert law is DRAFT((*prefix, *tree.tokens[:node]))  # the latest tokens are in view
     return tree

@@ -1,0 +1,137 @@
+"""`DraftPages`: which of a draft model's pages hold which request's text, and what is given up when pages run short.
+
+Texts that begin alike share the pages of their beginning, as in the target's cache. When too few pages are free, a
+request that is not being drafted for is given up; its pages keep their content until somebody takes them, so what is
+left of its text is found again and only the rest is read anew. Bookkeeping only: passes are `draft_runner.py`'s.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from paceline.models.base import PAGE_SIZE, pages_for
+from paceline.scheduling.pages import PagePool, extend_digests
+
+
+@dataclass(slots=True)
+class Kept:
+    """What of a request lies in the cache: committed tokens, and behind them tree nodes in the order they were run.
+
+    Attributes:
+        digests: of the leading full pages that others may share; these are not written again.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    pages: list[int] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)
+    row_tokens: list[int] = field(default_factory=list)
+    row_parents: list[int] = field(default_factory=list)
+    row_of_node: dict[int, int] = field(default_factory=dict)
+
+    def accepted_rows(self, token_ids: Sequence[int]) -> list[int]:
+        """Rows of the tree that `token_ids` goes through, in order of depth."""
+        keys = zip(self.row_parents, self.row_tokens, strict=True)
+        children = {key: row for row, key in enumerate(keys)}
+        rows, above = [], -1
+        for token in token_ids[len(self.tokens) :]:
+            row = children.get((above, token))
+            if row is None:
+                break
+            rows.append(row)
+            above = row
+        return rows
+
+    def forget_rows(self) -> None:
+        self.row_tokens, self.row_parents, self.row_of_node = [], [], {}
+
+
+class DraftPages:
+    """Pages of a draft model's cache, by request.
+
+    Args:
+        num_pages: pages of the cache.
+    """
+
+    def __init__(self, num_pages: int) -> None:
+        self.pool = PagePool(num_pages, PAGE_SIZE)
+        self._kept: dict[str, Kept] = {}
+
+    def __getitem__(self, request_id: str) -> Kept:
+        return self._kept[request_id]
+
+    def __iter__(self) -> Iterator[str]:
+        """Requests, the one whose turn is longest ago first."""
+        return iter(self._kept)
+
+    def get(self, request_id: str) -> Kept | None:
+        return self._kept.get(request_id)
+
+    def recall(self, request_id: str, token_ids: Sequence[int]) -> Kept:
+        """What is there of `token_ids`, never the last one: it must be run for its logits. Its turn is the latest."""
+        kept = self._kept.pop(request_id, None) or self._found(token_ids)
+        self._kept[request_id] = kept
+        self.truncate(kept, min(common_prefix(kept.tokens, token_ids), len(token_ids) - 1))
+        return kept
+
+    def extend(self, kept: Kept, num_tokens: int, victims: Iterable[str]) -> bool:
+        """Pages for `num_tokens` in all, `victims` given up in turn while too few are free; False: still too few."""
+        missing = pages_for(num_tokens) - len(kept.pages)
+        for victim in victims:
+            if missing <= self.pool.num_free:
+                break
+            self.release(victim)
+        if missing > self.pool.num_free:
+            return False
+        kept.pages += self.pool.allocate(missing)
+        return True
+
+    def share(self, kept: Kept) -> None:
+        """Let others find its full pages, whose rows have been run, and use theirs where equal ones were there."""
+        known = len(kept.digests)
+        extend_digests(kept.digests, kept.tokens, PAGE_SIZE, len(kept.tokens))
+        for page, digest in list(zip(kept.pages, kept.digests, strict=False))[known:]:
+            self.pool.publish(page, digest)
+        if len(kept.digests) > known:
+            found = self.pool.longest_prefix(kept.digests)
+            self.pool.share(found)
+            self.pool.release(kept.pages[: len(found)])
+            kept.pages[: len(found)] = found
+
+    def truncate(self, kept: Kept, length: int) -> None:
+        """Forget tree nodes and everything behind `length` tokens, and return whole pages behind it.
+
+        Where `length` lies within a page that others may read, that page is left to them.
+        """
+        kept.forget_rows()
+        if length < len(kept.digests) * PAGE_SIZE:
+            length -= length % PAGE_SIZE
+            del kept.digests[length // PAGE_SIZE :]
+        del kept.tokens[length:]
+        needed = pages_for(length)
+        self.pool.release(kept.pages[needed:])
+        del kept.pages[needed:]
+
+    def release(self, request_id: str) -> None:
+        """Give a request up; nothing when it is not kept."""
+        kept = self._kept.pop(request_id, None)
+        if kept is not None:
+            self.pool.release(kept.pages)
+
+    def check_integrity(self) -> None:
+        """Raise RuntimeError if the books do not balance."""
+        self.pool.check_integrity(kept.pages for kept in self._kept.values())
+
+    def _found(self, token_ids: Sequence[int]) -> Kept:
+        """The longest beginning of `token_ids` that lies in pages of others."""
+        digests: list[bytes] = []
+        extend_digests(digests, token_ids, PAGE_SIZE, len(token_ids) - 1)
+        pages = self.pool.longest_prefix(digests)
+        self.pool.share(pages)
+        return Kept(list(token_ids[: len(pages) * PAGE_SIZE]), pages, digests[: len(pages)])
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Leading tokens that are the same."""
+    length = min(len(a), len(b))
+    if list(a[:length]) == list(b[:length]):  # the usual case, at the speed of C
+        return length
+    return next((i for i in range(length) if a[i] != b[i]), length)
