@@ -80,16 +80,24 @@ class Follower:
             self._write(self._open_text + text)
 
     def _write(self, text: str) -> None:
-        """Replace the tokens since the safe place by those of `text`, and move the safe place on."""
-        cut = safe_place(text, len(text) - _CONTEXT)
-        if not cut and len(text) > _LONGEST_OPEN:
-            cut = len(text) - _CONTEXT
+        """Replace the tokens since the safe place by those of `text`, and move the safe place on.
+
+        Where a text without safe places is cut depends on the text alone, so that one read anew has the same tokens.
+        """
         del self.tokens[self._open_start :]
-        if cut:
-            self.tokens += self._encoded(text[:cut])
-            self._at_beginning = False
-        self._open_text, self._open_start = text[cut:], len(self.tokens)
-        self.tokens += self._encoded(text[cut:])
+        while len(text) > _LONGEST_OPEN:
+            most = _LONGEST_OPEN - _CONTEXT
+            text = self._close(text, safe_place(text, most) or most)
+        if cut := safe_place(text, len(text) - _CONTEXT):
+            text = self._close(text, cut)
+        self._open_text, self._open_start = text, len(self.tokens)
+        self.tokens += self._encoded(text)
+
+    def _close(self, text: str, cut: int) -> str:
+        """Keep the tokens of `text` up to `cut` for good; the rest."""
+        self.tokens += self._encoded(text[:cut])
+        self._at_beginning = False
+        return text[cut:]
 
     def _encoded(self, text: str) -> list[int]:
         if self._at_beginning:

@@ -50,6 +50,17 @@ def test_a_text_read_in_steps_is_cut_as_in_one_go(words, read, data):
     assert text.tokens == words.encode(" ".join(read))
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from([40, 480, 500, 530, 1100]), min_size=1, max_size=4), st.data())
+def test_where_words_without_end_are_cut_does_not_depend_on_the_steps(words, lengths, data):
+    ids = BYTES.encode(" ".join("thecatsat"[: 3 + place] * length for place, length in enumerate(lengths)))
+    whole, steps = Follower(BYTES, Continuing(words)), Follower(BYTES, Continuing(words))
+    whole.extend(ids)
+    while steps._num_read < len(ids):
+        steps.extend(ids[: steps._num_read + data.draw(st.integers(1, 700))])
+    assert steps.tokens == whole.tokens
+
+
 def test_a_step_encodes_only_what_is_new(words):
     encoded = []
 
