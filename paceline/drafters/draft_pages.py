@@ -87,14 +87,15 @@ class DraftPages:
     def share(self, kept: Kept) -> None:
         """Let others find its full pages, whose rows have been run, and use theirs where equal ones were there."""
         known = len(kept.digests)
+        if len(kept.tokens) < (known + 1) * PAGE_SIZE:
+            return
         extend_digests(kept.digests, kept.tokens, PAGE_SIZE, len(kept.tokens))
-        for page, digest in list(zip(kept.pages, kept.digests, strict=False))[known:]:
-            self.pool.publish(page, digest)
-        if len(kept.digests) > known:
-            found = self.pool.longest_prefix(kept.digests)
-            self.pool.share(found)
-            self.pool.release(kept.pages[: len(found)])
-            kept.pages[: len(found)] = found
+        for index in range(known, len(kept.digests)):
+            self.pool.publish(kept.pages[index], kept.digests[index])
+        found = self.pool.longest_prefix(kept.digests)
+        self.pool.share(found)
+        self.pool.release(kept.pages[: len(found)])
+        kept.pages[: len(found)] = found
 
     def truncate(self, kept: Kept, length: int) -> None:
         """Forget tree nodes and everything behind `length` tokens, and return whole pages behind it.
