@@ -76,7 +76,8 @@ class EngineConfig:
     """How a model is run.
 
     Attributes:
-        dtype: storage of weights: ``bfloat16``, ``float32`` or ``int8`` (lossy against the other two).
+        dtype: storage of weights: ``bfloat16``, ``float32`` or ``int8`` (lossy against the other two); ``w8a8`` rounds
+            activations to 8 bits too and multiplies integers (lossy against int8, and the fastest for many rows).
         executor: ``numba`` (CPU kernels), ``torch`` (every family, any device), or ``auto``: numba where it can.
         device: torch device of the torch executor.
         num_threads: threads of a pass; None uses every processor the process may use.
@@ -89,6 +90,8 @@ class EngineConfig:
         max_num_batched_tokens: most rows of a pass; None takes what `paceline tune --target-ms` chose, else 512.
         kv_cache_memory_bytes: room for keys and values; pages are only touched when used. 512 MiB when neither this nor
             `memory_fraction` is given.
+        kv_cache_dtype: storage of keys and values on the numba executor: ``float32``, ``float16`` (half the room,
+            rounded), or ``auto``: float16 with w8a8, else float32. The torch executor keeps the weights' type.
         memory_fraction: room for keys and values as a share, in (0, 1], of the memory that is free once the model is
             loaded.
         prefix_caching: requests that begin alike compute the common pages once.
@@ -108,6 +111,7 @@ class EngineConfig:
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None
     kv_cache_memory_bytes: int | None = None
+    kv_cache_dtype: str = "auto"
     memory_fraction: float | None = None
     prefix_caching: bool = True
     scheduler: SchedulerName = "stall_free"

@@ -53,7 +53,7 @@ TopP = Annotated[float, typer.Option("--top-p", help="Nucleus, in (0, 1].")]
 TopK = Annotated[int, typer.Option("--top-k", help="0 switches it off.")]
 MinP = Annotated[float, typer.Option("--min-p", help="In [0, 1].")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Same seed, same text.")]
-Dtype = Annotated[str, typer.Option("--dtype", help="Storage of weights: bfloat16, float32 or int8.")]
+Dtype = Annotated[str, typer.Option("--dtype", help="Weights: bfloat16, float32, int8, or w8a8 (activations too).")]
 Threads = Annotated[int | None, typer.Option("--threads", help="Threads of a pass; default all processors.")]
 TensorParallel = Annotated[
     int, typer.Option("--tensor-parallel-size", help="Processes that share every layer (torch executor).")

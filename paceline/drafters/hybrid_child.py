@@ -16,7 +16,7 @@ from paceline.models.config import ModelConfig
 from paceline.models.loaded import LoadedModel
 from paceline.models.tensor_names import tensor_shapes
 
-_BYTES = {"int8": 1, "bfloat16": 2, "float16": 2, "float32": 4}
+_BYTES = {"int8": 1, "w8a8": 1, "bfloat16": 2, "float16": 2, "float32": 4}
 """Of a stored weight."""
 
 

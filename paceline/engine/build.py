@@ -62,8 +62,12 @@ def load_executor(checkpoint: Checkpoint, config: EngineConfig, name: str, progr
                 raise
     from paceline.models.torch_executor import TorchModel
 
-    if config.dtype == "int8":
-        raise InvalidParameter("dtype", "'int8' is not known to the torch executor", "use bfloat16 or float32")
+    if config.dtype in ("int8", "w8a8"):
+        problem = f"{config.dtype!r} is not known to the torch executor"
+        raise InvalidParameter("dtype", problem, "use bfloat16 or float32")
+    if config.kv_cache_dtype != "auto":
+        problem = f"{config.kv_cache_dtype!r} cannot be chosen with the torch executor"
+        raise InvalidParameter("kv_cache_dtype", problem, "leave it at auto: keys have the weights' type")
     if config.is_parallel:
         return _parallel_model(checkpoint, config, name, progress)
     return TorchModel(checkpoint, device=config.device, dtype=config.dtype)  # type: ignore[arg-type]
@@ -95,6 +99,7 @@ def _numba_model(checkpoint: Checkpoint, config: EngineConfig, name: str, progre
         config.dtype,
         config.num_threads,
         lambda done, total: progress(f"converting {name} to {config.dtype} (once)", done, total),
+        config.kv_cache_dtype,
     )
     progress("preparing kernels (compiled once, about 20 s)", 0, 1)
     model.warm_up()

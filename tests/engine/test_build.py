@@ -27,7 +27,8 @@ def test_numba_by_name_says_what_runs_the_model_instead():
         load_executor(RandomCheckpoint(GPT2), EngineConfig(executor="numba"), "gpt2", silent)
 
 
-def test_torch_refuses_int8():
+@pytest.mark.parametrize("field", [{"dtype": "int8"}, {"dtype": "w8a8"}, {"kv_cache_dtype": "float16"}])
+def test_torch_refuses_what_only_the_kernels_know(field):
     pytest.importorskip("torch")
-    with pytest.raises(InvalidParameter, match="dtype"):
-        load_executor(RandomCheckpoint(GPT2), EngineConfig(executor="torch", dtype="int8"), "gpt2", silent)
+    with pytest.raises(InvalidParameter, match=next(iter(field))):
+        load_executor(RandomCheckpoint(GPT2), EngineConfig(executor="torch", **field), "gpt2", silent)

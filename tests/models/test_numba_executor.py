@@ -14,14 +14,15 @@ from paceline.models.overlay import Overlay, overlay_rows
 from paceline.models.rows import Part, build_rows
 from tests.fakes import RandomCheckpoint, small_config
 
-DTYPES = ("float32", "bfloat16", "int8")
+DTYPES = ("float32", "bfloat16", "int8", "w8a8")
 TOKENS = np.random.default_rng(1).integers(0, 131, 90).tolist()
 pytestmark = pytest.mark.usefixtures("own_weight_cache")
 
 
 @pytest.fixture(scope="module", params=DTYPES)
 def model(request):
-    return NumbaModel(RandomCheckpoint(small_config("qwen2")), request.param, num_threads=2)
+    head_dim = 32 if request.param == "w8a8" else 16
+    return NumbaModel(RandomCheckpoint(small_config("qwen2", head_dim=head_dim)), request.param, num_threads=2)
 
 
 def run(model, cache, *parts, taps=()):
@@ -100,7 +101,8 @@ def test_cache_holds_what_was_computed_and_moves_slots(model):
     moved_keys, moved_values = cache.read([20, 21, 100])
     assert np.array_equal(moved_keys, keys[:, [3, 20, 21]])
     assert np.array_equal(moved_values, values[:, [3, 20, 21]])
-    assert cache.num_bytes == 2 * 3 * 8 * PAGE_SIZE * 2 * 16 * 4
+    bytes_per_head = {(16, "float32"): 64, (32, "float16"): 64}[keys.shape[-1], str(keys.dtype)]
+    assert cache.num_bytes == 2 * 3 * 8 * PAGE_SIZE * 2 * bytes_per_head
 
 
 def test_many_short_passes_never_lose_a_thread(model):
@@ -111,14 +113,18 @@ def test_many_short_passes_never_lose_a_thread(model):
     assert np.array_equal(first, again)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 0), ("bfloat16", 2**-8), ("int8", 1 / 254)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [("float32", 0), ("bfloat16", 2**-8), ("int8", 1 / 254), ("w8a8", 1 / 254)]
+)
 def test_stored_weights_are_as_close_as_their_type_allows(dtype, tolerance):
     values = np.random.default_rng(0).standard_normal((40, 64)).astype(np.float32)
     stored, scales = weights.quantise(values, dtype)
     if dtype == "bfloat16":
         stored = (stored.astype(np.uint32) << 16).view(np.float32)
+    if dtype == "w8a8":
+        stored = stored.astype(np.int16) - gemm.ZERO_BYTE
     error = np.abs(stored * scales[:, None] - values)
-    reach = np.abs(values).max(axis=1, keepdims=True) if dtype == "int8" else np.abs(values)
+    reach = np.abs(values).max(axis=1, keepdims=True) if dtype in ("int8", "w8a8") else np.abs(values)
     assert (error <= tolerance * reach + 1e-7).all()
 
 

@@ -15,10 +15,13 @@ FAMILIES = ("qwen2_moe", "mixtral")
 pytestmark = pytest.mark.usefixtures("own_weight_cache")
 
 
-@pytest.fixture(scope="module", params=[*((f, "float32") for f in FAMILIES), ("qwen2_moe", "bfloat16")])
+@pytest.fixture(
+    scope="module", params=[*((f, "float32") for f in FAMILIES), ("qwen2_moe", "bfloat16"), ("qwen2_moe", "w8a8")]
+)
 def model(request):
     family, dtype = request.param
-    return NumbaModel(RandomCheckpoint(mixture_config(family)), dtype, num_threads=2)
+    config = mixture_config(family, head_dim=32 if dtype == "w8a8" else 16)
+    return NumbaModel(RandomCheckpoint(config), dtype, num_threads=2)
 
 
 def logits(model, cache, *parts):

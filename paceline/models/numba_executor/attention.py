@@ -55,7 +55,7 @@ def _score_pages(typingctx, heads, pages, q, q_start, head_dim, keys, page_start
             pairs = [(value, column) for value in values for column in columns]
             return [v.fma_ir(builder, *pair, old) for pair, old in zip(pairs, sums, strict=True)]
 
-        sums = v.accumulate_ir(builder, dim, num_heads * num_pages, step)
+        sums = v.accumulate_ir(builder, dim, [v.ZERO] * (num_heads * num_pages), step)
         factors = v.splat_ir(builder, factor)
         for i, value in enumerate(sums):
             head, page_number = divmod(i, num_pages)
@@ -103,7 +103,7 @@ def _mix_columns(
             return new
 
         half = num_heads * num_vectors
-        sums = v.accumulate_ir(builder, end, 2 * half, step)
+        sums = v.accumulate_ir(builder, end, [v.ZERO] * (2 * half), step)
         for i, (even, odd) in enumerate(zip(sums[:half], sums[half:], strict=True)):
             head, vector_number = divmod(i, num_vectors)
             place = builder.add(builder.mul(dim, _I64(head)), _I64(vector_number * v.LANES))

@@ -17,6 +17,7 @@ from paceline.models.numba_executor.experts import ExpertScratch
 from paceline.models.numba_executor.forward import Batch, Scratch, Shape, Weights, num_counters
 from paceline.models.numba_executor.gemm import PANEL
 from paceline.models.numba_executor.kernel_cache import compiled_forward
+from paceline.models.numba_executor.operand import new_operand
 from paceline.models.numba_executor.team import Team
 from paceline.models.numba_executor.weights import Progress, load_weights, shape_of
 from paceline.models.rope import inverse_frequencies
@@ -30,13 +31,13 @@ NOT_WEIGHED = np.zeros(0, np.float32)
 
 
 class NumbaCache:
-    """Paged float32 keys [layers, pages, kv_heads, head_dim, 16] and values [layers, pages, kv_heads, 16, head_dim]."""
+    """Paged keys [layers, pages, kv_heads, head_dim, 16] and values [layers, pages, kv_heads, 16, head_dim]."""
 
-    def __init__(self, shape: Shape, num_pages: int) -> None:
+    def __init__(self, shape: Shape, num_pages: int, dtype: str) -> None:
         self.num_pages = num_pages
         common = (shape.layers, num_pages, shape.kv_heads)
-        self.keys = np.zeros((*common, shape.head_dim, PAGE_SIZE), np.float32)
-        self.values = np.zeros((*common, PAGE_SIZE, shape.head_dim), np.float32)
+        self.keys = np.zeros((*common, shape.head_dim, PAGE_SIZE), dtype)
+        self.values = np.zeros((*common, PAGE_SIZE, shape.head_dim), dtype)
 
     @property
     def num_bytes(self) -> int:
@@ -61,9 +62,11 @@ class NumbaModel:
 
     Args:
         checkpoint: weights; converted on first use, memory-mapped afterwards.
-        dtype: storage of the weights, ``bfloat16``, ``float32`` or ``int8``. Arithmetic is float32.
+        dtype: storage of the weights, ``bfloat16``, ``float32`` or ``int8`` with arithmetic in float32; or ``w8a8``,
+            where activations are rounded to 8 bits too and multiplied as integers.
         num_threads: threads of a pass; by default the processors this process may use.
         progress: told how far a conversion is.
+        kv_cache_dtype: storage of keys and values, ``float32`` or ``float16``; ``auto`` takes float16 with w8a8.
 
     Raises:
         InvalidParameter, UnsupportedModel, PacelineError: see `load_weights`.
@@ -75,6 +78,7 @@ class NumbaModel:
         dtype: str = "bfloat16",
         num_threads: int | None = None,
         progress: Progress | None = None,
+        kv_cache_dtype: str = "auto",
     ) -> None:
         if num_threads is not None and num_threads < 1:
             raise InvalidParameter(
@@ -82,6 +86,8 @@ class NumbaModel:
             )
         self._config = checkpoint.config
         self._shape = shape_of(checkpoint.config)
+        self._rounds = dtype == "w8a8"
+        self._cache_dtype = _cache_dtype(kv_cache_dtype, "float16" if self._rounds else "float32")
         no_tables = np.zeros(0, np.float32)
         self._weights = Weights(**load_weights(checkpoint, dtype, progress), rope_cos=no_tables, rope_sin=no_tables)
         self._team = Team(num_threads)
@@ -124,7 +130,7 @@ class NumbaModel:
         self.forward(build_rows([Part([0], 0, [0])]), self.new_cache(1))
 
     def new_cache(self, num_pages: int) -> NumbaCache:
-        return NumbaCache(self._shape, num_pages)
+        return NumbaCache(self._shape, num_pages, self._cache_dtype)
 
     def forward(self, rows: Rows, cache: KVCache, taps: tuple[int, ...] = ()) -> ForwardOutput:
         """See `CausalLM.forward`; `cache` is one this model made. An empty batch is an error of the caller."""
@@ -153,7 +159,7 @@ class NumbaModel:
         eps = np.float32(self._config.norm_eps)
         self._team.run(
             self._forward, self._team.num_threads, self._shape, eps, self._weights, batch, scratch,
-            cache.keys.reshape(-1), cache.values.reshape(-1),
+            _flat(cache.keys), _flat(cache.values),
         )  # fmt: skip
         logits = scratch.logits[: asked * self._shape.vocab].reshape(asked, self._shape.vocab)
         hidden = scratch.taps[: len(taps) * num_rows * self._shape.hidden].reshape(
@@ -184,13 +190,28 @@ class NumbaModel:
         if self._scratch is None or any(n > r for n, r in zip(need, self._room, strict=True)):
             need = (num_rows, asked, context if context <= self._room[2] else 2 * context, num_taps * num_rows)
             self._room = tuple(max(n, r) for n, r in zip(need, self._room, strict=True))
-            self._scratch = _new_scratch(self._shape, self._team.num_threads, *self._room)
+            self._scratch = _new_scratch(self._shape, self._rounds, self._team.num_threads, *self._room)
         self._counters.reverse()
         self._counters[0][:] = 0
         return self._scratch._replace(counters=self._counters[0])
 
 
-def _new_scratch(shape: Shape, num_threads: int, rows: int, asked: int, context: int, tapped_rows: int) -> Scratch:
+def _flat(cached: np.ndarray) -> np.ndarray:
+    """Keys or values as the kernels take them: Numba knows no float16, so its bits go as int16."""
+    return cached.reshape(-1).view(np.int16 if cached.dtype == np.float16 else cached.dtype)
+
+
+def _cache_dtype(name: str, default: str) -> str:
+    if name not in ("auto", "float32", "float16"):
+        raise InvalidParameter("kv_cache_dtype", f"{name!r} is unknown", "use auto, float32 or float16")
+    return default if name == "auto" else name
+
+
+def _new_scratch(
+    shape: Shape, rounds: bool, num_threads: int, rows: int, asked: int, context: int, tapped_rows: int
+) -> Scratch:
+    """Buffers with room for so much; `rounds` says that activations are rounded for the products."""
+
     def floats(*size: int) -> np.ndarray:
         return np.empty(size, np.float32)
 
@@ -198,13 +219,14 @@ def _new_scratch(shape: Shape, num_threads: int, rows: int, asked: int, context:
     return Scratch(
         counters=np.zeros(0, np.int64),
         hidden=floats(rows * shape.hidden),
-        normed=floats(max(rows, asked) * shape.hidden),
+        normed=new_operand(max(rows, asked) * shape.hidden, rounds),
         qkv=floats(rows * shape.qkv),
-        mixed=floats(rows * shape.heads * shape.head_dim),
-        inner=floats(rows * shape.inner),
+        mixed=new_operand(rows * shape.heads * shape.head_dim, rounds),
+        inner=new_operand(rows * shape.inner, rounds),
         logits=floats(asked * shape.vocab),
         taps=floats(tapped_rows * shape.hidden),
         page_mass=NOT_WEIGHED,
+        row=floats(num_threads, max(shape.hidden, MOST_HEADS * shape.head_dim)),
         gate_up=floats(num_threads, rows * 2 * PANEL),
         wide=floats(
             num_threads, PANEL * max(shape.hidden, shape.inner, shape.shared_inner, shape.heads * shape.head_dim)
@@ -212,11 +234,11 @@ def _new_scratch(shape: Shape, num_threads: int, rows: int, asked: int, context:
         scores=floats(num_threads, MOST_HEADS * (pages * PAGE_SIZE + SLACK)),
         page_starts=np.empty((num_threads, pages * PAGE_SIZE), np.int64),  # a branch may have a page per slot
         value_starts=np.empty((num_threads, pages * PAGE_SIZE + SLACK), np.int64),
-        experts=_expert_scratch(shape, rows),
+        experts=_expert_scratch(shape, rounds, rows),
     )
 
 
-def _expert_scratch(shape: Shape, rows: int) -> ExpertScratch:
+def _expert_scratch(shape: Shape, rounds: bool, rows: int) -> ExpertScratch:
     def floats(size: int) -> np.ndarray:
         return np.empty(size, np.float32)
 
@@ -233,10 +255,10 @@ def _expert_scratch(shape: Shape, rows: int) -> ExpertScratch:
         order=numbers(pairs),
         starts=numbers(shape.experts + 1),
         active=numbers(shape.experts + 1),
-        sorted=floats(pairs * shape.hidden),
-        inner=floats(pairs * shape.inner),
+        sorted=new_operand(pairs * shape.hidden, rounds),
+        inner=new_operand(pairs * shape.inner, rounds),
         out=floats(pairs * shape.hidden),
-        shared_inner=floats(shared_rows * shape.shared_inner),
+        shared_inner=new_operand(shared_rows * shape.shared_inner, rounds),
         shared_out=floats(shared_rows * shape.hidden),
         touched=numbers(shape.layers),
     )

@@ -16,6 +16,7 @@ from numba import njit
 from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.gemm import PANEL, multiply
 from paceline.models.numba_executor.linear import chunk, gated_pair, gated_product, product
+from paceline.models.numba_executor.operand import Operand, copy_row, read_row
 from paceline.models.numba_executor.team import barrier, take
 
 EXPERT_PHASES = 7
@@ -44,7 +45,8 @@ class ExpertScratch(NamedTuple):
         logits: [rows, experts]. chosen, shares: [rows, top_k]. shared_shares: [rows].
         places: [rows, top_k], the place of each pair. order: [pairs], the pair at each place.
         starts: [experts + 1], first place of each expert. active: [experts + 1], how many have rows, then which.
-        sorted, inner, out: [pairs, hidden], [pairs, inner], [pairs, hidden]. shared_inner, shared_out: by row.
+        sorted, inner, shared_inner: operands of [pairs, hidden], [pairs, inner], [rows, shared_inner].
+        out, shared_out: [pairs, hidden], [rows, hidden].
         touched: [layers], experts with rows in the latest pass.
     """
 
@@ -56,20 +58,20 @@ class ExpertScratch(NamedTuple):
     order: np.ndarray
     starts: np.ndarray
     active: np.ndarray
-    sorted: np.ndarray
-    inner: np.ndarray
+    sorted: Operand
+    inner: Operand
     out: np.ndarray
-    shared_inner: np.ndarray
+    shared_inner: Operand
     shared_out: np.ndarray
     touched: np.ndarray
 
 
 @njit(nogil=True, error_model="numpy")
-def _dot(a, a_start, b, b_start, size):
-    """Sum of products in sixteen chains."""
+def _dot(a, b, b_start, size):
+    """Sum of products of a[0:size] and b[b_start:] in sixteen chains."""
     sums = v.splat(np.float32(0))
     for i in range(0, size, v.LANES):
-        sums = v.fma(v.load(a, a_start + i), v.load(b, b_start + i), sums)
+        sums = v.fma(v.load(a, i), v.load(b, b_start + i), sums)
     return v.sum_lanes(sums)
 
 
@@ -106,16 +108,17 @@ def _choose(row, shape, e):
 
 
 @njit(nogil=True, error_model="numpy")
-def _route(row, layer, shape, weights, scratch):
+def _route(row, layer, thread, shape, weights, scratch):
     """Which experts a row takes, and with which shares."""
-    e, hidden = scratch.experts, shape.hidden
+    e, hidden, x = scratch.experts, shape.hidden, scratch.row[thread]
+    read_row(scratch.normed, row, hidden, x)
     for expert in range(shape.experts):
         at = (layer * shape.experts + expert) * hidden
-        e.logits[row * shape.experts + expert] = _dot(scratch.normed, row * hidden, weights.experts.router, at, hidden)
+        e.logits[row * shape.experts + expert] = _dot(x, weights.experts.router, at, hidden)
     _softmax(e.logits, row * shape.experts, shape.experts)
     _choose(row, shape, e)
     if shape.shared_inner > 0:
-        gate = _dot(scratch.normed, row * hidden, weights.experts.shared_gate, layer * hidden, hidden)
+        gate = _dot(x, weights.experts.shared_gate, layer * hidden, hidden)
         e.shared_shares[row] = np.float32(1) / (np.float32(1) + np.exp(-gate))
 
 
@@ -151,9 +154,7 @@ def _gather(counters, phase, num_threads, num_rows, shape, scratch):
     first = take(counters, phase, size, pairs)
     while first >= 0:
         for place in range(first, min(first + size, pairs)):
-            row = e.order[place] // shape.top_k
-            for i in range(0, hidden, v.LANES):
-                v.store(e.sorted, place * hidden + i, v.load(scratch.normed, row * hidden + i))
+            copy_row(scratch.normed, e.order[place] // shape.top_k, e.sorted, place, hidden)
         first = take(counters, phase, size, pairs)
 
 
@@ -170,14 +171,14 @@ def _multiply_experts(counters, phase, layer, thread, shape, weights, scratch, i
         first, last, matrix = e.starts[expert], e.starts[expert + 1], layer * shape.experts + expert
         if is_down:
             multiply(
-                e.inner[first * inner :], last - first, inner, weights.down, matrix * hidden * inner,
+                e.inner, first, last - first, inner, weights.down, matrix * hidden * inner,
                 weights.down_scales, weights.down_scales[:0], matrix * hidden, e.out[first * hidden :], 0, hidden,
                 panel, panel + 1, False, scratch.wide[thread],
             )  # fmt: skip
         else:
             gated_pair(
-                panel, thread, last - first, e.sorted[first * hidden :], hidden, weights.gate_up,
-                weights.gate_up_scales, matrix, inner, scratch, e.inner[first * inner :],
+                panel, thread, first, last - first, e.sorted, hidden, weights.gate_up, weights.gate_up_scales,
+                matrix, inner, scratch, e.inner,
             )  # fmt: skip
         item = take(counters, phase, 1, items)
 
@@ -201,7 +202,7 @@ def experts_forward(phase, layer, met, thread, num_threads, num_rows, shape, wei
     counters, e, w = scratch.counters, scratch.experts, weights.experts
     row = take(counters, phase, 1, num_rows)
     while row >= 0:
-        _route(row, layer, shape, weights, scratch)
+        _route(row, layer, thread, shape, weights, scratch)
         row = take(counters, phase, 1, num_rows)
     met = barrier(counters, met, num_threads)
     if thread == 0:

@@ -17,8 +17,9 @@ from paceline.models.base import PAGE_SIZE
 from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.attention import MOST_HEADS, attend, weigh_pages
 from paceline.models.numba_executor.experts import EXPERT_PHASES, ExpertScratch, ExpertWeights, experts_forward
-from paceline.models.numba_executor.gemm import PANEL
+from paceline.models.numba_executor.gemm import PANEL, stored_weight
 from paceline.models.numba_executor.linear import chunk, gated_product, product
+from paceline.models.numba_executor.operand import Operand, put
 from paceline.models.numba_executor.team import barrier, take
 
 PHASES_PER_LAYER = 6 + EXPERT_PHASES
@@ -93,17 +94,18 @@ class Batch(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Buffers of one pass, flat but for the last six: five are [threads, ...], then those of the experts."""
+    """Buffers of one pass, flat but for the last seven: six are [threads, ...], then those of the experts."""
 
     counters: np.ndarray
     hidden: np.ndarray
-    normed: np.ndarray
+    normed: Operand
     qkv: np.ndarray
-    mixed: np.ndarray
-    inner: np.ndarray
+    mixed: Operand
+    inner: Operand
     logits: np.ndarray
     taps: np.ndarray
     page_mass: np.ndarray
+    row: np.ndarray
     gate_up: np.ndarray
     wide: np.ndarray
     scores: np.ndarray
@@ -129,12 +131,9 @@ def _norm_row(source, source_start, weight, weight_start, size, eps, out, out_st
 @njit(nogil=True, error_model="numpy")
 def _embed_row(token, weights, hidden_size, out, out_start):
     """Column `token % 32` of panel `token // 32`, widened."""
-    column = token % PANEL
-    start = token // PANEL * hidden_size * PANEL + column // v.LANES * v.LANES
-    scale = weights.embedding_scales[token]
+    start, scale = token // PANEL * hidden_size * PANEL, weights.embedding_scales[token]
     for i in range(hidden_size):
-        lanes = v.load(weights.embedding, start + i * PANEL)
-        out[out_start + i] = v.lane(lanes, column % v.LANES) * scale
+        out[out_start + i] = stored_weight(weights.embedding, start, i, token % PANEL) * scale
 
 
 @njit(nogil=True, error_model="numpy")
@@ -165,9 +164,9 @@ def _place_row(row, layer, shape, weights, batch, qkv, keys, values, layer_strid
         at = layer * layer_stride + (page * shape.kv_heads + head) * dim * PAGE_SIZE
         k = start + (shape.heads + head) * dim
         value = k + shape.kv_heads * dim
-        for i in range(dim):
-            keys[at + i * PAGE_SIZE + place] = qkv[k + i]
-            values[at + place * dim + i] = qkv[value + i]
+        for i in range(0, dim, v.LANES):
+            v.scatter(keys, at + i * PAGE_SIZE + place, PAGE_SIZE, v.load(qkv, k + i))
+            v.store(values, at + place * dim + i, v.load(qkv, value + i))
 
 
 @njit(nogil=True, error_model="numpy")
@@ -190,8 +189,9 @@ def _attend_item(row, block, layer, thread, shape, batch, scratch, keys, values,
         values[first:first + layer_stride], batch.page_tables[batch.segments[row]], batch.natural_lengths[row],
         batch.branch_slots[row], batch.num_keys[row], shape.kv_heads * dim * PAGE_SIZE, kv_head * dim * PAGE_SIZE,
         dim, np.float32(1 / np.sqrt(dim)), scratch.scores[thread], scratch.page_starts[thread],
-        scratch.value_starts[thread], scratch.mixed, (row * shape.heads + head) * dim,
+        scratch.value_starts[thread], scratch.row[thread], 0,
     )  # fmt: skip
+    put(scratch.mixed, row, shape.heads * dim, head * dim, scratch.row[thread], 0, heads * dim)
     if len(scratch.page_mass) > 0:
         num_pages = batch.page_tables.shape[1]
         weigh_pages(
@@ -201,12 +201,13 @@ def _attend_item(row, block, layer, thread, shape, batch, scratch, keys, values,
 
 
 @njit(nogil=True, error_model="numpy")
-def _norm_rows(scratch, phase, num_threads, num_rows, weight, weight_start, hidden, eps):
+def _norm_rows(scratch, phase, thread, num_threads, num_rows, weight, weight_start, hidden, eps):
     size = chunk(num_rows, num_threads)
     first = take(scratch.counters, phase, size, num_rows)
     while first >= 0:
         for row in range(first, min(first + size, num_rows)):
-            _norm_row(scratch.hidden, row * hidden, weight, weight_start, hidden, eps, scratch.normed, row * hidden)
+            _norm_row(scratch.hidden, row * hidden, weight, weight_start, hidden, eps, scratch.row[thread], 0)
+            put(scratch.normed, row, hidden, 0, scratch.row[thread], 0, hidden)
         first = take(scratch.counters, phase, size, num_rows)
 
 
@@ -248,7 +249,7 @@ def _layer(layer, met, thread, num_threads, num_rows, shape, eps, weights, batch
     phase = 1 + layer * PHASES_PER_LAYER
     no_bias = weights.qkv_scales[:0]
     _tap(batch.tap_places[layer], thread, num_rows, hidden, scratch)
-    _norm_rows(scratch, phase, num_threads, num_rows, weights.attention_norm, layer * hidden, hidden, eps)
+    _norm_rows(scratch, phase, thread, num_threads, num_rows, weights.attention_norm, layer * hidden, hidden, eps)
     met = barrier(counters, met, num_threads)
     product(
         counters, phase + 1, num_threads, scratch.normed, num_rows, hidden, weights.qkv, weights.qkv_scales,
@@ -264,7 +265,7 @@ def _layer(layer, met, thread, num_threads, num_rows, shape, eps, weights, batch
         no_bias, layer, hidden, scratch.hidden, True, scratch.wide[thread],
     )  # fmt: skip
     met = barrier(counters, met, num_threads)
-    _norm_rows(scratch, phase + 5, num_threads, num_rows, weights.mlp_norm, layer * hidden, hidden, eps)
+    _norm_rows(scratch, phase + 5, thread, num_threads, num_rows, weights.mlp_norm, layer * hidden, hidden, eps)
     met = barrier(counters, met, num_threads)
     if shape.experts > 0:
         return experts_forward(phase + 6, layer, met, thread, num_threads, num_rows, shape, weights, scratch)
@@ -289,7 +290,8 @@ def _head(met, thread, num_threads, num_rows, shape, eps, weights, batch, scratc
     if thread == 0:
         for i in range(asked):
             source = batch.logit_rows[i] * hidden
-            _norm_row(scratch.hidden, source, weights.final_norm, 0, hidden, eps, scratch.normed, i * hidden)
+            _norm_row(scratch.hidden, source, weights.final_norm, 0, hidden, eps, scratch.row[thread], 0)
+            put(scratch.normed, i, hidden, 0, scratch.row[thread], 0, hidden)
         place = batch.tap_places[shape.layers]
         if place >= 0:
             for row in range(num_rows):

@@ -1,10 +1,12 @@
 """Matrix products of few rows with packed weights: the kernel that decoding spends its time in.
 
-Weights [N, K] are packed into panels of 32 output rows, each panel [K, 32], in float32, bfloat16 (as uint16) or int8
-with one scale per output row. A tile multiplies up to 12 rows of activations with one panel: for k = 0, 1, .. K-1 it
-widens 32 weights in registers and does one fused multiply-add per row, so every output is summed in the same order
-whatever the number of rows: **a row's result does not depend, bit for bit, on which rows share the pass**. At few rows
-the cost is the reading of the weights, which is why verifying five tokens costs little more than decoding one.
+Weights [N, K] are packed into panels of 32 output rows with one scale per output row. In float32, bfloat16 (as uint16)
+and int8 a panel is [K, 32]: for k = 0, 1, .. K-1 a tile of up to 12 rows of activations widens 32 weights in registers
+and does one fused multiply-add per row. In 8-bit products (uint8) it is [K / 4, 32, 4]: activations are 8-bit codes
+(`operand.py`), products of a group of 32 are summed as integers, and the groups' sums in their order as floats. Either
+way every output is summed in the same order whatever the number of rows: **a row's result does not depend, bit for
+bit, on which rows share the pass**. At few rows the cost is the reading of the weights, which is why verifying five
+tokens costs little more than decoding one.
 
 Not the place for threads (`team.py`) or for what is multiplied (`forward.py`).
 """
@@ -15,9 +17,12 @@ Not the place for threads (`team.py`) or for what is multiplied (`forward.py`).
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
-from numba.extending import intrinsic
+from numba.extending import intrinsic, overload
 
+from paceline.models.numba_executor import dot8
 from paceline.models.numba_executor import vector as v
+from paceline.models.numba_executor.operand import GROUP
+from paceline.models.numba_executor.tile import add_stored, scale_tile, shift_tile, store_tile
 
 PANEL = 32
 """Output rows per panel of packed weights."""
@@ -29,16 +34,20 @@ PREFETCH_BYTES = 8192
 """How far ahead weights are asked for from memory; the processor's own prefetching stops at every 4 KiB page."""
 CACHE_BYTES = 1 << 20
 """Activations a block of rows may occupy, so that it stays in the second-level cache."""
+ZERO_BYTE = 128
+"""What a weight of 0 is stored as where weights are unsigned bytes."""
 
 _I64 = ir.IntType(64)
 
 
 def pack(weights: np.ndarray) -> np.ndarray:
-    """Weights [N, K] as flat panels [ceil(N / 32), K, 32], zero rows behind the end."""
+    """Weights [N, K] as flat panels, [ceil(N / 32), K, 32] or of bytes [.., K / 4, 32, 4]; zeros behind the end."""
     n, k = weights.shape
-    padded = np.zeros((padded_rows(n), k), weights.dtype)
+    in_bytes = weights.dtype == np.uint8
+    padded = np.full((padded_rows(n), k), ZERO_BYTE if in_bytes else 0, weights.dtype)
     padded[:n] = weights
-    return np.ascontiguousarray(padded.reshape(-1, PANEL, k).transpose(0, 2, 1)).reshape(-1)
+    inner = dot8.BYTES if in_bytes else 1
+    return np.ascontiguousarray(padded.reshape(-1, PANEL, k // inner, inner).transpose(0, 2, 1, 3)).reshape(-1)
 
 
 def padded_rows(n: int) -> int:
@@ -46,98 +55,105 @@ def padded_rows(n: int) -> int:
     return -(-n // PANEL) * PANEL
 
 
+def stored_weight(w, start, k, column):
+    """Weight `k` of output `column` (0 to 31) of the panel at `start`, as a float; compiled code only."""
+    raise NotImplementedError
+
+
+@overload(stored_weight, jit_options={"nogil": True, "error_model": "numpy"})
+def _stored_weight(w, start, k, column):
+    def of_bytes(w, start, k, column):
+        at = start + k // dot8.BYTES * (PANEL * dot8.BYTES) + column * dot8.BYTES + k % dot8.BYTES
+        return np.float32(np.int32(w[at]) - ZERO_BYTE)
+
+    def of_lanes(w, start, k, column):
+        return v.lane(v.load(w, start + k * PANEL + column // v.LANES * v.LANES), column % v.LANES)
+
+    return of_bytes if w.dtype == types.uint8 else of_lanes
+
+
 @intrinsic(prefer_literal=True)
-def _accumulate(typingctx, rows, x, x_start, x_stride, w, w_start, depth):
+def _accumulate(typingctx, rows, x, first_row, depth, w, w_start):
     """Sums over k of w[k, 0:32] * x[row, k] for `rows` (a literal) rows: a tuple of 2 * rows vectors."""
     if not isinstance(rows, types.IntegerLiteral):
         return None
     count = rows.literal_value
     result = types.UniTuple(v.vector, 2 * count)
+    sums_of = _sums_of_bytes if w.dtype == types.uint8 else _sums_of_floats
 
     def emit(context, builder, sig, args):
-        _, x_array, x_first, stride, w_array, w_first, end = args
-        x_pointer = v.element_pointer(context, builder, x, x_array, x_first)
+        _, operand, row, end, w_array, w_first = args
         w_pointer = v.element_pointer(context, builder, w, w_array, w_first)
-        x_rows = [builder.gep(x_pointer, [builder.mul(stride, _I64(r))]) for r in range(count)]
 
-        def step(k, sums):
-            panel = builder.gep(w_pointer, [builder.mul(k, _I64(PANEL))])
-            v.prefetch_ir(builder, builder.gep(panel, [_I64(PREFETCH_BYTES // w.dtype.bitwidth * 8)]))
-            halves = [v.load_widened(builder, w.dtype, builder.gep(panel, [_I64(h * v.LANES)])) for h in range(2)]
-            new = []
-            for r in range(count):
-                activation = v.splat_ir(builder, builder.load(builder.gep(x_rows[r], [k])))
-                new += [v.fma_ir(builder, half, activation, sums[2 * r + h]) for h, half in enumerate(halves)]
-            return new
+        def rows_of(field: int, per_row: ir.Value) -> list[ir.Value]:
+            array = builder.extract_value(operand, field)
+            starts = [builder.mul(per_row, builder.add(row, _I64(r))) for r in range(count)]
+            return [v.element_pointer(context, builder, x[field], array, start) for start in starts]
 
-        return context.make_tuple(builder, result, v.accumulate_ir(builder, end, 2 * count, step))
+        return context.make_tuple(builder, result, sums_of(context, builder, w, w_pointer, end, rows_of))
 
-    return result(rows, x, types.intp, types.intp, w, types.intp, types.intp), emit
+    return result(rows, x, types.intp, types.intp, w, types.intp), emit
 
 
-def _on_tile(emit_each):
-    """An intrinsic (tile, low, high) -> tile applying `emit_each` to each half-row with the half's own vector."""
+def _sums_of_floats(context, builder, w, w_pointer, depth, rows_of) -> list[ir.Value]:
+    """One fused multiply-add per weight and row, in the order of the weights."""
+    x_rows = rows_of(0, depth)
 
-    def emit(context, builder, sig, args):
-        count = sig.args[0].count
-        values = [builder.extract_value(args[0], i) for i in range(count)]
-        return context.make_tuple(
-            builder, sig.return_type, [emit_each(builder, x, args[1 + i % 2]) for i, x in enumerate(values)]
-        )
+    def step(k, sums):
+        panel = builder.gep(w_pointer, [builder.mul(k, _I64(PANEL))])
+        v.prefetch_ir(builder, builder.gep(panel, [_I64(PREFETCH_BYTES // w.dtype.bitwidth * 8)]))
+        halves = [v.load_widened(builder, w.dtype, builder.gep(panel, [_I64(h * v.LANES)])) for h in range(2)]
+        activations = [v.splat_ir(builder, builder.load(builder.gep(x_row, [k]))) for x_row in x_rows]
+        return _pairwise(lambda *triple: v.fma_ir(builder, *triple), halves, activations, sums)
 
-    return intrinsic(lambda typingctx, tile, low, high: (tile(tile, v.vector, v.vector), emit))
-
-
-_scale_tile = _on_tile(lambda builder, x, y: builder.fmul(x, y))
-_shift_tile = _on_tile(lambda builder, x, y: builder.fadd(x, y))
+    return v.accumulate_ir(builder, depth, [v.ZERO] * (2 * len(x_rows)), step)
 
 
-def _tile_pointers(context, builder, array_type, array, start, stride, count):
-    for i in range(count):
-        row, half = divmod(i, 2)
-        at = builder.add(builder.add(start, builder.mul(stride, _I64(row))), _I64(half * v.LANES))
-        yield builder.bitcast(v.element_pointer(context, builder, array_type, array, at), v.VECTOR_IR.as_pointer())
+def _sums_of_bytes(context, builder, w, w_pointer, depth, rows_of) -> list[ir.Value]:
+    """Integer sums of four products at a time over a group, then one fused multiply-add with the group's scale."""
+    dot, steps = dot8.choose_dot(context), GROUP // dot8.BYTES
+    groups = builder.sdiv(depth, _I64(GROUP))
+    x_rows, scales, offsets = rows_of(0, depth), rows_of(1, groups), rows_of(2, groups)
+
+    def group(number, sums):
+        def step(k, totals):
+            k = builder.add(builder.mul(number, _I64(steps)), k)
+            panel = builder.gep(w_pointer, [builder.mul(k, _I64(PANEL * dot8.BYTES))])
+            lines = [builder.gep(panel, [_I64(h * v.LANES * dot8.BYTES)]) for h in range(2)]
+            for line in lines:
+                v.prefetch_ir(builder, builder.gep(line, [_I64(PREFETCH_BYTES)]))
+            halves = [dot8.load_ir(builder, line) for line in lines]
+            at = builder.mul(k, _I64(dot8.BYTES))
+            codes = [dot8.splat_ir(builder, builder.gep(x_row, [at])) for x_row in x_rows]
+            return _pairwise(lambda half, code, total: dot(builder, total, half, code), halves, codes, totals)
+
+        starts = [dot8.splat_ir(builder, builder.gep(row, [number])) for row in offsets for _ in range(2)]
+        totals = v.accumulate_ir(builder, _I64(steps), starts, step)
+        totals = [builder.sitofp(total, v.VECTOR_IR) for total in totals]
+        factors = [v.splat_ir(builder, builder.load(builder.gep(row, [number]))) for row in scales]
+        return [v.fma_ir(builder, total, factors[i // 2], sums[i]) for i, total in enumerate(totals)]
+
+    return v.accumulate_ir(builder, groups, [v.ZERO] * (2 * len(x_rows)), group)
 
 
-@intrinsic
-def _store_tile(typingctx, tile, out, start, stride):
-    """Write a tile's rows at out[start + row * stride]."""
-
-    def emit(context, builder, sig, args):
-        pointers = _tile_pointers(context, builder, out, *args[1:], tile.count)
-        for i, pointer in enumerate(pointers):
-            builder.store(builder.extract_value(args[0], i), pointer, align=4)
-        return context.get_dummy_value()
-
-    return types.void(tile, out, types.intp, types.intp), emit
-
-
-@intrinsic
-def _add_stored(typingctx, tile, out, start, stride):
-    """A tile plus what stands at out[start + row * stride]."""
-
-    def emit(context, builder, sig, args):
-        pointers = _tile_pointers(context, builder, out, *args[1:], tile.count)
-        sums = [
-            builder.fadd(builder.extract_value(args[0], i), builder.load(p, align=4)) for i, p in enumerate(pointers)
-        ]
-        return context.make_tuple(builder, tile, sums)
-
-    return tile(tile, out, types.intp, types.intp), emit
+def _pairwise(combine, halves, activations, sums) -> list[ir.Value]:
+    """combine(half, activation, sum) of every row's activation with both halves of the panel."""
+    pairs = [(half, activation) for activation in activations for half in halves]
+    return [combine(*pair, old) for pair, old in zip(pairs, sums, strict=True)]
 
 
 def _make_tile(rows: int):
     """The kernel for `rows` rows of activations and one panel."""
 
     @njit(nogil=True, error_model="numpy")
-    def tile(x, x_start, depth, w, w_start, scales, bias, column, out, out_start, out_stride, add):
-        sums = _accumulate(rows, x, x_start, depth, w, w_start, depth)
-        sums = _scale_tile(sums, v.load(scales, column), v.load(scales, column + v.LANES))
+    def tile(x, row, depth, w, w_start, scales, bias, column, out, out_start, out_stride, add):
+        sums = _accumulate(rows, x, row, depth, w, w_start)
+        sums = scale_tile(sums, v.load(scales, column), v.load(scales, column + v.LANES))
         if len(bias) > 0:
-            sums = _shift_tile(sums, v.load(bias, column), v.load(bias, column + v.LANES))
+            sums = shift_tile(sums, v.load(bias, column), v.load(bias, column + v.LANES))
         if add:
-            sums = _add_stored(sums, out, out_start, out_stride)
-        _store_tile(sums, out, out_start, out_stride)
+            sums = add_stored(sums, out, out_start, out_stride)
+        store_tile(sums, out, out_start, out_stride)
 
     return tile
 
@@ -146,39 +162,32 @@ _t1, _t2, _t3, _t4, _t5, _t6, _t7, _t8, _t9, _t10, _t11, _t12 = (_make_tile(rows
 
 
 @njit(nogil=True, error_model="numpy")
-def _any_tile(rows, x, x_start, depth, w, w_start, scales, bias, column, out, out_start, out_stride, add):
+def _any_tile(rows, x, row, depth, w, w_start, scales, bias, column, out, out_start, out_stride, add):
     """The tile kernel for `rows` in 1..12, by a switch: each has its own register allocation."""
     if rows == 1:
-        _t1(x, x_start, depth, w, w_start, scales, bias, column, out, out_start, out_stride, add)
+        _t1(x, row, depth, w, w_start, scales, bias, column, out, out_start, out_stride, add)
     elif rows == 2:
-        _t2(x, x_start, depth, w, w_start, scales, bias, column, out, out_start, out_stride, add)
+        _t2(x, row, depth, w, w_start, scales, bias, column, out, out_start, out_stride, add)
     elif rows == 3:
-        _t3(x, x_start, depth, w, w_start, scales, bias, column, out, out_start, out_stride, add)
+        _t3(x, row, depth, w, w_start, scales, bias, column, out, out_start, out_stride, add)
     elif rows == 4:
-        _t4(x, x_start, depth, w, w_start, scales, bias, column, out, out_start, out_stride, add)
+        _t4(x, row, depth, w, w_start, scales, bias, column, out, out_start, out_stride, add)
     elif rows == 5:
-        _t5(x, x_start, depth, w, w_start, scales, bias, column, out, out_start, out_stride, add)
+        _t5(x, row, depth, w, w_start, scales, bias, column, out, out_start, out_stride, add)
     elif rows == 6:
-        _t6(x, x_start, depth, w, w_start, scales, bias, column, out, out_start, out_stride, add)
+        _t6(x, row, depth, w, w_start, scales, bias, column, out, out_start, out_stride, add)
     elif rows == 7:
-        _t7(x, x_start, depth, w, w_start, scales, bias, column, out, out_start, out_stride, add)
+        _t7(x, row, depth, w, w_start, scales, bias, column, out, out_start, out_stride, add)
     elif rows == 8:
-        _t8(x, x_start, depth, w, w_start, scales, bias, column, out, out_start, out_stride, add)
+        _t8(x, row, depth, w, w_start, scales, bias, column, out, out_start, out_stride, add)
     elif rows == 9:
-        _t9(x, x_start, depth, w, w_start, scales, bias, column, out, out_start, out_stride, add)
+        _t9(x, row, depth, w, w_start, scales, bias, column, out, out_start, out_stride, add)
     elif rows == 10:
-        _t10(x, x_start, depth, w, w_start, scales, bias, column, out, out_start, out_stride, add)
+        _t10(x, row, depth, w, w_start, scales, bias, column, out, out_start, out_stride, add)
     elif rows == 11:
-        _t11(x, x_start, depth, w, w_start, scales, bias, column, out, out_start, out_stride, add)
+        _t11(x, row, depth, w, w_start, scales, bias, column, out, out_start, out_stride, add)
     else:
-        _t12(x, x_start, depth, w, w_start, scales, bias, column, out, out_start, out_stride, add)
-
-
-@intrinsic
-def _is_narrow(typingctx, w):
-    """Whether weights are stored in fewer bits than they are multiplied in: a constant for the compiler."""
-    narrow = w.dtype != types.float32
-    return types.boolean(w), lambda context, builder, sig, args: ir.Constant(ir.IntType(1), narrow)
+        _t12(x, row, depth, w, w_start, scales, bias, column, out, out_start, out_stride, add)
 
 
 @njit(nogil=True, error_model="numpy")
@@ -188,15 +197,48 @@ def _widen(w, start, size, wide):
         v.store(wide, i, v.load(w, start + i))
 
 
+def _widened_tiles(
+    x, first_row, num_rows, depth, w, w_start, scales, bias, column, out, out_start, out_stride, add, wide
+):  # fmt: skip
+    """With many rows, whole tiles times a panel that is widened once for all of them; how many rows that did."""
+    raise NotImplementedError
+
+
+@overload(_widened_tiles, jit_options={"nogil": True, "error_model": "numpy"})
+def _choose_widened_tiles(
+    x, first_row, num_rows, depth, w, w_start, scales, bias, column, out, out_start, out_stride, add, wide
+):  # fmt: skip
+    def not_at_all(
+        x, first_row, num_rows, depth, w, w_start, scales, bias, column, out, out_start, out_stride, add, wide
+    ):  # fmt: skip
+        return 0
+
+    def once(
+        x, first_row, num_rows, depth, w, w_start, scales, bias, column, out, out_start, out_stride, add, wide
+    ):  # fmt: skip
+        if num_rows < WIDEN_FROM * TILE_ROWS:
+            return 0
+        _widen(w, w_start, PANEL * depth, wide)
+        whole = num_rows // TILE_ROWS * TILE_ROWS
+        for row in range(0, whole, TILE_ROWS):
+            _t12(
+                x, first_row + row, depth, wide, 0, scales, bias, column, out, out_start + row * out_stride,
+                out_stride, add,
+            )  # fmt: skip
+        return whole
+
+    return once if w.dtype in (types.uint16, types.int8) else not_at_all
+
+
 @njit(nogil=True, error_model="numpy")
 def multiply(
-    x, num_rows, depth, w, w_first, scales, bias, vector_first, out, out_first, out_stride, first_panel, last_panel,
-    add, wide,
+    x, first_row, num_rows, depth, w, w_first, scales, bias, vector_first, out, out_first, out_stride, first_panel,
+    last_panel, add, wide,
 ):  # fmt: skip
     """out[row, column] (+)= sum_k x[row, k] w[column, k] * scales[column] + bias[column] for panels first..last.
 
     Args:
-        x: flat [num_rows, depth] float32.
+        x, first_row, num_rows: an `Operand` of rows of `depth`, and which of them: row `first_row` becomes row 0.
         w, w_first: packed panels and the element where this matrix begins in them.
         scales, bias, vector_first: flat float32 vectors per output column and where this matrix's begin; an empty
             `bias` adds nothing.
@@ -206,23 +248,19 @@ def multiply(
         wide: scratch for a panel, at least 32 * depth float32. With many rows a panel is widened once for all of them
             and not once per tile; the numbers are the same.
     """
-    block_rows = max(TILE_ROWS, CACHE_BYTES // (4 * depth) // TILE_ROWS * TILE_ROWS)
+    block_rows = max(TILE_ROWS, CACHE_BYTES // (x.values.itemsize * depth) // TILE_ROWS * TILE_ROWS)
     for block in range(0, num_rows, block_rows):
         block_end = min(block + block_rows, num_rows)
         for panel in range(first_panel, last_panel):
             column = panel * PANEL
-            start, row = w_first + column * depth, block
-            if _is_narrow(w) and block_end - block >= WIDEN_FROM * TILE_ROWS:
-                _widen(w, start, PANEL * depth, wide)
-                while row + TILE_ROWS <= block_end:
-                    _t12(
-                        x, row * depth, depth, wide, 0, scales, bias, vector_first + column, out,
-                        out_first + row * out_stride + column, out_stride, add,
-                    )  # fmt: skip
-                    row += TILE_ROWS
+            start, out_start = w_first + column * depth, out_first + column
+            row = block + _widened_tiles(
+                x, first_row + block, block_end - block, depth, w, start, scales, bias, vector_first + column, out,
+                out_start + block * out_stride, out_stride, add, wide,
+            )  # fmt: skip
             while row < block_end:
                 _any_tile(
-                    min(TILE_ROWS, block_end - row), x, row * depth, depth, w, start, scales, bias,
-                    vector_first + column, out, out_first + row * out_stride + column, out_stride, add,
+                    min(TILE_ROWS, block_end - row), x, first_row + row, depth, w, start, scales, bias,
+                    vector_first + column, out, out_start + row * out_stride, out_stride, add,
                 )  # fmt: skip
                 row += TILE_ROWS

@@ -11,6 +11,7 @@ from numba import njit
 
 from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.gemm import PANEL, multiply
+from paceline.models.numba_executor.operand import put
 from paceline.models.numba_executor.team import take
 
 CHUNKS_PER_THREAD = 4
@@ -32,33 +33,34 @@ def product(
     first = take(counters, phase, size, panels)
     while first >= 0:
         multiply(
-            x, num_rows, depth, w, layer * columns * depth, scales, bias, layer * columns, out, 0, columns,
+            x, 0, num_rows, depth, w, layer * columns * depth, scales, bias, layer * columns, out, 0, columns,
             first, min(first + size, panels), add, wide,
         )  # fmt: skip
         first = take(counters, phase, size, panels)
 
 
 @njit(nogil=True, error_model="numpy")
-def _gate(gate_up, num_rows, out, out_start, out_stride):
-    """out = silu(gate) * up for one pair of panels, [num_rows, gate panel | up panel]."""
+def _gate(gate_up, num_rows, out, first_row, depth, column):
+    """out = silu(gate) * up for one pair of panels, [num_rows, gate panel | up panel]; overwrites the gate panel."""
     one = v.splat(np.float32(1))
     for row in range(num_rows):
-        for i in range(0, PANEL, v.LANES):
-            at = row * 2 * PANEL + i
+        start = row * 2 * PANEL
+        for at in range(start, start + PANEL, v.LANES):
             gate, up = v.load(gate_up, at), v.load(gate_up, at + PANEL)
             decay = v.exp(v.sub(v.splat(np.float32(0)), gate))
-            v.store(out, out_start + row * out_stride + i, v.div(v.mul(gate, up), v.add(one, decay)))
+            v.store(gate_up, at, v.div(v.mul(gate, up), v.add(one, decay)))
+        put(out, first_row + row, depth, column, gate_up, start, PANEL)
 
 
 @njit(nogil=True, error_model="numpy")
-def gated_pair(pair, thread, num_rows, x, hidden, w, scales, layer, inner, scratch, out):
+def gated_pair(pair, thread, first_row, num_rows, x, hidden, w, scales, layer, inner, scratch, out):
     """One panel's 32 columns of silu(gate) * up, for a matrix of interleaved gate and up panels."""
     columns, buffer = 2 * inner, scratch.gate_up[thread]
     multiply(
-        x, num_rows, hidden, w, layer * columns * hidden, scales, scales[:0], layer * columns, buffer,
+        x, first_row, num_rows, hidden, w, layer * columns * hidden, scales, scales[:0], layer * columns, buffer,
         -2 * PANEL * pair, 2 * PANEL, 2 * pair, 2 * pair + 2, False, scratch.wide[thread],
     )  # fmt: skip
-    _gate(buffer, num_rows, out, pair * PANEL, inner)
+    _gate(buffer, num_rows, out, first_row, inner, pair * PANEL)
 
 
 @njit(nogil=True, error_model="numpy")
@@ -69,5 +71,5 @@ def gated_product(counters, phase, thread, num_threads, num_rows, shape, x, w, s
     first = take(counters, phase, size, pairs)
     while first >= 0:
         for pair in range(first, min(first + size, pairs)):
-            gated_pair(pair, thread, num_rows, x, shape.hidden, w, scales, layer, inner, scratch, out)
+            gated_pair(pair, thread, 0, num_rows, x, shape.hidden, w, scales, layer, inner, scratch, out)
         first = take(counters, phase, size, pairs)

@@ -9,6 +9,8 @@ while their inner loops are the instructions we mean. Not the place for anything
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
 # (llvmlite is untyped, and an intrinsic has another signature in compiled code than in Python)
 
+from collections.abc import Sequence
+
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic, models, register_model
@@ -18,7 +20,8 @@ LANES = 16
 _F32 = ir.FloatType()
 _I32 = ir.IntType(32)
 VECTOR_IR = ir.VectorType(_F32, LANES)
-_ZERO = ir.Constant(VECTOR_IR, [0.0] * LANES)
+_HALVES_IR = ir.VectorType(ir.HalfType(), LANES)
+ZERO = ir.Constant(VECTOR_IR, [0.0] * LANES)
 
 
 class Vector(types.Type):
@@ -51,9 +54,11 @@ def element_pointer(context, builder, array_type, array, index) -> ir.Value:
 
 
 def load_widened(builder: ir.IRBuilder, dtype: types.Type, pointer: ir.Value) -> ir.Value:
-    """Sixteen stored elements as float32: float32 as is, uint16 as bfloat16, int8 as integers."""
+    """Sixteen stored elements as float32: float32 as is, int16 as float16, uint16 as bfloat16, int8 as itself."""
     if dtype == types.float32:
         return builder.load(builder.bitcast(pointer, VECTOR_IR.as_pointer()), align=4)
+    if dtype == types.int16:
+        return builder.fpext(builder.load(builder.bitcast(pointer, _HALVES_IR.as_pointer()), align=2), VECTOR_IR)
     stored = ir.VectorType(ir.IntType(dtype.bitwidth), LANES)
     raw = builder.load(builder.bitcast(pointer, stored.as_pointer()), align=dtype.bitwidth // 8)
     wide = ir.VectorType(_I32, LANES)
@@ -63,6 +68,11 @@ def load_widened(builder: ir.IRBuilder, dtype: types.Type, pointer: ir.Value) ->
     return builder.sitofp(builder.sext(raw, wide), VECTOR_IR)
 
 
+def narrow_ir(builder: ir.IRBuilder, dtype: types.Type, value: ir.Value) -> ir.Value:
+    """A vector as it is stored in an array of float32, or of int16 that holds float16, rounded to nearest even."""
+    return builder.fptrunc(value, _HALVES_IR) if dtype == types.int16 else value
+
+
 def store_ir(builder: ir.IRBuilder, value: ir.Value, pointer: ir.Value) -> None:
     """Sixteen float32 elements to a pointer of any alignment."""
     builder.store(value, builder.bitcast(pointer, VECTOR_IR.as_pointer()), align=4)
@@ -70,7 +80,7 @@ def store_ir(builder: ir.IRBuilder, value: ir.Value, pointer: ir.Value) -> None:
 
 def fma_ir(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
     """a * b + c, one rounding."""
-    return _call(builder, "llvm.fma.v16f32", VECTOR_IR, [a, b, c])
+    return call(builder, "llvm.fma.v16f32", VECTOR_IR, [a, b, c])
 
 
 def prefetch_ir(builder: ir.IRBuilder, pointer: ir.Value) -> None:
@@ -81,17 +91,17 @@ def prefetch_ir(builder: ir.IRBuilder, pointer: ir.Value) -> None:
     builder.call(function, [byte, _I32(0), _I32(2), _I32(1)])
 
 
-def accumulate_ir(builder: ir.IRBuilder, steps: ir.Value, count: int, step) -> list[ir.Value]:
-    """`count` vectors that start at zero and go through step(i, vectors) -> vectors for i in 0 .. steps - 1 (>= 1)."""
+def accumulate_ir(builder: ir.IRBuilder, steps: ir.Value, starts: list[ir.Value], step) -> list[ir.Value]:
+    """Vectors that go from `starts` through step(i, vectors) -> vectors for i in 0 .. steps - 1 (at least one)."""
     index = steps.type
     before, loop, done = builder.block, builder.append_basic_block("step"), builder.append_basic_block("end")
     builder.branch(loop)
     builder.position_at_end(loop)
     i = builder.phi(index)
-    sums = [builder.phi(VECTOR_IR) for _ in range(count)]
+    sums = [builder.phi(start.type) for start in starts]
     new = step(i, sums)
     following = builder.add(i, index(1))
-    for phi, start, value in [(i, index(0), following), *((s, _ZERO, n) for s, n in zip(sums, new, strict=True))]:
+    for phi, start, value in [(i, index(0), following), *zip(sums, starts, new, strict=True)]:
         phi.add_incoming(start, before)
         phi.add_incoming(value, builder.block)
     builder.cbranch(builder.icmp_signed("<", following, steps), loop, done)
@@ -99,7 +109,8 @@ def accumulate_ir(builder: ir.IRBuilder, steps: ir.Value, count: int, step) -> l
     return new
 
 
-def _call(builder: ir.IRBuilder, name: str, result: ir.Type, args: list[ir.Value]) -> ir.Value:
+def call(builder: ir.IRBuilder, name: str, result: ir.Type, args: Sequence[ir.Value]) -> ir.Value:
+    """A call of one of LLVM's own functions."""
     kind = ir.FunctionType(result, [a.type for a in args])
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
 
@@ -141,7 +152,7 @@ def _exp_ir(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
     alive = builder.fcmp_ordered(">=", x, _constant(_EXP_LOWEST))
     x = builder.select(alive, x, _constant(_EXP_LOWEST))
     x = builder.select(builder.fcmp_ordered("<", x, _constant(_EXP_HIGHEST)), x, _constant(_EXP_HIGHEST))
-    n = _call(builder, "llvm.rint.v16f32", VECTOR_IR, [builder.fmul(x, _constant(_LOG2_E))])
+    n = call(builder, "llvm.rint.v16f32", VECTOR_IR, [builder.fmul(x, _constant(_LOG2_E))])
     r = fma_ir(builder, n, _constant(-_LN2_HIGH), x)
     r = fma_ir(builder, n, _constant(-_LN2_LOW), r)
     y = _constant(_EXP_COEFFICIENTS[0])
@@ -176,13 +187,31 @@ def load(typingctx, array, index):
 
 @intrinsic
 def store(typingctx, array, index, value):
-    """store(array, index, vector): sixteen consecutive float32 elements."""
+    """store(array, index, vector): sixteen consecutive elements, see `narrow_ir`."""
 
     def emit(context, builder, sig, args):
-        store_ir(builder, args[2], element_pointer(context, builder, array, args[0], args[1]))
+        stored = narrow_ir(builder, array.dtype, args[2])
+        pointer = element_pointer(context, builder, array, args[0], args[1])
+        builder.store(stored, builder.bitcast(pointer, stored.type.as_pointer()), align=array.dtype.bitwidth // 8)
         return context.get_dummy_value()
 
     return types.void(array, types.intp, vector), emit
+
+
+@intrinsic
+def scatter(typingctx, array, index, stride, value):
+    """scatter(array, index, stride, vector): lane i to element index + i * stride, see `narrow_ir`."""
+
+    def emit(context, builder, sig, args):
+        stored = narrow_ir(builder, array.dtype, args[3])
+        pointer = element_pointer(context, builder, array, args[0], args[1])
+        pointer = builder.bitcast(pointer, stored.type.element.as_pointer())
+        for i in range(LANES):
+            at = builder.gep(pointer, [builder.mul(args[2], args[2].type(i))])
+            builder.store(builder.extract_element(stored, ir.Constant(_I32, i)), at)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, types.intp, vector), emit
 
 
 @intrinsic

@@ -22,13 +22,14 @@ from paceline.models.config import ModelConfig
 from paceline.models.experts import ExpertNames, expert_names
 from paceline.models.numba_executor.experts import ExpertWeights
 from paceline.models.numba_executor.forward import Shape
-from paceline.models.numba_executor.gemm import PANEL, pack, padded_rows
+from paceline.models.numba_executor.gemm import PANEL, ZERO_BYTE, pack, padded_rows
+from paceline.models.numba_executor.operand import GROUP
 
-Dtype = Literal["bfloat16", "float32", "int8"]
+Dtype = Literal["bfloat16", "float32", "int8", "w8a8"]
 Progress = Callable[[int, int], None]
 """Told (steps done, steps in all)."""
 
-STORED = {"bfloat16": np.uint16, "float32": np.float32, "int8": np.int8}
+STORED = {"bfloat16": np.uint16, "float32": np.float32, "int8": np.int8, "w8a8": np.uint8}
 LAYOUT = 1
 """Raise it when the packing changes: converted weights of another layout are made anew."""
 
@@ -74,13 +75,16 @@ def load_weights(checkpoint: Checkpoint, dtype: str, progress: Progress | None =
     """The fields of `forward.Weights` (rotary tables excepted) by name, memory-mapped.
 
     Raises:
-        InvalidParameter: an unknown dtype.
+        InvalidParameter: an unknown dtype, or w8a8 with heads that are no multiple of 32.
         UnsupportedModel: see `shape_of`.
         PacelineError: the disk is full; nothing half-written stays behind.
     """
     if dtype not in STORED:
         raise InvalidParameter("dtype", f"{dtype!r} is unknown", f"use one of {', '.join(STORED)}")
     shape_of(checkpoint.config)
+    if dtype == "w8a8" and checkpoint.config.head_dim % GROUP:
+        problem = f"w8a8 rounds {GROUP} values together, and {checkpoint.config.head_dim} per head cannot be cut so"
+        raise InvalidParameter("dtype", problem, "use int8")
     folder = cache_dir() / "converted" / f"{checkpoint.fingerprint}-{dtype}-{LAYOUT}"
     if not folder.exists():
         _convert_into(folder, checkpoint, dtype, progress or (lambda done, total: None))
@@ -158,7 +162,8 @@ def _new_array(path: Path, dtype: type, size: int) -> np.ndarray:
 def quantise(weights: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray]:
     """Weights [n, k] float32 as stored, and a scale per row [n]: stored * scale is what the kernels multiply with.
 
-    bfloat16 rounds to nearest even; int8 is symmetric, with the largest weight of a row at 127.
+    bfloat16 rounds to nearest even; int8 is symmetric, with the largest weight of a row at 127; w8a8 has the same
+    weights as int8, stored with 128 added.
     """
     if dtype == "float32":
         return weights, np.ones(len(weights), np.float32)
@@ -168,7 +173,8 @@ def quantise(weights: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray]:
         return rounded.astype(np.uint16), np.ones(len(weights), np.float32)
     largest = np.abs(weights).max(axis=1)
     scales = np.where(largest > 0, largest / 127, 1).astype(np.float32)
-    return np.rint(weights / scales[:, None]).astype(np.int8), scales
+    codes = np.rint(weights / scales[:, None]).astype(np.int8)
+    return (codes.view(np.uint8) ^ np.uint8(ZERO_BYTE) if dtype == "w8a8" else codes), scales
 
 
 class _Matrix:

@@ -1,0 +1,85 @@
+"""Sixteen integer sums, each of four products of bytes: what one vector instruction does where the processor has VNNI.
+
+Weights are unsigned bytes and activations signed ones, as ``vpdpbusd`` wants them. Sums are integers, so every form of
+the product, and every order, gives the same number. Not the place for scales or for what is multiplied (`gemm.py`).
+"""
+
+# pyright: reportCallIssue=false, reportAssignmentType=false
+# (llvmlite is untyped)
+
+from llvmlite import ir
+
+from paceline.models.numba_executor import vector as v
+
+BYTES = 4
+"""Products in one sum: bytes in a 32-bit lane."""
+
+_I32 = ir.IntType(32)
+_I64 = ir.IntType(64)
+SUMS_IR = ir.VectorType(_I32, v.LANES)
+_SHORTS_IR = ir.VectorType(ir.IntType(16), 2 * v.LANES)
+
+
+def has_feature(context, feature: str) -> bool:
+    """Whether code is being generated for a processor with `feature`, by LLVM's name for it."""
+    return f"+{feature}" in context.codegen()._get_host_cpu_features().split(",")
+
+
+def choose_dot(context):
+    """The fastest of the forms below that the processor has."""
+    if has_feature(context, "avx512vnni"):
+        return dot_512
+    if has_feature(context, "avxvnni"):
+        return dot_256
+    return dot_anywhere
+
+
+def dot_512(builder: ir.IRBuilder, sums: ir.Value, weights: ir.Value, activations: ir.Value) -> ir.Value:
+    """sums + the sums of four products each, [16] of 32 bits; `weights` are unsigned bytes, `activations` signed."""
+    return v.call(builder, "llvm.x86.avx512.vpdpbusd.512", SUMS_IR, [sums, weights, activations])
+
+
+def dot_256(builder: ir.IRBuilder, sums: ir.Value, weights: ir.Value, activations: ir.Value) -> ir.Value:
+    """`dot_512` in two halves."""
+    half, eight = ir.VectorType(_I32, v.LANES // 2), range(v.LANES // 2)
+    parts = []
+    for first in (0, v.LANES // 2):
+        lanes = ir.Constant(half, [first + i for i in eight])
+        args = [builder.shuffle_vector(x, x, lanes) for x in (sums, weights, activations)]
+        parts.append(v.call(builder, "llvm.x86.avx512.vpdpbusd.256", half, args))
+    return builder.shuffle_vector(*parts, ir.Constant(SUMS_IR, list(range(v.LANES))))
+
+
+def dot_anywhere(builder: ir.IRBuilder, sums: ir.Value, weights: ir.Value, activations: ir.Value) -> ir.Value:
+    """`dot_512` by products of 16-bit numbers, bytes 0 and 2 and then 1 and 3; LLVM knows the pattern (``pmaddwd``)."""
+    for number in range(2):
+        w = builder.bitcast(_every_second_byte(builder, weights, number, builder.lshr), _SHORTS_IR)
+        x = builder.bitcast(_every_second_byte(builder, activations, number, builder.ashr), _SHORTS_IR)
+        wide = ir.VectorType(_I32, 2 * v.LANES)
+        products = builder.mul(builder.sext(w, wide), builder.sext(x, wide))
+        even, odd = (
+            builder.shuffle_vector(products, products, ir.Constant(SUMS_IR, list(range(first, 2 * v.LANES, 2))))
+            for first in range(2)
+        )
+        sums = builder.add(sums, builder.add(even, odd))
+    return sums
+
+
+def _every_second_byte(builder: ir.IRBuilder, lanes: ir.Value, number: int, shift_right) -> ir.Value:
+    """Bytes 0 and 2 (`number` 0) or 1 and 3 of every lane, each widened to the 16 bits it lies in."""
+    shorts = builder.bitcast(lanes, _SHORTS_IR)
+    eight = ir.Constant(_SHORTS_IR, [8] * 2 * v.LANES)
+    return shift_right(shorts if number else builder.shl(shorts, eight), eight)
+
+
+def splat_ir(builder: ir.IRBuilder, pointer: ir.Value) -> ir.Value:
+    """The four bytes (or the integer) at `pointer` in every lane."""
+    value = builder.load(builder.bitcast(pointer, _I32.as_pointer()), align=1)
+    nothing = ir.Constant(SUMS_IR, ir.Undefined)
+    one = builder.insert_element(nothing, value, ir.Constant(_I32, 0))
+    return builder.shuffle_vector(one, nothing, ir.Constant(SUMS_IR, [0] * v.LANES))
+
+
+def load_ir(builder: ir.IRBuilder, pointer: ir.Value) -> ir.Value:
+    """Sixteen lanes of four bytes each from any address."""
+    return builder.load(builder.bitcast(pointer, SUMS_IR.as_pointer()), align=1)

@@ -1,0 +1,121 @@
+"""Activations as a product reads them: floats as they are, or rounded to 8 bits in groups of 32.
+
+In the dtype ``w8a8`` each 32 activations of a row share a scale, largest magnitude / 127, so that a few large ones
+spoil their own group only (the same groups as llama.cpp's Q8_0). Rounding looks at one row's group and nothing else,
+and products of integers are exact, so a row's result still does not depend on which rows share its pass. Not the place
+for the products (`gemm.py`).
+"""
+
+# pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
+# (llvmlite is untyped, and an intrinsic has another signature in compiled code than in Python)
+
+from typing import NamedTuple
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic, overload
+
+from paceline.models.numba_executor import vector as v
+from paceline.models.numba_executor.dot8 import SUMS_IR
+
+GROUP = 32
+"""Activations that share a scale, and the outputs in a panel of weights: who computes a panel can round it."""
+HIGHEST = np.float32(127)
+SMALLEST = np.float32(1e-30)
+"""A group whose largest magnitude is below is all zeros: 127 over it would not be a number to multiply with."""
+
+
+class Operand(NamedTuple):
+    """Rows of activations.
+
+    Attributes:
+        values: flat [rows, depth], float32, or int8 codes.
+        scales: flat [rows, depth / 32] float32, what a group's codes are multiplied with; empty for floats.
+        offsets: flat [rows, depth / 32] int32, -128 times the sum of a group's codes: takes back what weights stored
+            as unsigned bytes have too much. Empty for floats.
+    """
+
+    values: np.ndarray
+    scales: np.ndarray
+    offsets: np.ndarray
+
+
+def new_operand(size: int, rounds: bool) -> Operand:
+    """Room for `size` (rows times depth) activations, as floats or as codes."""
+    groups = size // GROUP if rounds else 0
+    values = np.empty(size, np.int8 if rounds else np.float32)
+    return Operand(values, np.empty(groups, np.float32), np.empty(groups, np.int32))
+
+
+@intrinsic
+def _store_codes(typingctx, values, index, low, high, factor):
+    """values[index : index + 32] = the vectors times `factor`, rounded to even; returns their sum."""
+
+    def emit(context, builder, sig, args):
+        pointer = v.element_pointer(context, builder, values, *args[:2])
+        bytes_ir = ir.VectorType(ir.IntType(8), v.LANES)
+        factors, sums = v.splat_ir(builder, args[4]), []
+        for half, lanes in enumerate(args[2:4]):
+            rounded = v.call(builder, "llvm.rint.v16f32", v.VECTOR_IR, [builder.fmul(lanes, factors)])
+            codes = builder.fptosi(rounded, SUMS_IR)
+            at = builder.gep(pointer, [ir.IntType(64)(half * v.LANES)])
+            builder.store(builder.trunc(codes, bytes_ir), builder.bitcast(at, bytes_ir.as_pointer()), align=1)
+            sums.append(codes)
+        return v.call(builder, "llvm.vector.reduce.add.v16i32", ir.IntType(32), [builder.add(*sums)])
+
+    return types.int32(values, types.intp, v.vector, v.vector, types.float32), emit
+
+
+@njit(nogil=True, error_model="numpy")
+def _magnitude(x):
+    return v.maximum(x, v.sub(v.splat(np.float32(0)), x))
+
+
+def _put_floats(operand, row, depth, column, source, start, size):
+    for i in range(0, size, v.LANES):
+        v.store(operand.values, row * depth + column + i, v.load(source, start + i))
+
+
+def _put_codes(operand, row, depth, column, source, start, size):
+    for i in range(0, size, GROUP):
+        low, high = v.load(source, start + i), v.load(source, start + i + v.LANES)
+        largest = v.max_lanes(v.maximum(_magnitude(low), _magnitude(high)))
+        factor = HIGHEST / largest if largest > SMALLEST else np.float32(0)
+        at = row * depth + column + i
+        total = _store_codes(operand.values, at, low, high, factor)
+        operand.scales[at // GROUP] = largest / HIGHEST
+        operand.offsets[at // GROUP] = -128 * total
+
+
+def put(operand, row, depth, column, source, start, size):
+    """Columns column .. column + size - 1 of a row, from the floats at source[start]; compiled code only.
+
+    `size` is a multiple of 16, and of 32 as `column` is where values are rounded.
+    """
+    raise NotImplementedError
+
+
+@overload(put, jit_options={"nogil": True, "error_model": "numpy"}, inline="never")
+def _put(operand, row, depth, column, source, start, size):
+    return _put_floats if operand[0].dtype == types.float32 else _put_codes
+
+
+@njit(nogil=True, error_model="numpy")
+def copy_row(source, row, target, place, depth):
+    """Row `place` of `target` = row `row` of `source`, both of the same kind."""
+    for i in range(depth):
+        target.values[place * depth + i] = source.values[row * depth + i]
+    groups = depth // GROUP if len(source.scales) > 0 else 0
+    for i in range(groups):
+        target.scales[place * groups + i] = source.scales[row * groups + i]
+        target.offsets[place * groups + i] = source.offsets[row * groups + i]
+
+
+@njit(nogil=True, error_model="numpy")
+def read_row(source, row, depth, out):
+    """out[0:depth] = a row as floats."""
+    groups = depth // GROUP if len(source.scales) > 0 else 0
+    for i in range(depth):
+        value = np.float32(source.values[row * depth + i])
+        out[i] = value * source.scales[row * groups + i // GROUP] if groups else value
