@@ -1,10 +1,11 @@
-"""Attention of one row and a few heads over paged keys and values, branches of a token tree included.
+"""Attention's arithmetic: scores, softmax and sums of one row and a few heads over paged keys and values.
 
 A key page is [head_dim, 16 tokens] and a value page [16 tokens, head_dim] per layer and key-value head. Scores of a
 page are sixteen lanes computed at once, each by the same chain of multiply-adds over the head dimension, and everything
 behind them runs in order of the *logical* position: so a row gets bit for bit the same result whether its ancestors lie
 in one run, in pages far apart or on a branch of a tree. Query heads that share keys and values go together, up to three
-at a time, because reading a long context costs more than multiplying it; how many go together changes no bit.
+at a time, because reading a long context costs more than multiplying it; how many go together changes no bit, nor does
+it change any when a context is worked through in pieces. Not the place for who works on what and when (`attend.py`).
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
@@ -72,23 +73,37 @@ def _score_pages(typingctx, heads, pages, q, q_start, head_dim, keys, page_start
 
 @intrinsic(prefer_literal=True)
 def _mix_columns(
-    typingctx, heads, vectors, scores, stride, values, value_starts, pairs, column, out, out_start, head_dim
+    typingctx,
+    heads,
+    vectors,
+    scores,
+    at,
+    stride,
+    values,
+    value_starts,
+    first,
+    pairs,
+    column,
+    sums,
+    sums_start,
+    head_dim,
 ):
-    """out_h[16 `vectors` columns from `column`] = sum_j scores[h * stride + j] value_j over 2 `pairs` positions.
+    """Even and odd sums_h[16 `vectors` columns from `column`] += scores[at + h * stride + j] value_j.
 
-    Even and odd positions are summed apart and added at the end. `heads` and `vectors` are literals.
+    For the 2 `pairs` positions j from the even `first` on. `heads` and `vectors` are literals; `sums` are those of the
+    heads over even positions, then over odd ones, `head_dim` each.
     """
     if not (isinstance(heads, types.IntegerLiteral) and isinstance(vectors, types.IntegerLiteral)):
         return None
     num_heads, num_vectors = heads.literal_value, vectors.literal_value
 
     def emit(context, builder, sig, args):
-        _, _, s_array, s_stride, v_array, starts, end, first_column, o_array, o_start, dim = args
+        _, _, s_array, s_start, s_stride, v_array, starts, begin, end, first_column, o_array, o_start, dim = args
 
         def step(i, sums):
             new, old = [], iter(sums)
             for odd in range(2):
-                j = builder.add(builder.shl(i, _I64(1)), _I64(odd))
+                j = builder.add(begin, builder.add(builder.shl(i, _I64(1)), _I64(odd)))
                 start = builder.load(v.element_pointer(context, builder, value_starts, starts, j))
                 at = v.element_pointer(context, builder, values, v_array, builder.add(start, first_column))
                 row = [
@@ -96,31 +111,36 @@ def _mix_columns(
                     for c in range(num_vectors)
                 ]
                 for h in range(num_heads):
-                    place = builder.add(builder.mul(s_stride, _I64(h)), j)
+                    place = builder.add(builder.add(s_start, builder.mul(s_stride, _I64(h))), j)
                     weight = builder.load(v.element_pointer(context, builder, scores, s_array, place))
                     weight = v.splat_ir(builder, weight)
                     new += [v.fma_ir(builder, weight, lanes, next(old)) for lanes in row]
             return new
 
-        half = num_heads * num_vectors
-        sums = v.accumulate_ir(builder, end, [v.ZERO] * (2 * half), step)
-        for i, (even, odd) in enumerate(zip(sums[:half], sums[half:], strict=True)):
-            head, vector_number = divmod(i, num_vectors)
-            place = builder.add(builder.mul(dim, _I64(head)), _I64(vector_number * v.LANES))
+        def sum_pointer(i):
+            half_and_head, vector_number = divmod(i, num_vectors)
+            place = builder.add(builder.mul(dim, _I64(half_and_head)), _I64(vector_number * v.LANES))
             place = builder.add(builder.add(o_start, first_column), place)
-            pointer = v.element_pointer(context, builder, out, o_array, place)
-            v.store_ir(builder, builder.fadd(even, odd), pointer)
+            return v.element_pointer(context, builder, sums, o_array, place)
+
+        pointers = [sum_pointer(i) for i in range(2 * num_heads * num_vectors)]
+        new = v.accumulate_ir(
+            builder, end, [v.load_widened(builder, sums.dtype, pointer) for pointer in pointers], step
+        )
+        for value, pointer in zip(new, pointers, strict=True):
+            v.store_ir(builder, value, pointer)
         return context.get_dummy_value()
 
     index = types.intp
     return types.void(
-        heads, vectors, scores, index, values, value_starts, index, index, out, index, index
+        heads, vectors, scores, index, index, values, value_starts, index, index, index, sums, index, index
     ), emit  # fmt: skip
 
 
 @njit(nogil=True, error_model="numpy")
-def _softmax(scores, first, length, padded):
-    """Turn `length` scores from `first` on into probabilities in place; zeros up to `padded`, a multiple of 16."""
+def softmax(scores, first, length):
+    """Turn `length` scores from `first` on into probabilities in place; zeros behind them up to a multiple of 16."""
+    padded = (length + v.LANES - 1) // v.LANES * v.LANES
     for i in range(first + length, first + padded):
         scores[i] = _NOTHING
     highest = v.splat(_NOTHING)
@@ -137,114 +157,75 @@ def _softmax(scores, first, length, padded):
         v.store(scores, i, v.mul(v.load(scores, i), factor))
 
 
-def _make_block(heads: int):
-    """The kernel for `heads` query heads that share a key-value head."""
+def _make_kernels(heads: int):
+    """The kernels for `heads` query heads that share a key-value head: scores of pages, and sums of values."""
 
     @njit(nogil=True, error_model="numpy")
-    def score(q, q_start, keys, page_starts, natural, length, places, head_dim, scale, scores, stride):
-        num_pages = (natural + PAGE_SIZE - 1) // PAGE_SIZE
-        page = 0
-        while page + 4 <= num_pages:
-            _score_pages(
-                heads, 4, q, q_start, head_dim, keys, page_starts, page, scale, scores, stride, page * PAGE_SIZE
-            )
+    def score(q, q_start, head_dim, keys, page_starts, page, stop, scale, scores, stride, at):
+        while page + 4 <= stop:
+            _score_pages(heads, 4, q, q_start, head_dim, keys, page_starts, page, scale, scores, stride, at)
             page += 4
-        while page < num_pages:
-            _score_pages(
-                heads, 1, q, q_start, head_dim, keys, page_starts, page, scale, scores, stride, page * PAGE_SIZE
-            )
+            at += 4 * PAGE_SIZE
+        while page < stop:
+            _score_pages(heads, 1, q, q_start, head_dim, keys, page_starts, page, scale, scores, stride, at)
             page += 1
-        spare = stride - PAGE_SIZE  # the score of a branch's key is one lane of its page's, computed aside
-        for j in range(natural, length):
-            _score_pages(
-                heads, 1, q, q_start, head_dim, keys, page_starts, num_pages + j - natural, scale, scores, stride, spare
-            )
-            for head in range(heads):
-                scores[head * stride + j] = scores[head * stride + spare + places[j - natural] % PAGE_SIZE]
+            at += PAGE_SIZE
 
     @njit(nogil=True, error_model="numpy")
-    def block(
-        q, q_start, keys, values, page_starts, value_starts, natural, branch_slots, length, head_dim, scale,
-        scores, stride, out, out_start,
-    ):  # fmt: skip
-        score(q, q_start, keys, page_starts, natural, length, branch_slots, head_dim, scale, scores, stride)
-        padded = (length + v.LANES - 1) // v.LANES * v.LANES
-        for head in range(heads):
-            _softmax(scores, head * stride, length, padded)
-        pairs = (length + 1) // 2
+    def mix(scores, at, stride, values, value_starts, first, pairs, sums, sums_start, head_dim):
         column = 0
         while column + 64 <= head_dim:
-            _mix_columns(heads, 4, scores, stride, values, value_starts, pairs, column, out, out_start, head_dim)
+            _mix_columns(
+                heads, 4, scores, at, stride, values, value_starts, first, pairs, column, sums, sums_start, head_dim
+            )
             column += 64
         while column < head_dim:
-            _mix_columns(heads, 1, scores, stride, values, value_starts, pairs, column, out, out_start, head_dim)
+            _mix_columns(
+                heads, 1, scores, at, stride, values, value_starts, first, pairs, column, sums, sums_start, head_dim
+            )
             column += 16
 
-    return block
+    return score, mix
 
 
-_one_head, _two_heads, _three_heads = (_make_block(heads) for heads in range(1, MOST_HEADS + 1))
+_score_one, _mix_one = _make_kernels(1)
+_score_two, _mix_two = _make_kernels(2)
+_score_three, _mix_three = _make_kernels(3)
 
 
-@njit(nogil=True, error_model="numpy")
-def _locate(page_table, natural, branch_slots, length, page_stride, head_offset, head_dim, page_starts, value_starts):
-    """Where the row's key pages and value rows begin: its pages in order, then the page of each branch slot."""
-    num_pages = (natural + PAGE_SIZE - 1) // PAGE_SIZE
-    for page in range(num_pages):
-        start = page_table[page] * page_stride + head_offset
-        page_starts[page] = start
-        for j in range(PAGE_SIZE):
-            value_starts[page * PAGE_SIZE + j] = start + j * head_dim
-    for j in range(natural, length):
-        slot = branch_slots[j - natural]
-        start = slot // PAGE_SIZE * page_stride + head_offset
-        page_starts[num_pages + j - natural] = start
-        value_starts[j] = start + slot % PAGE_SIZE * head_dim
-    value_starts[length] = value_starts[length - 1]  # an odd position more, of weight 0, completes the last pair
-
-
-@njit(nogil=True, error_model="numpy")
-def attend(
-    q, q_start, heads, keys, values, page_table, natural, branch_slots, length, page_stride, head_offset, head_dim,
-    scale, scores, page_starts, value_starts, out, out_start,
-):  # fmt: skip
-    """out[heads, head_dim] = softmax(q K) V over the `length` logical positions of one row.
+@njit(nogil=True, error_model="numpy", forceinline=True)
+def score(heads, q, q_start, head_dim, keys, page_starts, page, stop, scale, scores, stride, at):
+    """scores[at + h * stride + j] = q_h . key_j * scale for the keys j of the pages `page` .. `stop` - 1.
 
     Args:
-        q, q_start: flat queries and where those of the `heads` (1 to `MOST_HEADS`) begin.
-        keys, values: flat pages of one layer's cache (see the module); `page_stride` elements per page,
-            `head_offset` elements before the heads' key-value head inside a page.
-        page_table: page ids of the row's segment; the first `natural` positions lie there in order.
-        branch_slots: slots of the positions natural .. length - 1.
-        scores, page_starts, value_starts: scratch of at least `MOST_HEADS` times `length` + 96, pages plus branch
-            slots, and `length` + 16 entries.
+        heads: 1 to `MOST_HEADS` query heads; that of head h begins at q[q_start + h * head_dim].
+        keys, page_starts: flat key pages, and where each page begins.
     """
-    _locate(page_table, natural, branch_slots, length, page_stride, head_offset, head_dim, page_starts, value_starts)
-    stride = len(scores) // MOST_HEADS
     if heads == 1:
-        _one_head(
-            q, q_start, keys, values, page_starts, value_starts, natural, branch_slots, length, head_dim, scale,
-            scores, stride, out, out_start,
-        )  # fmt: skip
+        _score_one(q, q_start, head_dim, keys, page_starts, page, stop, scale, scores, stride, at)
     elif heads == 2:
-        _two_heads(
-            q, q_start, keys, values, page_starts, value_starts, natural, branch_slots, length, head_dim, scale,
-            scores, stride, out, out_start,
-        )  # fmt: skip
+        _score_two(q, q_start, head_dim, keys, page_starts, page, stop, scale, scores, stride, at)
     else:
-        _three_heads(
-            q, q_start, keys, values, page_starts, value_starts, natural, branch_slots, length, head_dim, scale,
-            scores, stride, out, out_start,
-        )  # fmt: skip
+        _score_three(q, q_start, head_dim, keys, page_starts, page, stop, scale, scores, stride, at)
+
+
+@njit(nogil=True, error_model="numpy", forceinline=True)
+def mix(heads, scores, at, stride, values, value_starts, first, stop, sums, sums_start, head_dim):
+    """Add scores[at + h * stride + j] value_j to head h's sums, for the positions j = `first` .. `stop` - 1.
+
+    `first` is even. Where `stop` is odd, position `stop` must be one of weight 0: it completes the last pair.
+    """
+    pairs = (stop - first + 1) // 2
+    if heads == 1:
+        _mix_one(scores, at, stride, values, value_starts, first, pairs, sums, sums_start, head_dim)
+    elif heads == 2:
+        _mix_two(scores, at, stride, values, value_starts, first, pairs, sums, sums_start, head_dim)
+    else:
+        _mix_three(scores, at, stride, values, value_starts, first, pairs, sums, sums_start, head_dim)
 
 
 @njit(nogil=True, error_model="numpy")
-def weigh_pages(scores, heads, natural, out, out_start, num_pages):
-    """out[h * num_pages + page] += what head h of the row just attended gave to each page of its table.
-
-    To be called right behind `attend` with the same `scores`, `heads` and `natural`.
-    """
-    stride = len(scores) // MOST_HEADS
-    for head in range(heads):
-        for j in range(natural):
-            out[out_start + head * num_pages + j // PAGE_SIZE] += scores[head * stride + j]
+def add_halves(sums, start, size):
+    """sums[start : start + size] += what lies behind it: sums over even positions, plus those over odd ones."""
+    for i in range(start, start + size, v.LANES):
+        v.store(sums, i, v.add(v.load(sums, i), v.load(sums, i + size)))

@@ -12,6 +12,7 @@ from paceline.errors import InvalidParameter
 from paceline.models.base import PAGE_SIZE, ForwardOutput, KVCache, Rows, checked_layers, pages_for
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
+from paceline.models.numba_executor.attend import MOST_BLOCKS, SLACK
 from paceline.models.numba_executor.attention import MOST_HEADS
 from paceline.models.numba_executor.experts import ExpertScratch
 from paceline.models.numba_executor.forward import Batch, Scratch, Shape, Weights, num_counters
@@ -22,9 +23,6 @@ from paceline.models.numba_executor.team import Team
 from paceline.models.numba_executor.weights import Progress, load_weights, shape_of
 from paceline.models.rope import inverse_frequencies
 from paceline.models.rows import Part, build_rows
-
-SLACK = 96
-"""Entries of the attention scratch behind the last position: whole pages are scored, and one aside."""
 
 NOT_WEIGHED = np.zeros(0, np.float32)
 """Where a pass would add up attention per page, in a pass that does not."""
@@ -215,7 +213,7 @@ def _new_scratch(
     def floats(*size: int) -> np.ndarray:
         return np.empty(size, np.float32)
 
-    pages = pages_for(context) + 8
+    pages, query_heads = pages_for(context), MOST_BLOCKS * MOST_HEADS
     return Scratch(
         counters=np.zeros(0, np.int64),
         hidden=floats(rows * shape.hidden),
@@ -226,14 +224,15 @@ def _new_scratch(
         logits=floats(asked * shape.vocab),
         taps=floats(tapped_rows * shape.hidden),
         page_mass=NOT_WEIGHED,
-        row=floats(num_threads, max(shape.hidden, MOST_HEADS * shape.head_dim)),
+        row=floats(num_threads, shape.hidden),
         gate_up=floats(num_threads, rows * 2 * PANEL),
         wide=floats(
             num_threads, PANEL * max(shape.hidden, shape.inner, shape.shared_inner, shape.heads * shape.head_dim)
         ),
-        scores=floats(num_threads, MOST_HEADS * (pages * PAGE_SIZE + SLACK)),
-        page_starts=np.empty((num_threads, pages * PAGE_SIZE), np.int64),  # a branch may have a page per slot
-        value_starts=np.empty((num_threads, pages * PAGE_SIZE + SLACK), np.int64),
+        scores=floats(num_threads, query_heads * (pages * PAGE_SIZE + SLACK)),
+        page_starts=np.empty((num_threads, pages + 1), np.int64),
+        value_starts=np.empty((num_threads, (pages + 1) * PAGE_SIZE), np.int64),
+        sums=floats(num_threads, query_heads * 2 * shape.head_dim),
         experts=_expert_scratch(shape, rounds, rows),
     )
 

@@ -15,7 +15,7 @@ from numba import njit
 
 from paceline.models.base import PAGE_SIZE
 from paceline.models.numba_executor import vector as v
-from paceline.models.numba_executor.attention import MOST_HEADS, attend, weigh_pages
+from paceline.models.numba_executor.attend import attend_blocks, blocks_at_once, blocks_per_group
 from paceline.models.numba_executor.experts import EXPERT_PHASES, ExpertScratch, ExpertWeights, experts_forward
 from paceline.models.numba_executor.gemm import PANEL, stored_weight
 from paceline.models.numba_executor.linear import chunk, gated_product, product
@@ -111,6 +111,7 @@ class Scratch(NamedTuple):
     scores: np.ndarray
     page_starts: np.ndarray
     value_starts: np.ndarray
+    sums: np.ndarray
     experts: ExpertScratch
 
 
@@ -170,37 +171,6 @@ def _place_row(row, layer, shape, weights, batch, qkv, keys, values, layer_strid
 
 
 @njit(nogil=True, error_model="numpy")
-def _blocks_per_group(shape):
-    """Blocks of at most `MOST_HEADS` heads that the query heads of one key-value head fall into."""
-    return (shape.heads // shape.kv_heads + MOST_HEADS - 1) // MOST_HEADS
-
-
-@njit(nogil=True, error_model="numpy")
-def _attend_item(row, block, layer, thread, shape, batch, scratch, keys, values, layer_stride):
-    """One block of heads of one row; a group's heads are spread evenly over its blocks."""
-    group, blocks = shape.heads // shape.kv_heads, _blocks_per_group(shape)
-    kv_head, number = divmod(block, blocks)
-    head = kv_head * group + number * group // blocks
-    heads = kv_head * group + (number + 1) * group // blocks - head
-    dim = shape.head_dim
-    first = layer * layer_stride
-    attend(
-        scratch.qkv, row * shape.qkv + head * dim, heads, keys[first:first + layer_stride],
-        values[first:first + layer_stride], batch.page_tables[batch.segments[row]], batch.natural_lengths[row],
-        batch.branch_slots[row], batch.num_keys[row], shape.kv_heads * dim * PAGE_SIZE, kv_head * dim * PAGE_SIZE,
-        dim, np.float32(1 / np.sqrt(dim)), scratch.scores[thread], scratch.page_starts[thread],
-        scratch.value_starts[thread], scratch.row[thread], 0,
-    )  # fmt: skip
-    put(scratch.mixed, row, shape.heads * dim, head * dim, scratch.row[thread], 0, heads * dim)
-    if len(scratch.page_mass) > 0:
-        num_pages = batch.page_tables.shape[1]
-        weigh_pages(
-            scratch.scores[thread], heads, batch.natural_lengths[row], scratch.page_mass,
-            (row * shape.heads + head) * num_pages, num_pages,
-        )  # fmt: skip
-
-
-@njit(nogil=True, error_model="numpy")
 def _norm_rows(scratch, phase, thread, num_threads, num_rows, weight, weight_start, hidden, eps):
     size = chunk(num_rows, num_threads)
     first = take(scratch.counters, phase, size, num_rows)
@@ -223,15 +193,13 @@ def _place_rows(phase, layer, num_threads, num_rows, shape, weights, batch, scra
 
 @njit(nogil=True, error_model="numpy")
 def _attend_rows(phase, layer, thread, num_threads, num_rows, shape, batch, scratch, keys, values, layer_stride):
-    """Rows of one key-value head one behind the other: what one row read of a long context the next finds near."""
-    items = num_rows * shape.kv_heads * _blocks_per_group(shape)
-    size = chunk(num_rows, num_threads)
-    first = take(scratch.counters, phase, size, items)
+    total = num_rows * shape.kv_heads * blocks_per_group(shape)
+    size = blocks_at_once(num_rows, len(batch.page_tables), num_threads, shape)
+    first = take(scratch.counters, phase, size, total)
     while first >= 0:
-        for item in range(first, min(first + size, items)):
-            block, row = divmod(item, num_rows)
-            _attend_item(row, block, layer, thread, shape, batch, scratch, keys, values, layer_stride)
-        first = take(scratch.counters, phase, size, items)
+        last = min(first + size, total)
+        attend_blocks(first, last, layer, thread, shape, batch, scratch, keys, values, layer_stride)
+        first = take(scratch.counters, phase, size, total)
 
 
 @njit(nogil=True, error_model="numpy")

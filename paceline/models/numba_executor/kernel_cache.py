@@ -6,7 +6,9 @@ from pathlib import Path
 from paceline.models.kernel_disk import keep_on_disk
 from paceline.models.numba_executor.forward import forward
 
-KERNEL_MODULES = ("vector", "dot8", "operand", "tile", "gemm", "attention", "linear", "experts", "forward", "team")
+KERNEL_MODULES = (
+    "vector", "dot8", "operand", "tile", "gemm", "attention", "attend", "linear", "experts", "forward", "team",
+)  # fmt: skip
 """Files whose code ends up in the compiled pass."""
 
 

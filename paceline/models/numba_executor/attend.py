@@ -1,0 +1,228 @@
+"""Attention of rows over their contexts: who reads which keys and values together.
+
+The unit is a block: one row and up to `MOST_HEADS` query heads that share a key-value head. Blocks of one segment and
+key-value head are a run: they walk its context together, a few pages at a time, so that a long context is fetched once
+for all of them and not once for each, which is most of what verifying drafted tokens or a chunk of a prompt would cost.
+Scores and sums of a block wait in scratch between pages, and the arithmetic of each (`attention.py`) is what it would
+be alone, bit for bit.
+
+Functions that run more than once per run take arrays, not tuples of them: Numba counts every array of a tuple that is
+handed on, with atomic operations.
+"""
+
+# pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
+# (Numba's functions have another signature in compiled code than in Python)
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from paceline.models.base import PAGE_SIZE
+from paceline.models.numba_executor.attention import MOST_HEADS, add_halves, mix, score, softmax
+from paceline.models.numba_executor.operand import put
+
+MOST_BLOCKS = 24
+"""Most blocks that read a context together."""
+
+ELEMENTS_AT_ONCE = 8192
+"""Keys or values that every block works on before it is the next pages' turn: 32 KiB, to stay in the nearest cache."""
+
+SLACK = 2 * PAGE_SIZE
+"""Scores behind a head's last position: the last page is scored whole, and one page aside."""
+
+
+class Run(NamedTuple):
+    """Blocks `first` .. `last` - 1 of [rows, blocks of a group], all of one segment and one key-value head.
+
+    Attributes:
+        all_heads: query heads of the model.
+        kv_head, group, blocks: the key-value head, its query heads, and the blocks these fall into.
+        head_dim, row_size: elements of a query, and of a row of queries, keys and values.
+        page_start, page_size: where page 0 has the key-value head's elements of this layer, and elements of a page.
+        shared, natural, longest: positions that lie in the segment's pages for every row and for some row; keys of the
+            longest row.
+        pages_at_once: pages that every block works on before it is the next pages' turn.
+        stride: scores of a head begin that far behind those of the one before.
+    """
+
+    first: int
+    last: int
+    all_heads: int
+    kv_head: int
+    group: int
+    blocks: int
+    head_dim: int
+    row_size: int
+    page_start: int
+    page_size: int
+    shared: int
+    natural: int
+    longest: int
+    pages_at_once: int
+    stride: int
+
+
+@njit(nogil=True, error_model="numpy")
+def blocks_per_group(shape):
+    """Blocks of at most `MOST_HEADS` heads that the query heads of one key-value head fall into."""
+    return (shape.heads // shape.kv_heads + MOST_HEADS - 1) // MOST_HEADS
+
+
+@njit(nogil=True, error_model="numpy")
+def blocks_at_once(num_rows, num_segments, num_threads, shape):
+    """Blocks for a thread to take at a time: a segment's on the average, but some for every thread."""
+    blocks = blocks_per_group(shape)
+    most = min(MOST_BLOCKS, (num_rows + num_segments - 1) // num_segments * blocks)
+    total = num_rows * shape.kv_heads * blocks
+    shares = (total + most - 1) // most
+    shares = (shares + num_threads - 1) // num_threads * num_threads
+    return (total + shares - 1) // shares
+
+
+@njit(nogil=True, error_model="numpy", forceinline=True)
+def attend_blocks(first, last, layer, thread, shape, batch, scratch, keys, values, layer_stride):
+    """Blocks `first` .. `last` - 1, at most `MOST_BLOCKS`, of a layer's [kv_heads, rows, blocks of a group]."""
+    per_head = len(batch.segments) * blocks_per_group(shape)
+    while first < last:
+        kv_head, start = divmod(first, per_head)
+        end = min(start + last - first, per_head)
+        run = _first_run(
+            start, end, kv_head, layer * layer_stride, shape, batch.segments, batch.natural_lengths, batch.num_keys
+        )
+        _attend_run(run, thread, batch, scratch, keys, values)
+        first += run.last - run.first
+
+
+@njit(nogil=True, error_model="numpy")
+def _first_run(first, end, kv_head, layer_start, shape, segments, natural_lengths, num_keys):
+    """The run that blocks `first` .. `end` - 1 begin with."""
+    blocks, dim = blocks_per_group(shape), shape.head_dim
+    row = first // blocks
+    segment, shared, natural, longest = segments[row], natural_lengths[row], 0, 0
+    while row * blocks < end and segments[row] == segment:
+        shared, natural = min(shared, natural_lengths[row]), max(natural, natural_lengths[row])
+        longest = max(longest, num_keys[row])
+        row += 1
+    last, pages = min(row * blocks, end), (longest + PAGE_SIZE - 1) // PAGE_SIZE
+    return Run(
+        first, last, shape.heads, kv_head, shape.heads // shape.kv_heads, blocks, dim, shape.qkv,
+        layer_start + kv_head * dim * PAGE_SIZE, shape.kv_heads * dim * PAGE_SIZE, shared, natural, longest,
+        pages if last - first == 1 else max(4, ELEMENTS_AT_ONCE // (dim * PAGE_SIZE)), pages * PAGE_SIZE + SLACK,
+    )  # fmt: skip
+
+
+@njit(nogil=True, error_model="numpy", forceinline=True)
+def _attend_run(run, thread, batch, scratch, keys, values):
+    page_starts, value_starts = scratch.page_starts[thread], scratch.value_starts[thread]
+    scores, sums = scratch.scores[thread], scratch.sums[thread]
+    natural_lengths, num_keys, branch_slots = batch.natural_lengths, batch.num_keys, batch.branch_slots
+    _locate_pages(run, batch.page_tables[batch.segments[run.first // run.blocks]], page_starts, value_starts)
+    _score_pages(run, scratch.qkv, keys, natural_lengths, page_starts, scores)
+    _finish_scores(run, scratch.qkv, keys, natural_lengths, num_keys, branch_slots, page_starts, scores)
+    if len(scratch.page_mass) > 0:
+        _weigh_pages(run, scores, natural_lengths, scratch.page_mass, batch.page_tables.shape[1])
+    _mix_values(run, values, natural_lengths, num_keys, branch_slots, page_starts, value_starts, scores, sums)
+    _put_sums(run, sums, scratch.mixed)
+
+
+@njit(nogil=True, error_model="numpy")
+def _place(block, run):
+    """A block's row, first query head, number of heads, and where its scores begin.
+
+    A group's heads are spread evenly over its blocks.
+    """
+    row, number = divmod(block, run.blocks)
+    start, stop = number * run.group // run.blocks, (number + 1) * run.group // run.blocks
+    return row, run.kv_head * run.group + start, stop - start, (block - run.first) * MOST_HEADS * run.stride
+
+
+@njit(nogil=True, error_model="numpy")
+def _locate_pages(run, table, page_starts, value_starts):
+    """Where key pages and values begin that lie in the segment's pages."""
+    for page in range((run.natural + PAGE_SIZE - 1) // PAGE_SIZE):
+        start = run.page_start + table[page] * run.page_size
+        page_starts[page] = start
+        for place in range(PAGE_SIZE):
+            value_starts[page * PAGE_SIZE + place] = start + place * run.head_dim
+
+
+@njit(nogil=True, error_model="numpy")
+def _locate_own(run, natural, length, slots, page_starts, value_starts):
+    """Where the values of one row begin from the position on at which rows may part."""
+    for j in range(run.shared, natural):
+        value_starts[j] = page_starts[j // PAGE_SIZE] + j % PAGE_SIZE * run.head_dim
+    for j in range(max(run.shared, natural), length):
+        page, place = divmod(slots[j - natural], PAGE_SIZE)
+        value_starts[j] = run.page_start + page * run.page_size + place * run.head_dim
+    value_starts[length] = value_starts[length - 1]  # an odd position more, of weight 0, completes the last pair
+
+
+@njit(nogil=True, error_model="numpy")
+def _score_pages(run, qkv, keys, natural_lengths, page_starts, scores):
+    """Scores of the segment's pages, for every block up to its row's last."""
+    scale = np.float32(1 / np.sqrt(run.head_dim))
+    for page in range(0, (run.natural + PAGE_SIZE - 1) // PAGE_SIZE, run.pages_at_once):
+        for block in range(run.first, run.last):
+            row, head, heads, at = _place(block, run)
+            stop = min(page + run.pages_at_once, (natural_lengths[row] + PAGE_SIZE - 1) // PAGE_SIZE)
+            q = row * run.row_size + head * run.head_dim
+            at += page * PAGE_SIZE
+            score(heads, qkv, q, run.head_dim, keys, page_starts, page, stop, scale, scores, run.stride, at)
+
+
+@njit(nogil=True, error_model="numpy")
+def _finish_scores(run, qkv, keys, natural_lengths, num_keys, branch_slots, page_starts, scores):
+    """Scores of the rows' branches, then probabilities in place of scores."""
+    scale, spare = np.float32(1 / np.sqrt(run.head_dim)), len(page_starts) - 1
+    for block in range(run.first, run.last):
+        row, head, heads, at = _place(block, run)
+        natural, aside = natural_lengths[row], at + run.stride - PAGE_SIZE
+        for j in range(natural, num_keys[row]):  # a branch's key is one lane of its page, which is scored aside
+            page, place = divmod(branch_slots[row, j - natural], PAGE_SIZE)
+            page_starts[spare] = run.page_start + page * run.page_size
+            q = row * run.row_size + head * run.head_dim
+            score(heads, qkv, q, run.head_dim, keys, page_starts, spare, spare + 1, scale, scores, run.stride, aside)
+            for one in range(heads):
+                scores[at + one * run.stride + j] = scores[aside + one * run.stride + place]
+        for one in range(heads):
+            softmax(scores, at + one * run.stride, num_keys[row])
+
+
+@njit(nogil=True, error_model="numpy")
+def _weigh_pages(run, scores, natural_lengths, page_mass, num_pages):
+    """Add what each head gives to each page of its row's table to page_mass [rows, heads, pages]."""
+    for block in range(run.first, run.last):
+        row, head, heads, at = _place(block, run)
+        for one in range(heads):
+            start = (row * run.all_heads + head + one) * num_pages
+            for j in range(natural_lengths[row]):
+                page_mass[start + j // PAGE_SIZE] += scores[at + one * run.stride + j]
+
+
+@njit(nogil=True, error_model="numpy")
+def _mix_values(run, values, natural_lengths, num_keys, branch_slots, page_starts, value_starts, scores, sums):
+    """sums [blocks, even and odd, heads, head_dim] = the values that a row attends to, weighted and summed."""
+    dim, size, own = run.head_dim, 2 * MOST_HEADS * run.head_dim, -1
+    sums[: (run.last - run.first) * size] = 0
+    for first in range(0, run.longest, run.pages_at_once * PAGE_SIZE):
+        for block in range(run.first, run.last):
+            row, _, heads, at = _place(block, run)
+            stop = min(first + run.pages_at_once * PAGE_SIZE, num_keys[row])
+            if stop >= run.shared and row != own:
+                _locate_own(run, natural_lengths[row], num_keys[row], branch_slots[row], page_starts, value_starts)
+                own = row
+            if first < stop:
+                start = (block - run.first) * size
+                mix(heads, scores, at, run.stride, values, value_starts, first, stop, sums, start, dim)
+
+
+@njit(nogil=True, error_model="numpy")
+def _put_sums(run, sums, mixed):
+    """Hand what the blocks have summed to `mixed`, rows of [heads, head_dim] (`operand.py`)."""
+    dim = run.head_dim
+    for block in range(run.first, run.last):
+        row, head, heads, _ = _place(block, run)
+        start = (block - run.first) * 2 * MOST_HEADS * dim
+        add_halves(sums, start, heads * dim)
+        put(mixed, row, run.all_heads * dim, head * dim, sums, start, heads * dim)
