@@ -42,7 +42,7 @@ _SHARE, _SHARE_WEIGHT = 0.5, 8
 _EXPLORE_EVERY = 32
 """A child with a model that is not asked any more is tried after so many steps, then twice as many, and so on."""
 
-_READ_COSTS = {"int8": 0.2, "bfloat16": 0.12, "float32": 0.06}
+_READ_COSTS = {"w8a8": 0.07, "int8": 0.2, "bfloat16": 0.12, "float32": 0.06}
 """What a row of a prompt costs by how weights are stored, as a share of a pass over one row."""
 
 _ALONE = BatchStats()
