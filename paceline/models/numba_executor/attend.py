@@ -16,10 +16,10 @@ handed on, with atomic operations.
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from paceline.models.base import PAGE_SIZE
 from paceline.models.numba_executor.attention import MOST_HEADS, add_halves, mix, score, softmax
+from paceline.models.numba_executor.kernel import kernel
 from paceline.models.numba_executor.operand import put
 
 MOST_BLOCKS = 24
@@ -63,13 +63,13 @@ class Run(NamedTuple):
     stride: int
 
 
-@njit(nogil=True, error_model="numpy")
+@kernel
 def blocks_per_group(shape):
     """Blocks of at most `MOST_HEADS` heads that the query heads of one key-value head fall into."""
     return (shape.heads // shape.kv_heads + MOST_HEADS - 1) // MOST_HEADS
 
 
-@njit(nogil=True, error_model="numpy")
+@kernel
 def blocks_at_once(num_rows, num_segments, num_threads, shape):
     """Blocks for a thread to take at a time: a segment's on the average, but some for every thread."""
     blocks = blocks_per_group(shape)
@@ -80,7 +80,7 @@ def blocks_at_once(num_rows, num_segments, num_threads, shape):
     return (total + shares - 1) // shares
 
 
-@njit(nogil=True, error_model="numpy", forceinline=True)
+@kernel(forceinline=True)
 def attend_blocks(first, last, layer, thread, shape, batch, scratch, keys, values, layer_stride):
     """Blocks `first` .. `last` - 1, at most `MOST_BLOCKS`, of a layer's [kv_heads, rows, blocks of a group]."""
     per_head = len(batch.segments) * blocks_per_group(shape)
@@ -94,7 +94,7 @@ def attend_blocks(first, last, layer, thread, shape, batch, scratch, keys, value
         first += run.last - run.first
 
 
-@njit(nogil=True, error_model="numpy")
+@kernel
 def _first_run(first, end, kv_head, layer_start, shape, segments, natural_lengths, num_keys):
     """The run that blocks `first` .. `end` - 1 begin with."""
     blocks, dim = blocks_per_group(shape), shape.head_dim
@@ -112,7 +112,7 @@ def _first_run(first, end, kv_head, layer_start, shape, segments, natural_length
     )  # fmt: skip
 
 
-@njit(nogil=True, error_model="numpy", forceinline=True)
+@kernel(forceinline=True)
 def _attend_run(run, thread, batch, scratch, keys, values):
     page_starts, value_starts = scratch.page_starts[thread], scratch.value_starts[thread]
     scores, sums = scratch.scores[thread], scratch.sums[thread]
@@ -126,7 +126,7 @@ def _attend_run(run, thread, batch, scratch, keys, values):
     _put_sums(run, sums, scratch.mixed)
 
 
-@njit(nogil=True, error_model="numpy")
+@kernel
 def _place(block, run):
     """A block's row, first query head, number of heads, and where its scores begin.
 
@@ -137,7 +137,7 @@ def _place(block, run):
     return row, run.kv_head * run.group + start, stop - start, (block - run.first) * MOST_HEADS * run.stride
 
 
-@njit(nogil=True, error_model="numpy")
+@kernel
 def _locate_pages(run, table, page_starts, value_starts):
     """Where key pages and values begin that lie in the segment's pages."""
     for page in range((run.natural + PAGE_SIZE - 1) // PAGE_SIZE):
@@ -147,7 +147,7 @@ def _locate_pages(run, table, page_starts, value_starts):
             value_starts[page * PAGE_SIZE + place] = start + place * run.head_dim
 
 
-@njit(nogil=True, error_model="numpy")
+@kernel
 def _locate_own(run, natural, length, slots, page_starts, value_starts):
     """Where the values of one row begin from the position on at which rows may part."""
     for j in range(run.shared, natural):
@@ -158,7 +158,7 @@ def _locate_own(run, natural, length, slots, page_starts, value_starts):
     value_starts[length] = value_starts[length - 1]  # an odd position more, of weight 0, completes the last pair
 
 
-@njit(nogil=True, error_model="numpy")
+@kernel
 def _score_pages(run, qkv, keys, natural_lengths, page_starts, scores):
     """Scores of the segment's pages, for every block up to its row's last."""
     scale = np.float32(1 / np.sqrt(run.head_dim))
@@ -171,7 +171,7 @@ def _score_pages(run, qkv, keys, natural_lengths, page_starts, scores):
             score(heads, qkv, q, run.head_dim, keys, page_starts, page, stop, scale, scores, run.stride, at)
 
 
-@njit(nogil=True, error_model="numpy")
+@kernel
 def _finish_scores(run, qkv, keys, natural_lengths, num_keys, branch_slots, page_starts, scores):
     """Scores of the rows' branches, then probabilities in place of scores."""
     scale, spare = np.float32(1 / np.sqrt(run.head_dim)), len(page_starts) - 1
@@ -189,7 +189,7 @@ def _finish_scores(run, qkv, keys, natural_lengths, num_keys, branch_slots, page
             softmax(scores, at + one * run.stride, num_keys[row])
 
 
-@njit(nogil=True, error_model="numpy")
+@kernel
 def _weigh_pages(run, scores, natural_lengths, page_mass, num_pages):
     """Add what each head gives to each page of its row's table to page_mass [rows, heads, pages]."""
     for block in range(run.first, run.last):
@@ -200,7 +200,7 @@ def _weigh_pages(run, scores, natural_lengths, page_mass, num_pages):
                 page_mass[start + j // PAGE_SIZE] += scores[at + one * run.stride + j]
 
 
-@njit(nogil=True, error_model="numpy")
+@kernel
 def _mix_values(run, values, natural_lengths, num_keys, branch_slots, page_starts, value_starts, scores, sums):
     """sums [blocks, even and odd, heads, head_dim] = the values that a row attends to, weighted and summed."""
     dim, size, own = run.head_dim, 2 * MOST_HEADS * run.head_dim, -1
@@ -217,7 +217,7 @@ def _mix_values(run, values, natural_lengths, num_keys, branch_slots, page_start
                 mix(heads, scores, at, run.stride, values, value_starts, first, stop, sums, start, dim)
 
 
-@njit(nogil=True, error_model="numpy")
+@kernel
 def _put_sums(run, sums, mixed):
     """Hand what the blocks have summed to `mixed`, rows of [heads, head_dim] (`operand.py`)."""
     dim = run.head_dim

@@ -13,11 +13,12 @@ it change any when a context is worked through in pieces. Not the place for who 
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
 from paceline.models.base import PAGE_SIZE
 from paceline.models.numba_executor import vector as v
+from paceline.models.numba_executor.kernel import kernel
 
 MOST_HEADS = 3
 """Most query heads in one block: with four pages or columns each they fill 24 of the 32 vector registers of AVX-512."""
@@ -137,7 +138,7 @@ def _mix_columns(
     ), emit  # fmt: skip
 
 
-@njit(nogil=True, error_model="numpy")
+@kernel
 def softmax(scores, first, length):
     """Turn `length` scores from `first` on into probabilities in place; zeros behind them up to a multiple of 16."""
     padded = (length + v.LANES - 1) // v.LANES * v.LANES
@@ -160,7 +161,7 @@ def softmax(scores, first, length):
 def _make_kernels(heads: int):
     """The kernels for `heads` query heads that share a key-value head: scores of pages, and sums of values."""
 
-    @njit(nogil=True, error_model="numpy")
+    @kernel
     def score(q, q_start, head_dim, keys, page_starts, page, stop, scale, scores, stride, at):
         while page + 4 <= stop:
             _score_pages(heads, 4, q, q_start, head_dim, keys, page_starts, page, scale, scores, stride, at)
@@ -171,7 +172,7 @@ def _make_kernels(heads: int):
             page += 1
             at += PAGE_SIZE
 
-    @njit(nogil=True, error_model="numpy")
+    @kernel
     def mix(scores, at, stride, values, value_starts, first, pairs, sums, sums_start, head_dim):
         column = 0
         while column + 64 <= head_dim:
@@ -193,7 +194,7 @@ _score_two, _mix_two = _make_kernels(2)
 _score_three, _mix_three = _make_kernels(3)
 
 
-@njit(nogil=True, error_model="numpy", forceinline=True)
+@kernel(forceinline=True)
 def score(heads, q, q_start, head_dim, keys, page_starts, page, stop, scale, scores, stride, at):
     """scores[at + h * stride + j] = q_h . key_j * scale for the keys j of the pages `page` .. `stop` - 1.
 
@@ -209,7 +210,7 @@ def score(heads, q, q_start, head_dim, keys, page_starts, page, stop, scale, sco
         _score_three(q, q_start, head_dim, keys, page_starts, page, stop, scale, scores, stride, at)
 
 
-@njit(nogil=True, error_model="numpy", forceinline=True)
+@kernel(forceinline=True)
 def mix(heads, scores, at, stride, values, value_starts, first, stop, sums, sums_start, head_dim):
     """Add scores[at + h * stride + j] value_j to head h's sums, for the positions j = `first` .. `stop` - 1.
 
@@ -224,7 +225,7 @@ def mix(heads, scores, at, stride, values, value_starts, first, stop, sums, sums
         _mix_three(scores, at, stride, values, value_starts, first, pairs, sums, sums_start, head_dim)
 
 
-@njit(nogil=True, error_model="numpy")
+@kernel
 def add_halves(sums, start, size):
     """sums[start : start + size] += what lies behind it: sums over even positions, plus those over odd ones."""
     for i in range(start, start + size, v.LANES):

@@ -11,10 +11,10 @@ its pass. What a pass costs is mostly the experts it touches: more rows touch mo
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.gemm import PANEL, multiply
+from paceline.models.numba_executor.kernel import kernel
 from paceline.models.numba_executor.linear import chunk, gated_pair, gated_product, product
 from paceline.models.numba_executor.operand import Operand, copy_row, read_row
 from paceline.models.numba_executor.team import barrier, take
@@ -66,7 +66,7 @@ class ExpertScratch(NamedTuple):
     touched: np.ndarray
 
 
-@njit(nogil=True, error_model="numpy")
+@kernel
 def _dot(a, b, b_start, size):
     """Sum of products of a[0:size] and b[b_start:] in sixteen chains."""
     sums = v.splat(np.float32(0))
@@ -75,7 +75,7 @@ def _dot(a, b, b_start, size):
     return v.sum_lanes(sums)
 
 
-@njit(nogil=True, error_model="numpy")
+@kernel
 def _softmax(x, start, size):
     """In place, over a few numbers."""
     top = x[start]
@@ -89,7 +89,7 @@ def _softmax(x, start, size):
         x[i] /= total
 
 
-@njit(nogil=True, error_model="numpy")
+@kernel
 def _choose(row, shape, e):
     """The `top_k` most probable experts of a row, lower numbers first on ties, and their shares."""
     start, first = row * shape.experts, row * shape.top_k
@@ -107,7 +107,7 @@ def _choose(row, shape, e):
             e.shares[first + choice] /= total
 
 
-@njit(nogil=True, error_model="numpy")
+@kernel
 def _route(row, layer, thread, shape, weights, scratch):
     """Which experts a row takes, and with which shares."""
     e, hidden, x = scratch.experts, shape.hidden, scratch.row[thread]
@@ -122,7 +122,7 @@ def _route(row, layer, thread, shape, weights, scratch):
         e.shared_shares[row] = np.float32(1) / (np.float32(1) + np.exp(-gate))
 
 
-@njit(nogil=True, error_model="numpy")
+@kernel
 def _sort(num_rows, layer, shape, e):
     """Pairs in order of expert, then of row: places, order, starts, active."""
     pairs = num_rows * shape.top_k
@@ -146,7 +146,7 @@ def _sort(num_rows, layer, shape, e):
     e.starts[shape.experts] = pairs
 
 
-@njit(nogil=True, error_model="numpy")
+@kernel
 def _gather(counters, phase, num_threads, num_rows, shape, scratch):
     """Copy every place's row, so that an expert's rows lie together."""
     e, hidden, pairs = scratch.experts, shape.hidden, num_rows * shape.top_k
@@ -158,7 +158,7 @@ def _gather(counters, phase, num_threads, num_rows, shape, scratch):
         first = take(counters, phase, size, pairs)
 
 
-@njit(nogil=True, error_model="numpy")
+@kernel
 def _multiply_experts(counters, phase, layer, thread, shape, weights, scratch, is_down):
     """The gated products, or the products down, of all experts with rows; an item is a panel of an expert."""
     e, hidden, inner = scratch.experts, shape.hidden, shape.inner
@@ -183,7 +183,7 @@ def _multiply_experts(counters, phase, layer, thread, shape, weights, scratch, i
         item = take(counters, phase, 1, items)
 
 
-@njit(nogil=True, error_model="numpy")
+@kernel
 def _combine_row(row, shape, scratch):
     """hidden += shares of the chosen experts in the order of choice, then of the shared one."""
     e, hidden = scratch.experts, shape.hidden
@@ -196,7 +196,7 @@ def _combine_row(row, shape, scratch):
         v.store(scratch.hidden, row * hidden + i, v.add(v.load(scratch.hidden, row * hidden + i), total))
 
 
-@njit(nogil=True, error_model="numpy")
+@kernel
 def experts_forward(phase, layer, met, thread, num_threads, num_rows, shape, weights, scratch):
     """hidden += mixture(normed), one layer's feed-forward; returns the count of barriers met."""
     counters, e, w = scratch.counters, scratch.experts, weights.experts

@@ -11,13 +11,13 @@ arrays are flat and owned by the caller. Not the place for weights' formats (`we
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from paceline.models.base import PAGE_SIZE
 from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.attend import attend_blocks, blocks_at_once, blocks_per_group
 from paceline.models.numba_executor.experts import EXPERT_PHASES, ExpertScratch, ExpertWeights, experts_forward
 from paceline.models.numba_executor.gemm import PANEL, stored_weight
+from paceline.models.numba_executor.kernel import kernel
 from paceline.models.numba_executor.linear import chunk, gated_product, product
 from paceline.models.numba_executor.operand import Operand, put
 from paceline.models.numba_executor.team import barrier, take
@@ -115,7 +115,7 @@ class Scratch(NamedTuple):
     experts: ExpertScratch
 
 
-@njit(nogil=True, error_model="numpy")
+@kernel
 def _norm_row(source, source_start, weight, weight_start, size, eps, out, out_start):
     """RMS norm of one row (Zhang and Sennrich 2019): x / sqrt(mean(x^2) + eps) * weight."""
     squares = v.splat(np.float32(0))
@@ -129,7 +129,7 @@ def _norm_row(source, source_start, weight, weight_start, size, eps, out, out_st
         v.store(out, out_start + i, v.mul(x, v.load(weight, weight_start + i)))
 
 
-@njit(nogil=True, error_model="numpy")
+@kernel
 def _embed_row(token, weights, hidden_size, out, out_start):
     """Column `token % 32` of panel `token // 32`, widened."""
     start, scale = token // PANEL * hidden_size * PANEL, weights.embedding_scales[token]
@@ -137,7 +137,7 @@ def _embed_row(token, weights, hidden_size, out, out_start):
         out[out_start + i] = stored_weight(weights.embedding, start, i, token % PANEL) * scale
 
 
-@njit(nogil=True, error_model="numpy")
+@kernel
 def _rotate(x, start, cos, sin, angle_start, half):
     """Rotary embedding of one head in place, halves paired as in transformers."""
     whole = half // v.LANES * v.LANES
@@ -153,7 +153,7 @@ def _rotate(x, start, cos, sin, angle_start, half):
         x[start + half + i] = b * c + a * s
 
 
-@njit(nogil=True, error_model="numpy")
+@kernel
 def _place_row(row, layer, shape, weights, batch, qkv, keys, values, layer_stride):
     """Rotate a row's queries and keys and write its key and value into the cache."""
     dim, half = shape.head_dim, shape.head_dim // 2
@@ -170,7 +170,7 @@ def _place_row(row, layer, shape, weights, batch, qkv, keys, values, layer_strid
             v.store(values, at + place * dim + i, v.load(qkv, value + i))
 
 
-@njit(nogil=True, error_model="numpy")
+@kernel
 def _norm_rows(scratch, phase, thread, num_threads, num_rows, weight, weight_start, hidden, eps):
     size = chunk(num_rows, num_threads)
     first = take(scratch.counters, phase, size, num_rows)
@@ -181,7 +181,7 @@ def _norm_rows(scratch, phase, thread, num_threads, num_rows, weight, weight_sta
         first = take(scratch.counters, phase, size, num_rows)
 
 
-@njit(nogil=True, error_model="numpy")
+@kernel
 def _place_rows(phase, layer, num_threads, num_rows, shape, weights, batch, scratch, keys, values, layer_stride):
     size = chunk(num_rows, num_threads)
     first = take(scratch.counters, phase, size, num_rows)
@@ -191,7 +191,7 @@ def _place_rows(phase, layer, num_threads, num_rows, shape, weights, batch, scra
         first = take(scratch.counters, phase, size, num_rows)
 
 
-@njit(nogil=True, error_model="numpy")
+@kernel
 def _attend_rows(phase, layer, thread, num_threads, num_rows, shape, batch, scratch, keys, values, layer_stride):
     total = num_rows * shape.kv_heads * blocks_per_group(shape)
     size = blocks_at_once(num_rows, len(batch.page_tables), num_threads, shape)
@@ -202,15 +202,16 @@ def _attend_rows(phase, layer, thread, num_threads, num_rows, shape, batch, scra
         first = take(scratch.counters, phase, size, total)
 
 
-@njit(nogil=True, error_model="numpy")
+@kernel
 def _tap(place, thread, num_rows, hidden, scratch):
     """Copy the hidden state to tap number `place` (one thread does)."""
     if place >= 0 and thread == 0:
         size = num_rows * hidden
-        scratch.taps[place * size : (place + 1) * size] = scratch.hidden[:size]
+        for i in range(0, size, v.LANES):
+            v.store(scratch.taps, place * size + i, v.load(scratch.hidden, i))
 
 
-@njit(nogil=True, error_model="numpy")
+@kernel
 def _layer(layer, met, thread, num_threads, num_rows, shape, eps, weights, batch, scratch, keys, values, layer_stride):
     """Attention block, then gated feed-forward block; returns the count of barriers met."""
     counters, hidden, heads_width = scratch.counters, shape.hidden, shape.heads * shape.head_dim
@@ -249,7 +250,7 @@ def _layer(layer, met, thread, num_threads, num_rows, shape, eps, weights, batch
     return barrier(counters, met, num_threads)
 
 
-@njit(nogil=True, error_model="numpy")
+@kernel
 def _head(met, thread, num_threads, num_rows, shape, eps, weights, batch, scratch):
     """Final norm of all rows (for the tap) and logits of the asked rows."""
     counters, hidden = scratch.counters, shape.hidden
@@ -273,7 +274,7 @@ def _head(met, thread, num_threads, num_rows, shape, eps, weights, batch, scratc
     return barrier(counters, met, num_threads)
 
 
-@njit(nogil=True, error_model="numpy")
+@kernel
 def forward(thread, num_threads, shape, eps, weights, batch, scratch, keys, values):
     """One pass; scratch.logits holds [asked rows, padded vocabulary] at the end.
 

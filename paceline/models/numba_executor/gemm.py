@@ -16,11 +16,12 @@ Not the place for threads (`team.py`) or for what is multiplied (`forward.py`).
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic, overload
 
 from paceline.models.numba_executor import dot8
 from paceline.models.numba_executor import vector as v
+from paceline.models.numba_executor.kernel import OPTIONS, kernel
 from paceline.models.numba_executor.operand import GROUP
 from paceline.models.numba_executor.tile import add_stored, scale_tile, shift_tile, store_tile
 
@@ -60,7 +61,7 @@ def stored_weight(w, start, k, column):
     raise NotImplementedError
 
 
-@overload(stored_weight, jit_options={"nogil": True, "error_model": "numpy"})
+@overload(stored_weight, jit_options=OPTIONS)
 def _stored_weight(w, start, k, column):
     def of_bytes(w, start, k, column):
         at = start + k // dot8.BYTES * (PANEL * dot8.BYTES) + column * dot8.BYTES + k % dot8.BYTES
@@ -145,7 +146,7 @@ def _pairwise(combine, halves, activations, sums) -> list[ir.Value]:
 def _make_tile(rows: int):
     """The kernel for `rows` rows of activations and one panel."""
 
-    @njit(nogil=True, error_model="numpy")
+    @kernel
     def tile(x, row, depth, w, w_start, scales, bias, column, out, out_start, out_stride, add):
         sums = _accumulate(rows, x, row, depth, w, w_start)
         sums = scale_tile(sums, v.load(scales, column), v.load(scales, column + v.LANES))
@@ -161,7 +162,7 @@ def _make_tile(rows: int):
 _t1, _t2, _t3, _t4, _t5, _t6, _t7, _t8, _t9, _t10, _t11, _t12 = (_make_tile(rows) for rows in range(1, TILE_ROWS + 1))
 
 
-@njit(nogil=True, error_model="numpy")
+@kernel
 def _any_tile(rows, x, row, depth, w, w_start, scales, bias, column, out, out_start, out_stride, add):
     """The tile kernel for `rows` in 1..12, by a switch: each has its own register allocation."""
     if rows == 1:
@@ -190,7 +191,7 @@ def _any_tile(rows, x, row, depth, w, w_start, scales, bias, column, out, out_st
         _t12(x, row, depth, w, w_start, scales, bias, column, out, out_start, out_stride, add)
 
 
-@njit(nogil=True, error_model="numpy")
+@kernel
 def _widen(w, start, size, wide):
     """wide[0:size] = `size` weights from w[start] on, as float32."""
     for i in range(0, size, v.LANES):
@@ -204,7 +205,7 @@ def _widened_tiles(
     raise NotImplementedError
 
 
-@overload(_widened_tiles, jit_options={"nogil": True, "error_model": "numpy"})
+@overload(_widened_tiles, jit_options=OPTIONS)
 def _choose_widened_tiles(
     x, first_row, num_rows, depth, w, w_start, scales, bias, column, out, out_start, out_stride, add, wide
 ):  # fmt: skip
@@ -230,7 +231,7 @@ def _choose_widened_tiles(
     return once if w.dtype in (types.uint16, types.int8) else not_at_all
 
 
-@njit(nogil=True, error_model="numpy")
+@kernel
 def multiply(
     x, first_row, num_rows, depth, w, w_first, scales, bias, vector_first, out, out_first, out_stride, first_panel,
     last_panel, add, wide,

@@ -7,23 +7,23 @@ Shared by the dense layer (`forward.py`) and the mixture of experts (`experts.py
 # (llvmlite is untyped, and an intrinsic has another signature in compiled code than in Python)
 
 import numpy as np
-from numba import njit
 
 from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.gemm import PANEL, multiply
+from paceline.models.numba_executor.kernel import kernel
 from paceline.models.numba_executor.operand import put
 from paceline.models.numba_executor.team import take
 
 CHUNKS_PER_THREAD = 4
 
 
-@njit(nogil=True, error_model="numpy")
+@kernel
 def chunk(total, num_threads):
     """Elements per chunk so that every thread gets a few."""
     return max(1, total // (CHUNKS_PER_THREAD * num_threads))
 
 
-@njit(nogil=True, error_model="numpy")
+@kernel
 def product(
     counters, phase, num_threads, x, num_rows, depth, w, scales, bias, layer, columns, out, add, wide
 ):  # fmt: skip
@@ -39,7 +39,7 @@ def product(
         first = take(counters, phase, size, panels)
 
 
-@njit(nogil=True, error_model="numpy")
+@kernel
 def _gate(gate_up, num_rows, out, first_row, depth, column):
     """out = silu(gate) * up for one pair of panels, [num_rows, gate panel | up panel]; overwrites the gate panel."""
     one = v.splat(np.float32(1))
@@ -52,7 +52,7 @@ def _gate(gate_up, num_rows, out, first_row, depth, column):
         put(out, first_row + row, depth, column, gate_up, start, PANEL)
 
 
-@njit(nogil=True, error_model="numpy")
+@kernel
 def gated_pair(pair, thread, first_row, num_rows, x, hidden, w, scales, layer, inner, scratch, out):
     """One panel's 32 columns of silu(gate) * up, for a matrix of interleaved gate and up panels."""
     columns, buffer = 2 * inner, scratch.gate_up[thread]
@@ -63,7 +63,7 @@ def gated_pair(pair, thread, first_row, num_rows, x, hidden, w, scales, layer, i
     _gate(buffer, num_rows, out, first_row, inner, pair * PANEL)
 
 
-@njit(nogil=True, error_model="numpy")
+@kernel
 def gated_product(counters, phase, thread, num_threads, num_rows, shape, x, w, scales, layer, inner, scratch, out):
     """out [rows, inner] = silu(gate) * up: a thread gates each pair of panels while it is still in its cache."""
     pairs = inner // PANEL

@@ -13,11 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic, overload
 
 from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.dot8 import SUMS_IR
+from paceline.models.numba_executor.kernel import OPTIONS, kernel
 
 GROUP = 32
 """Activations that share a scale, and the outputs in a panel of weights: who computes a panel can round it."""
@@ -67,7 +68,7 @@ def _store_codes(typingctx, values, index, low, high, factor):
     return types.int32(values, types.intp, v.vector, v.vector, types.float32), emit
 
 
-@njit(nogil=True, error_model="numpy")
+@kernel
 def _magnitude(x):
     return v.maximum(x, v.sub(v.splat(np.float32(0)), x))
 
@@ -96,12 +97,12 @@ def put(operand, row, depth, column, source, start, size):
     raise NotImplementedError
 
 
-@overload(put, jit_options={"nogil": True, "error_model": "numpy"}, inline="never")
+@overload(put, jit_options=OPTIONS)
 def _put(operand, row, depth, column, source, start, size):
     return _put_floats if operand[0].dtype == types.float32 else _put_codes
 
 
-@njit(nogil=True, error_model="numpy")
+@kernel
 def copy_row(source, row, target, place, depth):
     """Row `place` of `target` = row `row` of `source`, both of the same kind."""
     for i in range(depth):
@@ -112,7 +113,7 @@ def copy_row(source, row, target, place, depth):
         target.offsets[place * groups + i] = source.offsets[row * groups + i]
 
 
-@njit(nogil=True, error_model="numpy")
+@kernel
 def read_row(source, row, depth, out):
     """out[0:depth] = a row as floats."""
     groups = depth // GROUP if len(source.scales) > 0 else 0

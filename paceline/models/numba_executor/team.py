@@ -18,11 +18,12 @@ import weakref
 from collections.abc import Callable, Sequence
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from paceline.models.numba_executor import vector as v
+from paceline.models.numba_executor.kernel import kernel
 
 SPINS_BEFORE_YIELD = 4000
 
@@ -61,7 +62,7 @@ def _yield_processor(typingctx):
     return types.void(), emit
 
 
-@njit(nogil=True)
+@kernel
 def barrier(counters, meetings, num_threads):
     """Wait for all threads; `meetings` is how often this thread has met the others in this pass, the new count returns.
 
@@ -77,7 +78,7 @@ def barrier(counters, meetings, num_threads):
     return meetings
 
 
-@njit(nogil=True)
+@kernel
 def take(counters, phase, size, total):
     """First element of the next chunk of `size` out of `total` in `phase`; -1 when all are taken.
 

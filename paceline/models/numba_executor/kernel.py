@@ -1,0 +1,22 @@
+"""How kernels are compiled: without the GIL, with C's arithmetic errors, and without counting who uses an array.
+
+Numba counts references of every array that is handed from one compiled function to another, two atomic operations each.
+Kernels hand on tuples of arrays some hundred thousand times in a pass, and two threads that count the same array wait
+for each other: counting once took two thirds of the time outside matrix products. Nothing is allocated or freed inside
+a pass; its caller owns all arrays and outlives it.
+"""
+
+# pyright: reportCallIssue=false, reportArgumentType=false
+# (Numba's decorators are untyped)
+
+from numba import njit
+
+OPTIONS = {"nogil": True, "error_model": "numpy", "_nrt": False}
+"""For ``numba.njit`` and, as ``jit_options``, for ``numba.extending.overload``."""
+
+
+def kernel(function=None, *, forceinline: bool = False):
+    """A function that compiled passes call; it must neither make arrays nor return them."""
+    if function is None:
+        return lambda wrapped: kernel(wrapped, forceinline=forceinline)
+    return njit(**OPTIONS, forceinline=forceinline)(function)
