@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from paceline.models.base import PAGE_SIZE
-from paceline.models.numba_executor.attention import MOST_HEADS, add_halves, mix, score, softmax
+from paceline.models.numba_executor.attention import MOST_HEADS, PAGES_AHEAD, add_halves, mix, score, softmax
 from paceline.models.numba_executor.kernel import kernel
 from paceline.models.numba_executor.operand import put
 
@@ -118,8 +118,8 @@ def _attend_run(run, thread, batch, scratch, keys, values):
     scores, sums = scratch.scores[thread], scratch.sums[thread]
     natural_lengths, num_keys, branch_slots = batch.natural_lengths, batch.num_keys, batch.branch_slots
     _locate_pages(run, batch.page_tables[batch.segments[run.first // run.blocks]], page_starts, value_starts)
-    _score_pages(run, scratch.qkv, keys, natural_lengths, page_starts, scores)
-    _finish_scores(run, scratch.qkv, keys, natural_lengths, num_keys, branch_slots, page_starts, scores)
+    _score_pages(run, scratch.qkv, keys, values, natural_lengths, page_starts, scores)
+    _finish_scores(run, scratch.qkv, keys, values, natural_lengths, num_keys, branch_slots, page_starts, scores)
     if len(scratch.page_mass) > 0:
         _weigh_pages(run, scores, natural_lengths, scratch.page_mass, batch.page_tables.shape[1])
     _mix_values(run, values, natural_lengths, num_keys, branch_slots, page_starts, value_starts, scores, sums)
@@ -159,7 +159,7 @@ def _locate_own(run, natural, length, slots, page_starts, value_starts):
 
 
 @kernel
-def _score_pages(run, qkv, keys, natural_lengths, page_starts, scores):
+def _score_pages(run, qkv, keys, values, natural_lengths, page_starts, scores):
     """Scores of the segment's pages, for every block up to its row's last."""
     scale = np.float32(1 / np.sqrt(run.head_dim))
     for page in range(0, (run.natural + PAGE_SIZE - 1) // PAGE_SIZE, run.pages_at_once):
@@ -168,13 +168,13 @@ def _score_pages(run, qkv, keys, natural_lengths, page_starts, scores):
             stop = min(page + run.pages_at_once, (natural_lengths[row] + PAGE_SIZE - 1) // PAGE_SIZE)
             q = row * run.row_size + head * run.head_dim
             at += page * PAGE_SIZE
-            score(heads, qkv, q, run.head_dim, keys, page_starts, page, stop, scale, scores, run.stride, at)
+            score(heads, qkv, q, run.head_dim, keys, values, page_starts, page, stop, scale, scores, run.stride, at)
 
 
 @kernel
-def _finish_scores(run, qkv, keys, natural_lengths, num_keys, branch_slots, page_starts, scores):
+def _finish_scores(run, qkv, keys, values, natural_lengths, num_keys, branch_slots, page_starts, scores):
     """Scores of the rows' branches, then probabilities in place of scores."""
-    scale, spare = np.float32(1 / np.sqrt(run.head_dim)), len(page_starts) - 1
+    scale, spare = np.float32(1 / np.sqrt(run.head_dim)), len(page_starts) - PAGES_AHEAD - 1
     for block in range(run.first, run.last):
         row, head, heads, at = _place(block, run)
         natural, aside = natural_lengths[row], at + run.stride - PAGE_SIZE
@@ -182,7 +182,21 @@ def _finish_scores(run, qkv, keys, natural_lengths, num_keys, branch_slots, page
             page, place = divmod(branch_slots[row, j - natural], PAGE_SIZE)
             page_starts[spare] = run.page_start + page * run.page_size
             q = row * run.row_size + head * run.head_dim
-            score(heads, qkv, q, run.head_dim, keys, page_starts, spare, spare + 1, scale, scores, run.stride, aside)
+            score(
+                heads,
+                qkv,
+                q,
+                run.head_dim,
+                keys,
+                values,
+                page_starts,
+                spare,
+                spare + 1,
+                scale,
+                scores,
+                run.stride,
+                aside,
+            )
             for one in range(heads):
                 scores[at + one * run.stride + j] = scores[aside + one * run.stride + place]
         for one in range(heads):

@@ -22,36 +22,45 @@ from paceline.models.numba_executor.kernel import kernel
 
 MOST_HEADS = 3
 """Most query heads in one block: with four pages or columns each they fill 24 of the 32 vector registers of AVX-512."""
+PAGES_AHEAD = 4
+"""How many pages' keys are asked for before they are needed."""
 
 _NOTHING = np.float32(-np.inf)
 _I64 = ir.IntType(64)
 
 
 @intrinsic(prefer_literal=True)
-def _score_pages(typingctx, heads, pages, q, q_start, head_dim, keys, page_starts, first, scale, scores, stride, at):
+def _score_pages(
+    typingctx, heads, pages, q, q_start, head_dim, keys, values, page_starts, first, scale, scores, stride, at
+):  # fmt: skip
     """scores[h * stride + at + j] = q_h . key_j * scale for the keys j of `pages` (a literal) pages from `first` on.
 
-    `heads` is a literal too; query h begins at q[q_start + h * head_dim].
+    `heads` is a literal too; query h begins at q[q_start + h * head_dim]. Pages are small and lie anywhere, which is
+    more than the processor's own prefetching can guess: the pages' values and the next keys are asked for on the way.
     """
     if not (isinstance(heads, types.IntegerLiteral) and isinstance(pages, types.IntegerLiteral)):
         return None
     num_heads, num_pages = heads.literal_value, pages.literal_value
 
     def emit(context, builder, sig, args):
-        _, _, q_array, q_first, dim, k_array, starts, page, factor, s_array, s_stride, s_at = args
+        _, _, q_array, q_first, dim, k_array, v_array, starts, page, factor, s_array, s_stride, s_at = args
 
-        def start(i):
+        def start(array, i):
             pointer = v.element_pointer(context, builder, page_starts, starts, builder.add(page, _I64(i)))
-            return v.element_pointer(context, builder, keys, k_array, builder.load(pointer))
+            return v.element_pointer(context, builder, keys, array, builder.load(pointer))
 
         def query(h):
             at = builder.add(q_first, builder.mul(dim, _I64(h)))
             return v.element_pointer(context, builder, q, q_array, at)
 
-        key_pages, queries = [start(i) for i in range(num_pages)], [query(h) for h in range(num_heads)]
+        key_pages, value_pages = ([start(array, i) for i in range(num_pages)] for array in (k_array, v_array))
+        next_pages = [start(k_array, num_pages + i) for i in range(num_pages)]
+        queries = [query(h) for h in range(num_heads)]
 
         def step(i, sums):
             offset = builder.mul(i, _I64(PAGE_SIZE))
+            for soon in value_pages + next_pages:
+                v.prefetch_ir(builder, builder.gep(soon, [offset]))
             columns = [v.load_widened(builder, keys.dtype, builder.gep(k, [offset])) for k in key_pages]
             values = [v.splat_ir(builder, builder.load(builder.gep(one, [i]))) for one in queries]
             pairs = [(value, column) for value in values for column in columns]
@@ -68,7 +77,7 @@ def _score_pages(typingctx, heads, pages, q, q_start, head_dim, keys, page_start
 
     index = types.intp
     return types.void(
-        heads, pages, q, index, index, keys, page_starts, index, types.float32, scores, index, index
+        heads, pages, q, index, index, keys, values, page_starts, index, types.float32, scores, index, index
     ), emit  # fmt: skip
 
 
@@ -162,13 +171,15 @@ def _make_kernels(heads: int):
     """The kernels for `heads` query heads that share a key-value head: scores of pages, and sums of values."""
 
     @kernel
-    def score(q, q_start, head_dim, keys, page_starts, page, stop, scale, scores, stride, at):
-        while page + 4 <= stop:
-            _score_pages(heads, 4, q, q_start, head_dim, keys, page_starts, page, scale, scores, stride, at)
-            page += 4
-            at += 4 * PAGE_SIZE
+    def score(q, q_start, head_dim, keys, values, page_starts, page, stop, scale, scores, stride, at):
+        while page + PAGES_AHEAD <= stop:
+            _score_pages(
+                heads, PAGES_AHEAD, q, q_start, head_dim, keys, values, page_starts, page, scale, scores, stride, at
+            )
+            page += PAGES_AHEAD
+            at += PAGES_AHEAD * PAGE_SIZE
         while page < stop:
-            _score_pages(heads, 1, q, q_start, head_dim, keys, page_starts, page, scale, scores, stride, at)
+            _score_pages(heads, 1, q, q_start, head_dim, keys, values, page_starts, page, scale, scores, stride, at)
             page += 1
             at += PAGE_SIZE
 
@@ -195,19 +206,20 @@ _score_three, _mix_three = _make_kernels(3)
 
 
 @kernel(forceinline=True)
-def score(heads, q, q_start, head_dim, keys, page_starts, page, stop, scale, scores, stride, at):
+def score(heads, q, q_start, head_dim, keys, values, page_starts, page, stop, scale, scores, stride, at):
     """scores[at + h * stride + j] = q_h . key_j * scale for the keys j of the pages `page` .. `stop` - 1.
 
     Args:
         heads: 1 to `MOST_HEADS` query heads; that of head h begins at q[q_start + h * head_dim].
-        keys, page_starts: flat key pages, and where each page begins.
+        keys, values, page_starts: flat pages, and where each page begins in both; `PAGES_AHEAD` entries behind the last
+            one are read, whatever they hold.
     """
     if heads == 1:
-        _score_one(q, q_start, head_dim, keys, page_starts, page, stop, scale, scores, stride, at)
+        _score_one(q, q_start, head_dim, keys, values, page_starts, page, stop, scale, scores, stride, at)
     elif heads == 2:
-        _score_two(q, q_start, head_dim, keys, page_starts, page, stop, scale, scores, stride, at)
+        _score_two(q, q_start, head_dim, keys, values, page_starts, page, stop, scale, scores, stride, at)
     else:
-        _score_three(q, q_start, head_dim, keys, page_starts, page, stop, scale, scores, stride, at)
+        _score_three(q, q_start, head_dim, keys, values, page_starts, page, stop, scale, scores, stride, at)
 
 
 @kernel(forceinline=True)

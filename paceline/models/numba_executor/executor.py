@@ -13,7 +13,7 @@ from paceline.models.base import PAGE_SIZE, ForwardOutput, KVCache, Rows, checke
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
 from paceline.models.numba_executor.attend import MOST_BLOCKS, SLACK
-from paceline.models.numba_executor.attention import MOST_HEADS
+from paceline.models.numba_executor.attention import MOST_HEADS, PAGES_AHEAD
 from paceline.models.numba_executor.experts import ExpertScratch
 from paceline.models.numba_executor.forward import Batch, Scratch, Shape, Weights, num_counters
 from paceline.models.numba_executor.gemm import PANEL
@@ -230,7 +230,7 @@ def _new_scratch(
             num_threads, PANEL * max(shape.hidden, shape.inner, shape.shared_inner, shape.heads * shape.head_dim)
         ),
         scores=floats(num_threads, query_heads * (pages * PAGE_SIZE + SLACK)),
-        page_starts=np.empty((num_threads, pages + 1), np.int64),
+        page_starts=np.empty((num_threads, pages + 1 + PAGES_AHEAD), np.int64),
         value_starts=np.empty((num_threads, (pages + 1) * PAGE_SIZE), np.int64),
         sums=floats(num_threads, query_heads * 2 * shape.head_dim),
         experts=_expert_scratch(shape, rounds, rows),
