@@ -6,8 +6,8 @@ for each other: counting once took two thirds of the time outside matrix product
 a pass; its caller owns all arrays and outlives it.
 """
 
-# pyright: reportCallIssue=false, reportArgumentType=false
-# (Numba's decorators are untyped)
+from collections.abc import Callable
+from typing import Any
 
 from numba import njit
 
@@ -15,7 +15,7 @@ OPTIONS = {"nogil": True, "error_model": "numpy", "_nrt": False}
 """For ``numba.njit`` and, as ``jit_options``, for ``numba.extending.overload``."""
 
 
-def kernel(function=None, *, forceinline: bool = False):
+def kernel(function: Callable | None = None, *, forceinline: bool = False) -> Any:
     """A function that compiled passes call; it must neither make arrays nor return them."""
     if function is None:
         return lambda wrapped: kernel(wrapped, forceinline=forceinline)
