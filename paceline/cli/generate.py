@@ -40,6 +40,7 @@ def generate(
     tensor_parallel_size: o.TensorParallel = 1,
     pipeline_parallel_size: o.PipelineParallel = 1,
     kv_cache_memory_bytes: o.CacheBytes = None,
+    kv_cache_dtype: o.CacheDtype = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Generate text, drafting ahead; the text is what the model alone would have said.
@@ -53,6 +54,8 @@ def generate(
         paceline generate --temperature 0.8 --top-p 0.95 --seed 7 --rule coupled --compare "Once upon a time"
 
         paceline generate -m target.gguf --draft draft_model --draft-model small.gguf --compare "def fibonacci(n):"
+
+        paceline generate --dtype w8a8 --draft suffix --compare "Say it again: the quick brown fox."
 
         paceline generate --pipeline-parallel-size 2 --dtype float32 "The capital of France is"
 
@@ -73,7 +76,7 @@ def generate(
     llm = o.load_llm(
         model, speculative, dtype=dtype, num_threads=threads, executor=executor,
         tensor_parallel_size=tensor_parallel_size, pipeline_parallel_size=pipeline_parallel_size,
-        kv_cache_memory_bytes=kv_cache_memory_bytes,
+        kv_cache_memory_bytes=kv_cache_memory_bytes, kv_cache_dtype=kv_cache_dtype,
     )  # fmt: skip
     token_ids = prompt_ids(llm.tokenizer, text, chat)
     plain = run_once(llm.drafting_with(None), token_ids, params) if compare else None

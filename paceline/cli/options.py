@@ -67,6 +67,9 @@ CacheBytes = Annotated[
         "--kv-cache-memory-bytes", help="Room for keys and values, 512 MiB if left out; long texts need more."
     ),
 ]
+CacheDtype = Annotated[
+    str, typer.Option("--kv-cache-dtype", help="Keys and values: float32, float16, or auto (float16 with w8a8).")
+]
 ExecutorName = Annotated[str, typer.Option("--executor", help="auto, numba or torch.")]
 
 DEFAULT_MODEL = "smollm2-135m"
