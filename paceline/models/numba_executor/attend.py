@@ -5,9 +5,6 @@ key-value head are a run: they walk its context together, a few pages at a time,
 for all of them and not once for each, which is most of what verifying drafted tokens or a chunk of a prompt would cost.
 Scores and sums of a block wait in scratch between pages, and the arithmetic of each (`attention.py`) is what it would
 be alone, bit for bit.
-
-Functions that run more than once per run take arrays, not tuples of them: Numba counts every array of a tuple that is
-handed on, with atomic operations.
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
@@ -27,6 +24,9 @@ MOST_BLOCKS = 24
 
 ELEMENTS_AT_ONCE = 8192
 """Keys or values that every block works on before it is the next pages' turn: 32 KiB, to stay in the nearest cache."""
+
+ELEMENTS_NEAR = 1 << 16
+"""Keys of a context up to which its values are asked for while its keys are read: 128 to 256 KiB of each."""
 
 SLACK = 2 * PAGE_SIZE
 """Scores behind a head's last position: the last page is scored whole, and one page aside."""
@@ -162,6 +162,8 @@ def _locate_own(run, natural, length, slots, page_starts, value_starts):
 def _score_pages(run, qkv, keys, values, natural_lengths, page_starts, scores):
     """Scores of the segment's pages, for every block up to its row's last."""
     scale = np.float32(1 / np.sqrt(run.head_dim))
+    if run.natural * run.head_dim > ELEMENTS_NEAR:
+        values = keys  # values asked for now would be gone again when they are needed
     for page in range(0, (run.natural + PAGE_SIZE - 1) // PAGE_SIZE, run.pages_at_once):
         for block in range(run.first, run.last):
             row, head, heads, at = _place(block, run)
@@ -183,20 +185,9 @@ def _finish_scores(run, qkv, keys, values, natural_lengths, num_keys, branch_slo
             page_starts[spare] = run.page_start + page * run.page_size
             q = row * run.row_size + head * run.head_dim
             score(
-                heads,
-                qkv,
-                q,
-                run.head_dim,
-                keys,
-                values,
-                page_starts,
-                spare,
-                spare + 1,
-                scale,
-                scores,
-                run.stride,
+                heads, qkv, q, run.head_dim, keys, values, page_starts, spare, spare + 1, scale, scores, run.stride,
                 aside,
-            )
+            )  # fmt: skip
             for one in range(heads):
                 scores[at + one * run.stride + j] = scores[aside + one * run.stride + place]
         for one in range(heads):

@@ -83,21 +83,9 @@ def _score_pages(
 
 @intrinsic(prefer_literal=True)
 def _mix_columns(
-    typingctx,
-    heads,
-    vectors,
-    scores,
-    at,
-    stride,
-    values,
-    value_starts,
-    first,
-    pairs,
-    column,
-    sums,
-    sums_start,
+    typingctx, heads, vectors, scores, at, stride, values, value_starts, first, pairs, column, sums, sums_start,
     head_dim,
-):
+):  # fmt: skip
     """Even and odd sums_h[16 `vectors` columns from `column`] += scores[at + h * stride + j] value_j.
 
     For the 2 `pairs` positions j from the even `first` on. `heads` and `vectors` are literals; `sums` are those of the
