@@ -39,7 +39,7 @@ _MARGIN = 1.5
 _SHARE, _SHARE_WEIGHT = 0.5, 8
 """Before anything was said a model is taken to be wanted for so much of the answer, with the weight of 8 tokens."""
 
-_EXPLORE_EVERY = 32
+_EXPLORE_EVERY = 8
 """A child with a model that is not asked any more is tried after so many steps, then twice as many, and so on."""
 
 _READ_COSTS = {"w8a8": 0.07, "int8": 0.2, "bfloat16": 0.12, "float32": 0.06}
