@@ -25,7 +25,7 @@ from paceline.sampling.law import Law
 from paceline.sampling.randomness import ROOT, Purpose, Randomness
 from paceline.sampling.tree import TokenTree, union
 from paceline.scheduling.length import Goodput
-from paceline.scheduling.stats import PRIOR_RATE, BatchStats, PrefixStats
+from paceline.scheduling.stats import MEMORY, PRIOR_RATE, BatchStats, PrefixStats
 from paceline.theory.acceptance import expected_tokens
 
 _NODES_PER_CHILD = 1 << 16
@@ -39,6 +39,9 @@ _MARGIN = 1.5
 _SHARE, _SHARE_WEIGHT = 0.5, 8
 """Before anything was said a model is taken to be wanted for so much of the answer, with the weight of 8 tokens."""
 
+_MODEL_MEMORY = 0.95
+"""Weight of the past in a model's acceptance rate. It changes little within a text, and a model that a few unlucky
+drafts brought down is not asked any more: nothing would tell that it was bad luck."""
 _EXPLORE_EVERY = 8
 """A child with a model that is not asked any more is tried after so many steps, then twice as many, and so on."""
 
@@ -162,7 +165,8 @@ class Hybrid:
     def _begin(self, context: DraftContext) -> _Request:
         request = self._requests.get(context.request_id)
         if request is None or request.length > len(context.token_ids):
-            request = self._requests[context.request_id] = _Request([TrackRecord() for _ in self._children])
+            records = [TrackRecord(_MODEL_MEMORY if i in self._paces else MEMORY) for i in range(len(self._children))]
+            request = self._requests[context.request_id] = _Request(records)
         request.length, request.waiting, request.wanted = len(context.token_ids), [], []
         return request
 

@@ -19,10 +19,13 @@ class TrackRecord:
 
     Attributes:
         stats: counters of its verified proposals.
+
+    Args:
+        memory: weight of the past in its acceptance rate, per proposal.
     """
 
-    def __init__(self) -> None:
-        self.stats = DraftStats()
+    def __init__(self, memory: float = MEMORY) -> None:
+        self.stats = DraftStats(memory=memory)
         self._kept = self._promised = _PRIOR
 
     def expected(self, tree: TokenTree, score: float | None) -> float:

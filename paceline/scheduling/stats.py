@@ -92,6 +92,7 @@ class DraftStats:
             before the first one.
         last_draft_tokens, last_accepted_tokens: of the latest draft.
         steps_since_draft: decode steps since then, drafts that came back empty included.
+        memory: weight of the past in the rates, per draft.
     """
 
     rates: DraftRates = field(default_factory=DraftRates)
@@ -102,6 +103,7 @@ class DraftStats:
     last_draft_tokens: int = 0
     last_accepted_tokens: int = 0
     steps_since_draft: int = 0
+    memory: float = MEMORY
 
     def learn(self, budget: int, num_draft_tokens: int, num_accepted: int, rejected: bool, asked: bool = True) -> None:
         """Count a decode step.
@@ -113,7 +115,7 @@ class DraftStats:
             asked: the drafter was asked; a step that had no room for drafts says nothing about them.
         """
         if budget and asked:
-            self.rates.learn(num_draft_tokens, num_accepted, rejected)
+            self.rates.learn(num_draft_tokens, num_accepted, rejected, memory=self.memory)
         if not num_draft_tokens:
             self.steps_since_draft += 1
             return
