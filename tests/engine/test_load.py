@@ -26,6 +26,7 @@ OWN_CACHE = {
 }
 NO_CACHE = {
     "ngram": {"method": "ngram", "num_draft_tokens": 3},
+    "suffix": {"method": "suffix", "num_draft_tokens": 3, "options": {"max_cached_tokens": 0}},
     "layer_skip": {"method": "layer_skip", "num_draft_tokens": 3},
     "sparse_cache": {"method": "sparse_cache", "num_draft_tokens": 3, "options": {"cache_budget": 48}},
 }
