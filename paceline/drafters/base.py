@@ -1,6 +1,6 @@
 """The contract of a drafter: it proposes token trees, and is told what became of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -56,6 +56,7 @@ class DraftContext:
             their keys and values there, to be read, never written. The slots behind them, of the last token and of
             `budget` more, are overwritten when the draft is verified: a drafter may use them until then. Not to be
             kept.
+        end_token_ids: tokens that end the answer: nothing behind them is ever said.
     """
 
     request_id: str
@@ -70,6 +71,7 @@ class DraftContext:
     rank: Callable[[np.ndarray, Sequence[int]], Law] | None = None
     asks_beliefs: bool = False
     page_table: Sequence[int] = ()
+    end_token_ids: Collection[int] = ()
 
     def draw_node(self, law: Law, position: int, node: int) -> int:
         """The token of tree node `node` at absolute `position`, drawn from the (warped) draft law."""

@@ -36,4 +36,5 @@ def draft_context(grant: Grant, batch: BatchStats, live: LiveRequest, speculatio
         asks_beliefs=getattr(policy, "asks_beliefs", False),
         rank=rank,
         page_table=state.page_table,
+        end_token_ids=live.end_token_ids,
     )

@@ -84,6 +84,7 @@ class LiveRequest:
         self._unread: list[str] = []  # text of tokens that a stop rule has read before they were committed
         self.provenance: list[TokenProvenance] = []
         self.counters = Counters()
+        self.end_token_ids = frozenset(() if params.ignore_eos else eos_token_ids).union(params.stop_token_ids)
         self.warper = Warper(
             params,
             bad_word_ids=[ids for word in params.bad_words for ids in spellings(tokenizer, word)],

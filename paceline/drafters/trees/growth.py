@@ -100,7 +100,12 @@ class Nodes:
         return [self.tokens[each] for each in self.nodes_to(node)]
 
     def keeps_growing(self, want: Want) -> bool:
-        """What the length policy says to children below a node, from the laws above it only."""
+        """What the length policy says to children below a node, from the laws above it only.
+
+        None where the answer has most likely ended.
+        """
         above = [ROOT, *self.nodes_to(want.node)[:-1]]
+        if any(self.laws[Want(want.source, above[-1])].prob(token) > 0.5 for token in self.context.end_token_ids):
+            return False
         laws = [self.beliefs.get(node) or self.laws[Want(want.source, node)] for node in above]
         return self.context.keep_drafting(laws)

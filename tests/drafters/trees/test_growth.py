@@ -213,3 +213,26 @@ def test_a_shape_knows_how_many_nodes_it_asks_for(options, nodes):
 def test_options_that_describe_no_tree_are_refused(options, field):
     with pytest.raises(InvalidParameter, match=f"^{field}"):
         tree_shape(**options)
+
+
+def ends_at(depth, chance):
+    """Laws of a text that goes on with A; below `depth` of them its end is K with `chance`."""
+    return lambda path: Law(np.array([A, K]), np.array([1 - chance, chance] if len(path) == depth else [0.999, 0.001]))
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+@pytest.mark.parametrize(("chance", "length"), [(0.9, 3), (0.4, 8)])
+def test_a_chain_does_not_go_on_behind_the_likely_end_of_the_answer(chance, length, greedy):
+    """Whether the end was drawn is not asked: a draft that stops for what was drawn might not follow the law."""
+    for seed in range(10):
+        params = SamplingParams(temperature=0) if greedy else SamplingParams()
+        text = context(8, seed, params=params, end_token_ids={K})
+        tree, _ = grown(Drawn(text), ends_at(2, chance))
+        assert len(tree) == length
+    assert len(grown(Drawn(context(8)), ends_at(2, 0.9))[0]) == 8
+
+
+def test_a_tree_does_not_grow_below_a_law_that_ends():
+    tree, asked = grown(Ranked(context(9, end_token_ids={K}), closed([(0, 0, 0, 0)])), ends_at(1, 0.9))
+    assert tree.tokens == (A, K)
+    assert asked == [[()], [(A,)]]
