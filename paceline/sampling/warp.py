@@ -93,10 +93,12 @@ class Warper:
         if not self.params.is_greedy:
             return self.law(logits, history)
         scores = self._edited(logits, history) if self._edits else logits
-        gaps = scores.astype(np.float64)
-        peak = int(np.argmax(gaps))
-        _check_peak(float(gaps[peak]), peak)
-        return truncated_law(gaps - gaps[peak], min_p=_LEAST_CONFIDENCE)
+        best = int(np.argmax(scores))
+        peak = float(scores[best])
+        _check_peak(peak, best)
+        tokens = np.flatnonzero(scores >= peak + np.log(_LEAST_CONFIDENCE))
+        weights = np.exp(scores[tokens].astype(np.float64) - peak)
+        return Law(tokens, weights / weights.sum())
 
     def _edited(self, logits: np.ndarray, history: Sequence[int]) -> np.ndarray:
         """[vocab] float64: logits after bias, penalties and impossible tokens."""

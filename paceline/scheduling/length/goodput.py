@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -82,6 +83,7 @@ class Goodput:
     max_length: int = 8
     explore: float = 0.005
     whole: bool = False
+    asks_beliefs: ClassVar[bool] = True
     _credit: float = field(default=0.0, init=False, repr=False)
     _kept: _Kept | None = field(default=None, init=False, repr=False)
 
