@@ -25,7 +25,7 @@ from paceline.sampling.law import Law
 from paceline.sampling.randomness import ROOT, Purpose, Randomness
 from paceline.sampling.tree import TokenTree, union
 from paceline.scheduling.length import Goodput
-from paceline.scheduling.stats import MEMORY, PRIOR_RATE, BatchStats, PrefixStats
+from paceline.scheduling.stats import PRIOR_RATE, BatchStats, DraftRates, PrefixStats
 from paceline.theory.acceptance import expected_tokens
 
 _NODES_PER_CHILD = 1 << 16
@@ -34,14 +34,15 @@ _LONGEST = 32
 """Longest draft considered for a child with a model."""
 _SOON = 32
 """Tokens that any answer is taken to have left; one that said n tokens is taken to say n more besides."""
-_MARGIN = 1.5
-"""A text is read when that should save so many times its price: expectations are uncertain, the price is not."""
-_SHARE, _SHARE_WEIGHT = 0.5, 8
-"""Before anything was said a model is taken to be wanted for so much of the answer, with the weight of 8 tokens."""
+_MARGIN = 2.0
+"""A text is read when that should save so many times its price: expectations are uncertain, the price is not, and some
+of the answer will be had for nothing."""
 
 _MODEL_MEMORY = 0.95
 """Weight of the past in a model's acceptance rate. It changes little within a text, and a model that a few unlucky
 drafts brought down is not asked any more: nothing would tell that it was bad luck."""
+_PRIOR_WEIGHT = 4.0
+"""A model's acceptance by earlier requests counts as so many drafts of a new one."""
 _EXPLORE_EVERY = 8
 """A child with a model that is not asked any more is tried after so many steps, then twice as many, and so on."""
 
@@ -74,8 +75,6 @@ class _Request:
     Attributes:
         length: tokens committed when the waiting proposals were made.
         num_read: tokens that each child with a model had read when it was last asked.
-        wanted: children with a model that promised more than what was free when the waiting proposals were made.
-        num_wanted, num_judged: tokens that came of steps in which a child was wanted, and of all steps.
         num_tries: how often in a row each child was asked only to see whether it does better by now.
     """
 
@@ -83,14 +82,7 @@ class _Request:
     length: int = 0
     num_read: dict[int, int] = field(default_factory=dict)
     waiting: list[_Proposal] = field(default_factory=list)
-    wanted: list[int] = field(default_factory=list)
-    num_wanted: dict[int, int] = field(default_factory=dict)
-    num_judged: int = 0
     num_tries: dict[int, int] = field(default_factory=dict)
-
-    def share(self, child: int) -> float:
-        """Of the tokens to come, the share for which the child should be wanted, going by those that came."""
-        return (self.num_wanted.get(child, 0) + _SHARE * _SHARE_WEIGHT) / (self.num_judged + _SHARE_WEIGHT)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -133,6 +125,7 @@ class Hybrid:
         self.branches = unite or any(getattr(child.drafter, "branches", False) for child in children)
         self._free = [i for i, child in enumerate(children) if not child.cost_ratio]
         self._paces = {i: self._pace(child) for i, child in enumerate(children) if child.cost_ratio}
+        self._rates = {child: DraftRates() for child in self._paces}
         self._requests: dict[str, _Request] = {}
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
@@ -165,10 +158,21 @@ class Hybrid:
     def _begin(self, context: DraftContext) -> _Request:
         request = self._requests.get(context.request_id)
         if request is None or request.length > len(context.token_ids):
-            records = [TrackRecord(_MODEL_MEMORY if i in self._paces else MEMORY) for i in range(len(self._children))]
+            records = [self._record(child, context) for child in range(len(self._children))]
             request = self._requests[context.request_id] = _Request(records)
-        request.length, request.waiting, request.wanted = len(context.token_ids), [], []
+        request.length, request.waiting = len(context.token_ids), []
         return request
+
+    def _record(self, child: int, context: DraftContext) -> TrackRecord:
+        """A new request's record of a child. That of a model begins where earlier requests ended.
+
+        Not where a seed's text could tell: under p/q and its like, what is drafted decides what noise is spent on.
+        """
+        if child not in self._paces:
+            return TrackRecord()
+        of_all = self._rates[child]
+        known = of_all if context.coupled or context.params.is_greedy else DraftRates()
+        return TrackRecord(_MODEL_MEMORY, known.as_prior(_PRIOR_WEIGHT), of_all)
 
     def _judge(self, request: _Request, token_ids: Sequence[int]) -> None:
         """Every child's record gains the step: its proposal, or that it made none."""
@@ -177,10 +181,7 @@ class Hybrid:
         for child, record in enumerate(request.records):
             proposal = made.get(child, NOTHING)
             record.learn(proposal.tree, proposal.score, emitted, len(proposal.tree))
-        request.num_judged += len(emitted)
-        for child in request.wanted:
-            request.num_wanted[child] = request.num_wanted.get(child, 0) + len(emitted)
-        request.length, request.waiting, request.wanted = len(token_ids), [], []
+        request.length, request.waiting = len(token_ids), []
 
     def _ask(self, child: int, work: Sequence[tuple[DraftContext, _Request, int]]) -> None:
         """Let a child propose for (context, request, budget); what it proposes waits in the requests."""
@@ -206,7 +207,7 @@ class Hybrid:
         def keep(laws: Sequence[Law]) -> bool:
             return context.keep_drafting(laws) and pace.keep_drafting(prefix, laws)
 
-        return replace(lent, keep_drafting=keep)
+        return replace(lent, keep_drafting=keep, asks_beliefs=True)
 
     def _plan(self, context: DraftContext, request: _Request) -> _Plan:
         """Who drafts, from what is promised. Nothing has been drawn yet, and nothing drawn may change it."""
@@ -221,28 +222,29 @@ class Hybrid:
                 length = max(length, 1)
                 tokens = float(expected_tokens(stats.rates.acceptance, length))
                 beside = free.tree.prune(context.budget - length)
-                is_worth_rows = self._is_worth_rows(free, beside, tokens, promised)
-                plan = _Plan(free, child, length, beside if is_worth_rows else EMPTY)
+                if not self._is_worth_rows(free, beside, tokens, promised):
+                    beside = EMPTY
+                if not getattr(self._children[child].drafter, "branches", False):
+                    length = context.budget - len(beside)  # a chain ends where its model is unsure
+                plan = _Plan(free, child, length, beside)
                 worth = max(promised, worth)
         return plan
 
     def _should_ask(self, child: int, context: DraftContext, request: _Request, promised: float, worth: float) -> bool:
         """Whether a child that promises so many tokens per target pass should draft where `worth` are had without it.
 
-        Because it promises more, and will for long enough to be worth its reading; or because it was not asked for so
-        long that nobody knows.
+        Because it promises more, and will for long enough to be worth its reading. One that was not asked for so long
+        that nobody knows is taken to promise what models do at first.
         """
         if promised > worth:
-            request.wanted.append(child)
             request.num_tries[child] = 0
-            saved = (1 / worth - 1 / promised) * self._num_to_come(context) * request.share(child)
-            return saved > _MARGIN * self._reading(child, context, request)
-        stats, num_tries = request.records[child].stats, request.num_tries.get(child, 0)
-        is_due = stats.num_drafts > 0 and stats.steps_since_draft >= _EXPLORE_EVERY << num_tries
-        if is_due and worth < (1 + PRIOR_RATE) / self._seconds(child, 1):
-            request.num_tries[child] = num_tries + 1
-            return True
-        return False
+        elif request.records[child].stats.steps_since_draft >= _EXPLORE_EVERY << request.num_tries.get(child, 0):
+            request.num_tries[child] = request.num_tries.get(child, 0) + 1
+            promised = (1 + PRIOR_RATE) / self._seconds(child, 1)
+        if promised <= worth:
+            return False
+        saved = (1 / worth - 1 / promised) * self._num_to_come(context)
+        return saved > _MARGIN * self._reading(child, context, request)
 
     def _is_worth_rows(self, free: _Proposal, beside: TokenTree, tokens: float, promised: float) -> bool:
         """Whether `beside` adds tokens, where a draft of `tokens` a pass fails, cheaper than the step makes the others.

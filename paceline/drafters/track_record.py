@@ -7,7 +7,7 @@ Reads committed tokens only, so a decision that rests on it leaves the law of th
 from collections.abc import Sequence
 
 from paceline.sampling.tree import ROOT_PARENT, TokenTree
-from paceline.scheduling.stats import MEMORY, DraftStats
+from paceline.scheduling.stats import ENGINE_MEMORY, MEMORY, DraftRates, DraftStats
 from paceline.theory.acceptance import expected_tokens
 
 _PRIOR = 2.0
@@ -22,10 +22,15 @@ class TrackRecord:
 
     Args:
         memory: weight of the past in its acceptance rate, per proposal.
+        rates: where that rate begins.
+        of_all: rates of all requests together, which learn as well.
     """
 
-    def __init__(self, memory: float = MEMORY) -> None:
-        self.stats = DraftStats(memory=memory)
+    def __init__(
+        self, memory: float = MEMORY, rates: DraftRates | None = None, of_all: DraftRates | None = None
+    ) -> None:
+        self.stats = DraftStats(rates or DraftRates(), memory=memory)
+        self._of_all = of_all
         self._kept = self._promised = _PRIOR
 
     def expected(self, tree: TokenTree, score: float | None) -> float:
@@ -49,6 +54,8 @@ class TrackRecord:
         num_kept, goes_on = followed(tree, emitted)
         refused = goes_on and num_kept < len(emitted)
         self.stats.learn(budget, len(tree), num_kept, refused)
+        if self._of_all is not None and len(tree):
+            self._of_all.learn(len(tree), num_kept, refused, memory=ENGINE_MEMORY)
         if score:
             seen = num_kept / max(tree.depths) if goes_on and not refused else 1.0  # how much of it could be judged
             self._kept = MEMORY * self._kept + num_kept

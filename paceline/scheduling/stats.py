@@ -71,13 +71,12 @@ class DraftRates:
             self.accepted = memory * self.accepted + num_accepted
             self.tested = memory * self.tested + num_accepted + num_rejected
 
-    def as_prior(self) -> "DraftRates":
-        """The same rates with the weight of `PRIOR_DRAFTS` drafts: where a new request begins."""
-        asked, drafts = PRIOR_DRAFTS / self.asked, PRIOR_DRAFTS / self.drafts
+    def as_prior(self, weight: float = PRIOR_DRAFTS) -> "DraftRates":
+        """The same rates with the weight of so many drafts: where a new request begins."""
+        asked, drafts = weight / self.asked, weight / self.drafts
         return DraftRates(
-            PRIOR_DRAFTS, self.answered * asked, PRIOR_DRAFTS, self.nodes * drafts, self.accepted * drafts,
-            self.tested * drafts,
-        )  # fmt: skip
+            weight, self.answered * asked, weight, self.nodes * drafts, self.accepted * drafts, self.tested * drafts
+        )
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from paceline.drafters.hybrid import Hybrid
@@ -13,7 +14,7 @@ from paceline.sampling import Law, TokenTree
 from paceline.types import SamplingParams
 from tests.drafters.contexts import context
 
-FLAT = Law.one_hot(7)
+LONG = SamplingParams(max_tokens=2000)
 
 
 class Fixed:
@@ -55,7 +56,7 @@ def pair(free, model, cost_ratio=0.2, **options):
 
 def step(hybrid, text, emitted, budget=8):
     """One proposal behind `text`, and the news that `emitted` followed; the proposal."""
-    [tree] = hybrid.propose([context(text, budget)])
+    [tree] = hybrid.propose([replace(context(text, budget), params=LONG)])
     text += emitted
     hybrid.observe("r", text, finished=False)
     return tree
@@ -135,19 +136,61 @@ def test_a_long_prompt_is_not_read_for_a_short_answer():
     assert not asked(4000, 2000, 2100)
 
 
-def test_a_model_is_not_read_for_the_little_that_copying_leaves_it():
-    """Seven tokens of eight were copied: of those to come the model is expected to say an eighth."""
+class Unsure(Fixed):
+    """A chain whose every token its model gives `chance`; drafts while it is told to go on."""
 
-    def behind(num_copied_steps):
-        copies = Sure([1] * 8, 8.0)
-        hybrid, text = pair(copies, Fixed([7] * 8, drawn=True), 0.2), [0] * 100
-        for _ in range(num_copied_steps):
-            step(hybrid, text, [1] * 9)
-        copies.tokens = []
-        return asked(100, len(text) - 100, 1000, hybrid)
+    def __init__(self, chance, drawn=True):
+        super().__init__([7] * 8, drawn)
+        self.law = Law(np.array([3, 7]), np.array([1 - chance, chance]))
 
-    assert behind(0)
-    assert not behind(20)
+    def propose(self, contexts):
+        return [self._chain(self.tokens[: self._length(each)]) for each in contexts]
+
+    def _length(self, text):
+        laws = [self.law]
+        while len(laws) < text.budget and text.keep_drafting(laws):
+            laws.append(self.law)
+        return len(laws)
+
+
+@pytest.mark.parametrize(("chance", "longest", "shortest"), [(0.99, 8, 6), (0.8, 4, 3), (0.55, 2, 1)])
+def test_a_chain_is_as_long_as_its_model_is_sure(chance, longest, shortest):
+    assert shortest <= len(step(pair(Sure([], 0.0), Unsure(chance)), [0], [7])) <= longest
+
+
+def test_models_are_asked_what_they_believe_where_laws_are_points():
+    seen = []
+
+    class Asked(Fixed):
+        def propose(self, contexts):
+            seen.extend(each.asks_beliefs for each in contexts)
+            return super().propose(contexts)
+
+    step(pair(Sure([], 0.0), Asked([7], drawn=True)), [0], [7])
+    assert seen == [True]
+
+
+@pytest.mark.parametrize(
+    ("params", "coupled", "carries"),
+    [(SamplingParams(temperature=0), False, True), (SamplingParams(), True, True), (SamplingParams(), False, False)],
+)
+def test_a_request_begins_with_what_earlier_ones_accepted_where_no_text_can_tell(params, coupled, carries):
+    """After answers that refused every draft, a new one is not drafted for at first, unless its noise would tell."""
+    model = Fixed([7] * 8, drawn=True)
+    hybrid = pair(Sure([], 0.0), model, 0.3)
+
+    def begin(name):
+        text = replace(context([0]), request_id=name, params=params, coupled=coupled)
+        [tree] = hybrid.propose([text])
+        hybrid.observe(name, [0, 3], finished=True)
+        return len(tree)
+
+    assert begin("first") > 0
+    for number in range(40):
+        begin(f"{number}")
+    assert (begin("last") == 0) == carries
+    lengths = [len(step(hybrid, text, [3])) for text in [[0]] for _ in range(40)]
+    assert any(lengths), "a model is tried again in the course of an answer"
 
 
 def test_a_model_that_failed_is_tried_less_and_less():
