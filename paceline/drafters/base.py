@@ -57,6 +57,9 @@ class DraftContext:
             `budget` more, are overwritten when the draft is verified: a drafter may use them until then. Not to be
             kept.
         end_token_ids: tokens that end the answer: nothing behind them is ever said.
+        guess: tokens that may well follow, from somebody cheaper. A drafter with a model may read them along with the
+            text, to know its laws behind them should it draw the same; never a reason to propose them. Fewer than
+            `budget`.
     """
 
     request_id: str
@@ -72,6 +75,7 @@ class DraftContext:
     asks_beliefs: bool = False
     page_table: Sequence[int] = ()
     end_token_ids: Collection[int] = ()
+    guess: Sequence[int] = ()
 
     def draw_node(self, law: Law, position: int, node: int) -> int:
         """The token of tree node `node` at absolute `position`, drawn from the (warped) draft law."""

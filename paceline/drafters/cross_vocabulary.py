@@ -74,7 +74,8 @@ class CrossVocabulary:
         """One tree per context; empty while its text ends inside a character."""
         texts = [self._caught_up(context) for context in contexts]
         ready = [i for i, text in enumerate(texts) if text.is_whole and text.tokens]
-        drafted = self._inner.propose([self._bridge.inside(contexts[i], texts[i].tokens) for i in ready])
+        inside = [self._bridge.inside(replace(contexts[i], guess=()), texts[i].tokens) for i in ready]
+        drafted = self._inner.propose(inside)
         trees = [TokenTree()] * len(contexts)
         for i, tree in zip(ready, drafted, strict=True):
             trees[i] = self._bridge.outside(contexts[i], tree)
@@ -120,6 +121,7 @@ class Intersection:
             warp=self._warping(context.warp),
             rank=context.rank and self._warping(context.rank),
             randomness=_OfTheTarget(context.randomness, self.shared, shift),
+            end_token_ids=self.shared.shared_of(context.end_token_ids),
         )
 
     def _warping(self, outer: Callable[[np.ndarray, Sequence[int]], Law]) -> Callable[[np.ndarray, Sequence[int]], Law]:
@@ -157,7 +159,9 @@ class String:
             return Law.one_hot(int(np.argmax(logits)))
 
         keep: Callable[[Any], bool] = lambda _: context.keep_drafting(laws)  # noqa: E731
-        return replace(context, token_ids=tokens, num_prompt_tokens=0, warp=warp, rank=None, keep_drafting=keep)
+        return replace(
+            context, token_ids=tokens, num_prompt_tokens=0, warp=warp, rank=None, keep_drafting=keep, end_token_ids=()
+        )
 
     def outside(self, context: DraftContext, tree: TokenTree) -> TokenTree:
         return TokenTree.chain(self._respell(context.token_ids, tree.tokens)[: context.budget])

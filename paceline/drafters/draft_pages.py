@@ -8,6 +8,8 @@ left of its text is found again and only the rest is read anew. Bookkeeping only
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from paceline.models.base import PAGE_SIZE, pages_for
 from paceline.scheduling.pages import PagePool, extend_digests
 
@@ -18,6 +20,8 @@ class Kept:
 
     Attributes:
         digests: of the leading full pages that others may share; these are not written again.
+        row_tokens, row_parents: of the nodes; a guess that was read along comes first, a chain.
+        ahead: logits [vocab] below the rows of that guess.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -26,6 +30,17 @@ class Kept:
     row_tokens: list[int] = field(default_factory=list)
     row_parents: list[int] = field(default_factory=list)
     row_of_node: dict[int, int] = field(default_factory=dict)
+    ahead: list[np.ndarray] = field(default_factory=list)
+
+    def read_along(self, guess: Sequence[int], logits: np.ndarray) -> None:
+        """Count the chain `guess` as run, with the logits [len(guess), vocab] below its tokens."""
+        self.row_tokens, self.row_parents = list(guess), list(range(-1, len(guess) - 1))
+        self.ahead = list(logits)
+
+    def guessed(self, parent_row: int, token: int) -> int | None:
+        """The row of the guess that is `token` below `parent_row`, -1 for the root; None where none is."""
+        row = parent_row + 1
+        return row if row < len(self.ahead) and self.row_tokens[row] == token else None
 
     def accepted_rows(self, token_ids: Sequence[int]) -> list[int]:
         """Rows of the tree that `token_ids` goes through, in order of depth."""
@@ -41,7 +56,7 @@ class Kept:
         return rows
 
     def forget_rows(self) -> None:
-        self.row_tokens, self.row_parents, self.row_of_node = [], [], {}
+        self.row_tokens, self.row_parents, self.row_of_node, self.ahead = [], [], {}, []
 
 
 class DraftPages:

@@ -3,11 +3,13 @@
 One pass per level serves all requests. A request's committed tokens that the model has not seen yet (the prompt, the
 target's own tokens) are fed in the pass that scores the root. Nodes of the tree lie behind the committed tokens, each
 seeing its own branch only; once the verdict is known, the accepted branch moves to its natural place and the rest is
-forgotten, so the cache is that of a fresh prefill of the committed tokens. Not the place for the shapes of trees
-(`trees/`) or for who holds which page (`draft_pages.py`).
+forgotten, so the cache is that of a fresh prefill of the committed tokens. A guess at what follows is read along with
+the last committed tokens: where the tree goes the same way, its laws are there without a pass. Not the place for the
+shapes of trees (`trees/`) or for who holds which page (`draft_pages.py`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -20,6 +22,9 @@ from paceline.models.base import PAGE_SIZE, CausalLM, slot_of
 from paceline.models.rows import Logits, Part, build_rows, compaction
 from paceline.sampling.law import Law
 from paceline.sampling.randomness import ROOT
+
+_FEW = 4
+"""Committed tokens that may lie before a guess in its pass: logits are computed for all of these rows."""
 
 
 class DraftRunner:
@@ -35,14 +40,14 @@ class DraftRunner:
         self._model = model
         self.cache = model.new_cache(num_pages)
         self.pages = DraftPages(num_pages)
-        self._max_rows = max_prefill_rows
+        self._max_prefill = max_prefill_rows
         self._limit = model.config.max_position_embeddings
+        self._most = num_pages * PAGE_SIZE
 
     def can_hold(self, growth: Growth) -> bool:
         """Whether the text and its tree fit into the model's positions, and into the cache when it is empty."""
         num_tokens = len(growth.context.token_ids)
-        most = self.pages.pool.num_pages * PAGE_SIZE
-        return num_tokens + growth.max_rows <= most and num_tokens + growth.context.budget <= self._limit
+        return num_tokens + growth.max_rows <= self._most and num_tokens + growth.context.budget <= self._limit
 
     def admit(self, growths: Sequence[Growth]) -> Sequence[Growth]:
         """The first of `growths` that find room together, at least one, their long prompts read but for the end.
@@ -62,11 +67,13 @@ class DraftRunner:
 
         A growth's first nodes are [ROOT]; others must be children of ROOT or of nodes scored before.
         """
-        logits = self._forward([self._part(growth, nodes) for growth, nodes in work])
-        for growth, nodes in work:
-            if nodes[0] == ROOT:
-                self.pages.share(self.pages[growth.context.request_id])
-        return np.split(logits, np.cumsum([len(nodes) for _, nodes in work])[:-1])
+        found = [self._found_ahead(growth, nodes) for growth, nodes in work]
+        parts = [self._part(*each) for each, known in zip(work, found, strict=True) if known is None]
+        asked = self._split(parts) if parts else iter(())
+        return [
+            self._scored(growth, nodes, next(asked)) if known is None else known
+            for (growth, nodes), known in zip(work, found, strict=True)
+        ]
 
     def observe(self, request_id: str, token_ids: Sequence[int], finished: bool) -> None:
         """Keep what lies in the cache and was committed, each token at its place; forget the rest."""
@@ -89,18 +96,51 @@ class DraftRunner:
         """Make room for the request's tokens and its tree, and read a long prompt's beginning; False: no room."""
         token_ids = growth.context.token_ids
         kept = self.pages.recall(growth.context.request_id, token_ids)
-        if not self.pages.extend(kept, len(token_ids) + growth.max_rows, victims):
+        if not self.pages.extend(kept, len(token_ids) + growth.max_rows + len(self._guess(growth)), victims):
             return False
-        while len(token_ids) - len(kept.tokens) > self._max_rows:
+        while len(token_ids) - len(kept.tokens) > self._max_prefill:
             self._forward([self._committed_part(kept, token_ids, "none")])
             self.pages.share(kept)
         return True
+
+    def _found_ahead(self, growth: Growth, nodes: Sequence[int]) -> np.ndarray | None:
+        """The logits below `nodes` where a guess that was read along went their way; None where a pass is needed."""
+        kept = self.pages[growth.context.request_id]
+        if nodes[0] == ROOT or len(nodes) > 1 or not kept.ahead:
+            return None
+        [node] = nodes
+        parent = growth.parents[node]
+        row = kept.guessed(-1 if parent == ROOT else kept.row_of_node[parent], growth.tokens[node])
+        if row is None:
+            return None
+        kept.row_of_node[node] = row
+        return kept.ahead[row][None]
+
+    def _scored(self, growth: Growth, nodes: Sequence[int], logits: np.ndarray) -> np.ndarray:
+        """Of the logits of its rows those below `nodes`; with the root, what was read along is noted."""
+        if nodes[0] != ROOT:
+            return logits
+        kept = self.pages[growth.context.request_id]
+        self.pages.share(kept)
+        if len(logits) == 1:
+            return logits
+        below_root = len(logits) - 1 - len(self._guess(growth))
+        kept.read_along(self._guess(growth), logits[below_root + 1 :].copy())
+        return logits[below_root : below_root + 1]
+
+    def _guess(self, growth: Growth) -> Sequence[int]:
+        """What may be read along, nothing where the cache cannot hold it besides the tree."""
+        context = growth.context
+        return context.guess if len(context.token_ids) + growth.max_rows + len(context.guess) <= self._most else ()
 
     def _part(self, growth: Growth, nodes: Sequence[int]) -> Part:
         """The rows below which `nodes` ask: the tokens up to the root, or tree nodes behind those run before."""
         kept = self.pages[growth.context.request_id]
         if nodes[0] == ROOT:
-            return self._committed_part(kept, growth.context.token_ids, "last")
+            part, guess = self._committed_part(kept, growth.context.token_ids, "last"), self._guess(growth)
+            if not guess or len(part.tokens) > _FEW:
+                return part
+            return replace(part, tokens=[*part.tokens, *guess], logits="all")
         num_computed = len(kept.row_tokens)
         for node in nodes:
             parent = growth.parents[node]
@@ -112,12 +152,17 @@ class DraftRunner:
     def _committed_part(self, kept: Kept, token_ids: Sequence[int], logits: Logits) -> Part:
         """The next committed tokens, as many as a pass may have; they count as kept."""
         start = len(kept.tokens)
-        tokens = list(token_ids[start : start + self._max_rows])
+        tokens = list(token_ids[start : start + self._max_prefill])
         kept.tokens += tokens
         return Part(kept.pages, start, tokens, logits=logits)
 
     def _forward(self, parts: Sequence[Part]) -> np.ndarray:
         return self._model.forward(build_rows(parts), self.cache).logits
+
+    def _split(self, parts: Sequence[Part]) -> Iterator[np.ndarray]:
+        """The logits [rows asked, vocab] of each part, from one pass."""
+        sizes = [len(part.tokens) - part.num_computed if part.logits == "all" else 1 for part in parts]
+        return iter(np.split(self._forward(parts), np.cumsum(sizes)[:-1]))
 
     def _settle(self, kept: Kept, token_ids: Sequence[int]) -> None:
         same = common_prefix(kept.tokens, token_ids)

@@ -94,6 +94,12 @@ class _Plan:
     length: int = 0
     beside: TokenTree = EMPTY
 
+    @property
+    def guess(self) -> tuple[int, ...]:
+        """Free tokens that the child may read along, fewer than it drafts: nobody asks for the law behind the last."""
+        tree = self.free.tree
+        return tree.tokens_to(len(tree) - 1)[: self.length - 1] if len(tree) else ()
+
 
 class Hybrid:
     """Drafts with `children`.
@@ -135,7 +141,11 @@ class Hybrid:
             self._ask(child, [(*each, each[0].budget) for each in work])
         plans = [self._plan(*each) for each in work]
         for child in self._paces:
-            asked = [(*each, plan.length) for each, plan in zip(work, plans, strict=True) if plan.drawing == child]
+            asked = [
+                (replace(context, guess=plan.guess), request, plan.length)
+                for (context, request), plan in zip(work, plans, strict=True)
+                if plan.drawing == child
+            ]
             self._ask(child, asked)
         return [self._joined(request, plan) for (_, request), plan in zip(work, plans, strict=True)]
 

@@ -4,6 +4,8 @@ Ordinary tokens are matched by their bytes, special tokens by their text, and th
 other. Not the place for text that the vocabularies cut differently (`retokenize.py`).
 """
 
+from collections.abc import Collection
+
 import numpy as np
 
 from paceline.models.resolve import ModelSource
@@ -46,6 +48,10 @@ class SharedTokens:
     def to_draft(self, target_id: int) -> int:
         """The draft's id of a shared token."""
         return int(self._draft_of[target_id])
+
+    def shared_of(self, target_ids: Collection[int]) -> list[int]:
+        """The draft's ids of those tokens that are shared."""
+        return self.draft_ids[np.isin(self.target_ids, list(target_ids))].tolist()
 
     def law_to_target(self, law: Law) -> Law:
         """A law over shared draft ids, over target ids."""

@@ -105,6 +105,23 @@ def test_the_law_is_renormalised_inside_the_shared_tokens():
         assert dict(zip(tokens, probs, strict=True)) == expected
 
 
+@pytest.mark.parametrize(("mode", "model"), [("intersection", Table), ("string", FloatTable)])
+def test_no_token_of_the_target_reaches_the_draft_model(mode, model):
+    """Ends are translated where laws are; a guess would have to be spelled anew."""
+    seen = []
+
+    class Spy(DraftModel):
+        def propose(self, contexts):
+            seen.extend(contexts)
+            return [TokenTree()] * len(contexts)
+
+    spied = CrossVocabulary(Spy(model(), 64), source(TARGET), source(DRAFT), mode)
+    ends = {TARGET.encode("a")[0], TARGET.vocab_size + 5}
+    spied.propose([context((0, 1), CounterRandomness(0), guess=[3], end_token_ids=ends)])
+    assert [list(each.guess) for each in seen] == [[]]
+    assert [list(each.end_token_ids) for each in seen] == [[DRAFT.encode("a")[0]] if mode == "intersection" else []]
+
+
 def test_string_drafts_the_likeliest_text_in_the_targets_tokens():
     tokens, text = [DRAFT.encode("b")[0]], ""
     for _ in range(2):

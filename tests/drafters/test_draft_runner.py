@@ -1,5 +1,7 @@
 """Trees in a draft model's own cache, on the real executor: rows are those of their paths, verdicts leave no trace."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -120,3 +122,76 @@ def test_pages_come_back_whatever_was_grown(model):
         drafter.observe(str(number), [*PROMPT, 1], finished=True)
     assert len(drafter.propose([context(PROMPT * 4)])[0]) == 0  # no room: no tree
     assert len(drafter.propose([context(PROMPT)])[0]) == 14
+
+
+class Counting(DraftRunner):
+    """Counts its passes."""
+
+    passes = 0
+
+    def _forward(self, parts):
+        self.passes += 1
+        return super()._forward(parts)
+
+
+def second_step(model, temperature, guess=(), budget=6):
+    """(tree, passes, drafter, committed) of a step whose text the model knows but for two tokens."""
+    drafter = DraftModel(model, 32)
+    drafter.runner = Counting(model, 32)
+    drafter.propose([context(PROMPT, budget=1, temperature=temperature)])
+    committed = [*PROMPT, 7, 8]
+    drafter.observe("r", committed, finished=False)
+    drafter.runner.passes = 0
+    [tree] = drafter.propose([replace(context(committed, budget, temperature=temperature), guess=guess)])
+    return tree, drafter.runner.passes, drafter, committed
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("num_right", range(6))
+def test_a_guess_saves_passes_and_changes_nothing(model, temperature, num_right):
+    plain, passes, *_ = second_step(model, temperature)
+    assert (len(plain), passes) == (6, 6)
+    wrong = [(token + 1) % 20 for token in plain.tokens]
+    guess = [*plain.tokens[:num_right], *wrong[num_right:5]]
+    tree, passes, drafter, committed = second_step(model, temperature, guess)
+    assert (tree.tokens, tree.parents, passes) == (plain.tokens, plain.parents, 6 - num_right)
+    for ours, theirs in zip(tree.draft_laws, plain.draft_laws, strict=True):
+        assert np.array_equal(ours.tokens, theirs.tokens)
+        assert np.array_equal(ours.probs, theirs.probs)
+    for said in ([*tree.tokens[:4], 99], [*guess[:4], 99], [99]):
+        drafter = second_step(model, temperature, guess)[2]
+        drafter.observe("r", [*committed, *said], finished=False)
+        kept = assert_cache_is_that_of_a_fresh_prefill(drafter.runner, model, "r", [*committed, *said])
+        assert kept == len(committed) + len(said) - 1  # what was read along and said is kept as well
+
+
+def test_a_guess_waits_while_much_of_the_text_is_unread(model):
+    """Its pass would compute logits for every row of the prompt."""
+    drafter = DraftModel(model, 32)
+    drafter.runner = Counting(model, 32)
+    drafter.propose([replace(context(PROMPT, 3), guess=[1, 2])])
+    assert (drafter.runner.passes, drafter.runner.pages["r"].ahead) == (3, [])
+
+
+def test_trees_draw_the_same_beside_a_guess(model):
+    for name in SHAPES:
+        trees = []
+        for guess in ([], [4, 5]):
+            drafter = DraftModel(model, 32, shape=tree_shape(**SHAPES[name]))
+            drafter.propose([context(PROMPT, budget=1)])
+            text = [*PROMPT, 7]
+            drafter.observe("r", text, finished=False)
+            trees += drafter.propose([replace(context(text), guess=guess)])
+            drafter.observe("r", [*text, *trees[-1].tokens_to(0), 9], finished=False)
+            assert_cache_is_that_of_a_fresh_prefill(drafter.runner, model, "r", [*text, *trees[-1].tokens_to(0), 9])
+        assert trees[0].tokens == trees[1].tokens
+
+
+def test_a_guess_that_does_not_fit_is_left(model):
+    drafter = DraftModel(model, 2)
+    text = PROMPT[:10]
+    drafter.propose([context(text, budget=1)])
+    text += [7]
+    drafter.observe("r", text, finished=False)
+    [tree] = drafter.propose([replace(context(text, budget=20), guess=[1, 2, 3])])
+    assert len(tree) == 20

@@ -78,6 +78,18 @@ def test_an_unsure_one_stands_beside_the_models_draft():
     assert model.budgets == [drawn]
 
 
+def test_a_model_may_read_the_free_proposal_along():
+    seen = []
+
+    class Reading(Fixed):
+        def propose(self, contexts):
+            seen.extend(tuple(each.guess) for each in contexts)
+            return super().propose(contexts)
+
+    step(pair(Sure([1, 2, 3], 0.2), Reading([7] * 8, drawn=True), 0.02), [0], [7], budget=3)
+    assert seen == [(1, 2)]  # the law behind a third token is not needed for a draft of three
+
+
 def test_without_union_one_drafts_at_a_time():
     hybrid = pair(Sure([1, 2], 0.9), Fixed([7] * 8, drawn=True), 0.02, unite=False)
     assert set(step(hybrid, [0], [7]).tokens) == {7}
