@@ -12,7 +12,7 @@ from paceline.errors import InvalidParameter
 
 Executor = Literal["auto", "numba", "torch"]
 SchedulerName = Literal["stall_free", "sarathi", "orca", "request_level"]
-LengthPolicyName = Literal["auto", "fixed", "heuristic", "confidence", "disco", "goodput", "cascade"]
+LengthPolicyName = Literal["auto", "fixed", "heuristic", "confidence", "disco", "goodput", "steady", "cascade"]
 
 _T = TypeVar("_T")
 
@@ -30,9 +30,9 @@ class SpeculativeConfig:
             token. Lossy rules must be named explicitly.
         rule_options: the rule's own options, e.g. ``{"lenience": 0.5}``.
         policy: how many tokens are drafted each step. ``auto`` adapts to what a pass costs and what is accepted where
-            the text cannot depend on it (greedy requests, the coupled rule), and keeps the length fixed elsewhere, so
-            that a seed always gives the same text. ``fixed``, ``heuristic``, ``confidence``, ``disco``, ``goodput`` and
-            ``cascade`` hold for every request.
+            the text cannot depend on it (greedy requests, the coupled rule); elsewhere it goes by a request's own
+            acceptance and constant prices, so that a seed always gives the same text. ``fixed``, ``heuristic``,
+            ``confidence``, ``disco``, ``goodput``, ``steady`` and ``cascade`` hold for every request.
         policy_options: the policy's own options, e.g. ``{"threshold": 0.5}``.
         options: the drafter's own options, e.g. ``{"prompt_lookup_max": 4}``.
     """

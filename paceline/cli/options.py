@@ -39,7 +39,10 @@ NumDraft = Annotated[
 ]
 Rule = Annotated[str, typer.Option("--rule", help="Verification: p/q, coupled, block, or a rule named lossy.")]
 Policy = Annotated[
-    str, typer.Option("--policy", help="Draft length: auto, fixed, heuristic, confidence, disco, goodput or cascade.")
+    str,
+    typer.Option(
+        "--policy", help="Draft length: auto, fixed, heuristic, confidence, disco, goodput, steady or cascade."
+    ),
 ]
 PolicyOption = Annotated[
     list[str] | None, typer.Option("--policy-option", help="NAME=VALUE for the policy, e.g. threshold=0.5.")

@@ -4,20 +4,14 @@ Not the place for choosing among them (`hybrid.py`).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from math import prod
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from paceline.drafters.base import Drafter
-from paceline.drafters.registry import make_drafter, option_names
+from paceline.drafters.priced import make_priced
+from paceline.drafters.registry import option_names
 from paceline.drafters.services import DraftServices
 from paceline.errors import InvalidParameter
-from paceline.models.config import ModelConfig
-from paceline.models.loaded import LoadedModel
-from paceline.models.tensor_names import tensor_shapes
-
-_BYTES = {"int8": 1, "w8a8": 1, "bfloat16": 2, "float16": 2, "float32": 4}
-"""Of a stored weight."""
 
 
 @runtime_checkable
@@ -62,8 +56,8 @@ def make_child(
     """The drafter that `wanted` describes.
 
     Args:
-        wanted: its name, or a mapping with ``method``, its own options, and perhaps ``cost_ratio``; left out, that is
-            what the drafter says of itself, or the bytes of the models it loads over the target's.
+        wanted: its name, or a mapping with ``method``, its own options, and perhaps ``cost_ratio`` in place of what
+            `make_priced` finds.
         model, dtype: for a drafter that takes one and names none.
 
     Raises:
@@ -76,20 +70,5 @@ def make_child(
     for name, value in (("model", model), ("dtype", dtype)):
         if value is not None and name in option_names(method):
             options.setdefault(name, value)
-    sizes: list[int] = []
-
-    def load(name: str, dtype: str | None = None) -> LoadedModel:
-        found = services.load(name, dtype)
-        sizes.append(num_parameters(found.model.config) * _BYTES.get(dtype or services.dtype, 2))
-        return found
-
-    drafter = make_drafter(method, replace(services, load=load), **options)
-    if cost_ratio is None:
-        whole = num_parameters(services.target.model.config) * _BYTES.get(services.dtype, 2)
-        cost_ratio = getattr(drafter, "cost_ratio", sum(sizes) / whole)
-    return Child(drafter, cost_ratio)
-
-
-def num_parameters(config: ModelConfig) -> int:
-    """Weights of a model, a tied output head counted once."""
-    return sum(prod(shape) for shape in tensor_shapes(config).values())
+    drafter, price = make_priced(method, services, options)
+    return Child(drafter, price if cost_ratio is None else cost_ratio)

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.drafters.base import DEFAULT_NUM_DRAFT_TOKENS, Drafter
-from paceline.drafters.registry import SELF_LIMITING, make_drafter
+from paceline.drafters.priced import make_priced
 from paceline.drafters.services import DraftServices
 from paceline.engine.engine import Engine
-from paceline.engine.lengths import make_length
+from paceline.engine.lengths import Pricing, make_length
 from paceline.engine.live_cost import CPU_BALANCE, GPU_BALANCE, LearnedCost, roofline
 from paceline.engine.memory import cache_capacity
 from paceline.engine.profiles import cached_profile, find_profile
@@ -20,7 +20,6 @@ from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import resolve_model
 from paceline.sampling import resolve
 from paceline.scheduling.config import SchedulerConfig
-from paceline.scheduling.length import Fixed
 from paceline.scheduling.pages import PagePool
 from paceline.scheduling.profile import Profile
 from paceline.scheduling.scheduler import Scheduler
@@ -165,15 +164,15 @@ def _scheduler_config(config: EngineConfig, max_model_len: int, profile: Profile
 def _speculation(speculative: SpeculativeConfig | None, services: DraftServices, cost: LearnedCost) -> Speculation:
     spec = speculative or SpeculativeConfig("plain", num_draft_tokens=0)
     options = {**spec.options} if spec.model is None else {**spec.options, "model": spec.model}
-    drafter = make_drafter(spec.method, services, **options)
+    drafter, price = make_priced(spec.method, services, options)
     verifier = resolve(spec.rule, **spec.rule_options)
     if spec.rule == "block" and getattr(drafter, "branches", False):
         raise InvalidParameter("rule", f"'block' takes chains, and {spec.method} drafts trees", "use 'p/q'")
     most = _most_draft_tokens(spec, drafter)
-    whole = spec.method in SELF_LIMITING or getattr(drafter, "branches", False)
-    is_priced = not getattr(drafter, "prices_itself", False)
-    length = make_length(spec.policy, spec.policy_options, cost, most, whole, is_priced)
-    sampled_length = Fixed(most) if spec.policy == "auto" else length
+    pricing = Pricing.of(drafter, spec.method, price)
+    length = sampled_length = make_length(spec.policy, spec.policy_options, cost, most, pricing)
+    if spec.policy == "auto":
+        sampled_length = make_length("steady" if pricing.is_constant else "fixed", {}, cost, most, pricing)
     return Speculation(drafter, verifier, spec.rule == "coupled", length, sampled_length)
 
 

@@ -2,16 +2,58 @@
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline.config import LengthPolicyName
+from paceline.drafters.base import Drafter
+from paceline.drafters.registry import SELF_LIMITING
 from paceline.engine.live_cost import LearnedCost
 from paceline.errors import InvalidParameter
-from paceline.scheduling.length import Cascade, Classifier, Confidence, Disco, Fixed, Goodput, Heuristic, LengthPolicy
+from paceline.scheduling.length import (
+    Cascade,
+    Classifier,
+    Confidence,
+    Disco,
+    Fixed,
+    Goodput,
+    Heuristic,
+    LengthPolicy,
+    Steady,
+)
 
 _START = 5
 """Where the heuristic begins, as in assisted generation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pricing:
+    """What a drafter's drafts cost.
+
+    Attributes:
+        token: a drafted token, in target passes over one row, as `make_priced` says.
+        whole: drafts are taken or left; shortening them only loses.
+        is_own: the drafter weighs its prices itself; those of rows are left to the policy.
+        branches: drafts may be trees, whose price does not go by the token.
+    """
+
+    token: float = 0.0
+    whole: bool = False
+    is_own: bool = False
+    branches: bool = False
+
+    @classmethod
+    def of(cls, drafter: Drafter, method: str, token: float) -> "Pricing":
+        """Of the drafter called `method`, a token of which costs so much."""
+        branches = getattr(drafter, "branches", False)
+        return cls(token, method in SELF_LIMITING or branches, getattr(drafter, "prices_itself", False), branches)
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the price of a token tells what drafts cost: not of trees, nor of drafts with all of the target's
+        weights, which pay only where contexts are long."""
+        return not (self.is_own or self.branches) and self.token < 1
 
 
 def make_length(
@@ -19,8 +61,7 @@ def make_length(
     options: Mapping[str, Any],
     cost: LearnedCost,
     most: int,
-    whole: bool = False,
-    is_priced: bool = True,
+    pricing: Pricing = Pricing(),
 ) -> LengthPolicy:
     """The policy called `name`; ``auto`` is ``goodput``.
 
@@ -28,24 +69,23 @@ def make_length(
         options: the policy's own, e.g. ``{"threshold": 0.5}``.
         cost: what goodput reads.
         most: longest draft; 0 makes every policy a fixed one.
-        whole: goodput takes or leaves drafts, and does not shorten them.
-        is_priced: goodput counts the seconds of drafting; else those of rows alone.
+        pricing: what drafts cost.
 
     Raises:
         InvalidParameter: an option the policy does not have or lacks, or a value it refuses.
     """
     if most == 0:
         return Fixed(0)
-    drafting = cost.whole_draft_seconds if whole else cost.draft_seconds
-    priced = {"max_length": most, "pass_seconds": cost, "whole": whole}
-    if is_priced:
-        priced["draft_seconds"] = drafting
+    priced = {"max_length": most, "pass_seconds": cost, "whole": pricing.whole}
+    if not pricing.is_own:
+        priced["draft_seconds"] = cost.whole_draft_seconds if pricing.whole else cost.draft_seconds
     policy, given = {
         "fixed": (Fixed, {"num_draft_tokens": most}),
         "heuristic": (Heuristic, {"most": most}),
         "confidence": (Confidence, {"max_length": most}),
         "disco": (Disco, {"max_length": most}),
         "goodput": (Goodput, priced),
+        "steady": (Steady, {"max_length": most, "draft_cost": pricing.token, "whole": pricing.whole}),
         "cascade": (Cascade, {"max_length": most}),
     }["goodput" if name == "auto" else name]
     parameters = inspect.signature(policy).parameters

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from paceline.drafters.base import Drafter, WatchesTarget
 from paceline.sampling import Verifier
-from paceline.scheduling.length import Fixed, LengthPolicy, StepObserver, StepRecord
+from paceline.scheduling.length import LengthPolicy, StepObserver, StepRecord
 from paceline.types import SamplingParams
 
 
@@ -45,10 +45,10 @@ class Speculation:
                 policy.observe_step(step)
 
     def promised_length(self, params: SamplingParams) -> int:
-        """Nodes that every draft of a request must be granted so that its text does not depend on the load, else 0.
+        """Nodes that a request may draft at every step whatever the load, so that its text is independent of it, or 0.
 
         The text of a sampled request depends on where its drafts end, unless the target's own noise picks its tokens.
         """
-        if self.coupled or params.is_greedy or not isinstance(self.sampled_length, Fixed):
+        if self.coupled or params.is_greedy:
             return 0
-        return self.sampled_length.num_draft_tokens
+        return getattr(self.sampled_length, "promise", 0)

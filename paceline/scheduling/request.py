@@ -46,8 +46,8 @@ class RequestState:
         reserved_tokens: slots kept for it whatever its length (policies that reserve at admission).
         page_digests: chained digests of its full pages that hold computed tokens.
         length: how long its drafts are; the scheduler's own policy when None.
-        draft_length: when above 0, every draft is granted so many nodes (or as many as it may still say) whatever the
-            load, as a sampled text needs that must not depend on it.
+        draft_length: when above 0, a draft of up to so many nodes (or as many as it may still say) is granted whatever
+            the load, as a sampled text needs that must not depend on it.
         sequence: order in which the scheduler took requests in; breaks ties of arrival.
         draft_stats: what became of its drafts.
         followers: requests that wait for this one's prompt to be computed.

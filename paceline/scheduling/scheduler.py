@@ -98,7 +98,7 @@ class Scheduler:
             raise InvalidParameter("max_tokens", problem, "ask for fewer tokens or give the cache more pages")
         request.draft_length = min(request.draft_length, self.config.max_num_batched_tokens - 1)
         request.sequence = self._num_added
-        request.draft_stats = DraftStats(self.draft_rates.as_prior())
+        request.draft_stats = DraftStats() if request.draft_length else DraftStats(self.draft_rates.as_prior())
         self._num_added += 1
         self._requests[request.request_id] = request
         if request.deadline is not None:

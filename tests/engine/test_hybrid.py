@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.drafters.hybrid_child import num_parameters
+from paceline.drafters.priced import num_parameters
 from paceline.engine import build
 from paceline.errors import InvalidParameter
 from paceline.types import SamplingParams

@@ -66,17 +66,19 @@ def test_seeded_text_of_fixed_drafts_under_load_is_that_alone(engine_for, rule):
     check(engine_for(draft, Babbler(), **TIGHT), engine_for(draft, Babbler()), crowd(40, greedy=False))
 
 
-def test_seeded_text_with_a_draft_model_under_load_is_that_alone(engine_for):
-    draft = DRAFTS["draft_model"] | {"policy": "fixed"}
+@pytest.mark.parametrize("policy", ["fixed", "auto"])
+def test_seeded_text_with_a_draft_model_under_load_is_that_alone(engine_for, policy):
+    draft = DRAFTS["draft_model"] | {"policy": policy}
     requests = crowd(30, greedy=False)
     together = run_together(engine_for(draft), requests)
     assert differences(together, list(run_alone(engine_for(draft), requests))) == []
 
 
+@pytest.mark.parametrize("policy", ["fixed", "auto"])
 @pytest.mark.parametrize("draft", (OWN_CACHE | NO_CACHE).values(), ids=OWN_CACHE | NO_CACHE)
-def test_seeded_text_with_a_shared_beginning_is_that_alone_in_a_cache_that_holds_few(engine_for, draft):
+def test_seeded_text_with_a_shared_beginning_is_that_alone_in_a_cache_that_holds_few(engine_for, draft, policy):
     """The target holds more requests than a draft without shared pages would; nobody is left without a draft."""
-    draft = draft | {"policy": "fixed"}
+    draft = draft | {"policy": policy}
     prompts = [[*BEGINNING, *prompt.encode()[:12]] for prompt in PROMPTS]
     requests = make_crowd(prompts, 30, max_tokens=18, seed=2)
     busy = engine_for(draft, **TIGHT)

@@ -10,6 +10,7 @@ from paceline.scheduling.length.disco import Classifier, Disco
 from paceline.scheduling.length.fixed import Fixed
 from paceline.scheduling.length.goodput import Goodput
 from paceline.scheduling.length.heuristic import Heuristic
+from paceline.scheduling.length.steady import Steady
 
 __all__ = [
     "Cascade",
@@ -21,6 +22,7 @@ __all__ = [
     "Goodput",
     "Heuristic",
     "LengthPolicy",
+    "Steady",
     "StepObserver",
     "StepRecord",
 ]

@@ -25,7 +25,8 @@ class LengthPolicy(Protocol):
     """Decides how long drafts are.
 
     A policy with a true attribute `asks_beliefs` is shown, for greedy requests, the draft's law at temperature 1 in
-    place of the warped one, which is a point.
+    place of the warped one, which is a point. One with a number `promise` goes by a request's own past alone, and asks
+    for so many nodes at most: sampled requests are granted what it says whatever the load, so a seed says the same.
     """
 
     def budgets(self, requests: Sequence[DraftStats], batch: BatchStats) -> list[int]:

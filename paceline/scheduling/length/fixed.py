@@ -16,6 +16,11 @@ class Fixed:
     def __post_init__(self) -> None:
         check_least("num_draft_tokens", self.num_draft_tokens, 0)
 
+    @property
+    def promise(self) -> int:
+        """Nodes that a request must be able to count on."""
+        return self.num_draft_tokens
+
     def budgets(self, requests: Sequence[DraftStats], batch: BatchStats) -> list[int]:
         """The same number at every step."""
         return [self.num_draft_tokens] * len(requests)
