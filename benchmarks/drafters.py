@@ -6,15 +6,16 @@ prompts'. The prompts file has Spec-Bench's layout ({"category": ..., "turns": [
 eight chat categories count as one family. With --long, the beginning of a text is the prompt, at several lengths.
 
     python benchmarks/drafters.py --prompts spec_bench.jsonl --per-family 5 --temperature 0,1 --minutes 30
+    python benchmarks/drafters.py --prompts spec_bench.jsonl --families qa,translation --rounds 4
     python benchmarks/drafters.py --prompts p.jsonl -m big.gguf --draft-model small.gguf --drafters suffix,hybrid
     python benchmarks/drafters.py --prompts p.jsonl --spec 'bushy={"method": "suffix", "options": {"mode": "tree"}}'
     python benchmarks/drafters.py --long novel.txt --contexts 2048,4096 --drafters sparse_cache --plot long.png
 
 Families take turns, so that --minutes (shared evenly by the temperatures) or Ctrl-C leaves a table of whole rounds.
-Every temperature begins with drafters that remember nothing: suffix must not find the greedy answer to a prompt that is
-sampled next. Drafters that cannot run here (no draft model, another vocabulary, an error) are named and left out. Draft
-cost: milliseconds per emitted token, and the share of a decoding step. The last line of standard output is one JSON
-object.
+Every temperature and every one of --rounds begins with drafters that remember nothing: suffix must not find the answer
+that was given before. Drafters that cannot run here (no draft model, another vocabulary, an error) are named and left
+out. Draft cost: milliseconds per emitted token, and the share of a decoding step. The last line of standard output is
+one JSON object.
 """
 
 import argparse
@@ -68,14 +69,18 @@ def main() -> None:
 
 
 def measure_all(model: LLM, jobs: Sequence[Job], skipped: dict[str, str], args: argparse.Namespace) -> Iterator[dict]:
-    """A record per job, until this temperature's share of the time is used up."""
+    """A record per job and round, until this temperature's share of the time is used up."""
     started = time.monotonic()
     plain = model.drafting_with({"method": "plain", "num_draft_tokens": 0, "rule": args.rule})
-    llms = {"plain": plain} | drafters_of(model, skipped, args)
-    announce(llms, jobs, args)
-    for number, job in enumerate(track(jobs, f"temperature {jobs[0].temperature:g}", console=console)):
+    llms: dict[str, LLM] = {}
+    work = [job for _ in range(args.rounds) for job in jobs]
+    for number, job in enumerate(track(work, f"temperature {jobs[0].temperature:g}", console=console)):
+        if number % len(jobs) == 0:
+            llms = {"plain": plain} | drafters_of(model, skipped, args)
+        if number == 0:
+            announce(llms, work, args)
         if args.minutes and time.monotonic() - started > 60 * args.minutes / len(args.temperature):
-            console.print(f"[yellow]time is up after {number} of {len(jobs)} prompts")
+            console.print(f"[yellow]time is up after {number} of {len(work)} prompts")
             return
         record = measure(number, job, llms, skipped, args)
         if args.save:
@@ -149,7 +154,7 @@ def prompt_jobs(llm: LLM, args: argparse.Namespace) -> Iterator[Job]:
     families: dict[str, list[list[int]]] = defaultdict(list)
     for prompt in read_prompts(args.prompts):
         family = "conversation" if prompt["category"] in CHAT else prompt["category"]
-        if len(families[family]) < args.per_family:
+        if family in (args.families or [family]) and len(families[family]) < args.per_family:
             families[family].append(prompt_ids(llm, prompt["text"], args.raw))
     for temperature in args.temperature:
         for in_turn in zip_longest(*families.values()):
@@ -271,6 +276,8 @@ def parse() -> argparse.Namespace:
     source.add_argument("--long", type=Path, help="a text file, for long contexts")
     parser.add_argument("--contexts", type=numbers(int), default=[2048, 4096], help="prompt lengths of --long")
     parser.add_argument("--per-family", type=int, default=5, help="prompts per family (or per length)")
+    parser.add_argument("--families", type=names, help="a,b,c of --prompts; default all there are")
+    parser.add_argument("--rounds", type=int, default=1, help="decode all of it so often: short answers are noisy")
     parser.add_argument("--drafters", type=names, default=list(drafter_names()), help="a,b,c; default all there are")
     parser.add_argument("--spec", action="append", default=[], help='LABEL={"method": ...}, a drafter with options')
     parser.add_argument("-m", "--model", default="smollm2-135m")

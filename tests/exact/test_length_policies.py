@@ -9,7 +9,16 @@ import pytest
 
 from paceline.sampling import Law, Randomness, TokenTree, verify
 from paceline.scheduling import BatchStats, DraftStats, Fixed, Goodput, Heuristic, PrefixStats
-from paceline.scheduling.length import Cascade, Classifier, Confidence, Disco, LengthPolicy, StepObserver, StepRecord
+from paceline.scheduling.length import (
+    Cascade,
+    Classifier,
+    Confidence,
+    Disco,
+    LengthPolicy,
+    Steady,
+    StepObserver,
+    StepRecord,
+)
 from paceline.scheduling.length.disco import FEATURES
 
 from .enumerator import law_of
@@ -42,6 +51,7 @@ POLICIES: dict[str, Callable[[], LengthPolicy]] = {
     "disco": lambda: Disco(classifier(), MOST),
     "goodput": goodput,
     "goodput, whole drafts": whole_goodput,
+    "steady": lambda: Steady(MOST, draft_cost=0.2),
     "cascade": lambda: Cascade(MOST, trial_steps=1, set_steps=1, base_steps=1),
 }
 

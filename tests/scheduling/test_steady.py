@@ -31,7 +31,8 @@ def by_the_closed_form(alpha, price, most):
 @given(st.floats(0, 1), st.floats(0, 0.9), st.floats(0.001, 0.2), st.integers(1, 8))
 def test_the_length_is_the_best_of_the_closed_form(alpha, draft_cost, row_cost, most):
     policy = Steady(most, draft_cost, row_cost, explore=0.0)
-    assert one_budget(policy, at_rate(alpha)) == by_the_closed_form(alpha, draft_cost + row_cost, most)
+    best = by_the_closed_form(alpha, draft_cost + row_cost, most)
+    assert one_budget(policy, at_rate(alpha)) == (min(2 * best, most) if draft_cost else best)
 
 
 def test_lookups_that_often_have_nothing_cost_rows_only_when_they_have():
@@ -81,12 +82,20 @@ def test_a_drafter_that_recovers_is_found_out():
     assert one_budget(policy, request) == 8
 
 
-def test_nothing_is_asked_of_laws():
-    prefix = PrefixStats(DraftStats(), BatchStats(), 8)
-    flat = Law.from_dense(np.full(9, 1 / 9))
-    assert Steady(draft_cost=0.5).keep_drafting(prefix, [flat] * 7)
+def test_a_draft_ends_where_its_drafter_is_unsure():
+    """A token at 0.35 of a pass: 0.7 s (1 + 0.35 k) against 0.35 E."""
+    prefix, flat = PrefixStats(at_rate(0.7), BatchStats(), 8), Law.from_dense(np.full(9, 1 / 9))
+    policy = Steady(draft_cost=0.3)
+    assert policy.keep_drafting(prefix, [Law.one_hot(1)] * 3)
+    assert not policy.keep_drafting(prefix, [Law.one_hot(1), flat])
+    assert Steady(whole=True, draft_cost=0.3).keep_drafting(prefix, [flat])
+    assert not policy.keep_drafting(PrefixStats(at_rate(0.2), BatchStats(), 8), [Law.one_hot(1)])
+
+
+def test_no_draft_is_longer_than_promised():
     assert Steady(max_length=5).promise == 5
     assert one_budget(Steady(max_length=0), DraftStats()) == 0
+    assert one_budget(Steady(max_length=3, draft_cost=0.01), at_rate(1.0)) == 3
 
 
 @pytest.mark.parametrize(

@@ -71,3 +71,20 @@ def check_least(field: str, value: int, least: int) -> None:
     """Refuse a `value` below `least`."""
     if value < least:
         raise InvalidParameter(field, f"{value} is less than {least}", f"give a whole number of at least {least}")
+
+
+def one_more_pays(draft_laws: Sequence[DraftLaw], acceptance: float, spent: float, with_one_more: float) -> bool:
+    """Whether one more token raises tokens per second: (E + s a) / (T + c) > E / T, that is s a T > c E.
+
+    s, the chance that all tokens so far stand, is the product of the draft's largest probabilities; E = 1 + s_1 +
+    s_1 s_2 + ... the tokens expected so far. Only laws are read, so the text keeps its law.
+
+    Args:
+        acceptance: a, the request's rate.
+        spent, with_one_more: T and T + c, the step's price with these tokens and with one more, in any unit.
+    """
+    survival, expected = 1.0, 1.0
+    for law in draft_laws:
+        survival *= float(law.probs.max())
+        expected += survival
+    return survival * acceptance * spent > (with_one_more - spent) * expected

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from paceline.errors import InvalidParameter
-from paceline.scheduling.length.base import DraftLaw, check_least
+from paceline.scheduling.length.base import DraftLaw, check_least, one_more_pays
 from paceline.scheduling.stats import BatchStats, DraftStats, PrefixStats
 
 _TIE = 1e-12  # a longer draft must win by more than float noise
@@ -114,21 +114,12 @@ class Goodput:
         return (best.counts * unit).tolist()
 
     def keep_drafting(self, prefix: PrefixStats, draft_laws: Sequence[DraftLaw]) -> bool:
-        """While one more token raises tokens per second: (E + s a) / (T + c) > E / T, that is s a T > c E.
-
-        s, the chance that all tokens so far stand, is the product of the draft's largest probabilities; a is the
-        request's acceptance rate, E = 1 + s_1 + s_1 s_2 + ... the tokens expected so far, T the seconds spent on them
-        and c the seconds of one more, where all requests draft alike. Only laws are read, so the text keeps its law.
-        """
+        """While one more token raises tokens per second, where all requests draft alike; see `one_more_pays`."""
         if self.whole:
             return True
-        survival, expected = 1.0, 1.0
-        for law in draft_laws:
-            survival *= float(law.probs.max())
-            expected += survival
         drafted = len(draft_laws)
         spent, more = self._seconds(prefix.batch, drafted), self._seconds(prefix.batch, drafted + 1)
-        return survival * prefix.request.rates.acceptance * spent > (more - spent) * expected
+        return one_more_pays(draft_laws, prefix.request.rates.acceptance, spent, more)
 
     def _offers(self, requests: Sequence[DraftStats]) -> "_Offers":
         rates = [request.rates for request in requests]

@@ -1,19 +1,22 @@
 """`Steady`: for each request by itself the drafts with the most expected tokens per unit of time, at constant prices.
 
 What a request drafts depends on its own past alone, never on company or on the machine's mood. So a seed says the same
-text wherever it runs, under rules whose text depends on where drafts end. Not the place for measured costs, for batches
-or for how sure a drafter is (`goodput.py`).
+text wherever it runs, under rules whose text depends on where drafts end. Not the place for measured costs or for
+batches (`goodput.py`).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from paceline.errors import InvalidParameter
-from paceline.scheduling.length.base import DraftLaw, check_least
+from paceline.scheduling.length.base import DraftLaw, check_least, one_more_pays
 from paceline.scheduling.stats import BatchStats, DraftRates, DraftStats, PrefixStats
 
 ROW_COST = 0.05
 """What a further row adds to a pass over one row: 0.03 to 0.08 where the project was measured."""
+_SURE = 2
+"""Drafters that say how sure they are may go on to so many times the best length, while that pays."""
 _TIE = 1e-12  # a longer draft must win by more than float noise
 
 
@@ -21,7 +24,8 @@ _TIE = 1e-12  # a longer draft must win by more than float noise
 class Steady:
     """The length k with the most expected tokens per price, (1 + a + ... + a^k) / (1 + k (row_cost + draft_cost)).
 
-    Leviathan et al. 2023, theorem 3.8, with a request's own moving acceptance rate a, and rows that are not free.
+    Leviathan et al. 2023, theorem 3.8, with a request's own moving acceptance rate a, and rows that are not free. A
+    drafter that costs has laws: its drafts may be twice as long, and end where it is unsure.
 
     Attributes:
         max_length: longest draft considered.
@@ -36,6 +40,7 @@ class Steady:
     row_cost: float = ROW_COST
     explore: float = 0.02
     whole: bool = False
+    asks_beliefs: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_least("max_length", self.max_length, 0)
@@ -55,13 +60,17 @@ class Steady:
         return [self._length(request) for request in requests]
 
     def keep_drafting(self, prefix: PrefixStats, draft_laws: Sequence[DraftLaw]) -> bool:
-        """Until the budget is spent: how often a drawn token stands, its own probability does not tell."""
-        return True
+        """While one more token raises tokens per price; see `one_more_pays`."""
+        if self.whole:
+            return True
+        spent = 1 + len(draft_laws) * (self.row_cost + self.draft_cost)
+        with_one_more = spent + self.row_cost + self.draft_cost
+        return one_more_pays(draft_laws, prefix.request.rates.acceptance, spent, with_one_more)
 
     def _length(self, request: DraftStats) -> int:
         best, loss = self._best_whole(request) if self.whole else self._best(request.rates)
         if best or not self.max_length:
-            return best
+            return min(_SURE * best, self.max_length) if self.draft_cost else best
         is_due = self.explore * request.steps_since_draft > loss
         return (self.max_length if self.whole else 1) if is_due else 0
 
