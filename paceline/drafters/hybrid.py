@@ -24,7 +24,7 @@ from paceline.errors import InvalidParameter
 from paceline.sampling.law import Law
 from paceline.sampling.randomness import ROOT, Purpose, Randomness
 from paceline.sampling.tree import TokenTree, union
-from paceline.scheduling.length import Goodput
+from paceline.scheduling.length.steady import ROW_COST, Steady
 from paceline.scheduling.stats import PRIOR_RATE, BatchStats, DraftRates, PrefixStats
 from paceline.theory.acceptance import expected_tokens
 
@@ -119,7 +119,7 @@ class Hybrid:
     """A model drafts only where that is worth its price, so the average price says nothing about the next draft."""
 
     def __init__(
-        self, children: Sequence[Child], unite: bool = True, row_cost: float = 0.05, read_cost: float = 0.1
+        self, children: Sequence[Child], unite: bool = True, row_cost: float = ROW_COST, read_cost: float = 0.1
     ) -> None:
         if len(children) < 2:
             raise InvalidParameter("drafters", f"{len(children)} given", "name at least two")
@@ -130,7 +130,9 @@ class Hybrid:
         self._row_cost, self._read_cost = row_cost, read_cost
         self.branches = unite or any(getattr(child.drafter, "branches", False) for child in children)
         self._free = [i for i, child in enumerate(children) if not child.cost_ratio]
-        self._paces = {i: self._pace(child) for i, child in enumerate(children) if child.cost_ratio}
+        self._paces = {
+            i: Steady(_LONGEST, child.cost_ratio, row_cost) for i, child in enumerate(children) if child.cost_ratio
+        }
         self._rates = {child: DraftRates() for child in self._paces}
         self._requests: dict[str, _Request] = {}
 
@@ -226,7 +228,7 @@ class Hybrid:
         plan, worth = (_Plan(free), worth) if worth > 1 else (_Plan(NOTHING), 1.0)
         for child, pace in self._paces.items():
             stats = request.records[child].stats
-            length = min(pace.budgets([stats], _ALONE)[0], context.budget)
+            length = min(pace.best_length(stats.rates), context.budget)
             promised = float(expected_tokens(stats.rates.acceptance, length)) / self._seconds(child, length)
             if self._should_ask(child, context, request, promised, worth):
                 length = max(length, 1)
@@ -290,15 +292,6 @@ class Hybrid:
         num_said = len(context.token_ids) - context.num_prompt_tokens
         return min(max(1, context.params.max_tokens - num_said), _SOON + num_said)
 
-    def _pace(self, child: Child) -> Goodput:
-        """How long a child with a model should draft, at constant prices."""
-        return Goodput(
-            pass_seconds=lambda rows, _context: 1 + self._row_cost * (rows - 1),
-            draft_seconds=lambda _requests, _context: child.cost_ratio,
-            max_length=_LONGEST,
-            explore=0.0,
-        )
-
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Apart:
@@ -323,7 +316,7 @@ def make_hybrid(
     model: str | None = None,
     dtype: str | None = None,
     unite: bool = True,
-    row_cost: float = 0.05,
+    row_cost: float = ROW_COST,
     read_cost: float | None = None,
 ) -> Hybrid:
     """Several drafters as one.

@@ -32,6 +32,7 @@ def by_the_closed_form(alpha, price, most):
 def test_the_length_is_the_best_of_the_closed_form(alpha, draft_cost, row_cost, most):
     policy = Steady(most, draft_cost, row_cost, explore=0.0)
     best = by_the_closed_form(alpha, draft_cost + row_cost, most)
+    assert policy.best_length(at_rate(alpha).rates) == best
     assert one_budget(policy, at_rate(alpha)) == (min(2 * best, most) if draft_cost else best)
 
 

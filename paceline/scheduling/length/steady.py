@@ -67,6 +67,10 @@ class Steady:
         with_one_more = spent + self.row_cost + self.draft_cost
         return one_more_pays(draft_laws, prefix.request.rates.acceptance, spent, with_one_more)
 
+    def best_length(self, rates: DraftRates) -> int:
+        """The shortest length with the most expected tokens per price, 0 where no draft pays."""
+        return self._best(rates)[0]
+
     def _length(self, request: DraftStats) -> int:
         best, loss = self._best_whole(request) if self.whole else self._best(request.rates)
         if best or not self.max_length:
