@@ -51,9 +51,13 @@ class Pricing:
 
     @property
     def is_constant(self) -> bool:
-        """Whether the price of a token tells what drafts cost: not of trees, nor of drafts with all of the target's
-        weights, which pay only where contexts are long."""
-        return not (self.is_own or self.branches) and self.token < 1
+        """Whether the price of a token tells what drafts cost.
+
+        Not of a model's trees, whose levels cost, and not of drafts with all of the target's weights, which pay where
+        contexts are long.
+        """
+        is_lookup = self.token == 0
+        return not self.is_own and (is_lookup or (self.token < 1 and not self.branches))
 
 
 def make_length(

@@ -7,6 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 
+from paceline.drafters import shared_tokens
 from paceline.drafters.base import DraftContext
 from paceline.drafters.cross_vocabulary import CrossVocabulary
 from paceline.drafters.draft_model import DraftModel
@@ -78,6 +79,11 @@ MODEL = table_model(1, TARGET.vocab_size)
 @pytest.mark.parametrize("mode", MODES)
 def test_text_has_the_targets_law(mode, rule):
     assert decoded_law(MODEL, MODES[mode], RULES[rule], 3) == target_law(MODEL, 3)
+
+
+def test_large_laws_are_carried_over_as_small_ones_are(monkeypatch):
+    monkeypatch.setattr(shared_tokens, "_MANY", 0)
+    assert decoded_law(MODEL, MODES["intersection"], verify, 3) == target_law(MODEL, 3)
 
 
 def test_a_law_that_was_not_restricted_is_caught():

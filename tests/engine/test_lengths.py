@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from paceline.cli.main import app
 from paceline.config import SpeculativeConfig
 from paceline.engine import build
-from paceline.engine.lengths import make_length
+from paceline.engine.lengths import Pricing, make_length
 from paceline.engine.live_cost import LearnedCost
 from paceline.engine.traces import collect_traces
 from paceline.errors import InvalidParameter
@@ -138,3 +138,18 @@ def test_train_disco_writes_a_classifier_that_generate_can_read(tiny, monkeypatc
     record = json.loads(result.stdout)
     assert record["oracle_rate"] >= record["fixed_rate"]
     assert Classifier.read(output).threshold == record["threshold"]
+
+
+@pytest.mark.parametrize(
+    ("pricing", "expected"),
+    [
+        (Pricing(), True),
+        (Pricing(0.3), True),
+        (Pricing(whole=True, branches=True), True),  # lookahead: rows are its price
+        (Pricing(0.3, whole=True, branches=True), False),  # a model's trees
+        (Pricing(1.0), False),  # all of the target's weights
+        (Pricing(0.3, is_own=True), False),
+    ],
+)
+def test_constant_prices_are_used_where_the_price_of_a_token_tells(pricing, expected):
+    assert pricing.is_constant == expected

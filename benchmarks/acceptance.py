@@ -1,0 +1,88 @@
+"""Tokens per pass of drafters over many prompts decoded together: counts with their errors, not times.
+
+Two ways of drafting at temperature 1 say different texts, and a few dozen passes move tokens per pass by a tenth. All
+prompts are decoded in one crowd here, so thousands of passes are had in minutes. Speed is for `drafters.py`.
+
+    python benchmarks/acceptance.py --prompts spec_bench.jsonl --families math_reasoning,qa --per-family 16 \
+        -m big.gguf --draft-model small.gguf \
+        --spec 'chain={"method":"draft_model","num_draft_tokens":4}' \
+        --spec 'tree={"method":"draft_model","num_draft_tokens":8,"options":{"tree":"sampled","expansion":[2,1,1,1]}}'
+
+The last line of standard output is one JSON object.
+"""
+
+import argparse
+from collections.abc import Sequence
+from math import sqrt
+from pathlib import Path
+
+from common import console, finish, show
+from drafters import names, prompt_jobs, specs
+
+from paceline import LLM, SamplingParams
+from paceline.types import RequestStats
+
+HEADER = ["way of drafting", "passes", "tokens/pass", "+-", "acceptance"]
+
+
+def main() -> None:
+    args = parse()
+    memory = int(args.kv_cache_memory * 2**30)
+    model = LLM(args.model, dtype=args.dtype, num_threads=args.threads, kv_cache_memory_bytes=memory)
+    jobs = list(prompt_jobs(model, args))
+    prompts = [job.ids for job in jobs]
+    found = {}
+    for label, config in specs(args).items():
+        console.print(f"{label}: {len(prompts)} prompts, {args.max_tokens} tokens each")
+        llm = model.drafting_with(config)
+        params = [
+            SamplingParams(temperature=job.temperature, seed=args.seed + number, max_tokens=args.max_tokens)
+            for number, job in enumerate(jobs)
+        ]
+        found[label] = summary([output.outputs[0].stats for output in llm.generate(prompts, params, progress=True)])
+    rows = [[label, s["passes"], s["tokens_per_pass"], s["error"], s["acceptance_rate"]] for label, s in found.items()]
+    show(f"{Path(args.model).name}, {args.dtype}, temperature {args.temperature[0]:g}", HEADER, rows)
+    finish({"drafters": found})
+
+
+def summary(stats: Sequence[RequestStats]) -> dict:
+    """Sums over requests; the error is one standard deviation of the ratio, requests taken as independent."""
+    passes = [one.num_target_passes for one in stats]
+    tokens = [sum((i + 1) * count for i, count in enumerate(one.accepted_per_pass)) for one in stats]
+    ratio = sum(tokens) / sum(passes)
+    spread = sum((t - ratio * p) ** 2 for t, p in zip(tokens, passes, strict=True))
+    accepted = sum(one.num_accepted_tokens for one in stats)
+    tested = accepted + sum(one.num_rejections for one in stats)
+    return {
+        "passes": sum(passes),
+        "tokens_per_pass": ratio,
+        "error": sqrt(spread) / sum(passes),
+        "acceptance_rate": accepted / tested if tested else None,
+    }
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=Path, required=True, help="a .jsonl file")
+    parser.add_argument("--families", type=names, help="a,b,c of them; default all there are")
+    parser.add_argument("--per-family", type=int, default=16, help="prompts per family")
+    parser.add_argument("--drafters", type=names, default=[], help="a,b,c by name, besides --spec")
+    parser.add_argument("--spec", action="append", default=[], help='LABEL={"method": ...}, a drafter with options')
+    parser.add_argument("-m", "--model", default="smollm2-135m")
+    parser.add_argument("--draft-model", help="for drafters that take a model")
+    parser.add_argument("--draft-dtype", help="how its weights are stored; default as the target's")
+    parser.add_argument("-k", "--num-draft-tokens", type=int, help="default: each method's own")
+    parser.add_argument("--temperature", type=lambda text: [float(text)], default=[1.0], help="one for all prompts")
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--raw", action="store_true", help="no chat template")
+    parser.add_argument("--rule", default="p/q")
+    parser.add_argument("--policy", default="fixed", help="how long drafts are")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--kv-cache-memory", type=float, default=1.0, help="GiB for keys and values")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
