@@ -20,6 +20,7 @@ from common import console, finish, show
 from drafters import names, prompt_jobs, specs
 
 from paceline import LLM, SamplingParams
+from paceline.theory.acceptance import estimate_acceptance_rate
 from paceline.types import RequestStats
 
 HEADER = ["way of drafting", "passes", "tokens/pass", "+-", "acceptance"]
@@ -31,14 +32,14 @@ def main() -> None:
     model = LLM(args.model, dtype=args.dtype, num_threads=args.threads, kv_cache_memory_bytes=memory)
     jobs = list(prompt_jobs(model, args))
     prompts = [job.ids for job in jobs]
+    params = [
+        SamplingParams(temperature=job.temperature, seed=args.seed + number, max_tokens=args.max_tokens)
+        for number, job in enumerate(jobs)
+    ]
     found = {}
     for label, config in specs(args).items():
         console.print(f"{label}: {len(prompts)} prompts, {args.max_tokens} tokens each")
         llm = model.drafting_with(config)
-        params = [
-            SamplingParams(temperature=job.temperature, seed=args.seed + number, max_tokens=args.max_tokens)
-            for number, job in enumerate(jobs)
-        ]
         found[label] = summary([output.outputs[0].stats for output in llm.generate(prompts, params, progress=True)])
     rows = [[label, s["passes"], s["tokens_per_pass"], s["error"], s["acceptance_rate"]] for label, s in found.items()]
     show(f"{Path(args.model).name}, {args.dtype}, temperature {args.temperature[0]:g}", HEADER, rows)
@@ -51,13 +52,12 @@ def summary(stats: Sequence[RequestStats]) -> dict:
     tokens = [sum((i + 1) * count for i, count in enumerate(one.accepted_per_pass)) for one in stats]
     ratio = sum(tokens) / sum(passes)
     spread = sum((t - ratio * p) ** 2 for t, p in zip(tokens, passes, strict=True))
-    accepted = sum(one.num_accepted_tokens for one in stats)
-    tested = accepted + sum(one.num_rejections for one in stats)
+    accepted, rejected = sum(one.num_accepted_tokens for one in stats), sum(one.num_rejections for one in stats)
     return {
         "passes": sum(passes),
         "tokens_per_pass": ratio,
         "error": sqrt(spread) / sum(passes),
-        "acceptance_rate": accepted / tested if tested else None,
+        "acceptance_rate": estimate_acceptance_rate(accepted, rejected),
     }
 
 

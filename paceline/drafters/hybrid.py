@@ -229,7 +229,7 @@ class Hybrid:
         for child, pace in self._paces.items():
             stats = request.records[child].stats
             length = min(pace.best_length(stats.rates), context.budget)
-            promised = float(expected_tokens(stats.rates.acceptance, length)) / self._seconds(child, length)
+            promised = float(expected_tokens(stats.rates.acceptance, length)) / pace.price(length)
             if self._should_ask(child, context, request, promised, worth):
                 length = max(length, 1)
                 tokens = float(expected_tokens(stats.rates.acceptance, length))
@@ -252,7 +252,7 @@ class Hybrid:
             request.num_tries[child] = 0
         elif request.records[child].stats.steps_since_draft >= _EXPLORE_EVERY << request.num_tries.get(child, 0):
             request.num_tries[child] = request.num_tries.get(child, 0) + 1
-            promised = (1 + PRIOR_RATE) / self._seconds(child, 1)
+            promised = (1 + PRIOR_RATE) / self._paces[child].price(1)
         if promised <= worth:
             return False
         saved = (1 / worth - 1 / promised) * self._num_to_come(context)
@@ -276,10 +276,6 @@ class Hybrid:
         if not len(plan.beside) or drawn.draw == "without_replacement":
             return drawn
         return union([plan.beside, drawn])
-
-    def _seconds(self, child: int, num_draft_tokens: int) -> float:
-        """What a step with such a draft costs, in target passes over one row."""
-        return 1 + num_draft_tokens * (self._row_cost + self._children[child].cost_ratio)
 
     def _reading(self, child: int, context: DraftContext, request: _Request) -> float:
         """What catching up with the text costs, in target passes: a child never asked must read the whole prompt."""

@@ -38,8 +38,10 @@ def make_priced(method: str, services: DraftServices, options: Mapping[str, Any]
         return found
 
     drafter = make_drafter(method, replace(services, load=load), **options)
-    whole = num_parameters(services.target.model.config) * _BYTES.get(services.dtype, 2)
-    return drafter, getattr(drafter, "cost_ratio", num_bytes / whole)
+    said = getattr(drafter, "cost_ratio", None)
+    if said is not None or not num_bytes:
+        return drafter, said or 0.0
+    return drafter, num_bytes / (num_parameters(services.target.model.config) * _BYTES.get(services.dtype, 2))
 
 
 def num_parameters(config: ModelConfig) -> int:

@@ -63,9 +63,12 @@ class Steady:
         """While one more token raises tokens per price; see `one_more_pays`."""
         if self.whole:
             return True
-        spent = 1 + len(draft_laws) * (self.row_cost + self.draft_cost)
-        with_one_more = spent + self.row_cost + self.draft_cost
-        return one_more_pays(draft_laws, prefix.request.rates.acceptance, spent, with_one_more)
+        drafted = len(draft_laws)
+        return one_more_pays(draft_laws, prefix.request.rates.acceptance, self.price(drafted), self.price(drafted + 1))
+
+    def price(self, num_draft_tokens: int) -> float:
+        """What a step with such a draft costs, in target passes over one row."""
+        return 1 + num_draft_tokens * (self.row_cost + self.draft_cost)
 
     def best_length(self, rates: DraftRates) -> int:
         """The shortest length with the most expected tokens per price, 0 where no draft pays."""
