@@ -32,12 +32,12 @@ from paceline.placement.model import PlacedModel
 from paceline.placement.profile import ModelProfile, ParallelConfig, Stages
 from paceline.placement.simulator import ControllerRules, Evaluator
 from paceline.placement.workload import Workload, merge
-from paceline.serving.cluster import RayGroup, start_groups, stop_ray
-from paceline.serving.dispatcher import Dispatcher
-from paceline.serving.events import EventLog
-from paceline.serving.group import Watch
+from paceline.serving.cluster.dispatcher import Dispatcher
+from paceline.serving.cluster.events import EventLog
+from paceline.serving.cluster.group import Watch
+from paceline.serving.cluster.plan import ClusterPlan, plan_of
+from paceline.serving.cluster.ray_groups import RayGroup, start_groups, stop_ray
 from paceline.serving.job import Job
-from paceline.serving.plan import ClusterPlan, plan_of
 from paceline.types import SamplingParams
 
 PROMPT = "Once upon a time there was"

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline import LLM
-from paceline.engine.report import Run
+from paceline.evaluation.report import Run
 
 T = TypeVar("T")
 

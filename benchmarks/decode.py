@@ -23,7 +23,7 @@ from peers import PEERS, Peer, make_peer
 from rich.progress import track
 
 from paceline import LLM, SamplingParams
-from paceline.engine.report import Run, run_once
+from paceline.evaluation.report import Run, run_once
 
 
 def main() -> None:

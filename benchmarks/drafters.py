@@ -33,8 +33,8 @@ from rich.progress import track
 
 from paceline import LLM, SamplingParams
 from paceline.drafters.registry import drafter_names, option_names
-from paceline.engine.report import Run, run_once
 from paceline.errors import PacelineError
+from paceline.evaluation.report import Run, run_once
 from paceline.theory.curves import Chart, Series
 from paceline.theory.plots import draw
 

@@ -27,7 +27,7 @@ from common import console, finish, read_prompts, show
 from rich.progress import Progress, track
 
 from paceline import LLM, RequestOutput
-from paceline.engine.load import LoadRequest, differences, make_crowd, run_alone, run_together
+from paceline.evaluation.load import LoadRequest, differences, make_crowd, run_alone, run_together
 
 TEXTS = [
     "Write down the days of the week, then write them down backwards.",

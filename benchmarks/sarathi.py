@@ -26,7 +26,7 @@ from common import console, finish, show
 
 from paceline.config import EngineConfig
 from paceline.engine.build import load
-from paceline.engine.tune import TunePlan, measure
+from paceline.evaluation.tune import TunePlan, measure
 from paceline.models.loaded import LoadedModel
 from paceline.placement.pipeline_bubbles import measured_stage
 from paceline.placement.traces import read_azure_trace

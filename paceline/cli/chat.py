@@ -52,7 +52,7 @@ def chat(
 
 def _converse(llm, params: SamplingParams, draft: str, opening: list[dict[str, str]]) -> None:
     """Read, answer, repeat. Ctrl-C ends an answer, not the conversation."""
-    from paceline.engine.report import run_once
+    from paceline.evaluation.report import run_once
 
     console = Console(highlight=False)
     messages, last = list(opening), None

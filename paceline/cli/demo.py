@@ -49,7 +49,7 @@ def demo(
 
         paceline demo --draft ngram --dtype int8
     """
-    from paceline.engine.report import run_once
+    from paceline.evaluation.report import run_once
 
     llm = o.load_llm(model, o.speculative_config(draft), dtype=dtype, num_threads=threads)
     plain_llm = llm.drafting_with(None)

@@ -61,7 +61,7 @@ def generate(
 
         paceline generate --draft ngram --max-tokens 64 --compare --json "1, 2, 3," | jq .stats
     """
-    from paceline.engine.report import describe, run_once
+    from paceline.evaluation.report import describe, run_once
 
     params = SamplingParams(
         temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed, max_tokens=max_tokens,

@@ -15,7 +15,7 @@ from paceline.cli.prompts import read_text
 from paceline.errors import InvalidParameter
 
 if TYPE_CHECKING:
-    from paceline.drafters.layer_search import LayerChoice
+    from paceline.evaluation.layer_search import LayerChoice
 
 
 def layers(
@@ -39,8 +39,8 @@ def layers(
         paceline layers --max-tokens 512 chapter1.txt chapter2.txt --json
     """
     from paceline.config import EngineConfig
-    from paceline.drafters.layer_search import best_choice, search_skipped_layers
     from paceline.engine.build import load
+    from paceline.evaluation.layer_search import best_choice, search_skipped_layers
 
     if max_tokens < 2:
         raise InvalidParameter("max_tokens", f"{max_tokens} is less than 2", "read at least two tokens")

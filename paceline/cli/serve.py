@@ -90,7 +90,7 @@ def _serve_one(
     path: str, name: str, speculative: "SpeculativeConfig | None", engine: dict[str, Any], host: str, port: int
 ) -> None:
     from paceline.serving.local import LocalBackend
-    from paceline.serving.plan import ModelSpec
+    from paceline.serving.model_spec import ModelSpec
     from paceline.serving.worker import open_model
 
     with o.progress_bars() as progress:
@@ -103,15 +103,15 @@ def _serve_cluster(
     path: Path, weights: dict[str, str], num_cpus: int | None, watch: dict[str, Any], events: Path | None,
     options: dict[str, Any], host: str, port: int,
 ) -> None:  # fmt: skip
-    from paceline.serving.dispatcher import Dispatcher
-    from paceline.serving.group import Watch
-    from paceline.serving.plan import read_plan
-    from paceline.serving.preflight import check_loadable
+    from paceline.serving.cluster.dispatcher import Dispatcher
+    from paceline.serving.cluster.group import Watch
+    from paceline.serving.cluster.plan import read_plan
+    from paceline.serving.cluster.preflight import check_loadable
 
     plan = read_plan(path).with_paths(weights)
     with o.progress_bars() as progress:
         check_loadable(plan, progress)
-    from paceline.serving.cluster import start_groups, stop_ray
+    from paceline.serving.cluster.ray_groups import start_groups, stop_ray
 
     async def run() -> None:
         with _event_log(events) as log:
@@ -140,7 +140,7 @@ async def _listen(backend: "Backend", host: str, port: int) -> None:
 
 @contextmanager
 def _event_log(path: Path | None):
-    from paceline.serving.events import EventLog
+    from paceline.serving.cluster.events import EventLog
 
     if path is None:
         yield EventLog(o.messages.file)

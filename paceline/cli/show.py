@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from paceline.engine.report import Run, describe
+from paceline.evaluation.report import Run, describe
 from paceline.types import TokenOutput
 
 STYLES = {"drafted": "green", "bonus": "cyan", "recovered": "yellow", "target": ""}

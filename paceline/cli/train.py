@@ -52,7 +52,7 @@ classifier=disco.json --compare "def fibonacci(n):"
     """
     from paceline.config import EngineConfig, SpeculativeConfig
     from paceline.engine.build import build_engine, load
-    from paceline.engine.traces import collect_traces
+    from paceline.evaluation.draft_traces import collect_traces
     from paceline.training.disco import train
 
     config = EngineConfig(dtype=dtype, num_threads=threads, executor=executor)  # type: ignore[arg-type]

@@ -45,7 +45,7 @@ def tree(
     """
     from paceline.config import EngineConfig
     from paceline.engine.build import load
-    from paceline.engine.tree_search import measure
+    from paceline.evaluation.tree_search import measure
 
     if not draft_model:
         raise InvalidParameter("draft_model", "is missing", "name a smaller model of the same family")

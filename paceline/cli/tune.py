@@ -50,7 +50,7 @@ def tune(
     """
     from paceline.config import EngineConfig
     from paceline.engine.profiles import profile_path
-    from paceline.engine.tune import CONTEXTS, ROWS, TunePlan
+    from paceline.evaluation.tune import CONTEXTS, ROWS, TunePlan
 
     plan = TunePlan(sorted(rows or ROWS), sorted(contexts or CONTEXTS), rounds)
     config = EngineConfig(dtype=dtype, num_threads=threads, executor=executor)  # type: ignore[arg-type]
@@ -77,7 +77,7 @@ def tune(
 def _profile_of(model: str, config, plan):
     """The loaded model and its profile, measured under progress bars."""
     from paceline.engine.build import load
-    from paceline.engine.tune import profile_model
+    from paceline.evaluation.tune import profile_model
 
     with o.progress_bars() as progress:
         loaded = load(model, config, progress)

@@ -3,7 +3,7 @@
 Zhang et al. 2023 (Draft and Verify) for layers in the middle, Elhoushi et al. 2024 (LayerSkip) for early exit. No other
 model, no memory, no reading of the prompt. A draft step costs the kept share of the layers and the whole head. It pays
 when few layers can say much of what all of them say: in large models, and in those that were trained for it. Small
-models have little to spare; `layer_search.py` finds what a given one can miss on given texts.
+models have little to spare; `evaluation/layer_search.py` finds what a given one can miss on given texts.
 """
 
 from collections.abc import Sequence

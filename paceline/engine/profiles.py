@@ -1,7 +1,7 @@
 """Where cost profiles are kept, and which one belongs to a model.
 
 A profile holds for these weights, run this way, on this machine; all of that is in the file's name. Not for measuring
-(`tune.py`).
+(`evaluation/tune.py`).
 """
 
 import hashlib

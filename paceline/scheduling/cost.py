@@ -1,7 +1,7 @@
 """`CostProfile`: measured seconds of a target pass by its rows and their context, t(M, context).
 
-One table for everyone who must know what a row costs. Not the place for measuring it (`engine/tune.py`) or for keeping
-it on disk (`profile.py`).
+One table for everyone who must know what a row costs. Not the place for measuring it (`evaluation/tune.py`) or for
+keeping it on disk (`profile.py`).
 """
 
 from bisect import bisect_right

@@ -1,6 +1,6 @@
 """`Profile`: a measured `CostProfile` with where it came from, as a versioned JSON file.
 
-Not for measuring (`engine/tune.py`), nor for where profiles are kept (`engine/profiles.py`).
+Not for measuring (`evaluation/tune.py`), nor for where profiles are kept (`engine/profiles.py`).
 """
 
 import json

@@ -1,1 +1,1 @@
-"""Models behind HTTP: one on this machine, or many on a cluster, as a plan says."""
+"""The front: models behind HTTP. Those of this process are `local.py`, those of a planned cluster `cluster/`."""

@@ -44,7 +44,7 @@ class Chunk:
 
 
 class Backend(Protocol):
-    """What the HTTP front talks to: one model here (`local.py`), or groups of a cluster (`dispatcher.py`)."""
+    """What the HTTP front talks to: one model here (`local.py`), or groups of a cluster (`cluster/dispatcher.py`)."""
 
     @property
     def models(self) -> Sequence[str]:

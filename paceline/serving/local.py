@@ -6,7 +6,7 @@ from typing import Any
 
 from paceline.errors import EngineDead, InvalidParameter
 from paceline.serving.job import Chunk, Job
-from paceline.serving.plan import ModelSpec
+from paceline.serving.model_spec import ModelSpec
 from paceline.serving.worker import OpenModel, Worker
 
 

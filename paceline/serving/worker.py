@@ -9,7 +9,7 @@ from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.build import Progress, silent
 from paceline.engine.llm import LLM
 from paceline.serving.job import Chunk, Job
-from paceline.serving.plan import ModelSpec
+from paceline.serving.model_spec import ModelSpec
 
 OpenModel = Callable[[ModelSpec], AsyncLLM]
 """Loads a model."""

@@ -1,7 +1,7 @@
 """Training DISCO's classifier (Mamou et al. 2024): will the target accept this drafted token?
 
 A logistic regression or a small network on `scheduling.length.disco.features`, with the threshold that makes held-out
-drafts fastest. Not for collecting drafts (`engine/traces.py`).
+drafts fastest. Not for collecting drafts (`evaluation/draft_traces.py`).
 """
 
 from collections.abc import Callable, Sequence

@@ -10,7 +10,7 @@ from paceline.cli.show_plan import plan_record
 from paceline.errors import InvalidParameter
 from paceline.placement.case_file import case_from
 from paceline.placement.search import NAMES, plan
-from paceline.serving.plan import plan_of
+from paceline.serving.cluster.plan import plan_of
 
 PLAN = {"groups": [[1, 1, [0]]], "models": ["a"]}
 

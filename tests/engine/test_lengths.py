@@ -11,8 +11,8 @@ from paceline.config import SpeculativeConfig
 from paceline.engine import build
 from paceline.engine.lengths import Pricing, make_length
 from paceline.engine.live_cost import LearnedCost
-from paceline.engine.traces import collect_traces
 from paceline.errors import InvalidParameter
+from paceline.evaluation.draft_traces import collect_traces
 from paceline.scheduling.length import Cascade, Classifier, Fixed, Goodput, Heuristic
 from paceline.scheduling.length.disco import FEATURES
 from paceline.types import SamplingParams

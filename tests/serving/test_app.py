@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from paceline.serving.app import build_app
-from paceline.serving.dispatcher import Dispatcher
+from paceline.serving.cluster.dispatcher import Dispatcher
 from tests.serving.fakes import QUICK, EchoGroup, plan
 
 SLOW = {"name": "slow", "slo": 0.5}

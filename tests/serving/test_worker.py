@@ -12,9 +12,10 @@ from paceline.errors import InvalidParameter
 from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import ModelSource
 from paceline.serving.app import build_app
+from paceline.serving.cluster.plan import plan_of
+from paceline.serving.cluster.preflight import check_loadable
 from paceline.serving.local import LocalBackend
-from paceline.serving.plan import ModelSpec, plan_of
-from paceline.serving.preflight import check_loadable
+from paceline.serving.model_spec import ModelSpec
 from paceline.types import SamplingParams
 from tests.fakes import ByteTokenizer, RandomCheckpoint, small_config
 

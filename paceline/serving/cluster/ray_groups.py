@@ -13,8 +13,9 @@ from typing import Any
 
 from paceline.engine.async_llm import AsyncLLM
 from paceline.errors import EngineDead, InvalidParameter, WorkerDied
+from paceline.serving.cluster.plan import ClusterPlan
 from paceline.serving.job import Chunk, Job
-from paceline.serving.plan import ClusterPlan, ModelSpec
+from paceline.serving.model_spec import ModelSpec
 from paceline.serving.worker import OpenModel, Worker, open_model
 
 try:

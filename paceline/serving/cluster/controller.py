@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from paceline.errors import InvalidParameter, RequestRejected
-from paceline.serving.book import Book, Ticket
+from paceline.serving.cluster.book import Book, Ticket
 
 
 class Health(StrEnum):

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from paceline.drafters.layer_search import (
+from paceline.errors import InvalidParameter, UnsupportedModel
+from paceline.evaluation.layer_search import (
     ROWS_PER_PASS,
     Agreement,
     PassCosts,
@@ -11,7 +12,6 @@ from paceline.drafters.layer_search import (
     measure_costs,
     search_skipped_layers,
 )  # fmt: skip
-from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.models.numba_executor import weights
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.rows import Part, build_rows

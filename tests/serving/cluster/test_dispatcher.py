@@ -6,8 +6,8 @@ import contextlib
 import pytest
 
 from paceline.errors import GroupLost, InvalidParameter, RequestRejected, WorkerDied
-from paceline.serving.controller import Health
-from paceline.serving.dispatcher import Dispatcher
+from paceline.serving.cluster.controller import Health
+from paceline.serving.cluster.dispatcher import Dispatcher
 from tests.serving.fakes import QUICK, EchoGroup, job, plan, say
 
 

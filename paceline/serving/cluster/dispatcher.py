@@ -2,7 +2,7 @@
 
 A request that is told a second time says the same, because its draws depend only on its seed and positions; so a stream
 goes on behind the last piece its client has seen. Groups are anything that answers as `group.GroupHandle` does; Ray's
-are in `cluster.py`.
+are in `ray_groups.py`.
 """
 
 import asyncio
@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.errors import GroupLost, InvalidParameter, RequestRejected, WorkerDied
-from paceline.serving.controller import Controller, Health
-from paceline.serving.events import EventLog
-from paceline.serving.group import GroupHandle, Life, Watch
+from paceline.serving.cluster.controller import Controller, Health
+from paceline.serving.cluster.events import EventLog
+from paceline.serving.cluster.group import GroupHandle, Life, Watch
+from paceline.serving.cluster.plan import ClusterPlan
+from paceline.serving.cluster.prometheus import controller_text
 from paceline.serving.job import Chunk, Job
-from paceline.serving.plan import ClusterPlan
-from paceline.serving.prometheus import controller_text
 
 
 @dataclass(slots=True)

@@ -1,6 +1,6 @@
 """How often a group may be started again, and how long is waited."""
 
-from paceline.serving.group import Life, Watch
+from paceline.serving.cluster.group import Life, Watch
 
 WATCH = Watch(max_restarts=3, backoff=0.5, stable_seconds=60.0)
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from paceline import LLM
-from paceline.engine.load import differences, make_crowd, run_alone, run_together
+from paceline.evaluation.load import differences, make_crowd, run_alone, run_together
 from paceline.models.base import PAGE_SIZE
 from tests.engine.conftest import PROMPTS
 from tests.fakes import Babbler

@@ -9,8 +9,8 @@ from paceline.cli.main import app
 from paceline.config import EngineConfig
 from paceline.engine import build, profiles
 from paceline.engine.profiles import cached_profile, find_profile, profile_path
-from paceline.engine.tune import TunePlan, measure, profile_model
 from paceline.errors import InvalidParameter
+from paceline.evaluation.tune import TunePlan, measure, profile_model
 
 PLAN = TunePlan(rows=(1, 4, 32), contexts=(0, 64), rounds=2)
 CONFIG = EngineConfig(dtype="float32")

@@ -6,7 +6,7 @@ from paceline.errors import InvalidParameter
 from paceline.models.config import ModelConfig
 from paceline.models.resolve import ModelSource, resolve_model
 from paceline.placement.profile import ParallelConfig
-from paceline.serving.plan import ClusterPlan
+from paceline.serving.cluster.plan import ClusterPlan
 
 Progress = Callable[[str, int, int], None]
 

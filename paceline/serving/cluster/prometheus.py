@@ -1,6 +1,6 @@
 """The controller's state as Prometheus text, under ``paceline_cluster``. Needs the extra ``serve``."""
 
-from paceline.serving.controller import Controller, Health
+from paceline.serving.cluster.controller import Controller, Health
 
 
 def controller_text(controller: Controller) -> bytes:

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from paceline.drafters.trees.accuracy import rank_counts
-from paceline.engine.tree_search import TreeSearch, measure
 from paceline.errors import InvalidParameter
+from paceline.evaluation.accuracy import rank_counts
+from paceline.evaluation.tree_search import TreeSearch, measure
 from paceline.models.rows import Part, build_rows
 from paceline.types import RequestOutput, SamplingParams
 from tests.engine.conftest import PROMPTS, load_random, run_all

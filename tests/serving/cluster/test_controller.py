@@ -16,8 +16,8 @@ from paceline.placement.model import PlacedModel
 from paceline.placement.profile import ModelProfile, ParallelConfig, Stages
 from paceline.placement.simulator import ControllerRules, Evaluator
 from paceline.placement.workload import Workload
-from paceline.serving.book import Book
-from paceline.serving.controller import Controller, Health
+from paceline.serving.cluster.book import Book
+from paceline.serving.cluster.controller import Controller, Health
 
 INFINITE = float("inf")
 STAGES = {(1, 1): (0.125,), (1, 2): (0.0625, 0.09375), (1, 3): (0.03125, 0.0625, 0.046875)}

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from paceline.errors import InvalidParameter
-from paceline.serving.plan import plan_of, read_plan
+from paceline.serving.cluster.plan import plan_of, read_plan
 
 CHAT = {"name": "chat", "path": "weights/chat", "slo": 0.5, "engine": {"dtype": "int8"}, "num_tokens": 8}
 PLAN = {

@@ -9,10 +9,10 @@ import pytest
 pytest.importorskip("ray", reason="the cluster needs Ray: pip install 'paceline[cluster]'")
 
 from paceline.errors import InvalidParameter, WorkerDied
-from paceline.serving.cluster import start_groups, stop_ray
-from paceline.serving.controller import Health
-from paceline.serving.dispatcher import Dispatcher
-from paceline.serving.group import Watch
+from paceline.serving.cluster.controller import Health
+from paceline.serving.cluster.dispatcher import Dispatcher
+from paceline.serving.cluster.group import Watch
+from paceline.serving.cluster.ray_groups import start_groups, stop_ray
 from tests.serving.echo_model import open_echo
 from tests.serving.fakes import job, plan, say
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.drafters.trees.accuracy import rank_counts
 from paceline.engine.llm import LLM
 from paceline.errors import InvalidParameter
+from paceline.evaluation.accuracy import rank_counts
 from paceline.models.base import CausalLM
 from paceline.theory.tree_shape import RankPath, best_tree, expected_tree_tokens
 from paceline.types import SamplingParams

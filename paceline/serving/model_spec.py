@@ -1,0 +1,47 @@
+"""`ModelSpec`: a model to be served: its name, its weights and its engine's options. Not the place for groups."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.config import EngineConfig, from_mapping
+from paceline.errors import InvalidParameter
+
+_FROM_THE_PLAN = ("tensor_parallel_size", "pipeline_parallel_size", "num_threads")
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model that groups hold.
+
+    Attributes:
+        name: what requests call it.
+        path: built-in name, GGUF file, safetensors folder or hub id.
+        slo: seconds from arrival to answer; infinite for none.
+        engine: options of `EngineConfig`.
+        num_tokens: output tokens of the request that was profiled; None when service times do not follow them.
+
+    Raises:
+        InvalidParameter: a deadline or number of tokens that is not above 0, or options no engine has.
+    """
+
+    name: str
+    path: str
+    slo: float = float("inf")
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    num_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        where = f"models.{self.name}"
+        if not self.slo > 0:
+            raise InvalidParameter(f"{where}.slo", f"{self.slo} s", "give seconds above 0, or leave it out")
+        if self.num_tokens is not None and self.num_tokens < 1:
+            raise InvalidParameter(f"{where}.num_tokens", f"{self.num_tokens}", "give 1 or more, or leave it out")
+        for key in _FROM_THE_PLAN:
+            if key in self.engine:
+                raise InvalidParameter(f"{where}.engine", f"{key} is given", "leave it out: groups decide it")
+        from_mapping(EngineConfig, self.engine)
+
+    def size(self, max_tokens: int) -> float:
+        """Work of a request for so many tokens over that of the profiled one."""
+        return max_tokens / self.num_tokens if self.num_tokens else 1.0

@@ -1,0 +1,5 @@
+"""The laboratory runs on the engine tests' tiny model."""
+
+from tests.engine.conftest import engine_for, tiny
+
+__all__ = ["engine_for", "tiny"]
