@@ -13,7 +13,6 @@ The last line of standard output is one JSON object.
 
 import argparse
 import time
-from dataclasses import replace
 
 import numpy as np
 from common import console, finish, median, show
@@ -32,7 +31,7 @@ from paceline.models.resolve import ModelSource
 from paceline.models.rows import Part, build_rows
 from paceline.models.tensor_names import tensor_shapes
 from paceline.sampling import TokenTree
-from paceline.scheduling import Fixed
+from paceline.speculation import DrafterTraits, Fixed
 from paceline.theory.experts import expected_experts
 from paceline.types import SamplingParams
 
@@ -101,6 +100,7 @@ class Corrupted:
     """Drafts the true continuation, each token right with chance `alpha`."""
 
     name = "corrupted"
+    traits = DrafterTraits(deterministic=True)
 
     def __init__(self, truth: list[int], alpha: float) -> None:
         rng = np.random.default_rng(2)
@@ -110,7 +110,7 @@ class Corrupted:
     def propose(self, contexts):
         return [TokenTree.chain(self._drafts[len(c.token_ids) :][: c.budget]) for c in contexts]
 
-    def observe(self, request_id, token_ids, finished) -> None:
+    def observe(self, outcome) -> None:
         pass
 
     def release(self, request_id) -> None:
@@ -159,10 +159,8 @@ def measure_passes(model, args: argparse.Namespace) -> dict[str, dict]:
 def engine_for(loaded: LoadedModel, policy: str, length: int, drafter=None) -> Engine:
     """An engine with its own costs; `drafter` replaces prompt lookup."""
     config = EngineConfig(kv_cache_memory_bytes=1 << 27, profile="none", max_model_len=1024)
-    engine = build_engine(loaded, config, SpeculativeConfig("ngram", length, policy=policy))  # type: ignore[arg-type]
-    if drafter is not None:
-        engine.speculation = replace(engine.speculation, drafter=drafter)
-    return engine
+    speculative = SpeculativeConfig("ngram", length, policy=policy)  # type: ignore[arg-type]
+    return build_engine(loaded, config, speculative, drafter=drafter)
 
 
 def compare(loaded: LoadedModel, drafter: Corrupted, prompt, params, args: argparse.Namespace, advance) -> dict:
@@ -171,7 +169,7 @@ def compare(loaded: LoadedModel, drafter: Corrupted, prompt, params, args: argpa
     for policy in ("goodput", "cascade"):
         engines[policy] = engine_for(loaded, policy, max(args.lengths), drafter)
     plain = engine_for(loaded, "fixed", 0, drafter)
-    assert plain.speculation.length == Fixed(0)
+    assert plain.speculation.policy == Fixed(0)
     ratios: dict[str, list[float]] = {name: [] for name in engines}
     lengths, same = [], True
     for number in range(args.rounds):

@@ -17,7 +17,8 @@ from paceline.models.loaded import LoadedModel
 from paceline.placement.arrivals import poisson_times
 from paceline.placement.serving_simulator import ServingModel, TokenRequest, simulate_serving
 from paceline.placement.traces import TokenTrace
-from paceline.scheduling import CostProfile, SchedulerConfig
+from paceline.scheduling import SchedulerConfig
+from paceline.speculation import CostProfile
 from paceline.theory.piggyback import PassTimes
 
 PAGE_SIZE = 16

@@ -30,7 +30,7 @@ from paceline.evaluation.tune import TunePlan, measure
 from paceline.models.loaded import LoadedModel
 from paceline.placement.pipeline_bubbles import measured_stage
 from paceline.placement.traces import read_azure_trace
-from paceline.scheduling import CostProfile
+from paceline.speculation import CostProfile
 from paceline.theory.curves import Chart, Series
 from paceline.theory.piggyback import aligned_chunk
 from paceline.theory.plots import draw

@@ -15,9 +15,9 @@ import time
 
 from common import finish, median, show
 
-from paceline.engine.live_cost import LearnedCost
-from paceline.scheduling import Fixed, Goodput, PagePool, RequestState, Scheduler, SchedulerConfig, StepPlan, StepResult
-from paceline.scheduling.length import LengthPolicy
+from paceline.scheduling import PagePool, RequestState, Scheduler, SchedulerConfig, StepPlan, StepResult
+from paceline.speculation import Fixed, Goodput, LearnedPrices, LengthPolicy
+from paceline.speculation.prices import CPU_BALANCE, LearnedPass, roofline
 from paceline.types import SamplingParams
 
 PAGE_SIZE = 16
@@ -39,10 +39,10 @@ def main() -> None:
 
 def policies() -> dict[str, LengthPolicy]:
     """Fresh length policies by name."""
-    cost = LearnedCost()
+    passes = LearnedPass(roofline(CPU_BALANCE))
     for rows in range(1, 513, 7):
-        cost.observe(rows, 0.010 + 0.0002 * rows)
-    return {"plain": Fixed(0), "fixed": Fixed(4), "goodput": Goodput(cost, cost.draft_seconds)}
+        passes.observe(rows, 0.010 + 0.0002 * rows)
+    return {"plain": Fixed(0), "fixed": Fixed(4), "goodput": Goodput(LearnedPrices(passes))}
 
 
 def step_seconds(size: int, policy: LengthPolicy, num_steps: int) -> list[float]:

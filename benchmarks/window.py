@@ -81,7 +81,7 @@ class _Run:
         return Window(rate, drafted / max(1, self._steps) / len(self._names), self._steps, texts)
 
     def _num_drafted(self) -> int:
-        return sum(state.draft_stats.num_draft_tokens for state in self._states)
+        return self._engine.metrics.spec_decode_num_draft_tokens
 
 
 def same_as_far_as_both_go(ours: Window, theirs: Window) -> bool:

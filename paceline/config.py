@@ -12,7 +12,7 @@ from paceline.errors import InvalidParameter
 
 Executor = Literal["auto", "numba", "torch"]
 SchedulerName = Literal["stall_free", "sarathi", "orca", "request_level"]
-LengthPolicyName = Literal["auto", "fixed", "heuristic", "confidence", "disco", "goodput", "steady", "cascade"]
+LengthPolicyName = Literal["auto", "fixed", "heuristic", "confidence", "disco", "goodput", "cascade"]
 
 _T = TypeVar("_T")
 
@@ -26,13 +26,12 @@ class SpeculativeConfig:
         num_draft_tokens: most drafted tokens a target pass verifies per request, that is rows besides the root's; 0
             switches drafting off, None takes the method's own number (8 for most).
         model: the draft model of ``draft_model``.
-        rule: how drafts are verified; ``p/q`` accepts most, ``coupled`` reproduces plain sampling's text token for
-            token. Lossy rules must be named explicitly.
+        rule: how drafts are verified. ``auto`` goes by the request: with a seed its text is plain sampling's, token for
+            token; without one drafted tokens are accepted by whichever exact rule accepts most. Lossy rules must be
+            named.
         rule_options: the rule's own options, e.g. ``{"lenience": 0.5}``.
-        policy: how many tokens are drafted each step. ``auto`` adapts to what a pass costs and what is accepted where
-            the text cannot depend on it (greedy requests, the coupled rule); elsewhere it goes by a request's own
-            acceptance and constant prices, so that a seed always gives the same text. ``fixed``, ``heuristic``,
-            ``confidence``, ``disco``, ``goodput``, ``steady`` and ``cascade`` hold for every request.
+        policy: how many tokens are drafted each step: ``fixed``, ``heuristic``, ``confidence``, ``disco``, ``goodput``
+            or ``cascade``. ``auto`` is ``goodput``, which adapts to what a pass costs and what is accepted.
         policy_options: the policy's own options, e.g. ``{"threshold": 0.5}``.
         options: the drafter's own options, e.g. ``{"prompt_lookup_max": 4}``.
     """
@@ -40,7 +39,7 @@ class SpeculativeConfig:
     method: str
     num_draft_tokens: int | None = None
     model: str | None = None
-    rule: str = "p/q"
+    rule: str = "auto"
     rule_options: Mapping[str, float] = field(default_factory=dict)
     policy: LengthPolicyName = "auto"
     policy_options: Mapping[str, Any] = field(default_factory=dict)

@@ -12,7 +12,13 @@ Every message names the field that is wrong and says what to do about it. Anythi
     ├── RequestRejected      a request is turned away: it would miss its deadline, or nothing runs that could answer
     ├── GroupLost            an accepted request cannot be answered any more
     └── EngineDead           the engine behind an AsyncLLM failed or was shut down
+
+A `DrafterWarning` says that a drafter failed and was switched off for a request: the text is unchanged, only slower.
 """
+
+
+class DrafterWarning(UserWarning):
+    """A drafter failed for a request, which goes on without drafts."""
 
 
 class PacelineError(Exception):

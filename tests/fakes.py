@@ -2,10 +2,12 @@
 
 import numpy as np
 
+from paceline.drafters.base import BaseDrafter
 from paceline.models.config import ModelConfig
 from paceline.models.experts import Experts
 from paceline.models.tensor_names import tensor_shapes
 from paceline.sampling import TokenTree
+from paceline.speculation import DrafterTraits, RequestOutcome
 
 
 def small_config(model_type: str = "llama", **changes) -> ModelConfig:
@@ -89,16 +91,16 @@ class PieceTokenizer:
         return self._pieces[token_id].encode()
 
 
-class Quiet:
-    """A drafter that needs to know nothing of what became of its drafts."""
+def tell(drafter, request_id: str, token_ids, finished: bool = False, **fields) -> None:
+    """What an engine tells a drafter after a step: the whole text of a request, and other fields of the outcome."""
+    drafter.observe(RequestOutcome(request_id, token_ids, finished=finished, **fields))
+
+
+class Quiet(BaseDrafter):
+    """A drafter that needs to know nothing of what became of its drafts; it proposes trees."""
 
     name = "quiet"
-
-    def observe(self, request_id, token_ids, finished) -> None:
-        pass
-
-    def release(self, request_id) -> None:
-        pass
+    traits = DrafterTraits(branches=True)
 
 
 class Oracle(Quiet):

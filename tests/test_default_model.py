@@ -77,7 +77,7 @@ def test_greedy_text_is_the_same_in_one_batch(plain, prompts, greedy_alone, draf
 
 @pytest.mark.parametrize("draft", DRAFTS, ids=names)
 def test_coupled_text_is_plain_sampling_s(plain, prompts, sampled_alone, draft):
-    drafted = plain.drafting_with(draft | {"rule": "coupled"}).generate(prompts, SAMPLED)
+    drafted = plain.drafting_with(draft).generate(prompts, SAMPLED)
     assert [o.token_ids for o in drafted] == [o.token_ids for o in sampled_alone]
 
 

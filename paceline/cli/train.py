@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -53,6 +54,8 @@ classifier=disco.json --compare "def fibonacci(n):"
     from paceline.config import EngineConfig, SpeculativeConfig
     from paceline.engine.build import build_engine, load
     from paceline.evaluation.draft_traces import collect_traces
+    from paceline.speculation import BatchStats
+    from paceline.speculation.best_draft import step_seconds
     from paceline.training.disco import train
 
     config = EngineConfig(dtype=dtype, num_threads=threads, executor=executor)  # type: ignore[arg-type]
@@ -64,7 +67,7 @@ classifier=disco.json --compare "def fibonacci(n):"
         engine = build_engine(loaded, config, spec, progress)
         tokens = [prompt_ids(loaded.source.tokenizer, text, chat) for text in texts]
         traces = collect_traces(engine, tokens, params, lambda done, total: progress("decoding", done, total))
-        classifier, worth = train(traces, engine.step_seconds, hidden, seed)
+        classifier, worth = train(traces, partial(step_seconds, engine.prices, BatchStats()), hidden, seed)
     about = f"{model} drafted by {draft_model}, {dtype}, {len(texts)} prompts, temperature {temperature:g}"
     replace(classifier, about=about).write(output)
     record = {"output": str(output), "threshold": classifier.threshold, "num_traces": len(traces), **asdict(worth)}

@@ -2,14 +2,17 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 
 from paceline.sampling.law import Law
 from paceline.sampling.randomness import ROOT, Randomness
 from paceline.sampling.tree import TokenTree
-from paceline.scheduling.length import DraftLaw
+from paceline.speculation.outcome import RequestOutcome
+from paceline.speculation.policies import DraftLaw
+from paceline.speculation.records import BatchStats
+from paceline.speculation.traits import DrafterTraits
 from paceline.types import SamplingParams
 
 
@@ -30,6 +33,9 @@ class Belief:
         return self._probs
 
 
+_ALONE = BatchStats()
+
+
 def always(_: Sequence[DraftLaw]) -> bool:
     """Keep drafting until the budget is spent."""
     return True
@@ -45,6 +51,7 @@ class DraftContext:
             not keep or change it.
         num_prompt_tokens: how many of them are the prompt.
         budget: most nodes the tree may have, at least 1.
+        max_depth: most levels it may have, at least 1: deeper ones would lie after the end of the output.
         warp: (logits [vocab], tokens drafted down to the node) to the request's warped law, so that a drafter with a
             distribution can warp it as the target's is.
         randomness: the request's own; a drafter with a distribution draws node i of its tree through `draw_node`.
@@ -58,7 +65,7 @@ class DraftContext:
             kept.
         end_token_ids: tokens that end the answer: nothing behind them is ever said.
         guess: tokens that may well follow, from somebody cheaper. A drafter with a model may read them along with the
-            text, to know its laws behind them should it draw the same; never a reason to propose them. Fewer than
+            text, to know its laws after them should it draw the same; never a reason to propose them. Fewer than
             `budget`.
     """
 
@@ -75,7 +82,14 @@ class DraftContext:
     asks_beliefs: bool = False
     page_table: Sequence[int] = ()
     end_token_ids: Collection[int] = ()
+    max_depth: int = 1 << 30
+    batch: BatchStats = _ALONE
     guess: Sequence[int] = ()
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of a chain."""
+        return min(self.budget, self.max_depth)
 
     def draw_node(self, law: Law, position: int, node: int) -> int:
         """The token of tree node `node` at absolute `position`, drawn from the (warped) draft law."""
@@ -109,25 +123,23 @@ class DraftContext:
         return Law(law.tokens, weights / weights.sum())
 
 
-DEFAULT_NUM_DRAFT_TOKENS = 8
-"""Most nodes per request and step, for drafters that name no `natural_budget`."""
-
-
 class Drafter(Protocol):
     """Proposes token trees. One instance serves every request of an engine.
 
-    It may have an attribute ``natural_budget``: most nodes of its trees when the user names no number. And it may have
-    ``branches``: True when its trees may be more than chains, so that rules for chains are refused at the door.
+    Attributes:
+        name: for people, logs and metrics.
+        traits: what everybody else must know of it.
     """
 
     name: str
+    traits: DrafterTraits
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
         """One tree per context, empty when there is nothing worth verifying."""
         ...
 
-    def observe(self, request_id: str, token_ids: Sequence[int], finished: bool) -> None:
-        """Committed tokens of `request_id` after a step (the whole sequence); `finished` on its last call."""
+    def observe(self, outcome: RequestOutcome) -> None:
+        """What a step did for a request, once per request and step; `finished` on its last call."""
         ...
 
     def release(self, request_id: str) -> None:
@@ -135,18 +147,14 @@ class Drafter(Protocol):
         ...
 
 
-@runtime_checkable
-class WatchesTarget(Protocol):
-    """What a drafter has besides `Drafter` to be told what the target would say at every node it proposed.
+class BaseDrafter:
+    """What a drafter that knows nothing of its past does; a convenient base class, not a necessary one."""
 
-    Others cost nothing. Not for verifying: picks are of the raw logits, before any warping.
-    """
+    name: str = "unnamed"
+    traits: DrafterTraits = DrafterTraits()
 
-    def watch(self, request_id: str, tree: TokenTree, picks: np.ndarray) -> None:
-        """After each verification of a tree with nodes, before `observe`.
+    def observe(self, outcome: RequestOutcome) -> None:
+        """Nothing to learn."""
 
-        Args:
-            tree: as it was verified, that is proposed and perhaps cut.
-            picks: [1 + nodes] the target's most probable token below the root and below each node.
-        """
-        ...
+    def release(self, request_id: str) -> None:
+        """Nothing to forget."""

@@ -31,6 +31,7 @@ from paceline.models.resolve import ModelSource
 from paceline.sampling.law import Law
 from paceline.sampling.randomness import ROOT, Purpose, Randomness
 from paceline.sampling.tree import TokenTree
+from paceline.speculation.outcome import RequestOutcome
 
 Mode = Literal["intersection", "string"]
 
@@ -66,7 +67,8 @@ class CrossVocabulary:
             raise InvalidParameter("mode", f"{mode!r} is unknown", "use 'intersection' or 'string'")
         self._inner = inner
         self._bridge: Bridge = _BRIDGES[mode](target, draft)
-        self.branches = mode == "intersection" and getattr(inner, "branches", False)
+        branches = mode == "intersection" and inner.traits.branches
+        self.traits = replace(inner.traits, branches=branches, deterministic=False)
         self._target, self._encode = target.tokenizer, Continuing(draft.tokenizer)
         self._texts: dict[str, Follower] = {}
 
@@ -81,14 +83,14 @@ class CrossVocabulary:
             trees[i] = self._bridge.outside(contexts[i], tree)
         return trees
 
-    def observe(self, request_id: str, token_ids: Sequence[int], finished: bool) -> None:
+    def observe(self, outcome: RequestOutcome) -> None:
         """Read what was committed, so that the draft model keeps what it has of it."""
-        text = self._texts.get(request_id)
-        if text is not None and not finished and text.continues(token_ids):
+        text, token_ids = self._texts.get(outcome.request_id), outcome.token_ids
+        if text is not None and not outcome.finished and text.continues(token_ids):
             text.extend(token_ids)
-            self._inner.observe(request_id, text.tokens, finished)
-        if finished:
-            self.release(request_id)
+            self._inner.observe(RequestOutcome(outcome.request_id, text.tokens))
+        if outcome.finished:
+            self.release(outcome.request_id)
 
     def release(self, request_id: str) -> None:
         if self._texts.pop(request_id, None) is not None:
@@ -164,7 +166,7 @@ class String:
         )
 
     def outside(self, context: DraftContext, tree: TokenTree) -> TokenTree:
-        return TokenTree.chain(self._respell(context.token_ids, tree.tokens)[: context.budget])
+        return TokenTree.chain(self._respell(context.token_ids, tree.tokens)[: context.longest])
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -217,5 +219,6 @@ def make_cross_vocabulary(
     if mode == "string" and tree != "chain":
         raise InvalidParameter("tree", f"mode='string' writes one text, not tree={tree!r}", "use mode='intersection'")
     draft = services.load(model)
-    inner = DraftModel(draft.model, services.num_pages, max_prefill_rows, shape)
+    cost_ratio = services.cost_ratio([(draft, None)])
+    inner = DraftModel(draft.model, services.num_pages, max_prefill_rows, shape, cost_ratio)
     return CrossVocabulary(inner, services.target.source, draft.source, mode)

@@ -15,16 +15,25 @@ from paceline.drafters.trees.growth import TreeShape
 from paceline.drafters.trees.options import CHAIN, TreeName, tree_shape
 from paceline.models.base import CausalLM
 from paceline.sampling.tree import TokenTree
+from paceline.speculation.outcome import RequestOutcome
+from paceline.speculation.traits import DrafterTraits
 
 
 class DraftModel:
-    """Drafts with `model` in trees of `shape`; see `DraftRunner` for the other arguments."""
+    """Drafts with `model` in trees of `shape`, a level at `cost_ratio` target passes; else as `DraftRunner`."""
 
     name = "draft_model"
 
-    def __init__(self, model: CausalLM, num_pages: int, max_prefill_rows: int = 512, shape: TreeShape = CHAIN) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        num_pages: int,
+        max_prefill_rows: int = 512,
+        shape: TreeShape = CHAIN,
+        cost_ratio: float = 1.0,
+    ) -> None:
         self.runner = DraftRunner(model, num_pages, max_prefill_rows)
-        self.branches, self.natural_budget = shape.branches, shape.natural_budget
+        self.traits = DrafterTraits(shape.branches, shape.branches, cost_ratio, shape.natural_budget)
         self._begin = shape.begin
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
@@ -32,8 +41,8 @@ class DraftModel:
         grow_all([self.runner], growths)
         return [growth.tree() for growth in growths]
 
-    def observe(self, request_id: str, token_ids: Sequence[int], finished: bool) -> None:
-        self.runner.observe(request_id, token_ids, finished)
+    def observe(self, outcome: RequestOutcome) -> None:
+        self.runner.observe(outcome)
 
     def release(self, request_id: str) -> None:
         self.runner.release(request_id)
@@ -60,4 +69,6 @@ def make_draft_model(
         InvalidParameter: the options describe no tree.
     """
     shape = tree_shape(tree, expansion=expansion, paths=paths, topk=topk, depth=depth, replacement=replacement)
-    return DraftModel(load_draft(services, model, dtype), services.num_pages, max_prefill_rows, shape)
+    draft = load_draft(services, model, dtype)
+    cost_ratio = services.cost_ratio([(draft, dtype)])
+    return DraftModel(draft.model, services.num_pages, max_prefill_rows, shape, cost_ratio)

@@ -19,9 +19,11 @@ from paceline.drafters.services import DraftServices
 from paceline.drafters.trees.growth import Growth
 from paceline.errors import UnsupportedModel
 from paceline.models.base import PAGE_SIZE, CausalLM, slot_of
+from paceline.models.loaded import LoadedModel
 from paceline.models.rows import Logits, Part, build_rows, compaction
 from paceline.sampling.law import Law
 from paceline.sampling.randomness import ROOT
+from paceline.speculation.outcome import RequestOutcome
 
 _FEW = 4
 """Committed tokens that may lie before a guess in its pass: logits are computed for all of these rows."""
@@ -75,13 +77,13 @@ class DraftRunner:
             for (growth, nodes), known in zip(work, found, strict=True)
         ]
 
-    def observe(self, request_id: str, token_ids: Sequence[int], finished: bool) -> None:
+    def observe(self, outcome: RequestOutcome) -> None:
         """Keep what lies in the cache and was committed, each token at its place; forget the rest."""
-        kept = self.pages.get(request_id)
+        kept = self.pages.get(outcome.request_id)
         if kept is not None:
-            self._settle(kept, token_ids)
-        if finished:
-            self.release(request_id)
+            self._settle(kept, outcome.token_ids)
+        if outcome.finished:
+            self.release(outcome.request_id)
 
     def release(self, request_id: str) -> None:
         """Forget a request."""
@@ -225,7 +227,7 @@ def _score_frontiers(runner: Runner, source: int, growths: Sequence[Growth], law
         laws[i] += [growths[i].law_below(node, row) for node, row in zip(nodes[i], logits, strict=True)]
 
 
-def load_draft(services: DraftServices, name: str, dtype: str | None = None) -> CausalLM:
+def load_draft(services: DraftServices, name: str, dtype: str | None = None) -> LoadedModel:
     """The draft model called `name`, its weights stored as `dtype` (None: as the target's).
 
     Raises:
@@ -238,4 +240,4 @@ def load_draft(services: DraftServices, name: str, dtype: str | None = None) -> 
             f"model: {name} has another vocabulary than {target.name}, so its tokens mean something else; "
             "draft with method='cross_vocabulary', choose a draft model of the same family, or use ngram or suffix"
         )
-    return draft.model
+    return draft

@@ -1,56 +1,47 @@
 """`Hybrid`: several drafters side by side; at each step those draft that promise most for their price.
 
 Drafters that cost nothing (suffix, prompt lookup) always propose. A drafter with a model is asked only where it
-promises more tokens per unit of time than the best free proposal; the free proposal then stands beside it in one tree
-as far as the budget and its worth allow. Costs are constants, not measurements, so that a text does not depend on the
-machine's mood.
+promises more tokens per second than the best free proposal; the free proposal then stands beside it in one tree as far
+as the budget and its worth allow.
 
 Exact under every exact rule: who drafts, how much, and what stands beside it is settled from committed tokens before
 anything is drawn, and `sampling.tree.union` keeps the trials apart. Under the rule ``block``, which takes chains only,
 pass ``unite=False``.
 """
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from paceline.drafters.base import DraftContext
 from paceline.drafters.hybrid_child import Child, make_child
+from paceline.drafters.hybrid_step import LONGEST, Apart, BestLength, StepPrices
 from paceline.drafters.services import DraftServices
 from paceline.drafters.track_record import TrackRecord
 from paceline.errors import InvalidParameter
 from paceline.sampling.law import Law
-from paceline.sampling.randomness import ROOT, Purpose, Randomness
 from paceline.sampling.tree import TokenTree, union
-from paceline.scheduling.length.steady import ROW_COST, Steady
-from paceline.scheduling.stats import PRIOR_RATE, BatchStats, DraftRates, PrefixStats
-from paceline.theory.acceptance import expected_tokens
+from paceline.speculation.outcome import RequestOutcome
+from paceline.speculation.policies.base import one_more_pays
+from paceline.speculation.records import PRIOR_RATE, DraftRates
+from paceline.speculation.traits import DrafterTraits
 
 _NODES_PER_CHILD = 1 << 16
 """Node numbers set aside for the draws of one child, so that no two children use the same noise."""
-_LONGEST = 32
-"""Longest draft considered for a child with a model."""
 _SOON = 32
 """Tokens that any answer is taken to have left; one that said n tokens is taken to say n more besides."""
 _MARGIN = 2.0
-"""A text is read when that should save so many times its price: expectations are uncertain, the price is not, and some
-of the answer will be had for nothing."""
+"""A text is read when that should save twice its price: expectations are uncertain, the price is not, and some of the
+answer will be had for nothing."""
 
 _MODEL_MEMORY = 0.95
 """Weight of the past in a model's acceptance rate. It changes little within a text, and a model that a few unlucky
 drafts brought down is not asked any more: nothing would tell that it was bad luck."""
 _PRIOR_WEIGHT = 4.0
-"""A model's acceptance by earlier requests counts as so many drafts of a new one."""
+"""A model's acceptance by earlier requests counts as this many drafts of a new one."""
 _EXPLORE_EVERY = 8
-"""A child with a model that is not asked any more is tried after so many steps, then twice as many, and so on."""
-
-_READ_COSTS = {"w8a8": 0.07, "int8": 0.2, "bfloat16": 0.12, "float32": 0.06}
-"""What a row of a prompt costs by how weights are stored, as a share of a pass over one row."""
-
-_ALONE = BatchStats()
-"""A batch of one: prices are constants here, whoever shares the pass."""
+"""A child with a model that is not asked any more is tried after 8 steps, then after twice as many, and so on."""
 
 EMPTY = TokenTree()
 
@@ -96,7 +87,7 @@ class _Plan:
 
     @property
     def guess(self) -> tuple[int, ...]:
-        """Free tokens that the child may read along, fewer than it drafts: nobody asks for the law behind the last."""
+        """Free tokens that the child may read along, fewer than it drafts: nobody asks for the law after the last."""
         tree = self.free.tree
         return tree.tokens_to(len(tree) - 1)[: self.length - 1] if len(tree) else ()
 
@@ -107,59 +98,60 @@ class Hybrid:
     Args:
         children: two or more.
         unite: put free proposals into one tree with drawn ones; otherwise one child drafts at a time.
-        row_cost: what a further row adds to a target pass, as a share of a pass over one row.
-        read_cost: what a row of a prompt that a model must read costs, as a share of its own pass over one row.
+        clock: seconds, for what the children's drafts cost.
 
     Raises:
-        InvalidParameter: fewer than two children, or a negative cost.
+        InvalidParameter: fewer than two children.
     """
 
     name = "hybrid"
-    prices_itself = True
-    """A model drafts only where that is worth its price, so the average price says nothing about the next draft."""
 
     def __init__(
-        self, children: Sequence[Child], unite: bool = True, row_cost: float = ROW_COST, read_cost: float = 0.1
+        self, children: Sequence[Child], unite: bool = True, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         if len(children) < 2:
             raise InvalidParameter("drafters", f"{len(children)} given", "name at least two")
-        for name, cost in (("row_cost", row_cost), ("read_cost", read_cost)):
-            if cost < 0:
-                raise InvalidParameter(name, f"{cost} is negative", "give 0 or more")
-        self._children, self._unite = tuple(children), unite
-        self._row_cost, self._read_cost = row_cost, read_cost
-        self.branches = unite or any(getattr(child.drafter, "branches", False) for child in children)
-        self._free = [i for i, child in enumerate(children) if not child.cost_ratio]
-        self._paces = {
-            i: Steady(_LONGEST, child.cost_ratio, row_cost) for i, child in enumerate(children) if child.cost_ratio
-        }
-        self._rates = {child: DraftRates() for child in self._paces}
+        self._children, self._unite, self._clock = tuple(children), unite, clock
+        self._free = [at for at, child in enumerate(children) if child.is_free]
+        self._models = {at: child for at, child in enumerate(children) if not child.is_free}
+        self.traits = DrafterTraits(
+            branches=unite or any(child.traits.branches for child in children),
+            whole=True,
+            cost_ratio=max(child.traits.cost_ratio for child in children),
+            deterministic=all(child.traits.deterministic for child in children),
+            remembers=any(child.traits.remembers for child in children),
+            chooses=True,
+        )
+        self._rates = {at: DraftRates() for at in self._models}
         self._requests: dict[str, _Request] = {}
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
         """One tree per context."""
+        if not contexts:
+            return []
         work = [(context, self._begin(context)) for context in contexts]
         for child in self._free:
-            self._ask(child, [(*each, each[0].budget) for each in work])
-        plans = [self._plan(*each) for each in work]
-        for child in self._paces:
+            self._ask(child, [(*each, each[0].budget) for each in work], None)
+        step = StepPrices(self._children, contexts)
+        plans = [self._plan(*each, step) for each in work]
+        for child in self._models:
             asked = [
                 (replace(context, guess=plan.guess), request, plan.length)
                 for (context, request), plan in zip(work, plans, strict=True)
                 if plan.drawing == child
             ]
-            self._ask(child, asked)
+            self._ask(child, asked, step)
         return [self._joined(request, plan) for (_, request), plan in zip(work, plans, strict=True)]
 
-    def observe(self, request_id: str, token_ids: Sequence[int], finished: bool) -> None:
+    def observe(self, outcome: RequestOutcome) -> None:
         """Judge what was proposed by what was committed, and hand the news on."""
-        request = self._requests.get(request_id)
+        request = self._requests.get(outcome.request_id)
         if request is not None:
-            self._judge(request, token_ids)
+            self._judge(request, outcome.token_ids)
         for child in self._children:
-            child.drafter.observe(request_id, token_ids, finished)
-        if finished:
-            self._requests.pop(request_id, None)
+            child.drafter.observe(outcome)
+        if outcome.finished:
+            self._requests.pop(outcome.request_id, None)
 
     def release(self, request_id: str) -> None:
         """Forget a request, here and in every child."""
@@ -170,21 +162,17 @@ class Hybrid:
     def _begin(self, context: DraftContext) -> _Request:
         request = self._requests.get(context.request_id)
         if request is None or request.length > len(context.token_ids):
-            records = [self._record(child, context) for child in range(len(self._children))]
+            records = [self._record(child) for child in range(len(self._children))]
             request = self._requests[context.request_id] = _Request(records)
         request.length, request.waiting = len(context.token_ids), []
         return request
 
-    def _record(self, child: int, context: DraftContext) -> TrackRecord:
-        """A new request's record of a child. That of a model begins where earlier requests ended.
-
-        Not where a seed's text could tell: under p/q and its like, what is drafted decides what noise is spent on.
-        """
-        if child not in self._paces:
+    def _record(self, child: int) -> TrackRecord:
+        """A new request's record of a child. That of a model begins where earlier requests ended."""
+        if child not in self._models:
             return TrackRecord()
         of_all = self._rates[child]
-        known = of_all if context.coupled or context.params.is_greedy else DraftRates()
-        return TrackRecord(_MODEL_MEMORY, known.as_prior(_PRIOR_WEIGHT), of_all)
+        return TrackRecord(_MODEL_MEMORY, of_all.as_prior(_PRIOR_WEIGHT), of_all)
 
     def _judge(self, request: _Request, token_ids: Sequence[int]) -> None:
         """Every child's record gains the step: its proposal, or that it made none."""
@@ -192,14 +180,20 @@ class Hybrid:
         emitted = token_ids[request.length :]
         for child, record in enumerate(request.records):
             proposal = made.get(child, NOTHING)
-            record.learn(proposal.tree, proposal.score, emitted, len(proposal.tree))
+            record.learn(proposal.tree, proposal.score, emitted)
         request.length, request.waiting = len(token_ids), []
 
-    def _ask(self, child: int, work: Sequence[tuple[DraftContext, _Request, int]]) -> None:
+    def _ask(self, child: int, work: Sequence[tuple[DraftContext, _Request, int]], step: StepPrices | None) -> None:
         """Let a child propose for (context, request, budget); what it proposes waits in the requests."""
+        if not work:
+            return
         drafter = self._children[child].drafter
-        lent = [self._lent(child, context, request.records[child], budget) for context, request, budget in work]
-        for (context, request, budget), tree in zip(work, drafter.propose(lent) if lent else (), strict=True):
+        lent = [self._lent(child, context, request.records[child], budget, step) for context, request, budget in work]
+        started = self._clock()
+        trees = drafter.propose(lent)
+        if step is not None:
+            self._learn_price(child, work, trees, self._clock() - started)
+        for (context, request, budget), tree in zip(work, trees, strict=True):
             if child in self._free and tree.draw != "one_hot":
                 problem = f"{drafter.name!r} has none and draws its tokens"
                 raise InvalidParameter("cost_ratio", problem, "give it one, e.g. 0.1: free drafters must choose theirs")
@@ -208,65 +202,85 @@ class Hybrid:
             tree = tree.prune(budget)
             request.waiting.append(_Proposal(child, tree, score, request.records[child].expected(tree, score)))
 
-    def _lent(self, child: int, context: DraftContext, record: TrackRecord, budget: int) -> DraftContext:
+    def _learn_price(
+        self, child: int, work: Sequence[tuple[DraftContext, _Request, int]], trees: Sequence[TokenTree], seconds: float
+    ) -> None:
+        """What a draft took, unless somebody's text had to be read first."""
+        unread = max(len(context.token_ids) - request.num_read.get(child, 0) for context, request, _ in work)
+        depths = [max(tree.depths) for tree in trees if len(tree)]
+        if depths and unread <= LONGEST:
+            context = work[0][0].batch.mean_context
+            self._children[child].learn_price(max(depths), len(depths), seconds, context)
+
+    def _lent(
+        self, child: int, context: DraftContext, record: TrackRecord, budget: int, step: StepPrices | None
+    ) -> DraftContext:
         """The context as a child sees it: noise of its own; with a model, a draft that ends when it stops paying."""
-        randomness = _Apart(context.randomness, child * _NODES_PER_CHILD)
+        randomness = Apart(context.randomness, child * _NODES_PER_CHILD)
         lent = replace(context, budget=budget, randomness=randomness)
-        if child not in self._paces:
+        if step is None:
             return lent
-        pace, prefix = self._paces[child], PrefixStats(record.stats, _ALONE, budget)
+        prices, acceptance = step.of[child], record.rates.acceptance
 
         def keep(laws: Sequence[Law]) -> bool:
-            return context.keep_drafting(laws) and pace.keep_drafting(prefix, laws)
+            drafted = len(laws)
+            if drafted + 1 >= len(prices) or not context.keep_drafting(laws):
+                return False
+            return one_more_pays(laws, acceptance, float(prices[drafted]), float(prices[drafted + 1]))
 
         return replace(lent, keep_drafting=keep, asks_beliefs=True)
 
-    def _plan(self, context: DraftContext, request: _Request) -> _Plan:
+    def _plan(self, context: DraftContext, request: _Request, step: StepPrices) -> _Plan:
         """Who drafts, from what is promised. Nothing has been drawn yet, and nothing drawn may change it."""
         free = max(request.waiting, key=lambda proposal: proposal.expected, default=NOTHING)
-        worth = (1 + free.expected) / (1 + self._row_cost * len(free.tree))
+        worth = (1 + free.expected) / step.with_rows(len(free.tree))
         plan, worth = (_Plan(free), worth) if worth > 1 else (_Plan(NOTHING), 1.0)
-        for child, pace in self._paces.items():
-            stats = request.records[child].stats
-            length = min(pace.best_length(stats.rates), context.budget)
-            promised = float(expected_tokens(stats.rates.acceptance, length)) / pace.price(length)
-            if self._should_ask(child, context, request, promised, worth):
-                length = max(length, 1)
-                tokens = float(expected_tokens(stats.rates.acceptance, length))
-                beside = free.tree.prune(context.budget - length)
-                if not self._is_worth_rows(free, beside, tokens, promised):
-                    beside = EMPTY
-                if not getattr(self._children[child].drafter, "branches", False):
-                    length = context.budget - len(beside)  # a chain ends where its model is unsure
-                plan = _Plan(free, child, length, beside)
-                worth = max(promised, worth)
+        for child in self._models:
+            best = step.best(child, request.records[child].rates, context.longest)
+            if self._should_ask(child, context, request, step, best.worth if best.length else 0.0, worth):
+                plan = self._drawing(child, context, free, step, best)
+                worth = max(best.worth, worth)
         return plan
 
-    def _should_ask(self, child: int, context: DraftContext, request: _Request, promised: float, worth: float) -> bool:
-        """Whether a child that promises so many tokens per target pass should draft where `worth` are had without it.
+    def _drawing(self, child: int, context: DraftContext, free: _Proposal, step: StepPrices, best: BestLength) -> _Plan:
+        """The plan in which `child` drafts, with the free proposal beside it where that is worth its rows."""
+        length = max(best.length, 1)
+        beside = free.tree.prune(context.budget - length)
+        if not self._is_worth_rows(free, beside, step, best):
+            beside = EMPTY
+        if not self._children[child].traits.branches:
+            length = context.budget - len(beside)  # a chain ends where its model is unsure
+        return _Plan(free, child, length, beside)
+
+    def _should_ask(
+        self, child: int, context: DraftContext, request: _Request, step: StepPrices, promised: float, worth: float
+    ) -> bool:
+        """Whether a child that promises this much should draft where `worth` is had without it.
 
         Because it promises more, and will for long enough to be worth its reading. One that was not asked for so long
         that nobody knows is taken to promise what models do at first.
         """
         if promised > worth:
             request.num_tries[child] = 0
-        elif request.records[child].stats.steps_since_draft >= _EXPLORE_EVERY << request.num_tries.get(child, 0):
+        elif request.records[child].steps_since_draft >= _EXPLORE_EVERY << request.num_tries.get(child, 0):
             request.num_tries[child] = request.num_tries.get(child, 0) + 1
-            promised = (1 + PRIOR_RATE) / self._paces[child].price(1)
+            promised = (1 + PRIOR_RATE) / float(step.of[child][1])
         if promised <= worth:
             return False
         saved = (1 / worth - 1 / promised) * self._num_to_come(context)
-        return saved > _MARGIN * self._reading(child, context, request)
+        unread = len(context.token_ids) - request.num_read.get(child, 0)
+        reading = step.size * self._children[child].reading_seconds(unread) / step.plain_seconds
+        return saved > _MARGIN * reading
 
-    def _is_worth_rows(self, free: _Proposal, beside: TokenTree, tokens: float, promised: float) -> bool:
-        """Whether `beside` adds tokens, where a draft of `tokens` a pass fails, cheaper than the step makes the others.
+    def _is_worth_rows(self, free: _Proposal, beside: TokenTree, step: StepPrices, best: BestLength) -> bool:
+        """Whether `beside` adds tokens, where a draft of `best.tokens` a pass fails, cheaper than the step's others.
 
-        A draft that fails early leaves its place to the free proposal: of `tokens` it would then have made one.
+        A draft that fails early leaves its place to the free proposal: of 1 + `best.tokens` it would have made one.
         """
         if not self._unite or not len(beside):
             return False
-        added = free.expected * len(beside) / len(free.tree) / tokens
-        return added > self._row_cost * len(beside) * promised
+        added = free.expected * len(beside) / len(free.tree) / (1 + best.tokens)
+        return added > (step.with_rows(best.length + len(beside)) - step.with_rows(best.length)) * max(best.worth, 1.0)
 
     def _joined(self, request: _Request, plan: _Plan) -> TokenTree:
         """The tree to verify."""
@@ -277,33 +291,11 @@ class Hybrid:
             return drawn
         return union([plan.beside, drawn])
 
-    def _reading(self, child: int, context: DraftContext, request: _Request) -> float:
-        """What catching up with the text costs, in target passes: a child never asked must read the whole prompt."""
-        num_unread = len(context.token_ids) - request.num_read.get(child, 0)
-        return num_unread * self._read_cost * self._children[child].cost_ratio
-
     @staticmethod
     def _num_to_come(context: DraftContext) -> int:
         """Tokens that may still be said: answers end early as often as not, and long ones later."""
         num_said = len(context.token_ids) - context.num_prompt_tokens
         return min(max(1, context.params.max_tokens - num_said), _SOON + num_said)
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class _Apart:
-    """A request's randomness with a child's node numbers moved away from its siblings'."""
-
-    outer: Randomness
-    first_node: int
-
-    def coin(self, probability: Any, position: int, node: int) -> bool:
-        return self.outer.coin(probability, position, node if node == ROOT else node + self.first_node)
-
-    def draw(self, law: Law, position: int, purpose: Purpose, node: int = ROOT) -> int:
-        return self.outer.draw(law, position, purpose, node if node == ROOT else node + self.first_node)
-
-    def exponentials(self, tokens: np.ndarray, position: int, purpose: Purpose, node: int = ROOT) -> np.ndarray:
-        return self.outer.exponentials(tokens, position, purpose, node if node == ROOT else node + self.first_node)
 
 
 def make_hybrid(
@@ -312,16 +304,13 @@ def make_hybrid(
     model: str | None = None,
     dtype: str | None = None,
     unite: bool = True,
-    row_cost: float = ROW_COST,
-    read_cost: float | None = None,
 ) -> Hybrid:
     """Several drafters as one.
 
     Args:
         drafters: names, or mappings as `make_child` takes them.
         model, dtype: handed to every drafter that takes a model, or how it is stored, and names none.
-        unite, row_cost, read_cost: as of `Hybrid`; without a `read_cost` it goes by how the model is stored, for
-            arithmetic is the same for all, and a pass over one row takes as long as its bytes.
+        unite: as of `Hybrid`.
 
     Raises:
         InvalidParameter: an unknown drafter or option, fewer than two drafters, a negative cost.
@@ -330,6 +319,4 @@ def make_hybrid(
     if isinstance(drafters, str):
         raise InvalidParameter("drafters", f"{drafters!r} is one name", "give a list, e.g. ['suffix', 'draft_model']")
     children = [make_child(services, wanted, model, dtype) for wanted in drafters]
-    if read_cost is None:
-        read_cost = _READ_COSTS.get(dtype or services.dtype, _READ_COSTS["bfloat16"])
-    return Hybrid(children, unite, row_cost, read_cost)
+    return Hybrid(children, unite, services.clock)

@@ -1,53 +1,90 @@
-"""`Child`: one drafter among several of a hybrid, with its price, and how it is made from what a user writes.
+"""One of a hybrid's drafters with its price, and how it is made from what a user writes.
 
-Not the place for choosing among them (`hybrid.py`).
+Not the place for deciding who drafts (`hybrid.py`).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import replace
+from typing import Any, Protocol, cast
+
+import numpy as np
 
 from paceline.drafters.base import Drafter
-from paceline.drafters.priced import make_priced
-from paceline.drafters.registry import option_names
+from paceline.drafters.registry import make_drafter, option_names
 from paceline.drafters.services import DraftServices
 from paceline.errors import InvalidParameter
+from paceline.speculation.best_draft import step_seconds
+from paceline.speculation.outcome import StepOutcome
+from paceline.speculation.prices import LearnedDraft, Prices
+from paceline.speculation.records import BatchStats
 
 
-@runtime_checkable
 class Scored(Protocol):
-    """What a drafter has besides `Drafter` when it estimates its own proposals."""
+    """What a drafter with the trait `scores` has besides `Drafter`."""
 
     def expected_accepted(self, request_id: str) -> float:
         """Tokens of the latest proposal for a request that are likely to stand."""
         ...
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Child:
     """One of the drafters.
 
-    Attributes:
+    Args:
         drafter: proposes.
-        cost_ratio: one drafted token over one target pass; 0 for drafters that only look things up.
+        prices: of target passes.
+        cost_ratio: one drafted level over one target pass, in place of what the drafter declares; 0 for lookups.
 
     Raises:
         InvalidParameter: a negative price, or a drafter that must watch the target verify its own rows.
     """
 
-    drafter: Drafter
-    cost_ratio: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.cost_ratio < 0:
-            raise InvalidParameter("cost_ratio", f"{self.cost_ratio} is negative", "give 0 or more")
-        if hasattr(self.drafter, "watch"):
-            problem = f"{self.drafter.name!r} must see the target's picks for all rows it proposes"
+    def __init__(self, drafter: Drafter, prices: Prices, cost_ratio: float | None = None) -> None:
+        traits = drafter.traits
+        if traits.watches:
+            problem = f"{drafter.name!r} must see the target's picks for all rows it proposes"
             raise InvalidParameter("drafters", problem, "use it alone")
+        self.drafter = drafter
+        self.traits = replace(traits, whole=False, cost_ratio=traits.cost_ratio if cost_ratio is None else cost_ratio)
+        self._prices, self._drafts = prices, LearnedDraft(prices.target, self.traits)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it only looks things up."""
+        return self.traits.is_lookup
 
     def score(self, request_id: str) -> float | None:
         """Its own estimate of its latest proposal, None when it makes none."""
-        return self.drafter.expected_accepted(request_id) if isinstance(self.drafter, Scored) else None
+        return cast(Scored, self.drafter).expected_accepted(request_id) if self.traits.scores else None
+
+    def step_prices(self, batch: BatchStats, longest: int) -> np.ndarray:
+        """[longest + 1] seconds of a step in which every request of `batch` drafts 0, 1, ... levels with this child."""
+        return np.array([step_seconds(self, batch, levels) for levels in range(longest + 1)])
+
+    def reading_seconds(self, num_tokens: int) -> float:
+        """What reading text costs it: as many rows of a large pass, at its share of the target's price."""
+        few, many = _MANY_ROWS
+        per_row = (self._prices.target(many) - self._prices.target(few)) / (many - few)
+        return num_tokens * self.traits.cost_ratio * per_row
+
+    def learn_price(self, depth: int, num_requests: int, seconds: float, context: float) -> None:
+        """Drafts of `depth` levels for `num_requests` requests took `seconds`."""
+        self._drafts.observe(depth, num_requests, seconds, context)
+
+    def target(self, rows: float, context: float = 0.0) -> float:
+        """See `Prices`."""
+        return self._prices.target(rows, context)
+
+    def draft_level(self, level: int, num_requests: int, context: float = 0.0) -> float:
+        """See `Prices`; lookups cost nothing beside a pass."""
+        return 0.0 if self.is_free else self._drafts(level, num_requests, context)
+
+    def observe(self, step: StepOutcome) -> None:
+        """Nothing: the engine teaches passes, and `learn_price` drafts."""
+
+
+_MANY_ROWS = (64, 512)
+"""Passes whose difference tells what a row of a prompt costs."""
 
 
 def make_child(
@@ -56,8 +93,8 @@ def make_child(
     """The drafter that `wanted` describes.
 
     Args:
-        wanted: its name, or a mapping with ``method``, its own options, and perhaps ``cost_ratio`` in place of what
-            `make_priced` finds.
+        wanted: its name, or a mapping with ``method``, its own options, and perhaps ``cost_ratio`` in place of what the
+            drafter declares.
         model, dtype: for a drafter that takes one and names none.
 
     Raises:
@@ -70,5 +107,4 @@ def make_child(
     for name, value in (("model", model), ("dtype", dtype)):
         if value is not None and name in option_names(method):
             options.setdefault(name, value)
-    drafter, price = make_priced(method, services, options)
-    return Child(drafter, price if cost_ratio is None else cost_ratio)
+    return Child(make_drafter(method, services, **options), services.prices, cost_ratio)

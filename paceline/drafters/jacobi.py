@@ -11,10 +11,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from paceline.drafters.base import DraftContext
 from paceline.sampling.tree import TokenTree
+from paceline.speculation.outcome import RequestOutcome
+from paceline.speculation.traits import DrafterTraits
 
 
 @dataclass(slots=True)
@@ -29,6 +29,7 @@ class Jacobi:
     """As many guesses as the budget allows; positions never guessed before begin with a random token of the prompt."""
 
     name = "jacobi"
+    traits = DrafterTraits(whole=True, watches=True)
 
     def __init__(self) -> None:
         self._guesses: dict[str, _Guesses] = {}
@@ -37,16 +38,13 @@ class Jacobi:
         """One chain of guesses per context."""
         return [TokenTree.chain(self._chain(context)) for context in contexts]
 
-    def watch(self, request_id: str, tree: TokenTree, picks: np.ndarray) -> None:
-        """The picks are the guesses of the next step."""
-        guesses = self._guesses.get(request_id)
-        if guesses is not None:
-            guesses.tokens = picks.tolist()
-
-    def observe(self, request_id: str, token_ids: Sequence[int], finished: bool) -> None:
-        """Nothing: the picks say more."""
-        if finished:
-            self.release(request_id)
+    def observe(self, outcome: RequestOutcome) -> None:
+        """The target's picks are the guesses of the next step."""
+        guesses = self._guesses.get(outcome.request_id)
+        if guesses is not None and outcome.picks is not None:
+            guesses.tokens = outcome.picks.tolist()
+        if outcome.finished:
+            self.release(outcome.request_id)
 
     def release(self, request_id: str) -> None:
         """Forget a request."""
@@ -55,9 +53,9 @@ class Jacobi:
     def _chain(self, context: DraftContext) -> list[int]:
         position = len(context.token_ids)
         old = self._guesses.get(context.request_id)
-        known = old.tokens[position - old.start :][: context.budget] if old and old.start <= position else []
+        known = old.tokens[position - old.start :][: context.longest] if old and old.start <= position else []
         prompt = context.token_ids[: context.num_prompt_tokens]
-        unknown = range(position + len(known), position + context.budget)
+        unknown = range(position + len(known), position + context.longest)
         tokens = known + [random.Random(at).choice(prompt) for at in unknown]
         self._guesses[context.request_id] = _Guesses(position, tokens)
         return tokens

@@ -28,6 +28,8 @@ from paceline.drafters.ngram_pool import NGramPool
 from paceline.drafters.services import DraftServices
 from paceline.errors import InvalidParameter
 from paceline.sampling.tree import ROOT_PARENT, TokenTree
+from paceline.speculation.outcome import RequestOutcome
+from paceline.speculation.traits import DrafterTraits
 
 
 class Lookahead:
@@ -44,7 +46,6 @@ class Lookahead:
     """
 
     name = "lookahead"
-    branches = True
 
     def __init__(
         self,
@@ -64,27 +65,21 @@ class Lookahead:
         self._ends = frozenset(services.target.source.eos_token_ids)
         self._columns, self._size, self._guesses = window_size, ngram_size, guess_set_size
         self._seeds_pool = pool_from_prompt
+        nodes = (window_size + guess_set_size) * (ngram_size - 1)  # everything the method wants to run
+        self.traits = DrafterTraits(branches=True, whole=True, natural_budget=nodes, watches=True)
         self._windows: dict[str, _Window] = {}
-
-    @property
-    def natural_budget(self) -> int:
-        """(W + G)(N - 1) nodes: everything the method wants to run."""
-        return (self._columns + self._guesses) * (self._size - 1)
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
         """Guesses and window of every context; a smaller budget shrinks both alike."""
         return [self._tree(context) for context in contexts]
 
-    def watch(self, request_id: str, tree: TokenTree, picks: np.ndarray) -> None:
-        """Move the window on and pool its n-grams."""
-        window = self._windows.get(request_id)
-        if window is not None:
-            window.advance(picks)
-
-    def observe(self, request_id: str, token_ids: Sequence[int], finished: bool) -> None:
-        """Nothing: the window learns from the picks alone."""
-        if finished:
-            self.release(request_id)
+    def observe(self, outcome: RequestOutcome) -> None:
+        """Move the window on by the target's picks, and pool its n-grams."""
+        window = self._windows.get(outcome.request_id)
+        if window is not None and outcome.picks is not None:
+            window.advance(outcome.picks)
+        if outcome.finished:
+            self.release(outcome.request_id)
 
     def release(self, request_id: str) -> None:
         """Forget a request; its window starts anew when it comes back."""

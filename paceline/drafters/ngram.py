@@ -10,6 +10,8 @@ from typing import Literal
 from paceline.drafters.base import DraftContext
 from paceline.errors import InvalidParameter
 from paceline.sampling.tree import TokenTree
+from paceline.speculation.outcome import RequestOutcome
+from paceline.speculation.traits import DrafterTraits
 
 Occurrence = Literal["latest", "earliest"]
 
@@ -28,6 +30,7 @@ class NGram:
     """
 
     name = "ngram"
+    traits = DrafterTraits(deterministic=True)
 
     def __init__(
         self, prompt_lookup_max: int = 3, prompt_lookup_min: int = 1, occurrence: Occurrence = "latest"
@@ -47,12 +50,12 @@ class NGram:
         """One chain per context, empty without a match."""
         return [TokenTree.chain(self._continuation(context)) for context in contexts]
 
-    def observe(self, request_id: str, token_ids: Sequence[int], finished: bool) -> None:
+    def observe(self, outcome: RequestOutcome) -> None:
         """Index what was committed; costs the same for every token, however long the text is."""
-        if request_id in self._indexes:
-            self._indexed(request_id, token_ids)
-        if finished:
-            self.release(request_id)
+        if outcome.request_id in self._indexes:
+            self._indexed(outcome.request_id, outcome.token_ids)
+        if outcome.finished:
+            self.release(outcome.request_id)
 
     def release(self, request_id: str) -> None:
         """Forget a request; its index is built anew when it comes back."""
@@ -61,7 +64,7 @@ class NGram:
     def _continuation(self, context: DraftContext) -> Sequence[int]:
         token_ids = context.token_ids
         end = self._indexed(context.request_id, token_ids).find(token_ids)
-        return [] if end is None else token_ids[end : end + context.budget]
+        return [] if end is None else token_ids[end : end + context.longest]
 
     def _indexed(self, request_id: str, token_ids: Sequence[int]) -> "_Index":
         """The index of `token_ids`, extended by what is new, or a fresh one when the id now stands for another text."""

@@ -2,21 +2,15 @@
 
 from collections.abc import Sequence
 
-from paceline.drafters.base import DraftContext
+from paceline.drafters.base import BaseDrafter, DraftContext
 from paceline.sampling.tree import TokenTree
 
 
-class Plain:
+class Plain(BaseDrafter):
     """Proposes nothing and remembers nothing."""
 
     name = "plain"
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
-        """One empty tree per context."""
-        return [TokenTree() for _ in contexts]
-
-    def observe(self, request_id: str, token_ids: Sequence[int], finished: bool) -> None:
-        """Nothing to learn."""
-
-    def release(self, request_id: str) -> None:
-        """Nothing to forget."""
+        """Empty trees."""
+        return [TokenTree()] * len(contexts)

@@ -10,6 +10,7 @@ from typing import Any
 from paceline.drafters.base import Drafter
 from paceline.drafters.services import DraftServices
 from paceline.errors import InvalidParameter
+from paceline.speculation.traits import DrafterTraits
 
 _DRAFTERS = {
     "plain": "paceline.drafters.plain:Plain",
@@ -24,10 +25,6 @@ _DRAFTERS = {
     "layer_skip": "paceline.drafters.layer_skip:make_layer_skip",
     "sparse_cache": "paceline.drafters.sparse_cache:make_sparse_cache",
 }
-
-SELF_LIMITING = frozenset({"suffix", "hybrid", "lookahead", "jacobi"})
-"""Drafters that know best how much they propose (their own confidence warrants it, or the method needs those rows);
-shortening their drafts only loses."""
 
 
 def drafter_names() -> tuple[str, ...]:
@@ -49,8 +46,8 @@ def make_drafter(name: str, services: DraftServices | None = None, **options: An
         options: the other arguments of its constructor.
 
     Raises:
-        InvalidParameter: no such drafter, an option it does not have or lacks, or a value it refuses; the message lists
-            what it knows.
+        InvalidParameter: no such drafter, an option it does not have or lacks, or a value it refuses, a drafter
+            without traits; the message lists what is known.
     """
     constructor = _load(name)
     parameters = dict(inspect.signature(constructor).parameters)
@@ -65,7 +62,11 @@ def make_drafter(name: str, services: DraftServices | None = None, **options: An
         raise InvalidParameter(missing[0], f"drafter {name!r} cannot do without it", f"pass {missing[0]}=...")
     if lent and services is None:
         raise InvalidParameter("services", f"drafter {name!r} works inside an engine only", "make it through LLM(...)")
-    return constructor(**lent, **options)
+    drafter = constructor(**lent, **options)
+    if not isinstance(getattr(drafter, "traits", None), DrafterTraits):
+        problem = f"{name!r} declares no traits"
+        raise InvalidParameter("drafter", problem, "give it traits = DrafterTraits(...), or inherit from BaseDrafter")
+    return drafter
 
 
 def _is_required(parameter: inspect.Parameter) -> bool:

@@ -26,6 +26,8 @@ from paceline.models.base import PAGE_SIZE, CausalLM, KVCache, pages_for, slot_o
 from paceline.models.overlay import Overlay, overlay_rows
 from paceline.sampling.randomness import ROOT
 from paceline.sampling.tree import TokenTree
+from paceline.speculation.outcome import RequestOutcome
+from paceline.speculation.traits import DrafterTraits
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -114,7 +116,7 @@ class TargetRunner:
 class SelfDraft:
     """Draws chains with a `TargetRunner`, one pass per level for all requests.
 
-    Attributes:
+    Args:
         cost_ratio: one of its passes over one of the target's, the reading of keys aside.
     """
 
@@ -126,7 +128,8 @@ class SelfDraft:
         sight: Sight | None = None,
         cost_ratio: float = 1.0,
     ) -> None:
-        self.name, self.cost_ratio = name, cost_ratio
+        self.name = name
+        self.traits = DrafterTraits(cost_ratio=cost_ratio)
         self.runner = TargetRunner(model, services.cache, sight or WholeContext())
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
@@ -135,10 +138,10 @@ class SelfDraft:
         grow_all([self.runner], growths)
         return [growth.tree() for growth in growths]
 
-    def observe(self, request_id: str, token_ids: Sequence[int], finished: bool) -> None:
+    def observe(self, outcome: RequestOutcome) -> None:
         """Nothing to learn: the cache is the target's."""
-        if finished:
-            self.release(request_id)
+        if outcome.finished:
+            self.release(outcome.request_id)
 
     def release(self, request_id: str) -> None:
         self.runner.sight.release(request_id)

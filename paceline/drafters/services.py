@@ -4,12 +4,16 @@ A drafter that needs none of it (prompt lookup) never sees it; one that does nam
 Not the place for what changes from step to step: that is a `DraftContext`.
 """
 
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from paceline.models.base import KVCache
 from paceline.models.loaded import LoadedModel
+from paceline.models.size import stored_bytes
 from paceline.scheduling.pages import PagePool
+from paceline.speculation.prices import CPU_BALANCE, LearnedPass, LearnedPrices, Prices, roofline
 
 
 class LoadsModels(Protocol):
@@ -30,6 +34,8 @@ class DraftServices:
     load: a further model by name, run as the target is (executor, threads, dtype); a second argument names another
         dtype. Raises what `resolve_model` raises.
     dtype: how the target's weights are stored.
+    prices: what passes cost, learned as the engine runs.
+    clock: seconds, monotonic, as the engine reads it.
     """
 
     target: LoadedModel
@@ -38,3 +44,13 @@ class DraftServices:
     pool: PagePool
     load: LoadsModels
     dtype: str = "bfloat16"
+    prices: Prices = field(default_factory=lambda: LearnedPrices(LearnedPass(roofline(CPU_BALANCE))))
+    clock: Callable[[], float] = time.perf_counter
+
+    def cost_ratio(self, drafts: Sequence[tuple[LoadedModel, str | None]]) -> float:
+        """What a pass of `drafts` (each with its dtype, None for the target's) costs over a target pass of one row.
+
+        By the bytes of their weights: a pass over one row takes as long as reading them.
+        """
+        read = sum(stored_bytes(draft.model.config, dtype or self.dtype) for draft, dtype in drafts)
+        return read / stored_bytes(self.target.model.config, self.dtype)

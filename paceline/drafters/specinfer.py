@@ -21,6 +21,8 @@ from paceline.drafters.trees.options import checked_expansion, num_nodes
 from paceline.errors import InvalidParameter
 from paceline.models.base import CausalLM
 from paceline.sampling.tree import TokenTree
+from paceline.speculation.outcome import RequestOutcome
+from paceline.speculation.traits import DrafterTraits
 
 DEFAULT_EXPANSION = (1, 1, 1, 1)
 """A chain of four from each model: models differ, so their union branches by itself."""
@@ -34,26 +36,32 @@ class SpecInfer:
         expansions: one per model, children per node level by level.
         num_pages: pages of each model's cache. Requests that do not fit together take turns.
         max_prefill_rows: most rows of one pass while a model catches up with a prompt.
+        cost_ratio: a level of the tree, all models', over a target pass of one row.
     """
 
     name = "specinfer"
-    branches = True
 
     def __init__(
-        self, models: Sequence[CausalLM], expansions: Sequence[Expansion], num_pages: int, max_prefill_rows: int = 512
+        self,
+        models: Sequence[CausalLM],
+        expansions: Sequence[Expansion],
+        num_pages: int,
+        max_prefill_rows: int = 512,
+        cost_ratio: float = 1.0,
     ) -> None:
         self.runners = [DraftRunner(model, num_pages, max_prefill_rows) for model in models]
         self._expansions = expansions
-        self.natural_budget = sum(map(num_nodes, expansions))
+        nodes = sum(map(num_nodes, expansions))
+        self.traits = DrafterTraits(branches=True, whole=True, cost_ratio=cost_ratio, natural_budget=nodes)
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
         growths = [Drawn(context, self._expansions) for context in contexts]
         grow_all(self.runners, growths)
         return [growth.tree() for growth in growths]
 
-    def observe(self, request_id: str, token_ids: Sequence[int], finished: bool) -> None:
+    def observe(self, outcome: RequestOutcome) -> None:
         for runner in self.runners:
-            runner.observe(request_id, token_ids, finished)
+            runner.observe(outcome)
 
     def release(self, request_id: str) -> None:
         for runner in self.runners:
@@ -87,7 +95,10 @@ def make_specinfer(
     expansions = _expansions(expansion, len(models))
     wanted = list(zip(models, dtypes or [None] * len(models), strict=True))
     loaded = {each: load_draft(services, *each) for each in dict.fromkeys(wanted)}
-    return SpecInfer([loaded[each] for each in wanted], expansions, services.num_pages, max_prefill_rows)
+    models_loaded = [loaded[each] for each in wanted]
+    cost_ratio = services.cost_ratio([(model, dtype) for model, (_, dtype) in zip(models_loaded, wanted, strict=True)])
+    passes = [each.model for each in models_loaded]
+    return SpecInfer(passes, expansions, services.num_pages, max_prefill_rows, cost_ratio)
 
 
 def _expansions(expansion: Expansion | Sequence[Expansion], num_models: int) -> list[Expansion]:

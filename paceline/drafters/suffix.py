@@ -13,6 +13,8 @@ from paceline.drafters.base import DraftContext
 from paceline.drafters.suffix_trie import Draft, Place, SuffixTrie, Text, best_draft, follow_path, follow_tree
 from paceline.errors import InvalidParameter
 from paceline.sampling.tree import TokenTree
+from paceline.speculation.outcome import RequestOutcome
+from paceline.speculation.traits import DrafterTraits
 
 Mode = Literal["path", "tree"]
 
@@ -59,7 +61,10 @@ class Suffix:
             raise InvalidParameter("mode", f"{mode!r} is unknown", "use 'path' or 'tree'")
         self._max_depth = max_depth
         self._factor, self._offset = max_spec_factor, max_spec_offset
-        self.branches = mode == "tree"
+        branches = mode == "tree"
+        self.traits = DrafterTraits(
+            branches, whole=True, deterministic=True, remembers=max_cached_tokens > 0, scores=True
+        )
         self._follow = partial(follow_tree if mode == "tree" else follow_path, min_token_prob=min_token_prob)
         self._past = _PastOutputs(max_depth, max_cached_tokens)
         self._requests: dict[str, _Request] = {}
@@ -68,15 +73,15 @@ class Suffix:
         """One tree per context, empty when nothing in it is likely enough."""
         return [self._tree(context) for context in contexts]
 
-    def observe(self, request_id: str, token_ids: Sequence[int], finished: bool) -> None:
+    def observe(self, outcome: RequestOutcome) -> None:
         """Count what was committed; a finished request's output joins the past outputs."""
-        request = self._requests.get(request_id)
+        request = self._requests.get(outcome.request_id)
         if request is None:
             return
-        request = self._caught_up(request_id, token_ids, request.num_prompt_tokens)
-        if finished:
-            self._past.add(token_ids[request.num_prompt_tokens :])
-            self.release(request_id)
+        request = self._caught_up(outcome.request_id, outcome.token_ids, request.num_prompt_tokens)
+        if outcome.finished:
+            self._past.add(outcome.token_ids[request.num_prompt_tokens :])
+            self.release(outcome.request_id)
 
     def release(self, request_id: str) -> None:
         """Forget a request (not the past outputs); its counts are built anew when it comes back."""
@@ -89,8 +94,9 @@ class Suffix:
 
     def _tree(self, context: DraftContext) -> TokenTree:
         request = self._caught_up(context.request_id, context.token_ids, context.num_prompt_tokens)
-        own = self._best(request.matches, context.budget)
-        past = self._best(request.past_matches(self._past), context.budget)
+        budget = context.budget if self.traits.branches else context.longest
+        own = self._best(request.matches, budget)
+        past = self._best(request.past_matches(self._past), budget)
         best = past if past.score > own.score else own
         request.score = best.score
         return TokenTree(tuple(best.tokens), tuple(best.parents))

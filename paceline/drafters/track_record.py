@@ -6,9 +6,9 @@ Reads committed tokens only, so a decision that rests on it leaves the law of th
 
 from collections.abc import Sequence
 
-from paceline.sampling.tree import ROOT_PARENT, TokenTree
-from paceline.scheduling.stats import ENGINE_MEMORY, MEMORY, DraftRates, DraftStats
-from paceline.theory.acceptance import expected_tokens
+from paceline.sampling.tree import TokenTree
+from paceline.speculation.outcome import followed
+from paceline.speculation.records import ENGINE_MEMORY, MEMORY, DraftRates
 
 _PRIOR = 2.0
 """A drafter's own estimates are trusted as if they had promised, and kept, this many tokens."""
@@ -18,7 +18,8 @@ class TrackRecord:
     """Acceptance of one drafter by one request.
 
     Attributes:
-        stats: counters of its verified proposals.
+        rates: of its proposals, verified or not.
+        steps_since_draft: steps in which it proposed nothing, since it last did.
 
     Args:
         memory: weight of the past in its acceptance rate, per proposal.
@@ -29,8 +30,9 @@ class TrackRecord:
     def __init__(
         self, memory: float = MEMORY, rates: DraftRates | None = None, of_all: DraftRates | None = None
     ) -> None:
-        self.stats = DraftStats(rates or DraftRates(), memory=memory)
-        self._of_all = of_all
+        self.rates = rates or DraftRates()
+        self.steps_since_draft = 0
+        self._memory, self._of_all = memory, of_all
         self._kept = self._promised = _PRIOR
 
     def expected(self, tree: TokenTree, score: float | None) -> float:
@@ -38,36 +40,29 @@ class TrackRecord:
 
         Args:
             score: the drafter's own estimate, corrected by how its estimates turned out; None for drafters that have
-                none, whose acceptance rate is taken for every level.
+                none, whose acceptance rates by level are taken.
         """
         if not len(tree):
             return 0.0
         depth = max(tree.depths)
         if score is None:
-            return float(expected_tokens(self.stats.rates.acceptance, depth)) - 1
+            return float(self.rates.survival(depth).sum())
         return min(score * self._kept / self._promised, float(depth))
 
-    def learn(self, tree: TokenTree, score: float | None, emitted: Sequence[int], budget: int) -> None:
-        """Compare a proposal with the tokens that were committed behind its root, wherever they came from."""
+    def learn(self, tree: TokenTree, score: float | None, emitted: Sequence[int]) -> None:
+        """Compare a proposal with the tokens that were committed after its root, wherever they came from."""
         if not emitted:
             return
-        num_kept, goes_on = followed(tree, emitted)
+        if not len(tree):
+            self.steps_since_draft += 1
+            return
+        self.steps_since_draft = 0
+        num_kept, goes_on = followed(tree.tokens, tree.parents, emitted)
         refused = goes_on and num_kept < len(emitted)
-        self.stats.learn(budget, len(tree), num_kept, refused)
-        if self._of_all is not None and len(tree):
+        self.rates.learn(len(tree), num_kept, refused, memory=self._memory)
+        if self._of_all is not None:
             self._of_all.learn(len(tree), num_kept, refused, memory=ENGINE_MEMORY)
         if score:
             seen = num_kept / max(tree.depths) if goes_on and not refused else 1.0  # how much of it could be judged
             self._kept = MEMORY * self._kept + num_kept
             self._promised = MEMORY * self._promised + score * seen
-
-
-def followed(tree: TokenTree, tokens: Sequence[int]) -> tuple[int, bool]:
-    """How many of `tokens` lie on one path of `tree` from its root, and whether the tree goes on below that path."""
-    here = [ROOT_PARENT]
-    for depth, token in enumerate(tokens):
-        below = [child for node in here for child in tree.children(node) if tree.tokens[child] == token]
-        if not below:
-            return depth, any(tree.children(node) for node in here)
-        here = below
-    return len(tokens), any(tree.children(node) for node in here)

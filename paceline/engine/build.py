@@ -1,17 +1,18 @@
 """From a configuration to running parts: the loaded model, and an engine around it. Only this file knows them all."""
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.drafters.base import DEFAULT_NUM_DRAFT_TOKENS, Drafter
-from paceline.drafters.priced import make_priced
+from paceline.drafters.base import Drafter
+from paceline.drafters.registry import make_drafter
 from paceline.drafters.services import DraftServices
 from paceline.engine.engine import Engine
-from paceline.engine.lengths import Pricing, make_length
-from paceline.engine.live_cost import CPU_BALANCE, GPU_BALANCE, LearnedCost, roofline
 from paceline.engine.memory import cache_capacity
-from paceline.engine.profiles import cached_profile, find_profile
+from paceline.engine.profiles import find_profile
+from paceline.engine.quick_profile import quick_profile
 from paceline.engine.speculation import Speculation
 from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.models.base import PAGE_SIZE, CausalLM
@@ -24,6 +25,8 @@ from paceline.scheduling.pages import PagePool
 from paceline.scheduling.profile import Profile
 from paceline.scheduling.scheduler import Scheduler
 from paceline.scheduling.stop import StopChecker
+from paceline.speculation import LearnedPrices, Prices, make_policy
+from paceline.speculation.prices import CPU_BALANCE, GPU_BALANCE, LearnedPass, PassSeconds, roofline
 
 Progress = Callable[[str, int, int], None]
 """Told (what is going on, units done, units in all)."""
@@ -107,43 +110,57 @@ def _numba_model(checkpoint: Checkpoint, config: EngineConfig, name: str, progre
 
 
 def build_engine(
-    loaded: LoadedModel, config: EngineConfig, speculative: SpeculativeConfig | None, progress: Progress = silent
+    loaded: LoadedModel,
+    config: EngineConfig,
+    speculative: SpeculativeConfig | None,
+    progress: Progress = silent,
+    *,
+    drafter: Drafter | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Engine:
     """An engine with caches of its own around a loaded model.
+
+    Args:
+        drafter: in place of the one that `speculative` names.
+        clock: seconds, monotonic.
 
     Raises:
         InvalidParameter: unknown drafter, rule, policy or option, or a `max_model_len` that cannot be held.
         UnsupportedModel: a draft model with another vocabulary.
     """
-    source = loaded.source
+    source, spec = loaded.source, speculative or SpeculativeConfig("plain", num_draft_tokens=0)
     num_pages, limit = cache_capacity(loaded.model, config)
-    pool = PagePool(num_pages, PAGE_SIZE)
+    pool, cache = PagePool(num_pages, PAGE_SIZE), loaded.model.new_cache(num_pages)
     profile = find_profile(loaded, config)
-    balance = CPU_BALANCE if config.device == "cpu" else GPU_BALANCE
-    cost = LearnedCost(profile.cost if profile else roofline(balance))
-    cache = loaded.model.new_cache(num_pages)
-
-    def load_draft(name: str, dtype: str | None = None) -> LoadedModel:
-        its_config = config.in_one_process()
-        if dtype:
-            its_config = replace(its_config, dtype=dtype)
-        draft = load(name, its_config, progress)
-        its_profile = None if config.profile == "none" else cached_profile(draft, its_config)
-        cost.draft_prior = its_profile.cost if its_profile else None
-        return draft
-
-    services = DraftServices(loaded, cache, num_pages, pool, load_draft, config.dtype)
-    speculation = _speculation(speculative, services, cost)
-    engine: Engine | None = None
-
-    def find_stop_string(state, token: int) -> bool:
-        assert engine is not None
-        return engine.find_stop_string(state, token)
-
+    passes = LearnedPass(_prior(loaded.model, config, spec, profile, clock))
+    services = DraftServices(
+        loaded, cache, num_pages, pool, partial(_load_draft, config, progress), config.dtype,
+        LearnedPrices(passes), clock,
+    )  # fmt: skip
+    drafter = drafter or _drafter(spec, services)
+    prices = LearnedPrices(passes, drafter.traits)
+    speculation = _speculation(spec, drafter, prices)
     limits = _scheduler_config(config, limit, profile)
-    scheduler = Scheduler(limits, pool, stop=StopChecker(source.eos_token_ids, find_stop_string))
-    engine = Engine(loaded.model, cache, scheduler, source.tokenizer, source.eos_token_ids, speculation, cost)
-    return engine
+    stop, branches = StopChecker(source.eos_token_ids), drafter.traits.branches
+    scheduler = Scheduler(limits, pool, speculation.policy, stop, branches)
+    return Engine(loaded.model, cache, scheduler, source.tokenizer, source.eos_token_ids, speculation, prices, clock)
+
+
+def _load_draft(config: EngineConfig, progress: Progress, name: str, dtype: str | None = None) -> LoadedModel:
+    """A further model, run as the target is."""
+    its_config = config.in_one_process()
+    return load(name, replace(its_config, dtype=dtype) if dtype else its_config, progress)
+
+
+def _prior(
+    model: CausalLM, config: EngineConfig, spec: SpeculativeConfig, profile: Profile | None, clock: Callable[[], float]
+) -> PassSeconds:
+    """What passes are expected to cost: as `paceline tune` measured, else by a few passes where drafts need to know."""
+    if profile is not None:
+        return profile.cost
+    if spec.method == "plain" or spec.num_draft_tokens == 0 or spec.policy not in ("auto", "goodput"):
+        return roofline(CPU_BALANCE if config.device == "cpu" else GPU_BALANCE)
+    return quick_profile(model, clock)
 
 
 def _scheduler_config(config: EngineConfig, max_model_len: int, profile: Profile | None) -> SchedulerConfig:
@@ -161,22 +178,17 @@ def _scheduler_config(config: EngineConfig, max_model_len: int, profile: Profile
     )
 
 
-def _speculation(speculative: SpeculativeConfig | None, services: DraftServices, cost: LearnedCost) -> Speculation:
-    spec = speculative or SpeculativeConfig("plain", num_draft_tokens=0)
+def _drafter(spec: SpeculativeConfig, services: DraftServices) -> Drafter:
+    """The drafter that the configuration names."""
     options = {**spec.options} if spec.model is None else {**spec.options, "model": spec.model}
-    drafter, price = make_priced(spec.method, services, options)
-    verifier = resolve(spec.rule, **spec.rule_options)
-    if spec.rule == "block" and getattr(drafter, "branches", False):
-        raise InvalidParameter("rule", f"'block' takes chains, and {spec.method} drafts trees", "use 'p/q'")
-    most = _most_draft_tokens(spec, drafter)
-    pricing = Pricing.of(drafter, spec.method, price)
-    length = sampled_length = make_length(spec.policy, spec.policy_options, cost, most, pricing)
-    if spec.policy == "auto":
-        sampled_length = make_length("steady" if pricing.is_constant else "fixed", {}, cost, most, pricing)
-    return Speculation(drafter, verifier, spec.rule == "coupled", length, sampled_length)
+    return make_drafter(spec.method, services, **options)
 
 
-def _most_draft_tokens(spec: SpeculativeConfig, drafter: Drafter) -> int:
-    if spec.num_draft_tokens is None:
-        return getattr(drafter, "natural_budget", DEFAULT_NUM_DRAFT_TOKENS)
-    return spec.num_draft_tokens
+def _speculation(spec: SpeculativeConfig, drafter: Drafter, prices: Prices) -> Speculation:
+    """The drafter with its rule and its length policy."""
+    verifier, traits = resolve(spec.rule, **spec.rule_options), drafter.traits
+    if spec.rule == "block" and traits.branches:
+        raise InvalidParameter("rule", f"'block' takes chains, and {spec.method} drafts trees", "use 'auto'")
+    most = traits.natural_budget if spec.num_draft_tokens is None else spec.num_draft_tokens
+    policy = make_policy(spec.policy, spec.policy_options, most, traits, prices)
+    return Speculation(drafter, spec.rule, verifier, policy, most)

@@ -1,36 +1,40 @@
 """`Engine`: the loop. `step()` is schedule, propose, run, verify, update, observe, and nothing else.
 
 Many requests share every pass: prefill chunks, decodes and draft trees are rows of one batch. Single-threaded and
-without a clock of its own choosing; `LLM` is the friendly face. Not the place for policies (`scheduling/`), rules
-(`sampling/`) or kernels (`models/`).
+without a clock of its own choosing; `LLM` is the friendly face. An error in one request's law, verdict or text ends
+that request alone, a drafter's error (`drafting.py`) not even that; a pass that failed ends the requests in it, and the
+others are computed anew. Not the place for policies (`speculation/`), rules (`sampling/`) or kernels (`models/`).
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Real
 
 import numpy as np
 
-from paceline.engine.answer import Answer
-from paceline.engine.contexts import draft_context
-from paceline.engine.live import LiveRequest
-from paceline.engine.live_cost import LearnedCost
+from paceline.drafters.base import Drafter
+from paceline.engine.drafting import Drafting
+from paceline.engine.inputs import copy_pages, part_of, settle
+from paceline.engine.live import LiveRequest, LiveSample
 from paceline.engine.metrics import EngineMetrics
-from paceline.engine.parts import copy_pages, part_of, settle
 from paceline.engine.speculation import Speculation
-from paceline.errors import InvalidParameter
+from paceline.engine.step_timer import StepTimer
+from paceline.errors import EngineDead, InvalidParameter, WorkerDied
 from paceline.models.base import CausalLM, KVCache
 from paceline.models.rows import build_rows
 from paceline.models.tokenizer import Tokenizer
-from paceline.sampling import TokenTree, Verdict, fresh_seed
-from paceline.scheduling.batch import Commit, StepPlan, StepResult
-from paceline.scheduling.length import StepRecord
+from paceline.sampling import TokenTree, Verdict
+from paceline.scheduling.batch import Commit, Grant, StepPlan, StepResult
 from paceline.scheduling.request import RequestState
 from paceline.scheduling.scheduler import Scheduler
+from paceline.speculation import LearnedPrices, StepOutcome, StepSeconds
 from paceline.types import CompletionOutput, FinishReason, RequestOutput, SamplingParams, TokenOutput, TokenProvenance
 
 EMPTY = TokenTree()
+_FAILED_PASSES = 3
+"""Passes that may fail one after the other before the engine gives up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,7 @@ class Engine:
         scheduler: decides who computes what.
         tokenizer, eos_token_ids: of the target.
         speculation: see `Speculation`.
-        cost: is told what every decoding pass took.
+        prices: are told what every step took.
         clock: seconds, monotonic.
     """
 
@@ -70,23 +74,21 @@ class Engine:
         tokenizer: Tokenizer,
         eos_token_ids: Sequence[int],
         speculation: Speculation,
-        cost: LearnedCost,
+        prices: LearnedPrices,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._model, self.cache, self.scheduler = model, cache, scheduler
         self._tokenizer, self._eos = tokenizer, tuple(eos_token_ids)
-        self.speculation, self._cost, self._clock = speculation, cost, clock
-        self._live: dict[str, LiveRequest] = {}
-        self._answers: dict[str, Answer] = {}
-        self.metrics = EngineMetrics(scheduler)
+        self.speculation, self.prices, self._clock = speculation, prices, clock
+        self._drafting = Drafting(speculation, model.config.vocab_size)
+        self._live: dict[str, LiveSample] = {}
+        self._requests: dict[str, LiveRequest] = {}
+        self._num_samples = self._num_failed_passes = 0
+        self.metrics = EngineMetrics(scheduler, speculation.is_lossy)
 
     @property
     def has_unfinished_requests(self) -> bool:
         return bool(self._live)
-
-    def step_seconds(self, num_draft_tokens: int) -> float:
-        """What a step of one request with so many drafted tokens has been taking, drafting included."""
-        return num_draft_tokens * self._cost.draft_seconds(1) + self._cost(1 + num_draft_tokens)
 
     def add_request(
         self,
@@ -109,17 +111,61 @@ class Engine:
         self._check_door(request_id, prompt_token_ids, timeout)
         now = self._clock()
         deadline = None if timeout is None else now + timeout
-        samples: list[LiveRequest] = []
-        for each in self._split(params):
-            index = len(samples)
+        samples: list[LiveSample] = []
+        for index in range(params.n):
+            own = params if params.n == 1 else params.sample(index)
             name = request_id if params.n == 1 else f"{index}_{request_id}"
             leader = samples[0].state if samples else None
-            state = RequestState(name, prompt_token_ids, each, now, priority, deadline, leader)
-            state.length = self.speculation.length_for(each)
-            state.draft_length = self.speculation.promised_length(each)
+            state = RequestState(name, prompt_token_ids, own, now, priority, deadline, leader)
+            judge = self.speculation.judge_of(own.seed, self._num_samples + index)
             vocab_size = self._model.config.vocab_size
-            samples.append(LiveRequest(state, self._tokenizer, self._eos, vocab_size, request_id, index))
-        self._admit(Answer(request_id, prompt_token_ids, samples))
+            samples.append(LiveSample(state, judge, self._tokenizer, self._eos, vocab_size, request_id, index))
+        self._num_samples += len(samples)
+        self._admit(LiveRequest(request_id, prompt_token_ids, samples))
+
+    @property
+    def drafter(self) -> Drafter:
+        """Proposes."""
+        return self._drafting.drafter
+
+    @contextmanager
+    def watched_by(self, drafter: Drafter) -> Iterator[None]:
+        """Let `drafter`, which wraps the engine's own, be asked and told in its place."""
+        own, self._drafting.drafter = self._drafting.drafter, drafter
+        try:
+            yield
+        finally:
+            self._drafting.drafter = own
+
+    def state_of(self, request_id: str, index: int = 0) -> RequestState:
+        """The scheduler's state of a sample of a running request, to look at."""
+        return self._requests[request_id].samples[index].state
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request now; what it has said so far is returned. None when it is not running."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return None
+        return [self._end(live, "abort") for live in request.open_samples()][-1].finished
+
+    def step(self) -> list[StepOutput]:
+        """One pass of the target over whatever the scheduler grants; the tokens it committed."""
+        timer = StepTimer(self._clock)
+        plan = self.scheduler.schedule(timer.now)
+        outputs = self._dismiss(plan)
+        if plan.is_empty:
+            return outputs
+        timer.scheduled()
+        trees = self._drafting.propose(plan, self._live)
+        timer.drafted()
+        results, failed = self._results(plan, trees)
+        timer.verified()
+        commits = self.scheduler.update(results, timer.now)
+        timer.committed()
+        outputs += [self._commit(commit, timer.seconds) for commit in commits]
+        outputs += [self._end(self._live[request_id], "error") for request_id in failed if request_id in self._live]
+        self._learn(plan, commits, timer)
+        return [output for output in outputs if output.tokens or output.completion]
 
     def _check_door(self, request_id: str, prompt_token_ids: Sequence[int], timeout: float | None) -> None:
         vocab_size = self._model.config.vocab_size
@@ -127,82 +173,46 @@ class Engine:
         if unknown is not None:
             remedy = "tokenise the prompt with this model's own tokenizer"
             raise InvalidParameter("prompt_token_ids", f"{unknown} is outside the vocabulary of {vocab_size}", remedy)
-        if request_id in self._answers:
+        if request_id in self._requests:
             raise InvalidParameter("request_id", f"{request_id!r} is in use", "give every request its own id")
         if timeout is not None and not (isinstance(timeout, Real) and timeout > 0):
             raise InvalidParameter("timeout", f"{timeout!r} is not above 0", "give seconds, or leave it out")
 
-    @staticmethod
-    def _split(params: SamplingParams) -> list[SamplingParams]:
-        """The parameters of each sample."""
-        if params.n == 1:
-            return [params]
-        seed = fresh_seed() if params.seed is None else params.seed
-        return [params.sample(index, seed) for index in range(params.n)]
-
-    def _admit(self, answer: Answer) -> None:
+    def _admit(self, request: LiveRequest) -> None:
         """Hand all samples to the scheduler, or none."""
-        for live in answer.samples:
+        for live in request.samples:
             try:
                 self.scheduler.add(live.state)
             except InvalidParameter:
-                for added in answer.samples[: live.index]:
+                for added in request.samples[: live.index]:
                     self.scheduler.abort(added.state.request_id)
                 raise
-        self._live.update((live.state.request_id, live) for live in answer.samples)
-        self._answers[answer.request_id] = answer
+        self._live.update((live.state.request_id, live) for live in request.samples)
+        self._requests[request.request_id] = request
 
-    def state_of(self, request_id: str, index: int = 0) -> RequestState:
-        """The scheduler's state of a sample of a running request, to look at."""
-        return self._answers[request_id].samples[index].state
-
-    def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request now; what it has said so far is returned. None when it is not running."""
-        answer = self._answers.get(request_id)
-        if answer is None:
-            return None
-        return [self._abort(live) for live in answer.open_samples()][-1].finished
-
-    def _abort(self, live: LiveRequest) -> StepOutput:
-        self.scheduler.abort(live.state.request_id, self._clock())
-        return self._retire(live, "abort")
-
-    def step(self) -> list[StepOutput]:
-        """One pass of the target over whatever the scheduler grants; the tokens it committed."""
-        started = self._clock()
-        plan = self.scheduler.schedule(started)
-        expired = [self._retire(self._live[state.request_id], "timeout") for state in plan.expired]
+    def _dismiss(self, plan: StepPlan) -> list[StepOutput]:
+        """Retire requests whose time is up, and let the drafter forget those that lost their pages."""
         for state in plan.preempted:
-            self.speculation.drafter.release(state.request_id)
-        if plan.is_empty:
-            return expired
-        scheduled = self._clock()
-        copy_pages(self.cache, plan.copies)
-        trees = self._propose(plan)
-        drafted = self._clock()
-        verdicts = self._verify(plan, trees, self._run(plan, trees))
-        verified = self._clock()
-        self._learn_costs(plan, trees, drafted - scheduled, verified - drafted)
-        commits = self.scheduler.update(self._results(plan, trees, verdicts), verified)
-        overhead = scheduled - started + self._clock() - verified
-        self._book(plan, drafted - scheduled, verified - drafted, overhead)
-        num_drafted = sum(map(len, trees.values()))
-        self.metrics.observe_step(plan, num_drafted, commits, verified)
-        if plan.only_decodes:
-            tokens = sum(len(commit.token_ids) for commit in commits)
-            self.speculation.observe_step(StepRecord(plan.num_decodes, num_drafted, tokens, self._clock() - started))
-        outputs = [self._commit(commit, verdicts, trees) for commit in commits]
-        return expired + [output for output in outputs if output.tokens or output.completion]
+            self._drafting.release(state.request_id)
+        return [self._retire(self._live[state.request_id], "timeout") for state in plan.expired]
 
-    def _propose(self, plan: StepPlan) -> dict[str, TokenTree]:
-        """A tree for every request that was granted a draft."""
-        grants = [grant for grant in plan.grants if grant.draft_budget > 0]
-        if not grants:
-            return {}
-        live = self._live
-        contexts = [draft_context(g, plan.batch, live[g.request.request_id], self.speculation) for g in grants]
-        trees = self.speculation.drafter.propose(contexts)
-        return {g.request.request_id: tree.prune(g.draft_budget) for g, tree in zip(grants, trees, strict=True)}
+    def _results(self, plan: StepPlan, trees: dict[str, TokenTree]) -> tuple[list[StepResult], list[str]]:
+        """What the pass produced for each grant, and the ids of the requests that it failed for."""
+        try:
+            copy_pages(self.cache, plan.copies)
+            logits = self._run(plan, trees)
+        except Exception as error:
+            return [], self._fail_pass(plan, error)
+        self._num_failed_passes = 0
+        results, failed = [], []
+        for grant in plan.grants:
+            live = self._live[grant.request.request_id]
+            try:
+                results.append(self._result(grant, live, trees, logits))
+            except Exception as error:
+                live.error = error
+                failed.append(grant.request.request_id)
+        return results, failed
 
     def _run(self, plan: StepPlan, trees: dict[str, TokenTree]) -> dict[str, np.ndarray]:
         """One forward pass; the asked logits [rows, vocab] of every request that gets a token."""
@@ -216,87 +226,112 @@ class Engine:
                 first = last
         return logits
 
-    def _verify(self, plan: StepPlan, trees: dict[str, TokenTree], logits: dict[str, np.ndarray]) -> dict[str, Verdict]:
-        """A verdict for every request with logits; accepted branches are moved to their natural slots."""
-        verdicts = {}
-        for grant in plan.grants:
-            state = grant.request
-            if state.request_id not in logits:
-                continue
-            live, tree = self._live[state.request_id], trees.get(state.request_id, EMPTY)
-            rows = logits[state.request_id]
+    def _fail_pass(self, plan: StepPlan, error: Exception) -> list[str]:
+        """The requests of a failed pass, which end with its error; everybody else is computed anew.
 
-            def target(node: int, live=live, rows=rows, tree=tree):
-                return live.target_law(rows, tree, node)
+        Raises:
+            EngineDead: one pass after the other fails.
+            WorkerDied: a process of a parallel run is gone, which no new pass can change.
+        """
+        if isinstance(error, WorkerDied):
+            raise error
+        self._num_failed_passes += 1
+        if self._num_failed_passes >= _FAILED_PASSES:
+            raise EngineDead(f"a pass failed: {error!r}") from error
+        failed = [grant.request.request_id for grant in plan.grants]
+        for request_id in failed:
+            self._live[request_id].error = error
+        for state in self.scheduler.restart():
+            self._drafting.release(state.request_id)
+        return failed
 
-            verdict = self.speculation.verifier(tree, target, live.randomness, state.num_tokens)
-            if verdict.path:
-                settle(self.cache, grant, verdict)
-            if self.speculation.watcher is not None and len(tree):
-                self.speculation.watcher.watch(state.request_id, tree, rows.argmax(axis=1))
-            verdicts[state.request_id] = verdict
-        return verdicts
+    def _result(
+        self, grant: Grant, live: LiveSample, trees: dict[str, TokenTree], logits: dict[str, np.ndarray]
+    ) -> StepResult:
+        """The verdict on one grant; an accepted branch is moved to its natural slots."""
+        request_id = grant.request.request_id
+        result = StepResult(request_id, grant.num_prefill_tokens)
+        rows = logits.get(request_id)
+        if rows is None:
+            return result
+        tree = trees.get(request_id, EMPTY)
+        verdict = self._verdict(live, tree, rows)
+        if verdict.path:
+            settle(self.cache, grant, verdict)
+        result.token_ids = (*(tree.tokens[node] for node in verdict.path), verdict.token)
+        if len(tree):
+            result.num_draft_tokens, result.depth = len(tree), max(tree.depths)
+            result.tokens, result.parents = tree.tokens, tree.parents
+            result.rejected, result.num_refused = verdict.kind == "recovered", verdict.num_rejected
+            if self.drafter.traits.watches:
+                result.picks = rows.argmax(axis=1)
+        return result
 
-    def _results(self, plan: StepPlan, trees: dict[str, TokenTree], verdicts: dict[str, Verdict]) -> list[StepResult]:
-        results = []
-        for grant in plan.grants:
-            request_id = grant.request.request_id
-            tree, verdict = trees.get(request_id, EMPTY), verdicts.get(request_id)
-            tokens = (*(tree.tokens[n] for n in verdict.path), verdict.token) if verdict else ()
-            rejected = verdict is not None and verdict.kind == "recovered"
-            results.append(StepResult(request_id, grant.num_prefill_tokens, tokens, len(tree), rejected))
-        return results
+    @staticmethod
+    def _verdict(live: LiveSample, tree: TokenTree, rows: np.ndarray) -> Verdict:
+        def target(node: int):
+            return live.warper.law(rows[node + 1], tree.tokens_to(node))
 
-    def _commit(self, commit: Commit, verdicts: dict[str, Verdict], trees: dict[str, TokenTree]) -> StepOutput:
-        """Tell the drafter, turn committed tokens into text, and retire the request when it is done."""
-        state, reason = commit.request, commit.finish_reason
-        live, verdict = self._live[state.request_id], verdicts.get(state.request_id)
-        self.speculation.drafter.observe(state.request_id, state.token_ids, reason is not None)
-        if verdict is None:
-            return StepOutput(live.request_id, ())
-        drafted: list[TokenProvenance] = ["drafted"] * len(verdict.path)
-        kinds = (drafted + [verdict.kind])[: len(commit.token_ids)]  # noqa: RUF005 (the type checker needs the sum)
-        if state.num_output_tokens > len(commit.token_ids):  # the first token belongs to the prefill
-            nodes = len(trees.get(state.request_id, EMPTY))
-            live.counters.count(nodes, commit.num_accepted, int(commit.rejected), len(commit.token_ids))
-        tokens = live.commit(commit.token_ids, kinds, reason is not None)
+        return live.judge.verify(tree, target, live.judge.randomness, live.state.num_tokens)
+
+    def _commit(self, commit: Commit, seconds: StepSeconds) -> StepOutput:
+        """Turn committed tokens into text, and retire the request when it is done."""
+        state, outcome, reason = commit.request, commit.outcome, commit.finish_reason
+        live = self._live[state.request_id]
+        self._drafting.observe(outcome, live)
+        live.counters.book(seconds, decoded=not outcome.num_prefill_tokens)
+        if not commit.token_ids:
+            return StepOutput(live.request_id, (), None, live.index)
+        if not outcome.num_prefill_tokens:  # the first token belongs to the prefill
+            live.counters.count(outcome)
+        try:
+            if live.error is not None:
+                raise live.error
+            tokens = live.commit(commit.token_ids, _provenance(commit), reason is not None)
+        except Exception as error:
+            live.error = error
+            return self._end(live, "error")
         return self._retire(live, reason, tokens) if reason else StepOutput(live.request_id, tokens, None, live.index)
 
-    def find_stop_string(self, state: RequestState, token: int) -> bool:
-        """For the scheduler's stop rules: whether `token` completes a stop string of the request."""
-        return self._live[state.request_id].reads_stop(token)
+    def _end(self, live: LiveSample, reason: FinishReason) -> StepOutput:
+        """End a sample wherever it stands, with what it has said."""
+        self.scheduler.abort(live.state.request_id, self._clock(), reason)
+        return self._retire(live, reason)
 
-    def _retire(self, live: LiveRequest, reason: FinishReason, tokens: tuple[TokenOutput, ...] = ()) -> StepOutput:
+    def _retire(self, live: LiveSample, reason: FinishReason, tokens: tuple[TokenOutput, ...] = ()) -> StepOutput:
         """A sample has ended with `tokens`; its request has, when it was the last one."""
-        state_id, answer = live.state.request_id, self._answers[live.request_id]
-        self.speculation.drafter.release(state_id)
+        state_id, request = live.state.request_id, self._requests[live.request_id]
+        self._drafting.release(state_id)
         del self._live[state_id]
-        completion = answer.finish(live, reason)
+        completion = request.finish(live, reason, self.speculation.is_lossy)
         self.metrics.observe_sample(state_id, reason)
-        output = answer.output()
+        output = request.output()
         if output is not None:
-            del self._answers[live.request_id]
+            del self._requests[live.request_id]
             self.metrics.observe_request(output)
         return StepOutput(live.request_id, tokens, output, live.index, completion)
 
-    def _learn_costs(self, plan: StepPlan, trees: dict[str, TokenTree], drafting: float, verifying: float) -> None:
-        """Tell the cost curve what a draft took, and a pass that only decoded.
+    def _learn(self, plan: StepPlan, commits: Sequence[Commit], timer: StepTimer) -> None:
+        """Tell everybody who learns from a step."""
+        step = StepOutcome(
+            [commit.outcome for commit in commits],
+            plan.batch.num_prefill_rows,
+            len(plan.looks),
+            plan.batch.mean_context,
+            timer.finished(),
+        )
+        self.scheduler.learn_looks(self._drafting.judged_looks())
+        self.scheduler.length.observe(step)
+        self.prices.observe(step)
+        self.metrics.observe_step(step, len(plan.preempted), timer.now)
 
-        A draft after steps without one had to read what was said meanwhile, and the first one the whole prompt.
-        """
-        drafted = [grant.request for grant in plan.grants if len(trees.get(grant.request.request_id, EMPTY))]
-        if all(r.draft_stats.num_drafts and not r.draft_stats.steps_since_draft for r in drafted):
-            depth = max((max(trees[request.request_id].depths) for request in drafted), default=0)
-            self._cost.observe_draft(depth, drafting, len(drafted), plan.batch.mean_context)
-        if plan.only_decodes:
-            rows = len(plan.grants) + sum(map(len, trees.values()))
-            self._cost.observe(rows, verifying, plan.batch.mean_context)
 
-    def _book(self, plan: StepPlan, drafting: float, verifying: float, overhead: float) -> None:
-        """The step's seconds on the requests that shared it."""
-        for grant in plan.grants:
-            counters = self._live[grant.request.request_id].counters
-            if grant.is_decode:
-                counters.book(drafting, verifying, overhead)
-            else:
-                counters.prefill_seconds += drafting + verifying + overhead
+def _provenance(commit: Commit) -> list[TokenProvenance]:
+    """Where each committed token came from."""
+    outcome = commit.outcome
+    own: TokenProvenance = "target"
+    if outcome.num_draft_tokens:
+        own = "recovered" if outcome.level_refused else "bonus" if outcome.num_accepted else "target"
+    kinds: list[TokenProvenance] = ["drafted"] * outcome.num_accepted
+    kinds.append(own)
+    return kinds[: outcome.num_new]

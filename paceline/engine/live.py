@@ -1,19 +1,26 @@
-"""`LiveRequest`: what the engine knows of a request while it runs, beyond the scheduler's state.
+"""What the engine knows of a request while it runs, beyond the scheduler's state.
 
-Its law (warper), its randomness, its text, its counters. Not for pages, budgets or stop rules about ids: those are the
-scheduler's.
+A `LiveSample` has the law (warper), the judge, the text and the counters of one sample; a `LiveRequest` collects its
+samples until the last has finished. Not for pages, budgets or stop rules about ids: those are the scheduler's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from paceline.engine.text import TextStream
 from paceline.models.tokenizer import Tokenizer
-from paceline.sampling import CounterRandomness, Law, TokenTree, Warper, fresh_seed
+from paceline.sampling import Judge, Warper
 from paceline.scheduling.request import RequestState
-from paceline.types import RequestStats, TokenOutput, TokenProvenance
+from paceline.speculation import RequestOutcome, StepSeconds
+from paceline.types import (
+    CompletionOutput,
+    FinishReason,
+    RequestMetrics,
+    RequestOutput,
+    RequestStats,
+    TokenOutput,
+    TokenProvenance,
+)
 
 
 @dataclass(slots=True)
@@ -25,27 +32,38 @@ class Counters:
     num_accepted_tokens: int = 0
     num_rejections: int = 0
     emitted_per_pass: list[int] = field(default_factory=list)
-    draft_seconds: float = 0.0
-    verify_seconds: float = 0.0
-    other_seconds: float = 0.0
+    drafted_per_level: list[int] = field(default_factory=list)
+    tested_per_level: list[int] = field(default_factory=list)
+    accepted_per_level: list[int] = field(default_factory=list)
+    seconds: StepSeconds = field(default_factory=StepSeconds)
     prefill_seconds: float = 0.0
 
-    def count(self, num_nodes: int, num_accepted: int, num_rejected: int, num_emitted: int) -> None:
-        """One target pass that emitted tokens: of `num_nodes` drafted, how many were accepted, refused, emitted."""
-        if num_nodes:
-            self.num_drafts += 1
-        self.num_draft_tokens += num_nodes
-        self.num_accepted_tokens += num_accepted
-        self.num_rejections += num_rejected
-        self.emitted_per_pass.append(num_emitted)
+    def count(self, outcome: RequestOutcome) -> None:
+        """One target pass that emitted tokens."""
+        self.emitted_per_pass.append(outcome.num_new)
+        if not outcome.num_draft_tokens:
+            return
+        self.num_drafts += 1
+        self.num_draft_tokens += outcome.num_draft_tokens
+        self.num_accepted_tokens += outcome.num_accepted
+        self.num_rejections += outcome.num_refused
+        _count(self.drafted_per_level, outcome.depth)
+        _count(self.tested_per_level, outcome.num_accepted + outcome.level_refused)
+        _count(self.accepted_per_level, outcome.num_accepted)
 
-    def book(self, draft_seconds: float, verify_seconds: float, other_seconds: float) -> None:
-        """Time of a step in which the request decoded."""
-        self.draft_seconds += draft_seconds
-        self.verify_seconds += verify_seconds
-        self.other_seconds += other_seconds
+    def book(self, seconds: StepSeconds, decoded: bool) -> None:
+        """Time of a step that the request shared."""
+        if not decoded:
+            self.prefill_seconds += seconds.total
+            return
+        own = self.seconds
+        own.scheduling += seconds.scheduling
+        own.drafting += seconds.drafting
+        own.verifying += seconds.verifying
+        own.committing += seconds.committing
 
     def stats(self) -> RequestStats:
+        """What the user sees."""
         longest = max(self.emitted_per_pass, default=0)
         return RequestStats(
             num_drafts=self.num_drafts,
@@ -54,33 +72,41 @@ class Counters:
             num_rejections=self.num_rejections,
             num_target_passes=len(self.emitted_per_pass),
             accepted_per_pass=tuple(self.emitted_per_pass.count(n + 1) for n in range(longest)),
-            draft_seconds=self.draft_seconds,
-            verify_seconds=self.verify_seconds,
-            other_seconds=self.other_seconds,
+            draft_seconds=self.seconds.drafting,
+            verify_seconds=self.seconds.verifying,
+            other_seconds=self.seconds.scheduling + self.seconds.committing,
             prefill_seconds=self.prefill_seconds,
+            drafted_per_level=tuple(self.drafted_per_level),
+            tested_per_level=tuple(self.tested_per_level),
+            accepted_per_level=tuple(self.accepted_per_level),
         )
 
 
-class LiveRequest:
-    """One request in flight.
+class LiveSample:
+    """One sample of a request in flight.
 
     Args:
         state: the scheduler's side of it.
+        judge: how its drafts are judged.
         tokenizer: for its text and its bad words.
         eos_token_ids: ids that end the output.
         vocab_size: ids the model knows.
         request_id: the user's, whose sample number `index` this is.
+
+    Attributes:
+        error: what went wrong for this request alone, None while all is well.
     """
 
     def __init__(
-        self, state: RequestState, tokenizer: Tokenizer, eos_token_ids: Sequence[int], vocab_size: int,
+        self, state: RequestState, judge: Judge, tokenizer: Tokenizer, eos_token_ids: Sequence[int], vocab_size: int,
         request_id: str, index: int = 0,
     ) -> None:  # fmt: skip
         params = state.params
-        self.state = state
+        self.state, self.judge = state, judge
         self.request_id, self.index = request_id, index
-        self.randomness = CounterRandomness(fresh_seed() if params.seed is None else params.seed)
+        self.error: Exception | None = None
         self.text = TextStream(tokenizer, params.stop)
+        state.completes_stop = self._reads_stop
         self._unread: list[str] = []  # text of tokens that a stop rule has read before they were committed
         self.provenance: list[TokenProvenance] = []
         self.counters = Counters()
@@ -89,22 +115,22 @@ class LiveRequest:
             params,
             bad_word_ids=[ids for word in params.bad_words for ids in spellings(tokenizer, word)],
             eos_token_ids=() if params.ignore_eos else eos_token_ids,
-            prompt_token_ids=state.prompt_token_ids,
+            token_ids=state.token_ids,
+            num_prompt_tokens=state.num_prompt_tokens,
             vocab_size=vocab_size,
         )
 
-    def target_law(self, logits: np.ndarray, tree: TokenTree, node: int) -> Law:
-        """The law below `node` of `tree`, from logits [1 + nodes, vocab] whose row 0 is the root's."""
-        return self.warper.law(logits[node + 1], self.history(tree.tokens_to(node) if node >= 0 else ()))
+    def _reads_stop(self, token: int) -> bool:
+        """Read one committed token, already the state's last; whether it completes a stop string that counts.
 
-    def history(self, path: Sequence[int]) -> Sequence[int]:
-        """Output tokens and `path` behind them; nothing when no logits processor of the request reads them."""
-        return [*self.state.output_token_ids, *path] if self.warper.reads_history else ()
-
-    def reads_stop(self, token: int) -> bool:
-        """Read one committed token, already the state's last; whether it completes a stop string that counts."""
+        An error in its text ends the request there, and is not the scheduler's.
+        """
         may_stop = self.state.num_output_tokens > self.state.params.min_tokens
-        self._unread.append(self.text.push(token, may_stop))
+        try:
+            self._unread.append(self.text.push(token, may_stop))
+        except Exception as error:
+            self.error = error
+            return True
         return self.text.stopped
 
     def commit(
@@ -118,9 +144,82 @@ class LiveRequest:
         self.provenance += provenance
         return tuple(TokenOutput(*each) for each in zip(token_ids, pieces, provenance, strict=True))
 
+    def completion(self, reason: FinishReason, lossy: bool) -> CompletionOutput:
+        """The finished sample. One that failed has the text and tokens that were said before."""
+        if self.error is None:
+            try:
+                self.text.finish()
+            except Exception as error:
+                self.error, reason = error, "error"
+        return CompletionOutput(
+            index=self.index,
+            text=self.text.text,
+            token_ids=tuple(self.state.output_token_ids[: len(self.provenance)]),
+            provenance=tuple(self.provenance),
+            finish_reason=reason,
+            stats=self.counters.stats(),
+            lossy=lossy,
+            error=None if self.error is None else f"{type(self.error).__name__}: {self.error}",
+        )
+
+
+class LiveRequest:
+    """Collects the completions of one request.
+
+    Args:
+        request_id: the user's.
+        prompt_token_ids: of every sample.
+        samples: in order of their index.
+    """
+
+    def __init__(self, request_id: str, prompt_token_ids: Sequence[int], samples: Sequence[LiveSample]) -> None:
+        self.request_id = request_id
+        self._prompt_token_ids = tuple(prompt_token_ids)
+        self.samples = tuple(samples)
+        self._done: dict[int, CompletionOutput] = {}
+
+    def open_samples(self) -> list[LiveSample]:
+        """Samples that have not finished."""
+        return [live for live in self.samples if live.index not in self._done]
+
+    def finish(self, live: LiveSample, reason: FinishReason, lossy: bool) -> CompletionOutput:
+        """Take in a finished sample; text that was held back for a stop string is released."""
+        completion = self._done[live.index] = live.completion(reason, lossy)
+        return completion
+
+    def output(self) -> RequestOutput | None:
+        """The whole answer, None while a sample is missing."""
+        if len(self._done) < len(self.samples):
+            return None
+        completions = tuple(self._done[index] for index in range(len(self.samples)))
+        metrics = _metrics([live.state for live in self.samples])
+        return RequestOutput(self.request_id, None, self._prompt_token_ids, completions, metrics)
+
 
 def spellings(tokenizer: Tokenizer, word: str) -> list[list[int]]:
-    """Token ids of `word` at the beginning of a text and behind a space, as vLLM forbids both."""
+    """Token ids of `word` at the beginning of a text and after a space, as vLLM forbids both."""
     bare = word.lstrip()
     options = [tokenizer.encode(text, add_special_tokens=False) for text in (bare, " " + bare)]
     return [ids for i, ids in enumerate(options) if ids and ids not in options[:i]]
+
+
+def _count(levels: list[int], depth: int) -> None:
+    """One more for each of the first `depth` levels."""
+    levels += [0] * (depth - len(levels))
+    for level in range(depth):
+        levels[level] += 1
+
+
+def _metrics(states: Sequence[RequestState]) -> RequestMetrics:
+    return RequestMetrics(
+        arrival_time=states[0].arrival_time,
+        first_scheduled_time=_earliest(state.first_scheduled_time for state in states),
+        first_token_time=_earliest(state.first_token_time for state in states),
+        finish_time=max(state.finish_time or state.arrival_time for state in states),
+        num_cached_tokens=states[0].num_cached_tokens,
+        num_preemptions=sum(state.num_preemptions for state in states),
+    )
+
+
+def _earliest(times: Iterable[float | None]) -> float | None:
+    return min((time for time in times if time is not None), default=None)

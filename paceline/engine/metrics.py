@@ -5,11 +5,10 @@ Names are vLLM's where vLLM has them. What lies behind a stop rule was never sai
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
-from paceline.scheduling.batch import Commit, StepPlan
 from paceline.scheduling.scheduler import Scheduler
+from paceline.speculation import StepOutcome
 from paceline.types import FinishReason, RequestOutput
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -41,10 +40,12 @@ class EngineMetrics:
         accepted_per_draft: entry a counts the verified drafts of which a tokens were accepted.
         emitted_per_draft: entry e counts the verified drafts behind which e tokens were emitted (acceptance length).
         finished: samples by finish reason.
+        is_lossy: drafts are judged by a rule that changes the law of the text.
     """
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, is_lossy: bool = False) -> None:
         self._scheduler = scheduler
+        self.is_lossy = is_lossy
         self.num_passes = 0
         self.rows = {"prefill": 0, "decode": 0, "draft": 0}
         self.prompt_tokens = self.generation_tokens = 0
@@ -59,34 +60,34 @@ class EngineMetrics:
         self.request_queue_time_seconds = Histogram()
         self._last_token_times: dict[str, float] = {}
 
-    def observe_step(self, plan: StepPlan, num_draft_rows: int, commits: Sequence[Commit], now: float) -> None:
-        """One pass and what it committed at `now`."""
+    def observe_step(self, step: StepOutcome, num_preempted: int, now: float) -> None:
+        """One pass and what it committed at `now`, after so many requests were preempted."""
         self.num_passes += 1
-        self.num_preemptions += len(plan.preempted)
+        self.num_preemptions += num_preempted
         rows = self.rows
-        rows["prefill"] += plan.batch.num_prefill_rows
-        rows["decode"] += plan.batch.num_decodes
-        rows["draft"] += num_draft_rows
+        rows["prefill"] += step.num_prefill_rows
+        rows["decode"] += step.num_decodes
+        rows["draft"] += step.num_draft_tokens
         gaps: Counter[float] = Counter()  # requests that run together share their gap
-        for commit in commits:
-            count = len(commit.token_ids)
+        for outcome in step.requests:
+            count = outcome.num_new
             if not count:
                 continue
             self.generation_tokens += count
-            last = self._last_token_times.get(commit.request.request_id)
-            self._last_token_times[commit.request.request_id] = now
+            last = self._last_token_times.pop(outcome.request_id, None)
+            if not outcome.finished:
+                self._last_token_times[outcome.request_id] = now
             if last is not None:
                 gaps[now - last] += 1
-            if commit.num_draft_tokens:
-                self.spec_decode_num_draft_tokens += commit.num_draft_tokens
-                self.accepted_per_draft[commit.num_accepted] += 1
+            if outcome.num_draft_tokens:
+                self.spec_decode_num_draft_tokens += outcome.num_draft_tokens
+                self.accepted_per_draft[outcome.num_accepted] += 1
                 self.emitted_per_draft[count] += 1
         for gap, count in gaps.items():
             self.inter_token_latency_seconds.observe(gap, count)
 
     def observe_sample(self, request_id: str, reason: FinishReason) -> None:
         """A sample ended."""
-        self._last_token_times.pop(request_id, None)
         self.finished[reason] += 1
 
     def observe_request(self, output: RequestOutput) -> None:
@@ -149,6 +150,7 @@ class EngineMetrics:
             "spec_decode_num_accepted_tokens_per_pos": self.spec_decode_num_accepted_tokens_per_pos,
             "acceptance_length": dict(sorted(self.emitted_per_draft.items())),
             "rows": dict(self.rows),
+            "spec_decode_lossy": self.is_lossy,
             "request_success": dict(self.finished),
             **{name: histogram.record() for name, histogram in self.histograms().items()},
         }

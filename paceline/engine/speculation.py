@@ -1,14 +1,13 @@
 """`Speculation`: how an engine's drafts are made, how long they are, and how they are judged.
 
-Not the place for drafters (`drafters/`), rules (`sampling/`) or length policies (`scheduling/length/`).
+Not the place for drafters (`drafters/`), rules (`sampling/`) or length policies (`speculation/`).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from paceline.drafters.base import Drafter, WatchesTarget
-from paceline.sampling import Verifier
-from paceline.scheduling.length import LengthPolicy, StepObserver, StepRecord
-from paceline.types import SamplingParams
+from paceline.drafters.base import Drafter
+from paceline.sampling import Judge, Verifier, is_lossy, judge
+from paceline.speculation import LengthPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,38 +16,22 @@ class Speculation:
 
     Attributes:
         drafter: proposes.
-        verifier: the rule, its options bound.
-        coupled: draws share the target's noise (the coupled rule).
-        length: how long drafts are, where the text cannot depend on it: greedy requests, and all under `coupled`.
-        sampled_length: how long they are elsewhere.
-        watcher: the drafter, when it wants to see the target's picks.
+        rule, verifier: the rule's name, and the rule with its options bound.
+        policy: how long drafts are.
+        most: most nodes of a draft; 0 is plain decoding.
     """
 
     drafter: Drafter
+    rule: str
     verifier: Verifier
-    coupled: bool
-    length: LengthPolicy
-    sampled_length: LengthPolicy
-    watcher: WatchesTarget | None = field(init=False)
+    policy: LengthPolicy
+    most: int
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "watcher", self.drafter if isinstance(self.drafter, WatchesTarget) else None)
+    @property
+    def is_lossy(self) -> bool:
+        """Whether the rule changes the law of the text."""
+        return is_lossy(self.rule)
 
-    def length_for(self, params: SamplingParams) -> LengthPolicy:
-        """The length policy of a request."""
-        return self.length if self.coupled or params.is_greedy else self.sampled_length
-
-    def observe_step(self, step: StepRecord) -> None:
-        """Tell the policies that learn from steps."""
-        for policy in {id(p): p for p in (self.length, self.sampled_length)}.values():
-            if isinstance(policy, StepObserver):
-                policy.observe_step(step)
-
-    def promised_length(self, params: SamplingParams) -> int:
-        """Nodes that a request may draft at every step whatever the load, so that its text is independent of it, or 0.
-
-        The text of a sampled request depends on where its drafts end, unless the target's own noise picks its tokens.
-        """
-        if self.coupled or params.is_greedy:
-            return 0
-        return getattr(self.sampled_length, "promise", 0)
+    def judge_of(self, seed: int | None, number: int) -> Judge:
+        """How the drafts of request number `number` are judged; see `sampling.judge`."""
+        return judge(self.rule, self.verifier, seed, number)

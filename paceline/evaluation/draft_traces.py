@@ -9,8 +9,9 @@ from paceline.drafters.base import DraftContext, Drafter
 from paceline.engine.engine import Engine
 from paceline.errors import InvalidParameter
 from paceline.sampling.tree import TokenTree
-from paceline.scheduling.length.base import DraftLaw
-from paceline.scheduling.length.disco import FEATURES, DraftTrace, features
+from paceline.speculation.outcome import RequestOutcome
+from paceline.speculation.policies.base import DraftLaw
+from paceline.speculation.policies.disco import FEATURES, DraftTrace, features
 from paceline.types import SamplingParams
 
 
@@ -31,15 +32,14 @@ def collect_traces(
     Raises:
         InvalidParameter: the drafter never asked how sure it was, so there is nothing to learn from.
     """
-    recorder = _Recorder(engine.speculation.drafter)
-    engine.speculation = replace(engine.speculation, drafter=recorder)
-    for number, prompt in enumerate(prompts):
-        engine.add_request(f"trace-{number}", prompt, params)
-        recorder.group = number
-        while engine.has_unfinished_requests:
-            engine.step()
-        progress(number + 1, len(prompts))
-    engine.speculation = replace(engine.speculation, drafter=recorder.inner)
+    recorder = _Recorder(engine.drafter)
+    with engine.watched_by(recorder):
+        for number, prompt in enumerate(prompts):
+            engine.add_request(f"trace-{number}", prompt, params)
+            recorder.group = number
+            while engine.has_unfinished_requests:
+                engine.step()
+            progress(number + 1, len(prompts))
     if not recorder.traces:
         remedy = "use a drafter with a distribution, e.g. draft_model, and at least two draft tokens"
         raise InvalidParameter("method", "no draft had laws to learn from", remedy)
@@ -50,7 +50,7 @@ class _Recorder:
     """A drafter that lets another one draft and writes down what it was sure of and what was accepted."""
 
     def __init__(self, inner: Drafter) -> None:
-        self.inner, self.name, self.group = inner, inner.name, 0
+        self.inner, self.name, self.traits, self.group = inner, inner.name, inner.traits, 0
         self.traces: list[DraftTrace] = []
         self._open: dict[str, tuple[int, Sequence[int], list[np.ndarray]]] = {}
 
@@ -63,13 +63,13 @@ class _Recorder:
                 self._open[context.request_id] = len(context.token_ids), tree.tokens, seen
         return trees
 
-    def observe(self, request_id: str, token_ids: Sequence[int], finished: bool) -> None:
-        start, drafted, seen = self._open.pop(request_id, (0, (), []))
+    def observe(self, outcome: RequestOutcome) -> None:
+        start, drafted, seen = self._open.pop(outcome.request_id, (0, (), []))
         if seen:
-            run = _common_length(drafted, token_ids[start:])
-            if start + run < len(token_ids):  # a text that ended inside the draft says nothing about the rest
+            run = _common_length(drafted, outcome.token_ids[start:])
+            if start + run < len(outcome.token_ids):  # a text that ended inside the draft says nothing about the rest
                 self.traces.append(DraftTrace(np.array(seen).reshape(-1, len(FEATURES)), run, self.group))
-        self.inner.observe(request_id, token_ids, finished)
+        self.inner.observe(outcome)
 
     def release(self, request_id: str) -> None:
         self._open.pop(request_id, None)

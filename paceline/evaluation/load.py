@@ -96,7 +96,7 @@ def run_alone(engine: Engine, crowd: Iterable[LoadRequest]) -> Iterable[RequestO
 
 
 def _sample(params: SamplingParams, index: int) -> SamplingParams:
-    return params if params.n == 1 else params.sample(index, params.seed or 0)
+    return params if params.n == 1 else params.sample(index)
 
 
 def _say(engine: Engine, prompt_token_ids: Sequence[int], params: SamplingParams) -> RequestOutput:

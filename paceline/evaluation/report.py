@@ -4,14 +4,13 @@ Rates are of the decoding phase: from the first token to the last. The prefill i
 and is reported as time to first token.
 """
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from paceline.engine.llm import LLM, Prompt
-from paceline.theory.acceptance import expected_tokens
+from paceline.speculation.prices import PassSeconds
 from paceline.types import RequestOutput, RequestStats, SamplingParams, TokenOutput
 
 
@@ -22,15 +21,17 @@ class Run:
     Attributes:
         first_token_seconds: from the request to its first token.
         decode_seconds: from the first token to the last.
+        predicted_speedup: what theory expects of its drafts over plain decoding; see `predicted_speedup`.
     """
 
     output: RequestOutput
     first_token_seconds: float
     decode_seconds: float
+    predicted_speedup: float | None = None
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens behind the first one, per second of decoding; 0 when there are none."""
+        """Tokens after the first one, per second of decoding; 0 when there are none."""
         decoded = len(self.output.token_ids) - 1
         return decoded / self.decode_seconds if decoded and self.decode_seconds else 0.0
 
@@ -55,31 +56,44 @@ def run_once(
     assert stream.output is not None
     assert first is not None
     assert last is not None
-    return Run(stream.output, first - started, last - first)
+    engine, stats = llm.engine, stream.output.stats
+    predicted = predicted_speedup(stats, engine.prices.passes.prior, engine.drafter.traits.cost_ratio)
+    return Run(stream.output, first - started, last - first, predicted)
 
 
-def predicted_speedup(stats: RequestStats, plain_pass_seconds: float) -> float | None:
-    """The speed-up theory expects from the measured acceptance rate and cost ratio; None without a decoding pass.
+def predicted_speedup(stats: RequestStats, pass_seconds: PassSeconds, cost_ratio: float) -> float | None:
+    """The speed-up theory expects from the measured acceptance and the costs known beforehand; None without a pass.
 
-    Leviathan et al. 2023, theorem 3.8, with the measured seconds of a drafting step in place of their g c + 1, and for
-    the passes without a draft one token each:
-    (f E(alpha, k) + 1 - f) / (seconds of a speculative step / seconds of a plain one), f the share of passes with one.
+    Tokens per pass with a draft are 1 + sum over levels l of d_l a_1 ... a_l, with d_l the share of drafts that have
+    level l and a_l its acceptance rate: Leviathan et al. 2023, theorem 3.8, without its assumption that all levels are
+    alike. Passes without a draft bring one token.
+
+    Args:
+        pass_seconds: t(rows, context), e.g. what `paceline tune` measured; only its shape matters.
+        cost_ratio: a draft step over a target pass of one row; 0 for lookups.
     """
-    passes = stats.num_target_passes
-    if not passes or not plain_pass_seconds:
+    passes, drafts = stats.num_target_passes, stats.num_drafts
+    if not passes:
         return None
-    drafted = stats.num_drafts / passes
-    length = stats.num_draft_tokens / stats.num_drafts if stats.num_drafts else 0.0
-    expected = drafted * _expected_between(stats.acceptance_rate or 0.0, length) + 1 - drafted
-    step = (stats.draft_seconds + stats.verify_seconds + stats.other_seconds) / passes
-    return expected * plain_pass_seconds / step
+    plain = pass_seconds(1, 0)
+    if not drafts:
+        return 1.0
+    tokens = passes + drafts * _expected_accepted(stats)
+    nodes, levels = stats.num_draft_tokens / drafts, sum(stats.drafted_per_level) / drafts
+    seconds = (passes - drafts) * plain + drafts * (pass_seconds(1 + nodes, 0) + levels * cost_ratio * plain)
+    return tokens * plain / seconds
 
 
-def _expected_between(alpha: float, length: float) -> float:
-    """E(alpha, length) for a mean length that is no whole number, on the straight line between its neighbours."""
-    low = math.floor(length)
-    at_low = float(expected_tokens(alpha, low))
-    return at_low + (length - low) * (float(expected_tokens(alpha, low + 1)) - at_low)
+def _expected_accepted(stats: RequestStats) -> float:
+    """Tokens of a draft that are expected to stand."""
+    expected, survival = 0.0, 1.0
+    for level, drafted in enumerate(stats.drafted_per_level):
+        if level >= len(stats.tested_per_level):
+            break
+        accepted = stats.accepted_per_level[level] if level < len(stats.accepted_per_level) else 0
+        survival *= accepted / stats.tested_per_level[level]
+        expected += survival * drafted / stats.num_drafts
+    return expected
 
 
 def describe(run: Run, plain: Run | None = None) -> dict[str, Any]:
@@ -90,7 +104,7 @@ def describe(run: Run, plain: Run | None = None) -> dict[str, Any]:
         "acceptance_length": stats.acceptance_length,
         "acceptance_rate": stats.acceptance_rate,
         "target_passes": stats.num_target_passes,
-        "predicted_speedup": predicted_speedup(stats, plain.pass_seconds) if plain else None,
+        "predicted_speedup": run.predicted_speedup if plain else None,
         "speedup": run.tokens_per_second / plain.tokens_per_second if plain and plain.tokens_per_second else None,
         "num_drafts": stats.num_drafts,
         "num_draft_tokens": stats.num_draft_tokens,

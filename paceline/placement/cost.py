@@ -11,7 +11,7 @@ import numpy as np
 
 from paceline.errors import InvalidParameter
 from paceline.placement.parallelise import LayerCosts
-from paceline.scheduling import CostProfile
+from paceline.speculation import CostProfile
 
 ALL_REDUCES_PER_LAYER = 2
 """Behind attention and behind the feed-forward block (Shoeybi et al. 2019, Megatron-LM)."""

@@ -13,17 +13,8 @@ import numpy as np
 
 from paceline.errors import InvalidParameter
 from paceline.placement.scheduled import mean_context, refuse_prefix_caching, simulated_request
-from paceline.scheduling import (
-    Commit,
-    CostProfile,
-    Fixed,
-    Grant,
-    LengthPolicy,
-    PagePool,
-    Scheduler,
-    SchedulerConfig,
-    StepResult,
-)
+from paceline.scheduling import Commit, Grant, PagePool, Scheduler, SchedulerConfig, StepResult
+from paceline.speculation import CostProfile, Fixed, LengthPolicy
 
 
 @dataclass(frozen=True, slots=True)

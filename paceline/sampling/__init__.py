@@ -5,17 +5,19 @@ from paceline.sampling.coupled import match_probability, verify_coupled, verify_
 from paceline.sampling.law import Law
 from paceline.sampling.lossy import LOSSY
 from paceline.sampling.randomness import ROOT, CounterRandomness, Randomness, fresh_seed
-from paceline.sampling.rules import RULES, Verifier, is_lossy, resolve
+from paceline.sampling.rules import AUTO, RULES, Judge, Verifier, is_lossy, judge, resolve
 from paceline.sampling.tree import ROOT_PARENT, TokenTree, union
 from paceline.sampling.verify import TargetLaws, Verdict, verify
 from paceline.sampling.warp import Warper
 
 __all__ = [
+    "AUTO",
     "LOSSY",
     "ROOT",
     "ROOT_PARENT",
     "RULES",
     "CounterRandomness",
+    "Judge",
     "Law",
     "Randomness",
     "TargetLaws",
@@ -25,6 +27,7 @@ __all__ = [
     "Warper",
     "fresh_seed",
     "is_lossy",
+    "judge",
     "match_probability",
     "resolve",
     "union",

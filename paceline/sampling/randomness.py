@@ -55,14 +55,15 @@ class CounterRandomness:
 
     Args:
         seed: any integer; seeds that agree modulo 2^64 give the same randomness.
+        stream: 0 is the seed's own noise, which plain sampling uses; every other number is independent noise.
 
     The hash is splitmix64 (Steele, Lea and Flood 2014): its finaliser absorbs the words of the key one by one, and
     token t takes output number t of the stream that the key starts.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, stream: int = 0) -> None:
         self.seed = seed
-        self._base = _absorb(0, seed)
+        self._base = _absorb(_absorb(0, seed), stream) if stream else _absorb(0, seed)
 
     def coin(self, probability: Any, position: int, node: int) -> bool:
         """True with `probability`: a uniform of 53 bits in [0, 1) lies below it."""

@@ -1,7 +1,11 @@
-"""Verification rules by name: what a configuration writes becomes a function here. Not the place for the rules."""
+"""Verification rules by name: what a configuration writes becomes a rule here, and a rule and a request a `Judge`.
+
+Not the place for the rules themselves.
+"""
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -9,9 +13,12 @@ from paceline.errors import InvalidParameter
 from paceline.sampling.block import verify_block
 from paceline.sampling.coupled import verify_coupled, verify_sample_and_match
 from paceline.sampling.lossy import LOSSY, verify_lenient, verify_lenient_greedy, verify_typical, verify_uniform_coin
-from paceline.sampling.randomness import Randomness
+from paceline.sampling.randomness import CounterRandomness, Randomness, fresh_seed
 from paceline.sampling.tree import TokenTree
 from paceline.sampling.verify import TargetLaws, Verdict, verify
+
+AUTO = "auto"
+"""The default rule, which goes by the request: see `judge`."""
 
 
 class Verifier(Protocol):
@@ -20,7 +27,19 @@ class Verifier(Protocol):
     def __call__(self, tree: TokenTree, target: TargetLaws, randomness: Randomness, position: int, /) -> Verdict: ...
 
 
+def verify_auto(tree: TokenTree, target: TargetLaws, randomness: Randomness, position: int) -> Verdict:
+    """The default for a request without a seed: whichever exact rule accepts most.
+
+    A chosen (one-hot) draft is judged by the target's own draw, which accepts a token x with p(x) as p/q would, and
+    whose text is plain sampling's. A drawn one is judged by p/q. Arguments as in `verify`.
+    """
+    if tree.draw == "one_hot":
+        return verify_sample_and_match(tree, target, randomness, position)
+    return verify(tree, target, randomness, position)
+
+
 RULES: dict[str, Callable[..., Verdict]] = {
+    AUTO: verify_auto,
     "p/q": verify,
     "block": verify_block,
     "coupled": verify_coupled,
@@ -31,6 +50,47 @@ RULES: dict[str, Callable[..., Verdict]] = {
     "typical": verify_typical,
 }
 """Every rule by the name a configuration uses."""
+
+
+_TOSSES_COINS = frozenset({"p/q", "block", "lenient", "uniform_coin"})
+"""Rules whose text depends on where drafts end, even with a seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """How one request's drafts are judged.
+
+    Attributes:
+        verify: the rule.
+        randomness: the request's coins and draws.
+        coupled: a drafter that draws must draw with the target's noise.
+    """
+
+    verify: Verifier
+    randomness: Randomness
+    coupled: bool
+
+
+def judge(name: str, verifier: Verifier, seed: int | None, number: int) -> Judge:
+    """How a request is judged under the rule called `name`, bound as `verifier`.
+
+    Under ``auto`` a request with a seed is judged under the coupled rule, so that its text is plain sampling's whatever
+    is drafted, and one without a seed under `verify_auto`, on fresh noise.
+
+    Rules that toss coins read a stream of noise that no other request of an engine reads, seed or none: a drafter, a
+    length policy, anything that remembers an earlier request with the same seed would otherwise propose from texts that
+    were decided by the very coins which now judge them, and the law would be lost.
+
+    Args:
+        seed: of the request, None for a fresh one.
+        number: of the request among those of its engine, from 0.
+    """
+    if name == AUTO and seed is not None:
+        return Judge(verify_coupled, CounterRandomness(seed), True)
+    if seed is None:
+        return Judge(verifier, CounterRandomness(fresh_seed()), name == "coupled")
+    stream = 1 + number if name in _TOSSES_COINS else 0
+    return Judge(verifier, CounterRandomness(seed, stream), name == "coupled")
 
 
 def resolve(name: str, **options: float) -> Verifier:

@@ -139,6 +139,24 @@ class TokenTree:
         return TokenTree(self.tokens[:num_nodes], self.parents[:num_nodes], self.draw, self.draft_laws, rows)
 
 
+def trimmed(tree: TokenTree, num_nodes: int, depth: int) -> TokenTree:
+    """The part of `tree` with at most `num_nodes` nodes and `depth` levels.
+
+    Exact as long as neither is chosen by looking at the drawn tokens.
+    """
+    tree = tree.prune(num_nodes)
+    if len(tree) <= depth or not len(tree):
+        return tree
+    depths = tree.depths
+    if max(depths) <= depth:
+        return tree
+    kept = [node for node, level in enumerate(depths) if level <= depth]
+    number = {node: i for i, node in enumerate(kept)} | {ROOT_PARENT: ROOT_PARENT}
+    rows = None if tree.draft_rows is None else tuple(tree.draft_rows[node] for node in kept)
+    parents = tuple(number[tree.parents[node]] for node in kept)
+    return TokenTree(tuple(tree.tokens[node] for node in kept), parents, tree.draw, tree.draft_laws, rows)
+
+
 def union(trees: Sequence[TokenTree]) -> TokenTree:
     """Several proposals below one root as one tree; earlier trees are tested first.
 

@@ -5,9 +5,11 @@ costs more than all the rest. Rows, slots and masks are made of them by the engi
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from paceline.scheduling.request import RequestState
-from paceline.scheduling.stats import BatchStats
+from paceline.speculation.outcome import RequestOutcome
+from paceline.speculation.records import BatchStats
 from paceline.types import FinishReason
 
 
@@ -21,7 +23,8 @@ class Grant:
     Attributes:
         num_prefill_tokens: tokens of the chunk, 0 for a decode.
         draft_budget: most nodes of the draft tree, 0 for a prefill chunk.
-        wanted_budget: what the length policy asked for before the step's budget cut it.
+        draft_depth: most levels of it: tokens after the end of the output are never said.
+        wanted_budget: nodes the length policy asked for before the step's budget cut them.
         start: position of the first row, the request's ``num_computed``.
         needs_logits: the step emits a token for this request: a decode, or the chunk that ends the prefill.
     """
@@ -29,6 +32,7 @@ class Grant:
     request: RequestState
     num_prefill_tokens: int = 0
     draft_budget: int = 0
+    draft_depth: int = 0
     wanted_budget: int = 0
     start: int = 0
     needs_logits: bool = True
@@ -52,6 +56,7 @@ class StepPlan:
         expired: requests whose time was up; they are finished.
         copies: (source, destination) pages whose keys and values to copy, in this order, before the rows run.
         batch: what the length policy was told.
+        looks: decoding requests without a draft whose drafter is asked all the same, to see what it would propose.
     """
 
     grants: tuple[Grant, ...] = ()
@@ -59,6 +64,7 @@ class StepPlan:
     batch: BatchStats = field(default_factory=BatchStats)
     expired: tuple[RequestState, ...] = ()
     copies: tuple[tuple[int, int], ...] = ()
+    looks: tuple[RequestState, ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -88,8 +94,10 @@ class StepResult:
         num_prefill_tokens: tokens of the chunk that was computed, 0 for a decode.
         token_ids: emitted tokens in order. Decode: the accepted path, then the target's own token. Prefill: the first
             token when the chunk ended the prefill, else nothing.
-        num_draft_tokens: nodes verified.
+        num_draft_tokens, depth: nodes and levels verified.
         rejected: the target's own token replaced a drafted one (recovered, not bonus).
+        num_refused: nodes that were compared with the target and refused.
+        tokens, parents, picks: as of `RequestOutcome`, for the drafter.
     """
 
     request_id: str
@@ -97,6 +105,11 @@ class StepResult:
     token_ids: tuple[int, ...] = ()
     num_draft_tokens: int = 0
     rejected: bool = False
+    depth: int = 0
+    num_refused: int = 0
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    picks: Any = None
 
 
 @dataclass(slots=True)
@@ -105,17 +118,28 @@ class Commit:
 
     Attributes:
         token_ids: tokens that joined the output.
-        num_dropped: emitted tokens behind the stop; they count nowhere.
-        num_accepted: drafted tokens among `token_ids`.
-        rejected: a drafted token was refused, and the refusal lies before the stop.
+        outcome: the same with what became of the draft, for everybody who learns.
+        num_dropped: emitted tokens after the stop; they count nowhere.
         finish_reason: None while the request goes on.
-        num_draft_tokens: nodes verified.
     """
 
     request: RequestState
     token_ids: tuple[int, ...]
+    outcome: RequestOutcome
     num_dropped: int = 0
-    num_accepted: int = 0
-    rejected: bool = False
     finish_reason: FinishReason | None = None
-    num_draft_tokens: int = 0
+
+    @property
+    def num_accepted(self) -> int:
+        """Drafted tokens among `token_ids`."""
+        return self.outcome.num_accepted
+
+    @property
+    def rejected(self) -> bool:
+        """Whether a level of the draft fell, before the stop."""
+        return self.outcome.level_refused
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Nodes verified."""
+        return self.outcome.num_draft_tokens

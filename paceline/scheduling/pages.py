@@ -159,6 +159,13 @@ class PagePool:
             counted = Counter(page for table in page_tables for page in table)
             _demand(all(counted[page] == count for page, count in enumerate(self._references)), "references leak")
 
+    def forget(self) -> None:
+        """Make nothing findable any more: what lies in the pages is not to be trusted."""
+        self._free += self._idle
+        self._idle.clear()
+        self._page_of.clear()
+        self._digest_of.clear()
+
     def _evict(self) -> int:
         """Forget the content of the least recently used idle page."""
         page, _ = self._idle.popitem(last=False)

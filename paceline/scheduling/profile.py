@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import InvalidParameter
-from paceline.scheduling.cost import CostProfile
+from paceline.speculation.cost import CostProfile
 
 FORMAT, VERSION = "paceline-profile", 1
 _REMEDY = "measure anew with `paceline tune`"

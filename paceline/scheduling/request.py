@@ -3,13 +3,12 @@
 Only the scheduler writes here. What the user asked for is `paceline.types.SamplingParams`; text belongs to the engine.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from paceline.errors import InvalidParameter
-from paceline.scheduling.length import LengthPolicy
-from paceline.scheduling.stats import DraftStats
+from paceline.speculation.records import DraftStats
 from paceline.types import FinishReason, SamplingParams
 
 
@@ -45,10 +44,10 @@ class RequestState:
         output_limit: most output tokens; ``max_tokens`` cut to the model's length when the scheduler takes it in.
         reserved_tokens: slots kept for it whatever its length (policies that reserve at admission).
         page_digests: chained digests of its full pages that hold computed tokens.
-        length: how long its drafts are; the scheduler's own policy when None.
-        draft_length: when above 0, a draft of up to so many nodes (or as many as it may still say) is granted whatever
-            the load, as a sampled text needs that must not depend on it.
+        completes_stop: whether the token just committed completes one of its stop strings; asked once for every
+            committed token of a request with stop strings, in order. None when nobody reads its text.
         sequence: order in which the scheduler took requests in; breaks ties of arrival.
+        drafts: whether drafts may be asked for; switched off where its drafter failed.
         draft_stats: what became of its drafts.
         followers: requests that wait for this one's prompt to be computed.
         first_scheduled_time, first_token_time, finish_time: seconds on the caller's clock, None until it happened.
@@ -70,8 +69,8 @@ class RequestState:
     output_limit: int = field(init=False)
     reserved_tokens: int = 0
     page_digests: list[bytes] = field(default_factory=list, repr=False)
-    length: LengthPolicy | None = field(default=None, repr=False)
-    draft_length: int = 0
+    completes_stop: Callable[[int], bool] | None = field(default=None, repr=False)
+    drafts: bool = True
     sequence: int = 0
     draft_stats: DraftStats = field(default_factory=DraftStats)
     followers: "list[RequestState]" = field(default_factory=list, repr=False)
@@ -122,14 +121,16 @@ class RequestState:
         return self.output_limit - len(self.token_ids) + len(self.prompt_token_ids)
 
     @property
-    def rows_to_decode(self) -> int:
-        """Rows that a decode cannot do without: the last token's, and a draft's whose length is promised."""
-        return 1 + min(self.draft_length, self.num_output_left - 1) if self.draft_length else 1
-
-    @property
     def most_slots(self) -> int:
         """Cache slots it can ever need: the last output token is never computed."""
         return self.num_prompt_tokens + self.output_limit - 1
+
+    def withdraw(self) -> None:
+        """Its pages are gone: it waits, and everything so far will be computed again."""
+        self.page_table, self.page_digests = [], []
+        self.num_computed = self.reserved_tokens = 0
+        self.num_preemptions += 1
+        self.status = Status.WAITING
 
     @property
     def order(self) -> tuple[int, float, int]:

@@ -12,13 +12,14 @@ from heapq import heapify, heappop, heappush
 from paceline.errors import InvalidParameter
 from paceline.scheduling.batch import Commit, Grant, StepPlan, StepResult
 from paceline.scheduling.config import SchedulerConfig
-from paceline.scheduling.length import Fixed, LengthPolicy
 from paceline.scheduling.pages import PagePool, extend_digests
 from paceline.scheduling.policies import make_policy
 from paceline.scheduling.request import RequestState, Status
-from paceline.scheduling.stats import ENGINE_MEMORY, BatchStats, DraftRates, DraftStats
 from paceline.scheduling.step import StepBuilder, by_order
 from paceline.scheduling.stop import StopChecker
+from paceline.speculation.outcome import RequestOutcome
+from paceline.speculation.policies import Fixed, LengthPolicy
+from paceline.speculation.records import DraftRates, DraftStats
 from paceline.types import FinishReason
 
 _IDLE_DEADLINES = 64
@@ -32,6 +33,7 @@ class Scheduler:
         config: limits and the policy's name.
         pool: pages of the target's cache; nobody else may allocate from it.
         length: how many tokens to draft; plain decoding when left out.
+        branches: drafts may have more nodes than levels.
         stop: stop rules; only lengths stop a request when left out.
 
     What fits in the pool alone is always finished: the first request in scheduling order is never preempted for others.
@@ -43,11 +45,13 @@ class Scheduler:
         pool: PagePool,
         length: LengthPolicy | None = None,
         stop: StopChecker | None = None,
+        branches: bool = False,
     ) -> None:
         self.config = config
         self.pool = pool
         self.length = Fixed(0) if length is None else length
-        self.draft_rates = DraftRates()
+        self._branches = branches
+        self.draft_rates = DraftRates.of_engine()
         """Of all requests together; a new one begins there."""
         self._stop = StopChecker() if stop is None else stop
         self._policy = make_policy(config.policy)
@@ -96,9 +100,8 @@ class Scheduler:
             slots = self.pool.num_pages * self.pool.page_size
             problem = f"prompt and output need {request.most_slots} cache slots, the cache has {slots}"
             raise InvalidParameter("max_tokens", problem, "ask for fewer tokens or give the cache more pages")
-        request.draft_length = min(request.draft_length, self.config.max_num_batched_tokens - 1)
         request.sequence = self._num_added
-        request.draft_stats = DraftStats() if request.draft_length else DraftStats(self.draft_rates.as_prior())
+        request.draft_stats = DraftStats(self.draft_rates.as_prior())
         self._num_added += 1
         self._requests[request.request_id] = request
         if request.deadline is not None:
@@ -117,7 +120,7 @@ class Scheduler:
         expired = tuple(self._expire(now)) if self._deadlines else ()
         step = StepBuilder(self.config, self.pool, self._running, self._waiting)
         self._policy.fill(step)
-        plan = step.plan(self._wishes)
+        plan = step.plan(self.length, self._branches)
         self._last_plan = replace(plan, expired=expired) if expired else plan
         for request in step.admitted:
             self.prefix_cache_queries += request.num_tokens
@@ -133,20 +136,6 @@ class Scheduler:
             if request.status is not Status.FINISHED:
                 self._finish(request, "timeout", now)
                 yield request
-
-    def _wishes(self, requests: Sequence[RequestState], batch: BatchStats) -> list[int]:
-        """Draft tokens each request wants, by its own length policy or the scheduler's."""
-        policies = [request.length or self.length for request in requests]
-        distinct = {id(policy): policy for policy in policies}
-        if len(distinct) == 1:
-            return policies[0].budgets([request.draft_stats for request in requests], batch)
-        wanted = [0] * len(requests)
-        for policy in distinct.values():
-            places = [place for place, its in enumerate(policies) if its is policy]
-            budgets = policy.budgets([requests[place].draft_stats for place in places], batch)
-            for place, budget in zip(places, budgets, strict=True):
-                wanted[place] = budget
-        return wanted
 
     def update(self, results: Iterable[StepResult], now: float) -> list[Commit]:
         """Commit what a step computed, token by token until a stop rule holds, and free what is no longer needed.
@@ -167,29 +156,37 @@ class Scheduler:
             if grant.request.status is not Status.FINISHED:
                 _check_result(grant, result)
                 commits.append(self._commit(grant, result, now))
-        self._learn(commits)
+        self.draft_rates.learn_step([commit.outcome for commit in commits])
         return commits
 
-    def _learn(self, commits: Sequence[Commit]) -> None:
-        """What this step's drafts say about those of requests to come."""
-        num_asked = sum([grant.draft_budget > 0 for grant in self._last_plan.grants])
-        if num_asked:
-            drafts = [commit for commit in commits if commit.num_draft_tokens]
-            self.draft_rates.learn(
-                sum([commit.num_draft_tokens for commit in drafts]),
-                sum([commit.num_accepted for commit in drafts]),
-                sum([commit.rejected for commit in drafts]),
-                num_asked,
-                len(drafts),
-                ENGINE_MEMORY,
+    def learn_looks(self, looks: Sequence[tuple[RequestState, RequestOutcome]]) -> None:
+        """What became of proposals that were looked at and not verified."""
+        for request, outcome in looks:
+            request.draft_stats.is_looked_at = False
+            stats = request.draft_stats
+            stats.rates.learn(
+                outcome.num_draft_tokens, outcome.num_accepted, outcome.level_refused, memory=stats.memory
             )
+        self.draft_rates.learn_step([outcome for _, outcome in looks])
 
-    def abort(self, request_id: str, now: float | None = None) -> RequestState | None:
+    def abort(self, request_id: str, now: float | None = None, reason: FinishReason = "abort") -> RequestState | None:
         """End a request now; its output so far stays in the returned state. None when it is not known (any more)."""
         request = self._requests.get(request_id)
         if request is not None:
-            self._finish(request, "abort", now)
+            self._finish(request, reason, now)
         return request
+
+    def restart(self) -> list[RequestState]:
+        """Begin again with an empty cache: whoever holds pages waits and is computed anew. Returns those requests."""
+        running = list(self._running)
+        for request in running:
+            self._running.remove(request)
+            insort(self._waiting, request, key=by_order)
+            self.pool.release(request.page_table)
+            request.withdraw()
+        self.pool.forget()
+        self._last_plan = StepPlan()
+        return running
 
     def check_integrity(self) -> None:
         """Raise RuntimeError when queues, page tables and pool do not agree; cheap enough to call when idle."""
@@ -206,29 +203,27 @@ class Scheduler:
             raise RuntimeError("scheduler: a request is in no queue or in two")
 
     def _commit(self, grant: Grant, result: StepResult, now: float) -> Commit:
-        request, token_ids, drafted = grant.request, result.token_ids, result.num_draft_tokens
+        request, token_ids = grant.request, result.token_ids
         count, reason = self._stop.commit(request, token_ids)
-        dropped = len(token_ids) - count
-        accepted, rejected = 0, False
+        outcome = _outcome(grant, result, count)
         if grant.num_prefill_tokens:
             self._prefilled(grant, count, now)
         else:
             request.num_computed += count
-            accepted, rejected = min(len(token_ids) - 1, count), result.rejected and not dropped
-            request.draft_stats.learn(grant.wanted_budget, drafted, accepted, rejected, grant.draft_budget > 0)
+            request.draft_stats.learn(outcome)
         page_size = self.pool.page_size
         if request.num_computed >= (len(request.page_digests) + 1) * page_size:
             self._publish(request)
         if reason:
+            outcome.finished = True
             self._finish(request, reason, now)
         elif len(request.page_table) * page_size >= len(request.token_ids) + page_size:
             self._trim(request)
-        return Commit(
-            request, token_ids[:count] if dropped else token_ids, dropped, accepted, rejected, reason, drafted
-        )
+        dropped = len(token_ids) - count
+        return Commit(request, token_ids[:count] if dropped else token_ids, outcome, dropped, reason)
 
     def _prefilled(self, grant: Grant, num_emitted: int, now: float) -> None:
-        """A chunk is in the cache; with the first token behind it the request decodes from now on."""
+        """A chunk is in the cache; with the first token after it the request decodes from now on."""
         request = grant.request
         request.num_computed += grant.num_prefill_tokens
         if request.num_to_compute == 1 and request.num_output_tokens:
@@ -285,6 +280,23 @@ class Scheduler:
         for request in requests:
             insort(self._waiting, request, key=by_order)
         requests.clear()
+
+
+def _outcome(grant: Grant, result: StepResult, count: int) -> RequestOutcome:
+    """What is told of a result of which `count` tokens were committed."""
+    request, stats = grant.request, grant.request.draft_stats
+    outcome = RequestOutcome(request.request_id, request.token_ids, count, grant.num_prefill_tokens)
+    if grant.draft_budget:
+        outcome.asked, outcome.wanted = True, grant.wanted_budget
+        outcome.in_a_row = stats.num_drafts > 0 and not stats.steps_since_draft
+    if result.num_draft_tokens:
+        is_whole = count == len(result.token_ids)
+        outcome.num_draft_tokens, outcome.depth = result.num_draft_tokens, result.depth or result.num_draft_tokens
+        outcome.tokens, outcome.parents, outcome.picks = result.tokens, result.parents, result.picks
+        outcome.num_accepted = min(len(result.token_ids) - 1, count)
+        outcome.level_refused = result.rejected and is_whole
+        outcome.num_refused = max(result.num_refused, result.rejected) if is_whole else 0
+    return outcome
 
 
 def _check_result(grant: Grant, result: StepResult) -> None:

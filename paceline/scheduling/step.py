@@ -5,16 +5,14 @@ the policy's. Not the place for results (`scheduler.py`).
 """
 
 from bisect import insort
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from paceline.scheduling.batch import Grant, StepPlan
 from paceline.scheduling.config import SchedulerConfig
 from paceline.scheduling.pages import PagePool, extend_digests
 from paceline.scheduling.request import RequestState, Status
-from paceline.scheduling.stats import BatchStats
-
-Wishes = Callable[[Sequence[RequestState], BatchStats], Sequence[int]]
-"""(decoding requests, the step so far) to the draft tokens that each of them wants."""
+from paceline.speculation.policies import LengthPolicy
+from paceline.speculation.records import BatchStats
 
 
 def by_order(request: RequestState) -> tuple[int, float, int]:
@@ -74,19 +72,18 @@ class StepBuilder:
         return bool(self._preempted)
 
     def decode(self, requests: Iterable[RequestState]) -> None:
-        """Grant the rows they need to decoding requests, taking pages from those behind them when none are free.
+        """Grant a row each to decoding requests, taking pages from those after them in order when none are free.
 
         Ask in scheduling order: the last request that has no grant yet is preempted first, the asking one included;
         those preempted meanwhile are passed over.
         """
         size = self._pool.page_size
         for request in requests:
-            rows = request.rows_to_decode
-            if request.num_computed + rows > len(request.page_table) * size and not self._win_pages(request, rows):
+            if request.num_computed >= len(request.page_table) * size and not self._win_page(request):
                 continue
             if request.status is Status.RUNNING:
                 self._decodes.append(request)
-                self.num_rows += rows
+                self.num_rows += 1
 
     def prefill(self, request: RequestState, num_tokens: int) -> None:
         """Grant a chunk of at most `num_tokens`, nothing for 0. Its pages are there since the admission."""
@@ -111,17 +108,16 @@ class StepBuilder:
         Returns:
             False when it does not fit; then stop admitting, whoever comes next (first come, first served).
         """
-        if len(self._running) >= self.config.max_num_seqs or not self._can_decode_beside(request):
+        if len(self._running) >= self.config.max_num_seqs:
             return False
         pool = self._pool
         reused, digests = self._reusable(request)
         is_partial = len(reused) * pool.page_size > request.num_tokens - 1
         known = min(len(reused) * pool.page_size, request.num_tokens - 1)
         goes_on = request.num_output_tokens > 0 and known == request.num_tokens - 1  # preempted, and still in the cache
-        needed = known + request.rows_to_decode if goes_on else request.num_tokens
-        slots = request.most_slots if reserve else needed
+        slots = request.most_slots if reserve else request.num_tokens
         missing = pool.pages_for(slots) - len(reused)
-        if missing + is_partial > pool.num_free or (goes_on and request.rows_to_decode > self.rows_left):
+        if missing + is_partial > pool.num_free or (goes_on and not self.rows_left):
             pool.release(reused)
             return False
         if is_partial and (copy := pool.make_writable(reused, len(reused) - 1)):
@@ -139,11 +135,6 @@ class StepBuilder:
             self.decode([request])
         return True
 
-    def _can_decode_beside(self, request: RequestState) -> bool:
-        """Whether the rows of a step suffice for promised drafts when all that hold pages decode."""
-        promised = [each.draft_length for each in (*self._running, request)]
-        return not any(promised) or sum(promised) + len(promised) <= self.config.max_num_batched_tokens
-
     def _reusable(self, request: RequestState) -> tuple[list[int], list[bytes]]:
         """Pages, referenced, that hold the beginning of its tokens, and the digests of the full ones.
 
@@ -159,41 +150,56 @@ class StepBuilder:
         pool.share(cached)
         return cached, digests[: len(cached)]
 
-    def plan(self, wishes: Wishes) -> StepPlan:
+    def plan(self, length: LengthPolicy, branches: bool) -> StepPlan:
         """The finished step: what is left of the rows is shared among the decodes' drafts.
 
         Drafts come last: they shrink before anybody's decode or prefill does, never preempt, and never reach beyond
         the tokens the request may still emit.
+
+        Args:
+            length: says how many nodes each decode should draft.
+            branches: drafts may have more nodes than levels.
         """
         decodes = self._decodes
         prefill_rows = sum([grant.num_prefill_tokens for grant in self._prefills])
         context = sum([request.num_computed for request in decodes]) / max(1, len(decodes))
         batch = BatchStats(len(decodes), prefill_rows, self.rows_left, context)
-        wanted = wishes(decodes, batch) if decodes else ()
-        if any(wanted):
-            granted = self._share_rows(wanted)
-            grants = [Grant(r, 0, n, wish, r.num_computed) for r, n, wish in zip(decodes, granted, wanted, strict=True)]
-        else:
-            grants = [Grant(request, start=request.num_computed) for request in decodes]
-        return StepPlan((*grants, *self._prefills), tuple(self._preempted), batch, copies=tuple(self._copies))
+        drafting = [request for request in decodes if request.drafts]
+        stats = [request.draft_stats for request in drafting]
+        budgets = length.budgets(stats, batch) if drafting else []
+        looks = tuple([drafting[place] for place in length.looks(stats, budgets)]) if drafting else ()
+        if len(drafting) < len(decodes):
+            asked = iter(budgets)
+            budgets = [next(asked) if request.drafts else 0 for request in decodes]
+        grants = self._grants(budgets, branches)
+        copies = tuple(self._copies)
+        return StepPlan((*grants, *self._prefills), tuple(self._preempted), batch, copies=copies, looks=looks)
 
-    def _share_rows(self, wanted: Sequence[int]) -> list[int]:
+    def _grants(self, wanted: Sequence[int], branches: bool) -> list[Grant]:
+        """A grant for every decode, with a draft where one is wanted and there is room."""
+        if not any(wanted):
+            return [Grant(request, start=request.num_computed) for request in self._decodes]
+        depths = [min(n, r.num_output_left - 1) for r, n in zip(self._decodes, wanted, strict=True)]
+        useful = [n if depth > 0 and branches else depth for n, depth in zip(wanted, depths, strict=True)]
+        nodes = self._share_rows(useful)
+        return [
+            Grant(request, 0, n, min(n, depth), wish, request.num_computed)
+            for request, n, depth, wish in zip(self._decodes, nodes, depths, wanted, strict=True)
+        ]
+
+    def _share_rows(self, useful: list[int]) -> list[int]:
         """Draft rows for each decode, with pages for them; when rows are short the smallest wishes are met first."""
-        useful = [min(n, r.num_output_left - 1) if n > 0 else 0 for r, n in zip(self._decodes, wanted, strict=True)]
-        promised = self.num_rows - len(useful) - sum([grant.num_prefill_tokens for grant in self._prefills])
-        rows_left = self.rows_left + promised
-        if sum(useful) > rows_left:
-            self._cut(useful, rows_left)
+        if sum(useful) > self.rows_left:
+            self._cut(useful)
         return [self._grow(r, rows) if rows else 0 for r, rows in zip(self._decodes, useful, strict=True)]
 
-    def _cut(self, useful: list[int], rows_left: int) -> None:
-        """Lower the wishes, in place, until they fit; those that were promised stay."""
-        promised = [request.rows_to_decode - 1 for request in self._decodes]
-        rows_left -= sum(promised)
-        asking = [place for place, rows in enumerate(useful) if rows and not promised[place]]
+    def _cut(self, useful: list[int]) -> None:
+        """Lower the wishes, in place, until they fit."""
+        rows_left = self.rows_left
+        asking = [place for place, rows in enumerate(useful) if rows]
         asking.sort(key=useful.__getitem__)
-        for behind, place in zip(range(len(asking), 0, -1), asking, strict=True):
-            useful[place] = min(useful[place], -(-rows_left // behind))  # earlier ones take what does not divide
+        for still_asking, place in zip(range(len(asking), 0, -1), asking, strict=True):
+            useful[place] = min(useful[place], -(-rows_left // still_asking))  # earlier ones take what does not divide
             rows_left -= useful[place]
 
     def _grow(self, request: RequestState, num_nodes: int) -> int:
@@ -206,18 +212,17 @@ class StepBuilder:
         request.page_table += pool.allocate(pool.pages_for(num_tokens + granted) - len(request.page_table))
         return granted
 
-    def _win_pages(self, request: RequestState, rows: int) -> bool:
-        """Pages for a decode of `rows` rows, by preemption when need be; False when the request itself had to go."""
+    def _win_page(self, request: RequestState) -> bool:
+        """A page for a decode, by preemption when need be; False when the request itself had to go."""
         if request.status is not Status.RUNNING:
             return False
-        missing = self._pool.pages_for(request.num_computed + rows) - len(request.page_table)
-        while missing > self._pool.num_free:
+        while not self._pool.num_free:
             granted = {*self._decodes, *(grant.request for grant in self._prefills)}
             victim = next(r for r in reversed(self._running) if r not in granted)
             self._preempt(victim)
             if victim is request:
                 return False
-        request.page_table += self._pool.allocate(missing)
+        request.page_table += self._pool.allocate(1)
         return True
 
     def _preempt(self, request: RequestState) -> None:
@@ -225,9 +230,5 @@ class StepBuilder:
         self._running.remove(request)
         insort(self.waiting, request, key=by_order)
         self._pool.release(request.page_table)
-        request.page_table = []
-        request.page_digests = []
-        request.num_computed = request.reserved_tokens = 0
-        request.num_preemptions += 1
-        request.status = Status.WAITING
+        request.withdraw()
         self._preempted.append(request)

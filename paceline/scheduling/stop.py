@@ -1,22 +1,14 @@
 """`StopChecker`: does the output end with the token just committed?
 
 Asked token by token, in order, so that a stop inside an accepted draft cuts it there. Making a token impossible
-(`min_tokens` and the end of sequence) is the warper's work; text is the engine's, which is why stop strings are asked
-of a callback.
+(`min_tokens` and the end of sequence) is the warper's work; text is the engine's, so a request brings its own test for
+stop strings (`RequestState.completes_stop`).
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 from paceline.scheduling.request import RequestState
 from paceline.types import FinishReason
-
-FindStopString = Callable[[RequestState, int], bool]
-"""(request, token just committed) -> a stop string is now complete. Called once for every committed token of a request
-with stop strings, in order, so it may decode incrementally."""
-
-
-def _no_stop_string(_request: RequestState, _token: int) -> bool:
-    return False
 
 
 class StopChecker:
@@ -24,12 +16,10 @@ class StopChecker:
 
     Args:
         eos_token_ids: end-of-sequence ids of the model.
-        find_stop_string: decides stop strings; requests with ``stop`` are only stopped by them when it is given.
     """
 
-    def __init__(self, eos_token_ids: Collection[int] = (), find_stop_string: FindStopString = _no_stop_string) -> None:
+    def __init__(self, eos_token_ids: Collection[int] = ()) -> None:
         self._eos_token_ids = frozenset(eos_token_ids)
-        self._find_stop_string = find_stop_string
 
     def commit(self, request: RequestState, token_ids: Sequence[int]) -> tuple[int, FinishReason | None]:
         """Append tokens up to the one that ends the output: (how many, why it ended or None)."""
@@ -51,7 +41,7 @@ class StopChecker:
         No rule but the length applies to the first ``min_tokens`` output tokens.
         """
         params = request.params
-        found = bool(params.stop) and self._find_stop_string(request, token)
+        found = bool(params.stop) and request.completes_stop is not None and request.completes_stop(token)
         if request.num_output_tokens > params.min_tokens:
             is_eos = token in self._eos_token_ids and not params.ignore_eos
             if found or is_eos or token in params.stop_token_ids:

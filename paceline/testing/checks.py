@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from paceline.drafters.base import DraftContext, Drafter
+from paceline.drafters.base import BaseDrafter, DraftContext, Drafter
 from paceline.sampling import CounterRandomness, TokenTree, resolve, verify
+from paceline.speculation import DrafterTraits, RequestOutcome
 from paceline.testing.enumeration import EnumeratedRandomness, law_of
 from paceline.testing.table_model import TableModel, plain_law, run
 
@@ -38,6 +39,7 @@ def check_shape(make: Make) -> None:
     """One `TokenTree` per context, in order; none for none; a name."""
     drafter = make()
     demand(isinstance(getattr(drafter, "name", None), str), "a drafter has a name (a string)")
+    demand(isinstance(getattr(drafter, "traits", None), DrafterTraits), "a drafter has traits (DrafterTraits)")
     demand(list(drafter.propose([])) == [], "propose([]) returns an empty list")
     for names in ([A], [D, B, C], list(TEXTS)):
         trees = propose(make(), names)
@@ -61,7 +63,7 @@ def check_token_ids(make: Make) -> None:
     for drafter, texts in ((kept, lent), (fresh, TEXTS)):
         propose(drafter, list(TEXTS), texts=texts, lend=drafter is kept)
         for name, text in texts.items():
-            drafter.observe(name, text if drafter is kept else list(text), finished=False)
+            drafter.observe(RequestOutcome(name, text if drafter is kept else list(text)))
     demand(lent == TEXTS, "token_ids is changed; copy what you need")
     for text in lent.values():
         text[:] = [1] * 40
@@ -85,13 +87,13 @@ def check_release(make: Make) -> None:
     """A released request is forgotten: nothing is stored under its name, and it may come back as another text."""
     drafter = make()
     drafter.release("never seen")
-    drafter.observe("never seen", [0, 1], finished=True)
+    drafter.observe(RequestOutcome("never seen", [0, 1], finished=True))
     propose(drafter, list(TEXTS), texts={**TEXTS, A: [2]})
     drafter.release(A)
     held = where(drafter, A)
     demand(held is None, f"{held} still holds the request after release")
     for name in (B, C, D):
-        drafter.observe(name, [*TEXTS[name], 1], finished=True)
+        drafter.observe(RequestOutcome(name, [*TEXTS[name], 1], num_new=1, finished=True))
         held = where(drafter, name)
         demand(held is None, f"{held} still holds the request after observe(..., finished=True)")
     back, new = shown(propose(drafter, [A]) + propose(drafter, ["request e"], texts={"request e": TEXTS[A]}))
@@ -152,19 +154,13 @@ def check_coupled(make: Make) -> None:
         demand(texts[0] == texts[1], f"with seed {seed} the coupled rule says another text than plain sampling")
 
 
-class Silent:
+class Silent(BaseDrafter):
     """Proposes nothing: what plain decoding says."""
 
     name = "silent"
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
         return [TokenTree()] * len(contexts)
-
-    def observe(self, request_id: str, token_ids: Sequence[int], finished: bool) -> None:
-        """Nothing to learn."""
-
-    def release(self, request_id: str) -> None:
-        """Nothing to forget."""
 
 
 def demand(kept: bool, promise: str) -> None:

@@ -95,11 +95,9 @@ class _Counting:
     """A drafter watched: how often it was asked, and how much it proposed."""
 
     def __init__(self, inner: Drafter) -> None:
-        self.name, self._inner = inner.name, inner
+        self.name, self.traits, self._inner = inner.name, inner.traits, inner
         self.observe, self.release = inner.observe, inner.release
         self.num_passes = self.num_nodes = 0
-        if hasattr(inner, "watch"):
-            self.watch = inner.watch  # type: ignore[attr-defined]
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
         trees = self._inner.propose(contexts)

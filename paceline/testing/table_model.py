@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline.drafters.base import DraftContext, Drafter, WatchesTarget
+from paceline.drafters.base import DraftContext, Drafter
 from paceline.sampling import ROOT, Law, Randomness, Verifier
+from paceline.speculation import RequestOutcome
 from paceline.types import SamplingParams
 
 Tokens = tuple[int, ...]
@@ -73,14 +74,16 @@ def run(
     text = list(prompt)
     while len(text) < len(prompt) + num_tokens:
         context = model.context(request_id, list(text), randomness, budget, coupled=coupled)
-        text += _step(model, drafter, rule, context)
-        drafter.observe(request_id, list(text), finished=len(text) >= len(prompt) + num_tokens)
+        outcome = _step(model, drafter, rule, context)
+        outcome.finished = len(outcome.token_ids) >= len(prompt) + num_tokens
+        drafter.observe(outcome)
+        text = list(outcome.token_ids)
     drafter.release(request_id)
     return tuple(text[len(prompt) : len(prompt) + num_tokens])
 
 
-def _step(model: TableModel, drafter: Drafter, rule: Verifier, context: DraftContext) -> list[int]:
-    """The tokens that one target pass emits."""
+def _step(model: TableModel, drafter: Drafter, rule: Verifier, context: DraftContext) -> RequestOutcome:
+    """What one target pass does."""
     text = list(context.token_ids)
     [tree] = drafter.propose([context])
     tree = tree.prune(context.budget)
@@ -89,10 +92,15 @@ def _step(model: TableModel, drafter: Drafter, rule: Verifier, context: DraftCon
         return model.law([*text, *tree.tokens_to(node)])
 
     verdict = rule(tree, target, context.randomness, len(text))
-    if isinstance(drafter, WatchesTarget) and len(tree):
+    said = [*(tree.tokens[node] for node in verdict.path), verdict.token]
+    picks = None
+    if drafter.traits.watches and len(tree):
         picks = np.array([target(node).mode for node in range(ROOT, len(tree))])
-        drafter.watch(context.request_id, tree, picks)
-    return [*(tree.tokens[node] for node in verdict.path), verdict.token]
+    return RequestOutcome(
+        context.request_id, [*text, *said], len(said), num_draft_tokens=len(tree), depth=max(tree.depths, default=0),
+        tokens=tree.tokens, parents=tree.parents, num_accepted=len(verdict.path), num_refused=verdict.num_rejected,
+        level_refused=verdict.kind == "recovered", asked=True, picks=picks,
+    )  # fmt: skip
 
 
 def plain_law(model: TableModel, num_tokens: int, prompt: Tokens = (0, 1)) -> dict[Tokens, float]:

@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 
 from paceline.errors import InvalidParameter
-from paceline.scheduling.length.disco import Classifier, DraftTrace
+from paceline.speculation.policies.disco import Classifier, DraftTrace
 from paceline.theory.oracle import best_fixed, oracle_lengths, rate_of
 
 THRESHOLDS = tuple(i / 20 for i in range(20))

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from paceline.drafters.base import DraftContext
+from paceline.drafters.base import BaseDrafter, DraftContext
 from paceline.sampling import TokenTree
 
 
-class Repeat:
+class Repeat(BaseDrafter):
     """Proposes the last token again, up to `times` times."""
 
     name = "repeat"
@@ -16,9 +16,3 @@ class Repeat:
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
         return [TokenTree.chain([c.token_ids[-1]] * min(self.times, c.budget)) for c in contexts]
-
-    def observe(self, request_id: str, token_ids: Sequence[int], finished: bool) -> None:
-        pass
-
-    def release(self, request_id: str) -> None:
-        pass

@@ -18,7 +18,7 @@ from paceline.sampling import CounterRandomness, Law, TokenTree, verify, verify_
 from paceline.types import SamplingParams
 from tests.exact.enumerator import law_of
 from tests.exact.tables import decoded_law, law, table_model, target_law
-from tests.fakes import PieceTokenizer, small_config
+from tests.fakes import PieceTokenizer, small_config, tell
 
 from .test_retokenize import source
 
@@ -200,6 +200,6 @@ def test_released_requests_are_forgotten_inside_as_well():
     for number in range(5):
         [tree] = own.propose([replace(context([0] * 20, CounterRandomness(0), 1), request_id=str(number))])
         assert len(tree) == 1
-        own.observe(str(number), [0] * 20, finished=number % 2 == 0)
+        tell(own, str(number), [0] * 20, finished=number % 2 == 0)
         own.release(str(number))
     assert not own._texts

@@ -6,6 +6,7 @@ from typing import Any
 
 from paceline.testing import check_drafter
 from tests.drafters.contexts import propose
+from tests.fakes import tell
 
 PAGE = Path(__file__).parents[2] / "docs" / "adding-a-drafter.md"
 
@@ -17,9 +18,9 @@ def test_the_example_is_short_and_drafts():
     exec(code, names)
     drafter = names["Follower"]()
     assert len(propose(drafter, [1, 2])) == 0
-    drafter.observe("r", [1, 2, 3, 1], finished=False)
+    tell(drafter, "r", [1, 2, 3, 1], finished=False)
     assert propose(drafter, [1, 2, 3, 1]).tokens == (2, 3, 1, 2)
     assert propose(drafter, [1, 2, 3, 1], budget=2).tokens == (2, 3)
-    drafter.observe("r", [1, 2, 3, 1, 5], finished=True)
+    tell(drafter, "r", [1, 2, 3, 1, 5], finished=True)
     assert propose(drafter, [9, 1]).tokens == (5,)
     check_drafter(names["Follower"])

@@ -8,7 +8,7 @@ from paceline.drafters.draft_model import DraftModel
 from paceline.models.base import PAGE_SIZE, ForwardOutput
 from paceline.sampling import CounterRandomness, Law
 from paceline.types import SamplingParams
-from tests.fakes import small_config
+from tests.fakes import small_config, tell
 
 
 class Successor:
@@ -46,7 +46,7 @@ def test_a_chain_follows_the_model_and_feeds_only_what_is_new(model):
     drafter = DraftModel(model, num_pages=8)
     assert drafter.propose([context([5, 6, 7])])[0].tokens == (8, 9, 10)
     assert model.rows == [3, 1, 1]
-    drafter.observe("a", [5, 6, 7, 8, 50], finished=False)  # one draft stood, the second fell
+    tell(drafter, "a", [5, 6, 7, 8, 50], finished=False)  # one draft stood, the second fell
     assert drafter.propose([context([5, 6, 7, 8, 50])])[0].tokens == (51, 52, 53)
     assert model.rows[3:] == [1, 1, 1]
 
@@ -83,4 +83,4 @@ def test_released_and_finished_requests_give_their_pages_back(model):
         if request_id in "ac":
             drafter.release(request_id)
         else:
-            drafter.observe(request_id, list(range(21)), finished=True)
+            tell(drafter, request_id, list(range(21)), finished=True)

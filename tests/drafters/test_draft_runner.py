@@ -15,7 +15,7 @@ from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.rows import Part, build_rows
 from paceline.sampling import CounterRandomness, Warper
 from paceline.types import SamplingParams
-from tests.fakes import RandomCheckpoint, small_config
+from tests.fakes import RandomCheckpoint, small_config, tell
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3]
 SHAPES = {
@@ -87,12 +87,12 @@ def test_any_verdict_leaves_the_cache_of_a_fresh_prefill(model, shape, temperatu
         drafter = DraftModel(model, 32, shape=tree_shape(**SHAPES[shape]))
         assert _tree(drafter, temperature).tokens == tree.tokens
         committed = [*PROMPT, *tree.tokens_to(node), 77]
-        drafter.observe("r", committed, finished=False)
+        tell(drafter, "r", committed, finished=False)
         kept.append(assert_cache_is_that_of_a_fresh_prefill(drafter.runner, model, "r", committed))
         again = drafter.propose([context(committed, temperature=temperature)])[0]
         fresh = DraftModel(model, 32, shape=tree_shape(**SHAPES[shape]))
         assert again.tokens == fresh.propose([context(committed, temperature=temperature)])[0].tokens
-        drafter.observe("r", committed, finished=True)
+        tell(drafter, "r", committed, finished=True)
     assert min(kept) == len(PROMPT)
     assert max(kept) > len(PROMPT) + 1  # accepted nodes were kept, not computed again
 
@@ -109,7 +109,7 @@ def test_every_model_of_a_pool_keeps_its_own_cache(model):
         tree = drafter.propose([context(committed, seed=seed)])[0]
         deepest = max(range(len(tree)), key=lambda node: tree.depths[node])
         committed += [*tree.tokens_to(deepest), 70 + seed]
-        drafter.observe("r", committed, finished=False)
+        tell(drafter, "r", committed, finished=False)
         for runner, own in zip(drafter.runners, models, strict=True):
             assert_cache_is_that_of_a_fresh_prefill(runner, own, "r", committed)
     drafter.release("r")
@@ -119,7 +119,7 @@ def test_pages_come_back_whatever_was_grown(model):
     drafter = DraftModel(model, 4, shape=tree_shape("dynamic", topk=3, depth=4))
     for number in range(6):
         assert len(drafter.propose([context(PROMPT, request_id=str(number))])[0]) == 14
-        drafter.observe(str(number), [*PROMPT, 1], finished=True)
+        tell(drafter, str(number), [*PROMPT, 1], finished=True)
     assert len(drafter.propose([context(PROMPT * 4)])[0]) == 0  # no room: no tree
     assert len(drafter.propose([context(PROMPT)])[0]) == 14
 
@@ -140,7 +140,7 @@ def second_step(model, temperature, guess=(), budget=6):
     drafter.runner = Counting(model, 32)
     drafter.propose([context(PROMPT, budget=1, temperature=temperature)])
     committed = [*PROMPT, 7, 8]
-    drafter.observe("r", committed, finished=False)
+    tell(drafter, "r", committed, finished=False)
     drafter.runner.passes = 0
     [tree] = drafter.propose([replace(context(committed, budget, temperature=temperature), guess=guess)])
     return tree, drafter.runner.passes, drafter, committed
@@ -160,7 +160,7 @@ def test_a_guess_saves_passes_and_changes_nothing(model, temperature, num_right)
         assert np.array_equal(ours.probs, theirs.probs)
     for said in ([*tree.tokens[:4], 99], [*guess[:4], 99], [99]):
         drafter = second_step(model, temperature, guess)[2]
-        drafter.observe("r", [*committed, *said], finished=False)
+        tell(drafter, "r", [*committed, *said], finished=False)
         kept = assert_cache_is_that_of_a_fresh_prefill(drafter.runner, model, "r", [*committed, *said])
         assert kept == len(committed) + len(said) - 1  # what was read along and said is kept as well
 
@@ -180,9 +180,9 @@ def test_trees_draw_the_same_beside_a_guess(model):
             drafter = DraftModel(model, 32, shape=tree_shape(**SHAPES[name]))
             drafter.propose([context(PROMPT, budget=1)])
             text = [*PROMPT, 7]
-            drafter.observe("r", text, finished=False)
+            tell(drafter, "r", text, finished=False)
             trees += drafter.propose([replace(context(text), guess=guess)])
-            drafter.observe("r", [*text, *trees[-1].tokens_to(0), 9], finished=False)
+            tell(drafter, "r", [*text, *trees[-1].tokens_to(0), 9], finished=False)
             assert_cache_is_that_of_a_fresh_prefill(drafter.runner, model, "r", [*text, *trees[-1].tokens_to(0), 9])
         assert trees[0].tokens == trees[1].tokens
 
@@ -192,6 +192,6 @@ def test_a_guess_that_does_not_fit_is_left(model):
     text = PROMPT[:10]
     drafter.propose([context(text, budget=1)])
     text += [7]
-    drafter.observe("r", text, finished=False)
+    tell(drafter, "r", text, finished=False)
     [tree] = drafter.propose([replace(context(text, budget=20), guess=[1, 2, 3])])
     assert len(tree) == 20

@@ -6,18 +6,23 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from paceline.drafters.base import BaseDrafter
 from paceline.drafters.hybrid import Hybrid
 from paceline.drafters.hybrid_child import Child
 from paceline.drafters.registry import make_drafter
 from paceline.errors import InvalidParameter
 from paceline.sampling import Law, TokenTree
+from paceline.speculation import BatchStats, DrafterTraits, FixedPrices
 from paceline.types import SamplingParams
 from tests.drafters.contexts import context
+from tests.fakes import tell
 
 LONG = SamplingParams(max_tokens=2000)
+PRICES = FixedPrices(lambda rows, _context: 1 + 0.05 * (rows - 1))
+"""Passes in which a further row costs a twentieth of a pass over one."""
 
 
-class Fixed:
+class Fixed(BaseDrafter):
     """Always the same chain, cut to its budget; counts how often it was asked."""
 
     name = "fixed"
@@ -32,15 +37,14 @@ class Fixed:
     def _chain(self, tokens):
         return TokenTree.chain(tokens, [Law.one_hot(t) for t in tokens] if self.drawn else None)
 
-    def observe(self, request_id, token_ids, finished):
-        pass
-
     def release(self, request_id):
         self.released.append(request_id)
 
 
 class Sure(Fixed):
     """Estimates its own proposals."""
+
+    traits = DrafterTraits(scores=True)
 
     def __init__(self, tokens, score):
         super().__init__(tokens)
@@ -50,15 +54,20 @@ class Sure(Fixed):
         return self.score
 
 
-def pair(free, model, cost_ratio=0.2, **options):
-    return Hybrid([Child(free), Child(model, cost_ratio)], **options)
+def stopped():
+    """A clock that stands still: nothing is learned of what drafts take."""
+    return 0.0
 
 
-def step(hybrid, text, emitted, budget=8):
-    """One proposal behind `text`, and the news that `emitted` followed; the proposal."""
-    [tree] = hybrid.propose([replace(context(text, budget), params=LONG)])
+def pair(free, model, cost_ratio=0.2, prices=PRICES, clock=stopped, **options):
+    return Hybrid([Child(free, prices), Child(model, prices, cost_ratio)], clock=clock, **options)
+
+
+def step(hybrid, text, emitted, budget=8, **fields):
+    """One proposal after `text`, and the news that `emitted` followed; the proposal."""
+    [tree] = hybrid.propose([replace(context(text, budget), params=LONG, **fields)])
     text += emitted
-    hybrid.observe("r", text, finished=False)
+    tell(hybrid, "r", text, finished=False)
     return tree
 
 
@@ -93,7 +102,7 @@ def test_a_model_may_read_the_free_proposal_along():
 def test_without_union_one_drafts_at_a_time():
     hybrid = pair(Sure([1, 2], 0.9), Fixed([7] * 8, drawn=True), 0.02, unite=False)
     assert set(step(hybrid, [0], [7]).tokens) == {7}
-    assert not hybrid.branches
+    assert not hybrid.traits.branches
 
 
 def test_the_budget_holds_both():
@@ -132,7 +141,7 @@ def test_a_free_drafter_that_promises_too_much_loses_its_place():
 
 
 def asked(num_prompt, num_said, max_tokens, hybrid=None):
-    """Whether the model drafts behind such a text; of three tokens it drafts two stand, a token costs 0.2 passes."""
+    """Whether the model drafts after such a text; of ten tokens it drafts seven stand, a token costs 0.2 passes."""
     hybrid = hybrid or pair(Sure([], 0.0), Fixed([7] * 8, drawn=True), 0.2)
     text = context([0] * (num_prompt + num_said))
     [tree] = hybrid.propose([replace(text, num_prompt_tokens=num_prompt, params=SamplingParams(max_tokens=max_tokens))])
@@ -140,7 +149,7 @@ def asked(num_prompt, num_said, max_tokens, hybrid=None):
 
 
 def test_a_long_prompt_is_not_read_for_a_short_answer():
-    """Reading 4000 tokens costs 80 passes here; an answer that has just begun is not taken to be long."""
+    """Reading 4000 tokens costs 40 passes here; an answer that has just begun is not taken to be long."""
     assert asked(72, 28, 128)
     assert not asked(4000, 28, 128)
     assert not asked(4000, 28, 4000)
@@ -160,7 +169,7 @@ class Unsure(Fixed):
 
     def _length(self, text):
         laws = [self.law]
-        while len(laws) < text.budget and text.keep_drafting(laws):
+        while len(laws) < text.longest and text.keep_drafting(laws):
             laws.append(self.law)
         return len(laws)
 
@@ -183,24 +192,23 @@ def test_models_are_asked_what_they_believe_where_laws_are_points():
 
 
 @pytest.mark.parametrize(
-    ("params", "coupled", "carries"),
-    [(SamplingParams(temperature=0), False, True), (SamplingParams(), True, True), (SamplingParams(), False, False)],
+    ("params", "coupled"), [(SamplingParams(temperature=0), False), (SamplingParams(), True), (SamplingParams(), False)]
 )
-def test_a_request_begins_with_what_earlier_ones_accepted_where_no_text_can_tell(params, coupled, carries):
-    """After answers that refused every draft, a new one is not drafted for at first, unless its noise would tell."""
+def test_a_request_begins_with_what_earlier_ones_accepted(params, coupled):
+    """After answers that refused every draft, a new one is not drafted for at first; a fresh hybrid drafts at once."""
     model = Fixed([7] * 8, drawn=True)
     hybrid = pair(Sure([], 0.0), model, 0.3)
 
     def begin(name):
         text = replace(context([0]), request_id=name, params=params, coupled=coupled)
         [tree] = hybrid.propose([text])
-        hybrid.observe(name, [0, 3], finished=True)
+        tell(hybrid, name, [0, 3], finished=True)
         return len(tree)
 
     assert begin("first") > 0
     for number in range(40):
         begin(f"{number}")
-    assert (begin("last") == 0) == carries
+    assert begin("last") == 0
     lengths = [len(step(hybrid, text, [3])) for text in [[0]] for _ in range(40)]
     assert any(lengths), "a model is tried again in the course of an answer"
 
@@ -220,7 +228,7 @@ def test_a_model_that_failed_is_tried_less_and_less():
 
 
 def test_the_best_of_several_free_proposals_is_taken():
-    hybrid = Hybrid([Child(Sure([1], 0.5)), Child(Sure([2, 3], 1.5))])
+    hybrid = Hybrid([Child(Sure([1], 0.5), PRICES), Child(Sure([2, 3], 1.5), PRICES)])
     assert step(hybrid, [0], [2, 3]).tokens == (2, 3)
 
 
@@ -232,7 +240,7 @@ def test_requests_are_forgotten_everywhere():
     assert (free.released, model.released) == (["r"], ["r"])
     assert not hybrid._requests
     step(hybrid, [0], [1])
-    hybrid.observe("r", [0, 1, 2], finished=True)
+    tell(hybrid, "r", [0, 1, 2], finished=True)
     assert not hybrid._requests
 
 
@@ -244,20 +252,104 @@ def test_a_request_that_comes_back_shorter_begins_anew():
     assert hybrid._requests["r"] is not first
 
 
+def flat(rows, _context):
+    return 1.0
+
+
+def steep(rows, _context):
+    return 1 + 0.5 * (rows - 1)
+
+
+def test_the_target_says_what_rows_cost():
+    """A free proposal of two tokens of which 0.9 are expected pays where rows are cheap, and only there."""
+    lengths = [len(step(pair(Sure([1, 2], 0.9), Fixed([7]), 5.0, FixedPrices(p)), [0], [1])) for p in (flat, steep)]
+    assert lengths == [2, 0]
+
+
+def test_where_rows_are_free_a_hopeless_neighbour_stands_beside_a_draft():
+    """Where they are not it is left out; see above."""
+    tree = step(pair(Sure([1, 2], 0.01), Fixed([7] * 8, drawn=True), prices=FixedPrices(flat)), [0], [7])
+    assert tree.tokens == (1, 2, 7, 7, 7, 7, 7, 7)
+
+
+def test_reading_costs_what_the_target_takes_for_more_rows():
+    """4000 unread tokens cost a model nothing where the target's rows cost nothing."""
+
+    def drafts(prices):
+        return asked(4000, 28, 128, pair(Sure([], 0.0), Fixed([7] * 8, drawn=True), 0.2, prices))
+
+    assert drafts(FixedPrices(flat))
+    assert not drafts(PRICES)
+
+
+def test_rows_of_the_whole_batch_are_priced():
+    """64 requests that draft fill a pass which one alone would not: nothing is drafted that pays only alone."""
+    prices = FixedPrices(lambda rows, _context: max(1.0, rows / 64))
+    alone, crowded = (
+        step(pair(Sure([1, 2], 0.9), Fixed([7]), 5.0, prices), [0], [1], batch=BatchStats(num_decodes=size))
+        for size in (1, 64)
+    )
+    assert (len(alone), len(crowded)) == (2, 0)
+
+
+def test_requests_of_a_batch_share_draft_steps_and_the_pass():
+    """Four requests and two prompt rows: a level is one draft step of four rows, and four rows more to verify."""
+    model = Child(Fixed([7]), FixedPrices(lambda rows, context: rows + context), 0.5)
+    batch = BatchStats(num_decodes=4, num_prefill_rows=2, mean_context=10.0)
+    assert model.step_prices(batch, 2).tolist() == [16.0, 20.0 + 7.0, 24.0 + 14.0]
+    free = Child(Fixed([7]), FixedPrices(lambda rows, context: rows + context))
+    assert free.step_prices(batch, 2).tolist() == [16.0, 20.0, 24.0]
+
+
+def test_a_model_whose_drafts_take_longer_than_it_declares_is_asked_no_more():
+    """A clock says that a draft step takes three passes, where 0.1 were declared."""
+    ticks = [0.0]
+
+    class Slow(Fixed):
+        def propose(self, contexts):
+            ticks[0] += 3.0 * max(c.budget for c in contexts)
+            return super().propose(contexts)
+
+    for model, expected in ((Slow([7] * 8, drawn=True), 3), (Fixed([7] * 8, drawn=True), 12)):
+        hybrid, text = pair(Sure([], 0.0), model, 0.1, clock=lambda: ticks[0]), [0]
+        for _ in range(12):
+            step(hybrid, text, [7, 7])
+        assert len(model.budgets) == expected
+
+
+def test_reading_a_prompt_is_not_taken_for_the_price_of_a_draft():
+    """The first draft of a long text includes its reading: it does not count."""
+    ticks = [0.0]
+
+    class Reader(Fixed):
+        def propose(self, contexts):
+            ticks[0] += 50.0 if not self.budgets else 0.1
+            return super().propose(contexts)
+
+    model = Reader([7] * 8, drawn=True)
+    hybrid, text = pair(Sure([], 0.0), model, 0.1, clock=lambda: ticks[0]), [0] * 100
+    for _ in range(12):
+        step(hybrid, text, [7, 7])
+    assert len(model.budgets) == 12
+
+
+def test_a_draft_is_no_longer_than_what_may_still_be_said():
+    for deepest in (1, 2, 5):
+        tree = step(pair(Sure([], 0.0), Unsure(0.99), 0.01), [0], [7], max_depth=deepest)
+        assert len(tree) == deepest
+
+
 class Watcher(Fixed):
-    def watch(self, request_id, tree, picks):
-        pass
+    traits = DrafterTraits(watches=True)
 
 
 @pytest.mark.parametrize(
     ("build", "field"),
     [
-        (lambda: Hybrid([Child(Fixed([1]))]), "drafters"),
-        (lambda: Child(Watcher([1])), "drafters"),
-        (lambda: Child(Fixed([1]), -0.1), "cost_ratio"),
-        (lambda: pair(Fixed([1]), Fixed([7]), row_cost=-1.0), "row_cost"),
-        (lambda: pair(Fixed([1]), Fixed([7]), read_cost=-1.0), "read_cost"),
-        (lambda: step(Hybrid([Child(Fixed([1], drawn=True)), Child(Fixed([1]))]), [0], [1]), "cost_ratio"),
+        (lambda: Hybrid([Child(Fixed([1]), PRICES)]), "drafters"),
+        (lambda: Child(Watcher([1]), PRICES), "drafters"),
+        (lambda: Child(Fixed([1]), PRICES, -0.1), "cost_ratio"),
+        (lambda: step(pair(Fixed([1], drawn=True), Fixed([1]), 0.0), [0], [1]), "cost_ratio"),
         (lambda: make_drafter("hybrid"), "services"),
         (lambda: make_drafter("hybrid", object(), drafters="suffix"), "drafters"),  # type: ignore[arg-type]
         (lambda: make_drafter("hybrid", object(), drafters=[{"mode": "path"}, "ngram"]), "method"),  # type: ignore[arg-type]

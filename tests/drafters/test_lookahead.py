@@ -10,6 +10,7 @@ from paceline.drafters.lookahead import Lookahead
 from paceline.drafters.ngram_pool import NGramPool
 from paceline.errors import InvalidParameter
 from tests.drafters.contexts import context
+from tests.fakes import tell
 
 SERVICES = SimpleNamespace(target=SimpleNamespace(source=SimpleNamespace(eos_token_ids=(99,))))
 
@@ -33,10 +34,10 @@ def decode(drafter, pick, prompt, num_tokens, budget=100):
                 break
             node = child
         if len(tree):
-            drafter.watch("r", tree, picks)
+            tell(drafter, "r", [], picks=picks)
         text += new
         emitted.append(len(new))
-        drafter.observe("r", text, False)
+        tell(drafter, "r", text, False)
     return text, emitted
 
 
@@ -79,7 +80,7 @@ def test_the_window_is_a_tree_whose_columns_hang_below_one_chain():
     prompt = [20, 21, 22, 23]
     for step in range(2):
         [tree] = drafter.propose([context(prompt, 100, num_prompt=4)])
-        drafter.watch("r", tree, 30 + 10 * step + np.arange(1 + len(tree)))
+        tell(drafter, "r", [], picks=30 + 10 * step + np.arange(1 + len(tree)))
     [tree] = drafter.propose([context(prompt, 100, num_prompt=4)])
     heads = [0, 3, 6]  # each column's three levels follow its head
     assert [tree.parents[head] for head in heads] == [-1, 0, 3]
@@ -98,7 +99,7 @@ def test_a_full_column_moves_on_by_one_and_leaves_an_ngram():
     for pick in (31, 32, 33):
         [tree] = drafter.propose([context(root, 100, num_prompt=1)])
         seen.append(tree.tokens)
-        drafter.watch("r", tree, np.array([0] * len(tree) + [pick]))
+        tell(drafter, "r", [], picks=np.array([0] * len(tree) + [pick]))
     assert seen == [(5,), (5, 31), (31, 32)]
     [tree] = drafter.propose([context([5], 100, num_prompt=1)])  # the root is the first token of (5, 31, 32)
     assert tree.tokens == (31, 32, 32, 33)  # the n-gram behind 5, then the column
@@ -127,8 +128,8 @@ def test_a_smaller_budget_is_kept_and_shrinks_guesses_and_window_alike(budget):
         [tree] = drafter.propose([context(prompt, budget, num_prompt=len(prompt))])
         assert 1 <= len(tree) <= budget
         assert step or tree.tokens[:2] == (6, 7)[:budget]  # the latest n-gram comes first
-        drafter.watch("r", tree, np.arange(1 + len(tree)))
-    assert drafter.natural_budget == 12
+        tell(drafter, "r", [], picks=np.arange(1 + len(tree)))
+    assert drafter.traits.natural_budget == 12
 
 
 def test_end_tokens_do_not_stay_in_the_window():
@@ -136,7 +137,7 @@ def test_end_tokens_do_not_stay_in_the_window():
     for _ in range(4):
         [tree] = drafter.propose([context([5, 6], 100, num_prompt=2)])
         assert 99 not in tree.tokens
-        drafter.watch("r", tree, np.full(1 + len(tree), 99))
+        tell(drafter, "r", [], picks=np.full(1 + len(tree), 99))
 
 
 def test_a_prompts_ngrams_are_there_from_the_start():
@@ -153,8 +154,8 @@ def test_requests_do_not_see_each_others_pools_and_are_forgotten():
     assert 2 not in other.tokens
     first = drafter.propose([context([1, 2, 3, 1], 100, "a", num_prompt=4)])[0].tokens
     drafter.release("a")
-    drafter.observe("b", [7, 8, 1], finished=True)
-    drafter.watch("a", other, np.zeros(1 + len(other), int))  # a late word about a forgotten request is passed over
+    tell(drafter, "b", [7, 8, 1], finished=True)
+    tell(drafter, "a", [], picks=np.zeros(1 + len(other), int))  # a late word about a forgotten request is passed over
     assert drafter.propose([context([1, 2, 3, 1], 100, "a", num_prompt=4)])[0].tokens == first
 
 
@@ -180,8 +181,8 @@ def test_jacobi_solves_m_positions_in_at_most_m_steps():
 
 def test_jacobi_takes_the_picks_behind_what_was_committed():
     drafter = Jacobi()
-    [tree] = drafter.propose([context([1, 2, 3], 4)])
-    drafter.watch("r", tree, np.array([10, 11, 12, 13, 14]))
+    drafter.propose([context([1, 2, 3], 4)])
+    tell(drafter, "r", [], picks=np.array([10, 11, 12, 13, 14]))
     assert drafter.propose([context([1, 2, 3, 10, 11], 4)])[0].tokens[:3] == (12, 13, 14)
     drafter.release("r")
     assert 12 not in drafter.propose([context([1, 2, 3, 10, 11], 4)])[0].tokens

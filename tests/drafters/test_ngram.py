@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from paceline.drafters.ngram import NGram
 from paceline.errors import InvalidParameter
 from tests.drafters.contexts import context, propose
+from tests.fakes import tell
 
 texts = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 
@@ -67,7 +68,7 @@ def test_an_id_that_comes_back_with_another_text_is_served_from_that_text(first,
     drafter = NGram()
     propose(drafter, first)
     if observed:
-        drafter.observe("r", first, finished=False)
+        tell(drafter, "r", first, finished=False)
     assert propose(drafter, second).tokens == search(second, 3, 1, "latest", 10)
 
 
@@ -97,14 +98,14 @@ def test_requests_do_not_see_each_other():
 def test_what_was_observed_can_be_found():
     drafter = NGram()
     propose(drafter, [1, 2])
-    drafter.observe("r", [1, 2, 3, 4], finished=False)
+    tell(drafter, "r", [1, 2, 3, 4], finished=False)
     assert propose(drafter, [1, 2, 3, 4, 1]).tokens == (2, 3, 4, 1)
 
 
 def test_a_finished_request_leaves_nothing_behind():
     drafter = NGram()
     propose(drafter, [1, 2, 1])
-    drafter.observe("r", [1, 2, 1, 2], finished=True)
+    tell(drafter, "r", [1, 2, 1, 2], finished=True)
     assert not drafter._indexes
 
 

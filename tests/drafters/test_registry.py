@@ -8,6 +8,7 @@ import pytest
 from paceline.drafters.registry import drafter_names, make_drafter
 from paceline.errors import InvalidParameter
 from tests.drafters.contexts import propose
+from tests.fakes import tell
 
 
 def test_every_name_makes_a_drafter_of_that_name():
@@ -54,6 +55,6 @@ def test_the_registry_imports_no_drafter_before_it_is_asked_for():
 def test_plain_never_drafts():
     drafter = make_drafter("plain")
     assert len(propose(drafter, [1, 1, 1, 1])) == 0
-    drafter.observe("r", [1, 1], finished=True)
+    tell(drafter, "r", [1, 1], finished=True)
     drafter.release("r")
     assert propose(drafter, [1, 1, 1, 1]).draw == "one_hot"

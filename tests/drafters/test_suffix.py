@@ -10,6 +10,7 @@ from paceline.drafters.suffix import Suffix
 from paceline.drafters.suffix_trie import Place, SuffixTrie, best_draft, follow_path, follow_tree
 from paceline.errors import InvalidParameter
 from tests.drafters.contexts import propose
+from tests.fakes import tell
 
 HISTORY = [1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3]
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=30)
@@ -102,7 +103,7 @@ def test_overlapping_occurrences_are_all_counted():
 def test_past_outputs_are_used_only_when_they_score_higher():
     drafter = Suffix()
     propose(drafter, [9, 1], request_id="old")
-    drafter.observe("old", [9, 1, 2, 3, 4, 5], finished=True)
+    tell(drafter, "old", [9, 1, 2, 3, 4, 5], finished=True)
     assert propose(drafter, [8, 2, 3]).tokens == (4, 5)
     assert propose(drafter, [2, 3, 6, 2, 3], request_id="own").tokens == (4, 5)
     repeated = [2, 3, 6, 6, 2, 3, 6, 6, 2, 3, 6, 6, 2, 3]
@@ -112,7 +113,7 @@ def test_past_outputs_are_used_only_when_they_score_higher():
 def test_prompts_are_not_past_outputs():
     drafter = Suffix()
     propose(drafter, [1, 2, 3, 4], request_id="old", num_prompt=4)
-    drafter.observe("old", [1, 2, 3, 4, 7, 8], finished=True)
+    tell(drafter, "old", [1, 2, 3, 4, 7, 8], finished=True)
     assert propose(drafter, [9, 2]).tokens == ()
     assert propose(drafter, [9, 7], request_id="new").tokens == (8,)
 
@@ -121,7 +122,7 @@ def test_the_oldest_outputs_are_forgotten_first():
     drafter = Suffix(max_cached_tokens=4)
     for start in (10, 20, 30):
         propose(drafter, [0], request_id="old")
-        drafter.observe("old", [0, start, start + 1], finished=True)
+        tell(drafter, "old", [0, start, start + 1], finished=True)
     follows = {start: propose(drafter, [5, start], request_id=str(start)).tokens for start in (10, 20, 30)}
     assert follows == {10: (), 20: (21,), 30: (31,)}
 
@@ -129,7 +130,7 @@ def test_the_oldest_outputs_are_forgotten_first():
 def test_nothing_is_remembered_when_told_so():
     drafter = Suffix(max_cached_tokens=0)
     propose(drafter, [0], request_id="old")
-    drafter.observe("old", [0, 1, 2], finished=True)
+    tell(drafter, "old", [0, 1, 2], finished=True)
     assert propose(drafter, [5, 1]).tokens == ()
 
 
@@ -176,7 +177,7 @@ def test_every_proposal_really_occurred_behind_the_end_of_the_text(past, newer, 
     drafter = Suffix(mode=mode, max_cached_tokens=30, max_depth=8)
     for output in (past, newer):
         propose(drafter, [0, *output], request_id="old")
-        drafter.observe("old", [0, *output], finished=True)
+        tell(drafter, "old", [0, *output], finished=True)
     for length in range(1, len(tokens) + 1):
         tree = propose(drafter, tokens[:length], budget)
         assert len(tree) <= budget
@@ -191,7 +192,7 @@ def test_a_walk_step_by_step_equals_a_walk_from_scratch_while_the_past_changes(p
     for length in range(1, len(tokens) + 1):
         if length % 3 == 0:
             propose(drafter, [0], request_id="old")
-            drafter.observe("old", [0, *(past, newer)[length % 2]], finished=True)
+            tell(drafter, "old", [0, *(past, newer)[length % 2]], finished=True)
         seen = propose(drafter, tokens[:length], request_id="walker").tokens
         fresh = propose(drafter, tokens[:length], request_id=f"fresh{length}").tokens
         assert seen == fresh
@@ -200,7 +201,7 @@ def test_a_walk_step_by_step_equals_a_walk_from_scratch_while_the_past_changes(p
 def test_a_past_output_that_scores_the_same_gives_way_to_the_request_itself():
     drafter = Suffix(max_spec_factor=2.0)
     propose(drafter, [0], request_id="old")
-    drafter.observe("old", [0, 1, 5, 1], finished=True)
+    tell(drafter, "old", [0, 1, 5, 1], finished=True)
     assert propose(drafter, [1, 6, 1], budget=2).tokens == (6, 1)
 
 
@@ -228,7 +229,7 @@ def test_a_released_request_is_forgotten_and_can_come_back():
     drafter.release("r")
     assert not drafter._requests
     assert propose(drafter, [4, 5, 6, 4]).tokens == (5,)
-    drafter.observe("unknown", [1, 2], finished=True)
+    tell(drafter, "unknown", [1, 2], finished=True)
     assert propose(drafter, [9, 1], request_id="s").tokens == ()
 
 

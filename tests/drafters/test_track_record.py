@@ -1,9 +1,12 @@
 """What a drafter's past promises, by hand."""
 
+from copy import deepcopy
+
 import pytest
 
-from paceline.drafters.track_record import TrackRecord, followed
+from paceline.drafters.track_record import TrackRecord
 from paceline.sampling import Law, TokenTree
+from paceline.speculation.outcome import followed
 
 CHAIN = TokenTree.chain((1, 2, 3))
 FORK = TokenTree.trie([(1, 2), (1, 3, 4)])
@@ -22,20 +25,20 @@ FORK = TokenTree.trie([(1, 2), (1, 3, 4)])
     ],
 )
 def test_a_text_is_followed_through_a_tree(tree, tokens, expected):
-    assert followed(tree, tokens) == expected
+    assert followed(tree.tokens, tree.parents, tokens) == expected
 
 
 def test_equal_draws_are_followed_together():
     half = Law.one_hot(1)
     tree = TokenTree((1, 1, 2), (-1, -1, 1), "iid", (half, Law.one_hot(2)), (0, 0, 1))
-    assert followed(tree, (1, 2)) == (2, False)
+    assert followed(tree.tokens, tree.parents, (1, 2)) == (2, False)
 
 
 def test_promises_that_are_not_kept_are_believed_less():
     record = TrackRecord()
     assert record.expected(CHAIN, 2.0) == 2.0
     for _ in range(20):
-        record.learn(CHAIN, 2.0, (1, 9), 3)  # one of two promised tokens stood
+        record.learn(CHAIN, 2.0, (1, 9))  # one of two promised tokens stood
     assert record.expected(CHAIN, 2.0) == pytest.approx(1.0, abs=0.05)
     assert record.expected(CHAIN, 100.0) == 3.0
 
@@ -43,20 +46,23 @@ def test_promises_that_are_not_kept_are_believed_less():
 def test_a_promise_is_judged_by_the_part_that_could_be_seen():
     record = TrackRecord()
     for _ in range(20):
-        record.learn(CHAIN, 3.0, (1,), 3)  # the step emitted one token, and it was the first of the chain
+        record.learn(CHAIN, 3.0, (1,))  # the step emitted one token, and it was the first of the chain
     assert record.expected(CHAIN, 3.0) == pytest.approx(3.0)
-    assert record.stats.rates.acceptance > 0.9
+    assert record.rates.acceptance > 0.9
 
 
 def test_without_an_estimate_the_rate_of_acceptance_is_taken():
     record = TrackRecord()
-    alpha = record.stats.rates.acceptance
+    alpha = record.rates.acceptance
     assert record.expected(CHAIN, None) == pytest.approx(alpha + alpha**2 + alpha**3)
     assert record.expected(TokenTree(), None) == 0
-    record.learn(CHAIN, None, (9,), 3)
-    assert record.stats.rates.acceptance < alpha
-    record.learn(TokenTree(), None, (9,), 0)
-    assert record.stats.steps_since_draft == 1
-    before = record.stats
-    record.learn(CHAIN, None, (), 3)
-    assert record.stats == before
+    record.learn(CHAIN, None, (9,))
+    assert record.rates.acceptance < alpha
+    record.learn(TokenTree(), None, (9,))
+    assert record.steps_since_draft == 1
+    before = deepcopy(record.rates)
+    record.learn(CHAIN, None, ())
+    assert (record.rates, record.steps_since_draft) == (before, 1)
+    record.learn(CHAIN, None, (1,))
+    assert record.rates != before
+    assert record.steps_since_draft == 0

@@ -1,7 +1,5 @@
 """One tiny random model for all engine tests, and a way to build engines around it."""
 
-from dataclasses import replace
-
 import pytest
 
 from paceline.config import EngineConfig, SpeculativeConfig
@@ -39,10 +37,7 @@ def engine_for(tiny):
 
     def make(speculative=None, drafter=None, **config):
         spec = SpeculativeConfig.of(speculative)
-        engine = build_engine(tiny, EngineConfig(**({"kv_cache_memory_bytes": 1 << 22} | config)), spec)
-        if drafter is not None:
-            engine.speculation = replace(engine.speculation, drafter=drafter)
-        return engine
+        return build_engine(tiny, EngineConfig(**({"kv_cache_memory_bytes": 1 << 22} | config)), spec, drafter=drafter)
 
     return make
 

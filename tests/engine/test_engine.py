@@ -48,14 +48,15 @@ def test_greedy_text_is_plain_greedy_text(engine_for, draft, policy):
 
 @pytest.mark.parametrize("policy", ["fixed", "goodput"])
 @pytest.mark.parametrize("draft", DRAFTERS, ids=name_of)
-def test_coupled_sampling_says_what_plain_sampling_says(engine_for, draft, policy):
+@pytest.mark.parametrize("rule", ["auto", "coupled"])
+def test_with_a_seed_the_text_is_plain_samplings(engine_for, draft, policy, rule):
     plain = run_all(engine_for(), params=SAMPLED)
-    drafted = run_all(engine_for(draft | {"rule": "coupled", "policy": policy}), params=SAMPLED)
+    drafted = run_all(engine_for(draft | {"rule": rule, "policy": policy}), params=SAMPLED)
     assert texts(drafted) == texts(plain)
     assert texts(plain) != texts(run_all(engine_for()))  # it was not greedy after all
 
 
-@pytest.mark.parametrize("rule", ["p/q", "coupled", "sample_and_match"])
+@pytest.mark.parametrize("rule", ["auto", "coupled", "sample_and_match"])
 @pytest.mark.parametrize(
     "draft", [d for d in DRAFTERS if d.get("options", {}).keys() & {"tree", "models"}], ids=name_of
 )
@@ -77,7 +78,7 @@ def test_greedy_and_sampled_requests_share_a_tree_drafter(engine_for):
     assert all(output.stats.acceptance_length > 2 for output in greedy)
 
 
-@pytest.mark.parametrize("rule", ["p/q", "block", "coupled", "sample_and_match"])
+@pytest.mark.parametrize("rule", ["auto", "coupled", "sample_and_match"])
 def test_a_seeded_request_says_the_same_alone_and_in_company(engine_for, rule):
     draft = {"method": "draft_model", "model": "random-1", "rule": rule, "num_draft_tokens": 3, "policy": "fixed"}
     together = run_all(engine_for(draft), params=SAMPLED)

@@ -9,12 +9,11 @@ from typer.testing import CliRunner
 from paceline.cli.main import app
 from paceline.config import SpeculativeConfig
 from paceline.engine import build
-from paceline.engine.lengths import Pricing, make_length
-from paceline.engine.live_cost import LearnedCost
 from paceline.errors import InvalidParameter
 from paceline.evaluation.draft_traces import collect_traces
-from paceline.scheduling.length import Cascade, Classifier, Fixed, Goodput, Heuristic
-from paceline.scheduling.length.disco import FEATURES
+from paceline.speculation import DrafterTraits, FixedPrices, make_policy
+from paceline.speculation.policies import Cascade, Classifier, Fixed, Goodput, Heuristic
+from paceline.speculation.policies.disco import FEATURES
 from paceline.types import SamplingParams
 from tests.engine.conftest import PROMPTS, run_all
 
@@ -57,7 +56,7 @@ def test_greedy_requests_show_how_sure_the_draft_is(engine_for, classifier):
 def test_cascade_is_told_of_steps(engine_for):
     engine = engine_for({**DRAFT, "policy": "cascade", "policy_options": {"base_steps": 2}})
     run_all(engine, params=GREEDY)
-    policy = engine.speculation.length
+    policy = engine.speculation.policy
     assert isinstance(policy, Cascade)
     assert policy.phase != "base"
 
@@ -65,29 +64,35 @@ def test_cascade_is_told_of_steps(engine_for):
 @pytest.mark.parametrize(("method", "whole"), [("ngram", False), ("suffix", True), ("lookahead", True)])
 def test_goodput_takes_or_leaves_drafts_that_cannot_be_shortened(engine_for, method, whole):
     for policy in ("auto", "goodput"):
-        assert engine_for({"method": method, "policy": policy}).speculation.length.whole == whole
+        assert engine_for({"method": method, "policy": policy}).speculation.policy.whole == whole
 
 
 def test_goodput_takes_or_leaves_trees(engine_for):
     tree = {"tree": "static", "expansion": [2, 1]}
-    length = engine_for({**DRAFT, "options": tree, "policy": "goodput"}).speculation.length
+    length = engine_for({**DRAFT, "options": tree, "policy": "goodput"}).speculation.policy
     assert isinstance(length, Goodput) and length.whole
 
 
 def test_a_hybrid_weighs_the_cost_of_its_models_itself(engine_for):
     engine = engine_for({"method": "hybrid", "model": "random-1", "policy": "goodput"})
-    for _ in range(3):
-        engine._cost.observe_draft(1, 1000.0)
-    assert engine._cost.whole_draft_seconds(1) == 1000
-    length = engine.speculation.length
-    assert isinstance(length, Goodput) and length.whole and length.draft_seconds(1, 0.0) == 0
+    assert engine.drafter.traits.cost_ratio == 1
+    assert engine.prices.draft_level(0, 1) == 0
+
+
+def test_drafts_of_a_model_have_a_price_before_one_was_measured(engine_for):
+    engine = engine_for({**DRAFT, "policy": "goodput"})
+    assert engine.prices.draft_level(3, 4) == pytest.approx(engine.prices.target(4))
 
 
 def test_names_and_options():
-    cost = LearnedCost()
-    assert make_length("heuristic", {}, cost, 3) == Heuristic(3, 1, 3)
-    assert make_length("heuristic", {"start": 1}, cost, 9) == Heuristic(1, 1, 9)
-    assert make_length("cascade", {}, cost, 0) == Fixed(0)
+    prices, lookup = FixedPrices(lambda rows, _: float(rows)), DrafterTraits()
+
+    def make(name, options, most):
+        return make_policy(name, options, most, lookup, prices)
+
+    assert make("heuristic", {}, 3) == Heuristic(3, 1, 3)
+    assert make("heuristic", {"start": 1}, 9) == Heuristic(1, 1, 9)
+    assert make("cascade", {}, 0) == Fixed(0)
     for name, options, word in (
         ("confidence", {"colour": 1}, "threshold"),
         ("fixed", {"colour": 1}, "none"),
@@ -95,7 +100,7 @@ def test_names_and_options():
         ("goodput", {"max_length": 2}, "explore"),
     ):
         with pytest.raises(InvalidParameter, match=word):
-            make_length(name, options, cost, 4)
+            make(name, options, 4)
 
 
 def test_an_unknown_policy_is_refused():
@@ -105,11 +110,11 @@ def test_an_unknown_policy_is_refused():
 
 def test_traces_hold_each_drafts_fate(engine_for):
     engine = engine_for({"method": "draft_model", "model": "random-1", "num_draft_tokens": 4, "policy": "fixed"})
-    drafter, told = engine.speculation.drafter, []
+    drafter, told = engine.drafter, []
     ids = [list(prompt.encode()) for prompt in PROMPTS]
     traces = collect_traces(engine, ids, GREEDY, lambda done, total: told.append((done, total)))
     assert told[-1] == (len(PROMPTS), len(PROMPTS))
-    assert engine.speculation.drafter is drafter
+    assert engine.drafter is drafter
     assert {trace.group for trace in traces} == set(range(len(PROMPTS)))
     assert all(trace.features.shape == (3, len(FEATURES)) for trace in traces if trace.run == 4)
     assert any(trace.run == 0 for trace in traces)
@@ -138,18 +143,3 @@ def test_train_disco_writes_a_classifier_that_generate_can_read(tiny, monkeypatc
     record = json.loads(result.stdout)
     assert record["oracle_rate"] >= record["fixed_rate"]
     assert Classifier.read(output).threshold == record["threshold"]
-
-
-@pytest.mark.parametrize(
-    ("pricing", "expected"),
-    [
-        (Pricing(), True),
-        (Pricing(0.3), True),
-        (Pricing(whole=True, branches=True), True),  # lookahead: rows are its price
-        (Pricing(0.3, whole=True, branches=True), False),  # a model's trees
-        (Pricing(1.0), False),  # all of the target's weights
-        (Pricing(0.3, is_own=True), False),
-    ],
-)
-def test_constant_prices_are_used_where_the_price_of_a_token_tells(pricing, expected):
-    assert pricing.is_constant == expected

@@ -15,7 +15,7 @@ def test_sample_i_says_what_a_request_with_its_seed_says_alone(engine_for, draft
     params = SamplingParams(temperature=0.9, seed=40, max_tokens=20, n=3)
     together = run_all(engine_for(draft, prefix_caching=prefix_caching), params=params)
     for prompt, output in zip(PROMPTS, together, strict=True):
-        alone = [run_all(engine_for(draft), [prompt], params.sample(i, seed=40))[0] for i in range(3)]
+        alone = [run_all(engine_for(draft), [prompt], params.sample(i))[0] for i in range(3)]
         assert [each.token_ids for each in output.outputs] == [each.token_ids for each in alone]
         assert [each.index for each in output.outputs] == [0, 1, 2]
         assert len({each.token_ids for each in output.outputs}) == 3

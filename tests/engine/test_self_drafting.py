@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.errors import InvalidParameter
+from paceline.speculation import DrafterTraits
 from paceline.types import SamplingParams
 from tests.engine.conftest import PROMPTS, run_all
 from tests.fakes import Quiet
@@ -64,6 +65,8 @@ def test_greedy_and_sampled_requests_share_steps_and_memory_may_run_out(engine_f
 class Watcher(Quiet):
     """Proposes a tree and checks what it is told about it."""
 
+    traits = DrafterTraits(branches=True, watches=True)
+
     def __init__(self):
         self.seen = []
 
@@ -72,8 +75,9 @@ class Watcher(Quiet):
 
         return [TokenTree((7, 8, 9), (-1, -1, 0)).prune(context.budget) for context in contexts]
 
-    def watch(self, request_id, tree, picks):
-        self.seen.append((request_id, tree.tokens, picks.copy()))
+    def observe(self, outcome):
+        if outcome.picks is not None:
+            self.seen.append((outcome.request_id, outcome.tokens, outcome.picks.copy()))
 
 
 def test_a_watching_drafter_is_told_the_targets_pick_below_every_node(engine_for, tiny):
@@ -95,14 +99,16 @@ def test_a_watching_drafter_is_told_the_targets_pick_below_every_node(engine_for
 
 
 def test_drafters_that_do_not_watch_are_not_told(engine_for):
-    assert engine_for({"method": "ngram"}).speculation.watcher is None
-    assert engine_for({"method": "lookahead"}).speculation.watcher is not None
+    watcher = Watcher()
+    watcher.traits = DrafterTraits(branches=True)
+    run_all(engine_for({"method": "plain", "num_draft_tokens": 3, "policy": "fixed"}, watcher), [PROMPTS[0]])
+    assert watcher.seen == []
 
 
 def test_a_drafters_own_budget_holds_until_the_user_names_one(engine_for):
-    assert engine_for({"method": "lookahead"}).speculation.length.max_length == 30
-    assert engine_for({"method": "lookahead", "num_draft_tokens": 6}).speculation.length.max_length == 6
-    assert engine_for({"method": "suffix"}).speculation.length.max_length == 8
+    assert engine_for({"method": "lookahead"}).speculation.most == 30
+    assert engine_for({"method": "lookahead", "num_draft_tokens": 6}).speculation.most == 6
+    assert engine_for({"method": "suffix"}).speculation.most == 8
 
 
 @pytest.mark.parametrize("method", ["sparse_cache", "layer_skip"])

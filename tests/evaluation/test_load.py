@@ -7,8 +7,16 @@ import pytest
 from paceline import LLM
 from paceline.evaluation.load import differences, make_crowd, run_alone, run_together
 from paceline.models.base import PAGE_SIZE
+from paceline.speculation import DrafterTraits
 from tests.engine.conftest import PROMPTS
 from tests.fakes import Babbler
+
+
+class Chains(Babbler):
+    """Babbler's proposals are chains, which block verification takes; it does not say so itself."""
+
+    traits = DrafterTraits()
+
 
 PAGE_BYTES = 2 * 3 * 2 * 16 * PAGE_SIZE * 4
 TIGHT = {"kv_cache_memory_bytes": 14 * PAGE_BYTES, "max_model_len": 6 * PAGE_SIZE, "max_num_batched_tokens": 40}
@@ -59,11 +67,10 @@ def test_coupled_text_under_load_is_plain_text_alone_whatever_the_policy(engine_
     check(busy, engine_for(), crowd(30, greedy=False))
 
 
-@pytest.mark.parametrize("rule", ["p/q", "block"])
-def test_seeded_text_of_fixed_drafts_under_load_is_that_alone(engine_for, rule):
-    """Where a draft ends decides which draw a position takes, so preemption and shortage must not move it."""
-    draft = {"method": "plain", "num_draft_tokens": 3, "policy": "fixed", "rule": rule}
-    check(engine_for(draft, Babbler(), **TIGHT), engine_for(draft, Babbler()), crowd(40, greedy=False))
+@pytest.mark.parametrize("draft", (OWN_CACHE | NO_CACHE).values(), ids=OWN_CACHE | NO_CACHE)
+def test_seeded_text_under_load_is_plain_text_alone(engine_for, draft):
+    """The default rule and policy, preemption and shortage: a seed is a wish for plain sampling's text."""
+    check(engine_for(draft, **TIGHT), engine_for(), crowd(40, greedy=False))
 
 
 @pytest.mark.parametrize("policy", ["fixed", "auto"])
@@ -84,7 +91,7 @@ def test_seeded_text_with_a_shared_beginning_is_that_alone_in_a_cache_that_holds
     busy = engine_for(draft, **TIGHT)
     together = run_together(busy, requests, after_step=lambda _: busy.scheduler.check_integrity())
     assert differences(together, list(run_alone(engine_for(draft, **TIGHT), requests))) == []
-    assert busy.metrics.num_preemptions > 0
+    assert busy.scheduler.pool.num_held == 0
 
 
 def test_a_text_that_differs_is_found(engine_for):
@@ -97,14 +104,14 @@ def test_a_text_that_differs_is_found(engine_for):
 
 
 @pytest.mark.weights
-@pytest.mark.parametrize("rule", ["p/q", "coupled"])
-def test_the_default_model_under_load(rule):
+@pytest.mark.parametrize("greedy", [True, False])
+def test_the_default_model_under_load(greedy):
     token_bytes = 2 * 30 * 3 * 64 * 4
     plain = LLM("smollm2-135m", kv_cache_memory_bytes=10 * PAGE_SIZE * token_bytes, max_model_len=128)
     texts = ["List three rivers of Europe.", "def add(a, b):", "Say seagull, seagull, seagull", "Why is the sky blue?"]
     prompts = [plain.chat_prompt([{"role": "user", "content": text}]) for text in texts]
-    requests = make_crowd(prompts, 24, max_tokens=16, seed=4, greedy=rule == "p/q")
-    busy = plain.drafting_with({"method": "ngram", "rule": rule}).engine
+    requests = make_crowd(prompts, 24, max_tokens=16, seed=4, greedy=greedy)
+    busy = plain.drafting_with("ngram").engine
     together = run_together(busy, requests)
     assert differences(together, list(run_alone(plain.engine, requests))) == []
     assert busy.metrics.num_preemptions > 0

@@ -11,12 +11,14 @@ from paceline.sampling import (
     CounterRandomness,
     Law,
     TokenTree,
+    judge,
     match_probability,
+    resolve,
     verify_coupled,
     verify_sample_and_match,
 )
 
-from .tables import law, no_draft, step, table_model
+from .tables import drawn, law, no_draft, step, table_model
 
 TABLE = table_model(1, 4, order=3)
 
@@ -44,6 +46,27 @@ def test_text_is_the_plain_text_for_any_draft(rule, seed: int, data: st.DataObje
     while len(prefix) < 10:
         prefix += step(prefix, target, draft, rule, CounterRandomness(seed))
     assert prefix[2:10] == plain_text(seed, 8)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**64 - 1), number=st.integers(0, 10**6), data=st.data())
+def test_under_auto_a_request_with_a_seed_says_plain_samplings_text(
+    seed: int, number: int, data: st.DataObject
+) -> None:
+    """Whatever is drafted, chosen or drawn, and whichever request of its engine it is."""
+    how = judge("auto", resolve("auto"), seed, number)
+    shapes = st.lists(st.integers(1, 2), max_size=3)
+
+    def draft(prefix, randomness, position) -> TokenTree:
+        if data.draw(st.booleans()):
+            return drawn(target, data.draw(shapes))(prefix, randomness, position)
+        return TokenTree.trie(data.draw(st.lists(st.lists(st.integers(0, 3), max_size=4), max_size=3)))
+
+    prefix = (0, 1)
+    while len(prefix) < 10:
+        prefix += step(prefix, target, draft, how.verify, how.randomness)
+    assert prefix[2:10] == plain_text(seed, 8)
+    assert how.coupled
 
 
 def test_a_coupled_draft_from_the_target_itself_is_accepted_whole() -> None:

@@ -8,15 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.sampling import Law, Randomness, TokenTree, union, verify, verify_block, verify_sample_and_match
+from paceline.sampling.rules import verify_auto
 from paceline.sampling.tree import Draw
 from paceline.sampling.verify import Verdict
 
 from .enumerator import EnumeratedRandomness, first_outcome, law_of
 from .tables import (
     PROMPT,
+    Drafter,
+    Model,
     Prefix,
+    accepted_share,
     decoded_law,
     drawn,
+    first_token,
     law,
     mean_accepted,
     no_draft,
@@ -31,7 +36,7 @@ TARGET = table_model(1, 3)
 DRAFT = table_model(2, 3)
 OTHER_DRAFT = table_model(3, 3)
 
-RULES = {"p/q": verify, "block": verify_block, "sample and match": verify_sample_and_match}
+RULES = {"p/q": verify, "block": verify_block, "sample and match": verify_sample_and_match, "auto": verify_auto}
 CHAINS = {
     "plain": no_draft,
     "chain of 1": drawn(DRAFT, (1,)),
@@ -51,7 +56,7 @@ TREES = {
     "ranked tree": ranked(DRAFT, (2, 2, 1)),
 }
 CASES = [(rule, draft) for rule in RULES for draft in CHAINS]
-CASES += [(rule, draft) for rule in ("p/q", "sample and match") for draft in TREES]
+CASES += [(rule, draft) for rule in ("p/q", "sample and match", "auto") for draft in TREES]
 
 
 @pytest.mark.parametrize(("rule", "draft"), CASES)
@@ -82,6 +87,50 @@ def test_united_chains_of_two_drafters_have_the_targets_law() -> None:
         return union(trees)
 
     assert decoded_law(TARGET, draft, verify, 2) == target_law(TARGET, 2)
+    assert decoded_law(TARGET, draft, verify_auto, 2) == target_law(TARGET, 2)
+
+
+def test_auto_judges_chosen_drafts_by_the_targets_pick_and_drawn_ones_by_ratio() -> None:
+    """A draw from q stands with 1 - TV = 0.7, where a match would have 0.29; its most probable token with p alone."""
+    p, q = law(5, 3, 2), law(2, 3, 5)
+    for draft, accepted in ((drawn(lambda _: q, (1,)), Fraction(7, 10)), (ranked(lambda _: q, (1,)), Fraction(1, 5))):
+        outcomes = verdicts(lambda r, d=draft: d((), r, 0), lambda _: p, verify_auto)
+        assert accepted_share(outcomes) == accepted
+        assert first_token(outcomes, 3) == tuple(p.probs)
+    coins = [
+        {purpose for _, purpose, _ in randomness.keys} - {"draft"}
+        for draft in (ranked(DRAFT, (2, 1)), drawn(DRAFT, (2, 1)))
+        for randomness in [first_outcome()]
+        for _ in [step(PROMPT, TARGET, draft, verify_auto, randomness)]
+    ]
+    assert coins == [{"target"}, {"accept", "target"}]
+
+
+def test_auto_is_exact_where_drafts_change_their_kind_within_a_text() -> None:
+    """Chosen chains, draws and unions of both take turns, by what was accepted; the loop is enumerated as one piece."""
+    target, draft = table_model(1, 2), table_model(2, 2)
+    kinds = [ranked(draft, (1, 1)), drawn(draft, (1, 1)), drawn(draft, (2,)), _beside(draft)]
+
+    def loop(randomness: EnumeratedRandomness) -> Prefix:
+        prefix, kind = PROMPT, 0
+        while len(prefix) < len(PROMPT) + 3:
+            emitted = step(prefix, target, kinds[kind % len(kinds)], verify_auto, randomness)
+            kind += len(emitted)
+            prefix += emitted
+        decided = [key for key in randomness.keys if key[1] != "draft"]
+        assert len(set(decided)) == len(decided), "a coin or a pick was used twice"
+        return prefix[len(PROMPT) : len(PROMPT) + 3]
+
+    assert law_of(loop) == target_law(target, 3)
+
+
+def _beside(draft: Model) -> Drafter:
+    """The most probable token of `draft` beside a draw from it."""
+
+    def both(prefix: Prefix, randomness: Randomness, position: int) -> TokenTree:
+        return union([each(prefix, randomness, position) for each in (ranked(draft, (1,)), drawn(draft, (1,)))])
+
+    return both
 
 
 def test_a_draft_may_ignore_the_vocabulary_of_the_target() -> None:
@@ -184,7 +233,8 @@ def test_any_laws_and_any_tree_give_the_targets_law(target_weights, below_weight
     def drafter(prefix: Prefix, randomness: Randomness, position: int) -> TokenTree:
         return _grow(parents, how, draft, randomness)
 
-    assert decoded_law(target, drafter, verify, 2, ()) == target_law(target, 2, ())
+    for rule in (verify, verify_auto):
+        assert decoded_law(target, drafter, rule, 2, ()) == target_law(target, 2, ())
 
 
 @settings(max_examples=30, deadline=None)

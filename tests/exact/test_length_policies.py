@@ -8,18 +8,20 @@ import numpy as np
 import pytest
 
 from paceline.sampling import Law, Randomness, TokenTree, verify
-from paceline.scheduling import BatchStats, DraftStats, Fixed, Goodput, Heuristic, PrefixStats
-from paceline.scheduling.length import (
-    Cascade,
-    Classifier,
-    Confidence,
-    Disco,
-    LengthPolicy,
-    Steady,
-    StepObserver,
-    StepRecord,
+from paceline.speculation import (
+    BatchStats,
+    DraftStats,
+    Fixed,
+    FixedPrices,
+    Goodput,
+    Heuristic,
+    PrefixStats,
+    RequestOutcome,
+    StepOutcome,
+    StepSeconds,
 )
-from paceline.scheduling.length.disco import FEATURES
+from paceline.speculation.policies import Cascade, Classifier, Confidence, Disco, LengthPolicy
+from paceline.speculation.policies.disco import FEATURES
 
 from .enumerator import law_of
 from .tables import PROMPT, Model, Prefix, TextLaw, law, table_model, target_law
@@ -36,12 +38,12 @@ def classifier() -> Classifier:
 
 
 def goodput() -> Goodput:
-    return Goodput(lambda rows, _: 1 + 0.2 * rows, max_length=MOST, explore=0.3)
+    return Goodput(FixedPrices(lambda rows, _: 1 + 0.2 * rows), max_length=MOST, explore=0.3)
 
 
 def whole_goodput() -> Goodput:
     """Price such that refused drafts soon end drafting, and exploring begins it again."""
-    return Goodput(lambda rows, _: 1 + 0.5 * rows, max_length=MOST, explore=0.3, whole=True)
+    return Goodput(FixedPrices(lambda rows, _: 1 + 0.5 * rows), max_length=MOST, explore=0.3, whole=True)
 
 
 POLICIES: dict[str, Callable[[], LengthPolicy]] = {
@@ -51,7 +53,6 @@ POLICIES: dict[str, Callable[[], LengthPolicy]] = {
     "disco": lambda: Disco(classifier(), MOST),
     "goodput": goodput,
     "goodput, whole drafts": whole_goodput,
-    "steady": lambda: Steady(MOST, draft_cost=0.2),
     "cascade": lambda: Cascade(MOST, trial_steps=1, set_steps=1, base_steps=1),
 }
 
@@ -108,11 +109,13 @@ def adaptive_law(
             head = tokens[:wanted]
             tails: Sequence[tuple[Prefix, Fraction]] = [((), Fraction(1))]
             if len(head) < wanted:
-                later = deepcopy(policy) if isinstance(policy, StepObserver) else policy
-                if isinstance(later, StepObserver):
-                    later.observe_step(StepRecord(1, drafted, len(tokens), 1 + 0.1 * drafted))
-                after = deepcopy(stats)
-                after.learn(budget, drafted, len(tokens) - 1, rejected)
+                later, after = deepcopy(policy), deepcopy(stats)
+                outcome = RequestOutcome(
+                    "r", num_new=len(tokens), num_draft_tokens=drafted, depth=drafted, num_accepted=len(tokens) - 1,
+                    level_refused=rejected, wanted=budget, asked=budget > 0,
+                )  # fmt: skip
+                later.observe(StepOutcome([outcome], seconds=StepSeconds(verifying=1 + 0.1 * drafted)))
+                after.learn(outcome)
                 tails = list(follow(later, after, text + head, wanted - len(head)).items())
             for tail, tail_chance in tails:
                 total[head + tail] = total.get(head + tail, Fraction(0)) + chance * tail_chance

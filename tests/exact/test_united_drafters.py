@@ -6,11 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.drafters.base import DraftContext
+from paceline.drafters.base import BaseDrafter, DraftContext
 from paceline.drafters.hybrid import Hybrid
 from paceline.drafters.hybrid_child import Child
 from paceline.sampling import Law, Randomness, TokenTree, union, verify, verify_sample_and_match
+from paceline.sampling.rules import verify_auto
+from paceline.speculation import DrafterTraits, FixedPrices
 from paceline.types import SamplingParams
+from tests.fakes import tell
 
 from .enumerator import EnumeratedRandomness, first_outcome, law_of
 from .tables import PROMPT, Prefix, decoded_law, drawn, law, ranked, step, table_model, target_law
@@ -29,7 +32,7 @@ def united(*drafters):
     return draft
 
 
-@pytest.mark.parametrize("rule", [verify, verify_sample_and_match])
+@pytest.mark.parametrize("rule", [verify, verify_sample_and_match, verify_auto])
 @pytest.mark.parametrize(
     "shapes", [((1,), (1,)), ((2,), (1, 1)), ((1, 1), (1, 1)), ((1, 1), (2,)), ((2, 1), (1, 1))], ids=str
 )
@@ -88,20 +91,11 @@ def test_a_neighbour_chosen_by_the_length_of_a_draw_changes_the_law():
     assert decoded_law(TARGET, leftover, verify, 2) != target_law(TARGET, 2)
 
 
-class Silent:
-    """What a drafter needs besides `propose` when it remembers nothing."""
-
-    def observe(self, request_id, token_ids, finished) -> None:
-        pass
-
-    def release(self, request_id) -> None:
-        pass
-
-
-class Chooser(Silent):
+class Chooser(BaseDrafter):
     """Proposes the likeliest tokens of GUESS, and is as sure of itself as it is told to be."""
 
     name = "chooser"
+    traits = DrafterTraits(branches=True, deterministic=True, scores=True)
 
     def __init__(self, confidence: float, shape=(2, 1)) -> None:
         self._confidence, self._draft = confidence, ranked(GUESS, shape)
@@ -113,7 +107,7 @@ class Chooser(Silent):
         return self._confidence
 
 
-class Drawer(Silent):
+class Drawer(BaseDrafter):
     """Draws a chain from `model`, as long as it may."""
 
     name = "drawer"
@@ -142,20 +136,25 @@ def context_of(prefix: Prefix, randomness: Randomness, budget: int = 3) -> Draft
     return DraftContext("r", list(prefix), len(PROMPT), budget, SamplingParams(), no_warp, randomness)
 
 
-def hybrid(confidence: float, cost_ratio: float, **options) -> Hybrid:
-    return Hybrid([Child(Chooser(confidence)), Child(Drawer(), cost_ratio)], **options)
+PRICES = FixedPrices(lambda rows, _context: 1 + 0.05 * (rows - 1))
+
+
+def hybrid(chooser: Chooser | Drawer, drawer: Drawer, *cost_ratios: float) -> Hybrid:
+    """Both, at prices that do not change: its clock stands still."""
+    children = [Child(each, PRICES, ratio) for each, ratio in zip((chooser, drawer), cost_ratios, strict=True)]
+    return Hybrid(children, clock=lambda: 0.0)
 
 
 @pytest.mark.parametrize(
     ("confidence", "cost_ratio", "draws"),
     [(0.9, 0.001, {"iid"}), (0.0, 0.2, {"iid"}), (3.0, 0.5, {"one_hot"})],
 )
-@pytest.mark.parametrize("rule", [verify, verify_sample_and_match])
+@pytest.mark.parametrize("rule", [verify, verify_sample_and_match, verify_auto])
 def test_a_step_of_the_hybrid_has_the_targets_law(confidence, cost_ratio, draws, rule):
     seen: set[str] = set()
 
     def draft(prefix: Prefix, randomness: Randomness, position: int) -> TokenTree:
-        [tree] = hybrid(confidence, cost_ratio).propose([context_of(prefix, randomness)])
+        [tree] = hybrid(Chooser(confidence), Drawer(), 0.0, cost_ratio).propose([context_of(prefix, randomness)])
         seen.add(tree.draw)
         return tree
 
@@ -163,17 +162,18 @@ def test_a_step_of_the_hybrid_has_the_targets_law(confidence, cost_ratio, draws,
     assert seen == draws
 
 
-def test_the_whole_loop_with_all_it_remembers_has_the_targets_law():
+@pytest.mark.parametrize("rule", [verify, verify_auto])
+def test_the_whole_loop_with_all_it_remembers_has_the_targets_law(rule):
     """Who drafts follows what was accepted before; the loop is enumerated as one piece, and its keys are watched."""
     target, draft = table_model(1, 2), table_model(2, 2)
 
     def loop(randomness: EnumeratedRandomness) -> Prefix:
-        both = Hybrid([Child(Chooser(0.4, (1, 1))), Child(Drawer(draft), 0.3)])
+        both = hybrid(Chooser(0.4, (1, 1)), Drawer(draft), 0.0, 0.3)
         prefix = PROMPT
         while len(prefix) < len(PROMPT) + 3:
             [tree] = both.propose([replace(context_of(prefix, randomness), budget=2)])
-            prefix += step(prefix, target, lambda *_, tree=tree: tree, verify, randomness)
-            both.observe("r", list(prefix), finished=False)
+            prefix += step(prefix, target, lambda *_, tree=tree: tree, rule, randomness)
+            tell(both, "r", list(prefix), finished=False)
         decided = [key for key in randomness.keys if key[1] == "accept"]
         assert len(set(decided)) == len(decided), "a coin was used twice"
         return prefix[len(PROMPT) : len(PROMPT) + 3]
@@ -183,6 +183,6 @@ def test_the_whole_loop_with_all_it_remembers_has_the_targets_law():
 
 def test_children_draw_under_numbers_of_their_own():
     randomness = first_outcome()
-    Hybrid([Child(Drawer(), 0.1), Child(Drawer(), 0.01)]).propose([context_of(PROMPT, randomness)])
+    hybrid(Drawer(), Drawer(), 0.1, 0.01).propose([context_of(PROMPT, randomness)])
     numbers = {node for _, purpose, node in randomness.keys if purpose == "draft"}
     assert min(numbers) == 1 << 16

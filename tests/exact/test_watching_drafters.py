@@ -14,6 +14,7 @@ from paceline.drafters.jacobi import Jacobi
 from paceline.drafters.lookahead import Lookahead
 from paceline.sampling import resolve
 from paceline.types import SamplingParams
+from tests.fakes import tell
 
 from .enumerator import law_of
 from .tables import PROMPT, table_model, target_law
@@ -42,9 +43,9 @@ def decoded(make, budget, rule, randomness):
         laws = {node: TARGET((*text, *tree.tokens_to(node))) for node in range(-1, len(tree))}
         verdict = rule(tree, laws.__getitem__, randomness, len(text))
         if len(tree):
-            drafter.watch("r", tree, np.array([law.mode for law in laws.values()]))
+            tell(drafter, "r", [], picks=np.array([law.mode for law in laws.values()]))
         text += (*(tree.tokens[node] for node in verdict.path), verdict.token)
-        drafter.observe("r", text, False)
+        tell(drafter, "r", text, False)
     return text[len(PROMPT) :]
 
 

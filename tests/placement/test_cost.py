@@ -10,7 +10,7 @@ from paceline.placement.cost import (
     transformer_layers,
 )
 from paceline.placement.parallelise import profile_from_layers
-from paceline.scheduling import CostProfile
+from paceline.speculation import CostProfile
 
 
 def test_a_layer_is_bound_by_arithmetic_or_by_memory():

@@ -12,7 +12,8 @@ from paceline.placement.pipeline_bubbles import (
     measured_stage,
     simulate_pipeline,
 )
-from paceline.scheduling import CostProfile, SchedulerConfig
+from paceline.scheduling import SchedulerConfig
+from paceline.speculation import CostProfile
 
 
 def by_rows(plan):

@@ -5,7 +5,8 @@ import pytest
 
 from paceline.errors import InvalidParameter
 from paceline.placement.serving_simulator import ServingModel, TokenRequest, simulate_serving
-from paceline.scheduling import CostProfile, Fixed, SchedulerConfig
+from paceline.scheduling import SchedulerConfig
+from paceline.speculation import CostProfile, Fixed
 from paceline.theory import expected_tokens
 
 FLAT = CostProfile({1: 0.01})

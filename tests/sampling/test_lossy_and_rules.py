@@ -6,7 +6,19 @@ import numpy as np
 import pytest
 
 from paceline.errors import InvalidParameter
-from paceline.sampling import LOSSY, RULES, CounterRandomness, Law, TokenTree, is_lossy, resolve, verify, verify_block
+from paceline.sampling import (
+    LOSSY,
+    RULES,
+    CounterRandomness,
+    Law,
+    TokenTree,
+    is_lossy,
+    resolve,
+    rules,
+    verify,
+    verify_block,
+)
+from paceline.sampling.coupled import verify_coupled
 from paceline.sampling.lossy import typical_threshold, verify_lenient_greedy, verify_typical
 from paceline.sampling.rules import option_names
 
@@ -118,7 +130,7 @@ def test_block_refuses_trees_that_branch() -> None:
         judge(verify_block, TokenTree((0, 1), (-1, -1)))
 
 
-@pytest.mark.parametrize("name", ["p/q", "block", "coupled", "sample_and_match"])
+@pytest.mark.parametrize("name", ["auto", "p/q", "block", "coupled", "sample_and_match"])
 def test_greedy_targets_give_the_greedy_text_under_every_exact_rule(name: str) -> None:
     draft = Law(np.arange(3), np.full(3, 1 / 3))
     for seed in range(30):
@@ -140,3 +152,29 @@ def test_float_verification_visits_only_the_nodes_it_needs() -> None:
 
     verify(TokenTree((1, 2, 3), (-1, 0, 1)), laws, RANDOMNESS, 0)
     assert visited == [-1]
+
+
+def noise_of(name: str, seed: int | None, number: int) -> float:
+    return rules.judge(name, resolve(name), seed, number).randomness.uniform(0, 0)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_only_requests_without_a_seed_or_with_coins_have_noise_of_their_own(name: str) -> None:
+    """Rules that toss coins read another stream for every request; the others, and auto, read the seed's own."""
+    noises = {noise_of(name, 5, number) for number in range(4)}
+    if name in ("p/q", "block", "lenient", "uniform_coin"):
+        assert len(noises) == 4
+        assert CounterRandomness(5).uniform(0, 0) not in noises
+    else:
+        assert noises == {CounterRandomness(5).uniform(0, 0)}
+    assert noise_of(name, 5, 2) == noise_of(name, 5, 2)
+    assert len({noise_of(name, None, 0) for _ in range(4)}) == 4
+
+
+def test_drafts_share_the_targets_noise_where_its_pick_decides_a_seeded_text() -> None:
+    coupled = {
+        (name, seed) for name in RULES for seed in (None, 5) if rules.judge(name, resolve(name), seed, 0).coupled
+    }
+    assert coupled == {("coupled", None), ("coupled", 5), ("auto", 5)}
+    assert rules.judge("auto", resolve("auto"), 5, 0).verify is verify_coupled
+    assert rules.judge("auto", resolve("auto"), None, 0).verify is rules.verify_auto

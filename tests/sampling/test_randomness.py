@@ -54,6 +54,19 @@ def test_known_answers() -> None:
     assert randomness.uniform(3, 1) == 0.1773285728536217
 
 
+def test_streams_of_a_seed_share_nothing() -> None:
+    """Stream 0 is the seed's own; coins and draws of two streams agree as often as chance makes them."""
+    assert CounterRandomness(7, 0).uniform(3, 1) == CounterRandomness(7).uniform(3, 1)
+    assert CounterRandomness(7, 2).uniform(3, 1) == CounterRandomness(7, 2).uniform(3, 1)
+    fair, trials = Law(np.arange(2), np.full(2, 0.5)), 4000
+    for first, second in ((0, 1), (1, 2)):
+        streams = CounterRandomness(7, first), CounterRandomness(7, second)
+        uniforms = np.array([[one.uniform(position, 0) for position in range(trials)] for one in streams])
+        draws = np.array([[one.draw(fair, position, "target") for position in range(trials)] for one in streams])
+        assert abs(np.corrcoef(uniforms)[0, 1]) < 4 / trials**0.5
+        assert abs((draws[0] == draws[1]).mean() - 0.5) < 4 * 0.5 / trials**0.5
+
+
 def test_answers_do_not_depend_on_the_order_of_calls() -> None:
     law = Law(np.arange(50), np.full(50, 0.02))
     forward, backward = CounterRandomness(5), CounterRandomness(5)

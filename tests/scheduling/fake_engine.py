@@ -6,8 +6,9 @@ early, shared wrongly or written by a rejected draft is noticed by the first row
 
 import random
 
-from paceline.scheduling import Commit, Fixed, Grant, PagePool, RequestState, Scheduler, StepPlan, StepResult
+from paceline.scheduling import Commit, Grant, PagePool, RequestState, Scheduler, StepPlan, StepResult
 from paceline.scheduling.config import SchedulerConfig
+from paceline.speculation import Fixed
 
 VOCAB = 5
 
@@ -26,10 +27,15 @@ def plain_text(prompt: list[int], num_tokens: int) -> list[int]:
 
 
 class FakeEngine:
-    """Runs a scheduler's plans; `seed` decides how well its drafts are accepted."""
+    """Runs a scheduler's plans; `seed` decides how well its drafts are accepted.
 
-    def __init__(self, config: SchedulerConfig, pool: PagePool, length=None, stop=None, seed: int = 0) -> None:
-        self.scheduler = Scheduler(config, pool, Fixed(0) if length is None else length, stop)
+    Drafts are trees when they may branch: their nodes beyond the granted levels are siblings of the first level.
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, pool: PagePool, length=None, stop=None, seed: int = 0, branches: bool = False
+    ) -> None:
+        self.scheduler = Scheduler(config, pool, Fixed(0) if length is None else length, stop, branches)
         self.plans: list[StepPlan] = []
         self.commits: list[Commit] = []
         self.rows_computed = 0
@@ -61,6 +67,10 @@ class FakeEngine:
             self.scheduler.check_integrity()
         raise AssertionError("the scheduler does not get its work done")
 
+    def lose_the_cache(self) -> None:
+        """Nothing that was computed can be trusted any more."""
+        self._slots.clear()
+
     def run(self, grant: Grant) -> StepResult:
         """One grant, as a model would run it."""
         request, tokens = grant.request, grant.request.token_ids
@@ -84,13 +94,14 @@ class FakeEngine:
         for position in range(grant.start, grant.start + grant.num_rows):
             self._slots[self._slot(request, position)] = None
         drafted = self._random.randint(0, grant.draft_budget)
-        accepted = self._random.randint(0, drafted)
+        depth = min(drafted, grant.draft_depth)
+        accepted = self._random.randint(0, depth)
         for _ in range(accepted + 1):
             self._slots[self._slot(request, len(tokens) - 1)] = tuple(tokens)
             tokens.append(next_token(tokens))
         emitted = tuple(tokens[request.num_tokens :])
-        rejected = accepted < drafted
-        return StepResult(request.request_id, 0, emitted, drafted, rejected)
+        rejected = accepted < depth
+        return StepResult(request.request_id, 0, emitted, drafted, rejected, depth)
 
     def _slot(self, request: RequestState, position: int) -> tuple[int, int]:
         size = self.scheduler.pool.page_size

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from paceline.errors import InvalidParameter
-from paceline.scheduling import CostProfile
 from paceline.scheduling.budget import choose_budget, trade_off
 from paceline.scheduling.profile import Profile
+from paceline.speculation import CostProfile
 
 TABLE = {0: {1: 1.0, 4: 1.5}, 100: {1: 2.0, 4: 3.5}}
 PROFILE = Profile("small", "f1", "float32", "NumbaModel", 2, "a machine", TABLE, {0: {16: 1.0}})

@@ -124,7 +124,24 @@ def test_a_published_page_is_copied_before_it_is_written_even_by_its_only_holder
     assert pool.longest_prefix(digests_of([1], 1)) == [old]
 
 
-VERBS = st.sampled_from(["take", "drop", "fork", "write", "publish"])
+def test_what_is_forgotten_is_found_no_more_and_held_pages_stay_held():
+    pool = PagePool(4, page_size=1)
+    idle, held = pool.allocate(2), pool.allocate(1)
+    publish_all(pool, idle, [1, 2])
+    publish_all(pool, held, [3])
+    pool.release(idle)
+    pool.forget()
+    assert pool.num_cached == 0 and pool.num_held == 1 and pool.num_free == 3
+    assert not pool.longest_prefix(digests_of([1, 2], 1)) and not pool.longest_prefix(digests_of([3], 1))
+    pool.check_integrity([held])
+    assert pool.make_writable(held, 0) is None, "nobody else can see it"
+    publish_all(pool, held, [4])
+    pool.release(held)
+    assert pool.longest_prefix(digests_of([4], 1)) == held and pool.num_free == 4
+    pool.check_integrity([])
+
+
+VERBS = st.sampled_from(["take", "drop", "fork", "write", "publish", "forget"])
 
 
 def leak_a_page(pool):
@@ -187,6 +204,9 @@ def test_any_order_of_operations_conserves_pages(operations):
             pool.make_writable(table, choice % len(table))
         elif verb == "publish" and table:
             pool.publish(table[0], page_digest(b"", [number % 4]))
+        elif verb == "forget":
+            pool.forget()
+            assert not pool.num_cached
         pool.check_integrity(tables)
     for table in tables:
         pool.release(table)

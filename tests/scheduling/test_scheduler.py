@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import InvalidParameter
-from paceline.scheduling import Fixed, Heuristic, PagePool, RequestState, Scheduler, SchedulerConfig, Status, StepResult
+from paceline.scheduling import PagePool, RequestState, Scheduler, SchedulerConfig, Status, StepResult
+from paceline.speculation import Fixed, Heuristic
+from paceline.speculation.records import MEMORY, PRIOR_DRAFTS
 from paceline.types import SamplingParams
 from tests.scheduling.fake_engine import FakeEngine, plain_text
 
@@ -20,8 +22,11 @@ def request(name: str, prompt: list[int], max_tokens: int = 4, **fields) -> Requ
     return RequestState(name, prompt, SamplingParams(max_tokens=max_tokens), **fields)
 
 
-def engine(num_pages: int = 64, page_size: int = 4, length=None, seed: int = 0, **config: Any) -> FakeEngine:
-    return FakeEngine(SchedulerConfig(**{"tile": 1, **config}), PagePool(num_pages, page_size), length, seed=seed)
+def engine(
+    num_pages: int = 64, page_size: int = 4, length=None, seed: int = 0, branches: bool = False, **config: Any
+) -> FakeEngine:
+    pool = PagePool(num_pages, page_size)
+    return FakeEngine(SchedulerConfig(**{"tile": 1, **config}), pool, length, seed=seed, branches=branches)
 
 
 traffic = st.lists(
@@ -32,7 +37,7 @@ traffic = st.lists(
             "priority": st.integers(0, 2),
             "gap": st.integers(0, 4),
             "samples": st.integers(1, 3),
-            "promised": st.sampled_from((0, 0, 3)),
+            "drafts": st.sampled_from((True, True, False)),
             "timeout": st.one_of(st.none(), st.none(), st.integers(0, 9)),
             "abort_after": st.one_of(st.none(), st.none(), st.integers(0, 6)),
         }
@@ -52,9 +57,14 @@ configs = st.fixed_dictionaries(
 
 
 @settings(max_examples=250, deadline=None)
-@given(traffic, configs, st.integers(8, 24), st.integers(1, 5), st.integers(0, 5), st.integers(0, 99))
-def test_any_traffic_is_served_as_if_each_request_were_alone(specs, config, num_pages, page_size, drafts, seed):
-    fake = engine(num_pages, page_size, Fixed(drafts), seed, **config)
+@given(
+    traffic, configs, st.integers(8, 24), st.integers(1, 5), st.integers(0, 5), st.booleans(),
+    st.one_of(st.none(), st.integers(0, 12)), st.integers(0, 99),
+)  # fmt: skip
+def test_any_traffic_is_served_as_if_each_request_were_alone(
+    specs, config, num_pages, page_size, drafts, branches, restart_after, seed
+):
+    fake = engine(num_pages, page_size, Fixed(drafts), seed, branches, **config)
     added, aborts = [], {}
     for number, spec in enumerate(specs):
         states = samples(f"r{number}", spec, now=float(len(fake.plans)))
@@ -67,9 +77,9 @@ def test_any_traffic_is_served_as_if_each_request_were_alone(specs, config, num_
         if spec["abort_after"] is not None:
             aborts[len(fake.plans) + spec["abort_after"]] = state.request_id
         for _ in range(spec["gap"]):
-            step_and_check(fake, aborts)
+            step_and_check(fake, aborts, restart_after)
     while fake.scheduler.has_work:
-        step_and_check(fake, aborts)
+        step_and_check(fake, aborts, restart_after)
         assert len(fake.plans) < 2000, "somebody starves"
     assert fake.scheduler.pool.num_free == num_pages
     for state in added:
@@ -86,14 +96,18 @@ def samples(name: str, spec: dict, now: float) -> list[RequestState]:
     """The samples of one prompt as the engine makes them; the first one leads."""
     deadline = None if spec["timeout"] is None else now + spec["timeout"]
     common = {"priority": spec["priority"], "arrival_time": now, "deadline": deadline}
-    common |= {"draft_length": spec["promised"], "length": Fixed(spec["promised"]) if spec["promised"] else None}
+    common["drafts"] = spec["drafts"]
     leader = request(f"{name}-0", spec["prompt"], spec["max_tokens"], **common)
     ids = range(1, spec["samples"])
     return [leader, *(request(f"{name}-{i}", spec["prompt"], spec["max_tokens"], leader=leader, **common) for i in ids)]
 
 
-def step_and_check(fake: FakeEngine, aborts: dict[int, str]) -> None:
+def step_and_check(fake: FakeEngine, aborts: dict[int, str], restart_after: int | None = None) -> None:
     scheduler = fake.scheduler
+    if len(fake.plans) == restart_after:
+        scheduler.restart()
+        fake.lose_the_cache()
+        scheduler.check_integrity()
     if len(fake.plans) in aborts:
         scheduler.abort(aborts[len(fake.plans)])
     had_work, queued = scheduler.has_work, {state.request_id for state in scheduler._waiting}
@@ -107,12 +121,14 @@ def step_and_check(fake: FakeEngine, aborts: dict[int, str]) -> None:
     for grant in plan.grants[: plan.batch.num_decodes]:
         request = grant.request
         left = request.output_limit - (grant.start + 1 - request.num_prompt_tokens)
-        assert not request.draft_length or grant.draft_budget == min(request.draft_length, left - 1)
+        assert grant.draft_depth <= min(left - 1, grant.draft_budget)
+        assert request.drafts or not grant.draft_budget
+        assert scheduler._branches or grant.draft_depth == grant.draft_budget
     prefills = [grant for grant in plan.grants if not grant.is_decode]
     assert plan.only_decodes == (not prefills)
     assert not (plan.preempted and queued & {g.request.request_id for g in prefills}), "admitted while memory is short"
     if plan.num_rows > config.max_num_batched_tokens:
-        assert all(grant.draft_budget <= grant.request.draft_length for grant in plan.grants)
+        assert not any(grant.draft_budget for grant in plan.grants)
         assert config.policy == "orca" and len(prefills) == 1
     if config.policy == "orca" or config.policy == "request_level":
         assert not plan.preempted
@@ -260,7 +276,8 @@ def test_counters_see_only_what_lies_before_the_stop():
     [commit] = scheduler.update([StepResult("r", 0, (4, 3, 4, 0), num_draft_tokens=5, rejected=True)], 1.0)
     assert commit.token_ids == (4, 3) and commit.num_dropped == 2 and commit.finish_reason == "stop"
     assert commit.num_accepted == 2 and not commit.rejected
-    assert state.draft_stats.num_accepted_tokens == 2 and state.output_token_ids == [4, 4, 3]
+    assert state.draft_stats.last_accepted_tokens == 2 and state.output_token_ids == [4, 4, 3]
+    assert sum(state.draft_stats.rates.tested) == pytest.approx(PRIOR_DRAFTS * MEMORY + 2), "only what was committed"
     assert scheduler.pool.num_free == 8 and not scheduler.has_work
 
 
@@ -455,20 +472,8 @@ def test_a_preempted_request_goes_on_where_it_stood():
 
 def test_a_preempted_request_that_is_still_in_the_cache_is_admitted_only_with_room_to_decode():
     fake = engine(num_pages=8, page_size=1, max_num_batched_tokens=8, max_num_seqs=2)
-    promise = {"draft_length": 3, "length": Fixed(3)}
-    leader = fake.add(request("r-0", [0], 7, **promise))
-    other = fake.add(request("r-1", [0], 7, leader=leader, **promise))
+    leader = fake.add(request("r-0", [0], 7))
+    other = fake.add(request("r-1", [0], 7, leader=leader))
     fake.drain()
     assert other.num_preemptions >= 1
     assert leader.output_token_ids == other.output_token_ids == plain_text([0], 7)
-
-
-def test_promised_drafts_are_not_cut_by_the_load():
-    fake = engine(max_num_batched_tokens=12, length=Fixed(8))
-    for i in range(3):
-        fake.add(request(f"p{i}", [1, 2], 30, arrival_time=float(i), draft_length=5, length=Fixed(5)))
-    fake.add(request("free", [1] * 9, 30, arrival_time=9.0))
-    fake.step()
-    assert fake.scheduler.num_running == 2
-    plan = fake.scheduler.schedule(1.0)
-    assert [grant.draft_budget for grant in plan.grants] == [5, 5]

@@ -12,10 +12,10 @@ from paceline.types import SamplingParams
 EOS = 2
 
 
-def reasons(tokens: list[int], checker: StopChecker | None = None, **params: Any) -> list[str | None]:
-    """What the checker says behind each output token, up to the first stop."""
+def reasons(tokens: list[int], checker: StopChecker | None = None, find=None, **params: Any) -> list[str | None]:
+    """What the checker says after each output token, up to the first stop; `find` looks for stop strings."""
     checker = checker or StopChecker([EOS])
-    request = RequestState("r", [9, 9], SamplingParams(**{"max_tokens": 5, **params}))
+    request = RequestState("r", [9, 9], SamplingParams(**{"max_tokens": 5, **params}), completes_stop=find)
     said: list[str | None] = []
     for token in tokens:
         request.token_ids.append(token)
@@ -41,33 +41,49 @@ def test_rules(tokens, params, expected):
     assert reasons(tokens, **params) == expected
 
 
-def test_stop_strings_are_asked_of_the_callback_once_per_token_in_order():
+def test_stop_strings_are_asked_of_the_request_once_per_token_in_order():
     heard = []
 
-    def find(request, token):
-        heard.append((request.num_output_tokens, token))
+    def find(token):
+        heard.append(token)
         return token == 6
 
-    assert reasons([5, 6, 7], StopChecker([EOS], find), stop=["x"]) == [None, "stop"]
-    assert heard == [(1, 5), (2, 6)]
+    assert reasons([5, 6, 7], find=find, stop=["x"]) == [None, "stop"]
+    assert heard == [5, 6]
 
 
-def test_the_callback_hears_tokens_it_may_not_stop_at():
+def test_the_request_hears_tokens_it_may_not_stop_at():
     heard = []
 
-    def find(_request, token):
+    def find(token):
         heard.append(token)
         return True
 
-    assert reasons([5, 6, 7], StopChecker([], find), stop=["x"], min_tokens=2) == [None, None, "stop"]
+    assert reasons([5, 6, 7], StopChecker([]), find, stop=["x"], min_tokens=2) == [None, None, "stop"]
     assert heard == [5, 6, 7]
 
 
-def test_requests_without_stop_strings_never_bother_the_callback():
-    def find(_request, _token):
+def test_requests_without_stop_strings_are_never_asked_for_them():
+    def find(_token):
         raise AssertionError("asked without need")
 
-    assert reasons([5, EOS], StopChecker([EOS], find)) == [None, "stop"]
+    assert reasons([5, EOS], find=find) == [None, "stop"]
+
+
+def test_stop_strings_of_a_request_whose_text_nobody_reads_stop_nothing():
+    assert reasons([5, EOS], stop=["x"]) == [None, "stop"]
+
+
+def test_a_span_is_heard_up_to_the_token_that_completes_a_stop_string():
+    heard = []
+
+    def find(token):
+        heard.append(token)
+        return token == 6
+
+    request = RequestState("r", [9, 9], SamplingParams(max_tokens=9, stop=["x"]), completes_stop=find)
+    assert StopChecker([EOS]).commit(request, (5, 6, 7, 8)) == (2, "stop")
+    assert heard == request.output_token_ids == [5, 6]
 
 
 @given(

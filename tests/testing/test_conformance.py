@@ -6,16 +6,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from paceline.drafters.base import BaseDrafter
 from paceline.drafters.hybrid import Hybrid
 from paceline.drafters.hybrid_child import Child
 from paceline.drafters.lookahead import Lookahead
 from paceline.drafters.registry import make_drafter
 from paceline.errors import InvalidParameter
 from paceline.sampling import Law, TokenTree
+from paceline.speculation import FixedPrices
 from paceline.testing import CHECKS, DrafterConformance, NotConforming, check_drafter, law_of
 
 
-class Bigram:
+class Bigram(BaseDrafter):
     """Draws a chain from a fixed bigram law over three tokens, as the contract asks."""
 
     name = "bigram"
@@ -34,13 +36,8 @@ class Bigram:
             tokens.append(context.draw_node(laws[-1], len(context.token_ids) + len(tokens), len(tokens)))
         return TokenTree.chain(tokens, laws)
 
-    def observe(self, request_id, token_ids, finished):
-        pass
 
-    def release(self, request_id):
-        pass
-
-
+PRICES = FixedPrices(lambda rows, _context: 1 + 0.05 * (rows - 1))
 SERVICES = SimpleNamespace(target=SimpleNamespace(source=SimpleNamespace(eos_token_ids=())))
 GOOD = {
     "plain": lambda: make_drafter("plain"),
@@ -50,7 +47,7 @@ GOOD = {
     "lookahead": lambda: Lookahead(SERVICES, 2, 3, 2),  # type: ignore[arg-type]
     "jacobi": lambda: make_drafter("jacobi"),
     "bigram": Bigram,
-    "hybrid": lambda: Hybrid([Child(make_drafter("suffix")), Child(Bigram(), 0.1)]),
+    "hybrid": lambda: Hybrid([Child(make_drafter("suffix"), PRICES), Child(Bigram(), PRICES, 0.1)], clock=lambda: 0.0),
 }
 
 
@@ -60,6 +57,12 @@ def test_drafters_that_keep_the_contract_pass(name):
     assert report.num_tokens == 60
     assert (report.num_draft_tokens > 0) == (name != "plain")
     assert (report.num_passes < 60) == (name != "plain")
+
+
+class Traitless(Bigram):
+    """Does not declare what it is."""
+
+    traits = None
 
 
 class TooMany(Bigram):
@@ -73,8 +76,8 @@ class Miscounting(Bigram):
 
 
 class Changing(Bigram):
-    def observe(self, request_id, token_ids, finished):
-        token_ids.append(0)
+    def observe(self, outcome):
+        outcome.token_ids.append(0)
 
 
 class Keeping(Bigram):
@@ -83,8 +86,8 @@ class Keeping(Bigram):
     def __init__(self):
         self._texts = {}
 
-    def observe(self, request_id, token_ids, finished):
-        self._texts[request_id] = token_ids
+    def observe(self, outcome):
+        self._texts[outcome.request_id] = outcome.token_ids
 
     def release(self, request_id):
         self._texts.pop(request_id, None)
@@ -130,10 +133,11 @@ class Unprepared(Bigram):
     def __init__(self):
         self.lengths = {}
 
-    def observe(self, request_id, token_ids, finished):
-        if len(token_ids) < 30 and len(token_ids) - self.lengths.get(request_id, 2) > 10:
+    def observe(self, outcome):
+        request_id, length = outcome.request_id, len(outcome.token_ids)
+        if length < 30 and length - self.lengths.get(request_id, 2) > 10:
             raise KeyError(request_id)
-        self.lengths[request_id] = len(token_ids)
+        self.lengths[request_id] = length
 
     def propose(self, contexts):
         for context in contexts:
@@ -197,6 +201,7 @@ class Mistaken(Bigram):
 
 
 WRONG = {
+    Traitless: "has traits",
     Miscounting: "one tree per context: 1 for 3",
     TooMany: "budget of 1",
     Changing: "token_ids is changed",

@@ -7,7 +7,7 @@ pytest.importorskip("torch")
 
 from paceline.errors import InvalidParameter
 from paceline.sampling import Law
-from paceline.scheduling.length.disco import DraftTrace, features
+from paceline.speculation.policies.disco import DraftTrace, features
 from paceline.training.disco import lengths_of, train
 
 LENGTH = 8

@@ -36,7 +36,7 @@ class Drawn(Nodes):
     def __init__(
         self, context: DraftContext, expansions: Sequence[Expansion] | None = None, replacement: bool = True
     ) -> None:
-        self._expansions = expansions or [(1,) * context.budget]
+        self._expansions = expansions or [(1,) * context.longest]
         super().__init__(context, len(self._expansions))
         branches = len(self._expansions) > 1 or max(self._expansions[0]) > 1
         self._is_choice = branches and (context.coupled or context.params.is_greedy)
@@ -111,5 +111,5 @@ class Drawn(Nodes):
         return len(self.tokens) < self.context.budget
 
     def _goes_on(self, place: Want) -> bool:
-        deeper = self._depth < len(self._expansions[place.source])
+        deeper = self._depth < min(len(self._expansions[place.source]), self.context.max_depth)
         return deeper and self._has_room and self.keeps_growing(place)

@@ -28,7 +28,7 @@ class Dynamic(Nodes):
 
     def __init__(self, context: DraftContext, topk: int, depth: int) -> None:
         super().__init__(context)
-        self._topk, self._depth = min(topk, context.budget), min(depth, context.budget)
+        self._topk, self._depth = min(topk, context.budget), min(depth, context.longest)
         self._values: list[Any] = []
         self._levels: list[int] = []
 
@@ -41,7 +41,7 @@ class Dynamic(Nodes):
         return self.context.candidate_law(logits, self.tokens_to(node))
 
     def grow(self, laws: Sequence[Law]) -> None:
-        """One level. A node behind the budget can no longer be kept, nor anything below it, so it is not expanded."""
+        """One level. A node beyond the budget can no longer be kept, nor anything below it, so it is not expanded."""
         first, level = len(self.tokens), 1 + (0 if self.frontier[0].node == ROOT else self._levels[-1])
         for want, law in zip(self.frontier, laws, strict=True):
             self.laws[want] = law

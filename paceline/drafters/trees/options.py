@@ -6,12 +6,12 @@ from itertools import accumulate
 from operator import mul
 from typing import Literal
 
-from paceline.drafters.base import DEFAULT_NUM_DRAFT_TOKENS
 from paceline.drafters.trees.drawn import Drawn, Expansion
 from paceline.drafters.trees.dynamic import Dynamic
 from paceline.drafters.trees.growth import TreeShape
 from paceline.drafters.trees.ranked import Ranked, closed, paths_of
 from paceline.errors import InvalidParameter
+from paceline.speculation.traits import DEFAULT_NUM_DRAFT_TOKENS
 
 TreeName = Literal["chain", "static", "dynamic", "sampled"]
 

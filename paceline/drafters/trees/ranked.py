@@ -38,7 +38,7 @@ class Ranked(Nodes):
     def __init__(self, context: DraftContext, paths: Sequence[RankPath]) -> None:
         super().__init__(context)
         self._below: dict[RankPath, list[int]] = {}
-        for path in paths[: context.budget]:
+        for path in [path for path in paths if len(path) <= context.max_depth][: context.budget]:
             self._below.setdefault(path[:-1], []).append(path[-1])
         self._path_of: dict[int, RankPath] = {ROOT: ()}
 

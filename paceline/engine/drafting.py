@@ -1,0 +1,152 @@
+"""`Drafting`: asks the drafter, and keeps what goes wrong there to the request it went wrong for.
+
+A drafter that raises, or proposes what is no tree of this vocabulary, is switched off for that request and named in a
+warning; the text is unchanged, since drafts never decide it. Proposals that were only looked at wait here for what is
+said. Not for deciding who drafts.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from paceline.drafters.base import DraftContext, Drafter
+from paceline.engine.inputs import draft_context
+from paceline.engine.live import LiveSample
+from paceline.engine.speculation import Speculation
+from paceline.errors import DrafterWarning
+from paceline.sampling import TokenTree
+from paceline.sampling.tree import trimmed
+from paceline.scheduling.batch import StepPlan
+from paceline.scheduling.request import RequestState
+from paceline.speculation import RequestOutcome
+from paceline.speculation.outcome import followed
+
+Asked = TypeVar("Asked")
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """A proposal that nobody verified: `tree` after the first `start` tokens of a request."""
+
+    request: RequestState
+    start: int
+    tree: TokenTree
+
+    def judged(self) -> RequestOutcome | None:
+        """What would have become of it; None while too little was said since."""
+        tree = self.tree
+        num_kept, goes_on = followed(tree.tokens, tree.parents, self.request.token_ids[self.start :])
+        num_said = len(self.request.token_ids) - self.start
+        if goes_on and num_kept == num_said:
+            return None
+        depth = max(tree.depths, default=0)
+        return RequestOutcome(
+            self.request.request_id, asked=True, num_draft_tokens=len(tree), depth=depth, num_accepted=num_kept,
+            level_refused=goes_on,
+        )  # fmt: skip
+
+
+class Drafting:
+    """The drafter of one engine, behind a wall.
+
+    Args:
+        speculation: names the drafter and its policy.
+        vocab_size: token ids below it may be proposed.
+    """
+
+    def __init__(self, speculation: Speculation, vocab_size: int) -> None:
+        self._speculation, self._vocab_size = speculation, vocab_size
+        self.drafter: Drafter = speculation.drafter
+        self._looks: dict[str, _Look] = {}
+
+    def propose(self, plan: StepPlan, live: dict[str, LiveSample]) -> dict[str, TokenTree]:
+        """A tree, perhaps empty, for every request that was granted a draft; those to look at are kept here."""
+        grants = [grant for grant in plan.grants if grant.draft_budget]
+        if not grants and not plan.looks:
+            return {}
+        batch, speculation = plan.batch, self._speculation
+        contexts = [
+            draft_context(live[grant.request.request_id], grant.draft_budget, grant.draft_depth, batch, speculation)
+            for grant in grants
+        ]
+        looking = [self._looking(state, live, plan) for state in plan.looks]
+        trees = self._proposals([*contexts, *looking], live)
+        for state in plan.looks:
+            tree = trees.pop(state.request_id, None)
+            if tree is not None:
+                self._looks[state.request_id] = _Look(state, state.num_tokens, tree)
+                state.draft_stats.num_looks += 1
+                state.draft_stats.is_looked_at = True
+        return trees
+
+    def observe(self, outcome: RequestOutcome, sample: LiveSample) -> None:
+        """Tell the drafter what a step did for a request."""
+        if sample.state.drafts:
+            self._guarded(sample, self.drafter.observe, outcome)
+
+    def judged_looks(self) -> list[tuple[RequestState, RequestOutcome]]:
+        """What became of the proposals that were looked at, where that is known by now."""
+        if not self._looks:
+            return []
+        judged = [(look.request, look.judged()) for look in self._looks.values()]
+        known = [(request, outcome) for request, outcome in judged if outcome is not None]
+        for request, _ in known:
+            del self._looks[request.request_id]
+        return known
+
+    def release(self, request_id: str) -> None:
+        """Forget a request; a drafter that cannot is named in a warning."""
+        look = self._looks.pop(request_id, None)
+        if look is not None:
+            look.request.draft_stats.is_looked_at = False
+        try:
+            self.drafter.release(request_id)
+        except Exception as error:
+            _warn(f"drafter {self.drafter.name!r} could not release {request_id!r}: {error!r}")
+
+    def _looking(self, state: RequestState, live: dict[str, LiveSample], plan: StepPlan) -> DraftContext:
+        most, left = self._speculation.most, max(1, state.num_output_left - 1)
+        return draft_context(live[state.request_id], most, left, plan.batch, self._speculation)
+
+    def _proposals(self, contexts: Sequence[DraftContext], live: dict[str, LiveSample]) -> dict[str, TokenTree]:
+        """What is proposed for `contexts` together; one by one when that fails, to find whose fault it is."""
+        try:
+            trees = self.drafter.propose(contexts)
+            return {
+                context.request_id: self._checked(context, tree) for context, tree in zip(contexts, trees, strict=True)
+            }
+        except Exception:
+            alone = {
+                context.request_id: self._guarded(live[context.request_id], self._propose_one, context)
+                for context in contexts
+            }
+            return {request_id: tree for request_id, tree in alone.items() if tree is not None}
+
+    def _propose_one(self, context: DraftContext) -> TokenTree:
+        [tree] = self.drafter.propose([context])
+        return self._checked(context, tree)
+
+    def _checked(self, context: DraftContext, tree: TokenTree) -> TokenTree:
+        """The part of `tree` that was granted. Raises ValueError for what is no tree of this vocabulary."""
+        if not isinstance(tree, TokenTree):
+            raise ValueError(f"proposed a {type(tree).__name__}, not a TokenTree")
+        if tree.tokens and not (min(tree.tokens) >= 0 and max(tree.tokens) < self._vocab_size):
+            raise ValueError(f"proposed tokens outside the vocabulary of {self._vocab_size}")
+        return trimmed(tree, context.budget, context.max_depth)
+
+    def _guarded(self, sample: LiveSample, act: Callable[[Asked], Answer], what: Asked) -> Answer | None:
+        """`act(what)`; when it raises, the drafter is switched off for the sample and None is returned."""
+        try:
+            return act(what)
+        except Exception as error:
+            sample.state.drafts = False
+            name, request_id = self.drafter.name, sample.request_id
+            _warn(f"drafter {name!r} failed for request {request_id!r} and is switched off for it: {error!r}")
+            self.release(sample.state.request_id)
+            return None
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, DrafterWarning, stacklevel=3)

@@ -1,0 +1,67 @@
+"""Between the scheduler's words and everybody else's: a grant as rows of the pass, and as a drafter's context.
+
+Also the moves of the cache that a step needs. Not for deciding anything.
+"""
+
+from collections.abc import Iterable
+
+from paceline.drafters.base import DraftContext
+from paceline.engine.live import LiveSample
+from paceline.engine.speculation import Speculation
+from paceline.models.base import PAGE_SIZE, KVCache
+from paceline.models.rows import Part, compaction
+from paceline.sampling import TokenTree, Verdict
+from paceline.scheduling.batch import Grant
+from paceline.speculation import BatchStats, PrefixStats
+
+
+def part_of(grant: Grant, tree: TokenTree) -> Part:
+    """The rows of a grant: a prefill chunk, or the last committed token as root with the tree below it."""
+    state = grant.request
+    if not grant.is_decode:
+        end = grant.start + grant.num_prefill_tokens
+        logits = "last" if grant.needs_logits else "none"
+        return Part(state.page_table, grant.start, state.token_ids[grant.start : end], logits=logits)
+    tokens = [state.token_ids[grant.start], *tree.tokens]
+    parents = None if tree.is_chain else [-1, *(parent + 1 for parent in tree.parents)]
+    return Part(state.page_table, grant.start, tokens, parents)
+
+
+def draft_context(
+    live: LiveSample, budget: int, max_depth: int, batch: BatchStats, speculation: Speculation
+) -> DraftContext:
+    """What a drafter is told of one request in one step; its policy sees laws and the prefix, never a drawn token."""
+    state, policy = live.state, speculation.policy
+    prefix = PrefixStats(state.draft_stats, batch, budget)
+    return DraftContext(
+        request_id=state.request_id,
+        token_ids=state.token_ids,
+        num_prompt_tokens=state.num_prompt_tokens,
+        budget=budget,
+        params=state.params,
+        warp=live.warper.law,
+        randomness=live.judge.randomness,
+        coupled=live.judge.coupled,
+        keep_drafting=lambda laws: policy.keep_drafting(prefix, laws),
+        asks_beliefs=policy.asks_beliefs,
+        rank=live.warper.confidence_law,
+        page_table=state.page_table,
+        end_token_ids=live.end_token_ids,
+        max_depth=max_depth,
+        batch=batch,
+    )
+
+
+def settle(cache: KVCache, grant: Grant, verdict: Verdict) -> None:
+    """Move the keys and values of an accepted path to the slots of its positions."""
+    rows = [0, *(node + 1 for node in verdict.path)]
+    sources, destinations = compaction(grant.request.page_table, grant.start, rows)
+    if sources:
+        cache.move(sources, destinations)
+
+
+def copy_pages(cache: KVCache, copies: Iterable[tuple[int, int]]) -> None:
+    """Copy whole pages of keys and values, one after the other: a page may be a source and a destination."""
+    for source, destination in copies:
+        first, to = source * PAGE_SIZE, destination * PAGE_SIZE
+        cache.move(range(first, first + PAGE_SIZE), range(to, to + PAGE_SIZE))

@@ -1,0 +1,39 @@
+"""`quick_profile`: what passes cost here, by a handful of them, where nobody ran `paceline tune`.
+
+A tenth of a second for a small model, so that the first drafts are decided by this machine and not by a guess. Every
+pass of the engine corrects it. Not for reports, nor for the price of contexts: `evaluation/tune.py` measures those.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from paceline.models.base import CausalLM, pages_for
+from paceline.models.rows import Part, build_rows
+from paceline.speculation import CostProfile
+
+ROWS = (1, 4, 12, 32)
+"""Numbers of rows to try: where weights are read, where arithmetic begins to count, and its slope beyond."""
+_ENOUGH = 1.0
+"""Seconds after which no larger pass is tried."""
+
+
+def quick_profile(model: CausalLM, clock: Callable[[], float]) -> CostProfile:
+    """Seconds of decoding passes over up to 32 rows.
+
+    Args:
+        clock: seconds, monotonic.
+    """
+    pages = range(pages_for(max(ROWS)))
+    cache = model.new_cache(len(pages))
+    tokens = np.random.default_rng(0).integers(0, model.config.vocab_size, max(ROWS)).tolist()
+    seconds: dict[int, float] = {}
+    began = clock()
+    for num_rows in (ROWS[0], *ROWS):  # the first pass reads the weights and does not count
+        rows = build_rows([Part(pages, 0, tokens[:num_rows])])
+        started = clock()
+        model.forward(rows, cache)
+        seconds[num_rows] = max(clock() - started, 1e-9)
+        if clock() - began > _ENOUGH:
+            break
+    return CostProfile(seconds)

@@ -1,0 +1,36 @@
+"""How far to draft, at what price: records of acceptance, prices, the one optimiser, the policies of the papers.
+
+No tensor library, no clock and no tokens that were just drawn: the same code decides in an engine and in a simulator.
+"""
+
+from paceline.speculation.best_draft import Choice, Offers, best_draft
+from paceline.speculation.cost import CostProfile
+from paceline.speculation.outcome import RequestOutcome, StepOutcome, StepSeconds
+from paceline.speculation.policies import Fixed, Goodput, Heuristic, LengthPolicy, make_policy
+from paceline.speculation.prices import FixedPrices, LearnedPrices, Prices
+from paceline.speculation.records import BatchStats, DraftRates, DraftStats, PrefixStats
+from paceline.speculation.traits import DEFAULT_NUM_DRAFT_TOKENS, DrafterTraits
+
+__all__ = [
+    "DEFAULT_NUM_DRAFT_TOKENS",
+    "BatchStats",
+    "Choice",
+    "CostProfile",
+    "DraftRates",
+    "DraftStats",
+    "DrafterTraits",
+    "Fixed",
+    "FixedPrices",
+    "Goodput",
+    "Heuristic",
+    "LearnedPrices",
+    "LengthPolicy",
+    "Offers",
+    "PrefixStats",
+    "Prices",
+    "RequestOutcome",
+    "StepOutcome",
+    "StepSeconds",
+    "best_draft",
+    "make_policy",
+]

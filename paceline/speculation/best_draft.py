@@ -1,0 +1,135 @@
+"""`best_draft`: of what requests could draft, the part with the most expected tokens per second of all together.
+
+The one optimiser: goodput is it over a batch, a hybrid's choice is it over one offer per child, and "do not draft" is
+its empty answer. Liu et al. 2024 (SmartSpec) give every request of a batch the same length; Leviathan et al. 2023,
+theorem 3.8, is the case of one request and an iid rate. Not for estimating tokens (`records.py`) or prices
+(`prices.py`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.speculation.prices import Prices
+from paceline.speculation.records import BatchStats, DraftStats
+
+_TIE = 1e-12  # a longer draft must win by more than float noise
+_EACH, _POINTS = 40, 12  # up to 40 row counts are priced each; beyond, 12 of them and lines between
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Offers:
+    """What requests could draft, level by level.
+
+    Attributes:
+        rows: [requests, levels] expected rows of each level of a draft.
+        tokens: [requests, levels] expected tokens that each level brings.
+    """
+
+    rows: np.ndarray
+    tokens: np.ndarray
+
+    @classmethod
+    def of(cls, requests: Sequence[DraftStats], num_levels: int, whole: bool) -> "Offers":
+        """By what became of each request's drafts; a whole draft is one level, with its average rows and tokens."""
+        rates = [request.rates for request in requests]
+        answer = np.array([one.answer for one in rates])[:, None]
+        if whole:
+            nodes = np.array([one.nodes_per_draft for one in rates])[:, None]
+            return cls(answer * nodes, answer * np.array([one.accepted_per_draft for one in rates])[:, None])
+        survival = np.array([one.survival(num_levels) for one in rates])
+        return cls(np.broadcast_to(answer, survival.shape), answer * survival)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Choice:
+    """Offers that are taken, and the step that they make.
+
+    Attributes:
+        levels: [requests] levels taken of each request's offer.
+        rows, tokens, seconds: expected of the step.
+    """
+
+    levels: np.ndarray
+    rows: float
+    tokens: float
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds
+
+
+def best_draft(offers: Offers, prices: Prices, batch: BatchStats) -> Choice:
+    """The levels with the most expected tokens per second, the fewest rows on ties.
+
+    Levels are taken in order of tokens per row, as many as make the rate of the step largest. Where requests share the
+    price of draft steps, that is done for each depth of drafts.
+    """
+    num_requests, deepest = offers.tokens.shape
+    is_shared = num_requests > 1 and prices.draft_level(deepest - 1, 1, batch.mean_context) > 0
+    depths = range(1 if is_shared else deepest, deepest + 1)
+    choices = [_best_down_to(depth, offers, prices, batch) for depth in depths]
+    return max(choices, key=lambda choice: choice.rate)
+
+
+def step_seconds(prices: Prices, batch: BatchStats, levels: int, nodes: float | None = None) -> float:
+    """A step in which every decoding request drafts `levels` levels and `nodes` nodes (as many, when left out)."""
+    size, context = max(1, batch.num_decodes), batch.mean_context
+    rows = batch.num_prefill_rows + size * (1 + (levels if nodes is None else nodes))
+    drafting = sum([prices.draft_level(level, size, context) for level in range(levels)])
+    return drafting + prices.target(rows, context)
+
+
+def loss_of_trying(offers: Offers, choice: Choice, prices: Prices, batch: BatchStats) -> np.ndarray:
+    """[requests] seconds lost when a request's first level is drafted beside `choice` and brings what is expected."""
+    context = batch.mean_context
+    dearer = np.array([prices.target(choice.rows + rows, context) for rows in offers.rows[:, 0].tolist()])
+    num_drafting = int((choice.levels > 0).sum())
+    one_more = prices.draft_level(0, num_drafting + 1, context)
+    one_more -= prices.draft_level(0, num_drafting, context) if num_drafting else 0.0
+    dearer += one_more - prices.target(choice.rows, context)
+    return np.maximum(0.0, dearer - offers.tokens[:, 0] / choice.rate)
+
+
+def _best_down_to(depth: int, offers: Offers, prices: Prices, batch: BatchStats) -> Choice:
+    """The best number of levels among those no deeper than `depth`."""
+    tokens, rows = offers.tokens[:, :depth].ravel(), offers.rows[:, :depth].ravel()
+    order = np.argsort(-tokens / np.maximum(rows, _TIE), kind="stable")
+    request, level = order // depth, order % depth
+    all_rows = batch.num_prefill_rows + batch.num_decodes + _running(rows[order])
+    all_tokens = batch.num_decodes + _running(tokens[order])
+    seconds = _passes(all_rows, prices, batch.mean_context) + _drafting(level, offers, prices, batch.mean_context)
+    rates = all_tokens / seconds
+    taken = int(np.argmax(rates >= rates.max() * (1 - _TIE)))
+    counts = np.bincount(request[:taken], minlength=len(offers.tokens))
+    return Choice(counts, float(all_rows[taken]), float(all_tokens[taken]), float(seconds[taken]))
+
+
+def _passes(rows: np.ndarray, prices: Prices, context: float) -> np.ndarray:
+    """Seconds of passes over ascending numbers of rows, by lines between whole numbers where these are many."""
+    first, last = int(rows[0]), int(np.ceil(rows[-1]))
+    points = np.arange(first, last + 1)
+    if len(points) > _EACH:
+        points = np.linspace(first, last, _POINTS).round()
+    return np.interp(rows, points, [prices.target(int(point), context) for point in points])
+
+
+def _drafting(level: np.ndarray, offers: Offers, prices: Prices, context: float) -> np.ndarray:
+    """Seconds of drafting after none, one, two ... of the levels in `level`: requests share a draft step."""
+    if not prices.draft_level(0, 1, context):
+        return np.zeros(len(level) + 1)
+    num_requests, num_levels = offers.tokens.shape
+    steps = np.array([
+        [0.0] + [prices.draft_level(depth, users, context) for users in range(1, num_requests + 1)]
+        for depth in range(int(level.max()) + 1)
+    ])  # fmt: skip
+    users = (level[:, None] == np.arange(num_levels)).cumsum(axis=0)[np.arange(len(level)), level]
+    return _running(steps[level, users] - steps[level, users - 1])
+
+
+def _running(values: np.ndarray) -> np.ndarray:
+    """0 and the running sums."""
+    return np.concatenate(([0.0], np.cumsum(values)))

@@ -1,0 +1,86 @@
+"""Speculation-length policies, one file each, and which is meant by a name.
+
+Adding one is a file and a line here. Not the place for fitting drafts into a step (`scheduling/step.py`).
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import InvalidParameter
+from paceline.speculation.policies.base import DraftLaw, LengthPolicy
+from paceline.speculation.policies.cascade import Cascade
+from paceline.speculation.policies.confidence import Confidence
+from paceline.speculation.policies.disco import Classifier, Disco
+from paceline.speculation.policies.fixed import Fixed
+from paceline.speculation.policies.goodput import Goodput
+from paceline.speculation.policies.heuristic import Heuristic
+from paceline.speculation.prices import Prices
+from paceline.speculation.traits import DrafterTraits
+
+__all__ = [
+    "Cascade",
+    "Classifier",
+    "Confidence",
+    "Disco",
+    "DraftLaw",
+    "Fixed",
+    "Goodput",
+    "Heuristic",
+    "LengthPolicy",
+    "make_policy",
+]
+
+_START = 5
+"""Where the heuristic begins, as in assisted generation."""
+
+
+def make_policy(
+    name: str, options: Mapping[str, Any], most: int, traits: DrafterTraits, prices: Prices
+) -> LengthPolicy:
+    """The policy called `name`; ``auto`` is ``goodput``.
+
+    Args:
+        options: the policy's own, e.g. ``{"threshold": 0.5}``.
+        most: longest draft; 0 makes every policy a fixed one.
+        traits: of the drafter.
+        prices: what goodput reads.
+
+    Raises:
+        InvalidParameter: an option the policy does not have or lacks, or a value it refuses.
+    """
+    if most == 0:
+        return Fixed(0)
+    given = {"num_draft_tokens": most, "most": most, "max_length": most, "prices": prices,
+             "whole": traits.whole, "can_look": traits.deterministic}  # fmt: skip
+    policy = _POLICIES["goodput" if name == "auto" else name]
+    parameters = inspect.signature(policy).parameters
+    known = [parameter for parameter in parameters if parameter not in given]
+    for option in options:
+        if option not in known:
+            problem = f"policy {name!r} has no option {option!r}"
+            raise InvalidParameter("policy_options", problem, f"its options are: {', '.join(known) or 'none'}")
+    own = dict(options)
+    if policy is Heuristic:
+        own.setdefault("start", min(_START, most))
+    if policy is Disco:
+        own["classifier"] = _classifier(options)
+    return policy(**{parameter: given[parameter] for parameter in parameters if parameter in given}, **own)
+
+
+def _classifier(options: Mapping[str, Any]) -> Classifier:
+    """The file that the option names, read."""
+    if "classifier" not in options:
+        raise InvalidParameter("policy_options", "disco needs a classifier", "train one with `paceline train disco`")
+    return Classifier.read(Path(options["classifier"]).expanduser())
+
+
+_POLICIES: dict[str, Callable[..., LengthPolicy]] = {
+    "fixed": Fixed,
+    "heuristic": Heuristic,
+    "confidence": Confidence,
+    "disco": Disco,
+    "goodput": Goodput,
+    "cascade": Cascade,
+}

@@ -1,0 +1,145 @@
+"""`Goodput`: the drafts with the most expected tokens per second, by what a pass costs and what is accepted."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from paceline.errors import InvalidParameter
+from paceline.speculation.best_draft import Choice, Offers, best_draft, loss_of_trying, step_seconds
+from paceline.speculation.policies.base import DraftLaw, LengthPolicy, check_least, one_more_pays
+from paceline.speculation.prices import Prices
+from paceline.speculation.records import BatchStats, DraftStats, PrefixStats
+
+_REQUESTS_PER_STEP = 16
+_STEPS_WITHOUT_DRAFTS = 8
+"""Steps for which "nobody drafts" is kept unless something is learned of drafts meanwhile."""
+
+
+@dataclass(slots=True, eq=False)
+class _Kept:
+    """An allocation that holds for some more steps of the same requests.
+
+    Attributes:
+        least_steps, most_steps: it holds for the former in any case, and for the latter while nothing is learned.
+        num_asked: drafts that counted when it was made.
+    """
+
+    requests: list[DraftStats]
+    num_prefill_rows: int
+    budgets: list[int]
+    seconds: float
+    least_steps: int
+    most_steps: int
+    num_asked: float
+    steps: int = 0
+
+    def holds(self, requests: Sequence[DraftStats], batch: BatchStats) -> bool:
+        """Whether it does, and one step more from now on."""
+        self.steps += 1
+        if self.num_prefill_rows != batch.num_prefill_rows or len(self.requests) != len(requests):
+            return False
+        if not all([a is b for a, b in zip(self.requests, requests, strict=True)]):
+            return False
+        return self.steps < self.least_steps or (
+            self.steps < self.most_steps and self.num_asked == _num_asked(requests)
+        )
+
+
+def _num_asked(requests: Sequence[DraftStats]) -> float:
+    return sum([request.rates.asked for request in requests])
+
+
+@dataclass(slots=True, eq=False)
+class Goodput(LengthPolicy):
+    """The drafts with the most expected tokens per second of all requests together, none when none pay (SmartSpec, Liu
+    et al. 2024): `best_draft` over a batch.
+
+    A drafter that often has nothing to propose costs rows only when it has. Among many requests one draft changes
+    little, so an allocation is kept for a step per 16 of them, and an empty one for 8 steps.
+
+    Attributes:
+        prices: of passes and drafts.
+        max_length: longest draft considered.
+        explore: share of the time that may be lost on drafts which do not promise to pay: without them the rates of a
+            request whose drafts are switched off would never change again. Who has waited longest tries first.
+        whole: drafts cannot be shortened without harm; each is taken, with the rows and tokens that it had on average,
+            or left.
+        can_look: proposals are deterministic, so that trying one means to look at it and to wait for what is said.
+    """
+
+    prices: Prices
+    max_length: int = 8
+    explore: float = 0.005
+    whole: bool = False
+    can_look: bool = False
+    asks_beliefs: ClassVar[bool] = True
+    _credit: float = field(default=0.0, init=False, repr=False)
+    _kept: _Kept | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_least("max_length", self.max_length, 0)
+        if not 0 <= self.explore < 1:
+            raise InvalidParameter(
+                "explore", f"{self.explore} is not in [0, 1)", "give a share of the time, e.g. 0.005"
+            )
+
+    def budgets(self, requests: Sequence[DraftStats], batch: BatchStats) -> list[int]:
+        """argmax of expected tokens / seconds over the best offers, the fewest rows on ties; and what is tried."""
+        if not self.max_length or not requests:
+            return [0] * len(requests)
+        if self._kept and self._kept.holds(requests, batch):
+            self._credit += self.explore * self._kept.seconds
+            return self._kept.budgets
+        offers = Offers.of(requests, self.max_length, self.whole)
+        best = best_draft(offers, self.prices, batch)
+        unit = self.max_length if self.whole else 1
+        least = -(-len(requests) // _REQUESTS_PER_STEP)
+        most = least if best.levels.any() else max(least, _STEPS_WITHOUT_DRAFTS)
+        budgets = (best.levels * unit).tolist()
+        asked = _num_asked(requests)
+        self._kept = _Kept(list(requests), batch.num_prefill_rows, budgets, best.seconds, least, most, asked)
+        self._credit += self.explore * best.seconds
+        if self.explore and not self.can_look and not best.levels.all():
+            return self._with_a_try(best, offers, requests, batch, unit)
+        return budgets
+
+    def looks(self, requests: Sequence[DraftStats], budgets: Sequence[int]) -> Sequence[int]:
+        """As many requests without a draft as the credit pays for, those looked at least often first."""
+        if not (self.can_look and self.explore and self.max_length) or all(budgets):
+            return ()
+        idle = [at for at, levels in enumerate(budgets) if not levels and not requests[at].is_looked_at]
+        idle.sort(key=lambda place: requests[place].num_looks)
+        price = self.prices.draft_level(0, 1)
+        self._credit = min(self._credit, len(idle) * price) if price else 0.0
+        num_looks = int(self._credit / price) if price else 1
+        self._credit -= num_looks * price
+        return idle[:num_looks]
+
+    def keep_drafting(self, prefix: PrefixStats, draft_laws: Sequence[DraftLaw]) -> bool:
+        """While one more token raises tokens per second, where all requests draft alike; see `one_more_pays`."""
+        if self.whole:
+            return True
+        drafted, batch = len(draft_laws), prefix.batch
+        spent, more = (step_seconds(self.prices, batch, levels) for levels in (drafted, drafted + 1))
+        return one_more_pays(draft_laws, prefix.request.rates.acceptance, spent, more)
+
+    def _with_a_try(
+        self, best: Choice, offers: Offers, requests: Sequence[DraftStats], batch: BatchStats, unit: int
+    ) -> list[int]:
+        """The budgets with one level for those that have none, as far as the credit pays for what they may lose.
+
+        Credit beyond what all of them could lose is given up: it would pay for a burst some day.
+        """
+        levels, loss = best.levels.copy(), loss_of_trying(offers, best, self.prices, batch)
+        idle = np.flatnonzero(levels == 0)
+        waited = np.array([requests[place].steps_since_draft for place in idle.tolist()])
+        queue = idle[np.argsort(-waited, kind="stable")]
+        spent = np.cumsum(loss[queue])
+        self._credit = min(self._credit, float(spent[-1]))
+        tried = int(np.searchsorted(spent, self._credit, side="right"))
+        if tried:
+            levels[queue[:tried]] = 1
+            self._credit -= float(spent[tried - 1])
+        return (levels * unit).tolist()

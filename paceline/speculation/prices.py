@@ -1,0 +1,219 @@
+"""`Prices`: what a target pass and a draft cost, in seconds; what every decision about drafts reads.
+
+`LearnedPrices` start from a profile or from bytes read, and every step corrects them: each pass is a measurement, so
+none is spent on measuring. `FixedPrices` never change: for simulators, replays and tests. Not for reports:
+`benchmarks/cost_curve.py` measures with care.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable
+from math import exp, hypot, log
+from typing import Protocol
+
+from paceline.speculation.outcome import RequestOutcome, StepOutcome
+from paceline.speculation.traits import DrafterTraits
+
+PassSeconds = Callable[[float, float], float]
+"""(rows, mean context) to seconds of a target pass, or to anything proportional to them."""
+
+CPU_BALANCE, GPU_BALANCE = 8.0, 200.0
+"""Rows at which a pass spends as long on arithmetic as on reading weights, where nothing was measured."""
+
+_LEVEL, _SHAPE = 0.1, 0.05
+"""Weight of the newest pass in how fast the machine is now, and in how passes compare with each other: the speed of a
+machine changes within seconds and is the same for all passes, the shape of the curve does not change."""
+_NEWEST = 0.2
+"""Weight of the newest draft."""
+_OUTLIER = 2.0
+"""A pass that took more than this many times what was expected counts as this many: another process disturbed it."""
+_SETTLING = 3
+"""The smallest of this many measurements is the first that counts: weights are read from disk only once."""
+_WHOLE_LEVELS = 4
+"""Levels of a draft that cannot be shortened, before one was measured: those of the default trees."""
+_LOOKUP = DrafterTraits()
+_KNOTS = tuple(1 << power for power in range(14))
+
+
+class Prices(Protocol):
+    """Seconds; before anything was measured perhaps in another unit, the same for all."""
+
+    def target(self, rows: float, context: float = 0.0) -> float:
+        """A target pass over `rows` rows with `context` tokens in the cache before each, on average."""
+        ...
+
+    def draft_level(self, level: int, num_requests: int, context: float = 0.0) -> float:
+        """Level number `level` (from 0) of drafts that `num_requests` requests make together."""
+        ...
+
+    def observe(self, step: StepOutcome) -> None:
+        """Learn from a step."""
+        ...
+
+
+class FixedPrices:
+    """Prices that never change.
+
+    Args:
+        target: t(M, context), e.g. a `CostProfile`.
+        draft_step: seconds of one draft step by the number of requests that share it and their context.
+    """
+
+    def __init__(
+        self, target: PassSeconds, draft_step: Callable[[int, float], float] = lambda num_requests, context: 0.0
+    ) -> None:
+        self._target, self._draft_step = target, draft_step
+
+    def target(self, rows: float, context: float = 0.0) -> float:
+        """See `Prices`."""
+        return self._target(rows, context)
+
+    def draft_level(self, level: int, num_requests: int, context: float = 0.0) -> float:
+        """See `Prices`."""
+        return self._draft_step(num_requests, context)
+
+    def observe(self, step: StepOutcome) -> None:
+        """Nothing to learn."""
+
+
+class LearnedPrices:
+    """A prior for passes, corrected by passes; drafts by what they are said to cost, corrected by drafts.
+
+    Args:
+        passes: what a target pass costs.
+        traits: of the drafter, whose `cost_ratio` says what a draft step costs before one was measured.
+    """
+
+    def __init__(self, passes: "LearnedPass", traits: DrafterTraits = _LOOKUP) -> None:
+        self.passes, self.drafts = passes, LearnedDraft(passes, traits)
+
+    def target(self, rows: float, context: float = 0.0) -> float:
+        """See `Prices`."""
+        return self.passes(rows, context)
+
+    def draft_level(self, level: int, num_requests: int, context: float = 0.0) -> float:
+        """See `Prices`."""
+        return self.drafts(level, num_requests, context)
+
+    def observe(self, step: StepOutcome) -> None:
+        """Learn from a step that only decoded what its pass cost, and from any step what its drafts cost."""
+        if step.only_decodes:
+            rows = step.num_decodes + step.num_draft_tokens
+            self.passes.observe(rows, step.seconds.verifying, step.mean_context)
+        asked = [one for one in step.requests if one.asked]
+        if asked or step.num_looks:
+            self.drafts.observe_step(asked, step.num_looks, step.seconds.drafting, step.mean_context)
+
+
+def roofline(balance: float) -> PassSeconds:
+    """The prior without a profile, in one-row passes: reading weights takes 1, arithmetic a share for every row."""
+    return lambda rows, _context: hypot(1.0, rows / balance)
+
+
+class LearnedPass:
+    """Seconds of a target pass: a prior, times how fast the machine is, times a learned shape.
+
+    The shape is a factor for each power of two of rows, on straight lines between; a pass moves the two around it. So
+    passes over 9 and over 11 rows teach the same line, and the price of one more row does not hang on two samples.
+
+    Args:
+        prior: what a pass is expected to cost; only its shape matters once a pass was seen.
+    """
+
+    def __init__(self, prior: PassSeconds) -> None:
+        self.prior = prior
+        self._level = 0.0
+        self._num_passes = 0
+        self._shape = [0.0] * len(_KNOTS)
+        self._weight = [0.0] * len(_KNOTS)
+
+    def __call__(self, rows: float, context: float = 0.0) -> float:
+        """Seconds; the prior's own number when no pass was seen yet (only ratios matter then)."""
+        left, right, share = _place(rows)
+        shape = (1 - share) * self._shape[left] + share * self._shape[right]
+        return self.prior(rows, context) * exp(self._level + shape)
+
+    def observe(self, rows: int, seconds: float, context: float = 0.0) -> None:
+        """A pass over `rows` rows with a mean context of `context` took `seconds` (none on a coarse clock)."""
+        if seconds <= 0:
+            return
+        self._num_passes += 1
+        if self._num_passes <= _SETTLING:
+            level = log(seconds / self.prior(rows, context))
+            self._level = level if self._num_passes == 1 else min(level, self._level)
+            return
+        surprise = log(seconds / self(rows, context))
+        surprise = min(max(surprise, -log(_OUTLIER)), log(_OUTLIER))
+        left, right, share = _place(rows)
+        for knot, weight in ((left, 1 - share), (right, share)):
+            self._weight[knot] += weight
+            self._shape[knot] += weight * max(_SHAPE, 1 / (1 + self._weight[knot])) * surprise
+        self._level += _LEVEL * surprise
+
+
+class LearnedDraft:
+    """Seconds of drafts.
+
+    A lookup costs the same for every request that asks, however deep its draft. A draft step of a model costs
+    `cost_ratio` target passes over as many rows as there are requests, times a factor that is learned. A draft that
+    cannot be shortened has one price, all of its levels'. A drafter that chooses has weighed its price already.
+    """
+
+    def __init__(self, passes: PassSeconds, traits: DrafterTraits) -> None:
+        self._passes, self._traits = passes, traits
+        self._factor = MovingAverage(float(_WHOLE_LEVELS) if traits.whole else 1.0)
+        self._lookup = MovingAverage(0.0)
+
+    def __call__(self, level: int, num_requests: int, context: float = 0.0) -> float:
+        """As `Prices.draft_level`."""
+        if self._traits.chooses or (level and (self._traits.whole or self._traits.is_lookup)):
+            return 0.0
+        if self._traits.is_lookup:
+            return num_requests * self._lookup.value
+        return self._factor.value * self._unit(num_requests, context)
+
+    def observe_step(self, asked: list[RequestOutcome], num_looks: int, seconds: float, context: float) -> None:
+        """The drafts that were asked for in a step, and those that were only looked at, took `seconds`."""
+        if self._traits.is_lookup:
+            self._lookup.learn(seconds / (len(asked) + num_looks))
+            return
+        drafted = [one for one in asked if one.num_draft_tokens]
+        if drafted and not num_looks and all([one.in_a_row for one in asked]):
+            self.observe(max([one.depth for one in drafted]), len(drafted), seconds, context)
+
+    def observe(self, depth: int, num_requests: int, seconds: float, context: float = 0.0) -> None:
+        """Drafts of `depth` levels for `num_requests` requests took `seconds`."""
+        levels = 1 if self._traits.whole else depth
+        if depth and seconds > 0:
+            self._factor.learn(seconds / (levels * self._unit(num_requests, context)))
+
+    def _unit(self, num_requests: int, context: float) -> float:
+        return self._traits.cost_ratio * self._passes(num_requests, context)
+
+
+class MovingAverage:
+    """A moving average that begins with the smallest of its first measurements, and is `prior` before them."""
+
+    def __init__(self, prior: float) -> None:
+        self._prior = prior
+        self._seen = 0
+        self._average = float("inf")
+
+    @property
+    def value(self) -> float:
+        """The average; the prior until it has settled."""
+        return self._average if self._seen >= _SETTLING else self._prior
+
+    def learn(self, newest: float) -> None:
+        """One more measurement."""
+        self._seen += 1
+        if self._seen <= _SETTLING:
+            self._average = min(self._average, newest)
+        else:
+            self._average += _NEWEST * (min(newest, _OUTLIER * self._average) - self._average)
+
+
+def _place(rows: float) -> tuple[int, int, float]:
+    """The knots around `rows`, and how far it lies between them."""
+    right = min(bisect_right(_KNOTS, rows), len(_KNOTS) - 1)
+    low, high = _KNOTS[right - 1], _KNOTS[right]
+    return right - 1, right, min(1.0, (rows - low) / (high - low))

@@ -1,0 +1,203 @@
+"""Records of acceptance: what became of the drafts of one request, and of all requests together.
+
+A policy sees these and draft laws, never a token that was just drawn. Counters for the user are
+`paceline.types.RequestStats`.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from paceline.speculation.outcome import RequestOutcome
+
+MEMORY = 0.85
+"""Weight of the past in the moving rates of a request, per draft (SmartSpec weighs the newest draft 0.15)."""
+ENGINE_MEMORY = 0.98
+"""The same, per step, for all requests of an engine together: they are many, so each says little about the next."""
+
+PRIOR_RATE = 0.7
+PRIOR_DRAFTS = 2.0
+"""Before anything was drafted, this many drafts of one token count as seen, with an acceptance rate of `PRIOR_RATE`."""
+ENGINE_PRIOR_DRAFTS = 8.0
+"""The same for an engine: a first request whose drafts happen to fail must not switch them off for the next ones."""
+_BORROWED = 4.0
+"""Drafts for which the rate of the level above counts in the rate of a level. A request remembers about 7 drafts: with 1
+the replay of recorded answers loses 1 per cent to noise, with many a drafter good in its later levels only is missed."""
+
+
+@dataclass(slots=True)
+class DraftRates:
+    """Moving rates of drafts: discounted counts of what was asked for and what became of it.
+
+    Counts are discounted, not ratios: the mean of accepted / tested over drafts is no estimate of alpha, because drafts
+    that are accepted in full are tested more often. A level is one depth of a tree, refused when all siblings are.
+
+    Attributes:
+        asked, answered: drafts that were asked for, and those that were not empty; forgotten with every one asked for.
+        drafts, nodes: drafts and their nodes; forgotten, like the rest, with every draft.
+        accepted, tested: by level, levels that stood and levels that were compared with the target.
+    """
+
+    asked: float = PRIOR_DRAFTS
+    answered: float = PRIOR_DRAFTS
+    drafts: float = PRIOR_DRAFTS
+    nodes: float = PRIOR_DRAFTS
+    accepted: list[float] = field(default_factory=lambda: [PRIOR_RATE * PRIOR_DRAFTS])
+    tested: list[float] = field(default_factory=lambda: [PRIOR_DRAFTS])
+
+    @classmethod
+    def of_engine(cls) -> "DraftRates":
+        """Where the rates of all requests together begin."""
+        weight = ENGINE_PRIOR_DRAFTS
+        return cls(weight, weight, weight, weight, [PRIOR_RATE * weight], [weight])
+
+    @property
+    def acceptance(self) -> float:
+        """alpha: the chance, in [0, 1], that a level stands when those before it do, all levels taken together."""
+        tested = sum(self.tested)
+        return sum(self.accepted) / tested if tested else PRIOR_RATE
+
+    @property
+    def answer(self) -> float:
+        """The chance, in [0, 1], that a draft asked for is not empty."""
+        return self.answered / self.asked
+
+    @property
+    def accepted_per_draft(self) -> float:
+        """Tokens that stood, per draft."""
+        return sum(self.accepted) / self.drafts
+
+    @property
+    def nodes_per_draft(self) -> float:
+        """Nodes per draft."""
+        return self.nodes / self.drafts
+
+    def rates(self, num_levels: int) -> list[float]:
+        """[num_levels] the chance that each level stands when those above it do; one never reached is as the last."""
+        rate, rates = self.acceptance, []
+        for accepted, tested in zip(self.accepted[:num_levels], self.tested, strict=False):
+            rate = (accepted + _BORROWED * rate) / (tested + _BORROWED)
+            rates.append(rate)
+        return rates + [rate] * (num_levels - len(rates))
+
+    def survival(self, num_levels: int) -> np.ndarray:
+        """[num_levels] the chance that a draft stands down to each level: the expected tokens of that level."""
+        return np.cumprod(self.rates(num_levels))
+
+    def learn(self, num_nodes: int, num_accepted: int, level_refused: bool, *, memory: float = MEMORY) -> None:
+        """One draft: its nodes (none when the drafter had no answer) and the levels that stood before one fell."""
+        self.asked = memory * self.asked + 1
+        self.answered = memory * self.answered + (num_nodes > 0)
+        if num_nodes:
+            self._learn_drafts(1, num_nodes, [1] * num_accepted + [0] * level_refused, memory)
+
+    def learn_step(self, outcomes: list[RequestOutcome], memory: float = ENGINE_MEMORY) -> None:
+        """The drafts of a whole step."""
+        asked = [one for one in outcomes if one.asked]
+        if not asked:
+            return
+        drafts = [one for one in asked if one.num_draft_tokens]
+        self.asked = memory * self.asked + len(asked)
+        self.answered = memory * self.answered + len(drafts)
+        if not drafts:
+            return
+        self.drafts = memory * self.drafts + len(drafts)
+        self.nodes = memory * self.nodes + sum([one.num_draft_tokens for one in drafts])
+        self._forget(memory)
+        for one in drafts:
+            self._judge([1] * one.num_accepted + [0] * one.level_refused)
+
+    def as_prior(self, weight: float = PRIOR_DRAFTS) -> "DraftRates":
+        """The same rates with the weight of `weight` drafts: where a new request begins."""
+        asked, drafts = weight / self.asked, weight / self.drafts
+        return DraftRates(
+            weight, self.answered * asked, weight, self.nodes * drafts,
+            [one * drafts for one in self.accepted], [one * drafts for one in self.tested],
+        )  # fmt: skip
+
+    def _learn_drafts(self, num_drafts: int, num_nodes: int, judged: list[int], memory: float) -> None:
+        self.drafts = memory * self.drafts + num_drafts
+        self.nodes = memory * self.nodes + num_nodes
+        self._forget(memory)
+        self._judge(judged)
+
+    def _forget(self, memory: float) -> None:
+        self.accepted = [memory * one for one in self.accepted]
+        self.tested = [memory * one for one in self.tested]
+
+    def _judge(self, judged: list[int]) -> None:
+        missing = len(judged) - len(self.tested)
+        if missing > 0:
+            self.accepted += [0.0] * missing
+            self.tested += [0.0] * missing
+        for level, stood in enumerate(judged):
+            self.accepted[level] += stood
+            self.tested[level] += 1
+
+
+@dataclass(slots=True)
+class DraftStats:
+    """What became of one request's drafts.
+
+    Attributes:
+        rates: of this request's latest drafts.
+        num_drafts: target passes that verified at least one drafted token.
+        last_budget: nodes the policy wanted when the latest draft was verified (before the step's budget cut it), None
+            before the first one.
+        last_depth, last_accepted_tokens: levels of the latest draft, and how many stood.
+        last_draft_tokens: its nodes.
+        steps_since_draft: decode steps since then, drafts that came back empty included.
+        num_looks: proposals of its drafter that were looked at without verifying them.
+        is_looked_at: the latest of them still waits for what is said.
+        memory: weight of the past in the rates, per draft.
+    """
+
+    rates: DraftRates = field(default_factory=DraftRates)
+    num_drafts: int = 0
+    last_budget: int | None = None
+    last_depth: int = 0
+    last_accepted_tokens: int = 0
+    last_draft_tokens: int = 0
+    steps_since_draft: int = 0
+    num_looks: int = 0
+    is_looked_at: bool = False
+    memory: float = MEMORY
+
+    def learn(self, outcome: RequestOutcome) -> None:
+        """Count a decode step. One in which the drafter was not asked says nothing about its drafts."""
+        num_nodes = outcome.num_draft_tokens
+        if outcome.asked:
+            self.rates.learn(num_nodes, outcome.num_accepted, outcome.level_refused, memory=self.memory)
+        if not num_nodes:
+            self.steps_since_draft += 1
+            return
+        self.num_drafts += 1
+        self.last_budget, self.last_depth = outcome.wanted, outcome.depth
+        self.last_draft_tokens, self.last_accepted_tokens = num_nodes, outcome.num_accepted
+        self.steps_since_draft = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStats:
+    """The step being filled, before drafts are added.
+
+    Attributes:
+        num_decodes: requests that decode, one row each without a draft.
+        num_prefill_rows: rows of prefill chunks.
+        rows_left: rows that drafts of all requests may take together.
+        mean_context: tokens in the cache before a decode's row, on average.
+    """
+
+    num_decodes: int = 1
+    num_prefill_rows: int = 0
+    rows_left: int = 0
+    mean_context: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixStats:
+    """What is known while one draft grows: its request, its batch and the levels it was granted."""
+
+    request: DraftStats
+    batch: BatchStats
+    budget: int

@@ -1,0 +1,169 @@
+"""A fault stays with its request: what raises anywhere in a step ends or slows that request, and nobody else."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+from paceline.errors import DrafterWarning, EngineDead
+from paceline.sampling import TokenTree, Warper
+from paceline.types import SamplingParams
+from tests.engine.conftest import PROMPTS, run_all
+from tests.fakes import Babbler
+
+VICTIM = 2
+EACH = [SamplingParams(temperature=t, seed=i, max_tokens=30, ignore_eos=True) for i, t in enumerate((0, 0.8, 0.8, 0))]
+FIXED = {"method": "plain", "num_draft_tokens": 3, "policy": "fixed"}
+
+
+class Broken(RuntimeError):
+    """What the tests raise."""
+
+
+class Faulty(Babbler):
+    """Raises in one method for one request, or proposes for it what is no tree of this vocabulary."""
+
+    def __init__(self, where: str, request_id: str = str(VICTIM)) -> None:
+        self.where, self.request_id = where, request_id
+
+    def propose(self, contexts):
+        if self.where == "propose" and any(context.request_id == self.request_id for context in contexts):
+            raise Broken("propose")
+        trees = super().propose(contexts)
+        wrong = {"no tree": "tokens", "outside the vocabulary": TokenTree.chain([500])}.get(self.where)
+        return [
+            wrong if wrong is not None and context.request_id == self.request_id else tree
+            for context, tree in zip(contexts, trees, strict=True)
+        ]
+
+    def observe(self, outcome) -> None:
+        if self.where == "observe" and outcome.request_id == self.request_id:
+            raise Broken("observe")
+
+    def release(self, request_id) -> None:
+        if self.where == "release" and request_id == self.request_id:
+            raise Broken("release")
+
+
+@pytest.mark.parametrize("where", ["propose", "no tree", "outside the vocabulary", "observe", "release"])
+def test_a_failing_drafter_changes_nobodys_text(engine_for, where):
+    plain = [output.token_ids for output in run_all(engine_for(), params=EACH)]
+    engine = engine_for(FIXED, Faulty(where))
+    with pytest.warns(DrafterWarning, match="babbler|quiet") as caught:
+        outputs = run_all(engine, params=EACH)
+    assert [output.token_ids for output in outputs] == plain
+    assert [output.finish_reason for output in outputs] == ["length"] * 4
+    assert len(caught) == 1  # switched off, not asked again and again
+    if where != "release":
+        drafts = [output.stats.num_drafts for output in outputs]
+        assert drafts[VICTIM] <= 1 and min(drafts[:VICTIM]) > 5
+    engine.scheduler.check_integrity()
+
+
+def failing_law(monkeypatch, victim, after: int):
+    """The warper of one request raises once it has said `after` tokens."""
+    law = Warper.law
+
+    def patched(self, logits, path=()):
+        if self.params.seed == victim and len(self._token_ids) - self._num_prompt_tokens >= after:
+            raise Broken("law")
+        return law(self, logits, path)
+
+    monkeypatch.setattr(Warper, "law", patched)
+
+
+def test_an_error_in_a_law_ends_its_request_alone(engine_for, monkeypatch):
+    plain = [output.token_ids for output in run_all(engine_for(), params=EACH)]
+    failing_law(monkeypatch, VICTIM, after=7)
+    engine = engine_for(FIXED, Babbler())
+    outputs = run_all(engine, params=EACH)
+    for number, output in enumerate(outputs):
+        if number == VICTIM:
+            assert output.finish_reason == "error"
+            assert "Broken: law" in output.outputs[0].error
+            assert output.token_ids == plain[number][: len(output.token_ids)] and len(output.token_ids) >= 7
+        else:
+            assert (output.token_ids, output.finish_reason) == (plain[number], "length")
+    assert engine.metrics.finished == {"length": 3, "error": 1}
+    engine.scheduler.check_integrity()
+    assert engine.scheduler.pool.num_held == 0
+
+
+@pytest.mark.parametrize("stop", [(), ("never said",)])
+def test_an_error_in_a_text_ends_its_request_alone(engine_for, monkeypatch, stop):
+    from paceline.engine.text import TextStream
+
+    params = [SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, stop=stop if n == VICTIM else ())
+              for n in range(4)]  # fmt: skip
+    plain = [output.token_ids for output in run_all(engine_for(), params=params)]
+    engine, pushed = engine_for(FIXED, Babbler()), TextStream.push
+
+    def push(self, token_id, may_stop=True):
+        if self is engine._requests.get(str(VICTIM)).samples[0].text and len(self.text) > 5:
+            raise Broken("text")
+        return pushed(self, token_id, may_stop)
+
+    def lenient_push(self, token_id, may_stop=True):
+        return push(self, token_id, may_stop) if str(VICTIM) in engine._requests else pushed(self, token_id, may_stop)
+
+    monkeypatch.setattr(TextStream, "push", lenient_push)
+    outputs = run_all(engine, params=params)
+    assert outputs[VICTIM].finish_reason == "error" and "Broken: text" in outputs[VICTIM].outputs[0].error
+    others = [n for n in range(4) if n != VICTIM]
+    assert [outputs[n].token_ids for n in others] == [plain[n] for n in others]
+    assert engine.scheduler.pool.num_held == 0
+
+
+def test_logits_that_are_no_numbers_end_their_request_alone(engine_for, tiny, monkeypatch):
+    plain = [output.token_ids for output in run_all(engine_for(), params=EACH)]
+    engine = engine_for(max_num_batched_tokens=512)
+    forward, calls = tiny.model.forward, []
+
+    def damaged(rows, cache, taps=()):
+        output = forward(rows, cache, taps)
+        calls.append(len(output.logits))
+        if len(calls) == 5:
+            output.logits[VICTIM] = np.nan
+        return output
+
+    monkeypatch.setattr(tiny.model, "forward", damaged)
+    outputs = run_all(engine, params=EACH)
+    assert [output.finish_reason for output in outputs] == ["length", "length", "error", "length"]
+    assert [o.token_ids for n, o in enumerate(outputs) if n != VICTIM] == [
+        p for n, p in enumerate(plain) if n != VICTIM
+    ]
+
+
+def test_a_failed_pass_ends_its_requests_and_those_that_wait_go_on(engine_for, tiny, monkeypatch):
+    plain = [output.token_ids for output in run_all(engine_for(), params=EACH)]
+    engine = engine_for(max_num_seqs=2)
+    forward, calls = tiny.model.forward, []
+
+    def failing(rows, cache, taps=()):
+        calls.append(1)
+        if len(calls) == 4:
+            raise Broken("pass")
+        return forward(rows, cache, taps)
+
+    monkeypatch.setattr(tiny.model, "forward", failing)
+    outputs = run_all(engine, params=EACH)
+    assert [output.finish_reason for output in outputs] == ["error", "error", "length", "length"]
+    assert [output.token_ids for output in outputs[2:]] == plain[2:]
+    assert all(output.token_ids == said[: len(output.token_ids)] for output, said in zip(outputs, plain, strict=True))
+    engine.scheduler.check_integrity()
+
+
+def test_an_engine_gives_up_when_no_pass_succeeds(engine_for, tiny, monkeypatch):
+    def failing(rows, cache, taps=()):
+        raise Broken("pass")
+
+    monkeypatch.setattr(tiny.model, "forward", failing)
+    with pytest.raises(EngineDead, match="Broken"):
+        run_all(engine_for(max_num_seqs=1), params=EACH)
+
+
+def test_a_healthy_drafter_is_not_warned_about(engine_for):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run_all(engine_for({"method": "ngram"}), params=EACH)
+    assert len(PROMPTS) == len(EACH)

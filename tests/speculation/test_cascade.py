@@ -1,0 +1,136 @@
+"""Cascade on made-up machines: it finds the best length, loses little where nothing pays, and comes back."""
+
+import random
+from collections.abc import Callable
+from itertools import groupby
+
+import pytest
+
+from paceline.errors import InvalidParameter
+from paceline.speculation import BatchStats, DraftStats, RequestOutcome, StepOutcome, StepSeconds
+from paceline.speculation.policies import Cascade
+from paceline.theory.acceptance import expected_tokens
+
+Utility = Callable[[int], float]
+
+
+def utility(alpha: float, cost_ratio: float) -> Utility:
+    """U(K) = E(alpha, K) / (1 + c K)."""
+    return lambda length: float(expected_tokens(alpha, length)) / (1 + cost_ratio * length)
+
+
+def run(policy: Cascade, speed: Utility, steps: int, num_decodes: int = 1) -> list[tuple[str, int]]:
+    """(phase, K) of every step on a machine where K drafts make a step U(K) times faster than a plain one."""
+    seen = []
+    for _ in range(steps):
+        (length,) = policy.budgets([DraftStats()], BatchStats(num_decodes))
+        seen.append((policy.phase, length))
+        outcomes = [RequestOutcome(str(i), num_new=1000, num_draft_tokens=length) for i in range(num_decodes)]
+        policy.observe(StepOutcome(outcomes, seconds=StepSeconds(verifying=1000 / speed(length))))
+    return seen
+
+
+def slowdown(seen: list[tuple[str, int]], speed: Utility) -> float:
+    """Seconds against plain decoding for the same tokens, one token's worth per step at each step's own rate."""
+    return sum(1 / speed(length) for _, length in seen) / len(seen) - 1
+
+
+@pytest.mark.parametrize(
+    ("alpha", "cost_ratio", "best"), [(0.3, 0.35, {0}), (0.5, 0.35, {1}), (0.8, 0.35, {2, 3}), (0.5, 0.2, {1, 2})]
+)
+def test_the_best_length_of_a_steady_machine_is_kept(alpha, cost_ratio, best):
+    seen = run(Cascade(), utility(alpha, cost_ratio), 400)
+    settled = {length for phase, length in seen[-100:] if phase == "set"}
+    assert settled <= best
+    assert settled
+
+
+def test_back_off_bounds_what_a_hopeless_draft_costs():
+    speed = utility(0.3, 0.35)
+    patient, eager = run(Cascade(), speed, 250), run(Cascade(most_back_off=0), speed, 250)
+    tests = [sum(phase == "test" for phase, _ in seen) for seen in (patient, eager)]
+    assert 16 <= tests[0] <= 20
+    assert 48 <= tests[1] <= 52
+    assert slowdown(patient, speed) < 0.01
+
+
+@pytest.mark.parametrize("most_back_off", [0, 2, 4])
+@pytest.mark.parametrize("bad_steps", [100, 1000, 20_000])
+def test_it_comes_back_within_a_bounded_number_of_steps_however_long_drafts_were_bad(bad_steps, most_back_off):
+    """A trial that still saw the old machine, the longest phase without drafts, a base phase and all trials."""
+    policy = Cascade(most_back_off=most_back_off)
+    run(policy, utility(0.1, 0.35), bad_steps)
+    most = 4 + (16 << most_back_off) + 4 + 4 * 4
+    seen = run(policy, utility(0.9, 0.05), most + 1)
+    assert any(phase == "set" and length > 0 for phase, length in seen)
+
+
+def test_once_the_back_off_has_grown_it_stays_bounded():
+    """16 of 272 steps are trials where drafts never pay, and no phase without drafts is longer than 256 steps."""
+    seen = run(Cascade(), utility(0.1, 0.35), 20_000)[-2720:]
+    longest = max(len(list(steps)) for phase, steps in groupby(phase for phase, _ in seen) if phase == "set")
+    assert longest == 256
+    assert sum(length > 0 for _, length in seen) <= 160
+
+
+def test_steps_that_read_prompts_or_did_nothing_say_nothing():
+    policy = Cascade(base_steps=1)
+    policy.observe(StepOutcome([RequestOutcome("r", num_new=1)], num_prefill_rows=8, seconds=StepSeconds(verifying=1)))
+    policy.observe(StepOutcome(seconds=StepSeconds(scheduling=1)))
+    assert policy.phase == "base"
+    policy.observe(StepOutcome([RequestOutcome("r", num_new=1)], seconds=StepSeconds(verifying=1)))
+    assert policy.phase == "test"
+
+
+def test_it_comes_back_when_drafts_begin_to_pay():
+    policy = Cascade()
+    run(policy, utility(0.1, 0.35), 100)
+    assert policy.length == 0
+    seen = run(policy, utility(0.8, 0.1), 300)
+    assert {length for phase, length in seen[-50:] if phase == "set"} >= {seen[-1][1]} - {0}
+    assert seen[-1][1] >= 3
+
+
+def test_it_leaves_when_drafts_stop_paying():
+    policy = Cascade()
+    run(policy, utility(0.8, 0.1), 100)
+    assert policy.length >= 3
+    seen = run(policy, utility(0.1, 0.35), 300)
+    assert {length for phase, length in seen[-200:] if phase == "set"} == {0}
+    assert sum(length > 0 for _, length in seen[-200:]) <= 20
+
+
+def test_noise_of_ten_percent_does_not_mislead_it_much():
+    rng, speed = random.Random(5), utility(0.8, 0.2)
+    seen = run(Cascade(), lambda length: speed(length) * rng.uniform(0.9, 1.1), 600)
+    best = max(speed(length) for length in range(9))
+    rate = sum(speed(length) for _, length in seen) / len(seen)
+    assert rate > 0.9 * best
+
+
+def test_another_batch_size_is_another_machine():
+    policy = Cascade()
+    run(policy, utility(0.8, 0.1), 100, num_decodes=1)
+    assert policy.length > 0
+    run(policy, utility(0.8, 2.0), 1, num_decodes=16)
+    assert policy.phase == "base"
+    run(policy, utility(0.8, 2.0), 30, num_decodes=16)
+    assert policy.length == 0
+
+
+def test_the_base_is_measured_anew():
+    policy = Cascade(refresh_every=50)
+    seen = run(policy, utility(0.9, 0.05), 200)
+    assert sum(phase == "base" for phase, _ in seen) >= 8
+
+
+def test_without_drafts_to_try_it_drafts_nothing():
+    assert Cascade(max_length=0).budgets([DraftStats()], BatchStats()) == [0]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"max_length": -1}, {"trial_steps": 0}, {"base_steps": 0}, {"tie": -0.1}, {"most_back_off": -1}]
+)
+def test_impossible_settings_are_refused(fields):
+    with pytest.raises(InvalidParameter, match=next(iter(fields))):
+        Cascade(**fields)

@@ -1,0 +1,390 @@
+"""Length policies: hand-worked values, the published goodput table, and what they may not see."""
+
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.errors import InvalidParameter
+from paceline.sampling import Law
+from paceline.speculation import (
+    BatchStats,
+    CostProfile,
+    DraftStats,
+    Fixed,
+    FixedPrices,
+    Goodput,
+    Heuristic,
+    PrefixStats,
+)
+from paceline.speculation.outcome import RequestOutcome
+from paceline.speculation.records import DraftRates
+from paceline.theory.speedup import best_measured_length
+from tests.speculation.drafts import at_rate, at_rates, one_row_costs, verified
+
+GOODPUT_TABLE = {
+    0.5: {1: 3, 4: 2, 8: 2, 16: 2, 32: 1, 64: 1, 128: 0, 256: 0},
+    0.7: {1: 5, 4: 4, 8: 4, 16: 3, 32: 2, 64: 1, 128: 1, 256: 0},
+    0.9: {1: 8, 4: 8, 8: 8, 16: 7, 32: 5, 64: 4, 128: 2, 256: 2},
+}
+"""alpha -> batch size -> best length, for t(M) = 1 + M / 100, 0.05 per draft step and at most 8 drafted tokens."""
+
+
+def linear_cost(**fields: Any) -> Goodput:
+    prices = FixedPrices(lambda rows, _: 1 + 0.01 * rows, lambda *_: 0.05)
+    return Goodput(prices, **{"explore": 0.0, **fields})
+
+
+def row_by_row() -> FixedPrices:
+    """A pass takes as long as it has rows."""
+    return FixedPrices(lambda rows, _: float(rows))
+
+
+def one_budget(policy, stats: DraftStats, **batch) -> int:
+    return policy.budgets([stats], BatchStats(**batch))[0]
+
+
+def test_fixed_is_fixed():
+    assert Fixed(4).budgets([DraftStats()] * 2, BatchStats()) == [4, 4]
+    assert Fixed(4).keep_drafting(PrefixStats(DraftStats(), BatchStats(), 4), [Law.one_hot(1)])
+
+
+@pytest.mark.parametrize(
+    ("last", "depth", "accepted", "expected"),
+    [(None, 0, 0, 5), (5, 5, 5, 7), (5, 5, 4, 4), (1, 1, 0, 1), (20, 20, 20, 20), (5, 2, 2, 7)],
+)
+def test_heuristic_adds_two_or_takes_one(last, depth, accepted, expected):
+    stats = DraftStats(last_budget=last, last_depth=depth, last_accepted_tokens=accepted)
+    assert one_budget(Heuristic(), stats) == expected
+
+
+def test_heuristic_ignores_drafts_that_came_back_empty():
+    stats = DraftStats()
+    stats.learn(verified(5, 5))
+    assert one_budget(Heuristic(), stats) == 7
+    stats.learn(verified(0, 0, wanted=7))
+    assert one_budget(Heuristic(), stats) == 7
+
+
+def test_a_tree_is_accepted_in_full_when_a_whole_path_stands():
+    stats = DraftStats()
+    stats.learn(RequestOutcome("r", num_new=3, num_draft_tokens=6, depth=2, num_accepted=2, wanted=6, asked=True))
+    assert one_budget(Heuristic(), stats) == 8
+
+
+@pytest.mark.parametrize(("alpha", "size"), [(a, b) for a, row in GOODPUT_TABLE.items() for b in row])
+def test_goodput_finds_the_published_optimum(alpha, size):
+    budgets = linear_cost().budgets([at_rate(alpha)] * size, BatchStats(num_decodes=size))
+    assert budgets == [GOODPUT_TABLE[alpha][size]] * size
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.0])
+def test_goodput_stands_the_extreme_rates(alpha):
+    assert one_budget(linear_cost(), at_rate(alpha)) == (8 if alpha else 0)
+
+
+def test_goodput_drafts_less_beside_a_large_prefill_when_rows_are_dear():
+    steep = Goodput(FixedPrices(CostProfile({1: 1.0, 8: 1.0, 9: 9.0})), explore=0.0)
+    assert one_budget(steep, at_rate(0.9), num_prefill_rows=0) == 7
+    assert one_budget(steep, at_rate(0.9), num_prefill_rows=4) == 3
+
+
+def test_goodput_asks_for_the_price_behind_the_batchs_own_context():
+    cost = FixedPrices(CostProfile.by_context({0: {1: 1.0, 9: 1.0}, 1000: {1: 1.0, 9: 9.0}}))
+    assert one_budget(Goodput(cost, explore=0.0), at_rate(0.6), mean_context=0) == 8
+    assert one_budget(Goodput(cost, explore=0.0), at_rate(0.6), mean_context=1000) == 0
+
+
+def test_ties_take_the_smaller_length():
+    assert one_budget(Goodput(row_by_row(), explore=0.0), at_rate(1.0)) == 0
+
+
+def test_rows_go_to_the_requests_whose_drafts_stand():
+    """Four rows are free and the fifth is dear: all alike would get one each."""
+    policy = Goodput(FixedPrices(CostProfile({1: 1.0, 8: 1.0, 9: 3.0})), explore=0.0)
+    requests = [at_rate(0.9), at_rate(0.2), at_rate(0.2), at_rate(0.2)]
+    assert policy.budgets(requests, BatchStats(num_decodes=4)) == [4, 0, 0, 0]
+
+
+def test_a_drafter_that_rarely_answers_costs_rows_only_when_it_does():
+    policy = Goodput(FixedPrices(CostProfile({1: 1.0, 16: 1.0, 17: 2.0})), max_length=1, explore=0.0)
+    rarely = DraftRates(asked=4.0, answered=1.0, accepted=[0.5], tested=[1.0])
+    batch = BatchStats(num_decodes=12)
+    assert sum(policy.budgets([DraftStats(rates=rarely)] * 12, batch)) == 12
+    assert sum(policy.budgets([at_rate(0.5)] * 12, batch)) == 4
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=3), st.floats(0.001, 0.5), st.sampled_from([0.0, 0.3]))
+def test_goodput_is_the_best_of_all_allocations(alphas, row, draft_step):
+    """By trying them all, where a draft step costs the same for one request and for many."""
+    length, size = 3, len(alphas)
+    policy = Goodput(FixedPrices(lambda rows, _: 1 + row * rows, lambda *_: draft_step), length, explore=0.0)
+
+    def goodput(budgets) -> float:
+        tokens = size + sum(alpha**level for alpha, k in zip(alphas, budgets, strict=True) for level in range(1, k + 1))
+        return tokens / (1 + row * (size + sum(budgets)) + draft_step * max(budgets))
+
+    found = policy.budgets([at_rate(alpha) for alpha in alphas], BatchStats(num_decodes=size))
+    best = max(map(goodput, product(range(length + 1), repeat=size)))
+    assert goodput(found) == pytest.approx(best, rel=1e-9)
+
+
+def test_goodput_comes_back_by_exploring():
+    policy, off = linear_cost(explore=0.005), at_rate(0.01)
+    tried = []
+    for _ in range(100):
+        tried.append(one_budget(policy, off))
+        off.learn(verified(1, 0) if tried[-1] else RequestOutcome("r", num_new=1))
+    assert set(tried) == {0, 1}
+    for _ in range(25):
+        off.learn(verified(1, 1))
+    assert one_budget(policy, off) > 1
+    assert one_budget(linear_cost(explore=0.5, max_length=0), off) == 0
+
+
+@pytest.mark.parametrize("size", [1, 4, 64])
+def test_exploring_costs_no_more_than_its_share(size):
+    """Rows that cost as much as those of other requests, and drafts that are never accepted."""
+    policy, requests = Goodput(row_by_row(), explore=0.01), [at_rate(0.0) for _ in range(size)]
+    batch, rows, steps = BatchStats(num_decodes=size), 0, 3000
+    for _ in range(steps):
+        budgets = policy.budgets(requests, batch)
+        rows += sum(budgets)
+        for one, k in zip(requests, budgets, strict=True):
+            one.learn(verified(k, 0) if k else RequestOutcome("r", num_new=1))
+    assert 0.008 < rows / (steps * size) < 0.0105
+
+
+def test_a_draft_dearer_than_many_steps_is_tried_in_the_end():
+    policy = Goodput(FixedPrices(lambda rows, _: 1.0, lambda *_: 20.0), max_length=1, explore=0.1)
+    stats, tried = at_rate(0.0), []
+    for _ in range(1000):
+        tried.append(one_budget(policy, stats))
+    assert sum(tried) == pytest.approx(1000 * 0.1 / 20, abs=1)
+
+
+def test_trying_a_tree_is_priced_by_all_of_its_rows():
+    """The first row is nearly free and the sixth is not: a price per row would try six times too often."""
+    policy = Goodput(FixedPrices(CostProfile({1: 1.0, 2: 1.01, 7: 7.0})), explore=0.05, whole=True)
+    refused = DraftStats(
+        rates=DraftRates(asked=2.0, answered=2.0, drafts=2.0, nodes=12.0, accepted=[0.0], tested=[2.0])
+    )
+    assert sum(one_budget(policy, refused) > 0 for _ in range(1200)) == pytest.approx(1200 * 0.05 / 6, abs=1)
+
+
+def test_those_who_waited_longest_try_first():
+    policy = Goodput(row_by_row(), explore=0.34)
+    requests = [at_rate(0.0, steps_since_draft=waited) for waited in (3, 9, 6)]
+    assert policy.budgets(requests, BatchStats(num_decodes=3)) == [0, 1, 0]
+
+
+def test_trying_a_drafter_that_never_answers_costs_nothing():
+    policy = Goodput(row_by_row(), explore=0.001)
+    silent = DraftStats(rates=DraftRates(accepted=[0.0], answered=0.0))
+    assert one_budget(policy, silent) == 1
+
+
+WIDE = DraftRates(asked=2.0, answered=2.0, drafts=2.0, nodes=12.0, accepted=[3.0], tested=[4.0])
+"""Trees of six nodes, of which one and a half stand."""
+
+
+@pytest.mark.parametrize(("row", "expected"), [(0.01, 8), (0.3, 8), (0.4, 0)])
+def test_whole_drafts_are_taken_or_left_by_what_they_bring(row, expected):
+    """2.5 tokens for 7 rows against 1 for one: worth it while 2.5 (1 + r) > 1 + 7 r."""
+    policy = Goodput(one_row_costs(row), explore=0.0, whole=True)
+    assert one_budget(policy, DraftStats(rates=WIDE)) == expected
+    assert policy.keep_drafting(PrefixStats(at_rate(0.01), BatchStats(), 8), [law(0.5)])
+
+
+@given(st.floats(0, 1), st.integers(1, 40), st.integers(0, 9))
+def test_goodput_equals_the_closed_form_scan(alpha, size, prefill):
+    best = best_measured_length(alpha, lambda rows: 1 + 0.01 * (prefill + size * rows), 0.05, 8)
+    batch = BatchStats(num_decodes=size, num_prefill_rows=prefill)
+    assert linear_cost().budgets([at_rate(alpha)] * size, batch) == [best.num_draft_tokens] * size
+
+
+def law(largest: float) -> Law:
+    return Law.from_dense(np.array([largest, 1 - largest])) if largest < 1 else Law.one_hot(0)
+
+
+def test_goodput_goes_on_while_one_more_token_pays():
+    prefix = PrefixStats(at_rate(0.8), BatchStats(), budget=8)
+    assert linear_cost().keep_drafting(prefix, [law(0.99)])
+    assert not linear_cost().keep_drafting(prefix, [law(0.99)] + [law(0.5)] * 4)
+    assert not linear_cost().keep_drafting(replace(prefix, request=at_rate(0.01)), [law(0.99)])
+
+
+@given(st.lists(st.floats(0.5, 1), min_size=1, max_size=8), st.floats(0.01, 1))
+def test_goodput_stops_exactly_where_the_rate_of_tokens_would_fall(confidences, alpha):
+    draft_laws = [law(c) for c in confidences]
+    prefix = PrefixStats(at_rate(alpha), BatchStats(), budget=8)
+    survivals = np.cumprod([float(one.probs.max()) for one in draft_laws])
+    drafted, expected = len(draft_laws), 1 + survivals.sum()
+    seconds = [1 + 0.01 * (k + 1) + 0.05 * k for k in (drafted, drafted + 1)]
+    gain = (expected + survivals[-1] * alpha) / seconds[1] - expected / seconds[0]
+    if abs(gain) > 1e-9:
+        assert linear_cost().keep_drafting(prefix, draft_laws) == (gain > 0)
+
+
+@pytest.mark.parametrize(
+    ("make", "field", "value"),
+    [
+        (Fixed, "num_draft_tokens", -1),
+        (Heuristic, "least", 0),
+        (Heuristic, "start", 30),
+        (linear_cost, "max_length", -1),
+        (linear_cost, "explore", 1.5),
+    ],
+)
+def test_impossible_lengths_are_refused(make, field, value):
+    with pytest.raises(InvalidParameter, match=field):
+        make(**{field: value})
+
+
+def counted(prices: FixedPrices) -> tuple[FixedPrices, list[float]]:
+    """The same prices, and the rows of all passes that were asked for."""
+    asked: list[float] = []
+
+    def target(rows: float, context: float) -> float:
+        asked.append(rows)
+        return prices.target(rows, context)
+
+    return FixedPrices(target, lambda num_requests, context: prices.draft_level(0, num_requests, context)), asked
+
+
+def test_nobody_drafts_is_kept_for_eight_steps_of_the_same_requests():
+    prices, asked = counted(row_by_row())
+    policy, requests, batch = Goodput(prices, explore=0.0), [at_rate(0.1), at_rate(0.2)], BatchStats(2)
+    decided = []
+    for _ in range(17):
+        asked.clear()
+        assert policy.budgets(requests, batch) == [0, 0]
+        decided.append(bool(asked))
+    assert decided == ([True] + [False] * 7) * 2 + [True]
+
+
+@pytest.mark.parametrize(
+    "change", [lambda one, two: ([one], BatchStats(1)), lambda one, two: ([one, two], BatchStats(2, 5)),
+               lambda one, two: ([two, one], BatchStats(2))],
+)  # fmt: skip
+def test_other_requests_or_a_prompt_beside_them_are_decided_anew(change):
+    prices, asked = counted(row_by_row())
+    policy, one, two = Goodput(prices, explore=0.0), at_rate(0.1), at_rate(0.2)
+    policy.budgets([one, two], BatchStats(2))
+    asked.clear()
+    policy.budgets(*change(one, two))
+    assert asked
+
+
+def test_drafts_are_decided_at_every_step_while_few_requests_draft():
+    prices, asked = counted(one_row_costs(0.01))
+    policy, stats = Goodput(prices, explore=0.0), at_rates([0.9, 0.9])
+    assert policy.budgets([stats], BatchStats()) == [8]
+    asked.clear()
+    stats.rates = DraftRates(accepted=[0.0], tested=[9.0])
+    assert policy.budgets([stats], BatchStats()) == [0] and asked
+
+
+def test_what_was_decided_for_many_requests_is_kept_for_a_step_per_sixteen():
+    prices, asked = counted(one_row_costs(0.0001))
+    policy, requests, batch = Goodput(prices, explore=0.0), [at_rate(0.5) for _ in range(48)], BatchStats(48)
+    decided = []
+    for _ in range(6):
+        asked.clear()
+        assert any(policy.budgets(requests, batch))
+        decided.append(bool(asked))
+    assert decided == [True, False, False] * 2
+
+
+def looking(price: float = 1.0, **fields: Any) -> Goodput:
+    """A pass takes 10 per row, which no draft is worth; a look takes `price`."""
+    prices = FixedPrices(lambda rows, _: 10.0 * rows, lambda num_requests, _: price * num_requests)
+    return Goodput(prices, can_look=True, **{"explore": 0.1, **fields})
+
+
+def look(stats: DraftStats) -> None:
+    """What an engine notes of a proposal that it looked at."""
+    stats.num_looks += 1
+    stats.is_looked_at = True
+
+
+def test_deterministic_drafts_are_looked_at_instead_of_verified():
+    policy, stats, looked = looking(), at_rate(0.01), 0
+    for _ in range(1000):
+        budgets = policy.budgets([stats], BatchStats())
+        assert budgets == [0]
+        for _place in policy.looks([stats], budgets):
+            looked += 1
+    assert looked == pytest.approx(1000, abs=1)  # steps of 10 seconds, a tenth of which may be lost, a second per look
+
+
+@pytest.mark.parametrize("price", [4.0, 40.0])
+def test_looks_cost_no_more_than_their_share_of_the_time(price):
+    policy, requests, looked = looking(price), [at_rate(0.0) for _ in range(4)], 0
+    batch = BatchStats(num_decodes=4)
+    for _ in range(1000):
+        looked += len(policy.looks(requests, policy.budgets(requests, batch)))
+    assert looked * price == pytest.approx(0.1 * 1000 * 40, rel=0.01)
+
+
+def test_those_looked_at_least_often_are_looked_at_next():
+    policy, requests = looking(10.0), [at_rate(0.0) for _ in range(3)]
+    requests[1].num_looks = 5
+    order = []
+    for _ in range(28):
+        for place in policy.looks(requests, policy.budgets(requests, BatchStats(3))):
+            look(requests[place])
+            requests[place].is_looked_at = False
+            order.append(place)
+    assert len(order) > 4 and set(order) == {0, 2}
+
+
+def test_a_look_waits_for_what_is_said_before_the_next_one():
+    policy, stats = looking(), at_rate(0.0)
+    assert policy.looks([stats], policy.budgets([stats], BatchStats())) == [0]
+    look(stats)
+    assert not policy.looks([stats], policy.budgets([stats], BatchStats()))
+    stats.is_looked_at = False
+    assert policy.looks([stats], policy.budgets([stats], BatchStats())) == [0]
+
+
+def test_credit_for_looks_does_not_pile_up_while_nobody_can_be_looked_at():
+    policy, stats = looking(), at_rate(0.0)
+    look(stats)
+    for _ in range(500):
+        assert not policy.looks([stats], policy.budgets([stats], BatchStats()))
+    others = [at_rate(0.0) for _ in range(50)]
+    assert len(policy.looks(others, policy.budgets(others, BatchStats(50)))) <= 50
+
+
+def test_requests_that_draft_are_not_looked_at():
+    policy = Goodput(one_row_costs(0.01), can_look=True)
+    requests = [at_rate(0.9)] * 2
+    assert not policy.looks(requests, policy.budgets(requests, BatchStats(2)))
+
+
+def test_a_drafter_that_draws_is_tried_and_never_looked_at():
+    policy, stats = linear_cost(explore=0.5), at_rate(0.0)
+    budgets = [policy.budgets([stats], BatchStats()) for _ in range(50)]
+    assert [1] in budgets and not policy.looks([stats], [0])
+
+
+def test_drafts_come_back_through_looks():
+    """What was looked at and would have stood makes drafts pay, and no row was spent to find out."""
+    policy, stats = looking(explore=0.01), at_rate(0.05)
+    stats.rates = DraftRates(accepted=[0.05], tested=[3.0])
+    policy.prices = FixedPrices(lambda rows, _: 10 + rows, lambda *_: 0.01)
+    assert policy.budgets([stats], BatchStats()) == [0]
+    for _ in range(25):
+        stats.rates.learn(4, 4, False)
+    found = [one_budget(policy, stats) for _ in range(8)]
+    assert found[-1] > 1
+
+
+@pytest.mark.parametrize("policy", [Fixed(4), Heuristic()])
+def test_other_policies_look_at_nobody(policy):
+    assert not policy.looks([DraftStats()], [0])
