@@ -4,13 +4,12 @@ Standard library only, no behaviour beyond checking a request at the door. Not t
 (`config.py`) or for state that changes while a request runs (`scheduling/request.py`).
 """
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from numbers import Integral, Real
-from typing import Any, Literal
+from typing import Literal
 
 from paceline.errors import InvalidParameter
+from paceline.limits import LIMITS
 
 FinishReason = Literal["stop", "length", "abort", "timeout"]
 """Why an output ended: a stop rule, its length, a cancellation, or its time being up."""
@@ -26,22 +25,27 @@ TokenProvenance = Literal["prompt", "target", "drafted", "bonus", "recovered"]
 class SamplingParams:
     """What a request asks of the sampler. Names and meanings are vLLM's where vLLM has them.
 
+    Every field is checked against `limits.LIMITS`; collections and numbers are kept as plain Python ones.
+
     Attributes:
-        n: samples of the same prompt; its keys and values are computed once and shared.
-        temperature: 0 is greedy (the law is one-hot at the largest logit, the lowest id on ties).
+        n: samples of the same prompt, 1 to 16; its keys and values are computed once and shared.
+        temperature: 0 is greedy (the law is one-hot at the largest logit, the lowest id on ties); at most 100.
         top_p, top_k, min_p: truncations of the law; ``top_k=0`` and ``min_p=0`` switch theirs off.
-        repetition_penalty: divides positive and multiplies negative logits of tokens seen in prompt or output.
-        presence_penalty, frequency_penalty: subtracted from logits of tokens seen in the output, once / per count.
-        logit_bias: token id to a number added to its logit.
-        bad_words: strings that must not appear; each is tokenised and its last token forbidden behind the others.
+        repetition_penalty: divides positive and multiplies negative logits of tokens seen in prompt or output;
+            0.01 to 100.
+        presence_penalty, frequency_penalty: subtracted from logits of tokens seen in the output, once / per count;
+            -2 to 2.
+        logit_bias: token id to a number in [-100, 100] added to its logit, 1024 ids at most.
+        bad_words: strings that must not appear; each is tokenised and its last token forbidden after the others.
+            1024 strings of 128 characters at most.
         min_tokens: end-of-sequence and stop ids are impossible before this many output tokens, and a stop string that
             is complete by then is ordinary text.
         max_tokens: most output tokens.
         seed: the source of all randomness of the request; None takes a fresh one. Sample i of n has seed + i, so it
             says what a request of its own with that seed says.
-        stop: strings that end the output (not included in the text).
-        stop_token_ids: ids that end the output.
-        ignore_eos: go on behind the end-of-sequence token.
+        stop: strings that end the output (not included in the text), 16 of 128 characters at most.
+        stop_token_ids: ids that end the output, 1024 at most.
+        ignore_eos: go on after the end-of-sequence token.
     """
 
     n: int = 1
@@ -62,14 +66,11 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        for name, empty in _COLLECTIONS.items():
-            value = getattr(self, name)
-            value = empty if value is None else (value,) if isinstance(value, str) else value
-            object.__setattr__(self, name, value)
-        for checks in (_kinds, _checks):
-            for name, accepted, value_range, remedy in checks(self):
-                if not accepted:
-                    raise InvalidParameter(name, f"{getattr(self, name)!r} is not {value_range}", remedy)
+        for name, limit in LIMITS.items():
+            object.__setattr__(self, name, limit(name, getattr(self, name)))
+        if self.min_tokens > self.max_tokens:
+            problem = f"{self.min_tokens} is more than max_tokens, {self.max_tokens}"
+            raise InvalidParameter("min_tokens", problem, "lower min_tokens or raise max_tokens")
 
     @property
     def is_greedy(self) -> bool:
@@ -78,50 +79,6 @@ class SamplingParams:
     def sample(self, index: int, seed: int) -> "SamplingParams":
         """What sample `index` of `n` asks for by itself, when the request's seed is `seed`."""
         return replace(self, n=1, seed=seed + index)
-
-
-_COLLECTIONS: dict[str, Any] = {"stop": (), "bad_words": (), "stop_token_ids": (), "logit_bias": {}}
-"""Fields that may be None for nothing."""
-
-
-def _kinds(params: SamplingParams) -> Iterator[tuple[str, bool, str, str]]:
-    """As `_checks`, for what kind of thing each field is."""
-    for name in ("n", "top_k", "min_tokens", "max_tokens"):
-        yield name, _is_whole(getattr(params, name)), "a whole number", "give an int"
-    yield "seed", params.seed is None or _is_whole(params.seed), "a whole number", "give an int, or leave it out"
-    for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
-        value = getattr(params, name)
-        yield name, isinstance(value, Real) and math.isfinite(value), "a finite number", "give a float"
-    for name in ("stop", "bad_words"):
-        yield name, _all(getattr(params, name), lambda each: isinstance(each, str)), "made of strings", "give a list"
-    ids, bias = params.stop_token_ids, params.logit_bias
-    yield "stop_token_ids", _all(ids, _is_whole), "made of token ids", "give a list of ints"
-    usable = isinstance(bias, Mapping) and _all(bias, _is_whole) and _all(bias.values(), lambda each: each == each)
-    yield "logit_bias", usable, "a mapping of token ids to numbers", "e.g. {17: -2.5}"
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def _all(values: Any, usable: Callable[[Any], bool]) -> bool:
-    return isinstance(values, Iterable) and all(map(usable, values))
-
-
-def _checks(params: SamplingParams) -> list[tuple[str, bool, str, str]]:
-    """(field, is it usable, the range it should lie in, what to do) for every field with a range."""
-    return [
-        ("n", params.n >= 1, "1 or more", "ask for at least one sample"),
-        ("temperature", params.temperature >= 0, "0 or more", "use 0 for greedy decoding or e.g. 0.8 to sample"),
-        ("top_p", 0 < params.top_p <= 1, "in (0, 1]", "use 1 to switch it off"),
-        ("top_k", params.top_k >= 0, "0 or more", "use 0 to switch it off"),
-        ("min_p", 0 <= params.min_p <= 1, "in [0, 1]", "use 0 to switch it off"),
-        ("repetition_penalty", params.repetition_penalty > 0, "above 0", "use 1 to switch it off"),
-        ("max_tokens", params.max_tokens >= 1, "1 or more", "ask for at least one token"),
-        ("min_tokens", 0 <= params.min_tokens <= params.max_tokens, "in [0, max_tokens]", "lower min_tokens"),
-        ("stop", all(params.stop), "made of non-empty strings", "remove the empty string"),
-        ("bad_words", all(params.bad_words), "made of non-empty strings", "remove the empty string"),
-    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,188 @@
+"""What each field of a request may be: a `Limit` per kind of field, called at the door.
+
+A limit returns the value in plain Python types or raises `InvalidParameter`, which names the field and the remedy.
+Within these limits a request's logits stay finite, whatever the model says, and its lists stay short. Not for limits
+that need a model (vocabulary, length): the engine has those.
+"""
+
+import math
+import reprlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from numbers import Integral, Real
+from typing import Any, TypeGuard
+
+from paceline.errors import InvalidParameter
+
+Limit = Callable[[str, Any], Any]
+"""(name of the field, what the user gave) to the value to keep. Raises InvalidParameter."""
+
+_LARGEST_ID = 2**31 - 1
+"""Token ids and counts of tokens fit into 32 bits."""
+
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A finite number in [low, high], or in (low, high] when `above` is set."""
+
+    low: float
+    high: float
+    remedy: str
+    above: bool = False
+
+    def __call__(self, name: str, value: Any) -> float:
+        number = _finite(value)
+        if number is None:
+            raise _refused(name, value, "a finite number", self.remedy)
+        if not self.low <= number <= self.high or (self.above and number == self.low):
+            bracket = "(" if self.above else "["
+            raise _refused(name, value, f"in {bracket}{self.low:g}, {self.high:g}]", self.remedy)
+        return number
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A whole number in [low, high]; None too where `optional` is set."""
+
+    low: int
+    high: int
+    remedy: str
+    optional: bool = False
+
+    def __call__(self, name: str, value: Any) -> int | None:
+        if value is None and self.optional:
+            return None
+        if not is_whole(value):
+            remedy = "give an int, or leave it out" if self.optional else "give an int"
+            raise _refused(name, value, "a whole number", remedy)
+        if not self.low <= value <= self.high:
+            raise _refused(name, value, f"in [{self.low}, {self.high}]", self.remedy)
+        return int(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """True or False."""
+
+    def __call__(self, name: str, value: Any) -> bool:
+        if not isinstance(value, bool):
+            raise _refused(name, value, "True or False", "give a bool")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Strings:
+    """At most `most` non-empty strings of at most `longest` characters; one string stands for itself, None for none."""
+
+    most: int
+    longest: int
+
+    def __call__(self, name: str, value: Any) -> tuple[str, ...]:
+        strings = _listed(name, (value,) if isinstance(value, str) else value, self.most, "strings")
+        for each in strings:
+            if not isinstance(each, str):
+                raise _refused(name, each, "a string", "give a list of strings")
+            if not 1 <= len(each) <= self.longest:
+                problem = f"1 to {self.longest} characters long"
+                raise _refused(name, each, problem, "shorten it" if each else "remove the empty string")
+            if any("\ud800" <= character <= "\udfff" for character in each):
+                raise _refused(name, each, "text: it holds half a surrogate pair", "give valid Unicode")
+        return strings
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """At most `most` token ids; None stands for none."""
+
+    most: int
+
+    def __call__(self, name: str, value: Any) -> tuple[int, ...]:
+        return tuple(_token_id(name, each) for each in _listed(name, value, self.most, "token ids"))
+
+
+@dataclass(frozen=True, slots=True)
+class Biases:
+    """At most `most` token ids, each with a number in [-largest, largest]; None stands for none."""
+
+    most: int
+    largest: float
+
+    def __call__(self, name: str, value: Any) -> dict[int, float]:
+        if not isinstance(value, Mapping | None):
+            raise _refused(name, value, "a mapping of token ids to numbers", "e.g. {17: -2.5}")
+        number = Number(
+            -self.largest, self.largest, f"give a number up to {self.largest:g}; to forbid a text use bad_words"
+        )
+        items = _listed(name, () if value is None else value.items(), self.most, "token ids")
+        return {_token_id(name, token): number(name, bias) for token, bias in items}
+
+
+LIMITS: dict[str, Limit] = {
+    "n": Whole(1, 16, "ask for 1 to 16 samples, more in further requests"),
+    "temperature": Number(0, 100, "use 0 for greedy decoding or e.g. 0.8 to sample"),
+    "top_p": Number(0, 1, "use 1 to switch it off", above=True),
+    "top_k": Whole(0, _LARGEST_ID, "use 0 to switch it off"),
+    "min_p": Number(0, 1, "use 0 to switch it off"),
+    "repetition_penalty": Number(0.01, 100, "use 1 to switch it off, e.g. 1.1 to discourage"),
+    "presence_penalty": Number(-2, 2, "use 0 to switch it off"),
+    "frequency_penalty": Number(-2, 2, "use 0 to switch it off"),
+    "logit_bias": Biases(most=1024, largest=100),
+    "bad_words": Strings(most=1024, longest=128),
+    "max_tokens": Whole(1, _LARGEST_ID, "ask for at least one token"),
+    "min_tokens": Whole(0, _LARGEST_ID, "use 0 to switch it off"),
+    "seed": Whole(-(2**63), 2**64 - 1, "give a seed of 64 bits, or leave it out", optional=True),
+    "stop": Strings(most=16, longest=128),
+    "stop_token_ids": TokenIds(most=1024),
+    "ignore_eos": Flag(),
+}
+"""Every field of `SamplingParams`; the numbers are OpenAI's and vLLM's where these have them."""
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """A whole number of any library, but no bool."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _finite(value: object) -> float | None:
+    """`value` as a float; None when it is no finite real number. A bool is none."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except (OverflowError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _listed(name: str, value: Any, most: int, what: str) -> tuple[Any, ...]:
+    """The first `most` + 1 entries at most are read, so that endless iterators end."""
+    if value is None:
+        return ()
+    if not isinstance(value, Iterable):
+        raise _refused(name, value, f"made of {what}", "give a list")
+    entries = tuple(islice(value, most + 1))
+    if len(entries) > most:
+        raise InvalidParameter(name, f"more than {most} {what}", f"give at most {most}")
+    return entries
+
+
+def _token_id(name: str, value: Any) -> int:
+    if not is_whole(value) or not 0 <= value <= _LARGEST_ID:
+        raise _refused(name, value, "a token id", "give an int from 0 up")
+    return int(value)
+
+
+def _refused(name: str, value: Any, wanted: str, remedy: str) -> InvalidParameter:
+    return InvalidParameter(name, f"{_shown(value)} is not {wanted}", remedy)
+
+
+def _shown(value: Any) -> str:
+    """A short form of `value`, however large it is."""
+    try:
+        return _REPR.repr(value)
+    except ValueError:  # Python prints no integer of more than some thousand digits
+        return f"a {type(value).__name__} of thousands of digits"
