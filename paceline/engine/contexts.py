@@ -1,9 +1,5 @@
 """What a drafter is told of one request in one step: a grant and a live request as a `DraftContext`."""
 
-from collections.abc import Sequence
-
-import numpy as np
-
 from paceline.drafters.base import DraftContext
 from paceline.engine.live import LiveRequest
 from paceline.engine.speculation import Speculation
@@ -17,24 +13,18 @@ def draft_context(grant: Grant, batch: BatchStats, live: LiveRequest, speculatio
     policy = speculation.length_for(state.params)
     prefix = PrefixStats(state.draft_stats, batch, grant.draft_budget)
 
-    def warp(logits: np.ndarray, path: Sequence[int]):
-        return live.warper.law(logits, live.history(path))
-
-    def rank(logits: np.ndarray, path: Sequence[int]):
-        return live.warper.confidence_law(logits, live.history(path))
-
     return DraftContext(
         request_id=state.request_id,
         token_ids=state.token_ids,
         num_prompt_tokens=state.num_prompt_tokens,
         budget=grant.draft_budget,
         params=state.params,
-        warp=warp,
+        warp=live.warper.law,
         randomness=live.randomness,
         coupled=speculation.coupled,
         keep_drafting=lambda laws: policy.keep_drafting(prefix, laws),
         asks_beliefs=getattr(policy, "asks_beliefs", False),
-        rank=rank,
+        rank=live.warper.confidence_law,
         page_table=state.page_table,
         end_token_ids=live.end_token_ids,
     )

@@ -89,17 +89,14 @@ class LiveRequest:
             params,
             bad_word_ids=[ids for word in params.bad_words for ids in spellings(tokenizer, word)],
             eos_token_ids=() if params.ignore_eos else eos_token_ids,
-            prompt_token_ids=state.prompt_token_ids,
+            token_ids=state.token_ids,
+            num_prompt_tokens=state.num_prompt_tokens,
             vocab_size=vocab_size,
         )
 
     def target_law(self, logits: np.ndarray, tree: TokenTree, node: int) -> Law:
         """The law below `node` of `tree`, from logits [1 + nodes, vocab] whose row 0 is the root's."""
-        return self.warper.law(logits[node + 1], self.history(tree.tokens_to(node) if node >= 0 else ()))
-
-    def history(self, path: Sequence[int]) -> Sequence[int]:
-        """Output tokens and `path` behind them; nothing when no logits processor of the request reads them."""
-        return [*self.state.output_token_ids, *path] if self.warper.reads_history else ()
+        return self.warper.law(logits[node + 1], tree.tokens_to(node))
 
     def reads_stop(self, token: int) -> bool:
         """Read one committed token, already the state's last; whether it completes a stop string that counts."""

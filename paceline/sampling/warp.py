@@ -1,4 +1,4 @@
-"""`Warper`: from a row of logits to the law a request asks for, with the path down to a tree node as its history.
+"""`Warper`: from a row of logits to the law a request asks for, at the end of its text or after a path of a draft.
 
 The order is vLLM's: logit bias; penalties (repetition over prompt and output, then frequency and presence over the
 output); impossible tokens (end ids before `min_tokens`, last tokens of bad words); temperature; then min-p, top-k and
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from paceline.errors import InvalidParameter
+from paceline.sampling.counts import OutputCounts
 from paceline.sampling.law import Law
 from paceline.types import SamplingParams
 
@@ -26,11 +27,15 @@ _BINS_PER_NAT, _LAST_BIN = 8.0, 511.0
 class Warper:
     """The logits processors of one request.
 
+    It reads the request's own list of tokens, which only grows, and learns every committed token once; what it is given
+    with each call is no more than the path from there down to a node of a draft.
+
     Args:
         params: what the request asks for.
         bad_word_ids: token ids of each bad word, every spelling its own entry.
         eos_token_ids: impossible before `params.min_tokens` output tokens, as are `params.stop_token_ids`.
-        prompt_token_ids: counted by the repetition penalty.
+        token_ids: the request's prompt and output, read again at every call.
+        num_prompt_tokens: how many of them are the prompt, which only the repetition penalty counts.
         vocab_size: when given, biased ids are checked against it; ids beyond a row of logits are passed over, since a
             drafter may know fewer tokens than the target.
 
@@ -44,46 +49,42 @@ class Warper:
         *,
         bad_word_ids: Sequence[Sequence[int]] = (),
         eos_token_ids: Sequence[int] = (),
-        prompt_token_ids: Sequence[int] = (),
+        token_ids: Sequence[int] = (),
+        num_prompt_tokens: int = 0,
         vocab_size: int | None = None,
     ) -> None:
         _check_ids(params, bad_word_ids, vocab_size)
         self.params = params
-        self._bad_words = [tuple(word) for word in bad_word_ids]
+        self._token_ids, self._num_prompt_tokens = token_ids, num_prompt_tokens
+        self._bad_words = _BadWords(bad_word_ids)
         self._end_ids = np.unique(np.asarray([*eos_token_ids, *params.stop_token_ids], dtype=np.int64))
-        self._prompt_ids = np.unique(np.asarray(prompt_token_ids, dtype=np.int64))
         self._bias_ids = np.asarray(sorted(params.logit_bias), dtype=np.int64)
         self._bias = np.asarray([params.logit_bias[i] for i in sorted(params.logit_bias)], dtype=np.float64)
-        self._penalises = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) != (1, 0, 0)
-        self._edits = bool(self._penalises or len(self._bias_ids) or self._bad_words or params.min_tokens)
+        self._counts: OutputCounts | None = None
+        if (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) != (1, 0, 0):
+            self._counts = OutputCounts(token_ids, num_prompt_tokens, params.repetition_penalty != 1)
 
-    @property
-    def reads_history(self) -> bool:
-        """Whether `law` looks at the history at all; when not, any will do."""
-        return self._edits
-
-    def law(self, logits: np.ndarray, history: Sequence[int]) -> Law:
+    def law(self, logits: np.ndarray, path: Sequence[int] = ()) -> Law:
         """The warped law of the next token.
 
         Args:
             logits: [vocab] float32, unchanged by the call.
-            history: output tokens so far, the path down to the node included.
+            path: tokens of a draft after the committed ones, down to the node in question.
 
         Raises:
             InvalidParameter: the logits hold NaN or infinity, or every token is forbidden.
         """
-        scores = self._edited(logits, history) if self._edits else logits
-        best = int(np.argmax(scores))  # the first NaN, when there is one
-        _check_peak(float(scores[best]), best)
+        scores, best = self._scores(logits, path)
         if self.params.is_greedy:
             return Law.one_hot(best)
         params = self.params
         gaps = scores.astype(np.float64)
         gaps -= gaps[best]
-        gaps /= params.temperature
+        with np.errstate(over="ignore"):  # at tiny temperatures a gap is as good as infinite
+            gaps /= params.temperature
         return truncated_law(gaps, min_p=params.min_p, top_k=params.top_k, top_p=params.top_p)
 
-    def confidence_law(self, logits: np.ndarray, history: Sequence[int]) -> Law:
+    def confidence_law(self, logits: np.ndarray, path: Sequence[int] = ()) -> Law:
         """The law that ranks candidates and says how sure a draft is of them: `law` itself unless that is greedy.
 
         At temperature 0 the warped law is a point and ranks nothing, so the edited logits are taken at temperature 1;
@@ -91,43 +92,72 @@ class Warper:
         Arguments as in `law`.
         """
         if not self.params.is_greedy:
-            return self.law(logits, history)
-        scores = self._edited(logits, history) if self._edits else logits
-        best = int(np.argmax(scores))
+            return self.law(logits, path)
+        scores, best = self._scores(logits, path)
         peak = float(scores[best])
-        _check_peak(peak, best)
         tokens = np.flatnonzero(scores >= peak + np.log(_LEAST_CONFIDENCE))
         weights = np.exp(scores[tokens].astype(np.float64) - peak)
         return Law(tokens, weights / weights.sum())
 
-    def _edited(self, logits: np.ndarray, history: Sequence[int]) -> np.ndarray:
-        """[vocab] float64: logits after bias, penalties and impossible tokens."""
+    def _scores(self, logits: np.ndarray, path: Sequence[int]) -> tuple[np.ndarray, int]:
+        """([vocab] logits after bias, penalties and impossible tokens; the id of the largest)."""
+        num_said = len(self._token_ids) - self._num_prompt_tokens + len(path)
+        end_ids = self._end_ids if num_said < self.params.min_tokens else self._end_ids[:0]
+        edits = self._counts is not None or len(self._bias_ids) or len(end_ids) or self._bad_words
+        scores = self._edited(logits, path, end_ids) if edits else logits
+        best = int(np.argmax(scores))  # the first NaN, when there is one
+        _check_peak(float(scores[best]), best)
+        return scores, best
+
+    def _edited(self, logits: np.ndarray, path: Sequence[int], end_ids: np.ndarray) -> np.ndarray:
+        """[vocab] float64, with `end_ids` impossible."""
         scores = logits.astype(np.float64)
         inside = self._bias_ids < len(scores)
         scores[self._bias_ids[inside]] += self._bias[inside]
-        if self._penalises:
-            self._penalise(scores, history)
-        scores[self._forbidden(history, len(scores))] = -np.inf
+        if self._counts is not None:
+            self._penalise(scores, *self._counts.totals(path))
+        scores[end_ids[end_ids < len(scores)]] = -np.inf
+        if self._bad_words:
+            forbidden = self._bad_words.next_ids(self._tail(path))
+            scores[[token for token in forbidden if token < len(scores)]] = -np.inf
         return scores
 
-    def _penalise(self, scores: np.ndarray, history: Sequence[int]) -> None:
-        """Repetition penalty (Keskar et al. 2019, CTRL), then frequency and presence; in place."""
-        output_ids, counts = np.unique(np.asarray(history, dtype=np.int64), return_counts=True)
-        counts = counts[output_ids < len(scores)]
-        output_ids = output_ids[output_ids < len(scores)]
-        seen = np.union1d(self._prompt_ids, output_ids)
-        seen = seen[seen < len(scores)]
-        penalty = self.params.repetition_penalty
-        scores[seen] = np.where(scores[seen] > 0, scores[seen] / penalty, scores[seen] * penalty)
-        scores[output_ids] -= self.params.frequency_penalty * counts + self.params.presence_penalty
+    def _penalise(self, scores: np.ndarray, ids: np.ndarray, counts: np.ndarray) -> None:
+        """Repetition penalty (Keskar et al. 2019, CTRL), then frequency and presence, at `ids` [k]; in place."""
+        params = self.params
+        inside = ids < len(scores)
+        if not inside.all():
+            ids, counts = ids[inside], counts[inside]
+        old, penalty = scores[ids], params.repetition_penalty
+        new = np.where(old > 0, old / penalty, old * penalty)
+        new -= params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
+        scores[ids] = new
 
-    def _forbidden(self, history: Sequence[int], vocab_size: int) -> np.ndarray:
-        """Ids that cannot come next: end ids too early, and the last token of a bad word whose others just came."""
-        ids = set(self._end_ids.tolist()) if len(history) < self.params.min_tokens else set()
-        for *opening, last in self._bad_words:
-            if len(opening) <= len(history) and list(history[len(history) - len(opening) :]) == opening:
-                ids.add(last)
-        return np.asarray([i for i in ids if i < vocab_size], dtype=np.int64)
+    def _tail(self, path: Sequence[int]) -> tuple[int, ...]:
+        """The latest output tokens, `path` last: as many as the longest bad word looks back on."""
+        missing = self._bad_words.longest_opening - len(path)
+        first = max(self._num_prompt_tokens, len(self._token_ids) - max(missing, 0))
+        return (*self._token_ids[first:], *path)
+
+
+class _BadWords:
+    """Token sequences that must not appear, found by the token before their last one."""
+
+    def __init__(self, words: Sequence[Sequence[int]]) -> None:
+        self.longest_opening = max((len(word) - 1 for word in words), default=0)
+        self._alone = [word[0] for word in words if len(word) == 1]
+        self._after: dict[int, list[tuple[tuple[int, ...], int]]] = {}
+        for *opening, last in words:
+            if opening:
+                self._after.setdefault(opening[-1], []).append((tuple(opening), last))
+
+    def __bool__(self) -> bool:
+        return bool(self._alone or self._after)
+
+    def next_ids(self, tail: tuple[int, ...]) -> list[int]:
+        """Last tokens of the words whose others are the end of `tail`."""
+        words = self._after.get(tail[-1], ()) if tail else ()
+        return self._alone + [last for opening, last in words if tail[-len(opening) :] == opening]
 
 
 def truncated_law(gaps: np.ndarray, *, min_p: float = 0.0, top_k: int = 0, top_p: float = 1.0) -> Law:
@@ -176,13 +206,9 @@ def _nucleus(gaps: np.ndarray, weights: np.ndarray, top_p: float) -> np.ndarray:
 
 def _check_ids(params: SamplingParams, bad_word_ids: Sequence[Sequence[int]], vocab_size: int | None) -> None:
     limit = np.inf if vocab_size is None else vocab_size
-    for token, bias in params.logit_bias.items():
+    for token in params.logit_bias:
         if not 0 <= token < limit:
             raise InvalidParameter("logit_bias", f"token id {token} is outside the vocabulary", "remove it")
-        if np.isnan(bias) or bias == np.inf:
-            raise InvalidParameter(
-                "logit_bias", f"{bias} for token id {token}", "use a finite number, or -inf to forbid"
-            )
     if not all(len(word) for word in bad_word_ids):
         raise InvalidParameter("bad_words", "a word has no tokens", "remove it")
 

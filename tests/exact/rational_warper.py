@@ -42,8 +42,8 @@ class RationalProcessors:
         exact = np.array(kept, dtype=object)
         return Law.from_dense(exact / exact.sum())
 
-    def warper(self, prompt: Sequence[int]) -> Warper:
-        """The production warper that this object describes."""
+    def warper(self, prompt: Sequence[int], output: Sequence[int] = ()) -> Warper:
+        """The production warper that this object describes, after `output`."""
         params = SamplingParams(
             temperature=1 / self.power,
             top_p=float(self.top_p),
@@ -55,7 +55,10 @@ class RationalProcessors:
             logit_bias={token: log(factor) for token, factor in self.bias.items()},
             min_tokens=self.min_tokens,
         )
-        return Warper(params, bad_word_ids=self.bad_words, eos_token_ids=self.end_ids, prompt_token_ids=prompt)
+        return Warper(
+            params, bad_word_ids=self.bad_words, eos_token_ids=self.end_ids, token_ids=[*prompt, *output],
+            num_prompt_tokens=len(prompt),
+        )  # fmt: skip
 
     def _edited(self, token: int, weight: Fraction, prompt: Sequence[int], history: Sequence[int]) -> Fraction:
         if self.repetition and (token in prompt or token in history):

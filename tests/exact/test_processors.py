@@ -91,16 +91,18 @@ def test_processor_changes_the_law(name: str) -> None:
 
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_warper_agrees_with_the_rational_processors(name: str) -> None:
+    """However much of the history is committed and how much is the path of a draft."""
     processors = PROCESSORS[name]
-    warper = processors.warper(PROMPT)
     for roots in (TARGET_ROOTS, DRAFT_ROOTS):
         model = warped(roots, processors)
         for length in range(NUM_TOKENS):
             for history in target_law(warped(roots, RationalProcessors()), length):
                 exact = model(PROMPT + history)
-                law = warper.law(logits(roots((*PROMPT, *history)[-1])), history)
-                assert law.tokens.tolist() == exact.tokens.tolist(), history
-                np.testing.assert_allclose(law.probs, exact.probs.astype(float), rtol=0, atol=1e-12)
+                row = logits(roots((*PROMPT, *history)[-1]))
+                for cut in range(length + 1):
+                    law = processors.warper(PROMPT, history[:cut]).law(row, history[cut:])
+                    assert law.tokens.tolist() == exact.tokens.tolist(), history
+                    np.testing.assert_allclose(law.probs, exact.probs.astype(float), rtol=0, atol=1e-12)
 
 
 def test_a_history_that_stops_at_the_root_changes_the_law() -> None:

@@ -1,5 +1,6 @@
 """`Warper`: each processor against its definition, the order, ties, and what is refused."""
 
+import itertools
 import math
 from typing import Any
 
@@ -17,8 +18,16 @@ LOGITS = np.log(np.array([0.1, 0.4, 0.2, 0.3])).astype(np.float32)
 
 
 def law(logits: Any = LOGITS, history=(), *, bad_words=(), eos=(), prompt=(), **fields: Any) -> Law:
-    warper = Warper(SamplingParams(**fields), bad_word_ids=bad_words, eos_token_ids=eos, prompt_token_ids=prompt)
-    return warper.law(np.asarray(logits, dtype=np.float32), history)
+    """The same, bit for bit, whatever part of the history is committed."""
+    laws = []
+    for cut in range(len(history) + 1):
+        warper = Warper(
+            SamplingParams(**fields), bad_word_ids=bad_words, eos_token_ids=eos,
+            token_ids=[*prompt, *history[:cut]], num_prompt_tokens=len(prompt),
+        )  # fmt: skip
+        laws.append(warper.law(np.asarray(logits, dtype=np.float32), history[cut:]))
+    assert len({(law.tokens.tobytes(), law.probs.tobytes()) for law in laws}) == 1
+    return laws[0]
 
 
 def close(law: Law, wanted: dict[int, float]) -> bool:
@@ -116,15 +125,10 @@ def test_forbidding_everything_is_refused() -> None:
         law(bad_words=tuple((token,) for token in range(4)))
 
 
-@pytest.mark.parametrize("fields", [{"logit_bias": {4: 1.0}}, {"logit_bias": {-1: 1.0}}, {"logit_bias": {0: math.nan}}])
-def test_unusable_biases_are_refused_at_the_door(fields: dict) -> None:
+def test_a_bias_outside_the_vocabulary_is_refused() -> None:
     with pytest.raises(InvalidParameter) as caught:
-        Warper(SamplingParams(**fields), vocab_size=4)
+        Warper(SamplingParams(logit_bias={4: 1.0}), vocab_size=4)
     assert caught.value.field == "logit_bias"
-
-
-def test_a_bias_of_minus_infinity_forbids() -> None:
-    assert law(logit_bias={1: -math.inf}).tokens.tolist() == [0, 2, 3]
 
 
 def slow_truncated_law(gaps: np.ndarray, min_p: float, top_k: int, top_p: float) -> list[int]:
@@ -159,5 +163,96 @@ def test_fast_truncation_is_the_sorted_one(seed: int, spread: float, min_p: floa
     assert (fast.probs > 0).all()
 
 
-def test_tiny_temperatures_do_not_overflow() -> None:
-    assert law([1, 3, 2, 0], temperature=1e-300).tokens.tolist() == [1]
+@pytest.mark.parametrize("temperature", [5e-324, 1e-310, 1e-300, 1e-45, 1e-12])
+def test_tiny_temperatures_give_the_law_of_the_largest(temperature: float) -> None:
+    """The limit of the law as the temperature falls: uniform over the tokens that share the largest logit."""
+    smallest_step = np.nextafter(np.float32(3), np.float32(0))
+    with np.errstate(all="raise", under="ignore"):
+        assert close(law([1, 3, 2, 3, smallest_step], temperature=temperature), {1: 0.5, 3: 0.5})
+        assert close(law([-3e38, 3e38, 0, 3e38], temperature=temperature, top_p=0.9), {1: 0.5, 3: 0.5})
+
+
+def test_a_temperature_as_small_as_the_gap_is_no_limit_yet() -> None:
+    gap = np.finfo(np.float32).smallest_subnormal
+    assert close(law([gap, 0], temperature=float(gap)), {0: 1 / (1 + math.exp(-1)), 1: 1 / (1 + math.e)})
+
+
+def test_the_hottest_law_is_nearly_uniform() -> None:
+    assert np.allclose(law(temperature=100).probs, 0.25, atol=0.01)
+
+
+@pytest.mark.parametrize("largest", [3e38, -3e38])
+def test_every_lawful_request_stays_finite_on_every_finite_row(largest: float) -> None:
+    logits = [largest, -largest, 1e-45, 0]
+    for repetition, penalty, bias in itertools.product((0.01, 100), (-2, 2), (-100, 100)):
+        result = law(
+            logits, (0, 1) * 500, repetition_penalty=repetition, presence_penalty=penalty, frequency_penalty=penalty,
+            logit_bias=dict.fromkeys(range(4), bias), temperature=1e-310,
+        )  # fmt: skip
+        assert result.probs.sum() == pytest.approx(1)
+
+
+class ReadCounter(list):
+    """A list that counts how many of its items were read."""
+
+    num_read = 0
+
+    def __getitem__(self, key):
+        found = super().__getitem__(key)
+        self.num_read += len(found) if isinstance(key, slice) else 1
+        return found
+
+    def __iter__(self):
+        raise AssertionError("the whole text was read")
+
+
+EVERYTHING = SamplingParams(
+    repetition_penalty=1.2, frequency_penalty=0.3, presence_penalty=0.2, logit_bias={1: 0.5}, min_tokens=3, top_k=5
+)
+
+
+def warper_over(token_ids: list[int], num_prompt: int) -> Warper:
+    words = ((3, 4), (1, 2, 0))
+    return Warper(EVERYTHING, bad_word_ids=words, eos_token_ids=(7,), token_ids=token_ids, num_prompt_tokens=num_prompt)
+
+
+def same(one: Law, other: Law) -> bool:
+    return np.array_equal(one.tokens, other.tokens) and np.array_equal(one.probs, other.probs)
+
+
+def test_a_law_reads_each_committed_token_once() -> None:
+    rng = np.random.default_rng(0)
+    text = ReadCounter(rng.integers(0, 8, 5000).tolist())
+    row = rng.standard_normal(8).astype(np.float32)
+    warper = warper_over(text, 2000)
+    warper.law(row, (1, 2))
+    read = text.num_read
+    for step in range(100):
+        text += rng.integers(0, 8, 3).tolist()
+        for path in ((), (1,), (1, 2), (1, 2, 5)):
+            warper.law(row, path)
+        # three new tokens for the counts, and at most the two that bad words look back on, for each of four nodes
+        assert text.num_read - read <= (step + 1) * (3 + 4 * 2)
+
+
+def test_requests_share_nothing() -> None:
+    """Two warpers in turns, while both texts grow, give what fresh ones give; no path is remembered."""
+    rng = np.random.default_rng(1)
+    texts = [rng.integers(0, 8, 3).tolist() for _ in range(2)]
+    warpers = [warper_over(text, 3) for text in texts]
+    for _ in range(60):
+        row = rng.standard_normal(8).astype(np.float32)
+        for text, warper in zip(texts, warpers, strict=True):
+            path = rng.integers(0, 8, rng.integers(0, 4)).tolist()
+            assert same(warper.law(row, path), warper_over([*text], 3).law(row, path))
+            text += rng.integers(0, 8, rng.integers(0, 3)).tolist()
+
+
+def test_a_fulfilled_minimum_edits_nothing(monkeypatch) -> None:
+    """No row is copied and no list of the output is made once enough was said."""
+    text = [0] * 10
+    warper = Warper(SamplingParams(temperature=0, min_tokens=12), eos_token_ids=(1,), token_ids=text)
+    monkeypatch.setattr(Warper, "_edited", lambda *_: pytest.fail("the row was edited"))
+    assert warper.law(LOGITS, (0, 0)).tokens.tolist() == [1]
+    text += [0, 0]
+    assert warper.law(LOGITS).tokens.tolist() == [1]
