@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from paceline.drafters.base import DraftContext
 from paceline.drafters.draft_model import DraftModel
-from paceline.drafters.draft_pages import DraftPages
+from paceline.drafters.draft_pages import DraftPages, common_prefix
 from paceline.drafters.specinfer import SpecInfer
 from paceline.drafters.trees.options import tree_shape
 from paceline.models.base import PAGE_SIZE, ForwardOutput
@@ -184,3 +184,37 @@ def test_a_text_that_is_cut_back_leaves_shared_pages_alone():
     )
     for each in (changed, again, new):
         assert same(propose(drafter, each), alone(each))
+
+
+class Counted(list):
+    """A list that counts how many of its tokens were read."""
+
+    num_read = 0
+
+    def __getitem__(self, key):
+        found = super().__getitem__(key)
+        self.num_read += len(found) if isinstance(key, slice) else 1
+        return found
+
+    def __iter__(self):
+        raise AssertionError("the whole text was read")
+
+
+@pytest.mark.parametrize("cut", [0, 1, 17, 300, 5000])
+@pytest.mark.parametrize("change", ["none", "last", "cut"])
+def test_the_common_beginning_of_two_states_of_a_text_is_found_near_its_end(cut: int, change: str):
+    text = np.random.default_rng(0).integers(0, 1000, 20_000).tolist()
+    kept, same = text[: len(text) - cut], len(text) - cut
+    if change != "none":
+        same -= 1 if change == "last" else 1000
+        kept[same:] = [token + 1 for token in kept[same:]]
+    kept, longer = Counted(kept), Counted(text)
+    assert common_prefix(kept, longer) == same
+    assert kept.num_read == longer.num_read <= (256 if change == "none" else 8 * (len(kept) - same) + 8 * 256)
+
+
+@given(st.lists(st.integers(0, 2), max_size=40), st.lists(st.integers(0, 2), max_size=40), st.integers(0, 600))
+def test_the_common_beginning_is_that_of_comparing_one_by_one(one, other, num_shared):
+    one, other = [7] * num_shared + one, tuple([7] * num_shared + other)
+    slow = next((i for i, (x, y) in enumerate(zip(one, other, strict=False)) if x != y), min(len(one), len(other)))
+    assert common_prefix(one, other) == slow
