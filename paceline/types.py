@@ -92,7 +92,11 @@ class TokenOutput:
 
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
-    """One sample of a request; `index` counts from 0."""
+    """One sample of a request; `index` counts from 0.
+
+    Attributes:
+        lossy: a lossy rule judged drafts of it, so that its text need not follow the target's law.
+    """
 
     index: int
     text: str
@@ -100,6 +104,7 @@ class CompletionOutput:
     provenance: tuple[TokenProvenance, ...]
     finish_reason: FinishReason
     stats: "RequestStats"
+    lossy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +141,11 @@ class RequestOutput:
     @property
     def stats(self) -> "RequestStats":
         return self.outputs[0].stats
+
+    @property
+    def lossy(self) -> bool:
+        """Whether any of its samples is lossy."""
+        return any(each.lossy for each in self.outputs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ class Answer:
             provenance=tuple(live.provenance),
             finish_reason=reason,
             stats=live.counters.stats(),
+            lossy=live.lossy,
         )
         self._done[live.index] = completion
         return completion

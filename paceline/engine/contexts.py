@@ -3,6 +3,7 @@
 from paceline.drafters.base import DraftContext
 from paceline.engine.live import LiveRequest
 from paceline.engine.speculation import Speculation
+from paceline.sampling import may_change
 from paceline.scheduling.batch import Grant
 from paceline.scheduling.stats import BatchStats, PrefixStats
 
@@ -11,6 +12,7 @@ def draft_context(grant: Grant, batch: BatchStats, live: LiveRequest, speculatio
     """The context of a grant with a draft budget; its policy sees laws and the prefix, never a drawn token."""
     state = grant.request
     policy = speculation.length_for(state.params)
+    live.lossy = live.lossy or may_change(speculation.verifier, state.params.is_greedy)
     prefix = PrefixStats(state.draft_stats, batch, grant.draft_budget)
 
     return DraftContext(

@@ -84,6 +84,7 @@ class LiveRequest:
         self._unread: list[str] = []  # text of tokens that a stop rule has read before they were committed
         self.provenance: list[TokenProvenance] = []
         self.counters = Counters()
+        self.lossy = False  # a draft was asked for that a lossy rule judges
         self.end_token_ids = frozenset(() if params.ignore_eos else eos_token_ids).union(params.stop_token_ids)
         self.warper = Warper(
             params,

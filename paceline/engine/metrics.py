@@ -41,6 +41,7 @@ class EngineMetrics:
         accepted_per_draft: entry a counts the verified drafts of which a tokens were accepted.
         emitted_per_draft: entry e counts the verified drafts behind which e tokens were emitted (acceptance length).
         finished: samples by finish reason.
+        num_lossy_requests: finished requests of which a lossy rule judged drafts.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -48,7 +49,7 @@ class EngineMetrics:
         self.num_passes = 0
         self.rows = {"prefill": 0, "decode": 0, "draft": 0}
         self.prompt_tokens = self.generation_tokens = 0
-        self.num_preemptions = 0
+        self.num_preemptions = self.num_lossy_requests = 0
         self.spec_decode_num_draft_tokens = 0
         self.accepted_per_draft: Counter[int] = Counter()
         self.emitted_per_draft: Counter[int] = Counter()
@@ -93,6 +94,7 @@ class EngineMetrics:
         """A request ended with all of its samples."""
         metrics = output.metrics
         self.prompt_tokens += len(output.prompt_token_ids)
+        self.num_lossy_requests += output.lossy
         self.e2e_request_latency_seconds.observe(metrics.total_seconds)
         if metrics.queue_seconds is not None:
             self.request_queue_time_seconds.observe(metrics.queue_seconds)
@@ -123,6 +125,7 @@ class EngineMetrics:
             "prompt_tokens": self.prompt_tokens,
             "generation_tokens": self.generation_tokens,
             "num_preemptions": self.num_preemptions,
+            "num_lossy_requests": self.num_lossy_requests,
             "prefix_cache_queries": self._scheduler.prefix_cache_queries,
             "prefix_cache_hits": self._scheduler.prefix_cache_hits,
             "num_passes": self.num_passes,

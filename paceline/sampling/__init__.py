@@ -2,8 +2,8 @@
 
 from paceline.sampling.block import verify_block
 from paceline.sampling.coupled import match_probability, verify_coupled, verify_sample_and_match
-from paceline.sampling.law import Law
-from paceline.sampling.lossy import LOSSY
+from paceline.sampling.law import GreedyLaw, Law
+from paceline.sampling.lossy import LOSSY, may_change
 from paceline.sampling.randomness import ROOT, CounterRandomness, Randomness, fresh_seed
 from paceline.sampling.rules import RULES, Verifier, is_lossy, resolve
 from paceline.sampling.tree import ROOT_PARENT, TokenTree, union
@@ -16,6 +16,7 @@ __all__ = [
     "ROOT_PARENT",
     "RULES",
     "CounterRandomness",
+    "GreedyLaw",
     "Law",
     "Randomness",
     "TargetLaws",
@@ -26,6 +27,7 @@ __all__ = [
     "fresh_seed",
     "is_lossy",
     "match_probability",
+    "may_change",
     "resolve",
     "union",
     "verify",
