@@ -96,7 +96,7 @@ class CompletionOutput:
 
     Attributes:
         index: counts from 0.
-        lossy: its drafts were judged by a rule that changes the law of the text.
+        lossy: a lossy rule judged drafts of it, so that its text need not follow the target's law.
         error: what went wrong, when `finish_reason` is ``error``.
     """
 
@@ -144,6 +144,11 @@ class RequestOutput:
     @property
     def stats(self) -> "RequestStats":
         return self.outputs[0].stats
+
+    @property
+    def lossy(self) -> bool:
+        """Whether any of its samples is lossy."""
+        return any(each.lossy for each in self.outputs)
 
 
 @dataclass(frozen=True, slots=True)

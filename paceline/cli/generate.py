@@ -98,6 +98,7 @@ def _record(run, plain, stats: dict) -> dict:
         "token_ids": list(output.token_ids),
         "provenance": list(output.provenance),
         "finish_reason": output.finish_reason,
+        "lossy": output.lossy,
         "stats": stats,
     }
     if plain is not None:

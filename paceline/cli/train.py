@@ -67,14 +67,22 @@ classifier=disco.json --compare "def fibonacci(n):"
         engine = build_engine(loaded, config, spec, progress)
         tokens = [prompt_ids(loaded.source.tokenizer, text, chat) for text in texts]
         traces = collect_traces(engine, tokens, params, lambda done, total: progress("decoding", done, total))
-        classifier, worth = train(traces, partial(step_seconds, engine.prices, BatchStats()), hidden, seed)
+        classifier, reports = train(traces, partial(step_seconds, engine.prices, BatchStats()), hidden, seed)
     about = f"{model} drafted by {draft_model}, {dtype}, {len(texts)} prompts, temperature {temperature:g}"
     replace(classifier, about=about).write(output)
-    record = {"output": str(output), "threshold": classifier.threshold, "num_traces": len(traces), **asdict(worth)}
+    record = {"output": str(output), "threshold": classifier.threshold, "num_traces": len(traces)}
     if as_json:
-        print(json.dumps(record))
+        parts = {"trained": asdict(reports.trained), "chosen": asdict(reports.chosen)}
+        print(json.dumps({**record, **asdict(reports.held_out), **parts}))
         return
-    table = Table("held-out drafts", "", title=about, title_justify="left")
-    for name, value in record.items():
-        table.add_row(name.replace("_", " "), f"{value:.3f}" if isinstance(value, float) else str(value))
-    Console().print(table)
+    table = Table("drafts", "fitted on", "threshold chosen on", "held out", title=about, title_justify="left")
+    columns = [asdict(part) for part in (reports.trained, reports.chosen, reports.held_out)]
+    for name in columns[0]:
+        table.add_row(name.replace("_", " "), *(_shown(column[name]) for column in columns))
+    console = Console()
+    console.print(table)
+    console.print(f"threshold {classifier.threshold:g}, {len(traces)} drafts, written to {output}", markup=False)
+
+
+def _shown(value: float) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)

@@ -2,6 +2,9 @@
 
 Looks into the request itself and into the outputs of earlier requests; needs no model. Good for agents and other
 traffic that says the same things again. Counting is done in `suffix_trie.py`.
+
+A step never waits for a long text to be counted: each call counts a bounded part of what is new, and proposes from
+what has been counted by then.
 """
 
 from collections import deque
@@ -10,7 +13,7 @@ from functools import partial
 from typing import Literal
 
 from paceline.drafters.base import DraftContext
-from paceline.drafters.suffix_trie import Draft, Place, SuffixTrie, Text, best_draft, follow_path, follow_tree
+from paceline.drafters.suffix_trie import Draft, Matches, Place, SuffixTrie, best_draft, follow_path, follow_tree
 from paceline.errors import InvalidParameter
 from paceline.sampling.tree import TokenTree
 from paceline.speculation.outcome import RequestOutcome
@@ -21,6 +24,11 @@ Mode = Literal["path", "tree"]
 _CHECKED_TAIL = 16  # tokens compared to notice that an id now stands for another text
 _ENOUGH = 0.98  # shorter matches are not tried for the last two per cent; periodic texts have very many matches
 _ROUNDING = 1e-6  # 3 * 1.1 must count as 3.3, not as a little less
+
+WORK_PER_STEP = 4096
+"""Trie nodes that one call visits to count texts: about a thousand tokens of prose, 1 to 3 milliseconds."""
+LEAST_SHARE = 64
+"""Of these, what each request of a larger batch may have at least."""
 
 
 class Suffix:
@@ -68,18 +76,28 @@ class Suffix:
         self._follow = partial(follow_tree if mode == "tree" else follow_path, min_token_prob=min_token_prob)
         self._past = _PastOutputs(max_depth, max_cached_tokens)
         self._requests: dict[str, _Request] = {}
+        self.work = 0
+        """Trie nodes visited so far to count texts."""
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
-        """One tree per context, empty when nothing in it is likely enough."""
-        return [self._tree(context) for context in contexts]
+        """One tree per context, empty when nothing in it is likely enough.
+
+        What is new is counted first, as much as `WORK_PER_STEP` (or `LEAST_SHARE` for each context) allows, and a
+        quarter more for past outputs.
+        """
+        requests = [self._request(context) for context in contexts]
+        left = WORK_PER_STEP
+        for number, (request, context) in enumerate(zip(requests, contexts, strict=True)):
+            share = left // (len(contexts) - number)
+            work = request.count(context.token_ids, max(LEAST_SHARE, share))
+            left, self.work = left - work, self.work + work
+        self.work += self._past.catch_up(max(left, WORK_PER_STEP // 4))
+        return [self._tree(*each) for each in zip(requests, contexts, strict=True)]
 
     def observe(self, outcome: RequestOutcome) -> None:
-        """Count what was committed; a finished request's output joins the past outputs."""
+        """A finished request's output joins the past outputs; nothing is counted yet."""
         request = self._requests.get(outcome.request_id)
-        if request is None:
-            return
-        request = self._caught_up(outcome.request_id, outcome.token_ids, request.num_prompt_tokens)
-        if outcome.finished:
+        if request is not None and outcome.finished:
             self._past.add(outcome.token_ids[request.num_prompt_tokens :])
             self.release(outcome.request_id)
 
@@ -92,11 +110,10 @@ class Suffix:
         request = self._requests.get(request_id)
         return request.score if request else 0.0
 
-    def _tree(self, context: DraftContext) -> TokenTree:
-        request = self._caught_up(context.request_id, context.token_ids, context.num_prompt_tokens)
+    def _tree(self, request: "_Request", context: DraftContext) -> TokenTree:
         budget = context.budget if self.traits.branches else context.longest
-        own = self._best(request.matches, budget)
-        past = self._best(request.past_matches(self._past), budget)
+        own = self._best(request.matches(context.token_ids), budget)
+        past = self._best(request.past_matches(self._past.trie, context.token_ids), budget)
         best = past if past.score > own.score else own
         request.score = best.score
         return TokenTree(tuple(best.tokens), tuple(best.parents))
@@ -107,31 +124,23 @@ class Suffix:
 
         return best_draft(places, limit_of, self._follow, self._max_depth, _ENOUGH)
 
-    def _caught_up(self, request_id: str, token_ids: Sequence[int], num_prompt_tokens: int) -> "_Request":
-        """The counts of `token_ids`; built anew when the id now stands for another text."""
-        request = self._requests.get(request_id)
-        if request is None or not request.is_prefix_of(token_ids):
-            request = self._requests[request_id] = _Request(self._max_depth, num_prompt_tokens)
-        request.extend(token_ids)
+    def _request(self, context: DraftContext) -> "_Request":
+        """The counts of a request; begun anew when the id now stands for another text."""
+        request = self._requests.get(context.request_id)
+        if request is None or not request.is_prefix_of(context.token_ids):
+            request = self._requests[context.request_id] = _Request(self._max_depth, context.num_prompt_tokens)
         return request
 
 
 class _Request:
-    """Suffix counts of one request, and where its end stands among the past outputs."""
+    """Suffix counts of one request, and how long its latest matches were."""
 
     def __init__(self, max_depth: int, num_prompt_tokens: int) -> None:
         self.num_prompt_tokens = num_prompt_tokens
         self.score = 0.0
         self._trie = SuffixTrie(max_depth)
         self._text = self._trie.new_text()
-        self._past_places: list[Place] = []
-        self._past_version = -1
-        self._past_length = 0
-
-    @property
-    def matches(self) -> list[Place]:
-        """Places of the suffixes of length 1, 2, ... that occurred before in this request."""
-        return [Place(node) for node in self._text.active[1:]]
+        self._own, self._past = _Lookup(), _Lookup()
 
     def is_prefix_of(self, token_ids: Sequence[int]) -> bool:
         """True when `token_ids` is what was counted so far, perhaps longer, as far as length and last tokens tell."""
@@ -139,45 +148,95 @@ class _Request:
         length = len(self._text.tokens)
         return len(token_ids) >= length and list(token_ids[length - len(tail) : length]) == tail
 
-    def extend(self, token_ids: Sequence[int]) -> None:
-        """Count the tokens behind those known."""
-        for token in token_ids[len(self._text.tokens) :]:
-            self._trie.append(self._text, token)
+    def count(self, token_ids: Sequence[int], most: int) -> int:
+        """Count tokens after those known until `most` nodes were visited; the number of nodes visited."""
+        work, known = 0, len(self._text.tokens)
+        for token in token_ids[known : known + most]:
+            if work >= most:
+                break
+            work += self._trie.append(self._text, token)
+        return work
 
-    def past_matches(self, past: "_PastOutputs") -> list[Place]:
-        """Places of the suffixes of length 1, 2, ... that occur in past outputs; walks only what is new."""
-        tokens = self._text.tokens
-        if self._past_version != past.version:
-            self._past_places, self._past_version = [], past.version
-            self._past_length = max(0, len(tokens) - past.trie.max_depth)
-        for token in tokens[self._past_length :]:
-            self._past_places = past.trie.advance(self._past_places, token)
-        self._past_length = len(tokens)
-        return self._past_places
+    def matches(self, token_ids: Sequence[int]) -> Sequence[Place]:
+        """Places of the suffixes of length 1, 2, ... that occurred before in what has been counted."""
+        if len(self._text.tokens) == len(token_ids):
+            return [Place(node) for node in self._text.active[1:]]
+        return self._own.matches(self._trie, token_ids)
+
+    def past_matches(self, past: SuffixTrie, token_ids: Sequence[int]) -> Sequence[Place]:
+        """Places of the suffixes of length 1, 2, ... that occur in past outputs."""
+        return self._past.matches(past, token_ids)
+
+
+class _Lookup:
+    """Looks one text up in a trie step by step; a match that was so long can have grown with the text."""
+
+    def __init__(self) -> None:
+        self._length, self._num_read = 0, 0
+
+    def matches(self, trie: SuffixTrie, token_ids: Sequence[int]) -> Matches:
+        grown = self._length + len(token_ids) - self._num_read
+        found = Matches(trie, token_ids[-trie.max_depth :], grown)
+        self._length, self._num_read = len(found), len(token_ids)
+        return found
+
+
+class _Output:
+    """A past output: its tokens, the text of those that have been counted, and how many were taken back."""
+
+    def __init__(self, token_ids: Sequence[int], trie: SuffixTrie) -> None:
+        self.tokens, self.text = list(token_ids), trie.new_text()
+        self.num_forgotten = 0
 
 
 class _PastOutputs:
-    """Suffix counts of the latest outputs, `max_tokens` of them at most; `version` changes with them."""
+    """Suffix counts of the latest outputs, `max_tokens` of them at most, counted and forgotten in slices."""
 
     def __init__(self, max_depth: int, max_tokens: int) -> None:
         self.trie = SuffixTrie(max_depth)
-        self.version = 0
         self._max_tokens = max_tokens
         self._num_tokens = 0
-        self._texts: deque[Text] = deque()
+        self._outputs: deque[_Output] = deque()
+        self._uncounted: deque[_Output] = deque()  # the latest of them
+        self._leaving: deque[_Output] = deque()  # no longer among them
 
     def add(self, token_ids: Sequence[int]) -> None:
-        """Count an output and drop the oldest ones that no longer fit; one that cannot fit is cut at its end."""
+        """Take in an output, to be counted later, and let the oldest go; one that cannot fit is cut at its end."""
         kept = token_ids[: self._max_tokens]
         if not kept:
             return
-        text = self.trie.new_text()
-        for token in kept:
-            self.trie.append(text, token)
-        self._texts.append(text)
+        output = _Output(kept, self.trie)
+        self._outputs.append(output)
+        self._uncounted.append(output)
         self._num_tokens += len(kept)
         while self._num_tokens > self._max_tokens:
-            oldest = self._texts.popleft()
-            self.trie.remove(oldest)
+            oldest = self._outputs.popleft()
             self._num_tokens -= len(oldest.tokens)
-        self.version += 1
+            self._leaving.append(oldest)
+            if self._uncounted[0] is oldest:
+                self._uncounted.popleft()
+
+    def catch_up(self, most: int) -> int:
+        """Forget and count until about `most` nodes were visited; the number of nodes visited."""
+        work = self._forget(most // 2 if self._uncounted else most)
+        return work + self._count(most - work)
+
+    def _forget(self, most: int) -> int:
+        work = 0
+        while self._leaving and work < most:
+            output = self._leaving[0]
+            if output.num_forgotten == len(output.text.tokens):
+                self._leaving.popleft()
+                continue
+            work += self.trie.remove(output.text, output.num_forgotten)
+            output.num_forgotten += 1
+        return work
+
+    def _count(self, most: int) -> int:
+        work = 0
+        while self._uncounted and work < most:
+            output = self._uncounted[0]
+            work += self.trie.append(output.text, output.tokens[len(output.text.tokens)])
+            if len(output.text.tokens) == len(output.tokens):
+                self._uncounted.popleft()
+        return work

@@ -72,8 +72,8 @@ class SuffixTrie:
         """An empty text. Texts of one trie are written one after the other, not in turns."""
         return Text(self.root)
 
-    def append(self, text: Text, token: int) -> None:
-        """Lengthen `text` by a token, and with it all its suffixes up to `max_depth`."""
+    def append(self, text: Text, token: int) -> int:
+        """Lengthen `text` by a token, and with it all its suffixes up to `max_depth`; the number of nodes visited."""
         text.tokens.append(token)
         end, active = len(text.tokens), [self.root]
         for depth, node in enumerate(text.active, start=1):
@@ -89,31 +89,81 @@ class SuffixTrie:
             if child.children is None:
                 _split(child)
             active.append(child)
-        text.active = active
+        visited, text.active = len(text.active), active
+        return visited
 
-    def remove(self, text: Text) -> None:
-        """Take back every occurrence that `text` brought: one count along the path of each of its suffixes."""
-        for start in range(len(text.tokens)):
-            node = self.root
-            for token in text.tokens[start : start + self.max_depth]:
-                children = node.children
-                if children is None:
-                    break
-                node = children[token]
-                node.count -= 1
-                if not node.count:
-                    del children[token]
-                    break
+    def remove(self, text: Text, start: int) -> int:
+        """Take back what the suffixes that begin at token `start` of `text` brought; the number of nodes visited.
 
-    def advance(self, places: Sequence[Place], token: int) -> list[Place]:
-        """Places of the suffixes of a text that grew by `token`, from `places` of those before (index + 1 = length)."""
-        grown: list[Place] = []
-        for place in (Place(self.root), *places[: self.max_depth - 1]):
-            found = _step(place, token)
-            if found is None:
-                break  # a longer suffix cannot occur where a shorter one does not
-            grown.append(found)
-        return grown
+        A text is gone when that was done once for each of its tokens, first to last.
+        """
+        node, visited = self.root, 0
+        for token in text.tokens[start : start + self.max_depth]:
+            children = node.children
+            if children is None:
+                break
+            node, visited = children[token], visited + 1
+            node.count -= 1
+            if not node.count:
+                del children[token]
+                break
+        return visited
+
+    def find(self, sequence: Sequence[int]) -> Place | None:
+        """Where `sequence` (at most `max_depth` tokens) ends; None when it does not occur."""
+        node: Node | None = self.root
+        for depth, token in enumerate(sequence):
+            if node.children is None:
+                rest = len(sequence) - depth
+                goes_on = list(node.text[node.next : node.next + rest]) == list(sequence[depth:])
+                return Place(node, rest) if goes_on else None
+            node = node.children.get(token)
+            if node is None:
+                return None
+        return Place(node)
+
+
+class Matches(Sequence[Place]):
+    """Where the suffixes of length 1, 2, ... of `tail` occur in a trie that does not hold the end of `tail` itself.
+
+    A suffix is looked up when it is asked for. A shorter one occurs wherever a longer one does, so their number is
+    found by halving.
+
+    Args:
+        tail: latest tokens of a text, at most the trie's depth.
+        expected: how many matches there may well be; the right number costs two lookups.
+    """
+
+    def __init__(self, trie: SuffixTrie, tail: Sequence[int], expected: int) -> None:
+        self._trie, self._tail = trie, list(tail)
+        self._found: dict[int, Place | None] = {}
+        self._length = self._longest(min(expected, len(self._tail)))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Place:  # type: ignore[override]
+        place = self._look_up(index + 1)
+        if place is None:
+            raise IndexError(index)
+        return place
+
+    def _longest(self, expected: int) -> int:
+        """The length of the longest suffix that occurs."""
+        occurs, fails = 0, len(self._tail) + 1
+        guess = max(expected, 1)
+        while fails - occurs > 1:
+            if self._look_up(guess) is None:
+                fails = guess
+            else:
+                occurs = guess
+            guess = occurs + 1 if occurs == expected else (occurs + fails) // 2
+        return occurs
+
+    def _look_up(self, length: int) -> Place | None:
+        if length not in self._found:
+            self._found[length] = self._trie.find(self._tail[len(self._tail) - length :])
+        return self._found[length]
 
 
 def best_draft(
@@ -131,19 +181,34 @@ def best_draft(
         follow: `follow_path` or `follow_tree`, its threshold bound.
         enough: take a draft that reaches this part of the most a shorter match could score, and look no further.
     """
-    best, complete_at = NO_DRAFT, 0
-    for length in range(len(places), 0, -1):
+    best, length = NO_DRAFT, len(places)
+    while length:
         place, limit = places[length - 1], limit_of(length)
         if best.score >= limit * enough:
             break  # no node counts for more than 1
-        if place.node.count == complete_at:
-            continue  # the same occurrences as the longer match, which was followed further
         draft = follow(place, limit)
         if draft.score > best.score:
             best = draft
         if place.node.children is None or length + limit <= max_depth:
-            complete_at = place.node.count
+            length = _longest_with_more(places, length)
+        else:
+            length -= 1
     return best
+
+
+def _longest_with_more(places: Sequence[Place], length: int) -> int:
+    """The longest match shorter than `length` with more occurrences, 0 for none.
+
+    Those between have the same occurrences as the longer match, which was followed further. Counts fall with length.
+    """
+    same, more = length, 0
+    while same - more > 1:
+        middle = (same + more) // 2
+        if places[middle - 1].node.count > places[length - 1].node.count:
+            more = middle
+        else:
+            same = middle
+    return more
 
 
 def follow_path(place: Place, limit: int, min_token_prob: float) -> Draft:
@@ -209,16 +274,6 @@ def _split(leaf: Node) -> None:
     if leaf.next < len(leaf.text):
         leaf.children[leaf.text[leaf.next]] = Node(leaf.text, leaf.next + 1)
     leaf.text, leaf.next = (), 0
-
-
-def _step(place: Place, token: int) -> Place | None:
-    """Where `token` leads from `place`; None when it never followed."""
-    node, offset = place
-    if node.children is not None:
-        child = node.children.get(token)
-        return None if child is None else Place(child)
-    at = node.next + offset
-    return Place(node, offset + 1) if at < len(node.text) and node.text[at] == token else None
 
 
 def _followers(place: Place, chance: float, least: float) -> list[tuple[int, Place, float]]:

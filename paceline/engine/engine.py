@@ -84,7 +84,7 @@ class Engine:
         self._live: dict[str, LiveSample] = {}
         self._requests: dict[str, LiveRequest] = {}
         self._num_samples = self._num_failed_passes = 0
-        self.metrics = EngineMetrics(scheduler, speculation.is_lossy)
+        self.metrics = EngineMetrics(scheduler)
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -303,7 +303,7 @@ class Engine:
         state_id, request = live.state.request_id, self._requests[live.request_id]
         self._drafting.release(state_id)
         del self._live[state_id]
-        completion = request.finish(live, reason, self.speculation.is_lossy)
+        completion = request.finish(live, reason)
         self.metrics.observe_sample(state_id, reason)
         output = request.output()
         if output is not None:

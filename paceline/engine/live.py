@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from paceline.engine.text import TextStream
 from paceline.models.tokenizer import Tokenizer
-from paceline.sampling import Judge, Warper
+from paceline.sampling import Judge, Warper, may_change
 from paceline.scheduling.request import RequestState
 from paceline.speculation import RequestOutcome, StepSeconds
 from paceline.types import (
@@ -144,7 +144,7 @@ class LiveSample:
         self.provenance += provenance
         return tuple(TokenOutput(*each) for each in zip(token_ids, pieces, provenance, strict=True))
 
-    def completion(self, reason: FinishReason, lossy: bool) -> CompletionOutput:
+    def completion(self, reason: FinishReason) -> CompletionOutput:
         """The finished sample. One that failed has the text and tokens that were said before."""
         if self.error is None:
             try:
@@ -158,7 +158,7 @@ class LiveSample:
             provenance=tuple(self.provenance),
             finish_reason=reason,
             stats=self.counters.stats(),
-            lossy=lossy,
+            lossy=self.counters.num_drafts > 0 and may_change(self.judge.verify, self.state.params.is_greedy),
             error=None if self.error is None else f"{type(self.error).__name__}: {self.error}",
         )
 
@@ -182,9 +182,9 @@ class LiveRequest:
         """Samples that have not finished."""
         return [live for live in self.samples if live.index not in self._done]
 
-    def finish(self, live: LiveSample, reason: FinishReason, lossy: bool) -> CompletionOutput:
+    def finish(self, live: LiveSample, reason: FinishReason) -> CompletionOutput:
         """Take in a finished sample; text that was held back for a stop string is released."""
-        completion = self._done[live.index] = live.completion(reason, lossy)
+        completion = self._done[live.index] = live.completion(reason)
         return completion
 
     def output(self) -> RequestOutput | None:

@@ -40,16 +40,15 @@ class EngineMetrics:
         accepted_per_draft: entry a counts the verified drafts of which a tokens were accepted.
         emitted_per_draft: entry e counts the verified drafts behind which e tokens were emitted (acceptance length).
         finished: samples by finish reason.
-        is_lossy: drafts are judged by a rule that changes the law of the text.
+        num_lossy_requests: finished requests of which a lossy rule judged drafts.
     """
 
-    def __init__(self, scheduler: Scheduler, is_lossy: bool = False) -> None:
+    def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self.is_lossy = is_lossy
         self.num_passes = 0
         self.rows = {"prefill": 0, "decode": 0, "draft": 0}
         self.prompt_tokens = self.generation_tokens = 0
-        self.num_preemptions = 0
+        self.num_preemptions = self.num_lossy_requests = 0
         self.spec_decode_num_draft_tokens = 0
         self.accepted_per_draft: Counter[int] = Counter()
         self.emitted_per_draft: Counter[int] = Counter()
@@ -94,6 +93,7 @@ class EngineMetrics:
         """A request ended with all of its samples."""
         metrics = output.metrics
         self.prompt_tokens += len(output.prompt_token_ids)
+        self.num_lossy_requests += output.lossy
         self.e2e_request_latency_seconds.observe(metrics.total_seconds)
         if metrics.queue_seconds is not None:
             self.request_queue_time_seconds.observe(metrics.queue_seconds)
@@ -124,6 +124,7 @@ class EngineMetrics:
             "prompt_tokens": self.prompt_tokens,
             "generation_tokens": self.generation_tokens,
             "num_preemptions": self.num_preemptions,
+            "num_lossy_requests": self.num_lossy_requests,
             "prefix_cache_queries": self._scheduler.prefix_cache_queries,
             "prefix_cache_hits": self._scheduler.prefix_cache_hits,
             "num_passes": self.num_passes,
@@ -150,7 +151,6 @@ class EngineMetrics:
             "spec_decode_num_accepted_tokens_per_pos": self.spec_decode_num_accepted_tokens_per_pos,
             "acceptance_length": dict(sorted(self.emitted_per_draft.items())),
             "rows": dict(self.rows),
-            "spec_decode_lossy": self.is_lossy,
             "request_success": dict(self.finished),
             **{name: histogram.record() for name, histogram in self.histograms().items()},
         }

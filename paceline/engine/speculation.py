@@ -6,7 +6,7 @@ Not the place for drafters (`drafters/`), rules (`sampling/`) or length policies
 from dataclasses import dataclass
 
 from paceline.drafters.base import Drafter
-from paceline.sampling import Judge, Verifier, is_lossy, judge
+from paceline.sampling import Judge, Verifier, judge
 from paceline.speculation import LengthPolicy
 
 
@@ -26,11 +26,6 @@ class Speculation:
     verifier: Verifier
     policy: LengthPolicy
     most: int
-
-    @property
-    def is_lossy(self) -> bool:
-        """Whether the rule changes the law of the text."""
-        return is_lossy(self.rule)
 
     def judge_of(self, seed: int | None, number: int) -> Judge:
         """How the drafts of request number `number` are judged; see `sampling.judge`."""

@@ -2,8 +2,8 @@
 
 from paceline.sampling.block import verify_block
 from paceline.sampling.coupled import match_probability, verify_coupled, verify_sample_and_match
-from paceline.sampling.law import Law
-from paceline.sampling.lossy import LOSSY
+from paceline.sampling.law import GreedyLaw, Law
+from paceline.sampling.lossy import LOSSY, may_change
 from paceline.sampling.randomness import ROOT, CounterRandomness, Randomness, fresh_seed
 from paceline.sampling.rules import AUTO, RULES, Judge, Verifier, is_lossy, judge, resolve
 from paceline.sampling.tree import ROOT_PARENT, TokenTree, union
@@ -17,6 +17,7 @@ __all__ = [
     "ROOT_PARENT",
     "RULES",
     "CounterRandomness",
+    "GreedyLaw",
     "Judge",
     "Law",
     "Randomness",
@@ -29,6 +30,7 @@ __all__ = [
     "is_lossy",
     "judge",
     "match_probability",
+    "may_change",
     "resolve",
     "union",
     "verify",

@@ -5,6 +5,7 @@ stored. The arithmetic works on float64 and, entry for entry the same, on `fract
 run this very code over rationals. Not the place for logits (`warp.py`) or for randomness (`randomness.py`).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,3 +116,21 @@ class Law:
         spread = np.zeros(len(support), dtype=self.probs.dtype)
         spread[at[hit]] = self.probs[hit]
         return spread
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class GreedyLaw(Law):
+    """The one-hot law of temperature 0, which still knows what it is the peak of; only lossy rules ask.
+
+    Attributes:
+        smooth: the law at temperature 1 after bias, penalties and impossible tokens; no truncation. To be called before
+            the model's next pass.
+    """
+
+    smooth: Callable[[], Law]
+
+    @classmethod
+    def of(cls, token: int, smooth: Callable[[], Law]) -> "GreedyLaw":
+        """Everything on `token`, the largest of `smooth`."""
+        point = Law.one_hot(token)
+        return cls(point.tokens, point.probs, smooth)

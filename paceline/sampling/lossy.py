@@ -1,13 +1,18 @@
 """Rules that change the law of the text to accept more: never a default, and marked lossy wherever they appear.
 
+What each rule relaxes at temperature 0, where the law is one-hot: `lenient` and `lenient_greedy` compare tokens by the
+law before it was made one-hot (Leviathan et al. 2023, appendix A.5); `typical` is exact match there, as published, and
+a coin from U(0, b) accepts no impossible token either, so those two are exact there (`LOSSY_AT_ZERO`, `may_change`).
 Not the place for exact rules (`verify.py`, `block.py`, `coupled.py`). `LOSSY` lists every rule of this module.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from paceline.sampling.law import Law
+from paceline.sampling.law import GreedyLaw, Law
 from paceline.sampling.randomness import ROOT, Randomness
 from paceline.sampling.tree import TokenTree
 from paceline.sampling.verify import Choice, TargetLaws, Verdict, draft_law_of_trial, walk
@@ -19,9 +24,11 @@ def verify_lenient(
     """Lossy: the p/q rule with the draft's probability scaled down by `lenience` l in (0, 1].
 
     Accepts with p / (l q) and recovers from norm(max(0, p - l q)). On a chain no token becomes more probable than
-    p / l; l = 1 is exact, l -> 0 says what the draft says. Leviathan et al. 2023, appendix A.5. Other arguments as in
-    `verify`.
+    p / l; l = 1 is exact, l -> 0 says what the draft says. At temperature 0 this would relax nothing, and the rule is
+    `verify_lenient_greedy`. Leviathan et al. 2023, appendix A.5, for both. Other arguments as in `verify`.
     """
+    if isinstance(target(ROOT), GreedyLaw):
+        return verify_lenient_greedy(tree, target, randomness, position, lenience=lenience)
 
     def choose(tree: TokenTree, node: int, law: Law, randomness: Randomness, position: int) -> Choice:
         return _relaxed_level(tree, node, law, randomness, position, accept_scale=lenience, residual_scale=lenience)
@@ -34,8 +41,8 @@ def verify_uniform_coin(
 ) -> Verdict:
     """Lossy: the p/q rule with the accept coin drawn from U(0, bound) instead of U(0, 1), bound in (0, 1].
 
-    Accepts with p / (bound q) but recovers as if the coin had been fair; bound = 1 is exact. Other arguments as in
-    `verify`.
+    Accepts with p / (bound q) but recovers as if the coin had been fair; bound = 1 is exact, and so is any bound at
+    temperature 0: an impossible token stays impossible. Other arguments as in `verify`.
     """
 
     def choose(tree: TokenTree, node: int, law: Law, randomness: Randomness, position: int) -> Choice:
@@ -49,21 +56,22 @@ def verify_lenient_greedy(
 ) -> Verdict:
     """Lossy: greedy decoding that accepts a child when p(x) >= `lenience` * max p; the best such child goes on.
 
-    `target` must give the law at temperature 1: a one-hot law leaves nothing to be lenient about. The target's own
-    token is its most probable one; lenience = 1 is greedy decoding (but for exact ties). Leviathan et al. 2023,
-    appendix A.5, which prints the inequality the wrong way round. Other arguments as in `verify`.
+    At temperature 0, p is the law at temperature 1 (`GreedyLaw.smooth`): a one-hot law leaves nothing to be lenient
+    about. At other temperatures p is the request's law, and the text is greedy all the same. The target's own token is
+    its most probable one; lenience = 1 is greedy decoding (but for exact ties). Leviathan et al. 2023, appendix A.5,
+    which prints the inequality the wrong way round. Other arguments as in `verify`.
     """
     path: list[int] = []
     node = ROOT
     num_rejected = 0
     while True:
-        law = target(node)
-        children = tree.children(node)
-        good = [child for child in children if law.prob(tree.tokens[child]) >= lenience * law.probs.max()]
+        law, children = target(node), tree.children(node)
+        chances = _chances(law, [tree.tokens[child] for child in children])
+        good = [(p, -child) for p, child in zip(chances, children, strict=True) if p >= lenience]
         num_rejected += len(children) - len(good)
         if not good:
             break
-        node = max(good, key=lambda child: law.prob(tree.tokens[child]))
+        node = -max(good)[1]
         path.append(node)
     kind = "recovered" if children else "bonus" if path else "target"
     return Verdict(tuple(path), law.mode, kind, num_rejected)
@@ -80,9 +88,9 @@ def verify_typical(
 ) -> Verdict:
     """Lossy: typical acceptance (Cai et al. 2024, Medusa): a child stands when p(x) > min(epsilon, delta exp(-H(p))).
 
-    The longest accepted path wins, ties by its likelihood under the target; the target's own token behind it is its
-    most probable one, so the text takes no randomness. A one-hot target law accepts exactly its own token. Other
-    arguments as in `verify`.
+    The longest accepted path wins, ties by its likelihood under the target; the target's own token after it is its
+    most probable one, so the text takes no randomness. At temperature 0 the rule accepts exactly the target's own
+    token and is exact. Other arguments as in `verify`.
     """
     accepted: list[tuple[tuple[int, ...], Law, float]] = [((), target(ROOT), 0.0)]
     num_rejected = 0
@@ -97,6 +105,14 @@ def verify_typical(
     path, law, _ = max(accepted, key=lambda entry: (len(entry[0]), entry[2]))
     kind = "recovered" if tree.children(path[-1] if path else ROOT) else "bonus" if path else "target"
     return Verdict(path, law.mode, kind, num_rejected)
+
+
+def _chances(law: Law, tokens: list[int]) -> list[Any]:
+    """p(x) / max p of each of `tokens`, by the law before temperature 0 made it one-hot."""
+    if tokens and isinstance(law, GreedyLaw):
+        law = law.smooth()
+    most = law.probs.max()
+    return [law.prob(token) / most for token in tokens]
 
 
 def typical_threshold(law: Law, epsilon: float = 0.09, delta: float = 0.3) -> float:
@@ -134,3 +150,16 @@ def _relaxed_level(
 
 LOSSY = frozenset({verify_lenient, verify_lenient_greedy, verify_uniform_coin, verify_typical})
 """Every rule that changes the law of the text."""
+
+LOSSY_AT_ZERO = frozenset({verify_lenient, verify_lenient_greedy})
+"""Those that change the text at temperature 0 too."""
+
+
+def may_change(rule: Callable[..., Verdict], is_greedy: bool) -> bool:
+    """Whether `rule`, its options bound or not, may change the law of a request's text.
+
+    Args:
+        is_greedy: the request's temperature is 0.
+    """
+    bare = rule.func if isinstance(rule, partial) else rule
+    return bare in (LOSSY_AT_ZERO if is_greedy else LOSSY)

@@ -14,7 +14,7 @@ import numpy as np
 
 from paceline.errors import InvalidParameter
 from paceline.sampling.counts import OutputCounts
-from paceline.sampling.law import Law
+from paceline.sampling.law import GreedyLaw, Law
 from paceline.types import SamplingParams
 
 _LEAST_CONFIDENCE = 1e-4
@@ -76,10 +76,9 @@ class Warper:
         """
         scores, best = self._scores(logits, path)
         if self.params.is_greedy:
-            return Law.one_hot(best)
+            return GreedyLaw.of(best, lambda: truncated_law(_gaps(scores, best)))
         params = self.params
-        gaps = scores.astype(np.float64)
-        gaps -= gaps[best]
+        gaps = _gaps(scores, best)
         with np.errstate(over="ignore"):  # at tiny temperatures a gap is as good as infinite
             gaps /= params.temperature
         return truncated_law(gaps, min_p=params.min_p, top_k=params.top_k, top_p=params.top_p)
@@ -158,6 +157,13 @@ class _BadWords:
         """Last tokens of the words whose others are the end of `tail`."""
         words = self._after.get(tail[-1], ()) if tail else ()
         return self._alone + [last for opening, last in words if tail[-len(opening) :] == opening]
+
+
+def _gaps(scores: np.ndarray, best: int) -> np.ndarray:
+    """[vocab] float64: `scores` less the largest of them."""
+    gaps = scores.astype(np.float64)
+    gaps -= gaps[best]
+    return gaps
 
 
 def truncated_law(gaps: np.ndarray, *, min_p: float = 0.0, top_k: int = 0, top_p: float = 1.0) -> Law:

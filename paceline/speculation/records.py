@@ -21,8 +21,8 @@ PRIOR_DRAFTS = 2.0
 ENGINE_PRIOR_DRAFTS = 8.0
 """The same for an engine: a first request whose drafts happen to fail must not switch them off for the next ones."""
 _BORROWED = 4.0
-"""Drafts for which the rate of the level above counts in the rate of a level. A request remembers about 7 drafts: with 1
-the replay of recorded answers loses 1 per cent to noise, with many a drafter good in its later levels only is missed."""
+"""Drafts for which the rate of the level above counts in the rate of a level. A request remembers about 7 drafts: with
+1 the replay of recorded answers loses 1 per cent to noise, with many a drafter good in its later levels is missed."""
 
 
 @dataclass(slots=True)

@@ -1,7 +1,8 @@
 """Training DISCO's classifier (Mamou et al. 2024): will the target accept this drafted token?
 
-A logistic regression or a small network on `scheduling.length.disco.features`, with the threshold that makes held-out
-drafts fastest. Not for collecting drafts (`evaluation/draft_traces.py`).
+A logistic regression or a small network on `speculation.policies.disco.features`. Texts are dealt into three parts: the
+classifier is fitted on one, its threshold is the one that makes the second fastest, and the third says what both are
+worth. Not for collecting drafts (`evaluation/draft_traces.py`).
 """
 
 from collections.abc import Callable, Sequence
@@ -16,19 +17,19 @@ from paceline.theory.oracle import best_fixed, oracle_lengths, rate_of
 
 THRESHOLDS = tuple(i / 20 for i in range(20))
 LEAST_TOKENS = 50
-_HELD_OUT = 4
-"""Every fourth text is held out."""
+_EVERY = 4
+"""Of four texts one tests, one chooses the threshold, and the others train."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiscoReport:
-    """What the classifier is worth on held-out drafts, in modelled tokens per second.
+    """What the classifier is worth on some drafts, in modelled tokens per second.
 
     Attributes:
         accuracy: share of tokens judged rightly at chance 1/2; `base_rate` is what always saying the same would get.
         disco_rate, fixed_rate, oracle_rate: by the classifier, by the best fixed length, by knowing the future.
         fixed_length: that best length.
-        num_drafts: held-out drafts.
+        num_drafts: how many drafts.
     """
 
     accuracy: float
@@ -40,10 +41,19 @@ class DiscoReport:
     num_drafts: int
 
 
+@dataclass(frozen=True, slots=True)
+class DiscoReports:
+    """The same classifier on texts it was fitted on, on those its threshold was chosen on, and on others."""
+
+    trained: DiscoReport
+    chosen: DiscoReport
+    held_out: DiscoReport
+
+
 def train(
     traces: Sequence[DraftTrace], step_seconds: Callable[[int], float], hidden: int = 8, seed: int = 0
-) -> tuple[Classifier, DiscoReport]:
-    """A classifier with its threshold, and what it is worth on texts it was not trained on.
+) -> tuple[Classifier, DiscoReports]:
+    """A classifier with its threshold, and what it is worth on each part of the texts; believe `held_out`.
 
     Args:
         traces: drafts of one length, of several texts (groups).
@@ -53,15 +63,23 @@ def train(
     Raises:
         InvalidParameter: too few texts or judged tokens.
     """
-    groups = sorted({trace.group for trace in traces})
-    held = set(groups[::_HELD_OUT])
-    seen, unseen = [t for t in traces if t.group not in held], [t for t in traces if t.group in held]
-    if len(groups) < 2 or sum(len(t.tested[1]) for t in seen) < LEAST_TOKENS:
-        problem = f"{len(groups)} texts with {len(traces)} drafts are too few to learn from"
-        raise InvalidParameter("prompts", problem, "give more or longer ones")
-    classifier = fit(seen, hidden, seed)
-    classifier = replace(classifier, threshold=best_threshold(classifier, seen, step_seconds))
-    return classifier, report(classifier, unseen, step_seconds)
+    held_out, chosen, trained = split(traces)
+    if not (held_out and chosen) or sum(len(trace.tested[1]) for trace in trained) < LEAST_TOKENS:
+        problem = f"{len({trace.group for trace in traces})} texts with {len(traces)} drafts are too few to learn from"
+        raise InvalidParameter("prompts", problem, "give more (at least 3) or longer ones")
+    classifier = fit(trained, hidden, seed)
+    classifier = replace(classifier, threshold=best_threshold(classifier, chosen, step_seconds))
+    reports = [report(classifier, part, step_seconds) for part in (trained, chosen, held_out)]
+    return classifier, DiscoReports(*reports)
+
+
+def split(traces: Sequence[DraftTrace]) -> tuple[list[DraftTrace], list[DraftTrace], list[DraftTrace]]:
+    """(held out, to choose the threshold, to train on): whole texts, dealt in turns."""
+    parts: tuple[list[DraftTrace], ...] = ([], [], [])
+    part_of = {group: min(i % _EVERY, 2) for i, group in enumerate(sorted({trace.group for trace in traces}))}
+    for trace in traces:
+        parts[part_of[trace.group]].append(trace)
+    return parts[0], parts[1], parts[2]
 
 
 def fit(traces: Sequence[DraftTrace], hidden: int = 8, seed: int = 0, rounds: int = 200) -> Classifier:

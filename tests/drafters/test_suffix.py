@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.drafters.suffix import Suffix
-from paceline.drafters.suffix_trie import Place, SuffixTrie, best_draft, follow_path, follow_tree
+from paceline.drafters.suffix import LEAST_SHARE, WORK_PER_STEP, Suffix, _PastOutputs
+from paceline.drafters.suffix_trie import Matches, Place, SuffixTrie, Text, best_draft, follow_path, follow_tree
 from paceline.errors import InvalidParameter
-from tests.drafters.contexts import propose
+from tests.drafters.contexts import context, propose
 from tests.fakes import tell
 
 HISTORY = [1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3]
@@ -58,17 +58,14 @@ def trie_of(*corpus: list[int], depth: int = 8):
     return trie, written
 
 
-def find(trie: SuffixTrie, sequence: list[int]) -> Place | None:
-    """Where `sequence` ends in the trie; its count is that of the node."""
-    places: list[Place] = []
-    for token in sequence:
-        places = trie.advance(places, token)
-    return places[len(sequence) - 1] if len(places) == len(sequence) else None
+def forget(trie: SuffixTrie, text: Text) -> None:
+    for start in range(len(text.tokens)):
+        trie.remove(text, start)
 
 
 def test_counts_include_the_end_of_the_text_itself():
     trie, _ = trie_of(HISTORY)
-    place = find(trie, [1, 2, 3])
+    place = trie.find([1, 2, 3])
     assert place is not None and place.node.count == 3
     children = place.node.children
     assert children is not None and {token: child.count for token, child in children.items()} == {4: 1, 5: 1}
@@ -96,7 +93,7 @@ def test_the_length_of_the_match_bounds_the_draft():
 
 def test_overlapping_occurrences_are_all_counted():
     trie, _ = trie_of([7, 7, 7, 7])
-    counts = [place.node.count for n in range(1, 5) if (place := find(trie, [7] * n))]
+    counts = [place.node.count for n in range(1, 5) if (place := trie.find([7] * n))]
     assert counts == [4, 3, 2, 1]
 
 
@@ -152,7 +149,7 @@ def test_after_evictions_the_counts_are_those_of_what_is_left(corpus, text, dept
     num_evicted = min(num_evicted, len(corpus) - 1)
     trie, written = trie_of(*corpus, depth=depth)
     for gone in written[:num_evicted]:
-        trie.remove(gone)
+        forget(trie, gone)
     left = corpus[num_evicted:]
     for length in range(1, depth + 1):
         for start in range(len(text) - length + 1):
@@ -167,7 +164,7 @@ def test_after_evictions_the_counts_are_those_of_what_is_left(corpus, text, dept
             if node is None:
                 assert len(occurrences(sequence, left)) <= 1
     for gone in written[num_evicted:]:
-        trie.remove(gone)
+        forget(trie, gone)
     assert trie.root.children == {}
 
 
@@ -250,6 +247,111 @@ def test_skipping_equal_matches_changes_nothing():
     follow = partial(follow_path, min_token_prob=0.1)
     every = max(follow(place, min(9, length)).score for length, place in enumerate(places, start=1))
     assert best_draft(places, lambda length: min(9, length), follow, 12).score == pytest.approx(every)
+
+
+@given(texts, texts, st.integers(2, 12))
+def test_matches_are_those_of_looking_every_suffix_up(corpus, tokens, depth):
+    trie, _ = trie_of(corpus, depth=depth)
+    tail = tokens[-depth:]
+    places = [trie.find(tail[-length:]) for length in range(1, len(tail) + 1)]
+    found = [place for place in places if place is not None]
+    for expected in range(len(tail) + 1):
+        matches = Matches(trie, tail, expected)
+        assert [matches[i] for i in range(len(matches))] == found
+
+
+LONG_TEXTS = {"periodic": list(range(200)) * 160, "mixed": [(i * i) % 997 % (7 + i // 1000) for i in range(32_000)]}
+MOST_WORK = WORK_PER_STEP + WORK_PER_STEP // 4
+
+
+@pytest.mark.parametrize("name", LONG_TEXTS)
+def test_a_long_prompt_is_counted_in_slices(name):
+    text = LONG_TEXTS[name]
+    drafter, whole = Suffix(), Suffix()
+    proposed = 0
+    for _ in range(4):
+        before = drafter.work
+        proposed += len(propose(drafter, text))
+        assert 0 < drafter.work - before <= MOST_WORK + drafter._max_depth
+    assert proposed or name == "mixed"  # from what is counted so far
+    whole_count(drafter, text)
+    whole_count(whole, text)
+    assert propose(drafter, text).tokens == propose(whole, text).tokens != ()
+
+
+def whole_count(drafter: Suffix, text: list[int]) -> int:
+    """Count all of `text` at once for request r."""
+    return drafter._request(context(text)).count(text, 10**9)
+
+
+def test_many_requests_share_the_work_of_a_step():
+    drafter, text = Suffix(), list(range(50)) * 20
+    contexts = [context(text, request_id=str(i)) for i in range(40)]
+    drafter.propose(contexts)
+    assert drafter.work <= max(WORK_PER_STEP, 40 * LEAST_SHARE) + WORK_PER_STEP // 4 + 40 * drafter._max_depth
+    assert all(drafter._requests[str(i)]._text.tokens for i in range(40))
+
+
+def test_a_long_output_joins_and_leaves_the_past_in_slices():
+    drafter = Suffix(max_cached_tokens=4000)
+    for start in (0, 5000):
+        output = list(range(start, start + 100)) * 40
+        propose(drafter, [9999], request_id="old")
+        tell(drafter, "old", [9999, *output], finished=True)
+        for _ in range(400):
+            before = drafter.work
+            propose(drafter, [9999], request_id="other")
+            assert drafter.work - before <= MOST_WORK + 2 * drafter._max_depth
+    assert propose(drafter, [5001, 5002], request_id="new").tokens == (5003, 5004)
+    assert propose(drafter, [1, 2], request_id="new").tokens == ()
+    assert set(drafter._past.trie.root.children or ()) == set(range(5000, 5100))
+
+
+def test_a_finished_request_makes_nobody_look_everything_up_again(monkeypatch):
+    """64 periodic requests: after each output that joins the past, a few lookups each, as before it."""
+    text, drafter = list(range(100)) * 5, Suffix()
+    contexts = [context(text, request_id=str(i)) for i in range(64)]
+    for each in contexts:
+        drafter._request(each).count(text, 10**9)
+    lookups = 0
+    find = SuffixTrie.find
+
+    def counting(trie: SuffixTrie, sequence: list[int]) -> Place | None:
+        nonlocal lookups
+        lookups += 1
+        return find(trie, sequence)
+
+    monkeypatch.setattr(SuffixTrie, "find", counting)
+    for number in range(3):
+        propose(drafter, text, request_id=f"done {number}")
+        tell(drafter, f"done {number}", text, finished=True)
+        lookups, before = 0, drafter.work
+        drafter.propose(contexts)
+        assert lookups <= 64 * 24 and drafter.work - before <= MOST_WORK + drafter._max_depth
+
+
+@settings(max_examples=100)
+@given(st.lists(texts, min_size=2, max_size=8), st.integers(1, 40), st.integers(1, 30))
+def test_slices_of_forgetting_and_counting_leave_the_counts_of_the_latest_outputs(outputs, most, size):
+    """However small the slices, in the end the trie is that of the outputs that fit, counted at once."""
+    past = _PastOutputs(6, size)
+    for output in outputs:
+        past.add(output)
+        past.catch_up(most)
+    while past.catch_up(most):
+        pass
+    kept, room = [], size
+    for output in reversed(outputs):
+        room -= len(output[:size])
+        if room < 0:
+            break
+        kept.insert(0, output[:size])
+    for length in range(1, 7):
+        for output in outputs:
+            for start in range(len(output) - length + 1):
+                sequence = output[start : start + length]
+                place, count = past.trie.find(sequence), len(occurrences(sequence, kept))
+                assert count == (0 if place is None else place.node.count)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ from paceline.engine.prometheus import prometheus_text
 from paceline.types import SamplingParams
 from tests.engine.conftest import PROMPTS, run_all
 
+LENIENT = {"lenient": {"lenience": 0.01}, "lenient_greedy": {"lenience": 0.01}}
+
 
 @pytest.fixture
 def served(engine_for):
@@ -78,3 +80,28 @@ def test_a_scraper_reads_the_same_numbers(served):
     assert samples["paceline:e2e_request_latency_seconds_bucket", "+Inf"] == 4
     assert samples["paceline:e2e_request_latency_seconds_count",] == 4
     assert samples["paceline:num_requests_running",] == 0
+
+
+@pytest.mark.parametrize(
+    ("rule", "temperature", "lossy"),
+    [("lenient", 0, True), ("lenient_greedy", 0, True), ("typical", 0, False), ("uniform_coin", 0, False),
+     ("lenient", 1, True), ("typical", 1, True), ("uniform_coin", 1, True), ("p/q", 1, False), ("p/q", 0, False)],
+)  # fmt: skip
+def test_lossy_outputs_say_so_and_are_counted(engine_for, rule, temperature, lossy):
+    draft = {"method": "draft_model", "model": "random-1", "policy": "fixed", "num_draft_tokens": 3, "rule": rule}
+    engine, plain = engine_for(draft | {"rule_options": LENIENT.get(rule, {})}), engine_for()
+    params = SamplingParams(temperature=temperature, max_tokens=20, seed=1, ignore_eos=True)
+    outputs = run_all(engine, params=params)
+    assert [output.lossy for output in outputs] == [lossy] * len(outputs)
+    assert engine.metrics.record()["num_lossy_requests"] == lossy * len(outputs)
+    number = f'paceline:num_lossy_requests_total{{model_name="m"}} {float(lossy * len(outputs))}'
+    assert number in prometheus_text(engine.metrics, "m").decode()
+    if temperature == 0:
+        same = [a.token_ids == b.token_ids for a, b in zip(outputs, run_all(plain, params=params), strict=True)]
+        assert all(same) != lossy
+
+
+def test_what_was_never_drafted_is_not_lossy(engine_for):
+    engine = engine_for({"method": "ngram", "rule": "typical"})
+    [output] = run_all(engine, ["x"], SamplingParams(temperature=1, max_tokens=1, seed=1))
+    assert not output.lossy and not output.stats.num_drafts

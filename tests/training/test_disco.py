@@ -8,7 +8,8 @@ pytest.importorskip("torch")
 from paceline.errors import InvalidParameter
 from paceline.sampling import Law
 from paceline.speculation.policies.disco import DraftTrace, features
-from paceline.training.disco import lengths_of, train
+from paceline.theory.oracle import rate_of
+from paceline.training.disco import THRESHOLDS, lengths_of, split, train
 
 LENGTH = 8
 
@@ -34,6 +35,7 @@ def drafts(rates: list[float], informative: bool, seed: int = 0) -> list[DraftTr
 @pytest.mark.parametrize("hidden", [0, 8])
 def test_two_regimes_the_classifier_lies_between_the_best_fixed_length_and_the_oracle(hidden):
     classifier, worth = train(drafts([0.2, 0.95], informative=True), seconds, hidden)
+    worth = worth.held_out
     assert worth.oracle_rate > worth.disco_rate > 1.03 * worth.fixed_rate
     assert worth.accuracy > worth.base_rate + 0.03
     assert 0 < classifier.threshold < 1
@@ -41,7 +43,7 @@ def test_two_regimes_the_classifier_lies_between_the_best_fixed_length_and_the_o
 
 def test_where_nothing_can_be_told_little_is_lost():
     _, worth = train(drafts([0.7], informative=False), seconds)
-    assert worth.disco_rate > 0.95 * worth.fixed_rate
+    assert worth.held_out.disco_rate > 0.95 * worth.held_out.fixed_rate
 
 
 def test_a_threshold_of_zero_drafts_to_the_end():
@@ -60,3 +62,28 @@ def test_the_same_seed_gives_the_same_classifier():
 def test_too_little_is_refused():
     with pytest.raises(InvalidParameter, match="prompts"):
         train(drafts([0.5], informative=True)[:30], seconds)
+
+
+def rate_at(classifier, threshold: float, traces: list[DraftTrace]) -> float:
+    return rate_of([trace.run for trace in traces], lengths_of(classifier, threshold, traces), seconds)
+
+
+def test_whole_texts_are_held_out_and_all_drafts_are_used():
+    traces = drafts([0.5], informative=True)
+    parts = split(traces)
+    groups = [{trace.group for trace in part} for part in parts]
+    assert sum(map(len, parts)) == len(traces)
+    assert [len(each) for each in groups] == [6, 6, 12]
+    assert not (groups[0] & groups[1] or groups[1] & groups[2] or groups[0] & groups[2])
+
+
+def test_the_threshold_is_chosen_where_the_classifier_was_not_fitted():
+    """On the texts to choose on every draft is refused, so they ask for short drafts; the others ask for long ones."""
+    traces = drafts([0.95], informative=True)
+    chosen = {trace.group for trace in split(traces)[1]}
+    traces = [DraftTrace(trace.features, 0, trace.group) if trace.group in chosen else trace for trace in traces]
+    classifier, reports = train(traces, seconds, hidden=0)
+    held_out, on_chosen, fitted = ([rate_at(classifier, tau, part) for tau in THRESHOLDS] for part in split(traces))
+    assert classifier.threshold == THRESHOLDS[int(np.argmax(on_chosen))]
+    assert reports.chosen.disco_rate == max(on_chosen)
+    assert reports.trained.disco_rate < max(fitted) and reports.held_out.disco_rate < max(held_out)
