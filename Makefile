@@ -1,10 +1,11 @@
-# One command each: `make demo` shows it, `make test` tests it, `make check` is what CI runs.
+# One command each: `make demo` shows it, `make test` tests it, `make check` is what CI runs, `make docs`
+# builds the site.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check format clean
+.PHONY: demo test check format clean docs docs-pages docs-serve
 
 demo: $(VENV)/base.stamp
 	$(BIN)/python -m paceline.cli.main demo
@@ -17,6 +18,17 @@ check: test
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+check: docs
+
+docs: docs-pages
+	$(BIN)/zensical build --clean --strict
+
+docs-serve: docs-pages
+	$(BIN)/zensical serve
+
+docs-pages: $(VENV)/dev.stamp
+	$(BIN)/python tools/docs
 
 format: $(VENV)/dev.stamp
 	$(BIN)/ruff format .
@@ -35,4 +47,4 @@ $(VENV)/dev.stamp: pyproject.toml | $(VENV)/bin/python
 	touch $@ $(VENV)/base.stamp
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist .cache .pytest_cache .ruff_cache .hypothesis

@@ -27,12 +27,13 @@ class AsyncLLM:
         llm: a model made for this; nobody else may use it from now on. Left out, one is made of the other arguments,
             which are those of `LLM`.
 
+    A client that goes away (its task is cancelled, or its loop over `generate` is left) has its request aborted and its
+    memory freed. An error of the engine reaches every client as `EngineDead`, and every later call too.
+
+    Examples:
         >>> llm = AsyncLLM(model="smollm2-135m", speculative="ngram")            # doctest: +SKIP
         >>> async for output in llm.generate("1, 2, 3,"):                        # doctest: +SKIP
         ...     print("".join(token.text for token in output.tokens), end="")
-
-    A client that goes away (its task is cancelled, or its loop over `generate` is left) has its request aborted and its
-    memory freed. An error of the engine reaches every client as `EngineDead`, and every later call too.
     """
 
     def __init__(self, llm: LLM | None = None, **options: Any) -> None:

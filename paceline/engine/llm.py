@@ -56,6 +56,7 @@ class LLM:
         ModelNotFound, DownloadFailed, CorruptWeights, UnsupportedModel, InvalidParameter: each names the field and the
             remedy.
 
+    Examples:
         >>> llm = LLM("smollm2-135m", speculative="ngram")                       # doctest: +SKIP
         >>> llm.generate("1, 2, 3,", SamplingParams(temperature=0))[0].text      # doctest: +SKIP
     """

@@ -36,8 +36,8 @@ def best_tree(accuracies: Sequence[Sequence[Number]], num_nodes: int) -> list[Ra
     """The `num_nodes` paths with the largest sum of values, the most valuable first; fewer when there are no more.
 
     Args:
-        accuracies: accuracies[d][i], the chance that guess i at depth d + 1 is right (marginal, not cumulative), given
-            that the path above is; ranks and depths beyond it are not used.
+        accuracies: ``accuracies[d][i]`` is the chance that guess i at depth d + 1 is right (marginal, not cumulative),
+            given that the path above is; ranks and depths beyond it are not used.
         num_nodes: nodes of the tree.
 
     Every beginning of the result is the best tree of its own size. Ties go to the shallower, then to the lower rank.

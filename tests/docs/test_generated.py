@@ -1,0 +1,70 @@
+"""What the site draws from the code: the house, the commands, and a tutorial's output."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "tools" / "docs"))
+
+import commands
+import house
+import tutorial
+
+
+@pytest.fixture(scope="module")
+def rooms():
+    return house.rooms()
+
+
+def test_the_house_has_every_room_once(rooms):
+    names = [name for layer in house.layers() for name in layer]
+    assert sorted(names) == sorted(rooms)
+
+
+def test_numbers_in_the_matrix_count_importing_modules():
+    rooms = {"high": house.Room("high", 3, {"low": 2}, ()), "low": house.Room("low", 1, {}, ("numpy",))}
+    drawn = house.matrix([["high"], ["low"]], rooms)
+    assert re.findall("<title>(.*?)</title>", drawn) == ["2 of 3 modules of high import low"]
+    assert "\n\n" not in drawn
+
+
+def test_an_import_upwards_would_be_drawn_below_the_diagonal():
+    rooms = {"high": house.Room("high", 1, {}, ()), "low": house.Room("low", 1, {"high": 1}, ())}
+    (x, y) = re.search(r'class="hit" x="(\d+)" y="(\d+)"', house.matrix([["high"], ["low"]], rooms)).groups()
+    assert int(x) < int(y)
+
+
+def test_imports_are_those_of_the_source(rooms):
+    assert rooms["errors"].imports == {}
+    assert rooms["theory"].imports["errors"] > 1
+    assert "torch" in rooms["models"].libraries
+    assert "os" not in {library for room in rooms.values() for library in room.libraries}
+
+
+def test_siblings_and_contracts_are_read_from_pyproject(tmp_path):
+    (tmp_path / "pyproject.toml").write_text(
+        '[[tool.importlinter.contracts]]\nname = "x"\ntype = "layers"\nlayers = ["p.a", "p.b | p.c"]\n'
+        '[[tool.importlinter.contracts]]\nname = "One door"\ntype = "forbidden"\n'
+        'source_modules = ["paceline.a", "paceline.b.c", "paceline.b.d"]\nforbidden_modules = ["ray"]\n'
+    )
+    assert house.layers(tmp_path) == [["a"], ["b", "c"]]
+    assert house.contract_list(tmp_path) == "- **One door.** `a`, `b` (2 modules of it) may not import `ray`.\n"
+
+
+def test_every_command_is_in_the_reference():
+    from paceline.cli.main import COMMANDS, GROUPS
+
+    text = commands.reference()
+    for name in (*COMMANDS, *GROUPS):
+        assert f"(#paceline-{name}): " in text
+        assert f"\n## `paceline {name}`\n" in text
+
+
+def test_a_tutorial_keeps_its_commands_and_gets_their_output(tmp_path):
+    page = "# T\n\n```console\n$ x=2; touch here\n$ echo $((x \\\n> + 1)); ls\nold\n```\n\n$ not a block\n"
+    shell = tutorial.Shell(str(tmp_path))
+    new = tutorial.played(page, shell)
+    shell.close()
+    assert new == page.replace("old\n", "3\nhere\n")

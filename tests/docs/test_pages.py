@@ -1,0 +1,95 @@
+"""The pages: every one is in the site, every link leads somewhere, every public name has its place."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+import paceline
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+READ_ON_THEIR_OWN = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
+_PATH = re.compile(r"`((?:paceline/)?[a-z_]+(?:/[a-z_]+)*(?:\.py|/))`")
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def pages_in(nav) -> list[str]:
+    if isinstance(nav, str):
+        return [nav]
+    parts = nav.values() if isinstance(nav, dict) else nav
+    return [page for part in parts for page in pages_in(part)]
+
+
+def anchors(page: str) -> set[str]:
+    """What the table of contents calls the headings: lower case, words only, joined by hyphens."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", page, flags=re.DOTALL), re.MULTILINE)
+    words = (re.sub(r"[^\w\s-]", "", heading.strip("# `")).strip().lower() for heading in headings)
+    return {re.sub(r"[\s-]+", "-", heading) for heading in words}
+
+
+def broken_links(path: Path, text: str) -> list[str]:
+    wrong = []
+    for link in _LINK.findall(_CODE.sub("", text)):
+        target, _, anchor = link.partition("#")
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        file = (path.parent / target).resolve() if target else path
+        if not file.exists() or (anchor and anchor not in anchors(file.read_text())):
+            wrong.append(link)
+    return wrong
+
+
+def documented() -> set[str]:
+    return {name for page in (DOCS / "api").glob("*.md") for name in re.findall(r"^::: (\S+)$", page.read_text(), re.M)}
+
+
+def test_the_site_lists_every_page_once():
+    listed = pages_in(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
+    assert sorted(listed) == sorted(str(page.relative_to(DOCS)) for page in PAGES)
+
+
+@pytest.mark.parametrize("path", READ_ON_THEIR_OWN, ids=name_of)
+def test_links_lead_somewhere(path):
+    assert broken_links(path, path.read_text()) == []
+
+
+def test_a_broken_link_is_found():
+    text = (
+        "# A heading\n[a](none.md) [b](index.md) [c](#a-heading) [d](index.md#none) ![e](plots/none.png) `[f](none.md)`"
+    )
+    assert broken_links(DOCS / "theory.md", text) == ["none.md", "#a-heading", "index.md#none", "plots/none.png"]
+
+
+def test_every_public_name_is_in_the_reference():
+    assert {f"paceline.{name}" for name in paceline.__all__} - documented() == set()
+
+
+def test_every_room_with_public_names_has_a_page():
+    rooms = {path.parent.name for path in (ROOT / "paceline").glob("*/__init__.py") if "__all__ =" in path.read_text()}
+    assert {f"paceline.{room}" for room in rooms} - documented() == set()
+
+
+def test_every_room_says_what_it_is_for():
+    rooms = sorted((ROOT / "paceline").glob("*/__init__.py"))
+    assert [room.parent.name for room in rooms if not ast.get_docstring(ast.parse(room.read_text()))] == []
+
+
+def test_every_file_on_a_request_s_way_exists():
+    named = _PATH.findall((DOCS / "life-of-a-request.md").read_text())
+    assert len(named) > 10
+    assert [path for path in named if not (ROOT / "paceline" / path.removeprefix("paceline/")).exists()] == []
+
+
+def test_pages_include_only_what_the_build_writes():
+    included = {name for page in PAGES for name in re.findall(r'^--8<-- "build/docs/(.+)"$', page.read_text(), re.M)}
+    assert included == {"stack.svg", "matrix.svg", "rooms.md", "contracts.md", "commands.md"}

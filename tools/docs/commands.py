@@ -1,0 +1,39 @@
+"""The reference of the command line, written by typer from the commands themselves.
+
+`write(folder)` writes `commands.md`, which docs/cli.md includes.
+"""
+
+import re
+from pathlib import Path
+
+import typer
+from typer.cli import get_docs_for_click
+from typer.core import TyperGroup
+
+from paceline.cli.main import app
+
+_LISTED = re.compile(r"^\* `([\w-]+)`: .*$", re.MULTILINE)
+
+
+def reference() -> str:
+    """Markdown: a heading of level 2 per command, with its help, arguments and options."""
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    context = typer.Context(group, info_name="paceline")
+    text = get_docs_for_click(obj=group, ctx=context, name="paceline")
+    head, commands, rest = text.partition("**Commands**:\n")
+    first_list, details = rest.split("\n## ", 1)
+    linked = _LISTED.sub(
+        lambda found: f"* [`{found[1]}`](#paceline-{found[1]}): {_first_line(group, found[1])}", first_list
+    )
+    return head.split("\n", 1)[1] + commands + linked + "\n## " + details
+
+
+def _first_line(group: TyperGroup, name: str) -> str:
+    help_text = group.commands[name].help or ""
+    return help_text.strip().splitlines()[0]
+
+
+def write(folder: Path) -> None:
+    """Write the reference into `folder`."""
+    (folder / "commands.md").write_text(reference())

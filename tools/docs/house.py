@@ -1,0 +1,169 @@
+"""The house, drawn: import-linter's contracts from pyproject.toml, and the imports that are really there.
+
+`write(folder)` writes `stack.svg`, `matrix.svg`, `rooms.md` and `contracts.md`, which docs/house.md includes. Not a
+check: breaking a contract is found by `lint-imports`; this only draws.
+"""
+
+import ast
+import re
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+import grimp
+
+ROOT = Path(__file__).parents[2]
+WIDTH, BAND, BOX, GAP = 880, 62, 46, 16
+"""Pixels of the layers: the picture, a layer with the space below it, a box, the space between boxes."""
+CELL, LABEL = 34, 110
+"""Pixels of the matrix: a cell, and the space for names at its left and top."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """A child of the root package, as the import graph shows it."""
+
+    name: str
+    num_modules: int
+    imports: dict[str, int]  # other rooms, and how many modules of this one import them
+    libraries: tuple[str, ...]  # third-party packages, sorted
+
+
+def contracts(root: Path = ROOT) -> list[dict]:
+    """The contracts of pyproject.toml, as import-linter reads them."""
+    return tomllib.loads((root / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+
+
+def layers(root: Path = ROOT) -> list[list[str]]:
+    """Names of the rooms, highest layer first, without the root package's name."""
+    (house,) = (contract for contract in contracts(root) if contract["type"] == "layers")
+    return [[name.strip().split(".")[-1] for name in re.split("[|:]", layer)] for layer in house["layers"]]
+
+
+def rooms(package: str = "paceline") -> dict[str, Room]:
+    """Every room of `package` with its imports, from the source (nothing of it is run)."""
+    graph = grimp.build_graph(package, include_external_packages=True, cache_dir=None)
+    return {child.split(".")[1]: _room(graph, child) for child in sorted(graph.find_children(package))}
+
+
+def _room(graph: grimp.ImportGraph, name: str) -> Room:
+    modules = {name} | graph.find_descendants(name)
+    package, room = name.split(".")
+    ours: Counter[str] = Counter()
+    libraries: set[str] = set()
+    for module in modules:
+        targets = graph.find_modules_directly_imported_by(module) - modules
+        ours.update({target.split(".")[1] for target in targets if target.startswith(f"{package}.")})
+        libraries |= {target.split(".")[0] for target in targets}
+    libraries -= {package, *sys.stdlib_module_names}
+    return Room(room, len(modules), dict(ours), tuple(sorted(libraries)))
+
+
+def stack(order: list[list[str]], graph: dict[str, Room]) -> str:
+    """The layers as SVG, the highest on top, siblings side by side."""
+    parts = [_box(graph[name], *place) for name, place in _places(order).items() if name in graph]
+    return _svg(WIDTH, len(order) * BAND, "The layers of rooms", parts)
+
+
+def _places(order: list[list[str]]) -> dict[str, tuple[float, float, float]]:
+    """Left edge, upper edge and width of every room's box."""
+    boxes = {}
+    for row, names in enumerate(order):
+        width = (WIDTH - 4 - GAP * (len(names) - 1)) / len(names)
+        boxes |= {name: (2 + column * (width + GAP), 2 + row * BAND, width) for column, name in enumerate(names)}
+    return boxes
+
+
+def _box(room: Room, x: float, y: float, width: float) -> str:
+    count = "1 module" if room.num_modules == 1 else f"{room.num_modules} modules"
+    label = f'<text x="{x + width / 2:.0f}" y="{y + 20:.0f}">{escape(room.name)}</text>'
+    small = f'<text class="count" x="{x + width / 2:.0f}" y="{y + 37:.0f}">{count}</text>'
+    return f'<rect x="{x:.0f}" y="{y:.0f}" width="{width:.0f}" height="{BOX}" rx="6"/>{label}{small}'
+
+
+def matrix(order: list[list[str]], graph: dict[str, Room]) -> str:
+    """Who imports whom, as SVG: a row per importing room, a column per imported one, modules counted in the cells."""
+    names = [name for layer in order for name in layer if name in graph]
+    size = LABEL + CELL * len(names)
+    parts = [_lines(names, number, size) for number in range(len(names))]
+    parts += [
+        _cell(graph[high], low, row, column)
+        for row, high in enumerate(names)
+        for column, low in enumerate(names)
+        if low in graph[high].imports
+    ]
+    return _svg(size + 2, size + 2, "Which room imports which", parts)
+
+
+def _lines(names: list[str], number: int, size: int) -> str:
+    at, middle = LABEL + CELL * number, LABEL + CELL * (number + 0.5)
+    row = f'<text class="row" x="{LABEL - 10}" y="{middle + 5:.0f}">{names[number]}</text>'
+    column = (
+        f'<text class="column" transform="translate({middle + 5:.0f} {LABEL - 10}) rotate(-90)">{names[number]}</text>'
+    )
+    own = f'<rect class="own" x="{at}" y="{at}" width="{CELL}" height="{CELL}"/>'
+    return f'{row}{column}{own}<path d="M{LABEL} {at} H{size} M{at} {LABEL} V{size}"/>'
+
+
+def _cell(room: Room, low: str, row: int, column: int) -> str:
+    x, y, count = LABEL + CELL * column, LABEL + CELL * row, room.imports[low]
+    says = f"<title>{count} of {room.num_modules} modules of {room.name} import {low}</title>"
+    frame = f'<rect class="hit" x="{x + 3}" y="{y + 3}" width="{CELL - 6}" height="{CELL - 6}" rx="4"/>'
+    return f'<g>{says}{frame}<text class="count" x="{x + CELL / 2:.0f}" y="{y + CELL / 2 + 4:.0f}">{count}</text></g>'
+
+
+def _svg(width: int, height: int, label: str, parts: list[str]) -> str:
+    """No blank line in it: Markdown would end it there. The colours are the page's, in docs/stylesheets/extra.css."""
+    style = f'class="house" style="max-width: {width}px" viewBox="0 0 {width} {height}" role="img" aria-label="{label}"'
+    return "\n".join([f"<div>\n<svg {style}>", *parts, "</svg>\n</div>"]) + "\n"
+
+
+def room_table(order: list[list[str]], graph: dict[str, Room], root: Path = ROOT) -> str:
+    """A Markdown table: what each room is for (its own words), and which libraries it uses."""
+    lines = ["| room | what it is for | libraries |", "|---|---|---|"]
+    for name in (name for layer in order for name in layer if name in graph):
+        room = graph[name]
+        cells = (f"`{name}`", _purpose(root / "paceline" / name), _names(room.libraries))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _purpose(path: Path) -> str:
+    source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    words = ast.get_docstring(ast.parse(source.read_text())) or ""
+    return words.splitlines()[0].replace("|", "\\|") if words else ""
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(names))
+
+
+def contract_list(root: Path = ROOT) -> str:
+    """The contracts that forbid imports, as a Markdown list."""
+    forbidden = [contract for contract in contracts(root) if contract["type"] == "forbidden"]
+    return "".join(
+        f"- **{c['name']}.** {_rooms_of(c)} may not import {_names(c['forbidden_modules'])}.\n" for c in forbidden
+    )
+
+
+def _rooms_of(contract: dict) -> str:
+    modules = [module.removeprefix("paceline.") for module in contract["source_modules"]]
+    groups: dict[str, list[str]] = {}
+    for module in modules:
+        groups.setdefault(module.split(".")[0], []).append(module)
+    return ", ".join(
+        f"`{room}`" + (f" ({len(names)} modules of it)" if "." in names[0] else "") for room, names in groups.items()
+    )
+
+
+def write(folder: Path) -> None:
+    """Draw into `folder`."""
+    order, graph = layers(), rooms()
+    (folder / "stack.svg").write_text(stack(order, graph))
+    (folder / "matrix.svg").write_text(matrix(order, graph))
+    (folder / "rooms.md").write_text(room_table(order, graph))
+    (folder / "contracts.md").write_text(contract_list())
