@@ -1,26 +1,39 @@
-# One command each: `make demo` shows it, `make test` tests it, `make check` is what CI runs.
+# One command each: `make demo` shows it, `make test` tests it, `make check` is all that CI runs.
 
 PYTHON ?= python3
 VENV ?= .venv
+WORKERS ?= auto
 BIN := $(VENV)/bin
 
-.PHONY: demo test check format clean
+.PHONY: demo test lint check wheel format hooks clean
 
 demo: $(VENV)/base.stamp
 	$(BIN)/python -m paceline.cli.main demo
 
+# Whole files go to one worker each, so that a module's models are made once; each worker keeps to its processors.
 test: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-check: test
+# What is quickest to fail comes first.
+lint: $(VENV)/dev.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/pyright
 	$(BIN)/lint-imports
+	$(BIN)/pyright
+
+check: lint
+	$(MAKE) test
+
+# The wheel in an environment of its own with nothing but base dependencies.
+wheel: $(VENV)/dev.stamp
+	$(BIN)/python .ci/try_wheel.py
 
 format: $(VENV)/dev.stamp
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+hooks: $(VENV)/dev.stamp
+	$(BIN)/pre-commit install
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
