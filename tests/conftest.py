@@ -5,6 +5,9 @@ import os
 
 import pytest
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+"""PyTorch's threads would spend most of their time waiting for each other over models as small as these."""
+
 
 def pytest_configure(config):
     """Keep each worker of pytest-xdist to processors of its own: threads that wait for each other then never queue."""
