@@ -6,27 +6,41 @@ the same time can write under the same number. Here each piece of machine code h
 cache folder, named by a digest of all that it was made from: the sources that are named, the function, the argument
 types, the processor, and the versions of Numba and Python. A file starts with the checksum of the rest; a damaged one
 is made again. While one process compiles, others that want the same code wait for it.
+
+Machine code of several processes meets in one, so names of inner functions must differ between processes (`_NAMES`).
 """
 
 # pyright: reportAttributeAccessIssue=false
 # (Numba's dispatcher is untyped where its cache is concerned)
 
 import hashlib
+import itertools
 import os
 import pickle
 import tempfile
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
 from filelock import FileLock, Timeout
+from numba.core.bytecode import FunctionIdentity
 from numba.core.caching import FunctionCache
 from numba.core.serialize import dumps
 
 from paceline.models.cache_dir import cache_dir
 
 Compiled = TypeVar("Compiled")
+_NAMES = uuid.uuid4().int >> 80
+"""Where this process starts to count compiled functions. Numba starts at 1 in every process and tells closures of one
+name apart by this number alone. Code that two processes compiled for different types can then hold one name for two
+functions, and LLVM, which links the first it finds, would call the wrong one: silently, with wrong numbers."""
+FunctionIdentity._unique_ids = itertools.count(_NAMES)
+
+_FORMAT = 1
+"""Raise it when files that are there must no longer be read."""
+
 PATIENCE = 600.0
 """Seconds to wait for another process that compiles the same code, before compiling it here as well."""
 
@@ -60,7 +74,7 @@ class _KernelCache(FunctionCache):
             self._unlock(path)
 
     def _path(self, sig, codegen) -> Path:
-        key = repr((self._stamp, numba.__version__, self._index_key(sig, codegen)))
+        key = repr((_FORMAT, self._stamp, numba.__version__, self._index_key(sig, codegen)))
         digest = hashlib.sha256(key.encode()).hexdigest()[:32]
         return cache_dir() / "kernels" / f"{self._impl.filename_base}-{digest}.nbc"
 

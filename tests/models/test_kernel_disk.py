@@ -1,5 +1,7 @@
 """Machine code on disk: found again, made anew when it should be, never mixed up between processes."""
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -101,3 +103,49 @@ def test_a_folder_that_cannot_be_written_costs_the_cache_and_nothing_else(source
     source.with_name("file").write_text("not a folder")
     monkeypatch.setenv("PACELINE_CACHE", str(source.with_name("file")))
     assert fresh(source)(arrays["int64"]) == 10
+
+
+CLOSURES = """
+import sys
+from pathlib import Path
+import numpy as np
+from numba import njit, types
+from numba.extending import overload
+from paceline.models.kernel_disk import keep_on_disk
+
+def make(unit):
+    @njit
+    def grown(n):  # calls itself twice, so that no compiler dissolves it into its caller
+        return unit if n < 2 else grown(n - 1) + grown(n - 2)
+    return grown
+
+ONE, TEN = make(1), make(10)
+
+def choose(values): ...
+
+@overload(choose)
+def _choose(values):
+    chosen = ONE if values.dtype == types.int64 else TEN
+    return lambda values: chosen(len(values))
+
+@njit
+def outer(values):
+    return choose(values)
+
+keep_on_disk(outer, [Path(__file__)])
+print(*[outer(np.zeros(20, dtype)) for dtype in sys.argv[1:]], sum(outer.stats.cache_misses.values()))
+"""
+
+
+def test_closures_that_two_processes_compiled_are_kept_apart_in_a_third(source):
+    program = source.with_name("closures.py")
+    program.write_text(CLOSURES)
+
+    def says(*dtypes):
+        command = [sys.executable, str(program), *dtypes]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+
+    assert says("int64") == ["10946", "1"]
+    assert says("float64") == ["109460", "1"]
+    assert says("int64", "float64") == ["10946", "109460", "0"]
+    assert says("float64", "int64") == ["109460", "10946", "0"]
