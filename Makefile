@@ -1,25 +1,33 @@
-# One command each: `make demo` shows it, `make test` tests it, `make check` is what CI runs, `make docs`
-# builds the site.
+# One command each: `make demo` shows it, `make test` tests it, `make check` is all that CI runs, `make docs` builds
+# the site.
 
 PYTHON ?= python3
 VENV ?= .venv
+WORKERS ?= auto
 BIN := $(VENV)/bin
 
-.PHONY: demo test check format clean docs docs-pages docs-serve
+.PHONY: demo test lint check wheel format hooks clean docs docs-pages docs-serve
 
 demo: $(VENV)/base.stamp
 	$(BIN)/python -m paceline.cli.main demo
 
+# Whole files go to one worker each, so that a module's models are made once; each worker keeps to its processors.
 test: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-check: test
+# What is quickest to fail comes first.
+lint: $(VENV)/dev.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/pyright
 	$(BIN)/lint-imports
+	$(BIN)/pyright
 
-check: docs
+check: lint docs
+	$(MAKE) test
+
+# The wheel in an environment of its own with nothing but base dependencies.
+wheel: $(VENV)/dev.stamp
+	$(BIN)/python .ci/try_wheel.py
 
 docs: docs-pages
 	$(BIN)/zensical build --clean --strict
@@ -33,6 +41,9 @@ docs-pages: $(VENV)/dev.stamp
 format: $(VENV)/dev.stamp
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+hooks: $(VENV)/dev.stamp
+	$(BIN)/pre-commit install
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

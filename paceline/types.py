@@ -74,6 +74,7 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
+        """Whether the likeliest token is taken each time."""
         return self.temperature == 0.0
 
     def sample(self, index: int) -> "SamplingParams":
@@ -127,22 +128,27 @@ class RequestOutput:
 
     @property
     def text(self) -> str:
+        """Text of the first sample."""
         return self.outputs[0].text
 
     @property
     def token_ids(self) -> tuple[int, ...]:
+        """Token ids of the first sample."""
         return self.outputs[0].token_ids
 
     @property
     def provenance(self) -> tuple[TokenProvenance, ...]:
+        """Who proposed each token of the first sample."""
         return self.outputs[0].provenance
 
     @property
     def finish_reason(self) -> FinishReason:
+        """Why the first sample ended."""
         return self.outputs[0].finish_reason
 
     @property
     def stats(self) -> "RequestStats":
+        """Counts and times of the first sample."""
         return self.outputs[0].stats
 
     @property

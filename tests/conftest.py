@@ -1,8 +1,37 @@
-"""What holds for all tests."""
+"""What holds for all tests, and how they share the machine when several processes run them."""
 
 import gc
+import os
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("any_machine", settings(), deadline=None)
+settings.load_profile("any_machine")
+"""No example fails for its time: machines differ, and so does what else runs there. CI also fixes the examples, by
+Hypothesis's own profile for it, which this one builds on."""
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+"""PyTorch's threads would spend most of their time waiting for each other over models as small as these."""
+
+
+def pytest_configure(config):
+    """Keep each worker of pytest-xdist to processors of its own: threads that wait for each other then never queue."""
+    worker = getattr(config, "workerinput", None)
+    if worker and hasattr(os, "sched_setaffinity"):
+        mine = own_processors(sorted(os.sched_getaffinity(0)), int(worker["workerid"][2:]), worker["workercount"])
+        os.sched_setaffinity(0, mine)
+
+
+def own_processors(processors, index, count):
+    """The share of worker `index` of `count`; never empty."""
+    return set(processors[index % len(processors) :: count])
+
+
+def pytest_collection_modifyitems(items):
+    """Files with real weights take longest, so they come first and no worker is left alone with one at the end."""
+    heavy = {item.path for item in items if item.get_closest_marker("weights")}
+    items.sort(key=lambda item: item.path not in heavy)
 
 
 @pytest.fixture(autouse=True)

@@ -37,7 +37,7 @@ DRAFTS = [
     {"method": "hybrid", "options": {"drafters": CHEAP_PAIR}, "model": "smollm2-135m"},
     {"method": "cross_vocabulary", "model": "smollm2-135m", "num_draft_tokens": 4, "options": {"mode": "string"}},
     {"method": "lookahead", "options": {"window_size": 3, "ngram_size": 3, "guess_set_size": 3}},
-    {"method": "jacobi"},
+    {"method": "jacobi", "policy": "fixed"},  # others may find that it does not pay on a busy machine
     {"method": "layer_skip", "num_draft_tokens": 3, "policy": "fixed"},
     {"method": "sparse_cache", "num_draft_tokens": 3, "policy": "fixed", "options": {"cache_budget": 48}},
 ]

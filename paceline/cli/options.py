@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -12,6 +12,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.errors import InvalidParameter
 from paceline.types import SamplingParams
+
+if TYPE_CHECKING:
+    from paceline.engine.llm import LLM
 
 messages = Console(stderr=True, highlight=False)
 """Where progress, tables and remarks go; standard output is for text and JSON."""
@@ -111,7 +114,7 @@ def _name_and_value(field: str, text: str) -> tuple[str, Any]:
         return name, value
 
 
-def load_llm(model: str, speculative: SpeculativeConfig | None, **engine: Any):
+def load_llm(model: str, speculative: SpeculativeConfig | None, **engine: Any) -> "LLM":
     """The model, with progress bars for whatever takes long: download, conversion, first compilation."""
     from paceline.engine.llm import LLM
 

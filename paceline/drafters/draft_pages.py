@@ -59,6 +59,7 @@ class Kept:
         return rows
 
     def forget_rows(self) -> None:
+        """Drop the rows of the latest draft, and the guess that was read along with them."""
         self.row_tokens, self.row_parents, self.row_of_node, self.ahead = [], [], {}, []
 
 
@@ -81,6 +82,7 @@ class DraftPages:
         return iter(self._kept)
 
     def get(self, request_id: str) -> Kept | None:
+        """What is kept for a request, if anything; its turn stays as it is."""
         return self._kept.get(request_id)
 
     def recall(self, request_id: str, token_ids: Sequence[int]) -> Kept:

@@ -181,11 +181,17 @@ class DraftRunner:
 class Runner(Protocol):
     """What scores trees as `DraftRunner` does."""
 
-    def can_hold(self, growth: Growth) -> bool: ...
+    def can_hold(self, growth: Growth) -> bool:
+        """Whether one growth fits in, text and tree, when nothing else is there."""
+        ...
 
-    def admit(self, growths: Sequence[Growth]) -> Sequence[Growth]: ...
+    def admit(self, growths: Sequence[Growth]) -> Sequence[Growth]:
+        """The first of `growths` that find room together, at least one; the others wait for the next turn."""
+        ...
 
-    def score(self, work: Sequence[tuple[Growth, Sequence[int]]]) -> list[np.ndarray]: ...
+    def score(self, work: Sequence[tuple[Growth, Sequence[int]]]) -> list[np.ndarray]:
+        """For each admitted growth the logits [len(nodes), vocab] below its `nodes`."""
+        ...
 
 
 def grow_all(runners: Sequence[Runner], growths: Sequence[Growth]) -> None:

@@ -88,6 +88,7 @@ class Agreement:
 
     @property
     def num_positions(self) -> int:
+        """Positions at which each set of layers is compared with the whole model."""
         return len(self._rows)
 
     def of(self, layers: Sequence[int]) -> float:

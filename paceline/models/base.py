@@ -87,10 +87,14 @@ class KVCache(Protocol):
     """Paged keys and values of one model."""
 
     @property
-    def num_pages(self) -> int: ...
+    def num_pages(self) -> int:
+        """Pages of `PAGE_SIZE` slots each."""
+        ...
 
     @property
-    def num_bytes(self) -> int: ...
+    def num_bytes(self) -> int:
+        """Memory of all keys and values, in bytes."""
+        ...
 
     def move(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
         """Copy the keys and values of slots `sources` to slots `destinations`, all reads before any write."""
@@ -105,9 +109,13 @@ class CausalLM(Protocol):
     """A model that scores rows."""
 
     @property
-    def config(self) -> ModelConfig: ...
+    def config(self) -> ModelConfig:
+        """The architecture and its sizes."""
+        ...
 
-    def new_cache(self, num_pages: int) -> KVCache: ...
+    def new_cache(self, num_pages: int) -> KVCache:
+        """An empty cache of `num_pages` pages for this model."""
+        ...
 
     def forward(self, rows: Rows, cache: KVCache, taps: tuple[int, ...] = ()) -> ForwardOutput:
         """One pass: writes the rows' keys and values, returns the asked logits.

@@ -17,14 +17,18 @@ class Checkpoint(Protocol):
     """Weights of one model."""
 
     @property
-    def config(self) -> ModelConfig: ...
+    def config(self) -> ModelConfig:
+        """The architecture and its sizes, as the file gives them."""
+        ...
 
     @property
     def fingerprint(self) -> str:
         """A key that changes whenever the weights do; names the entry in the cache of converted weights."""
         ...
 
-    def names(self) -> Sequence[str]: ...
+    def names(self) -> Sequence[str]:
+        """transformers' names of the tensors the model needs, in order of use."""
+        ...
 
     def tensor(self, name: str) -> np.ndarray:
         """The tensor as float32. Raises CorruptWeights when its bytes cannot be read."""

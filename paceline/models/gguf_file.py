@@ -55,6 +55,7 @@ class GGUFCheckpoint:
 
     @property
     def config(self) -> ModelConfig:
+        """See `Checkpoint.config`."""
         return self._config
 
     @property

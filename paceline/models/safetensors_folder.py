@@ -62,6 +62,7 @@ class SafetensorsCheckpoint:
 
     @property
     def config(self) -> ModelConfig:
+        """See `Checkpoint.config`."""
         return self._config
 
     @property

@@ -93,6 +93,7 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
+        """Whether the model came with a chat template."""
         return self._template_source is not None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:

@@ -69,4 +69,5 @@ class Case:
         return replace(self, cluster=replace(self.cluster, num_devices=num_devices))
 
     def profile_of(self, model: int) -> ModelProfile:
+        """The measured profile of model number `model`."""
         return self.profiles[self.models[model].profile_type]

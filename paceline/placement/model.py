@@ -45,4 +45,5 @@ class PlacedModel:
 
     @property
     def has_slo(self) -> bool:
+        """Whether its requests have a deadline."""
         return self.slo < NO_SLO

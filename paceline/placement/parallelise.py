@@ -45,6 +45,7 @@ class LayerCosts:
 
     @property
     def num_layers(self) -> int:
+        """Layers of the model."""
         return len(self.weight_mem)
 
     def stage_seconds(self, first: int, end: int, tensor: int) -> float:

@@ -28,9 +28,11 @@ class Group:
             raise InvalidParameter("groups", f"a group holds {list(self.models)}", "name each model of a group once")
 
     def with_model(self, model: int) -> "Group":
+        """This group with one more model."""
         return Group(self.parallel, (*self.models, model))
 
     def without_model(self, model: int) -> "Group":
+        """This group without that model."""
         return Group(self.parallel, tuple(other for other in self.models if other != model))
 
 
@@ -58,6 +60,7 @@ class Placement:
 
     @property
     def num_devices(self) -> int:
+        """Devices of all groups."""
         return sum(group.parallel.num_devices for group in self.groups)
 
     def replicas(self, num_models: int) -> list[int]:

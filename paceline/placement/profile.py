@@ -24,6 +24,7 @@ class ParallelConfig:
 
     @property
     def num_devices(self) -> int:
+        """Devices that one group of these degrees takes."""
         return self.tensor * self.pipeline
 
     def __str__(self) -> str:

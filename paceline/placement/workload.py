@@ -41,6 +41,7 @@ class Workload:
 
     @property
     def num_requests(self) -> int:
+        """Requests in the whole trace."""
         return len(self.times)
 
     @property

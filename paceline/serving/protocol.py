@@ -24,6 +24,8 @@ class Message(BaseModel):
 
 
 class StreamOptions(BaseModel):
+    """OpenAI's `stream_options`."""
+
     model_config = ConfigDict(extra="forbid")
     include_usage: bool = False
 
@@ -77,6 +79,11 @@ class CompletionRequest(_Request):
     prompt: str | list[int]
 
     def job(self, request_id: str) -> Job:
+        """The job this asks for.
+
+        Raises:
+            InvalidParameter: the prompt is empty.
+        """
         prompt = self.prompt if isinstance(self.prompt, str) else tuple(self.prompt)
         if not prompt:
             raise InvalidParameter("prompt", "is empty", "give at least one character or token")
@@ -90,6 +97,11 @@ class ChatRequest(_Request):
     max_completion_tokens: int | None = None
 
     def job(self, request_id: str) -> Job:
+        """The job this asks for.
+
+        Raises:
+            InvalidParameter: there is no message.
+        """
         if not self.messages:
             raise InvalidParameter("messages", "the list is empty", "give at least one message")
         messages = [message.model_dump(exclude_none=True) for message in self.messages]

@@ -4,6 +4,7 @@ The loop is the engine's in a few lines: propose, verify, commit, observe. Not t
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -42,7 +43,7 @@ class TableModel:
         return self._rows[key]
 
     def context(
-        self, request_id: str, token_ids: Sequence[int], randomness: Randomness, budget: int, **changes
+        self, request_id: str, token_ids: Sequence[int], randomness: Randomness, budget: int, **changes: Any
     ) -> DraftContext:
         """What the engine would lend a drafter; `warp` is a softmax over the tokens of this model."""
 

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.cli import options
-from paceline.cli.main import app
+from paceline.cli.main import app, main
 
 runner = CliRunner()
 
@@ -109,11 +109,26 @@ def test_models_lists_the_default_model():
         ),
     ],
 )
-def test_bad_input_is_one_line_that_names_the_field_and_the_remedy(arguments, words):
-    done = subprocess.run([sys.executable, "-m", "paceline.cli.main", *arguments], capture_output=True, text=True)
+def test_bad_input_is_one_line_that_names_the_field_and_the_remedy(arguments, words, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["paceline", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr()
+    assert ended.value.code == 2
+    check_refusal(said.out, said.err, words)
+
+
+def test_a_refusal_is_the_same_in_a_process_of_its_own():
+    command = [sys.executable, "-m", "paceline.cli.main", "generate", "--temperature", "-1", "hi"]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
-    assert not done.stdout
-    assert done.stderr.strip().startswith("error:")
-    assert "Traceback" not in done.stderr
+    check_refusal(done.stdout, done.stderr, ["temperature", "greedy"])
+
+
+def check_refusal(output, errors, words):
+    assert not output
+    assert errors.strip().startswith("error:")
+    assert len(errors.strip().splitlines()) == 1
+    assert "Traceback" not in errors
     for word in words:
-        assert word in done.stderr
+        assert word in errors

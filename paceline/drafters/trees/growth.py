@@ -40,7 +40,9 @@ class Growth(Protocol):
     frontier: list[Want]
 
     @property
-    def max_rows(self) -> int: ...
+    def max_rows(self) -> int:
+        """The most rows that one level can ask of a source at once."""
+        ...
 
     def law_below(self, node: int, logits: np.ndarray) -> Law:
         """The law that this growth chooses the children of `node` by, from a source's logits [vocab]."""

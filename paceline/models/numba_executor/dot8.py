@@ -7,6 +7,9 @@ the product, and every order, gives the same number. Not the place for scales or
 # pyright: reportCallIssue=false, reportAssignmentType=false
 # (llvmlite is untyped)
 
+from collections.abc import Callable
+from typing import Any
+
 from llvmlite import ir
 
 from paceline.models.numba_executor import vector as v
@@ -20,12 +23,12 @@ SUMS_IR = ir.VectorType(_I32, v.LANES)
 _SHORTS_IR = ir.VectorType(ir.IntType(16), 2 * v.LANES)
 
 
-def has_feature(context, feature: str) -> bool:
+def has_feature(context: Any, feature: str) -> bool:
     """Whether code is being generated for a processor with `feature`, by LLVM's name for it."""
     return f"+{feature}" in context.codegen()._get_host_cpu_features().split(",")
 
 
-def choose_dot(context):
+def choose_dot(context: Any) -> Callable[..., ir.Value]:
     """The fastest of the forms below that the processor has."""
     if has_feature(context, "avx512vnni"):
         return dot_512

@@ -39,6 +39,7 @@ class NumbaCache:
 
     @property
     def num_bytes(self) -> int:
+        """See `KVCache.num_bytes`."""
         return self.keys.nbytes + self.values.nbytes
 
     def move(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
@@ -108,10 +109,12 @@ class NumbaModel:
 
     @property
     def config(self) -> ModelConfig:
+        """See `CausalLM.config`."""
         return self._config
 
     @property
     def num_threads(self) -> int:
+        """Threads that share each pass."""
         return self._team.num_threads
 
     @property
@@ -128,6 +131,7 @@ class NumbaModel:
         self.forward(build_rows([Part([0], 0, [0])]), self.new_cache(1))
 
     def new_cache(self, num_pages: int) -> NumbaCache:
+        """See `CausalLM.new_cache`."""
         return NumbaCache(self._shape, num_pages, self._cache_dtype)
 
     def forward(self, rows: Rows, cache: KVCache, taps: tuple[int, ...] = ()) -> ForwardOutput:

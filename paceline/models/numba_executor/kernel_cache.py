@@ -3,14 +3,16 @@
 Of the whole folder, though not every file is compiled: a list of those that are would be forgotten.
 """
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from paceline.models.kernel_disk import keep_on_disk
 from paceline.models.numba_executor.forward import forward
 
 
 @cache
-def compiled_forward():
+def compiled_forward() -> Callable[..., Any]:
     """`forward.forward` with the cache attached."""
     return keep_on_disk(forward, sorted(Path(__file__).parent.glob("*.py")))

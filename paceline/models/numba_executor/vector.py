@@ -9,7 +9,8 @@ while their inner loops are the instructions we mean. Not the place for anything
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
 # (llvmlite is untyped, and an intrinsic has another signature in compiled code than in Python)
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from llvmlite import ir
 from numba.core import cgutils, types
@@ -47,7 +48,9 @@ def splat_ir(builder: ir.IRBuilder, scalar: ir.Value) -> ir.Value:
     return builder.shuffle_vector(one, ir.Constant(VECTOR_IR, ir.Undefined), lanes)
 
 
-def element_pointer(context, builder, array_type, array, index) -> ir.Value:
+def element_pointer(
+    context: Any, builder: ir.IRBuilder, array_type: types.Array, array: ir.Value, index: ir.Value
+) -> ir.Value:
     """Pointer to element `index` of a one-dimensional contiguous array."""
     data = context.make_array(array_type)(context, builder, array).data
     return builder.gep(data, [index])
@@ -91,7 +94,12 @@ def prefetch_ir(builder: ir.IRBuilder, pointer: ir.Value) -> None:
     builder.call(function, [byte, _I32(0), _I32(2), _I32(1)])
 
 
-def accumulate_ir(builder: ir.IRBuilder, steps: ir.Value, starts: list[ir.Value], step) -> list[ir.Value]:
+def accumulate_ir(
+    builder: ir.IRBuilder,
+    steps: ir.Value,
+    starts: list[ir.Value],
+    step: Callable[[ir.Value, list[ir.Value]], list[ir.Value]],
+) -> list[ir.Value]:
     """Vectors that go from `starts` through step(i, vectors) -> vectors for i in 0 .. steps - 1 (at least one)."""
     index = steps.type
     before, loop, done = builder.block, builder.append_basic_block("step"), builder.append_basic_block("end")

@@ -21,10 +21,12 @@ class TorchKVCache:
 
     @property
     def num_pages(self) -> int:
+        """See `KVCache.num_pages`."""
         return self._num_pages
 
     @property
     def num_bytes(self) -> int:
+        """See `KVCache.num_bytes`."""
         return self.keys.nbytes + self.values.nbytes
 
     def move(self, sources: Sequence[int], destinations: Sequence[int]) -> None:

@@ -153,6 +153,7 @@ class TorchModel:
 
     @property
     def config(self) -> ModelConfig:
+        """See `CausalLM.config`."""
         return self._stage.shard.config
 
     def new_cache(self, num_pages: int) -> TorchKVCache:

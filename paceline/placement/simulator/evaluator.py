@@ -176,9 +176,11 @@ class Evaluator:
         return ComponentOutcome(latency_sum, table[0], table[1], busy)
 
 
-def simulate(placement: Placement, case: Case, workload: Workload | None = None, **kwargs) -> SimulationResult:
+def simulate(
+    placement: Placement, case: Case, workload: Workload | None = None, keep_latencies: bool = False
+) -> SimulationResult:
     """`Evaluator.simulate` for a single placement."""
-    return Evaluator(case, workload).simulate(placement, **kwargs)
+    return Evaluator(case, workload).simulate(placement, keep_latencies)
 
 
 def components(groups: Sequence[Group]) -> list[tuple[int, ...]]:

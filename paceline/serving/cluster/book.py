@@ -81,6 +81,7 @@ class Book:
         return clocks[-1]
 
     def add(self, ticket: Ticket, now: float) -> None:
+        """Enter a request that waits from `now` on (seconds of the book's clock)."""
         self._entries[ticket.request_id] = _Entry(ticket, now)
 
     def start(self, now: float) -> list[Ticket]:

@@ -15,6 +15,8 @@ from paceline.serving.cluster.book import Book, Ticket
 
 
 class Health(StrEnum):
+    """Whether a group takes requests."""
+
     READY = "ready"
     RESTARTING = "restarting"
     LOST = "lost"

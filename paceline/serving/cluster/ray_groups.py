@@ -38,6 +38,7 @@ class GroupActor(Worker):
     """A worker that also says which process it is."""
 
     async def pid(self) -> int:
+        """Process id of the actor, for tests that end it."""
         return os.getpid()
 
 

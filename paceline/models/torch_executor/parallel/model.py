@@ -38,6 +38,7 @@ class ParallelCache:
 
     @property
     def num_pages(self) -> int:
+        """See `KVCache.num_pages`; the same on every rank."""
         return self._num_pages
 
     @property
@@ -94,6 +95,7 @@ class ParallelModel:
 
     @property
     def config(self) -> ModelConfig:
+        """See `CausalLM.config`; the whole model's."""
         return self.layout.config
 
     @property
@@ -225,6 +227,7 @@ class LayerSubset:
 
     @property
     def config(self) -> ModelConfig:
+        """See `CausalLM.config`; the whole model's."""
         return self._model.config
 
     def new_cache(self, num_pages: int) -> ParallelCache:
