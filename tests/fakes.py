@@ -38,6 +38,8 @@ class RandomCheckpoint:
             for name, shape in tensor_shapes(config).items()
         }
 
+    storage = "F32"
+
     def names(self) -> tuple[str, ...]:
         return tuple(self._tensors)
 
@@ -52,6 +54,8 @@ class ByteTokenizer:
     eos_token_ids = (130,)
     bos_token_id = None
     vocab_size = 131
+    longest_token = 8
+    has_chat_template = False
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode("ascii"))
@@ -70,6 +74,7 @@ class PieceTokenizer:
     """
 
     bos_token_id = None
+    longest_token = 8
 
     def __init__(self, *pieces: str) -> None:
         self._pieces = pieces

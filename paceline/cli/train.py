@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from paceline.cli import options as o
 from paceline.cli.prompts import prompt_ids, read_prompts
+from paceline.cli.terminal import output as standard_output
+from paceline.cli.terminal import progress_bars, show_table
 from paceline.types import SamplingParams
 
 app = typer.Typer(help="Train small parts on your own model and prompts.", no_args_is_help=True)
@@ -32,12 +33,13 @@ def disco(
     max_tokens: o.MaxTokens = o.DEFAULT_MAX_TOKENS,
     temperature: o.Temperature = o.DEFAULT_TEMPERATURE,
     limit: Annotated[int | None, typer.Option("--limit", help="Most prompts.")] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Put prompts into the model's chat template.")] = False,
+    raw: o.Raw = False,
+    chat: o.Chat = False,
     seed: Annotated[int, typer.Option("--seed", help="Of sampling and of the classifier's start.")] = 0,
     dtype: o.Dtype = o.DEFAULT_DTYPE,
     threads: o.Threads = None,
     executor: o.ExecutorName = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: o.Json = False,
 ) -> None:
     """Learn when a draft model should stop drafting, from what became of its drafts on your prompts.
 
@@ -59,10 +61,10 @@ classifier=disco.json --compare "def fibonacci(n):"
     spec = SpeculativeConfig("draft_model", num_draft_tokens, draft_model, policy="fixed")
     texts = read_prompts(prompts)[:limit]
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
-    with o.progress_bars() as progress:
+    with progress_bars() as progress:
         loaded = load(model, config, progress)
         engine = build_engine(loaded, config, spec, progress)
-        tokens = [prompt_ids(loaded.source.tokenizer, text, chat) for text in texts]
+        tokens = [prompt_ids(loaded.source.tokenizer, text, raw) for text in texts]
         traces = collect_traces(engine, tokens, params, lambda done, total: progress("decoding", done, total))
         classifier, worth = train(traces, engine.step_seconds, hidden, seed)
     about = f"{model} drafted by {draft_model}, {dtype}, {len(texts)} prompts, temperature {temperature:g}"
@@ -74,4 +76,6 @@ classifier=disco.json --compare "def fibonacci(n):"
     table = Table("held-out drafts", "", title=about, title_justify="left")
     for name, value in record.items():
         table.add_row(name.replace("_", " "), f"{value:.3f}" if isinstance(value, float) else str(value))
-    Console().print(table)
+    show_table(table, standard_output)
+    gain = worth.disco_rate / worth.fixed_rate if worth.fixed_rate else float("nan")
+    print(f"On held-out drafts: {gain:.2f} times the rate of the best fixed length ({worth.fixed_length}).")

@@ -24,6 +24,11 @@ class Checkpoint(Protocol):
         """A key that changes whenever the weights do; names the entry in the cache of converted weights."""
         ...
 
+    @property
+    def storage(self) -> str:
+        """How most of the weights are stored: ``BF16``, ``F16``, ``F32``, or a format of blocks, e.g. ``Q4_0``."""
+        ...
+
     def names(self) -> Sequence[str]: ...
 
     def tensor(self, name: str) -> np.ndarray:

@@ -97,3 +97,11 @@ def test_a_target_that_cannot_be_met_is_refused_by_name(tune_cli):
     result = tune_cli("--target-ms", "0.0001")
     assert isinstance(result.exception, InvalidParameter)
     assert "target_ms" in str(result.exception)
+
+
+def test_a_damaged_profile_in_the_cache_is_removed(tiny):
+    path = profile_path(tiny, "float32")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(bytes(100))
+    assert cached_profile(tiny, CONFIG) is None
+    assert not path.exists()

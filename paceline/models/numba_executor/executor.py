@@ -12,6 +12,7 @@ from paceline.errors import InvalidParameter
 from paceline.models.base import PAGE_SIZE, ForwardOutput, KVCache, Rows, checked_layers, pages_for
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
+from paceline.models.dtypes import choose_dtype
 from paceline.models.numba_executor.attend import MOST_BLOCKS, SLACK
 from paceline.models.numba_executor.attention import MOST_HEADS, PAGES_AHEAD
 from paceline.models.numba_executor.experts import ExpertScratch
@@ -61,7 +62,7 @@ class NumbaModel:
     Args:
         checkpoint: weights; converted on first use, memory-mapped afterwards.
         dtype: storage of the weights, ``bfloat16``, ``float32`` or ``int8`` with arithmetic in float32; or ``w8a8``,
-            where activations are rounded to 8 bits too and multiplied as integers.
+            where activations are rounded to 8 bits too and multiplied as integers; or ``auto``, see `choose_dtype`.
         num_threads: threads of a pass; by default the processors this process may use.
         progress: told how far a conversion is.
         kv_cache_dtype: storage of keys and values, ``float32`` or ``float16``; ``auto`` takes float16 with w8a8.
@@ -84,6 +85,8 @@ class NumbaModel:
             )
         self._config = checkpoint.config
         self._shape = shape_of(checkpoint.config)
+        self.dtype_choice = choose_dtype(dtype, checkpoint, "numba", "cpu")
+        dtype = self.dtype_choice.name
         self._rounds = dtype == "w8a8"
         self._cache_dtype = _cache_dtype(kv_cache_dtype, "float16" if self._rounds else "float32")
         no_tables = np.zeros(0, np.float32)

@@ -1,4 +1,4 @@
-"""Kernels that only other kernels call: typed and lowered once, optimised and made machine code only inside their caller.
+"""Kernels that only other kernels call: lowered once, optimised and made machine code only inside their caller.
 
 Numba optimises every compiled function by itself, writes machine code for it, then links its intermediate code into the
 caller and does all of that again, level by level. A pass of a model is a hundred small functions seven levels deep, of
@@ -6,7 +6,7 @@ which only the outermost is ever called: three quarters of the compiler's time w
 the inner ones stop after lowering; the result of a pass is the same to the bit. Not for functions Python calls.
 """
 
-# pyright: reportAttributeAccessIssue=false
+# pyright: reportAttributeAccessIssue=false, reportIncompatibleMethodOverride=false
 # (Numba's code libraries are untyped)
 
 import ctypes

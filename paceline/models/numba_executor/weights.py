@@ -2,7 +2,7 @@
 
 `load_weights` converts a checkpoint to panels (`gemm.pack`) in the wanted type and stores them under the cache folder;
 the next load maps the files and reads nothing. A conversion happens in a temporary folder that is renamed at its end,
-so a half-written one is never trusted. Not for file formats (`models/checkpoint.py`).
+so a half-written one is never trusted; one that was damaged later (`models/intact.py`) is made anew. Not for file formats (`models/checkpoint.py`).
 """
 
 import errno
@@ -20,6 +20,7 @@ from paceline.models.cache_dir import cache_dir
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
 from paceline.models.experts import ExpertNames, expert_names
+from paceline.models.intact import is_sealed, seal
 from paceline.models.numba_executor.experts import ExpertWeights
 from paceline.models.numba_executor.forward import Shape
 from paceline.models.numba_executor.gemm import PANEL, ZERO_BYTE, pack, padded_rows
@@ -86,7 +87,8 @@ def load_weights(checkpoint: Checkpoint, dtype: str, progress: Progress | None =
         problem = f"w8a8 rounds {GROUP} values together, and {checkpoint.config.head_dim} per head cannot be cut so"
         raise InvalidParameter("dtype", problem, "use int8")
     folder = cache_dir() / "converted" / f"{checkpoint.fingerprint}-{dtype}-{LAYOUT}"
-    if not folder.exists():
+    if not is_sealed(folder):
+        _remove(folder)
         _convert_into(folder, checkpoint, dtype, progress or (lambda done, total: None))
     arrays = {path.stem: np.load(path, mmap_mode="r").view(np.ndarray) for path in folder.glob("*.npy")}
     if checkpoint.config.tie_word_embeddings:
@@ -112,12 +114,26 @@ def _convert_into(folder: Path, checkpoint: Checkpoint, dtype: str, progress: Pr
         raise _disk_error(error, folder) from error
     try:
         _convert(temporary, checkpoint, dtype, progress)
+        seal(temporary)
         temporary.rename(folder)
     except OSError as error:
         if not folder.exists():  # another process may have finished the same conversion first
             raise _disk_error(error, folder) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _remove(folder: Path) -> None:
+    """Take a damaged conversion away. Under its name it is gone at once; whoever has it mapped keeps it."""
+    if not folder.exists():
+        return
+    try:
+        with tempfile.TemporaryDirectory(prefix="unfinished-", dir=folder.parent, ignore_cleanup_errors=True) as aside:
+            folder.rename(Path(aside) / folder.name)
+    except FileNotFoundError:
+        return  # another process took it away first
+    except OSError as error:
+        raise _disk_error(error, folder) from error
 
 
 def _disk_error(error: OSError, folder: Path) -> PacelineError:
