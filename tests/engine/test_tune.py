@@ -90,7 +90,7 @@ def test_tune_prints_what_it_keeps_in_the_cache(tune_cli, tiny):
     assert record["token_budget"] == 32
     assert record["chunk"] == 28
     assert record["target_ms"] == 60000
-    assert profile_path(tiny, "bfloat16").exists()
+    assert profile_path(tiny, "auto").exists()
 
 
 def test_a_target_that_cannot_be_met_is_refused_by_name(tune_cli):

@@ -2,7 +2,8 @@
 
 `load_weights` converts a checkpoint to panels (`gemm.pack`) in the wanted type and stores them under the cache folder;
 the next load maps the files and reads nothing. A conversion happens in a temporary folder that is renamed at its end,
-so a half-written one is never trusted; one that was damaged later (`models/intact.py`) is made anew. Not for file formats (`models/checkpoint.py`).
+so a half-written one is never trusted; one that was damaged later (`models/intact.py`) is made anew. Not for file
+formats (`models/checkpoint.py`).
 """
 
 import errno
