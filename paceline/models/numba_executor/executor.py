@@ -127,7 +127,7 @@ class NumbaModel:
         self._team.close()
 
     def warm_up(self) -> None:
-        """Compile the kernels, or load them compiled, before the first real pass: 20 s once, then a fraction of one."""
+        """Compile the kernels, or load them compiled, before the first real pass: seconds once, then a fraction of one."""
         self.forward(build_rows([Part([0], 0, [0])]), self.new_cache(1))
 
     def new_cache(self, num_pages: int) -> NumbaCache:
