@@ -18,6 +18,7 @@ from paceline.engine.memory import cache_capacity
 from paceline.engine.profiles import dtype_of
 from paceline.engine.progress import watched
 from paceline.errors import InvalidParameter
+from paceline.models.download import BUILTIN_MODELS, weights_path
 from paceline.models.loaded import LoadedModel
 from paceline.models.tokenizer import Tokenizer
 from paceline.types import RequestOutput, SamplingParams, TokenOutput
@@ -73,6 +74,7 @@ class LLM:
     ) -> None:
         config = from_mapping(EngineConfig, engine)
         wanted = SpeculativeConfig.of(speculative)
+        _start_compiler(model, config)
         self._set_up(load(model, config, progress), config, wanted, progress)
 
     def _set_up(
@@ -280,6 +282,16 @@ class LLM:
         request_id = str(next(self._numbers))
         self._engine.add_request(request_id, self.token_ids_of(prompt), params, **how)
         return request_id
+
+
+def _start_compiler(model: str, config: EngineConfig) -> None:
+    """While a built-in model is fetched for the first time, its kernels can already be compiled."""
+    builtin = BUILTIN_MODELS.get(model)
+    if builtin is None or weights_path(builtin).exists() or config.executor == "torch" or config.is_parallel:
+        return
+    from paceline.models.numba_executor.ahead import compile_ahead
+
+    compile_ahead(builtin.dtype if config.dtype == "auto" else config.dtype, config.kv_cache_dtype)
 
 
 @contextmanager

@@ -104,6 +104,7 @@ def measure(
         chunk = tokens[start : min(start + FILL_ROWS, max(plan.contexts))]
         model.forward(build_rows([Part(pages, start, chunk, logits="last")]), cache)
     table: dict[int, dict[int, float]] = {}
+    progress(0, len(plan.contexts))
     for number, context in enumerate(plan.contexts):
         parts = {m: Part(pages, context, tokens[context : context + m], logits=logits) for m in plan.rows}
         batches = {m: build_rows([part]) for m, part in parts.items()}

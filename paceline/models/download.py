@@ -41,6 +41,7 @@ class BuiltinModel:
         member_suffix: end of the name of the weight file inside.
         num_bytes, sha256: of the weight file.
         licence: of the weights.
+        dtype: what ``auto`` takes for them, known before they are here (`dtypes.choose_dtype`).
     """
 
     name: str
@@ -50,6 +51,7 @@ class BuiltinModel:
     num_bytes: int
     sha256: str
     licence: str
+    dtype: str = "bfloat16"
 
 
 BUILTIN_MODELS = {

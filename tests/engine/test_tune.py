@@ -26,7 +26,7 @@ def test_every_point_of_the_grid_is_measured(tiny):
     table = measure(tiny.model, PLAN, progress=lambda done, total: told.append((done, total)))
     assert {c: set(t) for c, t in table.items()} == {0: {1, 4, 32}, 64: {1, 4, 32}}
     assert all(seconds > 0 for times in table.values() for seconds in times.values())
-    assert told == [(1, 2), (2, 2)]
+    assert told == [(0, 2), (1, 2), (2, 2)]
 
 
 def test_the_grid_is_cut_to_what_the_model_can_run(tiny):

@@ -4,7 +4,8 @@ The logits it returns live in a buffer of the model and hold until its next pass
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -66,6 +67,7 @@ class NumbaModel:
         num_threads: threads of a pass; by default the processors this process may use.
         progress: told how far a conversion is.
         kv_cache_dtype: storage of keys and values, ``float32`` or ``float16``; ``auto`` takes float16 with w8a8.
+        load: gives the fields of `forward.Weights`.
 
     Raises:
         InvalidParameter, UnsupportedModel, PacelineError: see `load_weights`.
@@ -78,6 +80,7 @@ class NumbaModel:
         num_threads: int | None = None,
         progress: Progress | None = None,
         kv_cache_dtype: str = "auto",
+        load: Callable[..., dict[str, Any]] = load_weights,
     ) -> None:
         if num_threads is not None and num_threads < 1:
             raise InvalidParameter(
@@ -90,7 +93,7 @@ class NumbaModel:
         self._rounds = dtype == "w8a8"
         self._cache_dtype = _cache_dtype(kv_cache_dtype, "float16" if self._rounds else "float32")
         no_tables = np.zeros(0, np.float32)
-        self._weights = Weights(**load_weights(checkpoint, dtype, progress), rope_cos=no_tables, rope_sin=no_tables)
+        self._weights = Weights(**load(checkpoint, dtype, progress), rope_cos=no_tables, rope_sin=no_tables)
         self._team = Team(num_threads)
         self._layers = np.arange(self._shape.layers)
         self._forward = compiled_forward()
@@ -127,7 +130,7 @@ class NumbaModel:
         self._team.close()
 
     def warm_up(self) -> None:
-        """Compile the kernels, or load them compiled, before the first real pass: seconds once, then a fraction of one."""
+        """Compile the kernels, or load them compiled, before the first real pass: seconds once, then less."""
         self.forward(build_rows([Part([0], 0, [0])]), self.new_cache(1))
 
     def new_cache(self, num_pages: int) -> NumbaCache:

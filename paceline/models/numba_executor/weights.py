@@ -91,8 +91,16 @@ def load_weights(checkpoint: Checkpoint, dtype: str, progress: Progress | None =
     if not is_sealed(folder):
         _remove(folder)
         _convert_into(folder, checkpoint, dtype, progress or (lambda done, total: None))
-    arrays = {path.stem: np.load(path, mmap_mode="r").view(np.ndarray) for path in folder.glob("*.npy")}
-    if checkpoint.config.tie_word_embeddings:
+    return stored_arrays(folder, checkpoint.config, dtype)
+
+
+def stored_arrays(folder: Path, config: ModelConfig, dtype: str, mapped: bool = True) -> dict[str, Any]:
+    """What `convert` left in `folder`, read-only, memory-mapped or read."""
+    arrays = {path.stem: np.load(path, mmap_mode="r" if mapped else None).view(np.ndarray)
+              for path in folder.glob("*.npy")}  # fmt: skip
+    for array in arrays.values():
+        array.flags.writeable = False
+    if config.tie_word_embeddings:
         arrays["head"], arrays["head_scales"] = arrays["embedding"], arrays["embedding_scales"]
     experts = [arrays.pop(name, _nothing(name, dtype)) for name in ExpertWeights._fields]
     return {**arrays, "experts": ExpertWeights(*experts)}
@@ -114,7 +122,7 @@ def _convert_into(folder: Path, checkpoint: Checkpoint, dtype: str, progress: Pr
     except OSError as error:
         raise _disk_error(error, folder) from error
     try:
-        _convert(temporary, checkpoint, dtype, progress)
+        convert(temporary, checkpoint, dtype, progress)
         seal(temporary)
         temporary.rename(folder)
     except OSError as error:
@@ -145,7 +153,7 @@ def _disk_error(error: OSError, folder: Path) -> PacelineError:
     )
 
 
-def _convert(folder: Path, checkpoint: Checkpoint, dtype: str, progress: Progress) -> None:
+def convert(folder: Path, checkpoint: Checkpoint, dtype: str, progress: Progress = lambda done, total: None) -> None:
     """Write one .npy file per array of `forward.Weights`."""
     config, shape = checkpoint.config, shape_of(checkpoint.config)
     matrices = _matrices(config, shape)
