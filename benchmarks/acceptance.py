@@ -29,7 +29,7 @@ HEADER = ["way of drafting", "passes", "tokens/pass", "+-", "acceptance"]
 def main() -> None:
     args = parse()
     memory = int(args.kv_cache_memory * 2**30)
-    model = LLM(args.model, dtype=args.dtype, num_threads=args.threads, kv_cache_memory_bytes=memory)
+    model = LLM(args.model, speculative=None, dtype=args.dtype, num_threads=args.threads, kv_cache_memory_bytes=memory)
     jobs = list(prompt_jobs(model, args))
     prompts = [job.ids for job in jobs]
     params = [

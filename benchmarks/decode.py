@@ -42,7 +42,13 @@ def main() -> None:
 
 def methods(args: argparse.Namespace) -> dict[str, LLM]:
     """Plain decoding and one LLM per drafter, all on the same loaded weights."""
-    plain = LLM(args.model, dtype=args.dtype, num_threads=args.threads, max_num_batched_tokens=args.batched_tokens)
+    plain = LLM(
+        args.model,
+        speculative=None,
+        dtype=args.dtype,
+        num_threads=args.threads,
+        max_num_batched_tokens=args.batched_tokens,
+    )
     llms = {"plain": plain.drafting_with({"method": "plain", "num_draft_tokens": 0, "rule": args.rule})}
     for name in args.drafts:
         spec = {"method": name, "num_draft_tokens": args.num_draft_tokens, "rule": args.rule, "policy": args.policy}

@@ -45,7 +45,7 @@ LOOKS_AT_OTHERS = {"suffix"}
 def main() -> None:
     args = parse()
     plain = LLM(
-        args.model, dtype=args.dtype, num_threads=args.threads, max_num_seqs=args.max_num_seqs,
+        args.model, speculative=None, dtype=args.dtype, num_threads=args.threads, max_num_seqs=args.max_num_seqs,
         max_model_len=args.max_model_len, kv_cache_memory_bytes=args.cache_mb << 20, progress=lambda *_: None,
     )  # fmt: skip
     texts = [prompt["text"] for prompt in read_prompts(args.prompts)] if args.prompts else TEXTS

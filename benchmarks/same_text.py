@@ -24,7 +24,7 @@ from paceline import LLM, RequestOutput, SamplingParams
 def main() -> None:
     args = parse()
     prompts = read_prompts(args.prompts)[: args.limit]
-    base = LLM(args.model, dtype=args.dtype, num_threads=args.threads, max_num_seqs=args.max_num_seqs)
+    base = LLM(args.model, speculative=None, dtype=args.dtype, num_threads=args.threads, max_num_seqs=args.max_num_seqs)
     ids = [base.chat_prompt([{"role": "user", "content": prompt["text"]}]) for prompt in prompts]
     params = [
         SamplingParams(temperature=args.temperature, top_p=args.top_p, seed=args.seed + i, max_tokens=args.max_tokens)

@@ -65,7 +65,14 @@ def main() -> None:
 
 def measure_dtype(dtype: str, peers: dict[str, CrowdPeer], args: argparse.Namespace) -> dict[str, dict[int, dict]]:
     """Method or peer to size to figures; a peer's weights are its own, whatever `dtype` is."""
-    plain = LLM(args.model, dtype=dtype, num_threads=args.threads, max_num_seqs=max(args.sizes), prefix_caching=False)
+    plain = LLM(
+        args.model,
+        speculative=None,
+        dtype=dtype,
+        num_threads=args.threads,
+        max_num_seqs=max(args.sizes),
+        prefix_caching=False,
+    )
     llms = {"plain": plain} | {
         name: plain.drafting_with({"method": name, "policy": args.policy, "num_draft_tokens": args.num_draft_tokens})
         for name in args.drafts

@@ -3,7 +3,7 @@
 from paceline import LLM, SamplingParams
 
 params = SamplingParams(temperature=0.8, top_p=0.95, seed=7, max_tokens=32)
-plain = LLM("smollm2-135m")
+plain = LLM("smollm2-135m", speculative=None)
 drafted = plain.drafting_with({"method": "ngram", "rule": "coupled"})
 
 prompt = "Once there was a lighthouse. The lighthouse"

@@ -22,7 +22,8 @@ class SpeculativeConfig:
     """How drafts are made and verified.
 
     Attributes:
-        method: a drafter's name (``ngram``, ``suffix``, ``draft_model``, ...) or ``module.path:ClassName``.
+        method: a drafter's name (``ngram``, ``suffix``, ``draft_model``, ...), ``module.path:ClassName``, or ``auto``
+            (`drafters.registry.resolve_drafter` chooses).
         num_draft_tokens: most drafted tokens a target pass verifies per request, that is rows besides the root's; 0
             switches drafting off, None takes the method's own number (8 for most).
         model: the draft model of ``draft_model``.
@@ -60,7 +61,7 @@ class SpeculativeConfig:
 
     @classmethod
     def of(cls, value: "str | Mapping[str, Any] | SpeculativeConfig | None") -> "SpeculativeConfig | None":
-        """From what a user writes: a method's name, a mapping of fields, a config, or None for plain decoding."""
+        """From what a user writes: a method's name, a mapping of fields, a config; None or "none" is plain decoding."""
         if value is None or isinstance(value, str):
             return None if value in (None, "none", "plain") else cls(value)
         if isinstance(value, SpeculativeConfig):
@@ -76,7 +77,8 @@ class EngineConfig:
 
     Attributes:
         dtype: storage of weights: ``bfloat16``, ``float32`` or ``int8`` (lossy against the other two); ``w8a8`` rounds
-            activations to 8 bits too and multiplies integers (lossy against int8, and the fastest for many rows).
+            activations to 8 bits too and multiplies integers (lossy against int8, and the fastest for many rows);
+            ``auto`` chooses one that leaves the text as the file has it (`models.dtypes.choose_dtype`).
         executor: ``numba`` (CPU kernels), ``torch`` (every family, any device), or ``auto``: numba where it can.
         device: torch device of the torch executor.
         num_threads: threads of a pass; None uses every processor the process may use.
@@ -99,7 +101,7 @@ class EngineConfig:
             ``none``. Without one costs are learned from the passes alone.
     """
 
-    dtype: str = "bfloat16"
+    dtype: str = "auto"
     executor: Executor = "auto"
     device: str = "cpu"
     num_threads: int | None = None

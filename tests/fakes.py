@@ -40,6 +40,8 @@ class RandomCheckpoint:
             for name, shape in tensor_shapes(config).items()
         }
 
+    storage = "F32"
+
     def names(self) -> tuple[str, ...]:
         return tuple(self._tensors)
 
@@ -54,6 +56,8 @@ class ByteTokenizer:
     eos_token_ids = (130,)
     bos_token_id = None
     vocab_size = 131
+    longest_token = 8
+    has_chat_template = False
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode("ascii"))
@@ -72,6 +76,7 @@ class PieceTokenizer:
     """
 
     bos_token_id = None
+    longest_token = 8
 
     def __init__(self, *pieces: str) -> None:
         self._pieces = pieces

@@ -45,7 +45,7 @@ DRAFTS = [
 
 @pytest.fixture(scope="module")
 def plain():
-    return LLM("smollm2-135m")
+    return LLM("smollm2-135m", speculative=None)
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def test_two_streams_at_once_keep_their_tokens_apart(plain):
 
 @pytest.mark.parametrize("dtype", ["float32", "int8", "w8a8"])
 def test_other_weight_types_keep_their_promise_too(dtype):
-    llm = LLM("smollm2-135m", dtype=dtype)
+    llm = LLM("smollm2-135m", speculative=None, dtype=dtype)
     params = SamplingParams(temperature=0, max_tokens=24)
     alone = [llm.generate(text, params)[0].token_ids for text in PROMPTS[:3]]
     drafted = llm.drafting_with("ngram").generate(PROMPTS[:3], params)

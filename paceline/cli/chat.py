@@ -1,23 +1,36 @@
 """`paceline chat`: a conversation in the terminal; each answer streams, drafted tokens in colour."""
 
-from typing import Annotated
-
-import typer
-from rich.console import Console
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 from paceline.cli import options as o
-from paceline.cli.show import LEGEND, TokenPrinter, closing_table
+from paceline.cli.conversation import Conversation
+from paceline.cli.line_input import line_reader
+from paceline.cli.show import LEGEND, TokenPrinter, closing_table, why_short
+from paceline.cli.terminal import messages, output, show_table
+from paceline.errors import EngineDead, PacelineError
 from paceline.types import SamplingParams
 
-HELP = "/reset forgets the conversation, /stats shows the last answer's figures, /quit (or Ctrl-D) leaves."
+if TYPE_CHECKING:
+    from paceline.engine.llm import LLM
+    from paceline.evaluation.report import Run
+
+COMMANDS = {
+    "/help": "this list",
+    "/clear": "forget the conversation (/reset is the same)",
+    "/stats": "figures of the last answer",
+    "/save FILE": "write the conversation to a file",
+    "/exit": "leave; so do /quit and Ctrl-D",
+}
 
 
 def chat(
     model: o.Model = o.DEFAULT_MODEL,
-    draft: o.Draft = "suffix",
+    draft: o.Draft = o.DEFAULT_DRAFT,
     draft_model: o.DraftModel = None,
     num_draft_tokens: o.NumDraft = None,
-    rule: o.Rule = "p/q",
+    rule: o.Rule = o.DEFAULT_RULE,
     policy: o.Policy = "auto",
     draft_option: o.DraftOption = None,
     policy_option: o.PolicyOption = None,
@@ -27,12 +40,14 @@ def chat(
     top_k: o.TopK = 0,
     min_p: o.MinP = 0.0,
     seed: o.Seed = None,
-    system: Annotated[str | None, typer.Option("--system", help="System message.")] = None,
+    system: Annotated[str | None, o.option(o.SAMPLING, "--system", help="System message.")] = None,
     dtype: o.Dtype = o.DEFAULT_DTYPE,
     threads: o.Threads = None,
     executor: o.ExecutorName = "auto",
 ) -> None:
-    """Chat with a model. The suffix drafter learns from the conversation as it goes.
+    """Chat with a model. Lines can be edited, /help lists the commands, Ctrl-C ends an answer.
+
+    When the context is full the oldest turns are left out of the prompt, and a line says so; /save still writes them.
 
     Examples:
 
@@ -45,35 +60,85 @@ def chat(
     )
     speculative = o.speculative_config(draft, draft_model, num_draft_tokens, rule, policy, draft_option, policy_option)
     llm = o.load_llm(model, speculative, dtype=dtype, num_threads=threads, executor=executor)
-    o.messages.print(f"[dim]{HELP}[/]")
-    o.messages.print(LEGEND)
-    _converse(llm, params, draft, [{"role": "system", "content": system}] if system else [])
+    o.say_dtype(llm, dtype)
+    messages.print("/help lists the commands, /exit leaves.", style="dim")
+    messages.print(LEGEND)
+    conversation = Conversation(llm.chat_prompt, llm.max_model_len, max_tokens, system)
+    ChatLoop(llm, params, conversation).run(line_reader("you> ", [name.split()[0] for name in COMMANDS]))
 
 
-def _converse(llm, params: SamplingParams, draft: str, opening: list[dict[str, str]]) -> None:
-    """Read, answer, repeat. Ctrl-C ends an answer, not the conversation."""
-    from paceline.evaluation.report import run_once
+class ChatLoop:
+    """Reads, answers, repeats. Nothing but /exit and the end of the input ends it."""
 
-    console = Console(highlight=False)
-    messages, last = list(opening), None
-    while True:
-        try:
-            text = console.input("[bold]you> [/]").strip()
-        except EOFError:
-            return
-        if text == "/quit":
-            return
-        if text == "/reset":
-            messages = list(opening)
-        elif text == "/stats":
-            o.messages.print(closing_table(last, None, draft) if last else "no answer yet")
-        elif text:
-            messages.append({"role": "user", "content": text})
+    def __init__(self, llm: "LLM", params: SamplingParams, conversation: Conversation) -> None:
+        self._llm, self._params, self._conversation = llm, params, conversation
+        self._last: Run | None = None
+
+    def run(self, read: Callable[[], str]) -> None:
+        """Until the end of the input."""
+        while True:
             try:
-                last = run_once(llm, llm.chat_prompt(messages), params, TokenPrinter(console))
+                text = read().strip()
             except KeyboardInterrupt:
-                messages.pop()
-                console.print("\n[dim](cut off; the question is taken back)[/]")
                 continue
-            console.print()
-            messages.append({"role": "assistant", "content": last.output.text})
+            except EOFError:
+                return
+            if text in ("/exit", "/quit"):
+                return
+            try:
+                self._obey(text) if _is_command(text) else self._answer(text.removeprefix("/"))
+            except EngineDead:
+                raise
+            except PacelineError as error:
+                messages.print(str(error), style="red", soft_wrap=True)
+
+    def _obey(self, text: str) -> None:
+        name, _, argument = text.partition(" ")
+        if name in ("/clear", "/reset"):
+            self._conversation.clear()
+            messages.print("The conversation is forgotten.", style="dim")
+        elif name == "/save" and argument.strip():
+            count = self._conversation.save(Path(argument.strip()))
+            messages.print(f"{count} messages written to {argument.strip()}", style="dim", soft_wrap=True)
+        elif name == "/stats":
+            self._show_stats()
+        else:
+            if name != "/help":
+                messages.print(f"No such command, or without its file: {text}", style="red", soft_wrap=True)
+            for command, what in COMMANDS.items():
+                messages.print(f"{command:<11} {what}")
+            messages.print("A message that begins with a slash is written with two: //etc/hosts")
+
+    def _show_stats(self) -> None:
+        if self._last is None:
+            messages.print("no answer yet")
+        else:
+            show_table(closing_table(self._last, None, o.drafter_of(self._llm)))
+
+    def _answer(self, text: str) -> None:
+        from paceline.evaluation.report import run_once
+
+        if not text:
+            return
+        ids, dropped = self._conversation.ask(text)
+        if dropped:
+            messages.print(
+                f"(the context is full: the oldest {dropped} messages are left out from here on)", style="dim"
+            )
+        printer = TokenPrinter(output)
+        try:
+            self._last = run_once(self._llm, ids, self._params, printer)
+        except BaseException as error:
+            self._conversation.take_back()
+            if not isinstance(error, KeyboardInterrupt):
+                raise
+            messages.print("\n(cut off; the question is taken back)", style="dim")
+            return
+        printer.finish()
+        if remark := why_short(self._last.output):
+            messages.print(remark, style="dim")
+        self._conversation.answer(self._last.output.text)
+
+
+def _is_command(text: str) -> bool:
+    return text.startswith("/") and not text.startswith("//")

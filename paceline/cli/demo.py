@@ -1,14 +1,15 @@
 """`paceline demo`: the default model on three prompts, plain and drafted in one run; are the texts equal?"""
 
 import json
-from typing import Annotated
+from math import prod
 
 import typer
 from rich.table import Table
 
 from paceline.cli import options as o
 from paceline.cli.prompts import prompt_ids
-from paceline.cli.show import is_identical
+from paceline.cli.show import is_identical, verdict
+from paceline.cli.terminal import messages, show_table
 from paceline.types import SamplingParams
 
 CHAT = "Explain in four sentences why the sky is blue and why the sunset is red."
@@ -35,11 +36,11 @@ PROMPTS = {"chat": CHAT, "code edit": EDIT, "summarise": SUMMARISE}
 
 def demo(
     model: o.Model = o.DEFAULT_MODEL,
-    draft: o.Draft = "suffix",
+    draft: o.Draft = o.DEFAULT_DRAFT,
     max_tokens: o.MaxTokens = 96,
     dtype: o.Dtype = o.DEFAULT_DTYPE,
     threads: o.Threads = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: o.Json = False,
 ) -> None:
     """Show the main job: the same text, in less time.
 
@@ -54,15 +55,17 @@ def demo(
     llm = o.load_llm(model, o.speculative_config(draft), dtype=dtype, num_threads=threads)
     plain_llm = llm.drafting_with(None)
     params = SamplingParams(temperature=0, max_tokens=max_tokens)
-    rows = []
+    drafter, rows = o.drafter_of(llm), []
+    if not as_json:
+        o.say_dtype(llm, dtype)
     for kind, prompt in PROMPTS.items():
-        o.messages.print(f"[dim]{kind}: plain, then with {draft} ...[/]")
-        ids = prompt_ids(llm.tokenizer, prompt, chat=True)
+        messages.print(f"{kind}: plain, then with {drafter} ...", style="dim")
+        ids = prompt_ids(llm.tokenizer, prompt, raw=False)
         rows.append((kind, run_once(plain_llm, ids, params), run_once(llm, ids, params)))
     if as_json:
         print(json.dumps([_record(*row) for row in rows]))
     else:
-        _print(rows, model, draft)
+        _print(rows, model, drafter)
     if not all(is_identical(run, plain) for _, plain, run in rows):
         raise typer.Exit(1)
 
@@ -90,6 +93,10 @@ def _print(rows, model: str, draft: str) -> None:
             "yes" if is_identical(run, plain) else "NO",
         )  # fmt: skip
     for kind, _, run in rows:
-        o.messages.print(f"\n[bold]{kind}[/]\n{run.output.text.strip()}", markup=True)
-    o.messages.print()
-    o.messages.print(table)
+        messages.print(f"\n{kind}", style="bold")
+        messages.print(run.output.text.strip())
+    messages.print()
+    show_table(table)
+    speedups = [run.tokens_per_second / plain.tokens_per_second for _, plain, run in rows if plain.tokens_per_second]
+    mean = prod(speedups) ** (1 / len(speedups)) if speedups else None
+    messages.print(verdict(mean, all(is_identical(run, plain) for _, plain, run in rows)), soft_wrap=True)

@@ -5,11 +5,10 @@ import sys
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from paceline.cli import options as o
-from paceline.cli.prompts import prompt_ids
-from paceline.cli.show import LEGEND, TokenPrinter, closing_table, is_identical
+from paceline.cli.show import LEGEND, TokenPrinter, closing_table, is_identical, verdict, why_short
+from paceline.cli.terminal import messages, output, show_table
 from paceline.errors import InvalidParameter
 from paceline.types import SamplingParams
 
@@ -20,7 +19,7 @@ def generate(
     draft: o.Draft = o.DEFAULT_DRAFT,
     draft_model: o.DraftModel = None,
     num_draft_tokens: o.NumDraft = None,
-    rule: o.Rule = "p/q",
+    rule: o.Rule = o.DEFAULT_RULE,
     policy: o.Policy = "auto",
     draft_option: o.DraftOption = None,
     policy_option: o.PolicyOption = None,
@@ -30,10 +29,15 @@ def generate(
     top_k: o.TopK = 0,
     min_p: o.MinP = 0.0,
     seed: o.Seed = None,
-    stop: Annotated[list[str] | None, typer.Option("--stop", help="String that ends the text; repeatable.")] = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on behind the end-of-sequence token.")] = False,
-    chat: Annotated[bool, typer.Option("--chat", help="Put the prompt into the model's chat template.")] = False,
-    compare: Annotated[bool, typer.Option("--compare", help="Run plain decoding too and compare.")] = False,
+    stop: Annotated[
+        list[str] | None, o.option(o.SAMPLING, "--stop", help="String that ends the text; repeatable.")
+    ] = None,
+    ignore_eos: Annotated[
+        bool, o.option(o.SAMPLING, "--ignore-eos", help="Go on after the end-of-sequence token.")
+    ] = False,
+    raw: o.Raw = False,
+    chat: o.Chat = False,
+    compare: Annotated[bool, o.option(o.OUTPUT, "--compare", help="Run plain decoding too and compare.")] = False,
     dtype: o.Dtype = o.DEFAULT_DTYPE,
     threads: o.Threads = None,
     executor: o.ExecutorName = "auto",
@@ -41,15 +45,19 @@ def generate(
     pipeline_parallel_size: o.PipelineParallel = 1,
     kv_cache_memory_bytes: o.CacheBytes = None,
     kv_cache_dtype: o.CacheDtype = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: o.Json = False,
 ) -> None:
     """Generate text, drafting ahead; the text is what the model alone would have said.
 
+    A model with a chat template gets the prompt as a user's message in it; --raw leaves the prompt as it is.
+
     Examples:
 
-        paceline generate "The capital of France is"
+        paceline generate "Explain why the sky is blue."
 
-        paceline generate --chat --draft suffix --compare "List ten rivers of Europe."
+        paceline generate --raw "The capital of France is"
+
+        paceline generate --draft suffix --compare "List ten rivers of Europe."
 
         paceline generate --temperature 0.8 --top-p 0.95 --seed 7 --rule coupled --compare "Once upon a time"
 
@@ -78,16 +86,23 @@ def generate(
         tensor_parallel_size=tensor_parallel_size, pipeline_parallel_size=pipeline_parallel_size,
         kv_cache_memory_bytes=kv_cache_memory_bytes, kv_cache_dtype=kv_cache_dtype,
     )  # fmt: skip
-    token_ids = prompt_ids(llm.tokenizer, text, chat)
+    if not as_json:
+        o.say_dtype(llm, dtype)
+    token_ids = llm.user_prompt(text, raw)
     plain = run_once(llm.drafting_with(None), token_ids, params) if compare else None
-    console = Console(highlight=False)
-    run = run_once(llm, token_ids, params, (lambda token: None) if as_json else TokenPrinter(console))
     if as_json:
+        run = run_once(llm, token_ids, params)
         print(json.dumps(_record(run, plain, describe(run, plain))))
         return
-    console.print()
-    o.messages.print(LEGEND)
-    o.messages.print(closing_table(run, plain, draft))
+    printer = TokenPrinter(output)
+    run = run_once(llm, token_ids, params, printer)
+    printer.finish()
+    if remark := why_short(run.output):
+        messages.print(remark, soft_wrap=True)
+    messages.print(LEGEND)
+    show_table(closing_table(run, plain, o.drafter_of(llm)))
+    if plain is not None:
+        messages.print(verdict(describe(run, plain)["speedup"], is_identical(run, plain)), soft_wrap=True)
 
 
 def _record(run, plain, stats: dict) -> dict:

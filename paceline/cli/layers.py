@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from paceline.cli import options as o
 from paceline.cli.prompts import read_text
+from paceline.cli.terminal import output, progress_bars, show_table
 from paceline.errors import InvalidParameter
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def layers(
     dtype: o.Dtype = o.DEFAULT_DTYPE,
     threads: o.Threads = None,
     executor: o.ExecutorName = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: o.Json = False,
 ) -> None:
     """Find the layers that the model can miss while it drafts for itself, and what that promises.
 
@@ -46,7 +46,7 @@ def layers(
         raise InvalidParameter("max_tokens", f"{max_tokens} is less than 2", "read at least two tokens")
     written = [read_text("texts", path) for path in texts]
     config = EngineConfig(dtype=dtype, num_threads=threads, executor=executor)  # type: ignore[arg-type]
-    with o.progress_bars() as progress:
+    with progress_bars() as progress:
         loaded = load(model, config, progress)
         ids = [loaded.source.tokenizer.encode(text)[:max_tokens] for text in written]
         choices = search_skipped_layers(
@@ -56,9 +56,8 @@ def layers(
     if as_json:
         print(json.dumps({"best": asdict(best), "tried": [asdict(choice) for choice in choices]}))
         return
-    console = Console(highlight=False)
-    console.print(_table(choices, best))
-    console.print(_advice(best), soft_wrap=True)
+    show_table(_table(choices, best), output)
+    print(_advice(best))
 
 
 def _advice(best: "LayerChoice") -> str:

@@ -4,8 +4,9 @@ import sys
 from importlib import import_module
 
 import typer
-from rich.console import Console
+from rich.text import Text
 
+from paceline.cli.terminal import messages
 from paceline.errors import PacelineError
 
 app = typer.Typer(
@@ -16,14 +17,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-COMMANDS = ("generate", "chat", "models", "demo", "tune", "tree", "place", "place-map", "simulate", "layers", "serve")
-GROUPS = ("theory", "train")
+COMMANDS = {
+    "Use a model": ("generate", "chat", "serve", "models", "demo"),
+    "Choose and measure": ("tune", "tree", "layers"),
+    "Plan many models on many devices": ("place", "place-map", "simulate"),
+}
+GROUPS = {"Choose and measure": ("theory", "train")}
 
-for name in COMMANDS:
-    function = name.replace("-", "_")
-    app.command(name)(getattr(import_module(f"paceline.cli.{function}"), function))
-for name in GROUPS:
-    app.add_typer(import_module(f"paceline.cli.{name}").app, name=name)
+for panel, names in COMMANDS.items():
+    for name in names:
+        function = name.replace("-", "_")
+        app.command(name, rich_help_panel=panel)(getattr(import_module(f"paceline.cli.{function}"), function))
+for panel, names in GROUPS.items():
+    for name in names:
+        app.add_typer(import_module(f"paceline.cli.{name}").app, name=name, rich_help_panel=panel)
 
 
 def main() -> None:
@@ -31,7 +38,7 @@ def main() -> None:
     try:
         app()
     except PacelineError as error:
-        Console(stderr=True, highlight=False).print(f"[bold red]error:[/] {error}", soft_wrap=True)
+        messages.print(Text.assemble(("error:", "bold red"), " ", str(error)), soft_wrap=True)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from paceline.cli.terminal import output, show_table
 from paceline.models.cache_dir import cache_dir
 from paceline.models.download import BUILTIN_MODELS, weights_path
 
@@ -35,9 +35,8 @@ def models(as_json: Annotated[bool, typer.Option("--json", help="Print JSON inst
     table = Table("name", "licence", "size", "downloaded")
     for row in rows:
         table.add_row(row["name"], row["licence"], f"{row['bytes'] / 1e6:.0f} MB", "yes" if row["downloaded"] else "no")
-    console = Console()
-    console.print(table)
-    console.print(f"cache: {cache['folder']}, {cache['bytes'] / 1e6:.0f} MB (downloads, converted weights, kernels)")
+    show_table(table, output)
+    print(f"cache: {cache['folder']}, {cache['bytes'] / 1e6:.0f} MB (downloads, converted weights, kernels)")
 
 
 def _size(folder: Path) -> int:

@@ -1,107 +1,131 @@
 """Options that several commands share, each written once, and how they become a loaded `LLM`."""
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.cli.terminal import messages, progress_bars
+from paceline.config import EngineConfig, LengthPolicyName, SpeculativeConfig
+from paceline.drafters.registry import AUTO, drafter_names
 from paceline.errors import InvalidParameter
 from paceline.types import SamplingParams
 
 if TYPE_CHECKING:
     from paceline.engine.llm import LLM
 
-messages = Console(stderr=True, highlight=False)
-"""Where progress, tables and remarks go; standard output is for text and JSON."""
-
+NONE = "none"
+"""Plain decoding, where a drafter is named."""
 _ENGINE, _SAMPLING = EngineConfig(), SamplingParams()
+_DRAFTERS = (AUTO, NONE, *(name for name in drafter_names() if name != "plain"))
+_RULE = next(field.default for field in fields(SpeculativeConfig) if field.name == "rule")
 
-Model = Annotated[str, typer.Option("--model", "-m", help="Built-in name, GGUF file, safetensors folder or hub id.")]
-Draft = Annotated[
-    str,
-    typer.Option(
-        "--draft",
-        "-d",
-        help="Drafter: none, ngram, suffix, draft_model, specinfer, cross_vocabulary, hybrid, lookahead, jacobi, "
-        "layer_skip, sparse_cache, or module:Class (docs/drafters.md).",
-    ),
-]
-DraftModel = Annotated[str | None, typer.Option("--draft-model", help="Smaller model of the same vocabulary.")]
-NumDraft = Annotated[
-    int | None,
-    typer.Option(
-        "--num-draft-tokens",
-        "-k",
-        help="Most drafted tokens per target pass; default 8 for most drafters, 0 switches it off.",
-    ),
-]
-Rule = Annotated[str, typer.Option("--rule", help="Verification: p/q, coupled, block, or a rule named lossy.")]
-Policy = Annotated[
-    str,
-    typer.Option(
-        "--policy", help="Draft length: auto, fixed, heuristic, confidence, disco, goodput, steady or cascade."
-    ),
-]
-PolicyOption = Annotated[
-    list[str] | None, typer.Option("--policy-option", help="NAME=VALUE for the policy, e.g. threshold=0.5.")
-]
-DraftOption = Annotated[
-    list[str] | None, typer.Option("--draft-option", help="NAME=VALUE for the drafter, e.g. prompt_lookup_max=4.")
-]
-MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", help="Most output tokens.")]
-Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")]
-TopP = Annotated[float, typer.Option("--top-p", help="Nucleus, in (0, 1].")]
-TopK = Annotated[int, typer.Option("--top-k", help="0 switches it off.")]
-MinP = Annotated[float, typer.Option("--min-p", help="In [0, 1].")]
-Seed = Annotated[int | None, typer.Option("--seed", help="Same seed, same text.")]
-Dtype = Annotated[str, typer.Option("--dtype", help="Weights: bfloat16, float32, int8, or w8a8 (activations too).")]
-Threads = Annotated[int | None, typer.Option("--threads", help="Threads of a pass; default all processors.")]
-TensorParallel = Annotated[
-    int, typer.Option("--tensor-parallel-size", help="Processes that share every layer (torch executor).")
-]
-PipelineParallel = Annotated[
-    int, typer.Option("--pipeline-parallel-size", help="Groups of processes with some of the layers each.")
-]
-CacheBytes = Annotated[
-    int | None,
-    typer.Option(
-        "--kv-cache-memory-bytes", help="Room for keys and values, 512 MiB if left out; long texts need more."
-    ),
-]
-CacheDtype = Annotated[
-    str, typer.Option("--kv-cache-dtype", help="Keys and values: float32, float16, or auto (float16 with w8a8).")
-]
-ExecutorName = Annotated[str, typer.Option("--executor", help="auto, numba or torch.")]
+DRAFTING, SAMPLING, MACHINE, OUTPUT = "Drafting", "Sampling", "Model and machine", "Output"
+"""Headings of --help."""
 
 DEFAULT_MODEL = "smollm2-135m"
-DEFAULT_DRAFT = "ngram"
+DEFAULT_DRAFT = AUTO
+DEFAULT_RULE = str(_RULE)
 DEFAULT_DTYPE = _ENGINE.dtype
 DEFAULT_TEMPERATURE = 0.0
 DEFAULT_MAX_TOKENS = _SAMPLING.max_tokens
+
+
+def option(panel: str, *names: str, help: str, **more: Any) -> Any:
+    """A typer option under a heading of --help."""
+    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
+
+
+Model = Annotated[str, option(MACHINE, "--model", "-m", help="Built-in name, GGUF file, safetensors folder or hub id.")]
+Draft = Annotated[
+    str,
+    option(
+        DRAFTING, "--draft", "-d",
+        help=f"Drafter: {', '.join(_DRAFTERS)}, or module:Class (docs/drafters.md).",
+    ),
+]  # fmt: skip
+DraftModel = Annotated[str | None, option(DRAFTING, "--draft-model", help="Smaller model of the same vocabulary.")]
+NumDraft = Annotated[
+    int | None,
+    option(
+        DRAFTING, "--num-draft-tokens", "-k",
+        help="Most drafted tokens per target pass; default 8 for most drafters, 0 switches it off.",
+    ),
+]  # fmt: skip
+Rule = Annotated[
+    str,
+    option(DRAFTING, "--rule", help="Verification: p/q, coupled, block, or a rule named lossy (docs/exactness.md)."),
+]
+Policy = Annotated[str, option(DRAFTING, "--policy", help=f"Draft length: {', '.join(LengthPolicyName.__args__)}.")]
+PolicyOption = Annotated[
+    list[str] | None, option(DRAFTING, "--policy-option", help="NAME=VALUE for the policy, e.g. threshold=0.5.")
+]
+DraftOption = Annotated[
+    list[str] | None, option(DRAFTING, "--draft-option", help="NAME=VALUE for the drafter, e.g. prompt_lookup_max=4.")
+]
+MaxTokens = Annotated[int, option(SAMPLING, "--max-tokens", "-n", help="Most tokens of an answer.")]
+Temperature = Annotated[float, option(SAMPLING, "--temperature", "-t", help="0 is greedy.")]
+TopP = Annotated[float, option(SAMPLING, "--top-p", help="Nucleus, in (0, 1].")]
+TopK = Annotated[int, option(SAMPLING, "--top-k", help="0 switches it off.")]
+MinP = Annotated[float, option(SAMPLING, "--min-p", help="In [0, 1].")]
+Seed = Annotated[int | None, option(SAMPLING, "--seed", help="Same seed, same text.")]
+Raw = Annotated[
+    bool, option(SAMPLING, "--raw", help="Take the prompt as it is, not as a message in the model's chat template.")
+]
+Chat = Annotated[bool, typer.Option("--chat", help="What is done anyway; kept for scripts.", hidden=True)]
+Dtype = Annotated[
+    str, option(MACHINE, "--dtype", help="Weights: auto, bfloat16, float32, int8, or w8a8 (activations too).")
+]
+Threads = Annotated[int | None, option(MACHINE, "--threads", help="Threads of a pass; default all processors.")]
+TensorParallel = Annotated[
+    int, option(MACHINE, "--tensor-parallel-size", help="Processes that share every layer (torch executor).")
+]
+PipelineParallel = Annotated[
+    int, option(MACHINE, "--pipeline-parallel-size", help="Groups of processes with some of the layers each.")
+]
+CacheBytes = Annotated[
+    int | None,
+    option(
+        MACHINE, "--kv-cache-memory-bytes",
+        help="Room for keys and values, 512 MiB if left out; long texts need more.",
+    ),
+]  # fmt: skip
+CacheDtype = Annotated[
+    str, option(MACHINE, "--kv-cache-dtype", help="Keys and values: float32, float16, or auto (float16 with w8a8).")
+]
+ExecutorName = Annotated[str, option(MACHINE, "--executor", help="auto, numba or torch.")]
+Json = Annotated[bool, option(OUTPUT, "--json", help="Print one JSON object and nothing else.")]
 
 
 def speculative_config(
     draft: str,
     draft_model: str | None = None,
     num_draft_tokens: int | None = None,
-    rule: str = "p/q",
+    rule: str = DEFAULT_RULE,
     policy: str = "auto",
     draft_option: list[str] | None = None,
     policy_option: list[str] | None = None,
 ) -> SpeculativeConfig | None:
-    """The config that the drafting options describe; None for plain decoding."""
-    fields: dict[str, Any] = {"method": draft, "model": draft_model, "rule": rule, "policy": policy}
+    """The config that the drafting options describe; None for plain decoding.
+
+    Raises:
+        InvalidParameter: an option that cannot be read, or one of drafting beside ``none``.
+    """
+    values: dict[str, Any] = {"method": draft, "model": draft_model, "rule": rule, "policy": policy}
     if num_draft_tokens is not None:
-        fields["num_draft_tokens"] = num_draft_tokens
-    fields["options"] = dict(_name_and_value("draft_option", text) for text in draft_option or [])
-    fields["policy_options"] = dict(_name_and_value("policy_option", text) for text in policy_option or [])
-    config = SpeculativeConfig(**fields)
-    return None if draft in ("none", "plain") else config
+        values["num_draft_tokens"] = num_draft_tokens
+    values["options"] = dict(_name_and_value("draft_option", text) for text in draft_option or [])
+    values["policy_options"] = dict(_name_and_value("policy_option", text) for text in policy_option or [])
+    config = SpeculativeConfig(**values)
+    if draft not in (NONE, "plain"):
+        return config
+    given = {"draft_model": draft_model, "num_draft_tokens": num_draft_tokens, "draft_option": draft_option,
+             "policy_option": policy_option, "policy": policy if policy != "auto" else None}  # fmt: skip
+    for name, value in given.items():
+        if value:
+            raise InvalidParameter(name, f"is given, and --draft {draft} drafts nothing", "leave one of the two out")
+    return None
 
 
 def _name_and_value(field: str, text: str) -> tuple[str, Any]:
@@ -122,21 +146,12 @@ def load_llm(model: str, speculative: SpeculativeConfig | None, **engine: Any) -
         return LLM(model, speculative=speculative, progress=progress, **engine)
 
 
-@contextmanager
-def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
-    """Bars on standard error that vanish at the end; call what it gives with (what, done, total)."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=messages, transient=True) as bars:
-        tasks: dict[str, Any] = {}
+def drafter_of(llm: "LLM") -> str:
+    """The name of the drafter that a model really uses."""
+    return llm.speculative.method if llm.speculative else NONE
 
-        def progress(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(what, total=total)
-            bars.update(tasks[what], completed=done, total=total)
 
-        yield progress
+def say_dtype(llm: "LLM", asked: str) -> None:
+    """Tell what `auto` chose, and why."""
+    if asked == AUTO and llm.dtype_reason:
+        messages.print(f"dtype {llm.dtype}: {llm.dtype_reason}", style="dim", soft_wrap=True)

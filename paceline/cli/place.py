@@ -9,7 +9,7 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from paceline.cli import case_options as c
-from paceline.cli.options import messages, progress_bars
+from paceline.cli.terminal import messages, progress_bars, show_table
 from paceline.errors import InvalidParameter
 
 if TYPE_CHECKING:
@@ -87,11 +87,11 @@ def place(
         print(record)
         return
     if found.places:
-        messages.print(show.drafts_table(found))
-    messages.print(show.group_table(loaded, made.placement, made.result))
-    messages.print(show.model_table(loaded, made.placement, made.result))
+        show_table(show.drafts_table(found))
+    show_table(show.group_table(loaded, made.placement, made.result))
+    show_table(show.model_table(loaded, made.placement, made.result))
     for table in explanation_tables(explanation) if explanation is not None else ():
-        messages.print(table)
+        show_table(table)
     print(show.summary(made))
 
 
@@ -109,7 +109,12 @@ def _explained(case: "Case", made: "Plan") -> "Explanation":
 @contextmanager
 def _progress():
     """A bar on standard error that shows how far the search is and the best attainment so far."""
-    columns = (TextColumn("planning"), BarColumn(), TextColumn("best {task.fields[best]:.2%}"), TimeElapsedColumn())
+    columns = (
+        TextColumn("planning", markup=False),
+        BarColumn(),
+        TextColumn("best {task.fields[best]:.2%}"),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=messages, transient=True) as bars:
         task = bars.add_task("planning", total=1.0, best=0.0)
         yield lambda share, best: bars.update(task, completed=share, best=best)

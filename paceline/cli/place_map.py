@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from paceline.cli import case_options as c
-from paceline.cli.options import messages, progress_bars
+from paceline.cli.terminal import progress_bars, show_table
 from paceline.errors import InvalidParameter
 
 Factors = Annotated[str | None, typer.Option(metavar="0.5,1,2", help="Factors along this axis.")]
@@ -64,7 +64,7 @@ def place_map(
         table.add_column(column, justify="right")
     for name, *gains in found.table().rows:
         table.add_row(f"{name:g}", *(f"{gain:+.1f}" for gain in gains))
-    messages.print(table)
+    show_table(table)
     cells = [gain for row in found.gain for gain in row]
     print(f"model parallelism pays in {sum(gain > 0 for gain in cells)} of {len(cells)} cells")
 

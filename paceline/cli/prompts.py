@@ -11,9 +11,11 @@ if TYPE_CHECKING:
     from paceline.models.tokenizer import Tokenizer
 
 
-def prompt_ids(tokenizer: "Tokenizer", text: str, chat: bool) -> list[int]:
-    """Token ids of a prompt; with `chat` it is a user's message in the model's chat template."""
-    return tokenizer.encode_chat([{"role": "user", "content": text}]) if chat else tokenizer.encode(text)
+def prompt_ids(tokenizer: "Tokenizer", text: str, raw: bool) -> list[int]:
+    """Token ids of a prompt: a user's message in the chat template of a model that has one, unless `raw`."""
+    if raw or not tokenizer.has_chat_template:
+        return tokenizer.encode(text)
+    return tokenizer.encode_chat([{"role": "user", "content": text}])
 
 
 def prompts_of(arguments: Iterable[str]) -> list[str]:

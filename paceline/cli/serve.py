@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import options as o
+from paceline.cli.terminal import messages, progress_bars
 from paceline.errors import InvalidParameter
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def serve(
     draft: o.Draft = o.DEFAULT_DRAFT,
     draft_model: o.DraftModel = None,
     num_draft_tokens: o.NumDraft = None,
-    rule: o.Rule = "p/q",
+    rule: o.Rule = o.DEFAULT_RULE,
     policy: o.Policy = "auto",
     draft_option: o.DraftOption = None,
     dtype: o.Dtype = o.DEFAULT_DTYPE,
@@ -93,7 +94,7 @@ def _serve_one(
     from paceline.serving.model_spec import ModelSpec
     from paceline.serving.worker import open_model
 
-    with o.progress_bars() as progress:
+    with progress_bars() as progress:
         opener = partial(open_model, speculative=speculative, progress=progress, **engine)
         backend = LocalBackend([ModelSpec(name, path)], opener)
     asyncio.run(_listen(backend, host, port))
@@ -109,7 +110,7 @@ def _serve_cluster(
     from paceline.serving.cluster.preflight import check_loadable
 
     plan = read_plan(path).with_paths(weights)
-    with o.progress_bars() as progress:
+    with progress_bars() as progress:
         check_loadable(plan, progress)
     from paceline.serving.cluster.ray_groups import start_groups, stop_ray
 
@@ -119,7 +120,7 @@ def _serve_cluster(
             await dispatcher.start()
             await _listen(dispatcher, host, port)
 
-    o.messages.print(f"starting {len(plan.placement.groups)} groups with {len(plan.held)} models")
+    messages.print(f"starting {len(plan.placement.groups)} groups with {len(plan.held)} models")
     groups = start_groups(plan, num_cpus, **options)
     try:
         asyncio.run(run())
@@ -134,7 +135,7 @@ async def _listen(backend: "Backend", host: str, port: int) -> None:
     from paceline.serving.app import build_app
 
     config = uvicorn.Config(build_app(backend), host, port, log_level="warning", timeout_graceful_shutdown=30)
-    o.messages.print(f"listening at http://{host}:{port}/v1 with {', '.join(backend.models)}; end with Ctrl-C")
+    messages.print(f"listening at http://{host}:{port}/v1 with {', '.join(backend.models)}; end with Ctrl-C")
     await uvicorn.Server(config).serve()
 
 
@@ -143,7 +144,7 @@ def _event_log(path: Path | None):
     from paceline.serving.cluster.events import EventLog
 
     if path is None:
-        yield EventLog(o.messages.file)
+        yield EventLog(messages.file)
     else:
         with path.open("a", encoding="utf-8") as stream:
             yield EventLog(stream)

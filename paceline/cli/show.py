@@ -1,27 +1,97 @@
-"""How runs look on a terminal: coloured tokens while they stream, a closing table behind them."""
+"""How runs look on a terminal: coloured tokens while they stream, then a table and a line that says what it means."""
 
+import re
+
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from paceline.evaluation.report import Run, describe
-from paceline.types import TokenOutput
+from paceline.types import RequestOutput, TokenOutput
 
 STYLES = {"drafted": "green", "bonus": "cyan", "recovered": "yellow", "target": ""}
 LEGEND = Text.assemble(
     ("drafted and accepted", "green"), "  ", ("bonus", "cyan"), "  ", ("recovered", "yellow"), "  the target's own"
 )
+_PIECES = re.compile(r"\n|[^\S\n]+|\S+")
+_NOTHING_GAINED = 0.02
+"""Speed-ups this close to 1 are called no difference."""
 
 
 class TokenPrinter:
-    """Prints tokens as they come, drafted ones apart from the target's own."""
+    """Prints tokens as they come, drafted ones apart from the target's own.
+
+    On a terminal a word is printed once it is whole, on the next line where it does not fit: nothing that was printed
+    moves. Elsewhere the text goes out as it is. Call `finish` at the end.
+    """
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._column = 0
+        self._gap = ""
+        self._word: list[tuple[str, str]] = []
 
     def __call__(self, token: TokenOutput) -> None:
-        style = STYLES.get(token.provenance) or None
-        self._console.print(token.text, style=style, end="", markup=False, highlight=False, soft_wrap=True)
+        style = STYLES.get(token.provenance, "")
+        if not self._console.is_terminal:
+            self._print(Text(token.text, style))
+            return
+        for piece in _PIECES.findall(token.text):
+            if not piece.isspace():
+                self._word.append((piece, style))
+                continue
+            self._flush()
+            if piece == "\n":
+                self._print(Text("\n"))
+                self._column, self._gap = 0, ""
+            else:
+                self._gap += piece
+
+    def finish(self) -> None:
+        """Print the last word, and end the line."""
+        self._flush()
+        self._print(Text("\n"))
+
+    def _flush(self) -> None:
+        if not self._word:
+            return
+        word = Text.assemble(*self._word)
+        size, width = cell_len(word.plain), self._console.width
+        if self._column and self._column + len(self._gap) + size > width:
+            self._gap, self._column = "\n", 0
+        self._print(Text.assemble(self._gap, word))
+        end = self._column + len(self._gap.strip("\n")) + size
+        self._column = end if end <= width else end % width
+        self._gap, self._word = "", []
+
+    def _print(self, text: Text) -> None:
+        self._console.print(text, end="", soft_wrap=True)
+
+
+def why_short(output: RequestOutput) -> str | None:
+    """A sentence about an answer that ended before it said anything; None for all others."""
+    if output.text.strip():
+        return None
+    if output.finish_reason == "stop":
+        return (
+            "The model ended its answer at once, with its end-of-sequence token or a stop string. Ask it otherwise, "
+            "drop --raw with a chat model, or go on past the end with --ignore-eos."
+        )
+    return f"The answer holds no visible text; it ended by {output.finish_reason}."
+
+
+def verdict(speedup: float | None, is_same: bool) -> str:
+    """The line under a comparison: whether drafting pays."""
+    if not is_same:
+        return "The texts differ: this rule promises the same law, not the same text (docs/exactness.md)."
+    if speedup is None:
+        return "Too short to say whether drafting pays: no token was decoded after the first."
+    if abs(speedup - 1) <= _NOTHING_GAINED:
+        return f"Drafting makes no difference here: {speedup:.2f} x, same text."
+    if speedup > 1:
+        return f"Drafting pays here: {speedup:.2f} x the tokens per second of plain decoding, same text."
+    return f"Drafting does not pay here: {speedup:.2f} x. The text is the same with --draft none, and sooner."
 
 
 def closing_table(run: Run, plain: Run | None, draft: str) -> Table:

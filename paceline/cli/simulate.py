@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import case_options as c
-from paceline.cli.options import messages
+from paceline.cli.terminal import show_table
 from paceline.errors import InvalidParameter
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ def simulate(
     if as_json:
         print(json.dumps(result_record(loaded, result)))
         return
-    messages.print(group_table(loaded, placement, result))
-    messages.print(model_table(loaded, placement, result))
+    show_table(group_table(loaded, placement, result))
+    show_table(model_table(loaded, placement, result))
     print(f"{result.slo_attainment:.2%} of requests in time, mean latency {result.mean_latency_served:.3f} s")
 
 

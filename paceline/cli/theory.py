@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
-from rich.console import Console
 from rich.table import Table as RichTable
 
+from paceline.cli.terminal import output, show_table
 from paceline.errors import InvalidParameter, PacelineError
 from paceline.theory.acceptance import acceptance_rate_for, expected_tokens
 from paceline.theory.checks import check_cost
@@ -113,7 +113,7 @@ def predict(
     for key, value in prediction.items():
         if value is not None:
             lines.add_row(key.replace("_", " "), f"{value:.4g}")
-    Console().print(lines)
+    show_table(lines, output)
 
 
 @app.command(epilog=_examples("plot speed-up -o speedup.png", "plot best-speed-up -c 0.02 -c 0.1 -o oracle.svg"))
@@ -292,16 +292,14 @@ def _verdict(speedup: float, best_speedup: float) -> str:
 
 
 def _print_table(table: Table) -> None:
-    """One rich table; a wide one runs past the terminal rather than losing digits."""
+    """One rich table on standard output."""
     cells = [[_cell(*pair) for pair in zip(table.columns, row, strict=True)] for row in table.rows]
     shown = RichTable(title=table.title, title_justify="left")
     for name in table.columns:
-        shown.add_column(name, justify="right", no_wrap=True)
+        shown.add_column(name, justify="right")
     for row in cells:
         shown.add_row(*row)
-    widths = [max(map(len, column)) for column in zip(table.columns, *cells, strict=True)]
-    needed = sum(widths) + 3 * len(widths) + 1  # two blanks and a line to a column, one more line
-    Console(width=max(Console().width, needed)).print(shown)
+    show_table(shown, output)
 
 
 def _cell(column: str, value: float) -> str:

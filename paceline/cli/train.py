@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from paceline.cli import options as o
 from paceline.cli.prompts import prompt_ids, read_prompts
+from paceline.cli.terminal import output as standard_output
+from paceline.cli.terminal import progress_bars, show_table
 from paceline.types import SamplingParams
 
 app = typer.Typer(help="Train small parts on your own model and prompts.", no_args_is_help=True)
@@ -33,12 +34,13 @@ def disco(
     max_tokens: o.MaxTokens = o.DEFAULT_MAX_TOKENS,
     temperature: o.Temperature = o.DEFAULT_TEMPERATURE,
     limit: Annotated[int | None, typer.Option("--limit", help="Most prompts.")] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Put prompts into the model's chat template.")] = False,
+    raw: o.Raw = False,
+    chat: o.Chat = False,
     seed: Annotated[int, typer.Option("--seed", help="Of sampling and of the classifier's start.")] = 0,
     dtype: o.Dtype = o.DEFAULT_DTYPE,
     threads: o.Threads = None,
     executor: o.ExecutorName = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: o.Json = False,
 ) -> None:
     """Learn when a draft model should stop drafting, from what became of its drafts on your prompts.
 
@@ -62,10 +64,10 @@ classifier=disco.json --compare "def fibonacci(n):"
     spec = SpeculativeConfig("draft_model", num_draft_tokens, draft_model, policy="fixed")
     texts = read_prompts(prompts)[:limit]
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
-    with o.progress_bars() as progress:
+    with progress_bars() as progress:
         loaded = load(model, config, progress)
         engine = build_engine(loaded, config, spec, progress)
-        tokens = [prompt_ids(loaded.source.tokenizer, text, chat) for text in texts]
+        tokens = [prompt_ids(loaded.source.tokenizer, text, raw) for text in texts]
         traces = collect_traces(engine, tokens, params, lambda done, total: progress("decoding", done, total))
         classifier, reports = train(traces, partial(step_seconds, engine.prices, BatchStats()), hidden, seed)
     about = f"{model} drafted by {draft_model}, {dtype}, {len(texts)} prompts, temperature {temperature:g}"
@@ -79,9 +81,10 @@ classifier=disco.json --compare "def fibonacci(n):"
     columns = [asdict(part) for part in (reports.trained, reports.chosen, reports.held_out)]
     for name in columns[0]:
         table.add_row(name.replace("_", " "), *(_shown(column[name]) for column in columns))
-    console = Console()
-    console.print(table)
-    console.print(f"threshold {classifier.threshold:g}, {len(traces)} drafts, written to {output}", markup=False)
+    show_table(table, standard_output)
+    worth = reports.held_out
+    gain = worth.disco_rate / worth.fixed_rate if worth.fixed_rate else float("nan")
+    print(f"On held-out drafts: {gain:.2f} times the rate of the best fixed length ({worth.fixed_length}).")
 
 
 def _shown(value: float) -> str:

@@ -4,11 +4,11 @@ import json
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from paceline.cli import options as o
 from paceline.cli.prompts import prompt_ids, prompts_of
+from paceline.cli.terminal import messages, progress_bars, show_table
 from paceline.errors import InvalidParameter
 from paceline.types import SamplingParams
 
@@ -24,11 +24,12 @@ def tree(
     max_tokens: o.MaxTokens = o.DEFAULT_MAX_TOKENS,
     temperature: o.Temperature = o.DEFAULT_TEMPERATURE,
     seed: o.Seed = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Put each prompt into the model's chat template.")] = False,
+    raw: o.Raw = False,
+    chat: o.Chat = False,
     dtype: o.Dtype = o.DEFAULT_DTYPE,
     threads: o.Threads = None,
     executor: o.ExecutorName = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: o.Json = False,
 ) -> None:
     """Find the static tree that a draft model should propose: which guesses, how deep, for how many nodes.
 
@@ -39,7 +40,7 @@ def tree(
 
         paceline tree -m target.gguf --draft-model small.gguf -k 12 "def fibonacci(n):" "The capital of France is"
 
-        paceline tree --chat -m target.gguf --draft-model small.gguf @prompts.txt --json
+        paceline tree -m target.gguf --draft-model small.gguf @prompts.txt --json
 
         paceline tree --draft-model smollm2-135m --draft-dtype int8 --max-tokens 64 "Once upon a time"
     """
@@ -54,9 +55,9 @@ def tree(
     texts = prompts_of(prompts)
     llm = o.load_llm(model, None, dtype=dtype, num_threads=threads, executor=executor)
     config = EngineConfig(dtype=draft_dtype or dtype, num_threads=threads, executor=executor)  # type: ignore[arg-type]
-    ids = [prompt_ids(llm.tokenizer, text, chat) for text in texts]
+    ids = [prompt_ids(llm.tokenizer, text, raw) for text in texts]
     params = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens)
-    with o.progress_bars() as progress:
+    with progress_bars() as progress:
         draft = load(draft_model, config, progress)
         if not llm.tokenizer.same_vocabulary(draft.source.tokenizer):
             raise InvalidParameter("draft_model", f"{draft_model} has another vocabulary", "choose one of the family")
@@ -72,13 +73,13 @@ def tree(
 def _print(search, paths, num_nodes: int) -> None:
     """Accuracies, what trees of several sizes promise, and the option to paste."""
     shares = ", ".join(f"{share:.1%}" for share in search.accuracies)
-    o.messages.print(f"{search.num_tokens} tokens; the draft's guess 1, 2, ... was right for {shares}")
+    messages.print(f"{search.num_tokens} tokens; the draft's guess 1, 2, ... was right for {shares}")
     table = Table("nodes", "chain", "best tree", title="expected tokens per target pass")
     for size in sorted({1, 2, 4, 8, 16, 32, num_nodes}):
         chain, best = search.chain(size), search.paths(size)
         table.add_row(str(size), f"{search.tokens_per_pass(chain):.3f}", f"{search.tokens_per_pass(best):.3f}")
-    o.messages.print(table)
+    show_table(table)
+    gain = search.tokens_per_pass(paths) / search.tokens_per_pass(search.chain(num_nodes))
+    messages.print(f"With {num_nodes} nodes the best tree promises {gain:.2f} times the tokens per pass of a chain.")
     option = json.dumps([list(path) for path in paths], separators=(",", ":"))
-    Console(highlight=False).print(
-        f"--draft draft_model --draft-option tree=static --draft-option 'paths={option}'", markup=False, soft_wrap=True
-    )
+    print(f"--draft draft_model --draft-option tree=static --draft-option 'paths={option}'")

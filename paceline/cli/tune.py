@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from paceline.cli import options as o
+from paceline.cli.terminal import output as standard_output
+from paceline.cli.terminal import show_table
 from paceline.scheduling.budget import BudgetChoice, choose_budget, trade_off
 from paceline.scheduling.profile import Profile
 
@@ -31,7 +32,7 @@ def tune(
     dtype: o.Dtype = o.DEFAULT_DTYPE,
     threads: o.Threads = None,
     executor: o.ExecutorName = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the profile as one JSON object.")] = False,
+    as_json: o.Json = False,
 ) -> None:
     """Measure the time of a pass by its rows and context, and choose how many rows a step may have.
 
@@ -68,10 +69,26 @@ def tune(
     if as_json:
         print(json.dumps(profile.as_dict()))
         return
-    console = Console()
-    console.print(_cost_table(profile))
-    console.print(_choice_table(choices, choice, num_decodes, context))
-    console.print(f"profile: {path}", soft_wrap=True)
+    show_table(_cost_table(profile), standard_output)
+    show_table(_choice_table(choices, choice, num_decodes, context), standard_output)
+    print(_verdict(profile))
+    print(f"profile: {path}")
+
+
+def _verdict(profile: Profile) -> str:
+    """What the costs mean for drafting: how many more rows a pass takes for a tenth more time."""
+    context = min(profile.seconds)
+    rows = sorted(profile.seconds[context])
+    one = profile.cost(1, context)
+    cheap = max((m for m in rows if profile.cost(m, context) <= 1.1 * one), default=1)
+    if cheap < 2:
+        return (
+            "Every drafted token costs here: a pass of 2 rows takes over 1.1 times one of 1, so only sure drafts pay."
+        )
+    return (
+        f"Drafting is cheap here: a pass that checks {cheap - 1} drafted tokens takes at most 1.1 times a plain one, "
+        "so it pays where one in ten passes gains a token."
+    )
 
 
 def _profile_of(model: str, config, plan):
@@ -86,9 +103,7 @@ def _profile_of(model: str, config, plan):
 
 def _cost_table(profile: Profile) -> Table:
     contexts = sorted(profile.seconds)
-    table = Table(
-        "rows", *(f"ms behind {c}" for c in contexts), "t(M) / t(1)", "ms, prompt chunk", title_justify="left"
-    )
+    table = Table("rows", *(f"ms after {c}" for c in contexts), "t(M) / t(1)", "ms, prompt chunk", title_justify="left")
     table.title = f"A pass of {profile.model}, {profile.dtype}, {profile.threads or '?'} threads"
     cost, prefill = profile.cost, profile.prefill_cost
     for rows in sorted(profile.seconds[contexts[0]]):
@@ -101,7 +116,7 @@ def _cost_table(profile: Profile) -> Table:
 
 def _choice_table(choices: list[BudgetChoice], chosen: BudgetChoice, num_decodes: int, context: int) -> Table:
     table = Table("token budget", "chunk", "ms between tokens", "prompt tokens/s", "of the best", "")
-    table.title = f"Steps with {num_decodes} decodes behind {context} tokens"
+    table.title = f"Steps with {num_decodes} decodes after {context} tokens"
     for one in choices:
         mark = "chosen" if one == chosen else ""
         numbers = f"{1000 * one.seconds:.1f}", f"{one.prefill_rate:.0f}", f"{100 * one.share:.0f} %"

@@ -4,9 +4,11 @@ Modules are imported when they are asked for, so that a drafter's libraries cost
 """
 
 import inspect
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
+from paceline.config import SpeculativeConfig
 from paceline.drafters.base import Drafter
 from paceline.drafters.services import DraftServices
 from paceline.errors import InvalidParameter
@@ -25,6 +27,21 @@ _DRAFTERS = {
     "layer_skip": "paceline.drafters.layer_skip:make_layer_skip",
     "sparse_cache": "paceline.drafters.sparse_cache:make_sparse_cache",
 }
+
+
+AUTO = "auto"
+"""The drafter that is used when none is named."""
+
+
+def resolve_drafter(wanted: SpeculativeConfig | None) -> SpeculativeConfig | None:
+    """`wanted` with ``auto`` replaced by a drafter: the draft model where one is named, else ``suffix``.
+
+    The one place that decides. ``suffix`` needs no second model, learns from the conversation as it goes, and proposes
+    nothing where it has seen nothing.
+    """
+    if wanted is None or wanted.method != AUTO:
+        return wanted
+    return replace(wanted, method="draft_model" if wanted.model else "suffix")
 
 
 def drafter_names() -> tuple[str, ...]:

@@ -11,10 +11,14 @@ from operator import index
 from typing import Any
 
 from paceline.config import EngineConfig, SpeculativeConfig, from_mapping
+from paceline.drafters.registry import AUTO, resolve_drafter
 from paceline.engine.build import Progress, build_engine, load, silent
 from paceline.engine.engine import Engine, StepOutput
+from paceline.engine.memory import cache_capacity
+from paceline.engine.profiles import dtype_of
 from paceline.engine.progress import watched
 from paceline.errors import InvalidParameter
+from paceline.models.download import BUILTIN_MODELS, weights_path
 from paceline.models.loaded import LoadedModel
 from paceline.models.tokenizer import Tokenizer
 from paceline.types import RequestOutput, SamplingParams, TokenOutput
@@ -47,8 +51,8 @@ class LLM:
 
     Args:
         model: built-in name (``smollm2-135m``), GGUF file, safetensors folder or hub id.
-        speculative: how to draft: a method's name (``"ngram"``), a mapping or `SpeculativeConfig`, None for plain
-            decoding.
+        speculative: how to draft: a method's name (``"ngram"``), a mapping or `SpeculativeConfig`; ``"auto"`` chooses,
+            None is plain decoding.
         progress: told (what, done, total) while the model is fetched, converted and warmed up.
         engine: fields of `EngineConfig`, e.g. ``dtype="int8"``.
 
@@ -65,19 +69,21 @@ class LLM:
         self,
         model: str = "smollm2-135m",
         *,
-        speculative: str | Mapping[str, Any] | SpeculativeConfig | None = None,
+        speculative: str | Mapping[str, Any] | SpeculativeConfig | None = AUTO,
         progress: Progress = silent,
         **engine: Any,
     ) -> None:
         config = from_mapping(EngineConfig, engine)
         wanted = SpeculativeConfig.of(speculative)
+        _start_compiler(model, config)
         self._set_up(load(model, config, progress), config, wanted, progress)
 
     def _set_up(
         self, loaded: LoadedModel, config: EngineConfig, wanted: SpeculativeConfig | None, progress: Progress
     ) -> None:
-        self._loaded, self._config, self.speculative = loaded, config, wanted
-        self._engine = build_engine(loaded, config, wanted, progress)
+        self._loaded, self._config, self.speculative = loaded, config, resolve_drafter(wanted)
+        self._engine = build_engine(loaded, config, self.speculative, progress)
+        self.max_model_len = cache_capacity(loaded.model, config)[1]
         self._numbers = itertools.count()
         self._inboxes: dict[str, deque[StepOutput]] = {}
 
@@ -109,6 +115,17 @@ class LLM:
     @property
     def model_name(self) -> str:
         return self._loaded.source.name
+
+    @property
+    def dtype(self) -> str:
+        """How the weights are stored, and for ``auto`` what was chosen."""
+        return dtype_of(self._loaded, self._config.dtype)
+
+    @property
+    def dtype_reason(self) -> str:
+        """Why ``auto`` chose it; empty when it was asked for."""
+        choice = getattr(self._loaded.model, "dtype_choice", None)
+        return choice.reason if choice else ""
 
     @property
     def engine(self) -> Engine:
@@ -172,8 +189,30 @@ class LLM:
         return self.generate(prompts, sampling_params, priority=priority, timeout=timeout, progress=progress)
 
     def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids of a conversation in the model's chat template, ready for the answer."""
-        return self.tokenizer.encode_chat(messages)
+        """Token ids of a conversation in the model's chat template, ready for the answer.
+
+        Raises:
+            InvalidParameter: the model has no template, or the messages do not fit it or the context.
+        """
+        return self._encode(self.tokenizer.apply_chat_template(messages), add_special_tokens=False)
+
+    def user_prompt(self, text: str, raw: bool = False) -> list[int]:
+        """Token ids of what a user asks: a message in the chat template of a model that has one, unless `raw`.
+
+        Raises:
+            InvalidParameter: as `chat_prompt` and `token_ids_of`.
+        """
+        if raw or not self.tokenizer.has_chat_template:
+            return self.token_ids_of(text)
+        return self.chat_prompt([{"role": "user", "content": text}])
+
+    def _encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text that can fit into the context: megabytes that cannot are refused before they are cut."""
+        size = len(text.encode("utf-8", "replace"))
+        if size > self.max_model_len and size > self.max_model_len * self.tokenizer.longest_token:
+            problem = f"{size} bytes are more than {self.max_model_len} tokens can hold, which is what fits here"
+            raise InvalidParameter("prompt", problem, "shorten it, or take a model with a longer context")
+        return self.tokenizer.encode(text, add_special_tokens)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> TokenStream:
         """Tokens of one answer as they are committed, each with its text and provenance.
@@ -232,7 +271,7 @@ class LLM:
             InvalidParameter: it is empty, or neither text nor whole numbers.
         """
         try:
-            token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [index(i) for i in prompt]
+            token_ids = self._encode(prompt) if isinstance(prompt, str) else [index(i) for i in prompt]
         except TypeError:
             problem = f"{reprlib.repr(prompt)} is neither a text nor token ids"
             raise InvalidParameter("prompt", problem, "give a str or a list of ints") from None
@@ -244,6 +283,16 @@ class LLM:
         request_id = str(next(self._numbers))
         self._engine.add_request(request_id, self.token_ids_of(prompt), params, **how)
         return request_id
+
+
+def _start_compiler(model: str, config: EngineConfig) -> None:
+    """While a built-in model is fetched for the first time, its kernels can already be compiled."""
+    builtin = BUILTIN_MODELS.get(model)
+    if builtin is None or weights_path(builtin).exists() or config.executor == "torch" or config.is_parallel:
+        return
+    from paceline.models.numba_executor.ahead import compile_ahead
+
+    compile_ahead(builtin.dtype if config.dtype == "auto" else config.dtype, config.kv_cache_dtype)
 
 
 @contextmanager

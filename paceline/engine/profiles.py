@@ -14,42 +14,52 @@ from paceline.config import EngineConfig
 from paceline.errors import InvalidParameter
 from paceline.models.base import CausalLM
 from paceline.models.cache_dir import cache_dir
+from paceline.models.dtypes import AUTO
 from paceline.models.loaded import LoadedModel
 from paceline.scheduling.profile import Profile
 
 
 def profile_path(loaded: LoadedModel, dtype: str) -> Path:
     """The file in the cache folder that holds the profile of `loaded`, whether there is one yet or not."""
+    dtype = dtype_of(loaded, dtype)
     model, fingerprint = loaded.model, loaded.source.checkpoint.fingerprint
     key = f"{machine()}|{executor_name(model)}|{num_threads(model)}|{dtype}|{fingerprint}"
     return cache_dir() / "profiles" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
 
 
 def cached_profile(loaded: LoadedModel, config: EngineConfig) -> Profile | None:
-    """The profile that `paceline tune` left in the cache, None without one.
-
-    Raises:
-        InvalidParameter: it cannot be read.
-    """
+    """The profile that `paceline tune` left in the cache, None without one; a damaged one is removed."""
     path = profile_path(loaded, config.dtype)
-    return Profile.read(path) if path.exists() else None
+    if not path.exists():
+        return None
+    try:
+        return Profile.read(path)
+    except InvalidParameter:
+        path.unlink(missing_ok=True)
+        return None
 
 
 def find_profile(loaded: LoadedModel, config: EngineConfig) -> Profile | None:
     """The profile that `config.profile` asks for: ``auto`` the cached one where there is one, ``none`` none.
 
     Raises:
-        InvalidParameter: the named file, or the cached one, is not a profile that can be read, or of another model.
+        InvalidParameter: the named file is not a profile that can be read, or of another model.
     """
     if config.profile == "none":
         return None
     if config.profile == "auto":
         return cached_profile(loaded, config)
     profile = Profile.read(Path(config.profile).expanduser())
-    if profile.fingerprint != loaded.source.checkpoint.fingerprint or profile.dtype != config.dtype:
+    if profile.fingerprint != loaded.source.checkpoint.fingerprint or profile.dtype != dtype_of(loaded, config.dtype):
         problem = f"{config.profile} is of {profile.model} in {profile.dtype}, not of {loaded.source.name}"
         raise InvalidParameter("profile", problem, "measure this model with `paceline tune --output FILE`")
     return profile
+
+
+def dtype_of(loaded: LoadedModel, asked: str) -> str:
+    """The dtype that a model runs in, where `asked` may be ``auto``."""
+    choice = getattr(loaded.model, "dtype_choice", None)
+    return choice.name if choice and asked == AUTO else asked
 
 
 def executor_name(model: CausalLM) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 
 from paceline.config import EngineConfig
 from paceline.engine.build import Progress, silent
-from paceline.engine.profiles import executor_name, machine, num_threads
+from paceline.engine.profiles import dtype_of, executor_name, machine, num_threads
 from paceline.errors import InvalidParameter
 from paceline.models.base import PAGE_SIZE, CausalLM, KVCache, Rows, pages_for
 from paceline.models.loaded import LoadedModel
@@ -71,7 +71,7 @@ def profile_model(loaded: LoadedModel, config: EngineConfig, plan: TunePlan, pro
     return Profile(
         model=source.name,
         fingerprint=source.checkpoint.fingerprint,
-        dtype=config.dtype,
+        dtype=dtype_of(loaded, config.dtype),
         executor=executor_name(model),
         threads=num_threads(model),
         machine=machine(),
@@ -104,6 +104,7 @@ def measure(
         chunk = tokens[start : min(start + FILL_ROWS, max(plan.contexts))]
         model.forward(build_rows([Part(pages, start, chunk, logits="last")]), cache)
     table: dict[int, dict[int, float]] = {}
+    progress(0, len(plan.contexts))
     for number, context in enumerate(plan.contexts):
         parts = {m: Part(pages, context, tokens[context : context + m], logits=logits) for m in plan.rows}
         batches = {m: build_rows([part]) for m, part in parts.items()}

@@ -1,6 +1,7 @@
 """Chat templates: a list of messages to the text a chat model was trained on.
 
-Templates come with the model and are programs, so they run in Jinja's sandbox. Not for tokenising the result.
+Templates come with the model and are programs, so they run in a sandbox (`template_sandbox.py`). Not for tokenising the
+result.
 """
 
 import json
@@ -23,19 +24,17 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, variables: Mapping[str, Any]) -> None:
-        from jinja2 import TemplateSyntaxError
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
+        from paceline.models.template_sandbox import BoundedEnvironment
 
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
+        environment = BoundedEnvironment()
         environment.filters["tojson"] = _to_json
         environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _now}
         try:
-            self._template = environment.from_string(source)
-        except TemplateSyntaxError as error:
+            self._template = environment.compiled(source)
+        except Exception as error:  # bad syntax, or nesting beyond what Jinja or Python can compile
+            problem = f"{type(error).__name__}: {str(error)[:200]}"
             raise UnsupportedModel(
-                f"chat_template: does not compile ({error}); give the prompt as plain text"
+                f"chat_template: does not compile ({problem}); give the prompt as plain text"
             ) from None
         self._variables = dict(variables)
 
@@ -49,15 +48,20 @@ class ChatTemplate:
         """
         from jinja2 import TemplateError
 
+        from paceline.models.template_sandbox import TemplateTooLarge, render_bounded
+
         _check(messages)
+        known = {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
         try:
-            return self._template.render(
-                messages=list(messages), add_generation_prompt=add_generation_prompt, **self._variables
-            )
+            return render_bounded(self._template, known | self._variables)
         except (TemplateError, TypeError) as error:
-            raise InvalidParameter(
-                "messages", f"the model's chat template refuses them ({error})", "use the roles it knows"
-            ) from None
+            refused = not isinstance(error, TemplateTooLarge)
+            remedy = "use the roles it knows" if refused else "give the prompt as plain text"
+            problem = f"the model's chat template {'refuses them' if refused else 'cannot be used'} ({error})"
+            raise InvalidParameter("messages", problem, remedy) from None
+        except Exception as error:  # a template is a program: it may divide by zero or call itself for ever
+            problem = f"the model's chat template fails ({type(error).__name__}: {str(error)[:200]})"
+            raise InvalidParameter("messages", problem, "give the prompt as plain text") from None
 
 
 def _check(messages: Sequence[Mapping[str, Any]]) -> None:

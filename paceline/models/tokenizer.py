@@ -86,6 +86,11 @@ class Tokenizer:
         """Highest token id in use, plus one; a model may have more rows, which pad it to a round size."""
         return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
+    @cached_property
+    def longest_token(self) -> int:
+        """Most bytes of text that one token can stand for."""
+        return max((len(name.encode()) for name in self._backend.get_vocab(with_added_tokens=True)), default=1)
+
     @property
     def special_token_ids(self) -> frozenset[int]:
         """Ids that decoding skips when it is asked to."""

@@ -32,6 +32,8 @@ def tokenizer_from_folder(folder: Path) -> Tokenizer:
         backend = Backend.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
         raise CorruptWeights(f"{path}: cannot be read ({error}); download the model again") from None
+    backend.no_truncation()  # settings of its training; they would cut prompts, and transformers ignores them too
+    backend.no_padding()
     decoders = list(_steps(pipeline.get("decoder")))
     settings_path = folder / "tokenizer_config.json"
     settings = read_json(settings_path) if settings_path.is_file() else {}

@@ -34,7 +34,7 @@ def test_every_command_explains_itself(command):
 def test_generate_prints_the_object_that_scripts_read(draft):
     text = invoke(
         "generate", "--model", "smollm2-135m", "--draft", draft, "--max-tokens", "24", "--temperature", "0",
-        "--seed", "0", "--compare", "--json", "red green blue red green blue red green",
+        "--seed", "0", "--raw", "--compare", "--json", "red green blue red green blue red green",
     )  # fmt: skip
     record = json.loads(text)
     assert record["identical"] is True
@@ -55,11 +55,11 @@ def test_generate_prints_the_object_that_scripts_read(draft):
 
 @pytest.mark.weights
 def test_generate_streams_text_and_closes_with_a_table():
-    arguments = ["generate", "--draft", "ngram", "-n", "40", "--compare", "[b]one[/b] two three one two"]
+    arguments = ["generate", "--raw", "--draft", "ngram", "-n", "40", "--compare", "[b]one[/b] two three one two"]
     result = runner.invoke(app, arguments)
     assert result.exit_code == 0
     assert result.stdout == json.loads(invoke(*arguments, "--json"))["text"] + "\n"
-    for words in ("tokens/s", "acceptance length", "speed-up, theory", "same text"):
+    for words in ("tokens/s", "acceptance length", "speed-up, theory", "same text", "Drafting", "bfloat16"):
         assert words in result.stderr
 
 
@@ -76,9 +76,12 @@ def test_coupled_sampling_is_identical_under_compare():
 
 @pytest.mark.weights
 def test_chat_answers_takes_commands_and_leaves():
-    result = runner.invoke(app, ["chat", "-t", "0", "-n", "8"], input="Say hello.\n/stats\n/reset\n/quit\n")
+    result = runner.invoke(
+        app, ["chat", "-t", "0", "-n", "8"], input="Say hello.\n/stats\n/reset\n/nonsense\n/help\n/quit\n"
+    )
     assert result.exit_code == 0, result.output
     assert "tokens/s" in result.stderr
+    assert "No such command" in result.stderr and "/save FILE" in result.stderr
 
 
 def test_models_lists_the_default_model():
@@ -102,6 +105,10 @@ def test_models_lists_the_default_model():
         (["generate", "--draft", "draft_model", "hi"], ["model", "smaller model"]),
         (["generate", "--temperature", "1", "--compare", "hi"], ["seed"]),
         (["generate", ""], ["prompt", "empty"]),
+        (["generate", "--draft", "none", "--draft-option", "x=1", "hi"], ["draft_option", "none"]),
+        (["generate", "--draft", "none", "-k", "4", "hi"], ["num_draft_tokens", "none"]),
+        (["generate", "--model", "[/red]x", "hi"], ["[/red]x"]),
+        (["generate", "--model", "x[bold]y:smile:", "hi"], ["x[bold]y:smile:"]),
         pytest.param(
             ["generate", "--kv-cache-memory-bytes", "1000", "hi"],
             ["kv_cache_memory_bytes", "raise it"],

@@ -9,6 +9,8 @@ from paceline.errors import InvalidParameter
 class Letters:
     """A tokenizer of one id per letter; a chat begins with -1."""
 
+    has_chat_template = True
+
     def encode(self, text):
         return [ord(letter) for letter in text]
 
@@ -18,8 +20,14 @@ class Letters:
 
 
 def test_a_prompt_is_plain_or_a_chat():
-    assert prompt_ids(Letters(), "a", chat=False) == [97]
-    assert prompt_ids(Letters(), "a", chat=True) == [-1, 97]
+    assert prompt_ids(Letters(), "a", raw=True) == [97]
+    assert prompt_ids(Letters(), "a", raw=False) == [-1, 97]
+
+
+def test_a_model_without_a_template_reads_the_prompt_as_it_is():
+    tokenizer = Letters()
+    tokenizer.has_chat_template = False
+    assert prompt_ids(tokenizer, "a", raw=False) == [97]
 
 
 def test_arguments_may_name_files(tmp_path):

@@ -1,9 +1,12 @@
 """`LLM`: many prompts at once, their order, options per prompt, and the bar that shows them."""
 
+import inspect
+
 import numpy as np
 import pytest
 
-from paceline.config import EngineConfig
+from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.drafters.registry import resolve_drafter
 from paceline.engine.llm import LLM
 from paceline.errors import InvalidParameter
 from paceline.types import SamplingParams
@@ -75,3 +78,23 @@ def test_token_ids_may_come_from_numpy(llm):
     [from_list], [from_array] = llm.generate([97, 98], SHORT), llm.generate(np.array([97, 98]), SHORT)
     assert from_array.token_ids == from_list.token_ids
     assert all(type(token) is int for token in from_array.prompt_token_ids)
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_cut(llm, monkeypatch):
+    def cut(*_, **__):
+        raise AssertionError("megabytes were tokenised")
+
+    monkeypatch.setattr(llm.tokenizer, "encode", cut, raising=False)
+    with pytest.raises(InvalidParameter, match=r"prompt: 30000000 bytes are more than \d+ tokens can hold"):
+        llm.generate("x" * 30_000_000)
+    with pytest.raises(InvalidParameter, match="prompt: 30000000 bytes"):
+        llm.user_prompt("x" * 30_000_000)
+
+
+def test_auto_is_the_default_and_one_place_says_what_it_means():
+    assert inspect.signature(LLM).parameters["speculative"].default == "auto"
+    assert resolve_drafter(SpeculativeConfig("auto")) == SpeculativeConfig("suffix")
+    small = SpeculativeConfig("auto", model="small.gguf", num_draft_tokens=3)
+    assert resolve_drafter(small) == SpeculativeConfig("draft_model", 3, "small.gguf")
+    assert resolve_drafter(SpeculativeConfig.of("ngram")) == SpeculativeConfig("ngram")
+    assert resolve_drafter(None) is None

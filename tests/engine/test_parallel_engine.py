@@ -63,7 +63,7 @@ def test_a_seed_means_the_same_on_any_number_of_processes(stages, rule):
 
 def test_an_llm_ends_its_processes(monkeypatch):
     monkeypatch.setattr(llm_module, "load", lambda name, config, progress: loaded(pipeline_parallel_size=2))
-    with LLM("random", kv_cache_memory_bytes=1 << 22) as llm:
+    with LLM("random", speculative=None, kv_cache_memory_bytes=1 << 22) as llm:
         pids = llm._loaded.model.workers.pids
         text = llm.generate(list(b"abc"), GREEDY)[0].token_ids
     assert len(text) == 40 or text[-1] == 130

@@ -107,7 +107,7 @@ def test_a_text_that_differs_is_found(engine_for):
 @pytest.mark.parametrize("greedy", [True, False])
 def test_the_default_model_under_load(greedy):
     token_bytes = 2 * 30 * 3 * 64 * 4
-    plain = LLM("smollm2-135m", kv_cache_memory_bytes=10 * PAGE_SIZE * token_bytes, max_model_len=128)
+    plain = LLM("smollm2-135m", speculative=None, kv_cache_memory_bytes=10 * PAGE_SIZE * token_bytes, max_model_len=128)
     texts = ["List three rivers of Europe.", "def add(a, b):", "Say seagull, seagull, seagull", "Why is the sky blue?"]
     prompts = [plain.chat_prompt([{"role": "user", "content": text}]) for text in texts]
     requests = make_crowd(prompts, 24, max_tokens=16, seed=4, greedy=greedy)

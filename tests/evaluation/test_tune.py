@@ -26,7 +26,7 @@ def test_every_point_of_the_grid_is_measured(tiny):
     table = measure(tiny.model, PLAN, progress=lambda done, total: told.append((done, total)))
     assert {c: set(t) for c, t in table.items()} == {0: {1, 4, 32}, 64: {1, 4, 32}}
     assert all(seconds > 0 for times in table.values() for seconds in times.values())
-    assert told == [(1, 2), (2, 2)]
+    assert told == [(0, 2), (1, 2), (2, 2)]
 
 
 def test_the_grid_is_cut_to_what_the_model_can_run(tiny):
@@ -90,10 +90,18 @@ def test_tune_prints_what_it_keeps_in_the_cache(tune_cli, tiny):
     assert record["token_budget"] == 32
     assert record["chunk"] == 28
     assert record["target_ms"] == 60000
-    assert profile_path(tiny, "bfloat16").exists()
+    assert profile_path(tiny, "auto").exists()
 
 
 def test_a_target_that_cannot_be_met_is_refused_by_name(tune_cli):
     result = tune_cli("--target-ms", "0.0001")
     assert isinstance(result.exception, InvalidParameter)
     assert "target_ms" in str(result.exception)
+
+
+def test_a_damaged_profile_in_the_cache_is_removed(tiny):
+    path = profile_path(tiny, "float32")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(bytes(100))
+    assert cached_profile(tiny, CONFIG) is None
+    assert not path.exists()

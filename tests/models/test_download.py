@@ -42,7 +42,7 @@ def publish(index, members) -> BuiltinModel:
 
 def left_behind():
     folder = cache_dir() / "models"
-    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+    return sorted(path.name for path in folder.iterdir() if path.suffix != ".checked") if folder.exists() else []
 
 
 def test_fetches_once_and_reports_progress(index):
@@ -61,6 +61,13 @@ def test_a_file_of_another_size_is_fetched_again(index):
     path = cache_dir() / "models" / "tiny.gguf"
     path.parent.mkdir(parents=True)
     path.write_bytes(WEIGHTS[:1000])
+    assert fetch_builtin(model).read_bytes() == WEIGHTS
+
+
+def test_a_file_that_was_damaged_inside_is_fetched_again(index):
+    model = publish(index, {"tiny/weights.gguf": WEIGHTS})
+    path = fetch_builtin(model)
+    path.write_bytes(bytes(len(WEIGHTS)))
     assert fetch_builtin(model).read_bytes() == WEIGHTS
 
 

@@ -8,6 +8,7 @@ from numba.extending import intrinsic
 from paceline.errors import InvalidParameter
 from paceline.models.numba_executor import dot8, gemm, operand, weights
 from paceline.models.numba_executor.executor import NumbaModel
+from paceline.models.numba_executor.kernel import entry
 from paceline.models.rows import Part, build_rows
 from tests.fakes import RandomCheckpoint, small_config
 
@@ -100,7 +101,7 @@ def test_a_group_is_rounded_by_its_own_largest_value():
     assert (np.abs(values * scales - groups) <= largest / 254 * 1.0001).all()
     assert np.array_equal(codes.offsets, -128 * codes.values.reshape(9, 32).astype(np.int32).sum(axis=1))
     out = np.zeros(96, np.float32)
-    operand.read_row(codes, 1, 96, out)
+    entry(operand.read_row.py_func)(codes, 1, 96, out)
     assert np.array_equal(out, (values * scales).reshape(3, 96)[1])
 
 
@@ -114,7 +115,7 @@ def test_products_are_the_rounded_rows_times_the_stored_weights(num_rows):
     column_scales = np.zeros(padded, np.float32)
     column_scales[:columns] = scales
     codes, out = rounded(rows), np.ones(num_rows * padded, np.float32)
-    gemm.multiply(
+    entry(gemm.multiply.py_func)(
         codes, 2, num_rows, depth, gemm.pack(stored), 0, column_scales, column_scales[:0], 0, out, 0, padded, 0,
         padded // 32, True, np.zeros(1, np.float32),
     )  # fmt: skip

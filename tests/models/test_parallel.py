@@ -296,7 +296,7 @@ def test_the_default_model_over_two_stages():
 
     params = SamplingParams(temperature=0, max_tokens=24)
     texts = ["1, 2, 3, 4, 1, 2, 3, 4, 1, 2,", "The capital of France is"]
-    alone = LLM("smollm2-135m", executor="torch", dtype="float32").generate(texts, params)
+    alone = LLM("smollm2-135m", speculative=None, executor="torch", dtype="float32").generate(texts, params)
     with LLM("smollm2-135m", speculative="ngram", pipeline_parallel_size=2, dtype="float32") as llm:
         drafted = llm.generate(texts, params)
     assert [output.token_ids for output in drafted] == [output.token_ids for output in alone]

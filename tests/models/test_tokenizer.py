@@ -279,3 +279,18 @@ def test_the_default_models_tokenizer_is_transformers(default_source, monkeypatc
     messages = [{"role": "user", "content": "Hi!"}, {"role": "assistant", "content": "Hello."}, *MESSAGES]
     want = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert ours.apply_chat_template(messages) == want
+
+
+def test_settings_of_the_training_do_not_cut_or_pad_prompts(tmp_path):
+    backend = sentencepiece_backend()
+    plain = tokenizer_from_folder(save_folder(tmp_path, backend, None)).encode("▁the" * 20)
+    backend.enable_truncation(3)
+    backend.enable_padding(length=500)
+    assert tokenizer_from_folder(save_folder(tmp_path, backend, None)).encode("▁the" * 20) == plain
+    assert 3 < len(plain) < 500
+
+
+def test_the_longest_token_bounds_what_a_token_can_say():
+    for tokenizer in (SMOLLM, SENTENCEPIECE):
+        sizes = [len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size)]
+        assert tokenizer.longest_token >= max(sizes)

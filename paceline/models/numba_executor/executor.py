@@ -4,7 +4,8 @@ The logits it returns live in a buffer of the model and hold until its next pass
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from paceline.errors import InvalidParameter
 from paceline.models.base import PAGE_SIZE, ForwardOutput, KVCache, Rows, checked_layers, pages_for
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
+from paceline.models.dtypes import choose_dtype
 from paceline.models.numba_executor.attend import MOST_BLOCKS, SLACK
 from paceline.models.numba_executor.attention import MOST_HEADS, PAGES_AHEAD
 from paceline.models.numba_executor.experts import ExpertScratch
@@ -62,10 +64,11 @@ class NumbaModel:
     Args:
         checkpoint: weights; converted on first use, memory-mapped afterwards.
         dtype: storage of the weights, ``bfloat16``, ``float32`` or ``int8`` with arithmetic in float32; or ``w8a8``,
-            where activations are rounded to 8 bits too and multiplied as integers.
+            where activations are rounded to 8 bits too and multiplied as integers; or ``auto``, see `choose_dtype`.
         num_threads: threads of a pass; by default the processors this process may use.
         progress: told how far a conversion is.
         kv_cache_dtype: storage of keys and values, ``float32`` or ``float16``; ``auto`` takes float16 with w8a8.
+        load: gives the fields of `forward.Weights`.
 
     Raises:
         InvalidParameter, UnsupportedModel, PacelineError: see `load_weights`.
@@ -78,6 +81,7 @@ class NumbaModel:
         num_threads: int | None = None,
         progress: Progress | None = None,
         kv_cache_dtype: str = "auto",
+        load: Callable[..., dict[str, Any]] = load_weights,
     ) -> None:
         if num_threads is not None and num_threads < 1:
             raise InvalidParameter(
@@ -85,10 +89,12 @@ class NumbaModel:
             )
         self._config = checkpoint.config
         self._shape = shape_of(checkpoint.config)
+        self.dtype_choice = choose_dtype(dtype, checkpoint, "numba", "cpu")
+        dtype = self.dtype_choice.name
         self._rounds = dtype == "w8a8"
         self._cache_dtype = _cache_dtype(kv_cache_dtype, "float16" if self._rounds else "float32")
         no_tables = np.zeros(0, np.float32)
-        self._weights = Weights(**load_weights(checkpoint, dtype, progress), rope_cos=no_tables, rope_sin=no_tables)
+        self._weights = Weights(**load(checkpoint, dtype, progress), rope_cos=no_tables, rope_sin=no_tables)
         self._team = Team(num_threads)
         self._layers = np.arange(self._shape.layers)
         self._forward = compiled_forward()
@@ -127,7 +133,7 @@ class NumbaModel:
         self._team.close()
 
     def warm_up(self) -> None:
-        """Compile the kernels, or load them compiled, before the first real pass: 20 s once, then a fraction of one."""
+        """Compile the kernels, or load them compiled, before the first real pass: seconds once, then less."""
         self.forward(build_rows([Part([0], 0, [0])]), self.new_cache(1))
 
     def new_cache(self, num_pages: int) -> NumbaCache:

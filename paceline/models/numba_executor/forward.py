@@ -17,7 +17,7 @@ from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.attend import attend_blocks, blocks_at_once, blocks_per_group
 from paceline.models.numba_executor.experts import EXPERT_PHASES, ExpertScratch, ExpertWeights, experts_forward
 from paceline.models.numba_executor.gemm import PANEL, stored_weight
-from paceline.models.numba_executor.kernel import kernel
+from paceline.models.numba_executor.kernel import entry, kernel
 from paceline.models.numba_executor.linear import chunk, gated_product, product
 from paceline.models.numba_executor.operand import Operand, put
 from paceline.models.numba_executor.team import barrier, take
@@ -274,7 +274,7 @@ def _head(met, thread, num_threads, num_rows, shape, eps, weights, batch, scratc
     return barrier(counters, met, num_threads)
 
 
-@kernel
+@entry
 def forward(thread, num_threads, shape, eps, weights, batch, scratch, keys, values):
     """One pass; scratch.logits holds [asked rows, padded vocabulary] at the end.
 

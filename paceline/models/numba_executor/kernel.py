@@ -11,12 +11,22 @@ from typing import Any
 
 from numba import njit
 
-OPTIONS = {"nogil": True, "error_model": "numpy", "_nrt": False}
-"""For ``numba.njit`` and, as ``jit_options``, for ``numba.extending.overload``."""
+from paceline.models.numba_executor.link_only import LinkOnlyCompiler, is_supported
+
+_ENTRY_OPTIONS = {"nogil": True, "error_model": "numpy", "_nrt": False, "no_cfunc_wrapper": True}
+_INNER = {"no_cpython_wrapper": True, "pipeline_class": LinkOnlyCompiler} if is_supported() else {}
+
+OPTIONS = _ENTRY_OPTIONS | _INNER
+"""Of functions that only compiled code calls; as ``jit_options`` for ``numba.extending.overload`` too."""
 
 
 def kernel(function: Callable | None = None, *, forceinline: bool = False) -> Any:
-    """A function that compiled passes call; it must neither make arrays nor return them."""
+    """A function that compiled passes call, not Python; it must neither make arrays nor return them."""
     if function is None:
         return lambda wrapped: kernel(wrapped, forceinline=forceinline)
     return njit(**OPTIONS, forceinline=forceinline)(function)
+
+
+def entry(function: Callable) -> Any:
+    """A compiled function that Python calls: a whole pass."""
+    return njit(**_ENTRY_OPTIONS)(function)

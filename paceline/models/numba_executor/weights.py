@@ -2,7 +2,8 @@
 
 `load_weights` converts a checkpoint to panels (`gemm.pack`) in the wanted type and stores them under the cache folder;
 the next load maps the files and reads nothing. A conversion happens in a temporary folder that is renamed at its end,
-so a half-written one is never trusted. Not for file formats (`models/checkpoint.py`).
+so a half-written one is never trusted; one that was damaged later (`models/intact.py`) is made anew. Not for file
+formats (`models/checkpoint.py`).
 """
 
 import errno
@@ -20,6 +21,7 @@ from paceline.models.cache_dir import cache_dir
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
 from paceline.models.experts import ExpertNames, expert_names
+from paceline.models.intact import is_sealed, seal
 from paceline.models.numba_executor.experts import ExpertWeights
 from paceline.models.numba_executor.forward import Shape
 from paceline.models.numba_executor.gemm import PANEL, ZERO_BYTE, pack, padded_rows
@@ -86,10 +88,19 @@ def load_weights(checkpoint: Checkpoint, dtype: str, progress: Progress | None =
         problem = f"w8a8 rounds {GROUP} values together, and {checkpoint.config.head_dim} per head cannot be cut so"
         raise InvalidParameter("dtype", problem, "use int8")
     folder = cache_dir() / "converted" / f"{checkpoint.fingerprint}-{dtype}-{LAYOUT}"
-    if not folder.exists():
+    if not is_sealed(folder):
+        _remove(folder)
         _convert_into(folder, checkpoint, dtype, progress or (lambda done, total: None))
-    arrays = {path.stem: np.load(path, mmap_mode="r").view(np.ndarray) for path in folder.glob("*.npy")}
-    if checkpoint.config.tie_word_embeddings:
+    return stored_arrays(folder, checkpoint.config, dtype)
+
+
+def stored_arrays(folder: Path, config: ModelConfig, dtype: str, mapped: bool = True) -> dict[str, Any]:
+    """What `convert` left in `folder`, read-only, memory-mapped or read."""
+    arrays = {path.stem: np.load(path, mmap_mode="r" if mapped else None).view(np.ndarray)
+              for path in folder.glob("*.npy")}  # fmt: skip
+    for array in arrays.values():
+        array.flags.writeable = False
+    if config.tie_word_embeddings:
         arrays["head"], arrays["head_scales"] = arrays["embedding"], arrays["embedding_scales"]
     experts = [arrays.pop(name, _nothing(name, dtype)) for name in ExpertWeights._fields]
     return {**arrays, "experts": ExpertWeights(*experts)}
@@ -111,13 +122,27 @@ def _convert_into(folder: Path, checkpoint: Checkpoint, dtype: str, progress: Pr
     except OSError as error:
         raise _disk_error(error, folder) from error
     try:
-        _convert(temporary, checkpoint, dtype, progress)
+        convert(temporary, checkpoint, dtype, progress)
+        seal(temporary)
         temporary.rename(folder)
     except OSError as error:
         if not folder.exists():  # another process may have finished the same conversion first
             raise _disk_error(error, folder) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _remove(folder: Path) -> None:
+    """Take a damaged conversion away. Under its name it is gone at once; whoever has it mapped keeps it."""
+    if not folder.exists():
+        return
+    try:
+        with tempfile.TemporaryDirectory(prefix="unfinished-", dir=folder.parent, ignore_cleanup_errors=True) as aside:
+            folder.rename(Path(aside) / folder.name)
+    except FileNotFoundError:
+        return  # another process took it away first
+    except OSError as error:
+        raise _disk_error(error, folder) from error
 
 
 def _disk_error(error: OSError, folder: Path) -> PacelineError:
@@ -128,7 +153,7 @@ def _disk_error(error: OSError, folder: Path) -> PacelineError:
     )
 
 
-def _convert(folder: Path, checkpoint: Checkpoint, dtype: str, progress: Progress) -> None:
+def convert(folder: Path, checkpoint: Checkpoint, dtype: str, progress: Progress = lambda done, total: None) -> None:
     """Write one .npy file per array of `forward.Weights`."""
     config, shape = checkpoint.config, shape_of(checkpoint.config)
     matrices = _matrices(config, shape)

@@ -18,6 +18,7 @@ from paceline.errors import InvalidParameter
 from paceline.models.base import PAGE_SIZE, ForwardOutput, KVCache, Rows, checked_layers
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
+from paceline.models.dtypes import choose_dtype
 from paceline.models.rope import inverse_frequencies
 from paceline.models.torch_executor.cache import TorchKVCache, segment_views
 from paceline.models.torch_executor.layers import Layer, Pass, make_norm, rotary_tables
@@ -148,8 +149,9 @@ class Stage:
 class TorchModel:
     """A `CausalLM` (models/base.py) that runs in torch, in this process; arguments and errors as `Stage`."""
 
-    def __init__(self, checkpoint: Checkpoint, device: str = "cpu", dtype: DTypeName = "float32") -> None:
-        self._stage = Stage(checkpoint, device, dtype)
+    def __init__(self, checkpoint: Checkpoint, device: str = "cpu", dtype: str = "float32") -> None:
+        self.dtype_choice = choose_dtype(dtype, checkpoint, "torch", device)
+        self._stage = Stage(checkpoint, device, self.dtype_choice.name)
 
     @property
     def config(self) -> ModelConfig:

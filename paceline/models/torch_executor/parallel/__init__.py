@@ -11,6 +11,7 @@ import torch
 
 from paceline.errors import InvalidParameter
 from paceline.models.checkpoint import Checkpoint
+from paceline.models.dtypes import choose_dtype
 from paceline.models.torch_executor.parallel.launch import LocalWorkers
 from paceline.models.torch_executor.parallel.layout import Layout
 from paceline.models.torch_executor.parallel.links import Rendezvous
@@ -42,7 +43,7 @@ def launch_model(
         checkpoint: the weights; must be picklable, as readers of files are.
         layer_partition: layers of each pipeline stage; balanced by default.
         device: ``cpu``, or ``cuda``: rank r takes ``cuda:r``.
-        dtype: ``float32`` or ``bfloat16``.
+        dtype: ``float32``, ``bfloat16``, or ``auto``, see `choose_dtype`.
         num_threads: of all ranks together, on a CPU; None takes all processors. Sets torch's threads of this process.
         timeout: seconds that ranks wait for each other, at the start and in the middle of a pass.
         microbatch_rows: least rows of a micro-batch of the pipeline.
@@ -54,7 +55,8 @@ def launch_model(
     layout = Layout.of(checkpoint.config, tensor_parallel_size, pipeline_parallel_size, layer_partition)
     devices = _devices(device, layout.world_size)
     threads = None if device != "cpu" else max(1, (num_threads or len(os.sched_getaffinity(0))) // layout.world_size)
-    first = Assignment(checkpoint, layout, 0, Rendezvous(timeout=timeout), devices[0], dtype, threads)
+    choice = choose_dtype(dtype, checkpoint, "torch", device)
+    first = Assignment(checkpoint, layout, 0, Rendezvous(timeout=timeout), devices[0], choice.name, threads)
 
     def start_others(meeting: Rendezvous) -> LocalWorkers:
         others = range(1, layout.world_size)
@@ -62,7 +64,9 @@ def launch_model(
 
     if threads is not None:
         torch.set_num_threads(threads)
-    return ParallelModel(first, start_others, microbatch_rows)
+    model = ParallelModel(first, start_others, microbatch_rows)
+    model.dtype_choice = choice
+    return model
 
 
 def _devices(device: str, world_size: int) -> list[str]:

@@ -15,6 +15,7 @@ import torch
 from paceline.errors import InvalidParameter, WorkerDied
 from paceline.models.base import PAGE_SIZE, ForwardOutput, KVCache, Rows, checked_layers
 from paceline.models.config import ModelConfig
+from paceline.models.dtypes import DtypeChoice
 from paceline.models.torch_executor.model import check_rows
 from paceline.models.torch_executor.parallel.launch import LocalWorkers
 from paceline.models.torch_executor.parallel.links import Links, Rendezvous
@@ -75,7 +76,7 @@ class ParallelModel:
         start_others: Callable[[Rendezvous], LocalWorkers] | None = None,
         microbatch_rows: int = MICROBATCH_ROWS,
     ) -> None:
-        self.layout = assignment.layout
+        self.layout, self.dtype_choice = assignment.layout, DtypeChoice(assignment.dtype)
         self.microbatch_rows, self._dtype = microbatch_rows, getattr(torch, assignment.dtype)
         self._num_caches, self._dropped = 0, []
         self._broken: WorkerDied | None = None

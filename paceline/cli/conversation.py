@@ -1,0 +1,86 @@
+"""`Conversation`: the turns of a chat, and which of them still fit into the model's context.
+
+Knows neither the terminal (`chat.py`) nor the engine: only how to turn messages into token ids.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from paceline.errors import InvalidParameter
+
+Message = Mapping[str, str]
+
+
+class Conversation:
+    """What was said so far.
+
+    Args:
+        encode: token ids of messages in the chat template, ready for the answer (`LLM.chat_prompt`).
+        max_model_len: most tokens of prompt and answer together.
+        reserve: tokens to leave for the answer.
+        system: the system message, which always stays.
+    """
+
+    def __init__(
+        self, encode: Callable[[Sequence[Message]], list[int]], max_model_len: int, reserve: int, system: str | None
+    ) -> None:
+        self._encode = encode
+        self._room = max_model_len - min(reserve, max_model_len // 4)
+        self._opening = [{"role": "system", "content": system}] if system else []
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget every turn."""
+        self._messages: list[dict[str, str]] = []
+        self._first = 0
+
+    def ask(self, text: str) -> tuple[list[int], int]:
+        """Take in what the user says; token ids of the prompt, and how many old messages no longer fit.
+
+        The oldest question goes with its answer, until the rest fits and leaves room for an answer.
+
+        Raises:
+            InvalidParameter: the message alone does not fit; the conversation is as it was.
+        """
+        self._messages.append({"role": "user", "content": text})
+        before = self._first
+        for first in range(before, len(self._messages), 2):
+            ids = self._try(first)
+            if ids is not None:
+                self._first = first
+                return ids, first - before
+        self._messages.pop()
+        remedy = "shorten it; the conversation is as it was"
+        raise InvalidParameter("message", f"it does not fit into {self._room} tokens", remedy)
+
+    def _try(self, first: int) -> list[int] | None:
+        """The prompt from message `first` on, None where it does not fit."""
+        try:
+            ids = self._encode([*self._opening, *self._messages[first:]])
+        except InvalidParameter as error:
+            if error.field != "prompt":  # the template refuses the messages: dropping turns will not help
+                self._messages.pop()
+                raise
+            return None
+        return ids if len(ids) <= self._room else None
+
+    def answer(self, text: str) -> None:
+        """Take in what the model answered."""
+        self._messages.append({"role": "assistant", "content": text})
+
+    def take_back(self) -> None:
+        """Forget a question that got no answer."""
+        self._messages.pop()
+
+    def save(self, path: Path) -> int:
+        """Write all turns, those that no longer fit too, as text; how many there were.
+
+        Raises:
+            InvalidParameter: the file cannot be written.
+        """
+        text = "\n\n".join(f"{m['role']}: {m['content']}" for m in (*self._opening, *self._messages))
+        try:
+            path.expanduser().write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise InvalidParameter("save", f"{path} cannot be written ({error})", "name another file") from None
+        return len(self._messages)

@@ -1,0 +1,70 @@
+"""The two streams of the command line: what is printed there is text, never markup, and tables keep their numbers.
+
+Standard output is for answers and JSON, standard error for progress, tables and remarks. Model names, prompts, paths
+and errors come from elsewhere: `[/red]` in them is printed as it stands.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.table import Column, Table
+from rich.text import Text
+
+_PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "emoji": False}
+
+output = Console(**_PLAIN)
+messages = Console(stderr=True, **_PLAIN)
+
+_SHORT = 14
+"""Cells up to this width are numbers, durations and the like, and are kept on one line."""
+
+
+def show_table(table: Table, console: Console = messages) -> None:
+    """Print `table`; headers and long texts wrap between words, and no number is ever cut.
+
+    A table whose numbers alone are wider than the terminal runs past its edge.
+    """
+    for column in table.columns:
+        column.min_width = _least_width(column)
+    padding = 3 * len(table.columns) + 1  # a line and two blanks to a column, and the last line
+    needed = sum(column.min_width or 0 for column in table.columns) + padding
+    wide = console if needed <= console.width else Console(file=console.file, width=needed, **_PLAIN)
+    wide.print(table)
+
+
+def _least_width(column: Column) -> int:
+    """Cells the column cannot do without: whole short cells, and the longest word of everything else."""
+    texts = [str(cell) for cell in column._cells]
+    pieces = [text for text in texts if cell_len(text) <= _SHORT]
+    pieces += [word for text in (*texts, str(column.header)) for word in text.split()]
+    return max(map(cell_len, pieces), default=0)
+
+
+class _Share(ProgressColumn):
+    """How much is done, where that is known."""
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.percentage:>3.0f} %" if task.total else "")
+
+
+@contextmanager
+def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
+    """Bars on standard error that vanish at the end; call what it gives with (what, done, total).
+
+    Work in one piece (a total of 1) shows a moving bar without a share, and a bar that is done goes.
+    """
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), _Share(), TimeElapsedColumn())
+    with Progress(*columns, console=messages, transient=True) as bars:
+        tasks: dict[str, Any] = {}
+
+        def progress(what: str, done: int, total: int) -> None:
+            known = total if total > 1 else None
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=known)
+            bars.update(tasks[what], completed=done, total=known, visible=done < total)
+
+        yield progress

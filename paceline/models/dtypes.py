@@ -1,0 +1,70 @@
+"""What dtype ``auto`` means: the smallest one that leaves the model's text as its file has it, on this machine.
+
+A dtype changes what a model says, so nothing is chosen for speed that rounds further than the file did: never int8 or
+w8a8. Not for what a dtype is (`numba_executor/weights.py`, `torch_executor`).
+"""
+
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Literal
+
+from paceline.models.checkpoint import Checkpoint
+from paceline.models.tensor_names import tensor_shapes
+
+AUTO = "auto"
+_CPUINFO = Path("/proc/cpuinfo")
+_MEMINFO = Path("/proc/meminfo")
+_NATIVE_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+
+
+@dataclass(frozen=True, slots=True)
+class DtypeChoice:
+    """A dtype, and why ``auto`` chose it (empty when it was asked for)."""
+
+    name: str
+    reason: str = ""
+
+
+def choose_dtype(asked: str, checkpoint: Checkpoint, executor: Literal["numba", "torch"], device: str) -> DtypeChoice:
+    """`asked`, or for ``auto`` the dtype for these weights on this machine (docs/dtypes.md has the rules and reasons).
+
+    Args:
+        executor: who multiplies: the CPU kernels compute in float32 whatever the storage, torch in the dtype itself.
+        device: torch device.
+    """
+    if asked != AUTO:
+        return DtypeChoice(asked)
+    if executor == "torch" and not _multiplies_bfloat16(device):
+        return DtypeChoice("float32", f"{device} has no arithmetic in bfloat16")
+    stored = checkpoint.storage
+    if stored == "BF16":
+        return DtypeChoice("bfloat16", "as the file has it")
+    if stored not in ("F32", "F16"):
+        return DtypeChoice("bfloat16", f"its rounding is far below that of the file's {stored} blocks")
+    num_parameters = sum(prod(shape) for shape in tensor_shapes(checkpoint.config).values())
+    if 4 * num_parameters > _available_memory() // 2:
+        return DtypeChoice(
+            "bfloat16", f"the file has {stored}, which in float32 would take over half of the free memory"
+        )
+    return DtypeChoice("float32", f"holds the file's {stored} unrounded; bfloat16 takes half the bytes")
+
+
+def _multiplies_bfloat16(device: str) -> bool:
+    """Whether a device computes in bfloat16 itself; a CPU that does not is slower in it and rounds more."""
+    if device.startswith("cuda"):
+        import torch
+
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    if not device.startswith("cpu") or not _CPUINFO.exists():
+        return False
+    return any(_NATIVE_FLAGS & set(line.split()) for line in _CPUINFO.read_text().splitlines() if ":" in line)
+
+
+def _available_memory() -> int:
+    """Bytes free for weights; where the system does not say, any model may be held."""
+    if _MEMINFO.exists():
+        for line in _MEMINFO.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return 1 << 62

@@ -1,0 +1,91 @@
+"""Whether cached files are still what was written: by their checksums, looked at again only when something may differ.
+
+Sizes and times are compared at every start; contents are hashed when a file was touched since the last check, or when
+the machine was started since. Caught: a file that is missing, cut, or written to by anybody, and what a disk lost or a
+power cut left unwritten. Not caught: memory that fails while the machine runs. Not for what to do about damage: the
+callers make the files anew.
+"""
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+MANIFEST = "manifest.json"
+"""Checksums of the other files in a sealed folder."""
+_CHECKED = "checked.json"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_CHUNK = 1 << 20
+
+
+def seal(folder: Path) -> None:
+    """Write down the checksums of all files in `folder`, for `is_sealed`."""
+    paths = sorted(path for path in folder.iterdir() if path.name not in (MANIFEST, _CHECKED))
+    sums = {path.name: digest for path, digest in zip(paths, _digests(paths), strict=True)}
+    (folder / MANIFEST).write_text(json.dumps(sums))
+    remember([*paths, folder / MANIFEST], folder / _CHECKED)
+
+
+def is_sealed(folder: Path) -> bool:
+    """Whether every file that was in `folder` when it was sealed is there as it was."""
+    try:
+        sums = json.loads((folder / MANIFEST).read_text())
+        paths = [folder / name for name in sums]
+        everything = [*paths, folder / MANIFEST]
+        if is_remembered(everything, folder / _CHECKED):
+            return True
+        if _digests(paths) != list(sums.values()):
+            return False
+    except (OSError, ValueError, TypeError, AttributeError):
+        return False
+    remember(everything, folder / _CHECKED)
+    return True
+
+
+def remember(paths: Sequence[Path], stamp: Path) -> None:
+    """Note in the file `stamp` that `paths` have been checked as they are now. A cache that cannot be written is fine:
+    they are checked again next time."""
+    try:
+        partial = stamp.with_name(f"{stamp.name}.{os.getpid()}")
+        partial.write_text(json.dumps([_boot(), _states(paths)]))
+        os.replace(partial, stamp)
+    except OSError:
+        return
+
+
+def is_remembered(paths: Sequence[Path], stamp: Path) -> bool:
+    """Whether `paths` were checked since the machine was started, and nobody has written to them since."""
+    try:
+        return json.loads(stamp.read_text()) == [_boot(), _states(paths)]
+    except (OSError, ValueError):
+        return False
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(_CHUNK):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _digests(paths: Sequence[Path]) -> list[str]:
+    with ThreadPoolExecutor() as pool:  # hashing releases the GIL
+        return list(pool.map(file_digest, paths))
+
+
+def _states(paths: Sequence[Path]) -> list[list[int]]:
+    """Size, times and place of each file; any write changes them."""
+    stats = [path.stat() for path in paths]
+    return [[stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino] for stat in stats]
+
+
+def _boot() -> str:
+    """The same until the machine is started again."""
+    if _BOOT_ID.exists():
+        return _BOOT_ID.read_text().strip()
+    return f"{(time.time() - time.monotonic()) / 60:.0f}"

@@ -1,0 +1,61 @@
+"""Kernels compiled in a thread of their own, while weights are still fetched and converted.
+
+What Numba compiles depends on the types of the arrays alone, so a model of one small layer stands for every model
+of the same dtypes. Not for running anything.
+"""
+
+import tempfile
+import threading
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from paceline.models.checkpoint import Checkpoint
+from paceline.models.config import ModelConfig
+from paceline.models.numba_executor.executor import NumbaModel
+from paceline.models.numba_executor.weights import convert, stored_arrays
+from paceline.models.tensor_names import tensor_shapes
+
+_SMALL = ModelConfig(
+    model_type="llama", vocab_size=32, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=1,
+    num_key_value_heads=1, head_dim=32, norm_eps=1e-5, max_position_embeddings=32, tie_word_embeddings=True,
+)  # fmt: skip
+
+
+@cache
+def compile_ahead(dtype: str, kv_cache_dtype: str = "auto") -> threading.Thread:
+    """Start compiling the pass for these dtypes, or loading it from the disk. Whoever needs it first waits for it.
+
+    The program does not end before the thread does: the compiler cannot be stopped half-way.
+    """
+    thread = threading.Thread(target=_compile, args=(dtype, kv_cache_dtype), name="paceline-compiler")
+    thread.start()
+    return thread
+
+
+def _compile(dtype: str, kv_cache_dtype: str) -> None:
+    model = NumbaModel(_Blank(), dtype, 1, kv_cache_dtype=kv_cache_dtype, load=_in_memory)
+    model.warm_up()
+    model.close()
+
+
+class _Blank:
+    """A checkpoint of zeros."""
+
+    config = _SMALL
+    fingerprint = "blank"
+    storage = "F32"
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(tensor_shapes(_SMALL))
+
+    def tensor(self, name: str) -> np.ndarray:
+        return np.zeros(tensor_shapes(_SMALL)[name], np.float32)
+
+
+def _in_memory(checkpoint: Checkpoint, dtype: str, progress: object = None) -> dict:
+    """As `load_weights`, without the cache."""
+    with tempfile.TemporaryDirectory() as folder:
+        convert(Path(folder), checkpoint, dtype)
+        return stored_arrays(Path(folder), checkpoint.config, dtype, mapped=False)

@@ -1,0 +1,100 @@
+"""What reaches the terminal: text as it is, tables with whole numbers, words that stay where they were printed."""
+
+import io
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from paceline.cli.show import TokenPrinter, verdict, why_short
+from paceline.cli.terminal import messages, output, show_table
+from paceline.types import TokenOutput
+
+HOSTILE = "[/red]x [bold]y[/] pip install 'paceline[serve]' :smile:"
+
+
+def screen(width=80, terminal=False):
+    return Console(file=io.StringIO(), width=width, force_terminal=terminal, markup=False, highlight=False, emoji=False,
+                   color_system=None)  # fmt: skip
+
+
+def token(text, provenance="target"):
+    return TokenOutput(token_id=0, text=text, provenance=provenance)
+
+
+@pytest.mark.parametrize("console", [output, messages])
+def test_foreign_text_is_printed_as_it_stands(console):
+    with console.capture() as capture:
+        console.print(HOSTILE, style="red", soft_wrap=True)
+        table = Table(HOSTILE, title=HOSTILE)
+        table.add_row(HOSTILE)
+        console.print(table, width=400, soft_wrap=True)
+    shown = capture.get()
+    assert shown.count("[/red]x") == 4
+    assert shown.count("paceline[serve]") == 4
+
+
+@pytest.mark.parametrize("width", [30, 40, 80, 200])
+def test_no_number_of_a_table_is_cut(width):
+    table = Table("model of a long name", "attainment of the whole", "tokens per second", "time to the first token")
+    numbers = ["0.0412", "1,234,567.89", "93.27 %", "0.12 / 3.45 / 6.78 s"]
+    table.add_row("a model whose name is long and has words", *numbers[:3])
+    table.add_row("b", *numbers[1:])
+    console = screen(width)
+    show_table(table, console)
+    shown = console.file.getvalue()
+    assert "…" not in shown
+    for number in numbers[:3]:
+        assert number in shown
+    for part in ("0.12", "3.45", "6.78"):
+        assert part in shown
+
+
+def test_words_that_were_printed_stay_where_they_are():
+    console = screen(20, terminal=True)
+    printer = TokenPrinter(console)
+    words = "the quick brown fox jumps over an uncharacteristically lazy dog, " * 3
+    for letter in words:  # a token for each letter: no word is known before it is whole
+        printer(token(letter))
+    printer.finish()
+    lines = console.file.getvalue().splitlines()
+    assert " ".join(lines).split() == words.split()
+    assert all(len(line) <= 20 or line == "uncharacteristically" for line in lines)
+
+
+def test_line_breaks_of_the_model_are_kept():
+    console = screen(20, terminal=True)
+    printer = TokenPrinter(console)
+    for text in ("def f", "(x):\n", "    return", " x\n", "\n", "done"):
+        printer(token(text))
+    printer.finish()
+    assert console.file.getvalue() == "def f(x):\n    return x\n\ndone\n"
+
+
+def test_a_pipe_gets_the_text_itself():
+    console = screen(20)
+    printer = TokenPrinter(console)
+    for text in ("a very long line that no", "body may break, ", "ever\n", "[b]"):
+        printer(token(text))
+    printer.finish()
+    assert console.file.getvalue() == "a very long line that nobody may break, ever\n[b]\n"
+
+
+@pytest.mark.parametrize(
+    ("speedup", "same", "words"),
+    [(1.4, True, "pays here: 1.40 x"), (0.93, True, "does not pay here: 0.93 x"), (1.01, True, "no difference"),
+     (None, True, "Too short"), (1.5, False, "texts differ")],
+)  # fmt: skip
+def test_the_verdict_says_what_the_figures_mean(speedup, same, words):
+    assert words in verdict(speedup, same)
+
+
+def answer(text, reason):
+    return SimpleNamespace(text=text, finish_reason=reason)
+
+
+def test_an_answer_that_ends_at_once_says_why():
+    assert "end-of-sequence" in (why_short(answer(" \n", "stop")) or "")
+    assert "length" in (why_short(answer("", "length")) or "")
+    assert why_short(answer("yes", "stop")) is None

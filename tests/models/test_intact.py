@@ -1,0 +1,95 @@
+"""Damage in the cache is noticed, and what was damaged is made anew: weights, kernels, downloads."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+from paceline.models import intact
+from paceline.models.numba_executor import weights
+from tests.fakes import RandomCheckpoint, small_config
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def zero_inside(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 :] = bytes(len(data) - len(data) // 2)
+    path.write_bytes(data)
+
+
+def delete(path):
+    path.unlink()
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+DAMAGES = [truncate, zero_inside, delete, empty]
+
+
+@pytest.fixture
+def sealed(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(os.urandom(5000))
+    intact.seal(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", ["a", intact.MANIFEST])
+def test_a_damaged_file_breaks_the_seal(sealed, damage, name):
+    assert intact.is_sealed(sealed)
+    damage(sealed / name)
+    assert not intact.is_sealed(sealed)
+    assert not intact.is_sealed(sealed)  # nor is it trusted the second time
+
+
+def test_contents_are_hashed_after_a_start_of_the_machine_and_not_before(sealed, monkeypatch):
+    hashed = []
+    digest = intact.file_digest
+    monkeypatch.setattr(intact, "file_digest", lambda path: hashed.append(path.name) or digest(path))
+    assert intact.is_sealed(sealed) and not hashed
+    monkeypatch.setattr(intact, "_boot", lambda: "another")
+    assert intact.is_sealed(sealed) and sorted(hashed) == ["a", "b"]
+    assert intact.is_sealed(sealed) and len(hashed) == 2
+
+
+def test_damage_that_leaves_the_times_alone_is_found_after_the_next_start(sealed, monkeypatch):
+    states = intact._states([sealed / name for name in ("a", "b", intact.MANIFEST)])
+    zero_inside(sealed / "a")
+    monkeypatch.setattr(intact, "_states", lambda paths: states)
+    assert intact.is_sealed(sealed)
+    monkeypatch.setattr(intact, "_boot", lambda: "another")
+    assert not intact.is_sealed(sealed)
+
+
+def test_a_cache_that_cannot_be_written_is_checked_every_time(sealed, monkeypatch):
+    def refuse(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(intact.os, "replace", refuse)
+    monkeypatch.setattr(intact, "_boot", lambda: "another")
+    assert intact.is_sealed(sealed)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", ["down.npy", "qkv_scales.npy", "final_norm.npy"])
+def test_damaged_weights_are_converted_again(damage, name, tmp_path, monkeypatch):
+    monkeypatch.setattr(weights, "cache_dir", lambda: tmp_path)
+    checkpoint = RandomCheckpoint(small_config(num_hidden_layers=1))
+    good = {key: np.array(value) for key, value in weights.load_weights(checkpoint, "int8").items() if key != "experts"}
+    (folder,) = (tmp_path / "converted").iterdir()
+    damage(folder / name)
+    healed = weights.load_weights(checkpoint, "int8")
+    assert all(np.array_equal(value, healed[key]) for key, value in good.items())
+    assert list((tmp_path / "converted").iterdir()) == [folder]  # nothing is left beside it
+
+
+def test_a_manifest_that_is_no_object_is_not_trusted(sealed):
+    (sealed / intact.MANIFEST).write_text(json.dumps(["a"]))
+    assert not intact.is_sealed(sealed)
