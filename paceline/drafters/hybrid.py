@@ -119,7 +119,7 @@ class Hybrid:
             whole=True,
             cost_ratio=max(child.traits.cost_ratio for child in children),
             deterministic=all(child.traits.deterministic for child in children),
-            remembers=any(child.traits.remembers for child in children),
+            remembers=bool(self._models) or any(child.traits.remembers for child in children),
             chooses=True,
         )
         self._rates = {at: DraftRates() for at in self._models}

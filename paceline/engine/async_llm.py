@@ -44,6 +44,7 @@ class AsyncLLM:
 
     @property
     def tokenizer(self) -> Tokenizer:
+        """Of the target."""
         return self._llm.tokenizer
 
     @property

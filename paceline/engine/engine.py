@@ -88,6 +88,7 @@ class Engine:
 
     @property
     def has_unfinished_requests(self) -> bool:
+        """Whether another step has something to do."""
         return bool(self._live)
 
     def add_request(

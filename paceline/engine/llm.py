@@ -110,10 +110,12 @@ class LLM:
 
     @property
     def tokenizer(self) -> Tokenizer:
+        """Of the target."""
         return self._loaded.source.tokenizer
 
     @property
     def model_name(self) -> str:
+        """As the user named it."""
         return self._loaded.source.name
 
     @property

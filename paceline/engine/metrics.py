@@ -28,6 +28,7 @@ class Histogram:
         self.sum += seconds * count
 
     def record(self) -> dict[str, Any]:
+        """Counts by upper bound and the sum, JSON-ready."""
         return {"buckets": dict(zip((*SECONDS, "inf"), self.counts, strict=True)), "sum": self.sum}
 
 
@@ -107,6 +108,7 @@ class EngineMetrics:
 
     @property
     def spec_decode_num_accepted_tokens(self) -> int:
+        """Drafted tokens that joined an output."""
         return sum(accepted * count for accepted, count in self.accepted_per_draft.items())
 
     @property

@@ -144,17 +144,15 @@ def trimmed(tree: TokenTree, num_nodes: int, depth: int) -> TokenTree:
 
     Exact as long as neither is chosen by looking at the drawn tokens.
     """
-    tree = tree.prune(num_nodes)
-    if len(tree) <= depth or not len(tree):
-        return tree
-    depths = tree.depths
-    if max(depths) <= depth:
-        return tree
+    depths = tree.depths if len(tree) > depth else ()
+    if max(depths, default=0) <= depth:
+        return tree.prune(num_nodes)
     kept = [node for node, level in enumerate(depths) if level <= depth]
     number = {node: i for i, node in enumerate(kept)} | {ROOT_PARENT: ROOT_PARENT}
     rows = None if tree.draft_rows is None else tuple(tree.draft_rows[node] for node in kept)
     parents = tuple(number[tree.parents[node]] for node in kept)
-    return TokenTree(tuple(tree.tokens[node] for node in kept), parents, tree.draw, tree.draft_laws, rows)
+    cut = TokenTree(tuple(tree.tokens[node] for node in kept), parents, tree.draw, tree.draft_laws, rows)
+    return cut.prune(num_nodes)
 
 
 def union(trees: Sequence[TokenTree]) -> TokenTree:

@@ -39,6 +39,7 @@ class Grant:
 
     @property
     def is_decode(self) -> bool:
+        """Whether it is no chunk of a prompt."""
         return self.num_prefill_tokens == 0
 
     @property
@@ -73,6 +74,7 @@ class StepPlan:
 
     @property
     def num_decodes(self) -> int:
+        """Grants that are no chunks of prompts."""
         return sum(grant.is_decode for grant in self.grants)
 
     @property

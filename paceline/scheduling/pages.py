@@ -54,6 +54,7 @@ class PagePool:
 
     @property
     def num_held(self) -> int:
+        """Pages in some request's table."""
         return self.num_pages - self.num_free
 
     @property

@@ -93,10 +93,12 @@ class RequestState:
 
     @property
     def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
         return len(self.prompt_token_ids)
 
     @property
     def num_output_tokens(self) -> int:
+        """Committed output."""
         return len(self.token_ids) - len(self.prompt_token_ids)
 
     @property

@@ -78,6 +78,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
+        """Whether any request is unfinished."""
         return bool(self._requests)
 
     def add(self, request: RequestState) -> None:

@@ -64,6 +64,7 @@ class StepBuilder:
 
     @property
     def num_prefills(self) -> int:
+        """Chunks granted so far."""
         return len(self._prefills)
 
     @property

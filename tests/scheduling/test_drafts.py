@@ -6,7 +6,7 @@ import pytest
 
 from paceline.scheduling import PagePool, RequestState, Scheduler, SchedulerConfig, StepResult
 from paceline.speculation import DraftStats, Fixed, LengthPolicy, RequestOutcome
-from paceline.speculation.records import MEMORY, PRIOR_DRAFTS, PRIOR_RATE
+from paceline.speculation.records import ENGINE_PRIOR_DRAFTS, MEMORY, PRIOR_DRAFTS, PRIOR_RATE
 from paceline.types import SamplingParams
 from tests.scheduling.fake_engine import FakeEngine
 
@@ -194,4 +194,6 @@ def test_a_look_that_found_nothing_lowers_the_chance_of_an_answer_only():
     fake.scheduler.learn_looks([(state, RequestOutcome("r", asked=True))])
     assert state.draft_stats.rates.answer < 1 and state.draft_stats.rates.acceptance == before
     fake.scheduler.learn_looks([])
-    assert fake.scheduler.draft_rates.answer == pytest.approx((PRIOR_DRAFTS * 0.98) / (PRIOR_DRAFTS * 0.98 + 1))
+    assert fake.scheduler.draft_rates.answer == pytest.approx(
+        (ENGINE_PRIOR_DRAFTS * 0.98) / (ENGINE_PRIOR_DRAFTS * 0.98 + 1)
+    )

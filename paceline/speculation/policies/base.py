@@ -18,7 +18,9 @@ class DraftLaw(Protocol):
     """What a policy may read of a draft law: its positive probabilities (`paceline.sampling.Law` fits)."""
 
     @property
-    def probs(self) -> np.ndarray: ...
+    def probs(self) -> np.ndarray:
+        """[k] positive probabilities."""
+        ...
 
 
 class LengthPolicy:
