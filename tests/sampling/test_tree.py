@@ -75,8 +75,8 @@ drawn_trees = st.lists(st.tuples(st.integers(0, 100), st.integers(0, 1)), max_si
 
 @given(drawn_trees, st.integers(0, 11), st.integers(0, 5))
 def test_what_trimming_keeps_it_keeps_as_it_was(tree: TokenTree, num_nodes: int, depth: int) -> None:
-    """Of the first nodes those that lie high enough, in order, each with its path, its law and how it was drawn."""
-    kept = [node for node in range(min(num_nodes, len(tree))) if tree.depths[node] <= depth]
+    """Of the nodes that lie high enough the first ones, in order, each with its path, its law and how it was drawn."""
+    kept = [node for node in range(len(tree)) if tree.depths[node] <= depth][:num_nodes]
     trim = trimmed(tree, num_nodes, depth)
     assert (len(trim), trim.draw) == (len(kept), "iid")
     for new, old in enumerate(kept):
