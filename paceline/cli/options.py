@@ -120,8 +120,14 @@ def speculative_config(
     config = SpeculativeConfig(**values)
     if draft not in (NONE, "plain"):
         return config
-    given = {"draft_model": draft_model, "num_draft_tokens": num_draft_tokens, "draft_option": draft_option,
-             "policy_option": policy_option, "policy": policy if policy != "auto" else None}  # fmt: skip
+    given = {
+        "rule": rule if rule != DEFAULT_RULE else None,
+        "draft_model": draft_model,
+        "num_draft_tokens": num_draft_tokens,
+        "draft_option": draft_option,
+        "policy_option": policy_option,
+        "policy": policy if policy != "auto" else None,
+    }
     for name, value in given.items():
         if value:
             raise InvalidParameter(name, f"is given, and --draft {draft} drafts nothing", "leave one of the two out")

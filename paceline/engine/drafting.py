@@ -5,9 +5,11 @@ warning; the text is unchanged, since drafts never decide it. Proposals that wer
 said. Not for deciding who drafts.
 """
 
+import logging
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import index
 from typing import TypeVar
 
 from paceline.drafters.base import DraftContext, Drafter
@@ -104,7 +106,7 @@ class Drafting:
         try:
             self.drafter.release(request_id)
         except Exception as error:
-            _warn(f"drafter {self.drafter.name!r} could not release {request_id!r}: {error!r}")
+            _warn(f"drafter {self._name} could not release {request_id!r}: {error!r}")
 
     def _looking(self, state: RequestState, live: dict[str, LiveSample], plan: StepPlan) -> DraftContext:
         most, left = self._speculation.most, max(1, state.num_output_left - 1)
@@ -129,9 +131,11 @@ class Drafting:
         return self._checked(context, tree)
 
     def _checked(self, context: DraftContext, tree: TokenTree) -> TokenTree:
-        """The part of `tree` that was granted. Raises ValueError for what is no tree of this vocabulary."""
+        """The part of `tree` that was granted. Raises ValueError or TypeError for what is no tree of these tokens."""
         if not isinstance(tree, TokenTree):
             raise ValueError(f"proposed a {type(tree).__name__}, not a TokenTree")
+        if not all([type(token) is int for token in tree.tokens]):  # numpy's integers would reach the user's output
+            tree = replace(tree, tokens=tuple(index(token) for token in tree.tokens))
         if tree.tokens and not (min(tree.tokens) >= 0 and max(tree.tokens) < self._vocab_size):
             raise ValueError(f"proposed tokens outside the vocabulary of {self._vocab_size}")
         return trimmed(tree, context.budget, context.max_depth)
@@ -142,11 +146,20 @@ class Drafting:
             return act(what)
         except Exception as error:
             sample.state.drafts = False
-            name, request_id = self.drafter.name, sample.request_id
-            _warn(f"drafter {name!r} failed for request {request_id!r} and is switched off for it: {error!r}")
+            _warn(
+                f"drafter {self._name} failed for request {sample.request_id!r} and is switched off for it: {error!r}"
+            )
             self.release(sample.state.request_id)
             return None
 
+    @property
+    def _name(self) -> str:
+        return repr(getattr(self.drafter, "name", type(self.drafter).__name__))
+
 
 def _warn(message: str) -> None:
-    warnings.warn(message, DrafterWarning, stacklevel=3)
+    """A warning, and nothing worse where warnings are errors: a drafter's fault must not end an engine."""
+    try:
+        warnings.warn(message, DrafterWarning, stacklevel=3)
+    except DrafterWarning:
+        logging.getLogger(__name__).warning(message)

@@ -23,7 +23,7 @@ from paceline.engine.speculation import Speculation
 from paceline.engine.step_timer import StepTimer
 from paceline.errors import EngineDead, InvalidParameter, WorkerDied
 from paceline.models.base import CausalLM, KVCache
-from paceline.models.rows import build_rows
+from paceline.models.rows import Part, build_rows
 from paceline.models.tokenizer import Tokenizer
 from paceline.sampling import TokenTree, Verdict
 from paceline.scheduling.batch import Commit, Grant, StepPlan, StepResult
@@ -33,8 +33,6 @@ from paceline.speculation import LearnedPrices, StepOutcome, StepSeconds
 from paceline.types import CompletionOutput, FinishReason, RequestOutput, SamplingParams, TokenOutput, TokenProvenance
 
 EMPTY = TokenTree()
-_FAILED_PASSES = 3
-"""Passes that may fail one after the other before the engine gives up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +81,7 @@ class Engine:
         self._drafting = Drafting(speculation, model.config.vocab_size)
         self._live: dict[str, LiveSample] = {}
         self._requests: dict[str, LiveRequest] = {}
-        self._num_samples = self._num_failed_passes = 0
+        self._num_samples = 0
         self.metrics = EngineMetrics(scheduler)
 
     @property
@@ -204,7 +202,6 @@ class Engine:
             logits = self._run(plan, trees)
         except Exception as error:
             return [], self._fail_pass(plan, error)
-        self._num_failed_passes = 0
         results, failed = [], []
         for grant in plan.grants:
             live = self._live[grant.request.request_id]
@@ -231,20 +228,25 @@ class Engine:
         """The requests of a failed pass, which end with its error; everybody else is computed anew.
 
         Raises:
-            EngineDead: one pass after the other fails.
+            EngineDead: the model fails without them as well.
             WorkerDied: a process of a parallel run is gone, which no new pass can change.
         """
         if isinstance(error, WorkerDied):
             raise error
-        self._num_failed_passes += 1
-        if self._num_failed_passes >= _FAILED_PASSES:
-            raise EngineDead(f"a pass failed: {error!r}") from error
+        self._probe(error)
         failed = [grant.request.request_id for grant in plan.grants]
         for request_id in failed:
             self._live[request_id].error = error
         for state in self.scheduler.restart():
             self._drafting.release(state.request_id)
         return failed
+
+    def _probe(self, error: Exception) -> None:
+        """Raise EngineDead unless a pass over one row of nobody's text, in a cache of its own, succeeds."""
+        try:
+            self._model.forward(build_rows([Part(range(1), 0, [0])]), self._model.new_cache(1))
+        except Exception:
+            raise EngineDead(f"a pass failed, and so does one without any request: {error!r}") from error
 
     def _result(
         self, grant: Grant, live: LiveSample, trees: dict[str, TokenTree], logits: dict[str, np.ndarray]
@@ -320,6 +322,7 @@ class Engine:
             len(plan.looks),
             plan.batch.mean_context,
             timer.finished(),
+            len(commits) == len(plan.grants),
         )
         self.scheduler.learn_looks(self._drafting.judged_looks())
         self.scheduler.length.observe(step)

@@ -50,7 +50,7 @@ def verify_block(tree: TokenTree, target: TargetLaws, randomness: Randomness, po
 def _next_weight(tree: TokenTree, node: int, law: Law, weight: Any) -> Any:
     """min(weight * p(x) / q(x), 1) for the token x of `node`."""
     draft_prob = tree.draft_law(node).prob(tree.tokens[node])
-    if draft_prob == 0:
+    if not draft_prob > 0:
         problem = f"node {node} carries token {tree.tokens[node]}, impossible under its draft law"
         raise InvalidParameter("draft_laws", problem, "give the law the token was really drawn from, after warping")
     return min(weight * law.prob(tree.tokens[node]) / draft_prob, 1)

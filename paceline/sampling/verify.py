@@ -94,7 +94,7 @@ def draft_law_of_trial(tree: TokenTree, node: int, tried: tuple[int, ...]) -> tu
     if tree.draw == "without_replacement":
         law = law.without(*tried)
     prob = law.prob(tree.tokens[node])
-    if prob == 0:
+    if not prob > 0:
         raise InvalidParameter(
             "draft_laws",
             f"node {node} carries token {tree.tokens[node]}, impossible under its draft law",

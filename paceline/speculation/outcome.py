@@ -81,6 +81,8 @@ class StepOutcome:
         num_looks: requests whose drafter was asked without verifying what it proposed.
         mean_context: tokens in the cache before a decode's row, on average.
         seconds: where the time went.
+        is_complete: False when the pass, or the verdict on one of its requests, failed: rows are missing here that took
+            their time.
     """
 
     requests: list[RequestOutcome] = field(default_factory=list)
@@ -88,6 +90,7 @@ class StepOutcome:
     num_looks: int = 0
     mean_context: float = 0.0
     seconds: StepSeconds = field(default_factory=StepSeconds)
+    is_complete: bool = True
 
     @property
     def num_decodes(self) -> int:

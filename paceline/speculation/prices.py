@@ -96,7 +96,7 @@ class LearnedPrices:
 
     def observe(self, step: StepOutcome) -> None:
         """Learn from a step that only decoded what its pass cost, and from any step what its drafts cost."""
-        if step.only_decodes:
+        if step.only_decodes and step.is_complete:
             rows = step.num_decodes + step.num_draft_tokens
             self.passes.observe(rows, step.seconds.verifying, step.mean_context)
         asked = [one for one in step.requests if one.asked]

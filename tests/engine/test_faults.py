@@ -30,7 +30,11 @@ class Faulty(Babbler):
         if self.where == "propose" and any(context.request_id == self.request_id for context in contexts):
             raise Broken("propose")
         trees = super().propose(contexts)
-        wrong = {"no tree": "tokens", "outside the vocabulary": TokenTree.chain([500])}.get(self.where)
+        wrong = {
+            "no tree": "tokens",
+            "outside the vocabulary": TokenTree.chain([500]),
+            "no whole numbers": TokenTree.chain([7.0, 8.0]),  # type: ignore[list-item]
+        }.get(self.where)
         return [
             wrong if wrong is not None and context.request_id == self.request_id else tree
             for context, tree in zip(contexts, trees, strict=True)
@@ -45,7 +49,9 @@ class Faulty(Babbler):
             raise Broken("release")
 
 
-@pytest.mark.parametrize("where", ["propose", "no tree", "outside the vocabulary", "observe", "release"])
+@pytest.mark.parametrize(
+    "where", ["propose", "no tree", "outside the vocabulary", "no whole numbers", "observe", "release"]
+)
 def test_a_failing_drafter_changes_nobodys_text(engine_for, where):
     plain = [output.token_ids for output in run_all(engine_for(), params=EACH)]
     engine = engine_for(FIXED, Faulty(where))
@@ -151,6 +157,41 @@ def test_a_failed_pass_ends_its_requests_and_those_that_wait_go_on(engine_for, t
     assert [output.token_ids for output in outputs[2:]] == plain[2:]
     assert all(output.token_ids == said[: len(output.token_ids)] for output, said in zip(outputs, plain, strict=True))
     engine.scheduler.check_integrity()
+
+
+def test_requests_that_fail_one_after_the_other_end_nobody_else(engine_for, tiny, monkeypatch):
+    """A poison prompt may come as often as it likes: the engine asks whether the model still works."""
+    poison, good = "xyz", "abcabc"
+    forward = tiny.model.forward
+
+    def failing(rows, cache, taps=()):
+        if ord("z") in rows.token_ids.tolist():
+            raise Broken("poison")
+        return forward(rows, cache, taps)
+
+    engine = engine_for(max_num_seqs=1)
+    monkeypatch.setattr(tiny.model, "forward", failing)
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, bad_words=("z",))
+    outputs = run_all(engine, [poison] * 5 + [good], params)
+    assert [output.finish_reason for output in outputs] == ["error"] * 5 + ["length"]
+    assert outputs[-1].token_ids == run_all(engine_for(), [good], params)[0].token_ids
+
+
+def test_numpys_integers_are_taken_for_what_they_are(engine_for):
+    class Numpy(Babbler):
+        def propose(self, contexts):
+            return [TokenTree.chain([np.int64(7)]) for _ in contexts]
+
+    outputs = run_all(engine_for(FIXED, Numpy()), params=EACH)
+    assert all(type(token) is int for output in outputs for token in output.token_ids)
+
+
+def test_warnings_that_are_errors_end_no_engine(engine_for):
+    plain = [output.token_ids for output in run_all(engine_for(), params=EACH)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        outputs = run_all(engine_for(FIXED, Faulty("propose")), params=EACH)
+    assert [output.token_ids for output in outputs] == plain
 
 
 def test_an_engine_gives_up_when_no_pass_succeeds(engine_for, tiny, monkeypatch):

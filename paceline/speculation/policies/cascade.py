@@ -88,7 +88,7 @@ class Cascade(LengthPolicy):
         self._steps_left -= 1
         self._since_base += 1
         if self._steps_left == 0:
-            self._advance(self._tokens / self._seconds)
+            self._advance(self._tokens / max(self._seconds, 1e-9))
 
     def _begin(self, phase: Phase, length: int, steps: int) -> None:
         self._phase: Phase = phase
