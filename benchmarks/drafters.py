@@ -162,7 +162,7 @@ def prompt_jobs(llm: LLM, args: argparse.Namespace) -> Iterator[Job]:
 
 
 def long_jobs(llm: LLM, args: argparse.Namespace) -> Iterator[Job]:
-    """`--per-family` stretches of the text, one behind the other, at every length and temperature."""
+    """`--per-family` stretches of the text, one after the other, at every length and temperature."""
     ids = llm.tokenizer.encode(args.long.read_text(encoding="utf-8"))
     needed, room = max(args.contexts) + args.max_tokens, llm.engine.scheduler.config.max_model_len
     if needed > room:

@@ -49,7 +49,7 @@ class _Look:
 
 
 class Drafting:
-    """The drafter of one engine, behind a wall.
+    """The drafter of one engine; its errors stay with their request.
 
     Args:
         speculation: names the drafter and its policy.

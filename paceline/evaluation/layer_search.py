@@ -102,7 +102,7 @@ class Agreement:
         return float(np.mean(np.array(says) == np.array(self._answers)))
 
     def _read(self, text: Sequence[int], pages: np.ndarray) -> None:
-        """Put the text into the cache, and what the whole model says behind each of its tokens into the answers."""
+        """Put the text into the cache, and what the whole model predicts after each of its tokens into the answers."""
         for start in range(0, len(text), ROWS_PER_PASS):
             part = Part(pages.tolist(), start, text[start : start + ROWS_PER_PASS])
             says = self._model.forward(build_rows([part]), self._cache).logits.argmax(axis=1).tolist()
@@ -110,7 +110,7 @@ class Agreement:
 
 
 def measure_costs(model: CausalLM, context: int = 128, repeats: int = 5) -> PassCosts:
-    """Passes of `model` timed behind `context` tokens, the fastest of `repeats` each."""
+    """Passes of `model` timed after `context` tokens, the fastest of `repeats` each."""
     assert isinstance(model, SkipsLayers)
     pages = list(range(pages_for(context + MOST_DRAFTED + 1)))
     cache, one = model.new_cache(len(pages)), model.with_layers([0])

@@ -23,7 +23,7 @@ StageSeconds = Callable[[StepPlan], float]
 
 Kind = Literal["prefill_lengths", "prefill_decode", "contexts", "drain"]
 """Why a stage waited. The first three are the paper's PB1 (both micro-batches prefill, different numbers of tokens),
-PB2 (one prefills, the other does not) and PB3 (they differ only in their decodes: how many, and behind how much
+PB2 (one prefills, the other does not) and PB3 (they differ only in their decodes: how many, with how much
 context); ``drain`` is the end, when there are fewer micro-batches than stages."""
 
 

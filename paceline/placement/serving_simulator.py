@@ -31,7 +31,7 @@ class ServingModel:
     """A target with its drafter, as costs and rates.
 
     Args:
-        pass_seconds: t(M, context), a target pass over M rows behind that many tokens on average.
+        pass_seconds: t(M, context), a target pass over M rows, each with that many tokens before it on average.
         acceptance_rate: alpha, the chance that a drafted token stands when the ones before it did.
         draft_seconds: one draft step; the drafts of a pass are made together, one step per token of the longest.
         length: how many tokens are drafted; none when left out.

@@ -14,7 +14,7 @@ from paceline.errors import InvalidParameter
 
 
 def page_digest(previous: bytes, token_ids: Sequence[int]) -> bytes:
-    """Digest (16 bytes) of one full page of tokens behind a prefix with digest `previous` (empty at the start).
+    """Digest (16 bytes) of one full page of tokens after a prefix with digest `previous` (empty at the start).
 
     Cryptographic, so that two prefixes never share keys and values by accident or on purpose.
     """

@@ -243,7 +243,7 @@ class Scheduler:
             self.pool.publish(request.page_table[index], request.page_digests[index])
 
     def _trim(self, request: RequestState) -> None:
-        """Free pages behind the committed tokens (the slot of the last one, not computed yet, stays)."""
+        """Free pages after the committed tokens (the slot of the last one, not computed yet, stays)."""
         keep = self.pool.pages_for(max(request.num_tokens, request.reserved_tokens))
         self.pool.release(request.page_table[keep:])
         del request.page_table[keep:]

@@ -66,7 +66,7 @@ class Worker:
                 raise llm.death
 
     async def metrics(self) -> bytes:
-        """Prometheus text of all engines, one behind the other."""
+        """Prometheus text of all engines, one after the other."""
         return b"".join([await llm.prometheus_text() for llm in self._llms.values()])
 
     async def close(self) -> None:

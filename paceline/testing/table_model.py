@@ -32,7 +32,7 @@ class TableModel:
         self._rows: dict[Tokens, Law] = {}
 
     def law(self, prefix: Sequence[int]) -> Law:
-        """The law behind `prefix`; some tokens are impossible."""
+        """The law after `prefix`; some tokens are impossible."""
         key = tuple(prefix[-self.order :])
         if key not in self._rows:
             rng = np.random.default_rng([self._seed, *key])
@@ -71,7 +71,7 @@ def run(
     request_id: str = "checked",
     coupled: bool = False,
 ) -> Tokens:
-    """The first `num_tokens` tokens behind `prompt` that the decode loop emits."""
+    """The first `num_tokens` tokens after `prompt` that the decode loop emits."""
     text = list(prompt)
     while len(text) < len(prompt) + num_tokens:
         context = model.context(request_id, list(text), randomness, budget, coupled=coupled)
@@ -105,7 +105,7 @@ def _step(model: TableModel, drafter: Drafter, rule: Verifier, context: DraftCon
 
 
 def plain_law(model: TableModel, num_tokens: int, prompt: Tokens = (0, 1)) -> dict[Tokens, float]:
-    """The law that the model gives to the first `num_tokens` tokens behind `prompt`, by the chain rule."""
+    """The law that the model gives to the first `num_tokens` tokens after `prompt`, by the chain rule."""
     texts: dict[Tokens, float] = {(): 1.0}
     for _ in range(num_tokens):
         texts = {

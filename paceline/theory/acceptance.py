@@ -55,7 +55,7 @@ def coupled_acceptance_floor(target_probs: Probs, draft_probs: Probs) -> Number:
 def estimate_acceptance_rate(num_accepted: int, num_rejected: int) -> float | None:
     """accepted / (accepted + rejected), None when nothing was tested.
 
-    Tokens behind the first rejection were never tested, so accepted / drafted would be too low.
+    Tokens after the first rejection were never tested, so accepted / drafted would be too low.
     """
     check_count("num_accepted", num_accepted)
     check_count("num_rejected", num_rejected)

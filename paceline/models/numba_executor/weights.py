@@ -213,7 +213,7 @@ class _Matrix:
         return self.columns * self.depth * len(self.parts)
 
     def stack(self, tensors: list[np.ndarray]) -> np.ndarray:
-        """The tensors' rows one behind the other, or panel by panel in turn."""
+        """The tensors' rows one after the other, or panel by panel in turn."""
         if not self._interleave:
             return np.concatenate(tensors)
         panels = [t.reshape(-1, PANEL, self.depth) for t in tensors]

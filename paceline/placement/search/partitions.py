@@ -10,7 +10,7 @@ from paceline.placement.search.trials import Search
 Splits = tuple[ParallelConfig, ...]
 
 LATENCY_GAP = 0.38
-"""Models whose latencies differ by more than this share do not start in one bucket: the fast wait behind the slow."""
+"""Models whose latencies differ by more than this share do not start in one bucket: the fast wait for the slow."""
 
 SHARE_GAPS = (1.0, 0.5, 0.3, 0.2, 0.1)
 FINEST_SHARE = 8

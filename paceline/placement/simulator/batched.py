@@ -30,7 +30,7 @@ def run_batched(
 
     A request joins the queue of the group that holds its model and has the least work before it: until its last stage
     frees, and the slowest stage of each request that waits. When the group's first stage frees, the oldest request
-    and those of its model behind it start together, in the largest profiled size that they fill and that keeps the
+    and those of its model after it start together, in the largest profiled size that they fill and that keeps the
     oldest one's deadline. If no size keeps it, that request is turned away.
 
     Args as for `kernel.run`, but hold_latency: float32 [holds, sizes, stages], infinite where not profiled;
@@ -43,8 +43,8 @@ def run_batched(
     clocks, busy = np.zeros((num_groups, most_stages)), np.zeros((num_groups, most_stages))
     queued = np.zeros(num_groups)
     heads, tails = np.full(num_groups, _NOBODY), np.full(num_groups, _NOBODY)
-    behind = np.full(len(times), _NOBODY)
-    state = (clocks, busy, queued, heads, tails, behind)
+    following = np.full(len(times), _NOBODY)
+    state = (clocks, busy, queued, heads, tails, following)
     cost = (slos, hold_latency, sizes, num_stages, overhead)
     for i in range(len(times)):
         first, end = first_hold[models[i]], first_hold[models[i] + 1]
@@ -60,7 +60,7 @@ def run_batched(
         group = hold_group[hold]
         routes[i] = hold
         queued[group] += hold_latency[hold, 0, : num_stages[group]].max()
-        _join(group, i, heads, tails, behind)
+        _join(group, i, heads, tails, following)
     for group in range(num_groups):
         _advance(group, np.inf, times, models, cost, state, served, rejected, latencies, routes)
     return busy
@@ -70,14 +70,14 @@ def run_batched(
 def _advance(group, until, times, models, cost, state, served, rejected, latencies, routes):
     """Start all batches of `group` that start before `until`."""
     slos, hold_latency, sizes, num_stages, overhead = cost
-    clocks, busy, queued, heads, tails, behind = state
+    clocks, busy, queued, heads, tails, following = state
     while heads[group] != _NOBODY:
         oldest = heads[group]
         start = max(clocks[group, 0], times[oldest])
         if start >= until:
             return
         model, hold = models[oldest], routes[oldest]
-        waiting = _count(oldest, model, start, sizes[-1], times, models, behind)
+        waiting = _count(oldest, model, start, sizes[-1], times, models, following)
         size = len(sizes) - 1
         while size >= 0:
             if sizes[size] <= waiting:
@@ -89,7 +89,7 @@ def _advance(group, until, times, models, cost, state, served, rejected, latenci
         if size < 0:
             rejected[hold] += 1
             routes[oldest] = _NOBODY
-            _leave(group, model, 1, times, models, heads, tails, behind, latencies, np.nan)
+            _leave(group, model, 1, times, models, heads, tails, following, latencies, np.nan)
             queued[group] -= seconds
             continue
         clock = start
@@ -99,7 +99,7 @@ def _advance(group, until, times, models, cost, state, served, rejected, latenci
             busy[group, k] += hold_latency[hold, size, k]
         served[hold] += sizes[size]
         queued[group] -= sizes[size] * seconds
-        _leave(group, model, sizes[size], times, models, heads, tails, behind, latencies, clock + overhead)
+        _leave(group, model, sizes[size], times, models, heads, tails, following, latencies, clock + overhead)
 
 
 @njit(nogil=True)
@@ -111,39 +111,39 @@ def _leaves(start, clocks, latency, num_stages):
 
 
 @njit(nogil=True)
-def _join(group, i, heads, tails, behind):
+def _join(group, i, heads, tails, following):
     """Put request `i` at the end of the queue."""
     if heads[group] == _NOBODY:
         heads[group] = i
     else:
-        behind[tails[group]] = i
+        following[tails[group]] = i
     tails[group] = i
 
 
 @njit(nogil=True)
-def _count(oldest, model, start, most, times, models, behind):
+def _count(oldest, model, start, most, times, models, following):
     """Requests for `model` that wait at `start`, at most `most`."""
     count, i = 0, oldest
     while i != _NOBODY and count < most and times[i] <= start:
         if models[i] == model:
             count += 1
-        i = behind[i]
+        i = following[i]
     return count
 
 
 @njit(nogil=True)
-def _leave(group, model, count, times, models, heads, tails, behind, latencies, finish):
+def _leave(group, model, count, times, models, heads, tails, following, latencies, finish):
     """Take the `count` oldest requests for `model` out of the queue; they finish at `finish` (NaN: turned away)."""
     before, i = _NOBODY, heads[group]
     while count > 0:
-        after = behind[i]
+        after = following[i]
         if models[i] == model:
             latencies[i] = finish - times[i]
             count -= 1
             if before == _NOBODY:
                 heads[group] = after
             else:
-                behind[before] = after
+                following[before] = after
             if after == _NOBODY:
                 tails[group] = before
         else:

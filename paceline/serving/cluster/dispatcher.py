@@ -1,7 +1,7 @@
 """`Dispatcher`: runs requests at their groups as the controller says, watches the groups, and starts dead ones again.
 
 A request that is told a second time says the same, because its draws depend only on its seed and positions; so a stream
-goes on behind the last piece its client has seen. Groups are anything that answers as `group.GroupHandle` does; Ray's
+goes on after the last piece its client has seen. Groups are anything that answers as `group.GroupHandle` does; Ray's
 are in `ray_groups.py`.
 """
 
