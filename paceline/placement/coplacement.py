@@ -14,7 +14,7 @@ from paceline.errors import InvalidParameter
 from paceline.placement.case import Case
 from paceline.placement.drafting import PLACES, Drafting, Place, request_profile
 from paceline.placement.search import Plan, plan
-from paceline.placement.search.trials import Progress
+from paceline.placement.search.search import Progress
 
 MOST_COMBINATIONS = 27
 """Up to so many are all tried; beyond, one kind of model changes at a time, from the best place for all alike."""

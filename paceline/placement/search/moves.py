@@ -9,7 +9,7 @@ from random import Random
 from paceline.placement.placement import Group
 from paceline.placement.profile import ParallelConfig
 from paceline.placement.search.facts import Facts
-from paceline.placement.search.trials import Groups
+from paceline.placement.search.search import Groups
 
 Move = Callable[[Facts, Random, Groups], Groups | None]
 

@@ -5,7 +5,7 @@ from itertools import combinations, islice, pairwise
 
 from paceline.placement.profile import ParallelConfig
 from paceline.placement.search.facts import Facts
-from paceline.placement.search.trials import Search
+from paceline.placement.search.search import Search
 
 Splits = tuple[ParallelConfig, ...]
 

@@ -8,7 +8,7 @@ from paceline.placement.case import Case
 from paceline.placement.placement import Placement
 from paceline.placement.search.baselines import Window, clockwork
 from paceline.placement.search.policies import CLOCKWORK, policy_named
-from paceline.placement.search.trials import Improvement, Progress, Search, TimeIsUp
+from paceline.placement.search.search import Improvement, Progress, Search, TimeIsUp
 from paceline.placement.simulator import Evaluator, SimulationResult
 from paceline.placement.workload import Workload
 

@@ -11,7 +11,7 @@ from paceline.placement.search.greedy import beam_greedy
 from paceline.placement.search.partitions import uniform_skeletons
 from paceline.placement.search.pools import one_pool, separate_pools
 from paceline.placement.search.replication import replicate, replicate_by_beam
-from paceline.placement.search.trials import Groups, Search, empty_groups
+from paceline.placement.search.search import Groups, Search, empty_groups
 
 Policy = Callable[[Search], object]
 """Tries placements on a `Search`, which keeps the best of them."""

@@ -3,7 +3,7 @@ models of unlike latency, so that a fast model's requests never wait for a slow 
 
 from paceline.placement.search.fast import fast_greedy
 from paceline.placement.search.partitions import bucket_partitions, buckets, device_shares, uniform_skeletons
-from paceline.placement.search.trials import Groups, Score, Search, empty_groups
+from paceline.placement.search.search import Groups, Score, Search, empty_groups
 
 
 def one_pool(search: Search) -> Groups:
