@@ -118,11 +118,11 @@ class Dispatcher:
         """State, models and queue of every group; ``degraded`` when one is not ready, ``down`` when a model is gone."""
         states = self.controller.health
         groups = [
-            {"state": str(state), "models": list(book.models), "queue": len(book), "restarts": life.restarts}
-            for state, book, life in zip(states, self.controller.books, self._lives, strict=True)
+            {"state": str(state), "models": list(queue.models), "queue": len(queue), "restarts": life.restarts}
+            for state, queue, life in zip(states, self.controller.queues, self._lives, strict=True)
         ]
-        served = {m for state, book in zip(states, self.controller.books, strict=True)
-                  if state is not Health.LOST for m in book.models}  # fmt: skip
+        served = {m for state, queue in zip(states, self.controller.queues, strict=True)
+                  if state is not Health.LOST for m in queue.models}  # fmt: skip
         all_ready = all(state is Health.READY for state in states)
         status = "down" if set(self.models) - served else "ok" if all_ready else "degraded"
         return {"status": status, "groups": groups, "requests": dict(self.controller.counts)}
@@ -302,4 +302,4 @@ class Dispatcher:
 
 
 def _controller(plan: ClusterPlan) -> Controller:
-    return Controller(plan.books(), {model.name: model.slo for model in plan.held}, plan.overhead)
+    return Controller(plan.queues(), {model.name: model.slo for model in plan.held}, plan.overhead)
