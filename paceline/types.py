@@ -4,13 +4,17 @@ Standard library only, no behaviour beyond checking a request at the door. Not t
 (`config.py`) or for state that changes while a request runs (`scheduling/request.py`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from paceline.errors import InvalidParameter
 from paceline.limits import LIMITS
 
+Progress = Callable[[int, int], None]
+"""Told (units done, units in all) while long work goes on."""
+NamedProgress = Callable[[str, int, int], None]
+"""Told (what is going on, units done, units in all)."""
 FinishReason = Literal["stop", "length", "abort", "timeout", "error"]
 """Why an output ended: a stop rule, its length, a cancellation, its time being up, or an error of its own."""
 TokenProvenance = Literal["prompt", "target", "drafted", "bonus", "recovered"]

@@ -20,6 +20,7 @@ from paceline.models.overlay import Overlay, overlay_rows
 from paceline.models.rows import Part, build_rows
 from paceline.theory.acceptance import expected_tokens
 from paceline.theory.speedup import measured_speedup
+from paceline.types import Progress
 
 ROWS_PER_PASS = 64
 MOST_DRAFTED = 8
@@ -129,7 +130,7 @@ def search_skipped_layers(
     texts: Sequence[Sequence[int]],
     costs: PassCosts | None = None,
     breadth: int = 12,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = lambda done, total: None,
 ) -> list[LayerChoice]:
     """The sets the search went through, each one layer larger than the one before; take the one of `best_choice`.
 

@@ -22,9 +22,10 @@ from paceline.models.numba_executor.gemm import PANEL
 from paceline.models.numba_executor.kernel_cache import compiled_forward
 from paceline.models.numba_executor.operand import new_operand
 from paceline.models.numba_executor.team import Team
-from paceline.models.numba_executor.weights import Progress, load_weights, shape_of
+from paceline.models.numba_executor.weights import load_weights, shape_of
 from paceline.models.rope import inverse_frequencies
 from paceline.models.rows import Part, build_rows
+from paceline.types import Progress
 
 NOT_WEIGHED = np.zeros(0, np.float32)
 """Where a pass would add up attention per page, in a pass that does not."""

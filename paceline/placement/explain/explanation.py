@@ -1,6 +1,5 @@
 """`explain`: every part of the answer for one placement, put together."""
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from math import isfinite
 from typing import Any
@@ -12,6 +11,7 @@ from paceline.placement.explain.loads import GroupLoad, group_loads
 from paceline.placement.explain.losses import ModelLoss, model_losses
 from paceline.placement.placement import Placement
 from paceline.placement.simulator import Evaluator
+from paceline.types import Progress
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Explanation:
         return _plain(asdict(self))
 
 
-def explain(case: Case, placement: Placement, progress: Callable[[int, int], None] | None = None) -> Explanation:
+def explain(case: Case, placement: Placement, progress: Progress | None = None) -> Explanation:
     """Explain `placement` on the arrivals of `case`; simulates about once per replica and twice per model.
 
     Args:

@@ -18,7 +18,7 @@ from paceline.placement.search.facts import Facts
 from paceline.placement.simulator import Evaluator, Tally, components
 
 Groups = tuple[Group, ...]
-Progress = Callable[[float, float], None]
+SearchProgress = Callable[[float, float], None]
 """Told the share of the search that is done and the best attainment so far, both in [0, 1]."""
 
 
@@ -85,7 +85,7 @@ class Search:
         seed: int = 0,
         time_budget: float | None = None,
         effort: int | None = None,
-        progress: Progress | None = None,
+        progress: SearchProgress | None = None,
     ) -> None:
         self.started = time.perf_counter()
         self.case = case
