@@ -15,7 +15,7 @@ import numpy as np
 
 from paceline.errors import InvalidParameter
 from paceline.placement.cost import Device
-from paceline.placement.scheduled import mean_context, refuse_prefix_caching, simulated_request
+from paceline.placement.scheduled import context_per_row, refuse_prefix_caching, simulated_request
 from paceline.scheduling import PagePool, Scheduler, SchedulerConfig, StepPlan, StepResult
 
 StageSeconds = Callable[[StepPlan], float]
@@ -126,7 +126,7 @@ def measured_stage(pass_seconds: Callable[[int, float], float], num_stages: int)
     """Seconds of a stage that holds an equal share of a model with a known t(rows, context), e.g. a `CostProfile`."""
 
     def seconds(plan: StepPlan) -> float:
-        return pass_seconds(plan.num_rows, mean_context(plan)) / num_stages
+        return pass_seconds(plan.num_rows, context_per_row(plan)) / num_stages
 
     return seconds
 

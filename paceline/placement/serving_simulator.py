@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from paceline.errors import InvalidParameter
-from paceline.placement.scheduled import mean_context, refuse_prefix_caching, simulated_request
+from paceline.placement.scheduled import context_per_row, refuse_prefix_caching, simulated_request
 from paceline.scheduling import Commit, Grant, PagePool, Scheduler, SchedulerConfig, StepResult
 from paceline.speculation import CostProfile, Fixed, LengthPolicy
 
@@ -133,7 +133,7 @@ class _Serving:
     def _step(self) -> None:
         plan = self.scheduler.schedule(self.now)
         longest = max((grant.draft_budget for grant in plan.grants), default=0)
-        self.now += self.model.pass_seconds(plan.num_rows, mean_context(plan)) + longest * self.model.draft_seconds
+        self.now += self.model.pass_seconds(plan.num_rows, context_per_row(plan)) + longest * self.model.draft_seconds
         self.num_passes += 1
         commits = self.scheduler.update([self._compute(grant) for grant in plan.grants], self.now)
         for grant, commit in zip(plan.grants, commits, strict=True):
