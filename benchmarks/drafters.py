@@ -295,7 +295,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--kv-cache-memory", type=float, help="GiB for keys and values; long contexts need more")
-    parser.add_argument("--minutes", type=float, help="begin no prompt after so many; default: all prompts")
+    parser.add_argument("--minutes", type=float, help="begin no prompt later than this; default: all prompts")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--markdown", type=Path, help="write the tables here")
     parser.add_argument("--plot", type=Path, help="write a plot here: .png, .svg or .pdf")

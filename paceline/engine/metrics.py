@@ -61,7 +61,7 @@ class EngineMetrics:
         self._last_token_times: dict[str, float] = {}
 
     def observe_step(self, step: StepOutcome, num_preempted: int, now: float) -> None:
-        """One pass and what it committed at `now`, after so many requests were preempted."""
+        """One pass and what it committed at `now`, after `num_preempted` requests were preempted."""
         self.num_passes += 1
         self.num_preemptions += num_preempted
         rows = self.rows

@@ -138,7 +138,7 @@ def search_skipped_layers(
         model: the target, on an executor that can leave layers out.
         texts: token ids, best of the kind that will be generated; a few hundred tokens in all will do.
         costs: of passes; measured when None.
-        breadth: after the first round only so many layers, those least missed alone, may still go.
+        breadth: layers that may still go after the first round, those least missed alone.
         progress: told (sets tried, most sets that will be).
 
     Raises:

@@ -117,7 +117,7 @@ def measure(
 
 
 def _medians(model: CausalLM, cache: KVCache, batches: dict[int, Rows], plan: TunePlan) -> dict[int, float]:
-    """Rows to median seconds of the batch with so many."""
+    """Number of rows to median seconds of a pass over the batch that has it."""
     times: dict[int, list[float]] = {m: [] for m in batches}
     for rows in batches.values():
         model.forward(rows, cache)

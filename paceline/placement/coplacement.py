@@ -17,7 +17,7 @@ from paceline.placement.search import Plan, plan
 from paceline.placement.search.search import SearchProgress
 
 MOST_COMBINATIONS = 27
-"""Up to so many are all tried; beyond, one kind of model changes at a time, from the best place for all alike."""
+"""Up to this number all are tried; beyond, one kind of model changes at a time, from the best place for all alike."""
 
 Kind = tuple[str, Drafting]
 Choice = tuple[Place, ...]

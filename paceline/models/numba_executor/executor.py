@@ -219,7 +219,7 @@ def _cache_dtype(name: str, default: str) -> str:
 def _new_scratch(
     shape: Shape, rounds: bool, num_threads: int, rows: int, asked: int, context: int, tapped_rows: int
 ) -> Scratch:
-    """Buffers with room for so much; `rounds` says that activations are rounded for the products."""
+    """Buffers for passes up to these sizes; with `rounds` activations are rounded for the products."""
 
     def floats(*size: int) -> np.ndarray:
         return np.empty(size, np.float32)

@@ -17,7 +17,7 @@ Policy = Callable[[Search], object]
 """Tries placements on a `Search`, which keeps the best of them."""
 
 AUTO_PLACEMENTS = 500
-"""Up to so many placements `auto` enumerates them all, which then takes no longer than a search."""
+"""Up to this number of placements `auto` enumerates all of them, which takes no longer than a search."""
 
 CLOCKWORK = "clockwork++"
 """No placement but one per window; the planner treats it apart."""

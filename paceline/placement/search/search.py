@@ -164,7 +164,7 @@ class Search:
             raise _EffortSpent
 
     def within(self, requests: float, policy: Callable[["Search"], object]) -> None:
-        """Run `policy` until it is done or has simulated so many requests; what it found is kept."""
+        """Run `policy` until it is done or has simulated `requests` requests; what it found is kept."""
         self._allowed = self.spent + requests
         try:
             policy(self)

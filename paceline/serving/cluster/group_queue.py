@@ -42,7 +42,7 @@ class GroupQueue:
     Args:
         stage_seconds: for each model that the group holds, its seconds per stage; None where they are not known. What
             is unknown counts as nothing until a first request was measured.
-        num_stages: pipeline degree; so many requests may run at once.
+        num_stages: pipeline degree, and the number of requests that may run at once.
     """
 
     def __init__(self, stage_seconds: Mapping[str, Sequence[float] | None], num_stages: int = 1) -> None:
