@@ -189,13 +189,13 @@ class StepBuilder:
         ]
 
     def _share_rows(self, useful: list[int]) -> list[int]:
-        """Draft rows for each decode, with pages for them; when rows are short the smallest wishes are met first."""
+        """Draft rows for each decode, with pages for them; when rows are short the smallest requests are met first."""
         if sum(useful) > self.rows_left:
             self._cut(useful)
         return [self._grow(r, rows) if rows else 0 for r, rows in zip(self._decodes, useful, strict=True)]
 
     def _cut(self, useful: list[int]) -> None:
-        """Lower the wishes, in place, until they fit."""
+        """Lower the numbers asked for, in place, until they fit."""
         rows_left = self.rows_left
         asking = [place for place, rows in enumerate(useful) if rows]
         asking.sort(key=useful.__getitem__)

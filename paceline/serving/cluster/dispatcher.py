@@ -1,6 +1,6 @@
 """`Dispatcher`: runs requests at their groups as the controller says, checks the groups, and restarts those that died.
 
-A request that is told a second time says the same, because its draws depend only on its seed and positions; so a stream
+A request that is run again gives the same text, because its draws depend only on its seed and positions; so a stream
 goes on after the last piece its client has seen. Groups are anything that answers as `group.GroupHandle` does; Ray's
 are in `ray_groups.py`.
 """
@@ -163,7 +163,7 @@ class Dispatcher:
                 if self._is_closing:
                     self._fail(flight, GroupLost("its group died while the cluster shut down"))
                     return
-                self._bury(group, life, str(death))
+                self._handle_death(group, life, str(death))
             except Exception as error:  # the request's own fault
                 self._fail(flight, error)
                 return
@@ -232,11 +232,11 @@ class Dispatcher:
             try:
                 await asyncio.wait_for(self.groups[group].check(), self._supervision.timeout)
             except TimeoutError:
-                self._bury(group, life, f"no sign of life for {self._supervision.timeout:g} s")
+                self._handle_death(group, life, f"no sign of life for {self._supervision.timeout:g} s")
             except Exception as error:
-                self._bury(group, life, str(error))
+                self._handle_death(group, life, str(error))
 
-    def _bury(self, group: int, life: int, reason: str) -> None:
+    def _handle_death(self, group: int, life: int, reason: str) -> None:
         """A group died in its life number `life`: its requests move, and it is started again unless it died too often.
 
         Reports of a death that is known already are passed over.
@@ -277,7 +277,7 @@ class Dispatcher:
         try:
             await self._load(group)
         except Exception as error:
-            self._bury(group, life, f"cannot start: {error}")
+            self._handle_death(group, life, f"cannot start: {error}")
         else:
             self.controller.group_ready(group, self._clock())
             self._give_turns(group)
