@@ -46,7 +46,7 @@ class SamplingParams:
             is complete by then is ordinary text.
         max_tokens: most output tokens.
         seed: the source of all randomness of the request; None takes a fresh one. Sample i of n has seed + i, so it
-            says what a request of its own with that seed says.
+            equals a request of its own with that seed.
         stop: strings that end the output (not included in the text), 16 of 128 characters at most.
         stop_token_ids: ids that end the output, 1024 at most.
         ignore_eos: go on after the end-of-sequence token.

@@ -70,7 +70,7 @@ class TokenPrinter:
 
 
 def why_short(output: RequestOutput) -> str | None:
-    """A sentence about an answer that ended before it said anything; None for all others."""
+    """A sentence about an answer that ended without a token; None for all others."""
     if output.text.strip():
         return None
     if output.finish_reason == "stop":

@@ -223,7 +223,7 @@ def _grow_together(runners: Sequence[Runner], growths: Sequence[Growth]) -> None
 
 
 def _score_frontiers(runner: Runner, source: int, growths: Sequence[Growth], laws: list[list[Law]]) -> None:
-    """Append to `laws` what `runner` says below the nodes that each growth wants from `source`."""
+    """Append to `laws` the laws of `runner` below the nodes that each growth wants from `source`."""
     nodes = [[want.node for want in growth.frontier if want.source == source] for growth in growths]
     asked = [i for i, wanted in enumerate(nodes) if wanted]
     if not asked:

@@ -21,7 +21,7 @@ class EngineThread:
 
     Args:
         engine: from now on touched by this thread only.
-        on_outputs: called on this thread with what each step said.
+        on_outputs: called on this thread with the outputs of each step.
         on_death: called on this thread, once, with the error that ended it; no more outputs come.
     """
 

@@ -47,7 +47,7 @@ class TokenStream(Iterator[TokenOutput]):
 
 
 class LLM:
-    """A language model that drafts ahead and says what it would have said anyway.
+    """A language model that drafts ahead and generates the text it would have generated anyway.
 
     Args:
         model: built-in name (``smollm2-135m``), GGUF file, safetensors folder or hub id.
@@ -149,7 +149,7 @@ class LLM:
             prompts: texts or token ids.
             sampling_params: for all, or one for each prompt.
             priority: for all, or one for each prompt; smaller runs earlier.
-            timeout: seconds after which whatever is not done ends with what it has said, reason ``timeout``.
+            timeout: seconds after which whatever is not done ends with the tokens it has, reason ``timeout``.
             progress: show a progress bar.
 
         Raises:
@@ -254,7 +254,7 @@ class LLM:
                     yield output.finished
 
     def _step(self) -> list[StepOutput]:
-        """One step of the engine; what it says of a stream's request waits in the stream's inbox."""
+        """One step of the engine; its output for a stream's request waits in the stream's inbox."""
         outputs = self._engine.step()
         for output in outputs:
             if output.request_id in self._inboxes:

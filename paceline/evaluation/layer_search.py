@@ -30,11 +30,11 @@ PATIENCE = 4
 
 @dataclass(frozen=True, slots=True)
 class LayerChoice:
-    """A set of layers to leave out, and what it promises.
+    """A set of layers to leave out, and what is expected of it.
 
     Attributes:
         skip_layers: for the option of that name.
-        agreement: share of positions at which the kept layers say what all say.
+        agreement: share of positions at which the kept layers pick the token that all layers pick.
         num_draft_tokens: the best length at that rate, at least 1.
         speedup: over plain decoding at that length, predicted; below 1 it is a loss.
     """
@@ -70,7 +70,7 @@ class PassCosts:
 
 
 class Agreement:
-    """How often some layers of `model` say what all of them say, on `texts` of at least two tokens each."""
+    """How often some layers of `model` pick the token that all of them pick, on `texts` of at least two tokens each."""
 
     def __init__(self, model: CausalLM, texts: Sequence[Sequence[int]]) -> None:
         self._model = model
@@ -96,18 +96,18 @@ class Agreement:
         """The share of positions at which `layers` agree with the whole model."""
         assert isinstance(self._model, SkipsLayers)
         view = self._model.with_layers(layers)
-        says: list[int] = []
+        picks: list[int] = []
         for first in range(0, len(self._rows), ROWS_PER_PASS):
             rows = overlay_rows(self._rows[first : first + ROWS_PER_PASS])
-            says += view.forward(rows, self._cache).logits.argmax(axis=1).tolist()
-        return float(np.mean(np.array(says) == np.array(self._answers)))
+            picks += view.forward(rows, self._cache).logits.argmax(axis=1).tolist()
+        return float(np.mean(np.array(picks) == np.array(self._answers)))
 
     def _read(self, text: Sequence[int], pages: np.ndarray) -> None:
         """Put the text into the cache, and what the whole model predicts after each of its tokens into the answers."""
         for start in range(0, len(text), ROWS_PER_PASS):
             part = Part(pages.tolist(), start, text[start : start + ROWS_PER_PASS])
-            says = self._model.forward(build_rows([part]), self._cache).logits.argmax(axis=1).tolist()
-            self._answers += says[1:] if start == 0 else says
+            picks = self._model.forward(build_rows([part]), self._cache).logits.argmax(axis=1).tolist()
+            self._answers += picks[1:] if start == 0 else picks
 
 
 def measure_costs(model: CausalLM, context: int = 128, repeats: int = 5) -> PassCosts:

@@ -68,7 +68,7 @@ def _mixed(rng: random.Random, length: int, greedy: bool, seed: int) -> Sampling
 def run_together(
     engine: Engine, requests: Sequence[LoadRequest], after_step: Callable[[int], None] = lambda done: None
 ) -> list[RequestOutput]:
-    """What each request said, all in one engine. `after_step` is told how many have finished."""
+    """The output of each request, all in one engine. `after_step` is told how many have finished."""
     outputs: dict[str, RequestOutput] = {}
     waiting = sorted(range(len(requests)), key=lambda i: requests[i].arrival_step)
     aborts = sorted((each.abort_step, i) for i, each in enumerate(requests) if each.abort_step is not None)
@@ -88,9 +88,9 @@ def run_together(
 
 
 def run_alone(engine: Engine, requests: Iterable[LoadRequest]) -> Iterable[RequestOutput]:
-    """What each request says when it is the only one there, its samples one by one, and nobody cancels it."""
+    """The output of each request alone in the engine, its samples one by one, never cancelled."""
     for each in requests:
-        samples = [_say(engine, each.prompt_token_ids, _sample(each.params, i)) for i in range(each.params.n)]
+        samples = [_complete(engine, each.prompt_token_ids, _sample(each.params, i)) for i in range(each.params.n)]
         completions = tuple(sample.outputs[0] for sample in samples)
         yield RequestOutput("alone", None, each.prompt_token_ids, completions, samples[0].metrics)
 
@@ -99,7 +99,7 @@ def _sample(params: SamplingParams, index: int) -> SamplingParams:
     return params if params.n == 1 else params.sample(index)
 
 
-def _say(engine: Engine, prompt_token_ids: Sequence[int], params: SamplingParams) -> RequestOutput:
+def _complete(engine: Engine, prompt_token_ids: Sequence[int], params: SamplingParams) -> RequestOutput:
     engine.add_request("alone", prompt_token_ids, params)
     while True:
         for output in engine.step():
@@ -108,7 +108,7 @@ def _say(engine: Engine, prompt_token_ids: Sequence[int], params: SamplingParams
 
 
 def differences(together: Sequence[RequestOutput], alone: Sequence[RequestOutput]) -> list[tuple[int, int]]:
-    """(request, sample) whose tokens differ; one that was cancelled must have said the beginning of the whole."""
+    """(request, sample) whose tokens differ; one that was cancelled must have the beginning of the whole."""
     return [
         (number, index)
         for number, (shared, single) in enumerate(zip(together, alone, strict=True))

@@ -1,4 +1,4 @@
-"""Which static tree pays: a draft model's guesses against what the target says to the user's own prompts."""
+"""Which static tree pays: a draft model's guesses against the target's answers to the user's own prompts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -140,7 +140,7 @@ class _Serving:
             self._see(grant, commit)
 
     def _compute(self, grant: Grant) -> StepResult:
-        """What a pass would have said: drafted tokens stand one after the other until one falls."""
+        """What a pass would have emitted: drafted tokens stand one after the other until one falls."""
         if not grant.is_decode:
             return StepResult(grant.request.request_id, grant.num_prefill_tokens, (0,) * grant.needs_logits)
         fell = self.rng.random(grant.draft_budget) >= self.model.acceptance_rate

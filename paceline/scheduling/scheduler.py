@@ -116,7 +116,7 @@ class Scheduler:
     def schedule(self, now: float) -> StepPlan:
         """The next step; empty when nothing waits or runs. `now` is in seconds on the caller's clock.
 
-        Requests whose deadline has come are finished first, with what they have said.
+        Requests whose deadline has come are finished first, with the tokens they have.
         """
         expired = tuple(self._expire(now)) if self._deadlines else ()
         step = StepBuilder(self.config, self.pool, self._running, self._waiting)

@@ -20,7 +20,7 @@ class TableModel:
     """A Markov model of random rows.
 
     Args:
-        vocab_size: tokens it may say, 0 .. vocab_size - 1.
+        vocab_size: tokens it may emit, 0 .. vocab_size - 1.
         order: how many last tokens decide the next one's law.
         seed: of its rows.
         greedy: every law is one-hot at its most probable token, as at temperature 0.
@@ -93,12 +93,13 @@ def _step(model: TableModel, drafter: Drafter, rule: Verifier, context: DraftCon
         return model.law([*text, *tree.tokens_to(node)])
 
     verdict = rule(tree, target, context.randomness, len(text))
-    said = [*(tree.tokens[node] for node in verdict.path), verdict.token]
+    emitted = [*(tree.tokens[node] for node in verdict.path), verdict.token]
     picks = None
     if drafter.traits.watches and len(tree):
         picks = np.array([target(node).mode for node in range(ROOT, len(tree))])
     return RequestOutcome(
-        context.request_id, [*text, *said], len(said), num_draft_tokens=len(tree), depth=max(tree.depths, default=0),
+        context.request_id, [*text, *emitted], len(emitted),
+        num_draft_tokens=len(tree), depth=max(tree.depths, default=0),
         tokens=tree.tokens, parents=tree.parents, num_accepted=len(verdict.path), num_refused=verdict.num_rejected,
         level_refused=verdict.kind == "recovered", asked=True, picks=picks,
     )  # fmt: skip

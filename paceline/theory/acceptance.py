@@ -38,7 +38,7 @@ def rejection_sampling_acceptance(target_probs: Probs, draft_probs: Probs) -> Nu
 def coupled_acceptance(target_probs: Probs, draft_probs: Probs) -> Number:
     """sum_x 1 / sum_y max(p_y / p_x, q_y / q_x): the chance that both laws pick one token in a shared race.
 
-    x runs over tokens both laws can say. This is the definition, quadratic in the vocabulary; a fast twin that sorts by
+    x runs over tokens both laws allow. This is the definition, quadratic in the vocabulary; a fast twin that sorts by
     p / q is `sampling.coupled.match_probability`. Daliri et al. 2024 (drafter-invariant speculative decoding).
     """
     target, draft = as_pair(target_probs, draft_probs)
