@@ -1,6 +1,6 @@
 """The vocabulary every room shares: what a request asks for and what comes back.
 
-Standard library only, no behaviour beyond checking a request at the door. Not the place for configuration
+Standard library only, no behaviour beyond checking a request on arrival. Not the place for configuration
 (`config.py`) or for state that changes while a request runs (`scheduling/request.py`).
 """
 

@@ -138,7 +138,7 @@ class DraftPages:
             self.pool.release(kept.pages)
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError if the books do not balance."""
+        """Raise RuntimeError if the counts of pages disagree."""
         self.pool.check_integrity(kept.pages for kept in self._kept.values())
 
     def _found(self, token_ids: Sequence[int]) -> Kept:

@@ -1,7 +1,7 @@
 """`ModelConfig`: the numbers that define an architecture, under the names transformers uses.
 
 Read from a ``config.json`` (`ModelConfig.from_hf`) or from GGUF metadata (`ModelConfig.from_gguf`). A setting that
-would change the numbers and is not implemented is refused here, at the door. Not for weights (`checkpoint.py`) and not
+would change the numbers and is not implemented is refused here, first of all. Not for weights (`checkpoint.py`) and not
 for how a model is run (`paceline.config`).
 """
 

@@ -143,7 +143,7 @@ class PagePool:
         return source, page_table[index]
 
     def check_integrity(self, page_tables: Iterable[Sequence[int]] | None = None) -> None:
-        """Raise RuntimeError if the books do not balance.
+        """Raise RuntimeError if the counts of pages disagree.
 
         Args:
             page_tables: all tables in use; when given, every reference must be one of theirs.

@@ -301,7 +301,7 @@ def _outcome(grant: Grant, result: StepResult, count: int) -> RequestOutcome:
 
 
 def _check_result(grant: Grant, result: StepResult) -> None:
-    """Refuse a result that the grant did not allow: it would corrupt the books silently."""
+    """Refuse a result that the grant did not allow: it would corrupt the state of requests silently."""
     chunk, drafted, emitted = grant.num_prefill_tokens, result.num_draft_tokens, len(result.token_ids)
     needed = 1 if grant.needs_logits else 0
     most = needed if chunk else 1 + drafted
