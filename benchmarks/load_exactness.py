@@ -1,14 +1,11 @@
 """Does a request say under load what it says alone? Token for token, on a real model, with everything mixed.
 
 Requests of mixed lengths, penalties, truncations, samples and priorities arrive while others run; every eighth is
-cancelled; the cache is so small that some lose their memory and compute it anew. Three proofs per drafter:
+cancelled; the cache is so small that some lose their memory and compute it anew. Two proofs per drafter, both under the
+default rule and any length policy:
 
-    greedy    any length policy, against plain decoding alone
-    coupled   any length policy, sampled with seeds, against plain sampling alone
-    p/q       fixed draft lengths, sampled with seeds, against the same drafter alone
-
-(Under p/q a drafter that looks at other requests' answers, as suffix does, may propose other tokens in other company,
-so the third proof is for drafters that do not.)
+    greedy    against plain decoding alone
+    seeded    sampled with seeds, against plain sampling alone
 
     python benchmarks/load_exactness.py --requests 200
     python benchmarks/load_exactness.py --requests 24 --drafts ngram --max-tokens 24 --json
@@ -39,7 +36,6 @@ TEXTS = [
     "What is the capital of Portugal?",
     "Continue: 1, 4, 9, 16, 25,",
 ]
-LOOKS_AT_OTHERS = {"suffix"}
 
 
 def main() -> None:
@@ -69,13 +65,9 @@ def prove(plain: LLM, prompts: list[list[int]], args: argparse.Namespace) -> Ite
     greedy_alone, sampled_alone = alone(plain, greedy, "plain greedy"), alone(plain, sampled, "plain sampled")
     for name in args.drafts:
         spec = {"method": name} | ({"model": args.draft_model or args.model} if name == "draft_model" else {})
+        spec |= {"policy": args.policy}
         yield compare(name, "greedy", plain.drafting_with(spec), greedy, greedy_alone)
-        coupled = plain.drafting_with(spec | {"rule": "coupled", "policy": args.policy})
-        yield compare(name, "coupled", coupled, sampled, sampled_alone)
-        if name not in LOOKS_AT_OTHERS:
-            fixed = spec | {"policy": "fixed", "num_draft_tokens": 4}
-            own = alone(plain.drafting_with(fixed), sampled, f"{name} p/q")
-            yield compare(name, "p/q", plain.drafting_with(fixed), sampled, own)
+        yield compare(name, "seeded", plain.drafting_with(spec), sampled, sampled_alone)
 
 
 def alone(llm: LLM, requests: list[LoadRequest], what: str) -> list[RequestOutput]:

@@ -5,7 +5,7 @@ decoding runs one request at a time, undrafted. Greedy by default; with ``--temp
 sampled text is that of plain sampling with the same seed.
 
     python benchmarks/same_text.py --prompts prompts.jsonl --drafts ngram suffix
-    python benchmarks/same_text.py --prompts prompts.jsonl --temperature 0.8 --top-p 0.95 --rule coupled
+    python benchmarks/same_text.py --prompts prompts.jsonl --temperature 0.8 --top-p 0.95
 
 Exits with 1 when a text differs. The last line of standard output is one JSON object.
 """
@@ -96,7 +96,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--drafts", nargs="*", default=["ngram", "suffix"])
     parser.add_argument("--draft-model", help="for the drafter draft_model; default: the model itself")
     parser.add_argument("--num-draft-tokens", type=int, default=8)
-    parser.add_argument("--rule", default="p/q")
+    parser.add_argument("--rule", default="auto")
     parser.add_argument("--policy", default="fixed")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--threads", type=int, default=2)

@@ -1,32 +1,31 @@
 """A drafter of your own: it guesses that a token is followed by what followed it last time. Checked, then used."""
 
 from paceline import LLM, SamplingParams
+from paceline.drafters.base import BaseDrafter
 from paceline.sampling import TokenTree
+from paceline.speculation import DrafterTraits
 from paceline.testing import check_drafter
 
 
-class Follower:
+class Follower(BaseDrafter):
     name = "follower"
+    traits = DrafterTraits(deterministic=True, remembers=True)
 
     def __init__(self, max_tokens=4):
-        self._max_tokens, self._followers, self._num_seen = max_tokens, {}, {}
+        self._max_tokens, self._followers = max_tokens, {}
 
     def propose(self, contexts):
-        return [self._chain(context.token_ids[-1], context.budget) for context in contexts]
+        return [self._chain(context.token_ids[-1], context.longest) for context in contexts]
 
-    def observe(self, request_id, token_ids, finished):
-        for at in range(max(1, self._num_seen.get(request_id, 0)), len(token_ids)):
-            self._followers[token_ids[at - 1]] = token_ids[at]
-        self._num_seen[request_id] = len(token_ids)
-        if finished:
-            self.release(request_id)
+    def observe(self, outcome):
+        text = outcome.token_ids
+        first_new = 1 if outcome.num_prefill_tokens else len(text) - outcome.num_new
+        for at in range(first_new, len(text)):
+            self._followers[text[at - 1]] = text[at]
 
-    def release(self, request_id):
-        self._num_seen.pop(request_id, None)
-
-    def _chain(self, token, budget):
+    def _chain(self, token, longest):
         tokens = []
-        while len(tokens) < min(self._max_tokens, budget) and token in self._followers:
+        while len(tokens) < min(self._max_tokens, longest) and token in self._followers:
             token = self._followers[token]
             tokens.append(token)
         return TokenTree.chain(tokens)

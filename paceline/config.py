@@ -98,7 +98,7 @@ class EngineConfig:
         prefix_caching: requests that begin alike compute the common pages once.
         scheduler: scheduling policy by name.
         profile: what a pass costs: a file that `paceline tune` wrote, ``auto`` for the one in the cache, if any, or
-            ``none``. Without one costs are learned from the passes alone.
+            ``none``. Without one a few passes are timed when the engine is made. Every pass corrects either.
     """
 
     dtype: str = "auto"

@@ -156,6 +156,11 @@ class RequestOutput:
         return self.outputs[0].stats
 
     @property
+    def error(self) -> str | None:
+        """What went wrong with the first of its samples that failed, None when none did."""
+        return next((each.error for each in self.outputs if each.error is not None), None)
+
+    @property
     def lossy(self) -> bool:
         """Whether any of its samples is lossy."""
         return any(each.lossy for each in self.outputs)

@@ -42,9 +42,8 @@ def test_every_command_is_understood(arguments):
 
 
 def test_the_plan_of_the_readme_can_be_made_and_served(tmp_path, monkeypatch):
-    from paceline.serving.plan import read_plan
-
     from paceline.cli.serve import _paths
+    from paceline.serving.cluster.plan import read_plan
 
     (place,) = [each for each in OURS if each[0] == "place"]
     (serve,) = [each for each in OURS if "--cluster" in each]

@@ -55,7 +55,7 @@ NumDraft = Annotated[
 ]  # fmt: skip
 Rule = Annotated[
     str,
-    option(DRAFTING, "--rule", help="Verification: p/q, coupled, block, or a rule named lossy (docs/exactness.md)."),
+    option(DRAFTING, "--rule", help="Verification: auto, p/q, coupled, block, or a lossy rule (docs/exactness.md)."),
 ]
 Policy = Annotated[str, option(DRAFTING, "--policy", help=f"Draft length: {', '.join(LengthPolicyName.__args__)}.")]
 PolicyOption = Annotated[

@@ -70,7 +70,9 @@ class TokenPrinter:
 
 
 def why_short(output: RequestOutput) -> str | None:
-    """A sentence about an answer that ended without a token; None for all others."""
+    """A sentence about an answer that failed, or ended without a token; None for all others."""
+    if output.error is not None:
+        return f"The request failed, and what it had said before is above: {output.error}"
     if output.text.strip():
         return None
     if output.finish_reason == "stop":

@@ -90,11 +90,16 @@ def test_the_verdict_says_what_the_figures_mean(speedup, same, words):
     assert words in verdict(speedup, same)
 
 
-def answer(text, reason):
-    return SimpleNamespace(text=text, finish_reason=reason)
+def answer(text, reason, error=None):
+    return SimpleNamespace(text=text, finish_reason=reason, error=error)
 
 
 def test_an_answer_that_ends_at_once_says_why():
     assert "end-of-sequence" in (why_short(answer(" \n", "stop")) or "")
     assert "length" in (why_short(answer("", "length")) or "")
     assert why_short(answer("yes", "stop")) is None
+
+
+def test_an_answer_that_failed_says_what_went_wrong():
+    failed = answer("half an ans", "error", "ValueError: [/red]x")
+    assert "ValueError: [/red]x" in (why_short(failed) or "")

@@ -57,7 +57,7 @@ def test_every_command_is_in_the_reference():
     from paceline.cli.main import COMMANDS, GROUPS
 
     text = commands.reference()
-    for name in (*COMMANDS, *GROUPS):
+    for name in [name for names in (*COMMANDS.values(), *GROUPS.values()) for name in names]:
         assert f"(#paceline-{name}): " in text
         assert f"\n## `paceline {name}`\n" in text
 
