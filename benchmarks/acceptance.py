@@ -1,7 +1,7 @@
 """Tokens per pass of drafters over many prompts decoded together: counts with their errors, not times.
 
 Two ways of drafting at temperature 1 say different texts, and a few dozen passes move tokens per pass by a tenth. All
-prompts are decoded in one crowd here, so thousands of passes are had in minutes. Speed is for `drafters.py`.
+prompts are decoded in one batch here, so thousands of passes are had in minutes. Speed is for `drafters.py`.
 
     python benchmarks/acceptance.py --prompts spec_bench.jsonl --families math_reasoning,qa --per-family 16 \
         -m big.gguf --draft-model small.gguf \

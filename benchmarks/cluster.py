@@ -34,7 +34,7 @@ from paceline.placement.simulator import ControllerRules, Evaluator
 from paceline.placement.workload import Workload, merge
 from paceline.serving.cluster.dispatcher import Dispatcher
 from paceline.serving.cluster.events import EventLog
-from paceline.serving.cluster.group import Watch
+from paceline.serving.cluster.group import Supervision
 from paceline.serving.cluster.plan import ClusterPlan, plan_of
 from paceline.serving.cluster.ray_groups import RayGroup, start_groups, stop_ray
 from paceline.serving.job import Job
@@ -61,7 +61,7 @@ async def measure(plan: ClusterPlan, groups: list[RayGroup], args: argparse.Name
     """Start the cluster, measure service times, serve the workload, and simulate it."""
     if args.kill and args.kill[0] >= len(groups):
         raise InvalidParameter("kill", f"there is no group {args.kill[0]}", f"use 0 to {len(groups) - 1}")
-    dispatcher = Dispatcher(plan, groups, Watch(backoff=args.backoff), EventLog(sys.stderr))
+    dispatcher = Dispatcher(plan, groups, Supervision(backoff=args.backoff), EventLog(sys.stderr))
     await dispatcher.start()
     seconds = await measure_service(plan, groups, args)
     plan = with_deadlines(plan, seconds, args.slo_scale)

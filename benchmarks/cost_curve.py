@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def curve(model: NumbaModel, context: int, args: argparse.Namespace) -> dict:
-    """Median milliseconds per number of rows behind `context` tokens."""
+    """Median milliseconds per number of rows after `context` tokens."""
     rng = np.random.default_rng(0)
     pages = range((context + max(args.rows)) // PAGE_SIZE + 1)
     cache = model.new_cache(len(pages))

@@ -162,7 +162,7 @@ def prompt_jobs(llm: LLM, args: argparse.Namespace) -> Iterator[Job]:
 
 
 def long_jobs(llm: LLM, args: argparse.Namespace) -> Iterator[Job]:
-    """`--per-family` stretches of the text, one behind the other, at every length and temperature."""
+    """`--per-family` stretches of the text, one after the other, at every length and temperature."""
     ids = llm.tokenizer.encode(args.long.read_text(encoding="utf-8"))
     needed, room = max(args.contexts) + args.max_tokens, llm.engine.scheduler.config.max_model_len
     if needed > room:
@@ -295,7 +295,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--kv-cache-memory", type=float, help="GiB for keys and values; long contexts need more")
-    parser.add_argument("--minutes", type=float, help="begin no prompt after so many; default: all prompts")
+    parser.add_argument("--minutes", type=float, help="begin no prompt later than this; default: all prompts")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--markdown", type=Path, help="write the tables here")
     parser.add_argument("--plot", type=Path, help="write a plot here: .png, .svg or .pdf")

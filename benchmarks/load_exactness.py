@@ -24,7 +24,7 @@ from common import console, finish, read_prompts, show
 from rich.progress import Progress, track
 
 from paceline import LLM, RequestOutput
-from paceline.evaluation.load import LoadRequest, differences, make_crowd, run_alone, run_together
+from paceline.evaluation.load import LoadRequest, differences, make_load, run_alone, run_together
 
 TEXTS = [
     "Write down the days of the week, then write them down backwards.",
@@ -60,8 +60,8 @@ def main() -> None:
 
 def prove(plain: LLM, prompts: list[list[int]], args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """One record per drafter and proof; what plain decoding says alone is computed once."""
-    greedy = make_crowd(prompts, args.requests, args.max_tokens, args.seed, greedy=True)
-    sampled = make_crowd(prompts, args.requests, args.max_tokens, args.seed)
+    greedy = make_load(prompts, args.requests, args.max_tokens, args.seed, greedy=True)
+    sampled = make_load(prompts, args.requests, args.max_tokens, args.seed)
     greedy_alone, sampled_alone = alone(plain, greedy, "plain greedy"), alone(plain, sampled, "plain sampled")
     for name in args.drafts:
         spec = {"method": name} | ({"model": args.draft_model or args.model} if name == "draft_model" else {})
@@ -70,23 +70,23 @@ def prove(plain: LLM, prompts: list[list[int]], args: argparse.Namespace) -> Ite
         yield compare(name, "seeded", plain.drafting_with(spec), sampled, sampled_alone)
 
 
-def alone(llm: LLM, crowd: list[LoadRequest], what: str) -> list[RequestOutput]:
-    outputs: Iterable[RequestOutput] = run_alone(llm.engine, crowd)
-    return list(track(outputs, f"{what}, alone", total=len(crowd), console=console))
+def alone(llm: LLM, requests: list[LoadRequest], what: str) -> list[RequestOutput]:
+    outputs: Iterable[RequestOutput] = run_alone(llm.engine, requests)
+    return list(track(outputs, f"{what}, alone", total=len(requests), console=console))
 
 
 def compare(
-    drafter: str, proof: str, llm: LLM, crowd: list[LoadRequest], expected: list[RequestOutput]
+    drafter: str, proof: str, llm: LLM, requests: list[LoadRequest], expected: list[RequestOutput]
 ) -> dict[str, Any]:
-    """Run the crowd together and count the samples that say what they should."""
+    """Run the requests together and count the samples that say what they should."""
     started = time.perf_counter()
     with Progress(console=console) as bar:
-        task = bar.add_task(f"{drafter} {proof}, together", total=len(crowd))
-        together = run_together(llm.engine, crowd, lambda done: bar.update(task, completed=done))
+        task = bar.add_task(f"{drafter} {proof}, together", total=len(requests))
+        together = run_together(llm.engine, requests, lambda done: bar.update(task, completed=done))
     llm.engine.scheduler.check_integrity()
     wrong = differences(together, expected)
     for number, index in wrong[:5]:
-        console.print(f"[red]request {number}, sample {index} differs[/]: {crowd[number].params}")
+        console.print(f"[red]request {number}, sample {index} differs[/]: {requests[number].params}")
     metrics = llm.engine.metrics
     emitted = sum(tokens * count for tokens, count in metrics.emitted_per_draft.items())
     samples = sum(len(output.outputs) for output in together)

@@ -130,7 +130,7 @@ def random_mixture(args: argparse.Namespace) -> LoadedModel:
 
 
 def measure_passes(model, args: argparse.Namespace) -> dict[str, dict]:
-    """Milliseconds and experts touched by rows, behind 64 tokens."""
+    """Milliseconds and experts touched by rows, after 64 tokens."""
     rng, context = np.random.default_rng(0), 64
     pages = range((context + max(ROWS)) // PAGE_SIZE + 1)
     cache = model.new_cache(len(pages))

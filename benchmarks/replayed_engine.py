@@ -49,7 +49,7 @@ class PassTable:
     milliseconds: Mapping[int, Mapping[int, float]]
 
     def __call__(self, rows: int, context: float) -> float:
-        """Seconds of a pass over `rows` rows with so many tokens before each, on average."""
+        """Seconds of a pass over `rows` rows with `context` tokens before each, on average."""
         (low, first), (high, second) = self.milliseconds.items()
         start, end = _on_line(first, rows), _on_line(second, rows)
         return 1e-3 * (start + (end - start) * max(0.0, context - low) / (high - low))

@@ -23,7 +23,7 @@ from itertools import cycle, islice
 from pathlib import Path
 
 from common import console, finish, read_prompts, rotated, show
-from peers import CROWD_PEERS, CrowdPeer, make_peer
+from peers import LOAD_PEERS, LoadPeer, make_peer
 from rich.progress import track
 
 from paceline import LLM, SamplingParams
@@ -48,7 +48,7 @@ def main() -> None:
     args = parse()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that peers' servers end with us
     with ExitStack() as stack:
-        peers = {name: stack.enter_context(closing(make_peer(name, args, CROWD_PEERS))) for name in args.peer}
+        peers = {name: stack.enter_context(closing(make_peer(name, args, LOAD_PEERS))) for name in args.peer}
         figures = {dtype: measure_dtype(dtype, peers, args) for dtype in args.dtypes}
     for dtype, methods in figures.items():
         drafted = [name for name in args.drafts if name in methods]
@@ -63,7 +63,7 @@ def main() -> None:
     finish({"settings": settings, "tokens_per_second": figures})
 
 
-def measure_dtype(dtype: str, peers: dict[str, CrowdPeer], args: argparse.Namespace) -> dict[str, dict[int, dict]]:
+def measure_dtype(dtype: str, peers: dict[str, LoadPeer], args: argparse.Namespace) -> dict[str, dict[int, dict]]:
     """Method or peer to size to figures; a peer's weights are its own, whatever `dtype` is."""
     plain = LLM(
         args.model,
@@ -123,7 +123,7 @@ def run(llm: LLM, prompts: list[list[int]], max_tokens: int) -> dict:
     }
 
 
-def run_peer(peer: CrowdPeer, prompts: list[list[int]], max_tokens: int) -> dict:
+def run_peer(peer: LoadPeer, prompts: list[list[int]], max_tokens: int) -> dict:
     """All prompts at once through another engine."""
     started = time.perf_counter()
     tokens = peer.run_many(prompts, max_tokens)
@@ -147,7 +147,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=1, help="times every size is run; the median counts")
-    parser.add_argument("--peer", nargs="*", default=[], choices=sorted(CROWD_PEERS), help="run peers beside")
+    parser.add_argument("--peer", nargs="*", default=[], choices=sorted(LOAD_PEERS), help="run peers beside")
     parser.add_argument("--context", type=int, default=2048, help="tokens of a request that a peer makes room for")
     parser.add_argument("--json", action="store_true", help="accepted for symmetry: the last line is always JSON")
     return parser.parse_args()

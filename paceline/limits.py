@@ -1,7 +1,7 @@
-"""What each field of a request may be: a `Limit` per kind of field, called at the door.
+"""What each field of a request may be: a `Limit` per kind of field, checked on arrival.
 
 A limit returns the value in plain Python types or raises `InvalidParameter`, which names the field and the remedy.
-Within these limits a request's logits stay finite, whatever the model says, and its lists stay short. Not for limits
+Within these limits a request's logits stay finite, whatever the model emits, and its lists stay short. Not for limits
 that need a model (vocabulary, length): the engine has those.
 """
 

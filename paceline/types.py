@@ -1,16 +1,20 @@
 """The vocabulary every room shares: what a request asks for and what comes back.
 
-Standard library only, no behaviour beyond checking a request at the door. Not the place for configuration
+Standard library only, no behaviour beyond checking a request on arrival. Not the place for configuration
 (`config.py`) or for state that changes while a request runs (`scheduling/request.py`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from paceline.errors import InvalidParameter
 from paceline.limits import LIMITS
 
+Progress = Callable[[int, int], None]
+"""Told (units done, units in all) while long work goes on."""
+NamedProgress = Callable[[str, int, int], None]
+"""Told (what is going on, units done, units in all)."""
 FinishReason = Literal["stop", "length", "abort", "timeout", "error"]
 """Why an output ended: a stop rule, its length, a cancellation, its time being up, or an error of its own."""
 TokenProvenance = Literal["prompt", "target", "drafted", "bonus", "recovered"]
@@ -42,7 +46,7 @@ class SamplingParams:
             is complete by then is ordinary text.
         max_tokens: most output tokens.
         seed: the source of all randomness of the request; None takes a fresh one. Sample i of n has seed + i, so it
-            says what a request of its own with that seed says.
+            equals a request of its own with that seed.
         stop: strings that end the output (not included in the text), 16 of 128 characters at most.
         stop_token_ids: ids that end the output, 1024 at most.
         ignore_eos: go on after the end-of-sequence token.

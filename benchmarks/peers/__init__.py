@@ -1,6 +1,6 @@
 """Other engines under the same plan: same token ids in, same number of tokens out, same threads.
 
-One file per engine. `PEERS` answer one prompt at a time and say when each token came; `CROWD_PEERS` answer many prompts
+One file per engine. `PEERS` answer one prompt at a time and say when each token came; `LOAD_PEERS` answer many prompts
 at once and say how long all of them took. Not for measuring: `decode.py` and `throughput.py` do that.
 """
 
@@ -11,17 +11,17 @@ from typing import TypeVar
 
 from peers.llama_cpp import LlamaCpp, LlamaCppServer
 from peers.openvino import OpenVINO
-from peers.protocol import CrowdPeer, Peer
+from peers.protocol import LoadPeer, Peer
 from peers.transformers import Transformers
 from peers.vllm import VLLM
 
-__all__ = ["CROWD_PEERS", "PEERS", "CrowdPeer", "Peer", "make_peer"]
+__all__ = ["LOAD_PEERS", "PEERS", "LoadPeer", "Peer", "make_peer"]
 
 P = TypeVar("P")
 
 PEERS: dict[str, Callable[[argparse.Namespace], Peer]] = {"transformers": Transformers, "llama-cpp": LlamaCpp}
 
-CROWD_PEERS: dict[str, Callable[[argparse.Namespace], CrowdPeer]] = {
+LOAD_PEERS: dict[str, Callable[[argparse.Namespace], LoadPeer]] = {
     "transformers": Transformers,
     "openvino-genai": partial(OpenVINO, weight_format="int8"),
     "openvino-genai-exact": partial(OpenVINO, weight_format="int8", exact=True),

@@ -15,7 +15,7 @@ class Peer(Protocol):
         ...
 
 
-class CrowdPeer(Protocol):
+class LoadPeer(Protocol):
     """An engine that answers many prompts at once."""
 
     def run_many(self, prompts: list[list[int]], max_tokens: int) -> int:

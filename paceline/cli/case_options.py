@@ -21,9 +21,9 @@ Models = Annotated[
 ]
 NumDevices = Annotated[int | None, typer.Option("--num-devices", help="Devices, instead of the case's.")]
 MemBudget = Annotated[float | None, typer.Option("--mem-budget", help="Bytes per device for weights.")]
-Duration = Annotated[float | None, typer.Option("--duration", help="Draw arrivals for so many seconds.")]
-RateScale = Annotated[float, typer.Option("--rate-scale", help="The same arrivals so many times as fast.")]
-CvScale = Annotated[float, typer.Option("--cv-scale", help="New arrivals, fitted to the old, so many times as bursty.")]
+Duration = Annotated[float | None, typer.Option("--duration", help="Seconds of arrivals to draw.")]
+RateScale = Annotated[float, typer.Option("--rate-scale", help="The same arrivals, faster by this factor.")]
+CvScale = Annotated[float, typer.Option("--cv-scale", help="New arrivals, fitted to the old, burstier by this factor.")]
 SloScale = Annotated[float, typer.Option("--slo-scale", help="Every deadline times this.")]
 
 FIT_WINDOW = 60.0

@@ -12,7 +12,7 @@ Message = Mapping[str, str]
 
 
 class Conversation:
-    """What was said so far.
+    """The messages so far.
 
     Args:
         encode: token ids of messages in the chat template, ready for the answer (`LLM.chat_prompt`).

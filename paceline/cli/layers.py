@@ -28,7 +28,7 @@ def layers(
     executor: o.ExecutorName = "auto",
     as_json: o.Json = False,
 ) -> None:
-    """Find the layers that the model can miss while it drafts for itself, and what that promises.
+    """Find the layers that the model can miss while it drafts for itself, and the speed-up to expect.
 
     Takes about a minute for a small model; passes are timed, so run it while nothing else runs.
 
@@ -62,7 +62,7 @@ def layers(
 
 def _advice(best: "LayerChoice") -> str:
     if best.speedup <= 1:
-        return "No set of layers promises a gain with this model on this machine."
+        return "No set of layers is expected to gain anything with this model on this machine."
     option = json.dumps(list(best.skip_layers), separators=(",", ":"))
     return f"--draft layer_skip --num-draft-tokens {best.num_draft_tokens} --draft-option skip_layers={option}"
 

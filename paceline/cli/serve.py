@@ -75,9 +75,9 @@ def serve(
         if threads is not None or tensor_parallel_size * pipeline_parallel_size > 1:
             problem = "threads or parallel sizes are given beside --cluster"
             raise InvalidParameter("cluster", problem, "leave them out: the plan and --num-cpus decide them")
-        watch = {"heartbeat": heartbeat, "max_restarts": max_restarts}
+        supervision = {"heartbeat": heartbeat, "max_restarts": max_restarts}
         options = {"speculative": speculative, "dtype": dtype, "executor": executor}
-        _serve_cluster(cluster, _paths(weights), num_cpus, watch, events, options, host, port)
+        _serve_cluster(cluster, _paths(weights), num_cpus, supervision, events, options, host, port)
         return
     engine = {
         "dtype": dtype, "num_threads": threads, "executor": executor, "tensor_parallel_size": tensor_parallel_size,
@@ -101,11 +101,11 @@ def _serve_one(
 
 
 def _serve_cluster(
-    path: Path, weights: dict[str, str], num_cpus: int | None, watch: dict[str, Any], events: Path | None,
+    path: Path, weights: dict[str, str], num_cpus: int | None, supervision: dict[str, Any], events: Path | None,
     options: dict[str, Any], host: str, port: int,
 ) -> None:  # fmt: skip
     from paceline.serving.cluster.dispatcher import Dispatcher
-    from paceline.serving.cluster.group import Watch
+    from paceline.serving.cluster.group import Supervision
     from paceline.serving.cluster.plan import read_plan
     from paceline.serving.cluster.preflight import check_loadable
 
@@ -116,7 +116,7 @@ def _serve_cluster(
 
     async def run() -> None:
         with _event_log(events) as log:
-            dispatcher = Dispatcher(plan, groups, Watch(**watch), log)
+            dispatcher = Dispatcher(plan, groups, Supervision(**supervision), log)
             await dispatcher.start()
             await _listen(dispatcher, host, port)
 

@@ -70,7 +70,7 @@ class TokenPrinter:
 
 
 def why_short(output: RequestOutput) -> str | None:
-    """A sentence about an answer that failed, or ended before it said anything; None for all others."""
+    """A sentence about an answer that failed, or ended without a token; None for all others."""
     if output.error is not None:
         return f"The request failed, and what it had said before is above: {output.error}"
     if output.text.strip():

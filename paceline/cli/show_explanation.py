@@ -16,7 +16,7 @@ def explanation_tables(explanation: Explanation) -> Iterator[Table]:
     """Loads, losses, what choices buy, and interference; tables that would be empty are left out."""
     yield _groups(explanation)
     yield _models(explanation)
-    yield _worths(explanation)
+    yield _ablations(explanation)
     if any(any(row) for row in explanation.interference.attainment + explanation.interference.latency):
         yield _interference(explanation.interference)
 
@@ -53,15 +53,15 @@ def _models(explanation: Explanation) -> Table:
     return table
 
 
-def _worths(explanation: Explanation) -> Table:
+def _ablations(explanation: Explanation) -> Table:
     table = _table("what each choice buys: the plan against itself without it", "choice")
     for name in ("attainment (points)", "mean latency saved (s)"):
         table.add_column(name, justify="right")
     rows = [(f"{each.model} in group {each.group}", each) for each in explanation.replicas]
     rows += [(f"the split of group {each.group}, not {each.instead}", each) for each in explanation.splits]
     rows.sort(key=lambda row: (abs(row[1].attainment), abs(row[1].latency)), reverse=True)
-    for name, worth in rows[:MOST_SHOWN]:
-        table.add_row(name, f"{100 * worth.attainment:+.2f}", f"{worth.latency:+.4f}")
+    for name, ablation in rows[:MOST_SHOWN]:
+        table.add_row(name, f"{100 * ablation.attainment:+.2f}", f"{ablation.latency:+.4f}")
     if len(rows) > MOST_SHOWN:
         table.caption = f"{len(rows) - MOST_SHOWN} smaller ones not shown"
     return table

@@ -4,7 +4,7 @@ Standard output is for answers and JSON, standard error for progress, tables and
 and errors come from elsewhere: `[/red]` in them is printed as it stands.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 from rich.text import Text
+
+from paceline.types import NamedProgress
 
 _PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "emoji": False}
 
@@ -52,7 +54,7 @@ class _Share(ProgressColumn):
 
 
 @contextmanager
-def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
+def progress_bars() -> Iterator[NamedProgress]:
     """Bars on standard error that vanish at the end; call what it gives with (what, done, total).
 
     Work in one piece (a total of 1) shows a moving bar without a share, and a bar that is done goes.

@@ -303,7 +303,7 @@ def _print_table(table: Table) -> None:
 
 
 def _cell(column: str, value: float) -> str:
-    """Inputs as they were given, counts bare, results to three digits behind the point."""
+    """Inputs as they were given, counts bare, results to three digits after the decimal point."""
     if column in ("alpha", "cost ratio") or isinstance(value, int):
         return f"{value:g}"
     return f"{value:.3f}"

@@ -71,7 +71,7 @@ def tree(
 
 
 def _print(search, paths, num_nodes: int) -> None:
-    """Accuracies, what trees of several sizes promise, and the option to paste."""
+    """Accuracies, what to expect of trees of several sizes, and the option to paste."""
     shares = ", ".join(f"{share:.1%}" for share in search.accuracies)
     messages.print(f"{search.num_tokens} tokens; the draft's guess 1, 2, ... was right for {shares}")
     table = Table("nodes", "chain", "best tree", title="expected tokens per target pass")
@@ -80,6 +80,8 @@ def _print(search, paths, num_nodes: int) -> None:
         table.add_row(str(size), f"{search.tokens_per_pass(chain):.3f}", f"{search.tokens_per_pass(best):.3f}")
     show_table(table)
     gain = search.tokens_per_pass(paths) / search.tokens_per_pass(search.chain(num_nodes))
-    messages.print(f"With {num_nodes} nodes the best tree promises {gain:.2f} times the tokens per pass of a chain.")
+    messages.print(
+        f"With {num_nodes} nodes the best tree is expected to give {gain:.2f} times the tokens per pass of a chain."
+    )
     option = json.dumps([list(path) for path in paths], separators=(",", ":"))
     print(f"--draft draft_model --draft-option tree=static --draft-option 'paths={option}'")

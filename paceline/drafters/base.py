@@ -60,10 +60,10 @@ class DraftContext:
         rank: as `warp`, to the law that ranks candidates (`Warper.confidence_law`); None takes `warp`.
         asks_beliefs: the length policy reads how sure the draft is, so greedy requests must hand it `belief`.
         page_table: the target's own pages of the request, in order of position; all of `token_ids` but the last have
-            their keys and values there, to be read, never written. The slots behind them, of the last token and of
+            their keys and values there, to be read, never written. The slots after them, of the last token and of
             `budget` more, are overwritten when the draft is verified: a drafter may use them until then. Not to be
             kept.
-        end_token_ids: tokens that end the answer: nothing behind them is ever said.
+        end_token_ids: tokens that end the answer: nothing after them is ever emitted.
         guess: tokens that may well follow, from somebody cheaper. A drafter with a model may read them along with the
             text, to know its laws after them should it draw the same; never a reason to propose them. Fewer than
             `budget`.

@@ -19,7 +19,7 @@ _WINDOW = 256
 
 @dataclass(slots=True)
 class Kept:
-    """What of a request lies in the cache: committed tokens, and behind them tree nodes in the order they were run.
+    """What of a request lies in the cache: committed tokens, and after them tree nodes in the order they were run.
 
     Attributes:
         digests: of the leading full pages that others may share; these are not written again.
@@ -118,7 +118,7 @@ class DraftPages:
         kept.pages[: len(found)] = found
 
     def truncate(self, kept: Kept, length: int) -> None:
-        """Forget tree nodes and everything behind `length` tokens, and return whole pages behind it.
+        """Forget tree nodes and everything after `length` tokens, and return whole pages after it.
 
         Where `length` lies within a page that others may read, that page is left to them.
         """
@@ -138,7 +138,7 @@ class DraftPages:
             self.pool.release(kept.pages)
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError if the books do not balance."""
+        """Raise RuntimeError if the counts of pages disagree."""
         self.pool.check_integrity(kept.pages for kept in self._kept.values())
 
     def _found(self, token_ids: Sequence[int]) -> Kept:

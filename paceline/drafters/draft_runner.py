@@ -1,7 +1,7 @@
 """`DraftRunner`: a model that drafts, with keys and values of its own, scores the frontiers of growing trees.
 
 One pass per level serves all requests. A request's committed tokens that the model has not seen yet (the prompt, the
-target's own tokens) are fed in the pass that scores the root. Nodes of the tree lie behind the committed tokens, each
+target's own tokens) are fed in the pass that scores the root. Nodes of the tree lie after the committed tokens, each
 seeing its own branch only; once the verdict is known, the accepted branch moves to its natural place and the rest is
 forgotten, so the cache is that of a fresh prefill of the committed tokens. A guess at what follows is read along with
 the last committed tokens: where the tree goes the same way, its laws are there without a pass. Not the place for the
@@ -136,7 +136,7 @@ class DraftRunner:
         return context.guess if len(context.token_ids) + growth.max_rows + len(context.guess) <= self._most else ()
 
     def _part(self, growth: Growth, nodes: Sequence[int]) -> Part:
-        """The rows below which `nodes` ask: the tokens up to the root, or tree nodes behind those run before."""
+        """The rows below which `nodes` ask: the tokens up to the root, or tree nodes after those run before."""
         kept = self.pages[growth.context.request_id]
         if nodes[0] == ROOT:
             part, guess = self._committed_part(kept, growth.context.token_ids, "last"), self._guess(growth)
@@ -223,7 +223,7 @@ def _grow_together(runners: Sequence[Runner], growths: Sequence[Growth]) -> None
 
 
 def _score_frontiers(runner: Runner, source: int, growths: Sequence[Growth], laws: list[list[Law]]) -> None:
-    """Append to `laws` what `runner` says below the nodes that each growth wants from `source`."""
+    """Append to `laws` the laws of `runner` below the nodes that each growth wants from `source`."""
     nodes = [[want.node for want in growth.frontier if want.source == source] for growth in growths]
     asked = [i for i, wanted in enumerate(nodes) if wanted]
     if not asked:

@@ -30,7 +30,7 @@ from paceline.speculation.traits import DrafterTraits
 _NODES_PER_CHILD = 1 << 16
 """Node numbers set aside for the draws of one child, so that no two children use the same noise."""
 _SOON = 32
-"""Tokens that any answer is taken to have left; one that said n tokens is taken to say n more besides."""
+"""Tokens that any answer is taken to have left; one of n tokens is expected to get n more."""
 _MARGIN = 2.0
 """A text is read when that should save twice its price: expectations are uncertain, the price is not, and some of the
 answer will be had for nothing."""
@@ -293,7 +293,7 @@ class Hybrid:
 
     @staticmethod
     def _num_to_come(context: DraftContext) -> int:
-        """Tokens that may still be said: answers end early as often as not, and long ones later."""
+        """Tokens that are expected to come: answers end early as often as not, and long ones later."""
         num_said = len(context.token_ids) - context.num_prompt_tokens
         return min(max(1, context.params.max_tokens - num_said), _SOON + num_said)
 

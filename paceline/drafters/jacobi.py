@@ -1,9 +1,9 @@
 """`Jacobi`: the target's own picks at guessed positions are the next guesses.
 
 Jacobi decoding (Santilli et al. 2023; the baseline of Fu et al. 2024): the next k tokens are a fixed point of
-y_i = argmax p(. | y_<i), solved for all i at once. A chain of guesses is verified; whatever the target picks behind
+y_i = argmax p(. | y_<i), solved for all i at once. A chain of guesses is verified; whatever the target picks after
 each of them, right or wrong, is the guess for that position in the next step. Needs nothing but the target, costs k
-rows a step, and gains little: a pick made behind a wrong token is seldom right. The lookahead drafter keeps what this
+rows a step, and gains little: a pick made after a wrong token is seldom right. The lookahead drafter keeps what this
 throws away.
 """
 

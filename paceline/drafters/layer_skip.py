@@ -35,7 +35,7 @@ def make_layer_skip(
         raise InvalidParameter("exit_layer", "is given beside skip_layers", "give one of the two")
     num_layers = model.config.num_hidden_layers
     if exit_layer is not None:
-        skipped = _behind(exit_layer, num_layers)
+        skipped = _after(exit_layer, num_layers)
     elif skip_layers is None or isinstance(skip_layers, int):
         skipped = inner_layers(max(1, num_layers // 5) if skip_layers is None else skip_layers, num_layers)
     else:
@@ -61,7 +61,7 @@ def inner_layers(count: int, num_layers: int) -> list[int]:
     return [1 + (2 * i + 1) * (num_layers - 2) // (2 * count) for i in range(count)]
 
 
-def _behind(exit_layer: int, num_layers: int) -> list[int]:
+def _after(exit_layer: int, num_layers: int) -> list[int]:
     if not 1 <= exit_layer < num_layers:
         raise InvalidParameter("exit_layer", f"{exit_layer} of {num_layers}", f"keep 1 to {num_layers - 1} layers")
     return list(range(exit_layer, num_layers))

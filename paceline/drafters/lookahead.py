@@ -1,7 +1,7 @@
 """`Lookahead`: n-grams that the target itself makes on the side, verified as soon as their first token comes up.
 
 Fu et al. 2024, lookahead decoding, all of one step in one pass. A window of W columns walks ahead of the text; column c
-holds N - 1 tokens, its level 0 for the position c + 1 behind the root and each further level one position on:
+holds N - 1 tokens, its level 0 for the position c + 1 after the root and each further level one position on:
 
     root -> (0, 0) -> (0, 1) -> (0, 2)      level 0 is one chain
               |         |         |
@@ -137,7 +137,7 @@ class _Window:
         self._last_nodes = []
 
     def _fresh(self) -> list[int]:
-        """What a column begins with. Ended columns begin anew: behind an end token the target has nothing to say."""
+        """What a column begins with. Ended columns begin anew: the target predicts nothing after an end token."""
         return [self._random.choice(self._prompt)]
 
 

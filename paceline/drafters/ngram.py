@@ -21,7 +21,7 @@ _CHECKED_TAIL = 16  # tokens compared to notice that an id now stands for anothe
 class NGram:
     """Longest match first: the last n tokens are looked up for n from `prompt_lookup_max` down to `prompt_lookup_min`.
 
-    The first hit wins and the tokens behind it are proposed as a chain, at most to the end of the text. The suffix
+    The first hit wins and the tokens after it are proposed as a chain, at most to the end of the text. The suffix
     never matches itself. Saxena 2023 (prompt lookup decoding), with vLLM's option names and the published sizes 3 to 1.
 
     Args:
@@ -76,7 +76,7 @@ class NGram:
 
 
 class _Index:
-    """n-gram to the position behind it, for all n-grams of one text but those that end with its last token."""
+    """n-gram to the position after it, for all n-grams of one text but those that end with its last token."""
 
     def __init__(self, sizes: range, occurrence: Occurrence) -> None:
         self._sizes = sizes
@@ -103,7 +103,7 @@ class _Index:
         self._tail = list(token_ids[-_CHECKED_TAIL:])
 
     def find(self, token_ids: Sequence[int]) -> int | None:
-        """The position behind an earlier occurrence of the longest suffix that has one."""
+        """The position after an earlier occurrence of the longest suffix that has one."""
         for size in self._sizes:
             end = self._ends.get(tuple(token_ids[-size:])) if size < len(token_ids) else None
             if end is not None and token_ids[end - size : end] == token_ids[-size:]:

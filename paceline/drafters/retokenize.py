@@ -69,7 +69,7 @@ class Follower:
         return len(token_ids) >= self._num_read and list(token_ids[start : self._num_read]) == self._tail
 
     def extend(self, token_ids: Sequence[int]) -> None:
-        """Read the tokens behind those known."""
+        """Read the tokens after those known."""
         new = token_ids[self._num_read :]
         if not self._num_read and new and new[0] == self._target.bos_token_id:
             new = new[1:]
@@ -118,9 +118,9 @@ class Respeller:
         self._draft_ends, self._end = draft.eos_token_ids, list(target.eos_token_ids[:1])
 
     def __call__(self, committed: Sequence[int], drafted: Sequence[int]) -> list[int]:
-        """Target tokens behind `committed` (target ids) that spell `drafted` (draft ids), as far as they can."""
+        """Target tokens after `committed` (target ids) that spell `drafted` (draft ids), as far as they can."""
         words, ended = self._text_of(drafted)
-        tokens = self._behind(committed, words) if words else []
+        tokens = self._after(committed, words) if words else []
         spelled = _matching(tokens, words.encode(), self._target)
         return spelled + self._end if ended and len(spelled) == len(tokens) else spelled
 
@@ -134,7 +134,7 @@ class Respeller:
             data += self._draft.token_bytes(token)
         return codecs.getincrementaldecoder("utf-8")("replace").decode(data), ended
 
-    def _behind(self, committed: Sequence[int], words: str) -> list[int]:
+    def _after(self, committed: Sequence[int], words: str) -> list[int]:
         """Tokens of `words`, cut together with the end of the committed text where that leaves its tokens alone."""
         tail, text = self._tail(committed)
         together = self._encode(text + words)

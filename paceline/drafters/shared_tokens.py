@@ -14,7 +14,7 @@ from paceline.sampling.law import Law
 
 NOT_SHARED = -1
 _MANY = 256
-"""Laws over so many tokens are sorted by scattering them, in a tenth of the time."""
+"""Laws over this number of tokens or more are sorted by scattering them, in a tenth of the time."""
 
 
 class SharedTokens:

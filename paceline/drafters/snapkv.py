@@ -2,8 +2,8 @@
 
 Li et al. 2024 (SnapKV): what the last rows of a text attend to is what the next ones will attend to. Here one choice is
 made for all layers and heads, page by page, by the attention of an observation window over everything before it. That
-takes one pass over the window's tokens per request, written to borrowed pages, and again every so many tokens. The
-drafter itself is `sparse_cache.py`'s.
+takes one pass over the window's tokens per request, written to borrowed pages, and again after `rescore_interval`
+tokens. The drafter itself is `sparse_cache.py`'s.
 """
 
 from dataclasses import dataclass, replace

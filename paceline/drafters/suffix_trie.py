@@ -30,7 +30,7 @@ class Node:
 
 
 class Place(NamedTuple):
-    """Where a walk through the trie stands: at a node, or `offset` tokens into the text behind a leaf."""
+    """Where a walk through the trie stands: at a node, or `offset` tokens into the text after a leaf."""
 
     node: Node
     offset: int = 0
@@ -277,7 +277,7 @@ def _split(leaf: Node) -> None:
 
 
 def _followers(place: Place, chance: float, least: float) -> list[tuple[int, Place, float]]:
-    """(token, place behind it, its chance) of what followed `place`, itself reached with `chance`; `least` and up."""
+    """(token, place after it, its chance) of what followed `place`, itself reached with `chance`; `least` and up."""
     node, offset = place
     if node.children is not None:
         reached = ((token, child, chance * child.count / node.count) for token, child in node.children.items())

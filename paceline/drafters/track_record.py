@@ -1,4 +1,4 @@
-"""`TrackRecord`: what one drafter's proposals were worth to one request so far, and what its next one promises.
+"""`TrackRecord`: what one drafter's proposals were worth to one request so far, and what is expected of the next one.
 
 Reads committed tokens only, so a decision that rests on it leaves the law of the text alone. Not the place for deciding
 (`hybrid.py`).
@@ -11,7 +11,7 @@ from paceline.speculation.outcome import followed
 from paceline.speculation.records import ENGINE_MEMORY, MEMORY, DraftRates
 
 _PRIOR = 2.0
-"""A drafter's own estimates are trusted as if they had promised, and kept, this many tokens."""
+"""A drafter's own estimates begin as if this many tokens had been expected, and accepted."""
 
 
 class TrackRecord:
@@ -33,7 +33,7 @@ class TrackRecord:
         self.rates = rates or DraftRates()
         self.steps_since_draft = 0
         self._memory, self._of_all = memory, of_all
-        self._kept = self._promised = _PRIOR
+        self._accepted = self._expected = _PRIOR
 
     def expected(self, tree: TokenTree, score: float | None) -> float:
         """Tokens of `tree` that are likely to stand.
@@ -47,7 +47,7 @@ class TrackRecord:
         depth = max(tree.depths)
         if score is None:
             return float(self.rates.survival(depth).sum())
-        return min(score * self._kept / self._promised, float(depth))
+        return min(score * self._accepted / self._expected, float(depth))
 
     def learn(self, tree: TokenTree, score: float | None, emitted: Sequence[int]) -> None:
         """Compare a proposal with the tokens that were committed after its root, wherever they came from."""
@@ -64,5 +64,5 @@ class TrackRecord:
             self._of_all.learn(len(tree), num_kept, refused, memory=ENGINE_MEMORY)
         if score:
             seen = num_kept / max(tree.depths) if goes_on and not refused else 1.0  # how much of it could be judged
-            self._kept = MEMORY * self._kept + num_kept
-            self._promised = MEMORY * self._promised + score * seen
+            self._accepted = MEMORY * self._accepted + num_kept
+            self._expected = MEMORY * self._expected + score * seen

@@ -65,7 +65,7 @@ class AsyncLLM:
         priority: int = 0,
         timeout: float | None = None,
     ) -> AsyncGenerator[StepOutput, None]:
-        """What is said, step by step: new tokens of one sample at a time; the last item has `finished`.
+        """The output, step by step: new tokens of one sample at a time; the last item has `finished`.
 
         Args:
             prompt: text or token ids.
@@ -100,7 +100,7 @@ class AsyncLLM:
             self._leave(name, where)
 
     async def abort(self, request_id: str) -> None:
-        """End a request now; its client gets what was said so far. Nothing happens when it is not running."""
+        """End a request now; its client gets the output so far. Nothing happens when it is not running."""
 
         def end(engine: Engine) -> None:
             finished = engine.abort(request_id)

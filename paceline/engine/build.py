@@ -27,16 +27,14 @@ from paceline.scheduling.scheduler import Scheduler
 from paceline.scheduling.stop import StopChecker
 from paceline.speculation import LearnedPrices, Prices, make_policy
 from paceline.speculation.prices import CPU_BALANCE, GPU_BALANCE, LearnedPass, PassSeconds, roofline
-
-Progress = Callable[[str, int, int], None]
-"""Told (what is going on, units done, units in all)."""
+from paceline.types import NamedProgress
 
 
 def silent(what: str, done: int, total: int) -> None:
     """Progress that nobody watches."""
 
 
-def load(name: str, config: EngineConfig, progress: Progress = silent) -> LoadedModel:
+def load(name: str, config: EngineConfig, progress: NamedProgress = silent) -> LoadedModel:
     """Find, fetch, convert and warm up the model called `name`.
 
     Raises:
@@ -47,7 +45,7 @@ def load(name: str, config: EngineConfig, progress: Progress = silent) -> Loaded
     return LoadedModel(source, load_executor(source.checkpoint, config, name, progress))
 
 
-def load_executor(checkpoint: Checkpoint, config: EngineConfig, name: str, progress: Progress) -> CausalLM:
+def load_executor(checkpoint: Checkpoint, config: EngineConfig, name: str, progress: NamedProgress) -> CausalLM:
     """The model on the executor that `config` names; ``auto`` takes numba where it can.
 
     Raises:
@@ -75,7 +73,7 @@ def load_executor(checkpoint: Checkpoint, config: EngineConfig, name: str, progr
     return TorchModel(checkpoint, device=config.device, dtype=config.dtype)  # type: ignore[arg-type]
 
 
-def _parallel_model(checkpoint: Checkpoint, config: EngineConfig, name: str, progress: Progress) -> CausalLM:
+def _parallel_model(checkpoint: Checkpoint, config: EngineConfig, name: str, progress: NamedProgress) -> CausalLM:
     from paceline.models.torch_executor.parallel import launch_model
 
     what = f"starting {config.tensor_parallel_size} x {config.pipeline_parallel_size} processes for {name}"
@@ -93,7 +91,7 @@ def _parallel_model(checkpoint: Checkpoint, config: EngineConfig, name: str, pro
     return model
 
 
-def _numba_model(checkpoint: Checkpoint, config: EngineConfig, name: str, progress: Progress) -> CausalLM:
+def _numba_model(checkpoint: Checkpoint, config: EngineConfig, name: str, progress: NamedProgress) -> CausalLM:
     from paceline.models.numba_executor.executor import NumbaModel
 
     model = NumbaModel(
@@ -113,7 +111,7 @@ def build_engine(
     loaded: LoadedModel,
     config: EngineConfig,
     speculative: SpeculativeConfig | None,
-    progress: Progress = silent,
+    progress: NamedProgress = silent,
     *,
     drafter: Drafter | None = None,
     clock: Callable[[], float] = time.perf_counter,
@@ -146,7 +144,7 @@ def build_engine(
     return Engine(loaded.model, cache, scheduler, source.tokenizer, source.eos_token_ids, speculation, prices, clock)
 
 
-def _load_draft(config: EngineConfig, progress: Progress, name: str, dtype: str | None = None) -> LoadedModel:
+def _load_draft(config: EngineConfig, progress: NamedProgress, name: str, dtype: str | None = None) -> LoadedModel:
     """A further model, run as the target is."""
     its_config = config.in_one_process()
     return load(name, replace(its_config, dtype=dtype) if dtype else its_config, progress)

@@ -1,8 +1,8 @@
 """`Drafting`: asks the drafter, and keeps what goes wrong there to the request it went wrong for.
 
 A drafter that raises, or proposes what is no tree of this vocabulary, is switched off for that request and named in a
-warning; the text is unchanged, since drafts never decide it. Proposals that were only looked at wait here for what is
-said. Not for deciding who drafts.
+warning; the text is unchanged, since drafts never decide it. Proposals that were only looked at wait here for the
+tokens that judge them. Not for deciding who drafts.
 """
 
 import logging
@@ -37,7 +37,7 @@ class _Look:
     tree: TokenTree
 
     def judged(self) -> RequestOutcome | None:
-        """What would have become of it; None while too little was said since."""
+        """What would have become of it; None while too few tokens were committed since."""
         tree = self.tree
         num_kept, goes_on = followed(tree.tokens, tree.parents, self.request.token_ids[self.start :])
         num_said = len(self.request.token_ids) - self.start
@@ -51,7 +51,7 @@ class _Look:
 
 
 class Drafting:
-    """The drafter of one engine, behind a wall.
+    """The drafter of one engine; its errors stay with their request.
 
     Args:
         speculation: names the drafter and its policy.

@@ -102,7 +102,7 @@ class Engine:
 
         Args:
             priority: smaller runs earlier, as in vLLM; equal ones run in order of arrival.
-            timeout: seconds after which it ends with what it has said, reason ``timeout``.
+            timeout: seconds after which it ends with the tokens it has, reason ``timeout``.
 
         Raises:
             InvalidParameter: an empty or too long prompt, an id the model does not know, a name already in use.
@@ -141,7 +141,7 @@ class Engine:
         return self._requests[request_id].samples[index].state
 
     def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request now; what it has said so far is returned. None when it is not running."""
+        """End a request now; its output so far is returned. None when it is not running."""
         request = self._requests.get(request_id)
         if request is None:
             return None
@@ -297,7 +297,7 @@ class Engine:
         return self._retire(live, reason, tokens) if reason else StepOutput(live.request_id, tokens, None, live.index)
 
     def _end(self, live: LiveSample, reason: FinishReason) -> StepOutput:
-        """End a sample wherever it stands, with what it has said."""
+        """End a sample wherever it stands, with the tokens it has."""
         self.scheduler.abort(live.state.request_id, self._clock(), reason)
         return self._retire(live, reason)
 

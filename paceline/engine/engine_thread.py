@@ -21,7 +21,7 @@ class EngineThread:
 
     Args:
         engine: from now on touched by this thread only.
-        on_outputs: called on this thread with what each step said.
+        on_outputs: called on this thread with the outputs of each step.
         on_death: called on this thread, once, with the error that ended it; no more outputs come.
     """
 
@@ -103,11 +103,11 @@ class EngineThread:
         """Let nobody in any more, answer those who are, and tell that it is over."""
         with self._door:
             self._death = death
-        self._run_calls_of_the_dead()
+        self._answer_late_calls()
         self._on_death(death)
 
-    def _run_calls_of_the_dead(self) -> None:
-        """Calls that came too late still get an answer: the engine's books are intact, only its steps are not."""
+    def _answer_late_calls(self) -> None:
+        """Calls that came too late still get an answer: the state of the engine is intact, only its steps fail."""
         while True:
             try:
                 self._calls.get_nowait()()

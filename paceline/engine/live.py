@@ -145,7 +145,7 @@ class LiveSample:
         return tuple(TokenOutput(*each) for each in zip(token_ids, pieces, provenance, strict=True))
 
     def completion(self, reason: FinishReason) -> CompletionOutput:
-        """The finished sample. One that failed has the text and tokens that were said before."""
+        """The finished sample. One that failed has the text and tokens from before."""
         if self.error is None:
             try:
                 self.text.finish()

@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.config import EngineConfig, SpeculativeConfig, from_mapping
 from paceline.drafters.registry import AUTO, resolve_drafter
-from paceline.engine.build import Progress, build_engine, load, silent
+from paceline.engine.build import build_engine, load, silent
 from paceline.engine.engine import Engine, StepOutput
 from paceline.engine.memory import cache_capacity
 from paceline.engine.profiles import dtype_of
@@ -21,7 +21,7 @@ from paceline.errors import InvalidParameter
 from paceline.models.download import BUILTIN_MODELS, weights_path
 from paceline.models.loaded import LoadedModel
 from paceline.models.tokenizer import Tokenizer
-from paceline.types import RequestOutput, SamplingParams, TokenOutput
+from paceline.types import NamedProgress, RequestOutput, SamplingParams, TokenOutput
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
@@ -47,7 +47,7 @@ class TokenStream(Iterator[TokenOutput]):
 
 
 class LLM:
-    """A language model that drafts ahead and says what it would have said anyway.
+    """A language model that drafts ahead and generates the text it would have generated anyway.
 
     Args:
         model: built-in name (``smollm2-135m``), GGUF file, safetensors folder or hub id.
@@ -70,7 +70,7 @@ class LLM:
         model: str = "smollm2-135m",
         *,
         speculative: str | Mapping[str, Any] | SpeculativeConfig | None = AUTO,
-        progress: Progress = silent,
+        progress: NamedProgress = silent,
         **engine: Any,
     ) -> None:
         config = from_mapping(EngineConfig, engine)
@@ -79,7 +79,7 @@ class LLM:
         self._set_up(load(model, config, progress), config, wanted, progress)
 
     def _set_up(
-        self, loaded: LoadedModel, config: EngineConfig, wanted: SpeculativeConfig | None, progress: Progress
+        self, loaded: LoadedModel, config: EngineConfig, wanted: SpeculativeConfig | None, progress: NamedProgress
     ) -> None:
         self._loaded, self._config, self.speculative = loaded, config, resolve_drafter(wanted)
         self._engine = build_engine(loaded, config, self.speculative, progress)
@@ -88,7 +88,7 @@ class LLM:
         self._inboxes: dict[str, deque[StepOutput]] = {}
 
     def drafting_with(
-        self, speculative: str | Mapping[str, Any] | SpeculativeConfig | None, progress: Progress = silent
+        self, speculative: str | Mapping[str, Any] | SpeculativeConfig | None, progress: NamedProgress = silent
     ) -> "LLM":
         """The same loaded weights with another way of drafting, a cache and an engine of its own."""
         other = LLM.__new__(LLM)
@@ -149,7 +149,7 @@ class LLM:
             prompts: texts or token ids.
             sampling_params: for all, or one for each prompt.
             priority: for all, or one for each prompt; smaller runs earlier.
-            timeout: seconds after which whatever is not done ends with what it has said, reason ``timeout``.
+            timeout: seconds after which whatever is not done ends with the tokens it has, reason ``timeout``.
             progress: show a progress bar.
 
         Raises:
@@ -254,7 +254,7 @@ class LLM:
                     yield output.finished
 
     def _step(self) -> list[StepOutput]:
-        """One step of the engine; what it says of a stream's request waits in the stream's inbox."""
+        """One step of the engine; its output for a stream's request waits in the stream's inbox."""
         outputs = self._engine.step()
         for output in outputs:
             if output.request_id in self._inboxes:

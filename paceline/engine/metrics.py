@@ -1,6 +1,6 @@
 """`EngineMetrics`: what an engine has done since it was made, in plain Python. Prometheus text is `prometheus.py`'s.
 
-Names are vLLM's where vLLM has them. What lies behind a stop rule was never said and counts nowhere.
+Names are vLLM's where vLLM has them. Tokens after a stop rule are never emitted and never counted.
 """
 
 from bisect import bisect_left
@@ -39,7 +39,7 @@ class EngineMetrics:
         num_passes: passes of the target.
         rows: rows of these passes by kind: ``prefill``, ``decode`` (one per decoding request), ``draft``.
         accepted_per_draft: entry a counts the verified drafts of which a tokens were accepted.
-        emitted_per_draft: entry e counts the verified drafts behind which e tokens were emitted (acceptance length).
+        emitted_per_draft: entry e counts the verified drafts after which e tokens were emitted (acceptance length).
         finished: samples by finish reason.
         num_lossy_requests: finished requests of which a lossy rule judged drafts.
     """
@@ -61,7 +61,7 @@ class EngineMetrics:
         self._last_token_times: dict[str, float] = {}
 
     def observe_step(self, step: StepOutcome, num_preempted: int, now: float) -> None:
-        """One pass and what it committed at `now`, after so many requests were preempted."""
+        """One pass and what it committed at `now`, after `num_preempted` requests were preempted."""
         self.num_passes += 1
         self.num_preemptions += num_preempted
         rows = self.rows

@@ -31,7 +31,7 @@ class StepTimer:
         self.seconds.verifying = self._lap()
 
     def committed(self) -> None:
-        """The scheduler's books are up to date."""
+        """The scheduler is up to date."""
         self.seconds.committing = self._lap()
 
     def finished(self) -> StepSeconds:

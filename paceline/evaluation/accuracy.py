@@ -1,4 +1,4 @@
-"""How often a draft model's i-th guess is the token that the target said: what the best static tree is made from."""
+"""How often a draft model's i-th guess is the target's own token: what the best static tree is made from."""
 
 from collections.abc import Sequence
 

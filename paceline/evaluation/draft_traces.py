@@ -1,6 +1,6 @@
 """Collecting what became of drafts, token by token: the data that `paceline train disco` trains on."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,14 +12,14 @@ from paceline.sampling.tree import TokenTree
 from paceline.speculation.outcome import RequestOutcome
 from paceline.speculation.policies.base import DraftLaw
 from paceline.speculation.policies.disco import FEATURES, DraftTrace, features
-from paceline.types import SamplingParams
+from paceline.types import Progress, SamplingParams
 
 
 def collect_traces(
     engine: Engine,
     prompts: Sequence[Sequence[int]],
     params: SamplingParams,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = lambda done, total: None,
 ) -> list[DraftTrace]:
     """Decode `prompts` one by one and return every draft with its fate.
 

@@ -20,6 +20,7 @@ from paceline.models.overlay import Overlay, overlay_rows
 from paceline.models.rows import Part, build_rows
 from paceline.theory.acceptance import expected_tokens
 from paceline.theory.speedup import measured_speedup
+from paceline.types import Progress
 
 ROWS_PER_PASS = 64
 MOST_DRAFTED = 8
@@ -29,11 +30,11 @@ PATIENCE = 4
 
 @dataclass(frozen=True, slots=True)
 class LayerChoice:
-    """A set of layers to leave out, and what it promises.
+    """A set of layers to leave out, and what is expected of it.
 
     Attributes:
         skip_layers: for the option of that name.
-        agreement: share of positions at which the kept layers say what all say.
+        agreement: share of positions at which the kept layers pick the token that all layers pick.
         num_draft_tokens: the best length at that rate, at least 1.
         speedup: over plain decoding at that length, predicted; below 1 it is a loss.
     """
@@ -69,7 +70,7 @@ class PassCosts:
 
 
 class Agreement:
-    """How often some layers of `model` say what all of them say, on `texts` of at least two tokens each."""
+    """How often some layers of `model` pick the token that all of them pick, on `texts` of at least two tokens each."""
 
     def __init__(self, model: CausalLM, texts: Sequence[Sequence[int]]) -> None:
         self._model = model
@@ -95,22 +96,22 @@ class Agreement:
         """The share of positions at which `layers` agree with the whole model."""
         assert isinstance(self._model, SkipsLayers)
         view = self._model.with_layers(layers)
-        says: list[int] = []
+        picks: list[int] = []
         for first in range(0, len(self._rows), ROWS_PER_PASS):
             rows = overlay_rows(self._rows[first : first + ROWS_PER_PASS])
-            says += view.forward(rows, self._cache).logits.argmax(axis=1).tolist()
-        return float(np.mean(np.array(says) == np.array(self._answers)))
+            picks += view.forward(rows, self._cache).logits.argmax(axis=1).tolist()
+        return float(np.mean(np.array(picks) == np.array(self._answers)))
 
     def _read(self, text: Sequence[int], pages: np.ndarray) -> None:
-        """Put the text into the cache, and what the whole model says behind each of its tokens into the answers."""
+        """Put the text into the cache, and what the whole model predicts after each of its tokens into the answers."""
         for start in range(0, len(text), ROWS_PER_PASS):
             part = Part(pages.tolist(), start, text[start : start + ROWS_PER_PASS])
-            says = self._model.forward(build_rows([part]), self._cache).logits.argmax(axis=1).tolist()
-            self._answers += says[1:] if start == 0 else says
+            picks = self._model.forward(build_rows([part]), self._cache).logits.argmax(axis=1).tolist()
+            self._answers += picks[1:] if start == 0 else picks
 
 
 def measure_costs(model: CausalLM, context: int = 128, repeats: int = 5) -> PassCosts:
-    """Passes of `model` timed behind `context` tokens, the fastest of `repeats` each."""
+    """Passes of `model` timed after `context` tokens, the fastest of `repeats` each."""
     assert isinstance(model, SkipsLayers)
     pages = list(range(pages_for(context + MOST_DRAFTED + 1)))
     cache, one = model.new_cache(len(pages)), model.with_layers([0])
@@ -129,7 +130,7 @@ def search_skipped_layers(
     texts: Sequence[Sequence[int]],
     costs: PassCosts | None = None,
     breadth: int = 12,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = lambda done, total: None,
 ) -> list[LayerChoice]:
     """The sets the search went through, each one layer larger than the one before; take the one of `best_choice`.
 
@@ -137,7 +138,7 @@ def search_skipped_layers(
         model: the target, on an executor that can leave layers out.
         texts: token ids, best of the kind that will be generated; a few hundred tokens in all will do.
         costs: of passes; measured when None.
-        breadth: after the first round only so many layers, those least missed alone, may still go.
+        breadth: layers that may still go after the first round, those least missed alone.
         progress: told (sets tried, most sets that will be).
 
     Raises:

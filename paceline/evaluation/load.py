@@ -1,4 +1,4 @@
-"""A reproducible crowd of mixed requests on one engine, with arrivals and cancellations, for proofs under load.
+"""A reproducible load of mixed requests on one engine, with arrivals and cancellations, for proofs under load.
 
 The clock is the engine's steps, so that a run repeats. Not for measuring speed, and not for real clients
 (`async_llm.py`).
@@ -14,7 +14,7 @@ from paceline.types import CompletionOutput, RequestOutput, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """One request of a crowd.
+    """One request of a load.
 
     Attributes:
         arrival_step: steps of the engine before it is added.
@@ -29,7 +29,7 @@ class LoadRequest:
     priority: int = 0
 
 
-def make_crowd(
+def make_load(
     prompts: Sequence[Sequence[int]], count: int, max_tokens: int, seed: int = 0, greedy: bool = False
 ) -> list[LoadRequest]:
     """`count` requests over `prompts` in turn, everything else mixed at random but always the same for a seed.
@@ -38,15 +38,15 @@ def make_crowd(
     truncations, n samples and priorities are mixed. Without `greedy` three quarters are sampled, each with its seed.
     """
     rng = random.Random(seed)
-    crowd, step = [], 0
+    requests, step = [], 0
     for number in range(count):
         step += rng.choice((0, 1, 3))
         length = rng.randint(1, max_tokens)
         abort = step + rng.randint(0, 2 * length) if number % 8 == 7 else None
         params = _mixed(rng, length, greedy or rng.random() < 0.25, seed=number)
         prompt = tuple(prompts[number % len(prompts)])
-        crowd.append(LoadRequest(prompt, params, step, abort, priority=rng.choice((0, 0, 0, 1))))
-    return crowd
+        requests.append(LoadRequest(prompt, params, step, abort, priority=rng.choice((0, 0, 0, 1))))
+    return requests
 
 
 def _mixed(rng: random.Random, length: int, greedy: bool, seed: int) -> SamplingParams:
@@ -66,16 +66,16 @@ def _mixed(rng: random.Random, length: int, greedy: bool, seed: int) -> Sampling
 
 
 def run_together(
-    engine: Engine, crowd: Sequence[LoadRequest], after_step: Callable[[int], None] = lambda done: None
+    engine: Engine, requests: Sequence[LoadRequest], after_step: Callable[[int], None] = lambda done: None
 ) -> list[RequestOutput]:
-    """What each request said, all in one engine. `after_step` is told how many have finished."""
+    """The output of each request, all in one engine. `after_step` is told how many have finished."""
     outputs: dict[str, RequestOutput] = {}
-    waiting = sorted(range(len(crowd)), key=lambda i: crowd[i].arrival_step)
-    aborts = sorted((each.abort_step, i) for i, each in enumerate(crowd) if each.abort_step is not None)
+    waiting = sorted(range(len(requests)), key=lambda i: requests[i].arrival_step)
+    aborts = sorted((each.abort_step, i) for i, each in enumerate(requests) if each.abort_step is not None)
     step = 0
     while waiting or engine.has_unfinished_requests:
-        while waiting and crowd[waiting[0]].arrival_step <= step:
-            each = crowd[number := waiting.pop(0)]
+        while waiting and requests[waiting[0]].arrival_step <= step:
+            each = requests[number := waiting.pop(0)]
             engine.add_request(str(number), each.prompt_token_ids, each.params, priority=each.priority)
         while aborts and aborts[0][0] <= step:
             aborted = engine.abort(str(aborts.pop(0)[1]))
@@ -84,13 +84,13 @@ def run_together(
         outputs |= {output.request_id: output.finished for output in engine.step() if output.finished}
         after_step(len(outputs))
         step += 1
-    return [outputs[str(number)] for number in range(len(crowd))]
+    return [outputs[str(number)] for number in range(len(requests))]
 
 
-def run_alone(engine: Engine, crowd: Iterable[LoadRequest]) -> Iterable[RequestOutput]:
-    """What each request says when it is the only one there, its samples one by one, and nobody cancels it."""
-    for each in crowd:
-        samples = [_say(engine, each.prompt_token_ids, _sample(each.params, i)) for i in range(each.params.n)]
+def run_alone(engine: Engine, requests: Iterable[LoadRequest]) -> Iterable[RequestOutput]:
+    """The output of each request alone in the engine, its samples one by one, never cancelled."""
+    for each in requests:
+        samples = [_complete(engine, each.prompt_token_ids, _sample(each.params, i)) for i in range(each.params.n)]
         completions = tuple(sample.outputs[0] for sample in samples)
         yield RequestOutput("alone", None, each.prompt_token_ids, completions, samples[0].metrics)
 
@@ -99,7 +99,7 @@ def _sample(params: SamplingParams, index: int) -> SamplingParams:
     return params if params.n == 1 else params.sample(index)
 
 
-def _say(engine: Engine, prompt_token_ids: Sequence[int], params: SamplingParams) -> RequestOutput:
+def _complete(engine: Engine, prompt_token_ids: Sequence[int], params: SamplingParams) -> RequestOutput:
     engine.add_request("alone", prompt_token_ids, params)
     while True:
         for output in engine.step():
@@ -108,11 +108,11 @@ def _say(engine: Engine, prompt_token_ids: Sequence[int], params: SamplingParams
 
 
 def differences(together: Sequence[RequestOutput], alone: Sequence[RequestOutput]) -> list[tuple[int, int]]:
-    """(request, sample) whose tokens differ; one that was cancelled must have said the beginning of the whole."""
+    """(request, sample) whose tokens differ; one that was cancelled must have the beginning of the whole."""
     return [
         (number, index)
-        for number, (crowded, single) in enumerate(zip(together, alone, strict=True))
-        for index, (ours, theirs) in enumerate(zip(crowded.outputs, single.outputs, strict=True))
+        for number, (shared, single) in enumerate(zip(together, alone, strict=True))
+        for index, (ours, theirs) in enumerate(zip(shared.outputs, single.outputs, strict=True))
         if not _agrees(ours, theirs)
     ]
 

@@ -1,6 +1,6 @@
-"""Which static tree pays: a draft model's guesses against what the target says to the user's own prompts."""
+"""Which static tree pays: a draft model's guesses against the target's answers to the user's own prompts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ from paceline.errors import InvalidParameter
 from paceline.evaluation.accuracy import rank_counts
 from paceline.models.base import CausalLM
 from paceline.theory.tree_shape import RankPath, best_tree, expected_tree_tokens
-from paceline.types import SamplingParams
+from paceline.types import NamedProgress, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def measure(
     params: SamplingParams,
     num_ranks: int = 8,
     depth: int = 8,
-    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+    progress: NamedProgress = lambda what, done, total: None,
 ) -> TreeSearch:
     """Let the target answer `prompts`, and count which of the draft's guesses each token was.
 

@@ -1,20 +1,21 @@
 """Measuring t(rows, context) of a loaded model: what `paceline tune` does before it decides anything."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
 
 from paceline.config import EngineConfig
-from paceline.engine.build import Progress, silent
+from paceline.engine.build import silent
 from paceline.engine.profiles import dtype_of, executor_name, machine, num_threads
 from paceline.errors import InvalidParameter
 from paceline.models.base import PAGE_SIZE, CausalLM, KVCache, Rows, pages_for
 from paceline.models.loaded import LoadedModel
 from paceline.models.rows import Logits, Part, build_rows
 from paceline.scheduling.profile import Profile
+from paceline.types import NamedProgress, Progress
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 CONTEXTS = (32, 256, 1024)
@@ -57,7 +58,9 @@ class TunePlan:
         return replace(self, rows=rows, contexts=contexts)
 
 
-def profile_model(loaded: LoadedModel, config: EngineConfig, plan: TunePlan, progress: Progress = silent) -> Profile:
+def profile_model(
+    loaded: LoadedModel, config: EngineConfig, plan: TunePlan, progress: NamedProgress = silent
+) -> Profile:
     """Measure a model, both as it decodes and as it reads prompts.
 
     Args:
@@ -65,7 +68,7 @@ def profile_model(loaded: LoadedModel, config: EngineConfig, plan: TunePlan, pro
     """
     source, model = loaded.source, loaded.model
 
-    def told(what: str) -> Callable[[int, int], None]:
+    def told(what: str) -> Progress:
         return lambda done, total: progress(f"{what} of {source.name}", done, total)
 
     return Profile(
@@ -84,7 +87,7 @@ def measure(
     model: CausalLM,
     plan: TunePlan,
     logits: Logits = "all",
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = lambda done, total: None,
 ) -> dict[int, dict[int, float]]:
     """Context to rows to median seconds of a pass.
 
@@ -114,7 +117,7 @@ def measure(
 
 
 def _medians(model: CausalLM, cache: KVCache, batches: dict[int, Rows], plan: TunePlan) -> dict[int, float]:
-    """Rows to median seconds of the batch with so many."""
+    """Number of rows to median seconds of a pass over the batch that has it."""
     times: dict[int, list[float]] = {m: [] for m in batches}
     for rows in batches.values():
         model.forward(rows, cache)

@@ -43,10 +43,10 @@ class Rows:
         positions: [M] int32, absolute position of each row's token (depth-based inside a tree).
         slots: [M] int32, cache slot that receives the row's key and value.
         segments: [M] int32, segment of each row, non-decreasing.
-        page_tables: [S, max_pages] int32, page ids of each segment in order of position; -1 behind the end.
+        page_tables: [S, max_pages] int32, page ids of each segment in order of position; -1 after the end.
         natural_lengths: [M] int32, leading logical positions that lie at their page-table slots (the row's own
             position included when it does).
-        branch_slots: [M, D] int32, slots of the logical positions natural_lengths[row] .. positions[row]; -1 behind
+        branch_slots: [M, D] int32, slots of the logical positions natural_lengths[row] .. positions[row]; -1 after
             the end. D is 0 when the batch holds no branches.
         logit_rows: [K] int32, rows whose logits are asked for, ascending.
         num_keys: [M] int32, keys each row attends to, its own included; None for positions + 1, the whole context.

@@ -1,7 +1,7 @@
 """`ModelConfig`: the numbers that define an architecture, under the names transformers uses.
 
 Read from a ``config.json`` (`ModelConfig.from_hf`) or from GGUF metadata (`ModelConfig.from_gguf`). A setting that
-would change the numbers and is not implemented is refused here, at the door. Not for weights (`checkpoint.py`) and not
+would change the numbers and is not implemented is refused here, first of all. Not for weights (`checkpoint.py`) and not
 for how a model is run (`paceline.config`).
 """
 
@@ -26,7 +26,7 @@ class ModelConfig:
     """Shape and constants of a decoder-only transformer.
 
     `model_type` is transformers', one of `SUPPORTED_MODEL_TYPES`. `attention_bias` covers
-    query, key and value, `attention_out_bias` the projection behind attention; `qk_norm` is Qwen3's per-head RMS norm
+    query, key and value, `attention_out_bias` the projection after attention; `qk_norm` is Qwen3's per-head RMS norm
     of queries and keys. `rope_inv_freq_scale` multiplies the head_dim / 2 inverse frequencies, None for all ones. A
     model with a sliding window attends to everything within its first window, so `max_position_embeddings` is cut to
     the window and the model is exact up to there. With `experts`, `intermediate_size` is the width of one of them.

@@ -12,7 +12,6 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -20,9 +19,7 @@ from typing import IO
 from paceline.errors import DownloadFailed
 from paceline.models.cache_dir import cache_dir
 from paceline.models.intact import file_digest, is_remembered, remember
-
-Progress = Callable[[int, int], None]
-"""Called with (bytes done, bytes in all) while weights are fetched."""
+from paceline.types import Progress
 
 _CHUNK = 1 << 20
 _POLL_SECONDS = 0.1

@@ -1,6 +1,6 @@
 """What dtype ``auto`` means: the smallest one that leaves the model's text as its file has it, on this machine.
 
-A dtype changes what a model says, so nothing is chosen for speed that rounds further than the file did: never int8 or
+A dtype changes a model's text, so nothing is chosen for speed that rounds further than the file did: never int8 or
 w8a8. Not for what a dtype is (`numba_executor/weights.py`, `torch_executor`).
 """
 

@@ -1,6 +1,6 @@
-"""Rows behind a context that they read but must not write to: how a model drafts on its own cache.
+"""Rows after a context that they read but must not write to: how a model drafts on its own cache.
 
-The context lies in pages of somebody else (all of them or, for sparse attention, some); whatever is drafted behind it
+The context lies in pages of somebody else (all of them or, for sparse attention, some); whatever is drafted after it
 goes to slots of the caller's own. The ordinary batch, where rows and context share a page table, is `rows.py`'s.
 """
 

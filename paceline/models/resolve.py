@@ -9,11 +9,12 @@ from pathlib import Path
 
 from paceline.errors import DownloadFailed, ModelNotFound
 from paceline.models.checkpoint import Checkpoint
-from paceline.models.download import BUILTIN_MODELS, Progress, fetch_builtin
+from paceline.models.download import BUILTIN_MODELS, fetch_builtin
 from paceline.models.gguf_file import GGUFCheckpoint
 from paceline.models.safetensors_folder import SafetensorsCheckpoint
 from paceline.models.tokenizer import Tokenizer
 from paceline.models.tokenizer_folder import tokenizer_from_folder
+from paceline.types import Progress
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_FILES = ["*.json", "model*.safetensors", "*.jinja"]

@@ -121,7 +121,7 @@ def _asked(parts: Sequence[Part], first_rows: np.ndarray) -> np.ndarray:
 
 
 def compaction(pages: Sequence[int], start: int, rows: Sequence[int]) -> tuple[list[int], list[int]]:
-    """(source slots, destination slots) that bring an accepted path to its natural place behind `start`.
+    """(source slots, destination slots) that bring an accepted path to its natural place after `start`.
 
     Args:
         pages, start: as in the `Part` the rows ran in.

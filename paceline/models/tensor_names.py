@@ -1,6 +1,6 @@
 """Names and shapes of every weight of a family, and what GGUF calls them.
 
-The one table behind the readers' completeness checks and behind each executor's loading. Names and shapes are
+The one table for the readers' completeness checks and for each executor's loading. Names and shapes are
 transformers'; linear layers are [out, in], except GPT-2's, which transformers keeps as [in, out].
 """
 

@@ -14,10 +14,10 @@ from paceline.errors import InvalidParameter
 from paceline.placement.case import Case
 from paceline.placement.drafting import PLACES, Drafting, Place, request_profile
 from paceline.placement.search import Plan, plan
-from paceline.placement.search.trials import Progress
+from paceline.placement.search.search import SearchProgress
 
 MOST_COMBINATIONS = 27
-"""Up to so many are all tried; beyond, one kind of model changes at a time, from the best place for all alike."""
+"""Up to this number all are tried; beyond, one kind of model changes at a time, from the best place for all alike."""
 
 Kind = tuple[str, Drafting]
 Choice = tuple[Place, ...]
@@ -88,7 +88,7 @@ class _CoSearch:
         self._all = len(PLACES) ** len(self._kinds) <= MOST_COMBINATIONS
         self._most = len(PLACES) ** len(self._kinds) if self._all else len(PLACES) * (1 + len(self._kinds))
         self._share = None if time_budget is None else time_budget / self._most
-        self._progress: Progress | None = options.pop("progress", None)
+        self._progress: SearchProgress | None = options.pop("progress", None)
         self._plans: dict[Choice, tuple[Case, Plan] | None] = {}
         self._refusal: InvalidParameter | None = None
         self._best: Choice | None = None
@@ -146,7 +146,7 @@ class _CoSearch:
     def _places(self, choice: Choice) -> dict[int, Place]:
         return {m: choice[self._kinds.index(_kind(self._case, m))] for m in self._case.drafts}
 
-    def _reporter(self) -> Progress | None:
+    def _reporter(self) -> SearchProgress | None:
         """Progress over all combinations, with the best attainment of any."""
         if self._progress is None:
             return None

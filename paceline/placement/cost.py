@@ -14,7 +14,7 @@ from paceline.placement.parallelise import LayerCosts
 from paceline.speculation import CostProfile
 
 ALL_REDUCES_PER_LAYER = 2
-"""Behind attention and behind the feed-forward block (Shoeybi et al. 2019, Megatron-LM)."""
+"""After attention and after the feed-forward block (Shoeybi et al. 2019, Megatron-LM)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ Both sides are searched anew for each cell: every group split over several devic
 (Li et al. 2023, AlpaServe, section 3). Not a plan: real plans mix both (`search/`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,6 +18,7 @@ from paceline.placement.profile import ModelProfile, ParallelConfig, Stages
 from paceline.placement.search import plan
 from paceline.theory.heat_map import HeatMap
 from paceline.theory.tables import Table
+from paceline.types import Progress
 
 FACTORS: dict[str, tuple[float, ...]] = {
     "memory": (0.5, 0.75, 1.0, 1.5, 2.0),
@@ -76,7 +77,7 @@ def parallel_map(
     axes: tuple[str, str],
     factors: Mapping[str, Sequence[float]] | None = None,
     seed: int = 0,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> ParallelMap:
     """Search both sides on every cell.
 

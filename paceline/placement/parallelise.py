@@ -20,7 +20,7 @@ class LayerCosts:
     """What the layers of a model cost, one by one.
 
     Args:
-        seconds: tensor degree to float64 [layers], a pass through each layer on so many devices.
+        seconds: tensor degree to float64 [layers], a pass through each layer on that number of devices.
         weight_mem: float64 [layers], bytes, all devices together.
         hand_over: float64 [layers], seconds to send a layer's output to another stage.
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from paceline.errors import InvalidParameter
 from paceline.placement.cost import Device
-from paceline.placement.scheduled import mean_context, refuse_prefix_caching, simulated_request
+from paceline.placement.scheduled import context_per_row, refuse_prefix_caching, simulated_request
 from paceline.scheduling import PagePool, Scheduler, SchedulerConfig, StepPlan, StepResult
 
 StageSeconds = Callable[[StepPlan], float]
@@ -23,7 +23,7 @@ StageSeconds = Callable[[StepPlan], float]
 
 Kind = Literal["prefill_lengths", "prefill_decode", "contexts", "drain"]
 """Why a stage waited. The first three are the paper's PB1 (both micro-batches prefill, different numbers of tokens),
-PB2 (one prefills, the other does not) and PB3 (they differ only in their decodes: how many, and behind how much
+PB2 (one prefills, the other does not) and PB3 (they differ only in their decodes: how many, with how much
 context); ``drain`` is the end, when there are fewer micro-batches than stages."""
 
 
@@ -126,7 +126,7 @@ def measured_stage(pass_seconds: Callable[[int, float], float], num_stages: int)
     """Seconds of a stage that holds an equal share of a model with a known t(rows, context), e.g. a `CostProfile`."""
 
     def seconds(plan: StepPlan) -> float:
-        return pass_seconds(plan.num_rows, mean_context(plan)) / num_stages
+        return pass_seconds(plan.num_rows, context_per_row(plan)) / num_stages
 
     return seconds
 

@@ -14,7 +14,7 @@ def simulated_request(index: int, prompt_tokens: int, output_tokens: int, arriva
     return RequestState(str(index), [0] * prompt_tokens, params, arrival_time=arrival)
 
 
-def mean_context(plan: StepPlan) -> float:
+def context_per_row(plan: StepPlan) -> float:
     """Tokens in the cache before a row's chunk or draft, on average over the rows of the pass."""
     return sum(grant.num_rows * grant.start for grant in plan.grants) / plan.num_rows
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from paceline.errors import InvalidParameter
-from paceline.placement.scheduled import mean_context, refuse_prefix_caching, simulated_request
+from paceline.placement.scheduled import context_per_row, refuse_prefix_caching, simulated_request
 from paceline.scheduling import Commit, Grant, PagePool, Scheduler, SchedulerConfig, StepResult
 from paceline.speculation import CostProfile, Fixed, LengthPolicy
 
@@ -31,7 +31,7 @@ class ServingModel:
     """A target with its drafter, as costs and rates.
 
     Args:
-        pass_seconds: t(M, context), a target pass over M rows behind that many tokens on average.
+        pass_seconds: t(M, context), a target pass over M rows, each with that many tokens before it on average.
         acceptance_rate: alpha, the chance that a drafted token stands when the ones before it did.
         draft_seconds: one draft step; the drafts of a pass are made together, one step per token of the longest.
         length: how many tokens are drafted; none when left out.
@@ -133,14 +133,14 @@ class _Serving:
     def _step(self) -> None:
         plan = self.scheduler.schedule(self.now)
         longest = max((grant.draft_budget for grant in plan.grants), default=0)
-        self.now += self.model.pass_seconds(plan.num_rows, mean_context(plan)) + longest * self.model.draft_seconds
+        self.now += self.model.pass_seconds(plan.num_rows, context_per_row(plan)) + longest * self.model.draft_seconds
         self.num_passes += 1
         commits = self.scheduler.update([self._compute(grant) for grant in plan.grants], self.now)
         for grant, commit in zip(plan.grants, commits, strict=True):
             self._see(grant, commit)
 
     def _compute(self, grant: Grant) -> StepResult:
-        """What a pass would have said: drafted tokens stand one after the other until one falls."""
+        """What a pass would have emitted: drafted tokens stand one after the other until one falls."""
         if not grant.is_decode:
             return StepResult(grant.request.request_id, grant.num_prefill_tokens, (0,) * grant.needs_logits)
         fell = self.rng.random(grant.draft_budget) >= self.model.acceptance_rate

@@ -67,7 +67,7 @@ def read_azure_trace(path: str | Path) -> TokenTrace:
 
 
 def _rows(path: str | Path) -> Iterator[tuple[int, list[str]]]:
-    """Line numbers and rows of a CSV behind its header; empty lines are skipped."""
+    """Line numbers and rows of a CSV after its header; empty lines are skipped."""
     try:
         with open(path, encoding="utf-8", newline="") as file:
             reader = csv.reader(file)

@@ -17,7 +17,7 @@ def verify_block(tree: TokenTree, target: TargetLaws, randomness: Randomness, po
 
     With weight_0 = 1 and weight_i = min(weight_{i-1} * p(x_i) / q(x_i), 1), a prefix of i tokens is kept with the
     chance that leaves P(at least i accepted | x_1..x_i) = weight_i; the longest kept prefix is accepted, and the token
-    behind it comes from norm(max(0, weight_i * p - q)). A token refused by the p/q rule may so be saved by a good
+    after it comes from norm(max(0, weight_i * p - q)). A token refused by the p/q rule may so be saved by a good
     successor. Every level is visited unless a weight is 0, so more laws are warped than under the p/q rule.
 
     Args:

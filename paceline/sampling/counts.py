@@ -1,4 +1,4 @@
-"""`OutputCounts`: how often a request has said each token, kept while its text grows.
+"""`OutputCounts`: how often a request has emitted each token, kept while its text grows.
 
 Every committed token is counted once, so a penalised law costs as much as there are distinct tokens, however long the
 text is. Not the place for what counts are good for (`warp.py`).

@@ -1,6 +1,6 @@
 """Counter-based randomness: a draw depends on what is drawn, never on when.
 
-Every coin and every draw is keyed by (request seed, absolute position, purpose, node), so what a request says does not
+Every coin and every draw is keyed by (request seed, absolute position, purpose, node), so what a request emits does not
 depend on its batch mates, on chunk sizes or on preemption. `Randomness` is the seam: the exact tests put an enumerator
 there and sum over every outcome. Not the place for rules that decide what to draw (`verify.py` and its neighbours), and
 not fit for secrets: the generator is fast and well mixed, not cryptographic.
@@ -36,7 +36,7 @@ class Randomness(Protocol):
         """A token of `law` by an exponential race, argmin of noise(token) / prob(token).
 
         Two laws raced under one key use the same noise: that is the coupling of the coupled rule
-        (Daliri et al. 2024), and a plain decoder drawing under ("target", ROOT) says the same text.
+        (Daliri et al. 2024), and a plain decoder drawing under ("target", ROOT) generates the same text.
         """
         ...
 

@@ -24,8 +24,8 @@ class Verdict:
 
     Attributes:
         path: accepted nodes from the root down.
-        token: the target's own token behind them.
-        kind: ``target`` when nothing was drafted, ``bonus`` behind a fully accepted path, ``recovered`` after a
+        token: the target's own token after them.
+        kind: ``target`` when nothing was drafted, ``bonus`` after a fully accepted path, ``recovered`` after a
             rejection.
         num_rejected: nodes tested and refused.
     """

@@ -23,7 +23,7 @@ class Grant:
     Attributes:
         num_prefill_tokens: tokens of the chunk, 0 for a decode.
         draft_budget: most nodes of the draft tree, 0 for a prefill chunk.
-        draft_depth: most levels of it: tokens after the end of the output are never said.
+        draft_depth: most levels of it: tokens after the end of the output are never emitted.
         wanted_budget: nodes the length policy asked for before the step's budget cut them.
         start: position of the first row, the request's ``num_computed``.
         needs_logits: the step emits a token for this request: a decode, or the chunk that ends the prefill.

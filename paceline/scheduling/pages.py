@@ -14,7 +14,7 @@ from paceline.errors import InvalidParameter
 
 
 def page_digest(previous: bytes, token_ids: Sequence[int]) -> bytes:
-    """Digest (16 bytes) of one full page of tokens behind a prefix with digest `previous` (empty at the start).
+    """Digest (16 bytes) of one full page of tokens after a prefix with digest `previous` (empty at the start).
 
     Cryptographic, so that two prefixes never share keys and values by accident or on purpose.
     """
@@ -143,7 +143,7 @@ class PagePool:
         return source, page_table[index]
 
     def check_integrity(self, page_tables: Iterable[Sequence[int]] | None = None) -> None:
-        """Raise RuntimeError if the books do not balance.
+        """Raise RuntimeError if the counts of pages disagree.
 
         Args:
             page_tables: all tables in use; when given, every reference must be one of theirs.

@@ -114,7 +114,7 @@ class RequestState:
     @property
     def num_to_prefill(self) -> int:
         """Tokens to compute before it can decode. One that was preempted computes all but its last token and then goes
-        on exactly where it stood; a new one says its first token at the end of its prompt."""
+        on exactly where it stood; a new one emits its first token at the end of its prompt."""
         return self.num_to_compute - 1 if self.num_output_tokens else self.num_to_compute
 
     @property

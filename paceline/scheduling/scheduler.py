@@ -116,7 +116,7 @@ class Scheduler:
     def schedule(self, now: float) -> StepPlan:
         """The next step; empty when nothing waits or runs. `now` is in seconds on the caller's clock.
 
-        Requests whose deadline has come are finished first, with what they have said.
+        Requests whose deadline has come are finished first, with the tokens they have.
         """
         expired = tuple(self._expire(now)) if self._deadlines else ()
         step = StepBuilder(self.config, self.pool, self._running, self._waiting)
@@ -243,7 +243,7 @@ class Scheduler:
             self.pool.publish(request.page_table[index], request.page_digests[index])
 
     def _trim(self, request: RequestState) -> None:
-        """Free pages behind the committed tokens (the slot of the last one, not computed yet, stays)."""
+        """Free pages after the committed tokens (the slot of the last one, not computed yet, stays)."""
         keep = self.pool.pages_for(max(request.num_tokens, request.reserved_tokens))
         self.pool.release(request.page_table[keep:])
         del request.page_table[keep:]
@@ -301,7 +301,7 @@ def _outcome(grant: Grant, result: StepResult, count: int) -> RequestOutcome:
 
 
 def _check_result(grant: Grant, result: StepResult) -> None:
-    """Refuse a result that the grant did not allow: it would corrupt the books silently."""
+    """Refuse a result that the grant did not allow: it would corrupt the state of requests silently."""
     chunk, drafted, emitted = grant.num_prefill_tokens, result.num_draft_tokens, len(result.token_ids)
     needed = 1 if grant.needs_logits else 0
     most = needed if chunk else 1 + drafted

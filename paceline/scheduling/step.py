@@ -1,6 +1,6 @@
 """`StepBuilder`: one step while it is being filled; the verbs policies are written in.
 
-It knows what fits (rows, pages, seats) and keeps the books; in which order and with how many rows requests are asked is
+It knows what fits (rows, pages, seats) and keeps count; in which order and with how many rows requests are asked is
 the policy's. Not the place for results (`scheduler.py`).
 """
 
@@ -184,18 +184,18 @@ class StepBuilder:
         useful = [n if depth > 0 and branches else depth for n, depth in zip(wanted, depths, strict=True)]
         nodes = self._share_rows(useful)
         return [
-            Grant(request, 0, n, min(n, depth), wish, request.num_computed)
-            for request, n, depth, wish in zip(self._decodes, nodes, depths, wanted, strict=True)
+            Grant(request, 0, n, min(n, depth), rows_wanted, request.num_computed)
+            for request, n, depth, rows_wanted in zip(self._decodes, nodes, depths, wanted, strict=True)
         ]
 
     def _share_rows(self, useful: list[int]) -> list[int]:
-        """Draft rows for each decode, with pages for them; when rows are short the smallest wishes are met first."""
+        """Draft rows for each decode, with pages for them; when rows are short the smallest requests are met first."""
         if sum(useful) > self.rows_left:
             self._cut(useful)
         return [self._grow(r, rows) if rows else 0 for r, rows in zip(self._decodes, useful, strict=True)]
 
     def _cut(self, useful: list[int]) -> None:
-        """Lower the wishes, in place, until they fit."""
+        """Lower the numbers asked for, in place, until they fit."""
         rows_left = self.rows_left
         asking = [place for place, rows in enumerate(useful) if rows]
         asking.sort(key=useful.__getitem__)

@@ -27,7 +27,7 @@ class Job:
     slo: float | None = None
 
     def with_seed(self, seed: int) -> "Job":
-        """The same, drawing from `seed` unless it is greedy or has a seed already: told twice, it says the same."""
+        """The same, drawing from `seed` unless it is greedy or has a seed already: its text is the same each time."""
         if self.params.is_greedy or self.params.seed is not None:
             return self
         return replace(self, params=replace(self.params, seed=seed))

@@ -11,7 +11,7 @@ from paceline.serving.worker import OpenModel, Worker
 
 
 class LocalBackend:
-    """A `Backend` without a cluster. Deadlines are not watched.
+    """A `Backend` without a cluster. Deadlines are not enforced.
 
     Args:
         models: what to load.

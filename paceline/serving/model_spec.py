@@ -43,5 +43,5 @@ class ModelSpec:
         from_mapping(EngineConfig, self.engine)
 
     def size(self, max_tokens: int) -> float:
-        """Work of a request for so many tokens over that of the profiled one."""
+        """Work of a request for `max_tokens` tokens over that of the profiled one."""
         return max_tokens / self.num_tokens if self.num_tokens else 1.0

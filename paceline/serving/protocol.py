@@ -124,23 +124,23 @@ class Answer:
 
     def whole(self, text: str, last: Chunk) -> dict[str, Any]:
         """The body of an answer in one piece."""
-        said = {"message": {"role": "assistant", "content": text}} if self._is_chat else {"text": text}
+        content = {"message": {"role": "assistant", "content": text}} if self._is_chat else {"text": text}
         kind = "chat.completion" if self._is_chat else "text_completion"
-        return self._body(kind, said, last.finish_reason) | {"usage": usage(last)}
+        return self._body(kind, content, last.finish_reason) | {"usage": usage(last)}
 
     def piece(self, chunk: Chunk, is_first: bool) -> dict[str, Any]:
         """The body of one event of a stream."""
         role = {"role": "assistant"} if is_first else {}
-        said = {"delta": role | {"content": chunk.text}} if self._is_chat else {"text": chunk.text}
-        return self._body("chat.completion.chunk" if self._is_chat else "text_completion", said, chunk.finish_reason)
+        content = {"delta": role | {"content": chunk.text}} if self._is_chat else {"text": chunk.text}
+        return self._body("chat.completion.chunk" if self._is_chat else "text_completion", content, chunk.finish_reason)
 
     def closing_usage(self, last: Chunk) -> dict[str, Any]:
         """The body of the event that holds nothing but counts of tokens."""
         kind = "chat.completion.chunk" if self._is_chat else "text_completion"
         return self._head | {"object": kind, "choices": [], "usage": usage(last)}
 
-    def _body(self, kind: str, said: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
-        choice = {"index": 0, **said, "logprobs": None, "finish_reason": finish_reason}
+    def _body(self, kind: str, content: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
+        choice = {"index": 0, **content, "logprobs": None, "finish_reason": finish_reason}
         return self._head | {"object": kind, "choices": [choice]}
 
 

@@ -6,17 +6,18 @@ from typing import Any
 
 from paceline.config import SpeculativeConfig
 from paceline.engine.async_llm import AsyncLLM
-from paceline.engine.build import Progress, silent
+from paceline.engine.build import silent
 from paceline.engine.llm import LLM
 from paceline.serving.job import Chunk, Job
 from paceline.serving.model_spec import ModelSpec
+from paceline.types import NamedProgress
 
 OpenModel = Callable[[ModelSpec], AsyncLLM]
 """Loads a model."""
 
 
 def open_model(
-    spec: ModelSpec, speculative: SpeculativeConfig | None = None, progress: Progress = silent, **engine: Any
+    spec: ModelSpec, speculative: SpeculativeConfig | None = None, progress: NamedProgress = silent, **engine: Any
 ) -> AsyncLLM:
     """A model ready to be asked; its own options go before those of `engine`."""
     return AsyncLLM(LLM(spec.path, speculative=speculative, progress=progress, **(engine | dict(spec.engine))))
@@ -66,7 +67,7 @@ class Worker:
                 raise llm.death
 
     async def metrics(self) -> bytes:
-        """Prometheus text of all engines, one behind the other."""
+        """Prometheus text of all engines, one after the other."""
         return b"".join([await llm.prometheus_text() for llm in self._llms.values()])
 
     async def close(self) -> None:

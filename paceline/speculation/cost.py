@@ -34,7 +34,7 @@ class CostProfile:
         """
         if not tables or min(tables) < 0:
             problem = f"the contexts are {sorted(tables)}"
-            raise InvalidParameter("contexts", problem, "measure behind at least one context of 0 or more tokens")
+            raise InvalidParameter("contexts", problem, "measure at one context of 0 or more tokens at least")
         profile = cls.__new__(cls)
         profile._contexts = sorted(tables)
         profile._curves = [_Curve(tables[context]) for context in profile._contexts]
@@ -51,7 +51,7 @@ class CostProfile:
         return tuple(self._curves[0].rows)
 
     def __call__(self, rows: float, context: float = 0) -> float:
-        """Seconds of a pass over `rows` rows, each behind `context` tokens (their mean, where they differ)."""
+        """Seconds of a pass over `rows` rows, each with `context` tokens before it (their mean, where they differ)."""
         contexts = self._contexts
         if context <= contexts[0] or len(contexts) == 1:
             return self._curves[0](rows)
@@ -62,7 +62,7 @@ class CostProfile:
 
 
 class _Curve:
-    """Seconds by rows behind one context."""
+    """Seconds by rows at one context."""
 
     def __init__(self, seconds_by_rows: Mapping[int, float]) -> None:
         points = sorted(seconds_by_rows.items())

@@ -1,7 +1,7 @@
 """`StepOutcome`: what one step did, as counts, tokens and seconds; the one record that everybody who learns is told.
 
 Drafters hear of their requests one by one, prices, policies and metrics of the step. Only committed tokens count: what
-lies after a stop was never said. Not for deciding anything.
+lies after a stop was never emitted. Not for deciding anything.
 """
 
 from collections.abc import Sequence

@@ -76,7 +76,7 @@ class FixedPrices:
 
 
 class LearnedPrices:
-    """A prior for passes, corrected by passes; drafts by what they are said to cost, corrected by drafts.
+    """A prior for passes, corrected by passes; drafts by their declared cost, corrected by drafts.
 
     Args:
         passes: what a target pass costs.

@@ -148,7 +148,7 @@ class DraftStats:
         last_draft_tokens: its nodes.
         steps_since_draft: decode steps since then, drafts that came back empty included.
         num_looks: proposals of its drafter that were looked at without verifying them.
-        is_looked_at: the latest of them still waits for what is said.
+        is_looked_at: the latest of them still waits for the tokens that come.
         memory: weight of the past in the rates, per draft.
     """
 

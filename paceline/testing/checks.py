@@ -110,7 +110,7 @@ def check_preemption(make: Make) -> None:
 
 
 def check_randomness(make: Make) -> None:
-    """Draws go through `context.draw_node`: purpose ``draft``, each key once, at positions behind the text."""
+    """Draws go through `context.draw_node`: purpose ``draft``, each key once, at positions after the text."""
     drafter = make()
     for name, text in TEXTS.items():
         randomness = EnumeratedRandomness()

@@ -1,7 +1,7 @@
 """Every outcome of a computation that takes coins and draws, with its probability.
 
 `EnumeratedRandomness` stands where the request's randomness stands in production. The computation is replayed once per
-outcome: each replay follows a script of choices and takes the first possibility behind its end, and the script then
+outcome: each replay follows a script of choices and takes the first possibility after its end, and the script then
 counts up like an odometer. Every call is a fresh independent choice, which is what distinct keys give in production.
 Probabilities are floats, as a model's laws are, or whatever `number` makes of them: the house's own proofs, in
 ``tests/exact``, pass rationals.
@@ -24,7 +24,7 @@ class EnumeratedRandomness:
     """One replay.
 
     Args:
-        script: which possibility each call takes, by number; the first behind the end.
+        script: which possibility each call takes, by number; the first after the end.
         number: makes the number to reckon with of a probability.
 
     Attributes:
@@ -84,7 +84,7 @@ def law_of(
 
 
 def _successor(choices: Sequence[int], widths: Sequence[int]) -> list[int] | None:
-    """The next script, None behind the last."""
+    """The next script, None after the last."""
     for place in range(len(choices) - 1, -1, -1):
         if choices[place] + 1 < widths[place]:
             return [*choices[:place], choices[place] + 1]

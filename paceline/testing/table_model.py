@@ -20,7 +20,7 @@ class TableModel:
     """A Markov model of random rows.
 
     Args:
-        vocab_size: tokens it may say, 0 .. vocab_size - 1.
+        vocab_size: tokens it may emit, 0 .. vocab_size - 1.
         order: how many last tokens decide the next one's law.
         seed: of its rows.
         greedy: every law is one-hot at its most probable token, as at temperature 0.
@@ -32,7 +32,7 @@ class TableModel:
         self._rows: dict[Tokens, Law] = {}
 
     def law(self, prefix: Sequence[int]) -> Law:
-        """The law behind `prefix`; some tokens are impossible."""
+        """The law after `prefix`; some tokens are impossible."""
         key = tuple(prefix[-self.order :])
         if key not in self._rows:
             rng = np.random.default_rng([self._seed, *key])
@@ -71,7 +71,7 @@ def run(
     request_id: str = "checked",
     coupled: bool = False,
 ) -> Tokens:
-    """The first `num_tokens` tokens behind `prompt` that the decode loop emits."""
+    """The first `num_tokens` tokens after `prompt` that the decode loop emits."""
     text = list(prompt)
     while len(text) < len(prompt) + num_tokens:
         context = model.context(request_id, list(text), randomness, budget, coupled=coupled)
@@ -93,19 +93,20 @@ def _step(model: TableModel, drafter: Drafter, rule: Verifier, context: DraftCon
         return model.law([*text, *tree.tokens_to(node)])
 
     verdict = rule(tree, target, context.randomness, len(text))
-    said = [*(tree.tokens[node] for node in verdict.path), verdict.token]
+    emitted = [*(tree.tokens[node] for node in verdict.path), verdict.token]
     picks = None
     if drafter.traits.watches and len(tree):
         picks = np.array([target(node).mode for node in range(ROOT, len(tree))])
     return RequestOutcome(
-        context.request_id, [*text, *said], len(said), num_draft_tokens=len(tree), depth=max(tree.depths, default=0),
+        context.request_id, [*text, *emitted], len(emitted),
+        num_draft_tokens=len(tree), depth=max(tree.depths, default=0),
         tokens=tree.tokens, parents=tree.parents, num_accepted=len(verdict.path), num_refused=verdict.num_rejected,
         level_refused=verdict.kind == "recovered", asked=True, picks=picks,
     )  # fmt: skip
 
 
 def plain_law(model: TableModel, num_tokens: int, prompt: Tokens = (0, 1)) -> dict[Tokens, float]:
-    """The law that the model gives to the first `num_tokens` tokens behind `prompt`, by the chain rule."""
+    """The law that the model gives to the first `num_tokens` tokens after `prompt`, by the chain rule."""
     texts: dict[Tokens, float] = {(): 1.0}
     for _ in range(num_tokens):
         texts = {

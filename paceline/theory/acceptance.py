@@ -38,7 +38,7 @@ def rejection_sampling_acceptance(target_probs: Probs, draft_probs: Probs) -> Nu
 def coupled_acceptance(target_probs: Probs, draft_probs: Probs) -> Number:
     """sum_x 1 / sum_y max(p_y / p_x, q_y / q_x): the chance that both laws pick one token in a shared race.
 
-    x runs over tokens both laws can say. This is the definition, quadratic in the vocabulary; a fast twin that sorts by
+    x runs over tokens both laws allow. This is the definition, quadratic in the vocabulary; a fast twin that sorts by
     p / q is `sampling.coupled.match_probability`. Daliri et al. 2024 (drafter-invariant speculative decoding).
     """
     target, draft = as_pair(target_probs, draft_probs)
@@ -55,7 +55,7 @@ def coupled_acceptance_floor(target_probs: Probs, draft_probs: Probs) -> Number:
 def estimate_acceptance_rate(num_accepted: int, num_rejected: int) -> float | None:
     """accepted / (accepted + rejected), None when nothing was tested.
 
-    Tokens behind the first rejection were never tested, so accepted / drafted would be too low.
+    Tokens after the first rejection were never tested, so accepted / drafted would be too low.
     """
     check_count("num_accepted", num_accepted)
     check_count("num_rejected", num_rejected)

@@ -16,7 +16,7 @@ from paceline.theory.speedup import best_measured_length
 from paceline.theory.tables import Table
 
 ALL_REDUCES_PER_LAYER = 2
-"""Behind attention and behind the feed-forward block (Shoeybi et al. 2019, Megatron-LM)."""
+"""After attention and after the feed-forward block (Shoeybi et al. 2019, Megatron-LM)."""
 
 TENSOR_PARALLEL_SIZES = (1, 2, 4, 8, 16)
 

@@ -17,7 +17,7 @@ def rate_of(runs: Sequence[int], lengths: Sequence[int], step_seconds: Callable[
 
     Args:
         runs, lengths: one entry per step.
-        step_seconds: seconds of a step that drafts and verifies so many tokens.
+        step_seconds: number of tokens to seconds of a step that drafts and verifies them.
     """
     if not runs or len(runs) != len(lengths):
         raise InvalidParameter("lengths", f"has {len(lengths)} entries for {len(runs)} runs", "give one for each run")

@@ -89,7 +89,7 @@ def oracle_speedup(alpha: Number, cost_ratio: Number) -> Number:
 
 
 def oracle_gain(alpha: Number, cost_ratio: Number, max_length: int = MAX_LENGTH) -> Number:
-    """`oracle_speedup` over that of the best fixed length: what any adaptive length can hope for.
+    """`oracle_speedup` over that of the best fixed length: the most that any adaptive length can gain.
 
     Largest near alpha = 1 and c about 1.4 (1 - alpha), where it approaches e / (e - 1) = 1.58. A `max_length` that is
     too short for the best fixed length makes it look larger.

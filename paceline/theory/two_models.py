@@ -52,8 +52,8 @@ def two_models(
         rate: requests per second, both models together, below 2 / `seconds`.
         seconds: a pass on one device.
         share: of the requests, those for the first model.
-        communication: all stages together take so many times the pass (alpha in the paper), at least 1.
-        uneven: the slowest stage takes so many times half of that (beta), in [1, 2].
+        communication: time of all stages together over that of the pass (alpha in the paper), at least 1.
+        uneven: time of the slowest stage over half of that (beta), in [1, 2].
 
     Raises:
         InvalidParameter: a number outside its range, or a pipeline that cannot keep up.

@@ -57,7 +57,7 @@ def train(
 
     Args:
         traces: drafts of one length, of several texts (groups).
-        step_seconds: seconds of a step with so many drafted tokens.
+        step_seconds: number of drafted tokens to seconds of a step that verifies them.
         hidden: units of the one hidden layer; 0 is a logistic regression.
 
     Raises:

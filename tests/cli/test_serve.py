@@ -49,5 +49,5 @@ def test_what_the_planner_writes_can_be_started(tmp_path):
     made = plan_of(json.loads(json.dumps(plan_record(case, plan(case, NAMES[0])))))
     assert (made.models[0].path, made.models[0].slo) == ("weights", 0.5)
     assert (made.models[1].path, made.models[1].slo) == ("b", float("inf"))
-    assert made.books()[0].seconds("a") == pytest.approx([0.1 * 1.009])
+    assert made.queues()[0].seconds("a") == pytest.approx([0.1 * 1.009])
     assert made.overhead == 0.011

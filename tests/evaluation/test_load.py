@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from paceline import LLM
-from paceline.evaluation.load import differences, make_crowd, run_alone, run_together
+from paceline.evaluation.load import differences, make_load, run_alone, run_together
 from paceline.models.base import PAGE_SIZE
 from paceline.speculation import DrafterTraits
 from tests.engine.conftest import PROMPTS
@@ -41,8 +41,8 @@ NO_CACHE = {
 BEGINNING = [ord(letter) for letter in "once upon a time there was a cat, a mat, a bat, a rat and a hat."]  # four pages
 
 
-def crowd(count: int, greedy: bool):
-    return make_crowd([list(prompt.encode()) for prompt in PROMPTS], count, max_tokens=40, seed=2, greedy=greedy)
+def load(count: int, greedy: bool):
+    return make_load([list(prompt.encode()) for prompt in PROMPTS], count, max_tokens=40, seed=2, greedy=greedy)
 
 
 def check(busy, calm, requests):
@@ -57,26 +57,26 @@ def check(busy, calm, requests):
 @pytest.mark.parametrize("draft", DRAFTS.values(), ids=DRAFTS)
 @pytest.mark.parametrize("scheduler", ["stall_free", "sarathi"])
 def test_greedy_text_under_load_is_plain_text_alone(engine_for, draft, scheduler):
-    check(engine_for(draft, scheduler=scheduler, **TIGHT), engine_for(), crowd(30, greedy=True))
+    check(engine_for(draft, scheduler=scheduler, **TIGHT), engine_for(), load(30, greedy=True))
 
 
 @pytest.mark.parametrize("policy", ["heuristic", "goodput"])
 @pytest.mark.parametrize("draft", DRAFTS.values(), ids=DRAFTS)
 def test_coupled_text_under_load_is_plain_text_alone_whatever_the_policy(engine_for, draft, policy):
     busy = engine_for(draft | {"rule": "coupled", "policy": policy}, **TIGHT)
-    check(busy, engine_for(), crowd(30, greedy=False))
+    check(busy, engine_for(), load(30, greedy=False))
 
 
 @pytest.mark.parametrize("draft", (OWN_CACHE | NO_CACHE).values(), ids=OWN_CACHE | NO_CACHE)
 def test_seeded_text_under_load_is_plain_text_alone(engine_for, draft):
     """The default rule and policy, preemption and shortage: a seed is a wish for plain sampling's text."""
-    check(engine_for(draft, **TIGHT), engine_for(), crowd(40, greedy=False))
+    check(engine_for(draft, **TIGHT), engine_for(), load(40, greedy=False))
 
 
 @pytest.mark.parametrize("policy", ["fixed", "auto"])
 def test_seeded_text_with_a_draft_model_under_load_is_that_alone(engine_for, policy):
     draft = DRAFTS["draft_model"] | {"policy": policy}
-    requests = crowd(30, greedy=False)
+    requests = load(30, greedy=False)
     together = run_together(engine_for(draft), requests)
     assert differences(together, list(run_alone(engine_for(draft), requests))) == []
 
@@ -87,7 +87,7 @@ def test_seeded_text_with_a_shared_beginning_is_that_alone_in_a_cache_that_holds
     """The target holds more requests than a draft without shared pages would; nobody is left without a draft."""
     draft = draft | {"policy": policy}
     prompts = [[*BEGINNING, *prompt.encode()[:12]] for prompt in PROMPTS]
-    requests = make_crowd(prompts, 30, max_tokens=18, seed=2)
+    requests = make_load(prompts, 30, max_tokens=18, seed=2)
     busy = engine_for(draft, **TIGHT)
     together = run_together(busy, requests, after_step=lambda _: busy.scheduler.check_integrity())
     assert differences(together, list(run_alone(engine_for(draft, **TIGHT), requests))) == []
@@ -95,7 +95,7 @@ def test_seeded_text_with_a_shared_beginning_is_that_alone_in_a_cache_that_holds
 
 
 def test_a_text_that_differs_is_found(engine_for):
-    requests = crowd(6, greedy=True)
+    requests = load(6, greedy=True)
     alone = list(run_alone(engine_for(), requests))
     damaged = dataclasses.replace(alone[2].outputs[0], token_ids=(1, *alone[2].outputs[0].token_ids))
     wrong = [*alone[:2], dataclasses.replace(alone[2], outputs=(damaged,)), *alone[3:]]
@@ -110,7 +110,7 @@ def test_the_default_model_under_load(greedy):
     plain = LLM("smollm2-135m", speculative=None, kv_cache_memory_bytes=10 * PAGE_SIZE * token_bytes, max_model_len=128)
     texts = ["List three rivers of Europe.", "def add(a, b):", "Say seagull, seagull, seagull", "Why is the sky blue?"]
     prompts = [plain.chat_prompt([{"role": "user", "content": text}]) for text in texts]
-    requests = make_crowd(prompts, 24, max_tokens=16, seed=4, greedy=greedy)
+    requests = make_load(prompts, 24, max_tokens=16, seed=4, greedy=greedy)
     busy = plain.drafting_with("ngram").engine
     together = run_together(busy, requests)
     assert differences(together, list(run_alone(plain.engine, requests))) == []

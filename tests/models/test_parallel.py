@@ -28,8 +28,8 @@ from paceline.models.torch_executor.parallel import (  # noqa: E402
     run_worker,
 )
 from paceline.models.torch_executor.parallel.layout import balanced_partition, layer_weights  # noqa: E402
-from paceline.models.torch_executor.parallel.member import split_rows  # noqa: E402
 from paceline.models.torch_executor.parallel.messages import Command, Message, decode, payload_length  # noqa: E402
+from paceline.models.torch_executor.parallel.rank import split_rows  # noqa: E402
 
 GPT2 = small_config("gpt2", norm="layer", mlp="gelu_tanh", position_embedding="learned", num_key_value_heads=6,
                     attention_bias=True, attention_out_bias=True, mlp_bias=True)  # fmt: skip

@@ -65,12 +65,20 @@ def test_a_deadline_keeps_batches_small():
 def test_batches_of_one_are_no_batches(lists, slo_scale):
     evaluator = Evaluator(make_case(slo_scale=slo_scale))
     plain = evaluator.simulate(Placement.from_lists(lists), keep_latencies=True)
-    holds = evaluator._holds.make(Placement.from_lists(lists).groups)
+    replicas = evaluator._replicas.make(Placement.from_lists(lists).groups)
     times, models = evaluator.workload.times, evaluator.workload.models
-    counts = np.zeros((2, len(holds.group)), np.int64)
+    counts = np.zeros((2, len(replicas.group)), np.int64)
     kept, routes = np.full(len(times), np.nan), np.full(len(times), -1, np.int32)
-    args = (times, models, evaluator._slos, holds.first_hold, holds.group, holds.latency, np.ones(1, np.int64))
-    busy = run_batched(*args, holds.num_stages, evaluator.rules.overhead, counts[0], counts[1], kept, routes)
+    args = (
+        times,
+        models,
+        evaluator._slos,
+        replicas.first_replica,
+        replicas.group,
+        replicas.latency,
+        np.ones(1, np.int64),
+    )
+    busy = run_batched(*args, replicas.num_stages, evaluator.rules.overhead, counts[0], counts[1], kept, routes)
     np.testing.assert_array_equal(kept, plain.latencies)
     np.testing.assert_allclose(busy / evaluator.workload.duration, np.nan_to_num(plain.utilization), rtol=1e-6)
 

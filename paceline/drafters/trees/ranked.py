@@ -18,7 +18,7 @@ from paceline.theory.tree_shape import RankPath
 
 
 def closed(paths: Iterable[Sequence[int]]) -> list[RankPath]:
-    """`paths` and all their beginnings, each once, every path behind its beginnings; otherwise in the given order."""
+    """`paths` and all their beginnings, each once, every path after its beginnings; otherwise in the given order."""
     found: dict[RankPath, None] = {}
     for path in paths:
         for length in range(1, len(path) + 1):

@@ -29,7 +29,7 @@ ELEMENTS_NEAR = 1 << 16
 """Keys of a context up to which its values are asked for while its keys are read: 128 to 256 KiB of each."""
 
 SLACK = 2 * PAGE_SIZE
-"""Scores behind a head's last position: the last page is scored whole, and one page aside."""
+"""Scores after a head's last position: the last page is scored whole, and one page aside."""
 
 
 class Run(NamedTuple):
@@ -43,7 +43,7 @@ class Run(NamedTuple):
         shared, natural, longest: positions that lie in the segment's pages for every row and for some row; keys of the
             longest row.
         pages_at_once: pages that every block works on before it is the next pages' turn.
-        stride: scores of a head begin that far behind those of the one before.
+        stride: scores of a head begin that many places after those of the one before.
     """
 
     first: int

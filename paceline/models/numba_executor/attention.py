@@ -2,7 +2,7 @@
 
 A key page is [head_dim, 16 tokens] and a value page [16 tokens, head_dim] per layer and key-value head. Scores of a
 page are sixteen lanes computed at once, each by the same chain of multiply-adds over the head dimension, and everything
-behind them runs in order of the *logical* position: so a row gets bit for bit the same result whether its ancestors lie
+after them runs in order of the *logical* position: so a row gets bit for bit the same result whether its ancestors lie
 in one run, in pages far apart or on a branch of a tree. Query heads that share keys and values go together, up to three
 at a time, because reading a long context costs more than multiplying it; how many go together changes no bit, nor does
 it change any when a context is worked through in pieces. Not the place for who works on what and when (`attend.py`).
@@ -137,7 +137,7 @@ def _mix_columns(
 
 @kernel
 def softmax(scores, first, length):
-    """Turn `length` scores from `first` on into probabilities in place; zeros behind them up to a multiple of 16."""
+    """Turn `length` scores from `first` on into probabilities in place; zeros after them up to a multiple of 16."""
     padded = (length + v.LANES - 1) // v.LANES * v.LANES
     for i in range(first + length, first + padded):
         scores[i] = _NOTHING
@@ -199,7 +199,7 @@ def score(heads, q, q_start, head_dim, keys, values, page_starts, page, stop, sc
 
     Args:
         heads: 1 to `MOST_HEADS` query heads; that of head h begins at q[q_start + h * head_dim].
-        keys, values, page_starts: flat pages, and where each page begins in both; `PAGES_AHEAD` entries behind the last
+        keys, values, page_starts: flat pages, and where each page begins in both; `PAGES_AHEAD` entries after the last
             one are read, whatever they hold.
     """
     if heads == 1:
@@ -227,6 +227,6 @@ def mix(heads, scores, at, stride, values, value_starts, first, stop, sums, sums
 
 @kernel
 def add_halves(sums, start, size):
-    """sums[start : start + size] += what lies behind it: sums over even positions, plus those over odd ones."""
+    """sums[start : start + size] += what comes after it: sums over even positions, plus those over odd ones."""
     for i in range(start, start + size, v.LANES):
         v.store(sums, i, v.add(v.load(sums, i), v.load(sums, i + size)))

@@ -22,9 +22,10 @@ from paceline.models.numba_executor.gemm import PANEL
 from paceline.models.numba_executor.kernel_cache import compiled_forward
 from paceline.models.numba_executor.operand import new_operand
 from paceline.models.numba_executor.team import Team
-from paceline.models.numba_executor.weights import Progress, load_weights, shape_of
+from paceline.models.numba_executor.weights import load_weights, shape_of
 from paceline.models.rope import inverse_frequencies
 from paceline.models.rows import Part, build_rows
+from paceline.types import Progress
 
 NOT_WEIGHED = np.zeros(0, np.float32)
 """Where a pass would add up attention per page, in a pass that does not."""
@@ -218,7 +219,7 @@ def _cache_dtype(name: str, default: str) -> str:
 def _new_scratch(
     shape: Shape, rounds: bool, num_threads: int, rows: int, asked: int, context: int, tapped_rows: int
 ) -> Scratch:
-    """Buffers with room for so much; `rounds` says that activations are rounded for the products."""
+    """Buffers for passes up to these sizes; with `rounds` activations are rounded for the products."""
 
     def floats(*size: int) -> np.ndarray:
         return np.empty(size, np.float32)

@@ -42,7 +42,7 @@ _I64 = ir.IntType(64)
 
 
 def pack(weights: np.ndarray) -> np.ndarray:
-    """Weights [N, K] as flat panels, [ceil(N / 32), K, 32] or of bytes [.., K / 4, 32, 4]; zeros behind the end."""
+    """Weights [N, K] as flat panels, [ceil(N / 32), K, 32] or of bytes [.., K / 4, 32, 4]; zeros after the end."""
     n, k = weights.shape
     in_bytes = weights.dtype == np.uint8
     padded = np.full((padded_rows(n), k), ZERO_BYTE if in_bytes else 0, weights.dtype)

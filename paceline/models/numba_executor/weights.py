@@ -10,7 +10,7 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,10 +26,9 @@ from paceline.models.numba_executor.experts import ExpertWeights
 from paceline.models.numba_executor.forward import Shape
 from paceline.models.numba_executor.gemm import PANEL, ZERO_BYTE, pack, padded_rows
 from paceline.models.numba_executor.operand import GROUP
+from paceline.types import Progress
 
 Dtype = Literal["bfloat16", "float32", "int8", "w8a8"]
-Progress = Callable[[int, int], None]
-"""Told (steps done, steps in all)."""
 
 STORED = {"bfloat16": np.uint16, "float32": np.float32, "int8": np.int8, "w8a8": np.uint8}
 LAYOUT = 1
@@ -213,7 +212,7 @@ class _Matrix:
         return self.columns * self.depth * len(self.parts)
 
     def stack(self, tensors: list[np.ndarray]) -> np.ndarray:
-        """The tensors' rows one behind the other, or panel by panel in turn."""
+        """The tensors' rows one after the other, or panel by panel in turn."""
         if not self._interleave:
             return np.concatenate(tensors)
         panels = [t.reshape(-1, PANEL, self.depth) for t in tensors]

@@ -106,7 +106,7 @@ class Stage:
         return self._stack.embed(self._tensor(rows.token_ids), self._tensor(rows.positions))
 
     def run(self, x: Tensor, rows: Rows, cache: TorchKVCache, taps: tuple[int, ...] = ()) -> tuple[Tensor, dict]:
-        """Hidden states [M, hidden] behind the shard's layers, and those that enter each tapped one of them."""
+        """Hidden states [M, hidden] after the shard's layers, and those that enter each tapped one of them."""
         return self._run(x, self._pass(rows, cache), taps)
 
     def page_attention(self, rows: Rows, cache: TorchKVCache) -> np.ndarray:
@@ -131,7 +131,7 @@ class Stage:
         return x, tapped
 
     def finish(self, x: Tensor, logit_rows: np.ndarray) -> tuple[Tensor, Tensor]:
-        """[M, hidden] behind the final norm of x [M, hidden], and the logits [K, vocabulary share] of `logit_rows`."""
+        """[M, hidden] after the final norm of x [M, hidden], and the logits [K, vocabulary share] of `logit_rows`."""
         assert self._stack.norm is not None
         x = self._stack.norm(x)
         return x, self._stack.logits(x[self._tensor(logit_rows)])

@@ -18,7 +18,7 @@ def alone(part: Tensor) -> Tensor:
 
 
 class RowParallelLinear(nn.Linear):
-    """A linear layer of which each rank has some of the inputs; the bias is added once, behind the sum."""
+    """A linear layer of which each rank has some of the inputs; the bias is added once, after the sum."""
 
     def __init__(self, inputs: int, outputs: int, bias: bool, total: Sum = alone) -> None:
         super().__init__(inputs, outputs, bias=bias)

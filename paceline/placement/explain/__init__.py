@@ -4,10 +4,10 @@ Everything is simulated on the case's own arrivals with the controller's rules. 
 placement (`search/`) or for showing the answer (`cli/show_explanation.py`).
 """
 
+from paceline.placement.explain.ablations import ReplicaAblation, SplitAblation
 from paceline.placement.explain.explanation import Explanation, explain
 from paceline.placement.explain.interference import Interference
 from paceline.placement.explain.loads import GroupLoad
 from paceline.placement.explain.losses import ModelLoss
-from paceline.placement.explain.worth import ReplicaWorth, SplitWorth
 
-__all__ = ["Explanation", "GroupLoad", "Interference", "ModelLoss", "ReplicaWorth", "SplitWorth", "explain"]
+__all__ = ["Explanation", "GroupLoad", "Interference", "ModelLoss", "ReplicaAblation", "SplitAblation", "explain"]

@@ -1,17 +1,17 @@
 """`explain`: every part of the answer for one placement, put together."""
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from math import isfinite
 from typing import Any
 
 from paceline.placement.case import Case
+from paceline.placement.explain.ablations import Ablations, ReplicaAblation, SplitAblation
 from paceline.placement.explain.interference import Interference, interference
 from paceline.placement.explain.loads import GroupLoad, group_loads
 from paceline.placement.explain.losses import ModelLoss, model_losses
-from paceline.placement.explain.worth import ReplicaWorth, SplitWorth, Worths
 from paceline.placement.placement import Placement
 from paceline.placement.simulator import Evaluator
+from paceline.types import Progress
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Explanation:
 
     groups: tuple[GroupLoad, ...]
     models: tuple[ModelLoss, ...]
-    replicas: tuple[ReplicaWorth, ...]
-    splits: tuple[SplitWorth, ...]
+    replicas: tuple[ReplicaAblation, ...]
+    splits: tuple[SplitAblation, ...]
     interference: Interference
 
     def to_record(self) -> dict[str, Any]:
@@ -37,7 +37,7 @@ class Explanation:
         return _plain(asdict(self))
 
 
-def explain(case: Case, placement: Placement, progress: Callable[[int, int], None] | None = None) -> Explanation:
+def explain(case: Case, placement: Placement, progress: Progress | None = None) -> Explanation:
     """Explain `placement` on the arrivals of `case`; simulates about once per replica and twice per model.
 
     Args:
@@ -48,9 +48,9 @@ def explain(case: Case, placement: Placement, progress: Callable[[int, int], Non
     """
     evaluator = Evaluator(case)
     result = evaluator.simulate(placement, keep_latencies=True)
-    worths = Worths(evaluator, placement)
-    shares, replicas = len(case.models), len(worths.held)
-    total = replicas + len(worths.wide) + 2 * shares
+    ablations = Ablations(evaluator, placement)
+    shares, replicas = len(case.models), len(ablations.held)
+    total = replicas + len(ablations.wide) + 2 * shares
     done = 0
 
     def step() -> None:
@@ -62,8 +62,8 @@ def explain(case: Case, placement: Placement, progress: Callable[[int, int], Non
     return Explanation(
         groups=group_loads(evaluator, placement, result),
         models=model_losses(evaluator, placement),
-        replicas=tuple(worths.replicas(step)),
-        splits=tuple(worths.splits(step)),
+        replicas=tuple(ablations.replicas(step)),
+        splits=tuple(ablations.splits(step)),
         interference=interference(evaluator, placement, result, step),
     )
 

@@ -19,7 +19,7 @@ from paceline.placement.search.moves import neighbours, propose
 from paceline.placement.search.partitions import buckets, lone, uneven_skeletons
 from paceline.placement.search.pools import one_pool, separate_pools
 from paceline.placement.search.replication import replicate
-from paceline.placement.search.trials import Groups, Score, Search, canonical, empty_groups
+from paceline.placement.search.search import Groups, Score, Search, canonical, empty_groups
 
 ROUNDS = ((8, 0.3), (3, 0.3), (1, 0.4))
 """Placements of different structure that are annealed in each round, and the part of the effort they share."""

@@ -11,7 +11,7 @@ from paceline.placement.profile import ParallelConfig
 from paceline.placement.search.fast import fast_greedy
 from paceline.placement.search.partitions import remainder
 from paceline.placement.search.replication import replicate, single_devices
-from paceline.placement.search.trials import Groups, Search, empty_groups
+from paceline.placement.search.search import Groups, Search, empty_groups
 
 
 def fixed_groups(search: Search, pipeline: int) -> Groups:

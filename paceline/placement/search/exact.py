@@ -12,7 +12,7 @@ from paceline.placement.search.annealing import order_groups
 from paceline.placement.search.bounds import Bounds, may_hold
 from paceline.placement.search.facts import Facts
 from paceline.placement.search.partitions import multisets
-from paceline.placement.search.trials import Groups, Search
+from paceline.placement.search.search import Groups, Search
 
 MAX_PLACEMENTS = 200_000
 MAX_MODELS, MAX_SKELETONS = 12, 2000

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from paceline.placement.search.trials import Groups, Score, Search, Trial
+from paceline.placement.search.search import Groups, Score, Search, Trial
 
 
 def fast_greedy(search: Search, skeleton: Groups, models: Sequence[int] | None = None) -> Groups:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from paceline.placement.search.trials import Groups, Score, Search, canonical
+from paceline.placement.search.search import Groups, Score, Search, canonical
 
 
 def beam_greedy(search: Search, skeleton: Groups, width: int = 1) -> Groups:

@@ -9,7 +9,7 @@ from random import Random
 from paceline.placement.placement import Group
 from paceline.placement.profile import ParallelConfig
 from paceline.placement.search.facts import Facts
-from paceline.placement.search.trials import Groups
+from paceline.placement.search.search import Groups
 
 Move = Callable[[Facts, Random, Groups], Groups | None]
 
@@ -57,7 +57,7 @@ def hand_over(facts: Facts, random: Random, groups: Groups) -> Groups | None:
 
 
 def keep_apart(facts: Facts, random: Random, groups: Groups) -> Groups | None:
-    """All models of one type leave a group, or all others do: fast requests no longer wait behind slow ones."""
+    """All models of one type leave a group, or all others do: fast requests no longer wait for slow ones."""
     g = random.randrange(len(groups))
     if not groups[g].models:
         return None

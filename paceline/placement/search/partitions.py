@@ -5,12 +5,12 @@ from itertools import combinations, islice, pairwise
 
 from paceline.placement.profile import ParallelConfig
 from paceline.placement.search.facts import Facts
-from paceline.placement.search.trials import Search
+from paceline.placement.search.search import Search
 
 Splits = tuple[ParallelConfig, ...]
 
 LATENCY_GAP = 0.38
-"""Models whose latencies differ by more than this share do not start in one bucket: the fast wait behind the slow."""
+"""Models whose latencies differ by more than this share do not start in one bucket: the fast wait for the slow."""
 
 SHARE_GAPS = (1.0, 0.5, 0.3, 0.2, 0.1)
 FINEST_SHARE = 8

@@ -8,7 +8,7 @@ from paceline.placement.case import Case
 from paceline.placement.placement import Placement
 from paceline.placement.search.baselines import Window, clockwork
 from paceline.placement.search.policies import CLOCKWORK, policy_named
-from paceline.placement.search.trials import Improvement, Progress, Search, TimeIsUp
+from paceline.placement.search.search import Improvement, Search, SearchProgress, TimeIsUp
 from paceline.placement.simulator import Evaluator, SimulationResult
 from paceline.placement.workload import Workload
 
@@ -62,7 +62,7 @@ def plan(
     seed: int = 0,
     window: float = 60.0,
     allow_unplaceable: bool = False,
-    progress: Progress | None = None,
+    progress: SearchProgress | None = None,
 ) -> Plan:
     """Search for a placement of `case`.
 

@@ -11,13 +11,13 @@ from paceline.placement.search.greedy import beam_greedy
 from paceline.placement.search.partitions import uniform_skeletons
 from paceline.placement.search.pools import one_pool, separate_pools
 from paceline.placement.search.replication import replicate, replicate_by_beam
-from paceline.placement.search.trials import Groups, Search, empty_groups
+from paceline.placement.search.search import Groups, Search, empty_groups
 
 Policy = Callable[[Search], object]
 """Tries placements on a `Search`, which keeps the best of them."""
 
 AUTO_PLACEMENTS = 500
-"""Up to so many placements `auto` enumerates them all, which then takes no longer than a search."""
+"""Up to this number of placements `auto` enumerates all of them, which takes no longer than a search."""
 
 CLOCKWORK = "clockwork++"
 """No placement but one per window; the planner treats it apart."""

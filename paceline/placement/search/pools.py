@@ -1,9 +1,9 @@
 """The paper's whole search (AlpaServe, Algorithm 2): uniform groups for all models, or separate pools of devices for
-models of unlike latency, so that a fast model's requests never wait behind a slow one's."""
+models of unlike latency, so that a fast model's requests never wait for a slow one's."""
 
 from paceline.placement.search.fast import fast_greedy
 from paceline.placement.search.partitions import bucket_partitions, buckets, device_shares, uniform_skeletons
-from paceline.placement.search.trials import Groups, Score, Search, empty_groups
+from paceline.placement.search.search import Groups, Score, Search, empty_groups
 
 
 def one_pool(search: Search) -> Groups:

@@ -4,7 +4,7 @@ from paceline.errors import InvalidParameter
 from paceline.placement.profile import ParallelConfig
 from paceline.placement.search.fast import fast_greedy
 from paceline.placement.search.greedy import beam_greedy
-from paceline.placement.search.trials import Groups, Search, empty_groups
+from paceline.placement.search.search import Groups, Search, empty_groups
 
 
 def single_devices(search: Search) -> Groups:

@@ -7,7 +7,7 @@ from paceline.placement.simulator.evaluator import (
     components,
     simulate,
 )
-from paceline.placement.simulator.holds import ControllerRules
+from paceline.placement.simulator.replicas import ControllerRules
 from paceline.placement.simulator.result import Score, SimulationResult
 
 __all__ = [

@@ -15,7 +15,7 @@ from paceline.placement.case import Case
 from paceline.placement.placement import Group, Placement, validate
 from paceline.placement.profile import ParallelConfig
 from paceline.placement.simulator.compiled import compiled_run, compiled_run_batched
-from paceline.placement.simulator.holds import ControllerRules, HoldMaker, Holds
+from paceline.placement.simulator.replicas import ControllerRules, ReplicaMaker, Replicas
 from paceline.placement.simulator.result import Score, SimulationResult, fractions, nearest_rank
 from paceline.placement.simulator.streams import Streams
 from paceline.placement.workload import Workload
@@ -81,7 +81,7 @@ class Evaluator:
         self.requests_of = np.bincount(self.workload.models, minlength=len(case.models))
         """int64 [models], requests for each model."""
         self._slos = np.array([model.slo for model in case.models], np.float32)
-        self._holds = HoldMaker(case, self.rules)
+        self._replicas = ReplicaMaker(case, self.rules)
         self._streams = Streams(self.workload, len(case.models))
         self._outcomes: dict[tuple[Group, ...], ComponentOutcome] = {}
 
@@ -103,7 +103,7 @@ class Evaluator:
         if groups not in self._outcomes:
             if len(self._outcomes) >= MAX_REMEMBERED:
                 self._outcomes.clear()
-            self._outcomes[groups] = self._run(self._holds.make(groups))
+            self._outcomes[groups] = self._run(self._replicas.make(groups))
         return self._outcomes[groups]
 
     def simulate(self, placement: Placement, keep_latencies: bool = False) -> SimulationResult:
@@ -114,9 +114,9 @@ class Evaluator:
         """
         validate(placement, self.case.cluster, self.case.models, self.case.profiles)
         num_requests = self.workload.num_requests
-        holds = self._holds.make(placement.groups, range(len(self.case.models)))
+        replicas = self._replicas.make(placement.groups, range(len(self.case.models)))
         latencies, routes = np.full(num_requests, np.nan), np.full(num_requests, -1, np.int32)
-        outcome = self._run(holds, latencies, routes)
+        outcome = self._run(replicas, latencies, routes)
         in_time = latencies[routes >= 0]
         return SimulationResult(
             slo_attainment=len(in_time) / num_requests,
@@ -127,13 +127,13 @@ class Evaluator:
             model_attainment=fractions(outcome.served.sum(axis=0), self.requests_of),
             group_attainment=fractions(outcome.served.sum(axis=1), (outcome.served + outcome.rejected).sum(axis=1)),
             group_requests=outcome.served.sum(axis=1),
-            utilization=self._utilization(holds, outcome.busy),
+            utilization=self._utilization(replicas, outcome.busy),
             latencies=latencies if keep_latencies else None,
-            routes=np.append(holds.group, np.int32(-1))[routes] if keep_latencies else None,
+            routes=np.append(replicas.group, np.int32(-1))[routes] if keep_latencies else None,
         )
 
-    def _utilization(self, holds: Holds, busy: np.ndarray) -> np.ndarray:
-        there = np.arange(busy.shape[1]) < holds.num_stages[:, None]
+    def _utilization(self, replicas: Replicas, busy: np.ndarray) -> np.ndarray:
+        there = np.arange(busy.shape[1]) < replicas.num_stages[:, None]
         return np.where(there, busy / max(self.workload.duration, 1e-12), np.nan)
 
     def tally(self, groups: tuple[Group, ...], max_rejected: int = NO_LIMIT) -> Tally:
@@ -141,38 +141,38 @@ class Evaluator:
 
         For searches that only ask whether a placement can still be good enough. Nothing is remembered.
         """
-        outcome = self._run(self._holds.make(groups), max_rejected=max_rejected)
+        outcome = self._run(self._replicas.make(groups), max_rejected=max_rejected)
         served = int(outcome.served.sum())
         return Tally(served, outcome.latency_sum, served + int(outcome.rejected.sum()))
 
     def stage_seconds(self, model: int, parallel: ParallelConfig) -> np.ndarray:
         """Busy seconds per stage of one request for `model`, float32 [stages], overheads included."""
-        return self._holds.stage_seconds(model, parallel)[0]
+        return self._replicas.stage_seconds(model, parallel)[0]
 
     def _run(
         self,
-        holds: Holds,
+        replicas: Replicas,
         latencies: np.ndarray = _NONE,
         routes: np.ndarray = _NOWHERE,
         max_rejected: int = NO_LIMIT,
     ) -> ComponentOutcome:
-        """Either kernel over the requests for the models of `holds`; fills in latencies and routes unless empty."""
-        times, models = self._streams.of(holds.models)
-        counts = np.zeros((2, len(holds.group)), np.int64)
-        arrivals = times, models, self._slos[list(holds.models)], holds.first_hold, holds.group
+        """Either kernel over the requests for the models of `replicas`; fills in latencies and routes unless empty."""
+        times, models = self._streams.of(replicas.models)
+        counts = np.zeros((2, len(replicas.group)), np.int64)
+        arrivals = times, models, self._slos[list(replicas.models)], replicas.first_replica, replicas.group
         if self.rules.batch_sizes == (1,):
-            cost = holds.latency[:, 0], holds.num_stages, self.rules.overhead, max_rejected
+            cost = replicas.latency[:, 0], replicas.num_stages, self.rules.overhead, max_rejected
             latency_sum = compiled_run()(*arrivals, *cost, counts[0], counts[1], latencies, routes)
-            busy = np.zeros((len(holds.num_stages), holds.latency.shape[2]))
-            np.add.at(busy, holds.group, counts[0][:, None] * holds.latency[:, 0])
+            busy = np.zeros((len(replicas.num_stages), replicas.latency.shape[2]))
+            np.add.at(busy, replicas.group, counts[0][:, None] * replicas.latency[:, 0])
         else:
-            cost = holds.latency, np.array(self.rules.batch_sizes), holds.num_stages, self.rules.overhead
+            cost = replicas.latency, np.array(self.rules.batch_sizes), replicas.num_stages, self.rules.overhead
             latencies = latencies if len(latencies) else np.full(len(times), np.nan)
             routes = routes if len(routes) else np.full(len(times), -1, np.int32)
             busy = compiled_run_batched()(*arrivals, *cost, counts[0], counts[1], latencies, routes)
             latency_sum = float(np.nansum(latencies)) if counts[1].sum() <= max_rejected else float("nan")
-        table = np.zeros((2, len(holds.num_stages), len(self.case.models)), np.int64)
-        table[:, holds.group, holds.model] = counts
+        table = np.zeros((2, len(replicas.num_stages), len(self.case.models)), np.int64)
+        table[:, replicas.group, replicas.model] = counts
         return ComponentOutcome(latency_sum, table[0], table[1], busy)
 
 

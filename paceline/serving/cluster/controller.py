@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from paceline.errors import InvalidParameter, RequestRejected
-from paceline.serving.cluster.book import Book, Ticket
+from paceline.serving.cluster.group_queue import GroupQueue, Ticket
 
 
 class Health(StrEnum):
@@ -30,17 +30,17 @@ class Moves(NamedTuple):
 
 
 class Controller:
-    """Books of all groups. Every accepted request ends exactly once: served, cancelled or lost.
+    """The queues of all groups. Every accepted request ends exactly once: served, cancelled or lost.
 
     Args:
-        books: one per group, in the plan's order, which decides ties.
+        queues: one per group, in the plan's order, which decides ties.
         slos: for each model, seconds from arrival to answer; infinite for none.
         overhead: seconds between a request's last stage and its answer.
     """
 
-    def __init__(self, books: Sequence[Book], slos: Mapping[str, float], overhead: float = 0.0) -> None:
-        self.books = list(books)
-        self.health = [Health.READY] * len(self.books)
+    def __init__(self, queues: Sequence[GroupQueue], slos: Mapping[str, float], overhead: float = 0.0) -> None:
+        self.queues = list(queues)
+        self.health = [Health.READY] * len(self.queues)
         self.counts: Counter[str] = Counter(accepted=0, rejected=0, served=0, late=0, cancelled=0, lost=0, moved=0)
         self._slos, self._overhead = dict(slos), overhead
         self._group_of: dict[str, int] = {}
@@ -74,7 +74,7 @@ class Controller:
         if group is None:
             self.counts["rejected"] += 1
             raise RequestRejected(f"no group that holds {model!r} is alive")
-        finish = self.books[group].finish_at(model, size, now) + self._overhead
+        finish = self.queues[group].finish_at(model, size, now) + self._overhead
         if finish > deadline:
             self.counts["rejected"] += 1
             problem = f"would take {finish - now:.3f} s at the group with the shortest queue"
@@ -85,17 +85,17 @@ class Controller:
 
     def start(self, group: int, now: float) -> list[Ticket]:
         """Requests whose turn it is at `group`; the caller runs them."""
-        return self.books[group].start(now) if self.health[group] is Health.READY else []
+        return self.queues[group].start(now) if self.health[group] is Health.READY else []
 
     def finish(self, request_id: str, now: float) -> None:
         """An answer is complete."""
-        ticket = self.books[self._group_of.pop(request_id)].finish(request_id, now)
+        ticket = self.queues[self._group_of.pop(request_id)].finish(request_id, now)
         self.counts["served"] += 1
         self.counts["late"] += now > ticket.deadline
 
     def cancel(self, request_id: str) -> None:
         """Whoever asked is gone, or the request failed by its own fault."""
-        self.books[self._group_of.pop(request_id)].remove(request_id)
+        self.queues[self._group_of.pop(request_id)].remove(request_id)
         self.counts["cancelled"] += 1
 
     def group_died(self, group: int, now: float, back_at: float | None) -> Moves:
@@ -107,9 +107,9 @@ class Controller:
             back_at: when it should run again; None when it is given up.
         """
         self.health[group] = Health.LOST if back_at is None else Health.RESTARTING
-        tickets = self.books[group].clear()
+        tickets = self.queues[group].clear()
         if back_at is not None:
-            self.books[group].opens_at = back_at
+            self.queues[group].opens_at = back_at
         moves = Moves([], [])
         for ticket in tickets:
             self._find_new_group(ticket, now, moves)
@@ -119,7 +119,7 @@ class Controller:
     def group_ready(self, group: int, now: float) -> None:
         """A group runs again."""
         self.health[group] = Health.READY
-        self.books[group].opens_at = now
+        self.queues[group].opens_at = now
 
     def _find_new_group(self, ticket: Ticket, now: float, moves: Moves) -> None:
         group = self._shortest_queue(ticket.model, now)
@@ -132,17 +132,17 @@ class Controller:
             moves.moved.append((ticket, group))
 
     def _join(self, ticket: Ticket, group: int, now: float) -> None:
-        self.books[group].add(ticket, now)
+        self.queues[group].add(ticket, now)
         self._group_of[ticket.request_id] = group
 
     def _shortest_queue(self, model: str, now: float) -> int | None:
         """The group whose last stage frees earliest, the lowest on ties; those that run go before those that will."""
         for state in (Health.READY, Health.RESTARTING):
             holding = [
-                g for g, book in enumerate(self.books) if self.health[g] is state and model in book.models
+                g for g, queue in enumerate(self.queues) if self.health[g] is state and model in queue.models
             ]  # fmt: skip
             if holding:
-                return min(holding, key=lambda g: self.books[g].free_at(now))
+                return min(holding, key=lambda g: self.queues[g].free_at(now))
         return None
 
     def _check(self, request_id: str, model: str, slo: float | None, size: float) -> None:

@@ -1,7 +1,7 @@
-"""`Dispatcher`: runs requests at their groups as the controller says, watches the groups, and starts dead ones again.
+"""`Dispatcher`: runs requests at their groups as the controller says, checks the groups, and restarts those that died.
 
-A request that is told a second time says the same, because its draws depend only on its seed and positions; so a stream
-goes on behind the last piece its client has seen. Groups are anything that answers as `group.GroupHandle` does; Ray's
+A request that is run again gives the same text, because its draws depend only on its seed and positions; so a stream
+goes on after the last piece its client has seen. Groups are anything that answers as `group.GroupHandle` does; Ray's
 are in `ray_groups.py`.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 from paceline.errors import GroupLost, InvalidParameter, RequestRejected, WorkerDied
 from paceline.serving.cluster.controller import Controller, Health
 from paceline.serving.cluster.events import EventLog
-from paceline.serving.cluster.group import GroupHandle, Life, Watch
+from paceline.serving.cluster.group import GroupHandle, Life, Supervision
 from paceline.serving.cluster.plan import ClusterPlan
 from paceline.serving.cluster.prometheus import controller_text
 from paceline.serving.job import Chunk, Job
@@ -40,7 +40,7 @@ class Dispatcher:
     Args:
         plan: models, groups and what is known of their speed.
         groups: one handle per group of the plan.
-        watch: how they are watched.
+        supervision: how often they are checked, and how often started again.
         events: where what happens is written.
         clock: seconds.
     """
@@ -49,12 +49,12 @@ class Dispatcher:
         self,
         plan: ClusterPlan,
         groups: Sequence[GroupHandle],
-        watch: Watch | None = None,
+        supervision: Supervision | None = None,
         events: EventLog | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.plan, self.groups, self._clock = plan, list(groups), clock
-        self._watch = Watch() if watch is None else watch
+        self._supervision = Supervision() if supervision is None else supervision
         self.events = EventLog() if events is None else events
         self.controller = _controller(plan)
         self._flights: dict[str, _Flight] = {}
@@ -67,7 +67,7 @@ class Dispatcher:
         return [model.name for model in self.plan.held]
 
     async def start(self) -> None:
-        """Start all groups and their watches. The first goes ahead: what it converts and compiles, the others find.
+        """Start all groups and their supervision. The first goes ahead: what it converts and compiles, the others find.
 
         Raises:
             PacelineError: a group cannot start, e.g. a model that is not found; all are ended again.
@@ -79,7 +79,7 @@ class Dispatcher:
             await self._kill_all()
             raise
         for group in range(len(self.groups)):
-            self._spawn(self._keep_watch(group))
+            self._spawn(self._supervise(group))
 
     def expect(self, plan: ClusterPlan) -> None:
         """Go by the service times and deadlines of `plan` from now on; its groups must be the same.
@@ -118,11 +118,11 @@ class Dispatcher:
         """State, models and queue of every group; ``degraded`` when one is not ready, ``down`` when a model is gone."""
         states = self.controller.health
         groups = [
-            {"state": str(state), "models": list(book.models), "queue": len(book), "restarts": life.restarts}
-            for state, book, life in zip(states, self.controller.books, self._lives, strict=True)
+            {"state": str(state), "models": list(queue.models), "queue": len(queue), "restarts": life.restarts}
+            for state, queue, life in zip(states, self.controller.queues, self._lives, strict=True)
         ]
-        served = {m for state, book in zip(states, self.controller.books, strict=True)
-                  if state is not Health.LOST for m in book.models}  # fmt: skip
+        served = {m for state, queue in zip(states, self.controller.queues, strict=True)
+                  if state is not Health.LOST for m in queue.models}  # fmt: skip
         all_ready = all(state is Health.READY for state in states)
         status = "down" if set(self.models) - served else "ok" if all_ready else "degraded"
         return {"status": status, "groups": groups, "requests": dict(self.controller.counts)}
@@ -163,7 +163,7 @@ class Dispatcher:
                 if self._is_closing:
                     self._fail(flight, GroupLost("its group died while the cluster shut down"))
                     return
-                self._bury(group, life, str(death))
+                self._handle_death(group, life, str(death))
             except Exception as error:  # the request's own fault
                 self._fail(flight, error)
                 return
@@ -223,20 +223,20 @@ class Dispatcher:
         for ticket in self.controller.start(group, self._clock()):
             self._flights[ticket.request_id].turn.set_result(group)
 
-    async def _keep_watch(self, group: int) -> None:
+    async def _supervise(self, group: int) -> None:
         while self.controller.health[group] is not Health.LOST:
-            await asyncio.sleep(self._watch.heartbeat)
+            await asyncio.sleep(self._supervision.heartbeat)
             if self.controller.health[group] is not Health.READY:
                 continue
             life = self._lives[group].number
             try:
-                await asyncio.wait_for(self.groups[group].check(), self._watch.timeout)
+                await asyncio.wait_for(self.groups[group].check(), self._supervision.timeout)
             except TimeoutError:
-                self._bury(group, life, f"no sign of life for {self._watch.timeout:g} s")
+                self._handle_death(group, life, f"no sign of life for {self._supervision.timeout:g} s")
             except Exception as error:
-                self._bury(group, life, str(error))
+                self._handle_death(group, life, str(error))
 
-    def _bury(self, group: int, life: int, reason: str) -> None:
+    def _handle_death(self, group: int, life: int, reason: str) -> None:
         """A group died in its life number `life`: its requests move, and it is started again unless it died too often.
 
         Reports of a death that is known already are passed over.
@@ -244,7 +244,7 @@ class Dispatcher:
         state, now = self._lives[group], self._clock()
         if state.number != life or self._is_closing:
             return
-        wait = state.end(now, self._watch)
+        wait = state.end(now, self._supervision)
         self.events.record("group_died", group=group, reason=reason.splitlines()[0] if reason else "unknown")
         self._move(group, now, None if wait is None else now + wait + state.load_seconds)
         if wait is None:
@@ -277,7 +277,7 @@ class Dispatcher:
         try:
             await self._load(group)
         except Exception as error:
-            self._bury(group, life, f"cannot start: {error}")
+            self._handle_death(group, life, f"cannot start: {error}")
         else:
             self.controller.group_ready(group, self._clock())
             self._give_turns(group)
@@ -302,4 +302,4 @@ class Dispatcher:
 
 
 def _controller(plan: ClusterPlan) -> Controller:
-    return Controller(plan.books(), {model.name: model.slo for model in plan.held}, plan.overhead)
+    return Controller(plan.queues(), {model.name: model.slo for model in plan.held}, plan.overhead)

@@ -1,4 +1,4 @@
-"""A group seen from outside: what can be asked of it, how it is watched, and how often it may be started again."""
+"""A group seen from outside: what can be asked of it, how it is supervised, and how often it may be restarted."""
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -32,8 +32,8 @@ class GroupHandle(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
-    """How groups are watched and started again.
+class Supervision:
+    """How groups are checked and restarted.
 
     Attributes:
         heartbeat: seconds between checks.
@@ -66,12 +66,12 @@ class Life:
     restarts: int = 0
     load_seconds: float = 1.0
 
-    def end(self, now: float, watch: Watch) -> float | None:
+    def end(self, now: float, supervision: Supervision) -> float | None:
         """It died: seconds to wait before the next start, None when it has died too often."""
         self.number += 1
-        if now - self.since > watch.stable_seconds:
+        if now - self.since > supervision.stable_seconds:
             self.restarts = 0
-        if self.restarts >= watch.max_restarts:
+        if self.restarts >= supervision.max_restarts:
             return None
         self.restarts += 1
-        return watch.backoff * 2 ** (self.restarts - 1)
+        return supervision.backoff * 2 ** (self.restarts - 1)

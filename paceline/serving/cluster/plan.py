@@ -19,7 +19,7 @@ from typing import Any
 from paceline.errors import InvalidParameter
 from paceline.placement import Placement
 from paceline.placement.model import NO_SLO
-from paceline.serving.cluster.book import Book
+from paceline.serving.cluster.group_queue import GroupQueue
 from paceline.serving.model_spec import ModelSpec
 
 _MODEL_KEYS = ("name", "path", "slo", "engine", "num_tokens")
@@ -78,14 +78,14 @@ class ClusterPlan:
         """Models of a group."""
         return tuple(self.models[model] for model in self.placement.groups[group].models)
 
-    def books(self) -> list[Book]:
-        """Empty books of all groups, with what is known of service times."""
-        books = []
+    def queues(self) -> list[GroupQueue]:
+        """Empty queues of all groups, with what is known of service times."""
+        queues = []
         for index, group in enumerate(self.placement.groups):
             known = self.stage_seconds[index] if self.stage_seconds else [None] * len(group.models)
             names = (self.models[model].name for model in group.models)
-            books.append(Book(dict(zip(names, known, strict=True)), group.parallel.pipeline))
-        return books
+            queues.append(GroupQueue(dict(zip(names, known, strict=True)), group.parallel.pipeline))
+        return queues
 
     def with_paths(self, paths: Mapping[str, str]) -> "ClusterPlan":
         """The same with weights from elsewhere, by model name."""

@@ -7,11 +7,12 @@ from paceline.models.config import ModelConfig
 from paceline.models.resolve import ModelSource, resolve_model
 from paceline.placement.profile import ParallelConfig
 from paceline.serving.cluster.plan import ClusterPlan
+from paceline.types import NamedProgress, Progress
 
-Progress = Callable[[str, int, int], None]
 
-
-def check_loadable(plan: ClusterPlan, progress: Progress, resolve: Callable[..., ModelSource] = resolve_model) -> None:
+def check_loadable(
+    plan: ClusterPlan, progress: NamedProgress, resolve: Callable[..., ModelSource] = resolve_model
+) -> None:
     """Find, and fetch where need be, the weights of all models that groups hold.
 
     Args:
@@ -32,7 +33,7 @@ def check_loadable(plan: ClusterPlan, progress: Progress, resolve: Callable[...,
                 _check_split(configs[spec.path], group.parallel, f"groups[{index}]: {spec.name!r}")
 
 
-def _told_as(what: str, progress: Progress) -> Callable[[int, int], None]:
+def _told_as(what: str, progress: NamedProgress) -> Progress:
     return lambda done, total: progress(what, done, total)
 
 

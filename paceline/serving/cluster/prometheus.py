@@ -13,10 +13,10 @@ def controller_text(controller: Controller) -> bytes:
     for outcome, count in controller.counts.items():
         requests.add_metric([outcome], count)
     registry.register(_Fixed(requests))  # type: ignore[arg-type]
-    queue = Gauge("paceline_cluster_queue", "Accepted requests that have not ended.", ["group"], registry=registry)
+    sizes = Gauge("paceline_cluster_queue", "Accepted requests that have not ended.", ["group"], registry=registry)
     ready = Gauge("paceline_cluster_group_ready", "1 when the group runs.", ["group"], registry=registry)
-    for group, (book, health) in enumerate(zip(controller.books, controller.health, strict=True)):
-        queue.labels(group).set(len(book))
+    for group, (waiting, health) in enumerate(zip(controller.queues, controller.health, strict=True)):
+        sizes.labels(group).set(len(waiting))
         ready.labels(group).set(health is Health.READY)
     return generate_latest(registry)
 

@@ -40,7 +40,7 @@ class LengthPolicy:
     def looks(self, requests: Sequence[DraftStats], budgets: Sequence[int]) -> Sequence[int]:
         """Places of requests without a draft whose drafter is asked all the same, only to see what it would propose.
 
-        Asked after `budgets`, where proposals are deterministic; what is said later judges them, and no row is spent.
+        Asked after `budgets`, where proposals are deterministic; later tokens judge them, and no row is spent.
         """
         return ()
 

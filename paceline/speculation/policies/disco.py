@@ -51,7 +51,7 @@ class DraftTrace:
 
     @property
     def tested(self) -> tuple[np.ndarray, np.ndarray]:
-        """(features, accepted) of the tokens the target judged: those behind the first refused one are not known."""
+        """(features, accepted) of the tokens the target judged: those after the first refused one are not known."""
         judged = min(self.run + 1, len(self.features))
         return self.features[:judged], np.arange(judged) < self.run
 

@@ -62,11 +62,11 @@ class Goodput(LengthPolicy):
     Attributes:
         prices: of passes and drafts.
         max_length: longest draft considered.
-        explore: share of the time that may be lost on drafts which do not promise to pay: without them the rates of a
+        explore: share of the time that may be lost on drafts that are not expected to pay: without them the rates of a
             request whose drafts are switched off would never change again. Who has waited longest tries first.
         whole: drafts cannot be shortened without harm; each is taken, with the rows and tokens that it had on average,
             or left.
-        can_look: proposals are deterministic, so that trying one means to look at it and to wait for what is said.
+        can_look: proposals are deterministic, so that trying one means to look at it and to wait for later tokens.
     """
 
     prices: Prices

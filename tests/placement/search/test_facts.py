@@ -11,7 +11,7 @@ from paceline.placement.search.bounds import Bounds, may_hold
 from paceline.placement.search.facts import Facts
 from paceline.placement.search.moves import MOVES, neighbours, propose
 from paceline.placement.search.partitions import multisets
-from paceline.placement.search.trials import empty_groups
+from paceline.placement.search.search import empty_groups
 from tests.placement.cases import GB, make_case
 
 ONE, TWO, FOUR = (ParallelConfig(1, pp) for pp in (1, 2, 4))

@@ -8,7 +8,7 @@ import pytest
 from paceline.errors import InvalidParameter
 from paceline.placement import Evaluator, Placement, Workload
 from paceline.placement.search import plan
-from paceline.placement.search.trials import Search, canonical, empty_groups
+from paceline.placement.search.search import Search, canonical, empty_groups
 from tests.placement.cases import make_case
 
 

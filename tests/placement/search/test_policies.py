@@ -14,7 +14,7 @@ from paceline.placement.search.fast import fast_greedy
 from paceline.placement.search.greedy import beam_greedy
 from paceline.placement.search.policies import CLOCKWORK
 from paceline.placement.search.replication import replicate, single_devices
-from paceline.placement.search.trials import Search, empty_groups
+from paceline.placement.search.search import Search, empty_groups
 from tests.placement.cases import GB, make_case
 
 ONE, TWO = ParallelConfig(1, 1), ParallelConfig(1, 2)

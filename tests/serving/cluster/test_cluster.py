@@ -11,12 +11,12 @@ pytest.importorskip("ray", reason="the cluster needs Ray: pip install 'paceline[
 from paceline.errors import InvalidParameter, WorkerDied
 from paceline.serving.cluster.controller import Health
 from paceline.serving.cluster.dispatcher import Dispatcher
-from paceline.serving.cluster.group import Watch
+from paceline.serving.cluster.group import Supervision
 from paceline.serving.cluster.ray_groups import start_groups, stop_ray
 from tests.serving.echo_model import open_echo
 from tests.serving.fakes import job, plan, say
 
-WATCH = Watch(heartbeat=0.2, timeout=5.0, backoff=0.1)
+SUPERVISION = Supervision(heartbeat=0.2, timeout=5.0, backoff=0.1)
 WORDS = " ".join(map(str, range(12)))
 
 
@@ -29,7 +29,7 @@ def groups():
 
 def test_a_group_killed_under_load_loses_nothing_and_returns(groups):
     async def scene():
-        dispatcher = Dispatcher(plan([[1, 1, [0]], [1, 1, [0, 1]]]), groups, WATCH)
+        dispatcher = Dispatcher(plan([[1, 1, [0]], [1, 1, [0, 1]]]), groups, SUPERVISION)
         await dispatcher.start()
         first_pid = groups[0].pid
         jobs = [job(str(i), "a", WORDS, stream=i % 2 == 0) for i in range(16)]

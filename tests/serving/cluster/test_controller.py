@@ -16,24 +16,24 @@ from paceline.placement.model import PlacedModel
 from paceline.placement.profile import ModelProfile, ParallelConfig, Stages
 from paceline.placement.simulator import ControllerRules, Evaluator
 from paceline.placement.workload import Workload
-from paceline.serving.cluster.book import Book
 from paceline.serving.cluster.controller import Controller, Health
+from paceline.serving.cluster.group_queue import GroupQueue
 
 INFINITE = float("inf")
 STAGES = {(1, 1): (0.125,), (1, 2): (0.0625, 0.09375), (1, 3): (0.03125, 0.0625, 0.046875)}
 
 
-def book(seconds=0.5, models=("a",)):
-    return Book({model: (seconds,) for model in models})
+def queue_of(seconds=0.5, models=("a",)):
+    return GroupQueue({model: (seconds,) for model in models})
 
 
 def replay(case, placement, overhead):
     """Requests through a controller whose groups take exactly the profiled time; the group of each, -1 for none."""
-    books = []
+    queues = []
     for group in placement.groups:
         stages = STAGES[group.parallel.tensor, group.parallel.pipeline]
-        books.append(Book({case.models[m].name: stages for m in group.models}, group.parallel.pipeline))
-    controller = Controller(books, {model.name: model.slo for model in case.models}, overhead)
+        queues.append(GroupQueue({case.models[m].name: stages for m in group.models}, group.parallel.pipeline))
+    controller = Controller(queues, {model.name: model.slo for model in case.models}, overhead)
     routes, ends = [], []
     for number, (now, model) in enumerate(zip(case.workload.times, case.workload.models, strict=True)):
         while ends and ends[0][0] <= now:
@@ -48,7 +48,7 @@ def replay(case, placement, overhead):
             routes.append(-1)
             continue
         routes.append(group)
-        heapq.heappush(ends, (books[group].free_at(float(now)), number, str(number)))
+        heapq.heappush(ends, (queues[group].free_at(float(now)), number, str(number)))
         controller.start(group, float(now))
     return np.array(routes)
 
@@ -71,22 +71,22 @@ def test_routes_and_rejections_are_those_of_the_simulator(seed):
 
 
 def test_a_request_joins_the_shortest_queue_and_the_lowest_group_on_ties():
-    controller = Controller([book(), book()], {"a": INFINITE})
+    controller = Controller([queue_of(), queue_of()], {"a": INFINITE})
     assert [controller.submit(str(i), "a", 0.0) for i in range(4)] == [0, 1, 0, 1]
 
 
 def test_a_request_that_would_be_late_is_turned_away_and_leaves_no_trace():
-    controller = Controller([book(0.5)], {"a": 0.8})
+    controller = Controller([queue_of(0.5)], {"a": 0.8})
     controller.submit("first", "a", 0.0)
     with pytest.raises(RequestRejected, match=r"would take 1\.000 s.*deadline is 0\.800") as rejection:
         controller.submit("second", "a", 0.0)
     assert rejection.value.seconds_late == pytest.approx(0.2)
-    assert len(controller.books[0]) == controller.num_open == 1
+    assert len(controller.queues[0]) == controller.num_open == 1
     controller.submit("patient", "a", 0.0, slo=2.0)
 
 
 def test_a_group_whose_speed_is_unknown_learns_it():
-    learning = Book({"a": None})
+    learning = GroupQueue({"a": None})
     controller = Controller([learning], {"a": 1.0})
     controller.submit("0", "a", 0.0)
     controller.start(0, 0.0)
@@ -99,15 +99,15 @@ def test_a_group_whose_speed_is_unknown_learns_it():
 
 
 def test_what_takes_longer_than_predicted_delays_those_behind_it():
-    controller = Controller([book(0.5)], {"a": 1.0})
+    controller = Controller([queue_of(0.5)], {"a": 1.0})
     controller.submit("slow", "a", 0.0)
     controller.start(0, 0.0)
-    assert controller.books[0].finish_at("a", 1.0, 0.25) == pytest.approx(1.0)
-    assert controller.books[0].finish_at("a", 1.0, 3.0) == pytest.approx(3.5)
+    assert controller.queues[0].finish_at("a", 1.0, 0.25) == pytest.approx(1.0)
+    assert controller.queues[0].finish_at("a", 1.0, 3.0) == pytest.approx(3.5)
 
 
 def test_a_dead_groups_requests_move_in_order_and_late_ones_are_kept():
-    controller = Controller([book(), book()], {"a": 1.1})
+    controller = Controller([queue_of(), queue_of()], {"a": 1.1})
     for name in ("0", "1", "2", "3"):
         controller.submit(name, "a", 0.0)
     controller.start(0, 0.0)
@@ -121,7 +121,7 @@ def test_a_dead_groups_requests_move_in_order_and_late_ones_are_kept():
 
 
 def test_requests_wait_for_the_only_group_and_are_lost_with_it():
-    controller = Controller([book()], {"a": 5.0})
+    controller = Controller([queue_of()], {"a": 5.0})
     controller.submit("0", "a", 0.0)
     controller.start(0, 0.0)
     assert [group for _, group in controller.group_died(0, 1.0, back_at=4.0).moved] == [0]
@@ -142,7 +142,7 @@ def test_requests_wait_for_the_only_group_and_are_lost_with_it():
     [({"model": "b"}, "model"), ({"slo": 0.0}, "slo"), ({"size": -1.0}, "size"), ({"request_id": "0"}, "request_id")],
 )
 def test_what_cannot_be_used_is_refused(change, field):
-    controller = Controller([book()], {"a": 5.0})
+    controller = Controller([queue_of()], {"a": 5.0})
     controller.submit("0", "a", 0.0)
     with pytest.raises(InvalidParameter) as refusal:
         controller.submit(**({"request_id": "1", "model": "a", "now": 0.0} | change))
@@ -159,9 +159,9 @@ def test_every_accepted_request_ends_exactly_once_and_groups_serve_in_order(acti
     """Whatever happens: requests, answers, clients that leave, groups that die, return, or do not."""
     times = dict.fromkeys("ab", (0.5 / num_stages,) * num_stages)
     models = ["a", "ab", "b"]
-    books = [Book({m: times[m] for m in held}, num_stages) for held in models]
-    controller = Controller(books, {"a": 2.0, "b": INFINITE})
-    ends, joined, running = {}, [[] for _ in books], {}
+    queues = [GroupQueue({m: times[m] for m in held}, num_stages) for held in models]
+    controller = Controller(queues, {"a": 2.0, "b": INFINITE})
+    ends, joined, running = {}, [[] for _ in queues], {}
     numbers, now = itertools.count(), 0.0
 
     def end(request, how):
@@ -183,7 +183,7 @@ def test_every_accepted_request_ends_exactly_once_and_groups_serve_in_order(acti
 
     for action, pick in actions:
         now += 0.1
-        group = pick % len(books)
+        group = pick % len(queues)
         if action == "submit":
             request = str(next(numbers))
             with contextlib.suppress(RequestRejected):
@@ -209,7 +209,7 @@ def test_every_accepted_request_ends_exactly_once_and_groups_serve_in_order(acti
         elif action == "ready" and controller.health[group] is Health.RESTARTING:
             controller.group_ready(group, now)
         give_turns()
-        assert controller.num_open == sum(map(len, joined)) == sum(map(len, books))
+        assert controller.num_open == sum(map(len, joined)) == sum(map(len, queues))
     counts = controller.counts
     assert counts["accepted"] == counts["served"] + counts["cancelled"] + counts["lost"] + controller.num_open
     assert counts["accepted"] + counts["rejected"] == next(numbers)

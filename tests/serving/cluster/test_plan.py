@@ -24,7 +24,7 @@ def test_a_plan_says_what_is_started(tmp_path):
     assert (chat.path, chat.slo, dict(chat.engine), chat.size(16)) == ("weights/chat", 0.5, {"dtype": "int8"}, 2.0)
     assert (code.path, code.slo, code.size(16)) == ("code", float("inf"), 1.0)
     assert plan.held_by(1) == (chat, code)
-    assert plan.books()[1].seconds("code") == [0.2, 0.2]
+    assert plan.queues()[1].seconds("code") == [0.2, 0.2]
     assert plan.with_paths({"code": "elsewhere"}).model("code").path == "elsewhere"
 
 
@@ -33,7 +33,7 @@ def test_a_planners_record_is_enough():
     plan = plan_of(record | {"serving": [{"name": "a", "path": "p", "slo": 1e9}, {"name": "b"}]})
     assert [model.path for model in plan.models] == ["p", "b"]
     assert plan.models[0].slo == float("inf")
-    assert plan.books()[0].seconds("a") == [0.0]
+    assert plan.queues()[0].seconds("a") == [0.0]
     assert [model.name for model in plan_of(record).models] == ["a", "b"]
 
 

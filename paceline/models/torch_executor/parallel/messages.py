@@ -46,7 +46,7 @@ class Message:
         return torch.from_numpy(header)
 
     def payload(self) -> Tensor:
-        """The arrays one behind the other, int32."""
+        """The arrays one after the other, int32."""
         flat = [np.asarray(array, np.int32).ravel() for array in self.arrays]
         return torch.from_numpy(np.concatenate(flat) if flat else np.zeros(0, np.int32))
 

@@ -19,8 +19,8 @@ from paceline.models.dtypes import DtypeChoice
 from paceline.models.torch_executor.model import check_rows
 from paceline.models.torch_executor.parallel.launch import LocalWorkers
 from paceline.models.torch_executor.parallel.links import Links, Rendezvous
-from paceline.models.torch_executor.parallel.member import Member
 from paceline.models.torch_executor.parallel.messages import Command, Message, arrays_of, integers
+from paceline.models.torch_executor.parallel.rank import Rank
 from paceline.models.torch_executor.parallel.worker import Assignment, ready_key
 
 MICROBATCH_ROWS = 32
@@ -80,7 +80,7 @@ class ParallelModel:
         self.microbatch_rows, self._dtype = microbatch_rows, getattr(torch, assignment.dtype)
         self._num_caches, self._dropped = 0, []
         self._broken: WorkerDied | None = None
-        self._joined: tuple[Links, Member] | None = None
+        self._joined: tuple[Links, Rank] | None = None
         meeting = assignment.meeting
         store: Any = meeting.store(0, self.layout.world_size)
         workers = start_others(Rendezvous(meeting.host, store.port, meeting.timeout)) if start_others else None
@@ -176,9 +176,9 @@ class ParallelModel:
 
     def _do(self, message: Message) -> Any:
         assert self._joined is not None
-        links, member = self._joined
+        links, rank = self._joined
         links.tell(message)
-        return member.handle(message)
+        return rank.handle(message)
 
     def _give_up(self, error: BaseException) -> None:
         """End the workers because of `error`.

@@ -17,8 +17,8 @@ import torch
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.torch_executor.parallel.layout import Layout
 from paceline.models.torch_executor.parallel.links import Links, Rendezvous
-from paceline.models.torch_executor.parallel.member import Member
 from paceline.models.torch_executor.parallel.messages import Command
+from paceline.models.torch_executor.parallel.rank import Rank
 
 LOST_PEER = 75
 """Exit status of a worker that ended because another rank did: nothing to report of its own."""
@@ -45,7 +45,7 @@ class Assignment:
     dtype: str
     num_threads: int | None = None
 
-    def join(self, store: Any) -> tuple[Links, Member]:
+    def join(self, store: Any) -> tuple[Links, Rank]:
         """Meet the other ranks and load the shard; returns when this rank is ready, not when all are.
 
         Raises:
@@ -53,7 +53,7 @@ class Assignment:
             CorruptWeights, InvalidParameter: as `Stage`.
         """
         links = Links(self.layout, self.rank, self.meeting, store, torch.device(self.device))
-        return links, Member(self.checkpoint, links, self.device, self.dtype)
+        return links, Rank(self.checkpoint, links, self.device, self.dtype)
 
 
 def ready_key(rank: int, what: str) -> str:
@@ -71,10 +71,10 @@ def run_worker(assignment: Assignment) -> None:
         torch.set_num_threads(assignment.num_threads)
     store = assignment.meeting.store(assignment.rank, assignment.layout.world_size)
     store.set(ready_key(assignment.rank, "here"), "")
-    links, member = assignment.join(store)
+    links, rank = assignment.join(store)
     store.set(ready_key(assignment.rank, "loaded"), "")
     while (message := links.listen()).command is not Command.CLOSE:
-        member.handle(message)
+        rank.handle(message)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""`Book`: the requests that one group has accepted, in order, and when its stages will have passed them.
+"""`GroupQueue`: the requests that one group has accepted, in order, and when its stages will have passed them.
 
 Times are seconds of whatever clock the caller uses. Which group takes a request is decided by `controller.py`.
 """
@@ -31,18 +31,18 @@ class Ticket:
 class _Entry:
     ticket: Ticket
     since: float
-    """When it joined this book; once it runs, when it started."""
+    """When it joined this queue; once it runs, when it started."""
     is_running: bool = False
     was_alone: bool = False
 
 
-class Book:
+class GroupQueue:
     """First come, first served through stages in a row.
 
     Args:
         stage_seconds: for each model that the group holds, its seconds per stage; None where they are not known. What
             is unknown counts as nothing until a first request was measured.
-        num_stages: pipeline degree; so many requests may run at once.
+        num_stages: pipeline degree, and the number of requests that may run at once.
     """
 
     def __init__(self, stage_seconds: Mapping[str, Sequence[float] | None], num_stages: int = 1) -> None:
@@ -81,7 +81,7 @@ class Book:
         return clocks[-1]
 
     def add(self, ticket: Ticket, now: float) -> None:
-        """Enter a request that waits from `now` on (seconds of the book's clock)."""
+        """Enter a request that waits from `now` on (seconds of the queue's clock)."""
         self._entries[ticket.request_id] = _Entry(ticket, now)
 
     def start(self, now: float) -> list[Ticket]:

@@ -18,7 +18,7 @@ ALONE = ParallelConfig(1, 1)
 
 
 @dataclass(frozen=True)
-class ReplicaWorth:
+class ReplicaAblation:
     """A model in a group.
 
     Attributes:
@@ -34,13 +34,13 @@ class ReplicaWorth:
 
 
 @dataclass(frozen=True)
-class SplitWorth:
+class SplitAblation:
     """The split of a group, against another way to use the same devices for the same models.
 
     Attributes:
         group: index in the placement.
         instead: the other split as "tensor x pipeline", or "single devices" filled by selective replication.
-        attainment, latency: as in `ReplicaWorth`.
+        attainment, latency: as in `ReplicaAblation`.
     """
 
     group: int
@@ -49,7 +49,7 @@ class SplitWorth:
     latency: float
 
 
-class Worths:
+class Ablations:
     """Variants of one placement, simulated on demand."""
 
     def __init__(self, evaluator: Evaluator, placement: Placement) -> None:
@@ -62,14 +62,14 @@ class Worths:
         self.wide = [g for g, group in enumerate(placement.groups) if group.parallel.num_devices > 1]
         """Groups of several devices."""
 
-    def replicas(self, step: Callable[[], None]) -> Iterator[ReplicaWorth]:
+    def replicas(self, step: Callable[[], None]) -> Iterator[ReplicaAblation]:
         """What each model in each group buys."""
         for g, m in self.held:
             gain = self._gain(g, (self._groups[g].without_model(m),))
-            yield ReplicaWorth(g, self._evaluator.case.models[m].name, *gain)
+            yield ReplicaAblation(g, self._evaluator.case.models[m].name, *gain)
             step()
 
-    def splits(self, step: Callable[[], None]) -> Iterator[SplitWorth]:
+    def splits(self, step: Callable[[], None]) -> Iterator[SplitAblation]:
         """What each group of several devices buys against the other ways to use them that memory allows."""
         for g in self.wide:
             group = self._groups[g]
@@ -77,9 +77,9 @@ class Worths:
                 same = split.num_devices == group.parallel.num_devices and split != group.parallel
                 if same and self._facts.fits(split, group.models):
                     gain = self._gain(g, (Group(split, group.models),))
-                    yield SplitWorth(g, f"{split.tensor} x {split.pipeline}", *gain)
+                    yield SplitAblation(g, f"{split.tensor} x {split.pipeline}", *gain)
             if any(ALONE in self._facts.splits and self._facts.is_useful(m, ALONE) for m in group.models):
-                yield SplitWorth(g, "single devices", *self._gain(g, self._apart(group)))
+                yield SplitAblation(g, "single devices", *self._gain(g, self._apart(group)))
             step()
 
     def _gain(self, g: int, instead: tuple[Group, ...]) -> tuple[float, float]:

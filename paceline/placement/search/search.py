@@ -18,7 +18,7 @@ from paceline.placement.search.facts import Facts
 from paceline.placement.simulator import Evaluator, Tally, components
 
 Groups = tuple[Group, ...]
-Progress = Callable[[float, float], None]
+SearchProgress = Callable[[float, float], None]
 """Told the share of the search that is done and the best attainment so far, both in [0, 1]."""
 
 
@@ -85,7 +85,7 @@ class Search:
         seed: int = 0,
         time_budget: float | None = None,
         effort: int | None = None,
-        progress: Progress | None = None,
+        progress: SearchProgress | None = None,
     ) -> None:
         self.started = time.perf_counter()
         self.case = case
@@ -164,7 +164,7 @@ class Search:
             raise _EffortSpent
 
     def within(self, requests: float, policy: Callable[["Search"], object]) -> None:
-        """Run `policy` until it is done or has simulated so many requests; what it found is kept."""
+        """Run `policy` until it is done or has simulated `requests` requests; what it found is kept."""
         self._allowed = self.spent + requests
         try:
             policy(self)
@@ -176,17 +176,17 @@ class Search:
     def _simulate(self, groups: Groups, at_least: float) -> Score | None:
         """Component by component; those not simulated yet count as fully served until shown otherwise."""
         parts = [tuple(groups[i] for i in members) for members in components(groups)]
-        hopes = [self._requests(part) for part in parts]
-        hope, latency_sum = sum(hopes), 0.0
-        for part, most in sorted(zip(parts, hopes, strict=True), key=lambda pair: pair[1]):
-            if hope < at_least:
+        bounds = [self._requests(part) for part in parts]
+        bound, latency_sum = sum(bounds), 0.0
+        for part, most in sorted(zip(parts, bounds, strict=True), key=lambda pair: pair[1]):
+            if bound < at_least:
                 return None
-            tally = self._component(part, hope - at_least)
+            tally = self._component(part, bound - at_least)
             if tally is None:
                 return None
-            hope += tally.served - most
+            bound += tally.served - most
             latency_sum += tally.latency_sum
-        return Score(hope, -latency_sum / hope if hope else 0.0) if hope >= at_least else None
+        return Score(bound, -latency_sum / bound if bound else 0.0) if bound >= at_least else None
 
     def _requests(self, part: Groups) -> int:
         return sum(self.facts.requests_of[m] for m in {m for group in part for m in group.models})

@@ -1,4 +1,4 @@
-"""`Holds`: which groups hold which models, in the form the compiled kernels read."""
+"""`Replicas`: which groups hold which models, in the form the compiled kernels read."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,28 +42,28 @@ class ControllerRules:
         return [seconds * (1 + self.stage_overhead * len(latency)) for seconds in latency]
 
 
-class Holds(NamedTuple):
-    """A *hold* is a model in a group. Models are numbered within `models`, holds ordered by model, then group.
+class Replicas(NamedTuple):
+    """A *replica* is a model in a group. Models are numbered within `models`, replicas ordered by model, then group.
 
     Attributes:
         models: indices in the case of the models that count here.
-        first_hold: int32 [models + 1]; the holds of model m are first_hold[m] to first_hold[m + 1].
-        group: int32 [holds].
-        model: int64 [holds], index in the case.
-        latency: float32 [holds, sizes, stages], busy seconds; infinite for sizes without a profile.
+        first_replica: int32 [models + 1]; the replicas of model m are first_replica[m] to first_replica[m + 1].
+        group: int32 [replicas].
+        model: int64 [replicas], index in the case.
+        latency: float32 [replicas, sizes, stages], busy seconds; infinite for sizes without a profile.
         num_stages: int32 [groups].
     """
 
     models: tuple[int, ...]
-    first_hold: np.ndarray
+    first_replica: np.ndarray
     group: np.ndarray
     model: np.ndarray
     latency: np.ndarray
     num_stages: np.ndarray
 
 
-class HoldMaker:
-    """Turns groups of a case into `Holds`; what a split costs is looked up once."""
+class ReplicaMaker:
+    """Turns groups of a case into `Replicas`; what a split costs is looked up once."""
 
     def __init__(self, case: Case, rules: ControllerRules) -> None:
         self._case = case
@@ -80,21 +80,21 @@ class HoldMaker:
             self._seconds[key] = (np.array(rows) * (1 + self._rules.stage_overhead * parallel.pipeline)).astype("f4")
         return self._seconds[key]
 
-    def make(self, groups: Sequence[Group], models: Sequence[int] | None = None) -> Holds:
-        """The holds of `groups`, over the models they hold or over `models`, a rising superset of those."""
+    def make(self, groups: Sequence[Group], models: Sequence[int] | None = None) -> Replicas:
+        """The replicas of `groups`, over the models they hold or over `models`, a rising superset of those."""
         if models is None:
             models = sorted({model for group in groups for model in group.models})
         pairs = sorted((model, g) for g, group in enumerate(groups) for model in group.models)
         most = max((group.parallel.pipeline for group in groups), default=1)
         latency = np.zeros((len(pairs), len(self._rules.batch_sizes), most), np.float32)
-        for hold, (model, g) in enumerate(pairs):
-            latency[hold, :, : groups[g].parallel.pipeline] = self.stage_seconds(model, groups[g].parallel)
-        model_of_hold = np.array([model for model, _ in pairs], np.int64)
-        return Holds(
+        for replica, (model, g) in enumerate(pairs):
+            latency[replica, :, : groups[g].parallel.pipeline] = self.stage_seconds(model, groups[g].parallel)
+        model_of_replica = np.array([model for model, _ in pairs], np.int64)
+        return Replicas(
             models=tuple(models),
-            first_hold=np.searchsorted(model_of_hold, [*models, len(self._case.models)]).astype(np.int32),
+            first_replica=np.searchsorted(model_of_replica, [*models, len(self._case.models)]).astype(np.int32),
             group=np.array([g for _, g in pairs], np.int32),
-            model=model_of_hold,
+            model=model_of_replica,
             latency=latency,
             num_stages=np.array([group.parallel.pipeline for group in groups], np.int32),
         )

@@ -1,4 +1,4 @@
-"""`Member`: one rank at work. All ranks handle the same messages; what a message asks for ends up on rank 0.
+"""`Rank`: one rank at work. All ranks handle the same messages; what a message asks for ends up on rank 0.
 
 Forward passes run as a pipeline of micro-batches: consecutive rows, since a row attends only to rows before it and to
 earlier passes, and every stage takes the micro-batches in order. Not the place for processes (`launch.py`).
@@ -24,7 +24,7 @@ from paceline.models.torch_executor.parallel.messages import Command, Message, r
 _PER_ROW = ("token_ids", "positions", "slots", "segments", "natural_lengths", "branch_slots", "num_keys")
 
 
-class Member:
+class Rank:
     """The shard of `links.rank`, its part of every cache, and the work on them.
 
     Args:
