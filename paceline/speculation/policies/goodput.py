@@ -13,6 +13,10 @@ from paceline.speculation.prices import Prices
 from paceline.speculation.records import BatchStats, DraftStats, PrefixStats
 
 _REQUESTS_PER_STEP = 16
+_LOOK_SHARE = 0.25
+"""Part of the share for exploring that looks may spend: a look tells of every level of a draft, a try of one."""
+_SOME_REQUESTS, _STEPS_TO_DECIDE = 4, 4
+"""With at least 4 requests "nobody drafts" is kept for 4 steps whatever is learned: deciding costs what a look costs."""
 _STEPS_WITHOUT_DRAFTS = 8
 """Steps for which "nobody drafts" is kept unless something is learned of drafts meanwhile."""
 
@@ -96,6 +100,8 @@ class Goodput(LengthPolicy):
         best = best_draft(offers, self.prices, batch)
         unit = self.max_length if self.whole else 1
         least = -(-len(requests) // _REQUESTS_PER_STEP)
+        if not best.levels.any() and len(requests) >= _SOME_REQUESTS:
+            least = max(least, _STEPS_TO_DECIDE)
         most = least if best.levels.any() else max(least, _STEPS_WITHOUT_DRAFTS)
         budgets = (best.levels * unit).tolist()
         asked = _num_asked(requests)
@@ -111,7 +117,7 @@ class Goodput(LengthPolicy):
             return ()
         idle = [at for at, levels in enumerate(budgets) if not levels and not requests[at].is_looked_at]
         idle.sort(key=lambda place: requests[place].num_looks)
-        price = self.prices.draft_level(0, 1)
+        price = self.prices.draft_level(0, 1) / _LOOK_SHARE
         self._credit = min(self._credit, len(idle) * price) if price else 0.0
         num_looks = int(self._credit / price) if price else 1
         self._credit -= num_looks * price
