@@ -16,7 +16,7 @@ _REQUESTS_PER_STEP = 16
 _LOOK_SHARE = 0.25
 """Part of the share for exploring that looks may spend: a look tells of every level of a draft, a try of one."""
 _SOME_REQUESTS, _STEPS_TO_DECIDE = 4, 4
-"""With at least 4 requests "nobody drafts" is kept for 4 steps whatever is learned: deciding costs as much as looking."""
+"""With at least 4 requests "nobody drafts" is kept for 4 steps whatever is learned: deciding is as dear as looking."""
 _STEPS_WITHOUT_DRAFTS = 8
 """Steps for which "nobody drafts" is kept unless something is learned of drafts meanwhile."""
 
