@@ -86,26 +86,16 @@ class DraftRates:
 
     def learn(self, num_nodes: int, num_accepted: int, level_refused: bool, *, memory: float = MEMORY) -> None:
         """One draft: its nodes (none when the drafter had no answer) and the levels that stood before one fell."""
-        self.asked = memory * self.asked + 1
-        self.answered = memory * self.answered + (num_nodes > 0)
-        if num_nodes:
-            self._learn_drafts(1, num_nodes, [1] * num_accepted + [0] * level_refused, memory)
+        judged = [1] * num_accepted + [0] * level_refused
+        self._learn(1, [judged] if num_nodes else [], num_nodes, memory)
 
     def learn_step(self, outcomes: list[RequestOutcome], memory: float = ENGINE_MEMORY) -> None:
         """The drafts of a whole step."""
         asked = [one for one in outcomes if one.asked]
-        if not asked:
-            return
-        drafts = [one for one in asked if one.num_draft_tokens]
-        self.asked = memory * self.asked + len(asked)
-        self.answered = memory * self.answered + len(drafts)
-        if not drafts:
-            return
-        self.drafts = memory * self.drafts + len(drafts)
-        self.nodes = memory * self.nodes + sum([one.num_draft_tokens for one in drafts])
-        self._forget(memory)
-        for one in drafts:
-            self._judge([1] * one.num_accepted + [0] * one.level_refused)
+        if asked:
+            drafts = [one for one in asked if one.num_draft_tokens]
+            judged = [[1] * one.num_accepted + [0] * one.level_refused for one in drafts]
+            self._learn(len(asked), judged, sum([one.num_draft_tokens for one in drafts]), memory)
 
     def as_prior(self, weight: float = PRIOR_DRAFTS) -> "DraftRates":
         """The same rates with the weight of `weight` drafts: where a new request begins."""
@@ -115,15 +105,18 @@ class DraftRates:
             [one * drafts for one in self.accepted], [one * drafts for one in self.tested],
         )  # fmt: skip
 
-    def _learn_drafts(self, num_drafts: int, num_nodes: int, judged: list[int], memory: float) -> None:
-        self.drafts = memory * self.drafts + num_drafts
+    def _learn(self, num_asked: int, judged: list[list[int]], num_nodes: int, memory: float) -> None:
+        """Drafts that were asked for; of each that was not empty, which of its levels stood."""
+        self.asked = memory * self.asked + num_asked
+        self.answered = memory * self.answered + len(judged)
+        if not judged:
+            return
+        self.drafts = memory * self.drafts + len(judged)
         self.nodes = memory * self.nodes + num_nodes
-        self._forget(memory)
-        self._judge(judged)
-
-    def _forget(self, memory: float) -> None:
         self.accepted = [memory * one for one in self.accepted]
         self.tested = [memory * one for one in self.tested]
+        for levels in judged:
+            self._judge(levels)
 
     def _judge(self, judged: list[int]) -> None:
         missing = len(judged) - len(self.tested)
