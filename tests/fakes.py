@@ -101,6 +101,20 @@ def tell(drafter, request_id: str, token_ids, finished: bool = False, **fields) 
     drafter.observe(RequestOutcome(request_id, token_ids, finished=finished, **fields))
 
 
+class CountingList(list):
+    """A list that counts how many of its items were read one by one or in slices, and is never read as a whole."""
+
+    num_read = 0
+
+    def __getitem__(self, key):
+        found = super().__getitem__(key)
+        self.num_read += len(found) if isinstance(key, slice) else 1
+        return found
+
+    def __iter__(self):
+        raise AssertionError("the whole text was read")
+
+
 class Quiet(BaseDrafter):
     """A drafter that needs to know nothing of what became of its drafts; it proposes trees."""
 

@@ -14,7 +14,7 @@ from paceline.models.base import PAGE_SIZE, ForwardOutput
 from paceline.models.rows import Part, build_rows
 from paceline.sampling import CounterRandomness, Warper
 from paceline.types import SamplingParams
-from tests.fakes import small_config, tell
+from tests.fakes import CountingList, small_config, tell
 
 BEGINNING = [5, 9, 2] * 16  # three pages
 SHAPES = [{}, {"tree": "static", "expansion": (2, 2, 1)}, {"tree": "sampled", "expansion": (2, 1, 1)}]
@@ -186,20 +186,6 @@ def test_a_text_that_is_cut_back_leaves_shared_pages_alone():
         assert same(propose(drafter, each), alone(each))
 
 
-class Counted(list):
-    """A list that counts how many of its tokens were read."""
-
-    num_read = 0
-
-    def __getitem__(self, key):
-        found = super().__getitem__(key)
-        self.num_read += len(found) if isinstance(key, slice) else 1
-        return found
-
-    def __iter__(self):
-        raise AssertionError("the whole text was read")
-
-
 @pytest.mark.parametrize("cut", [0, 1, 17, 300, 5000])
 @pytest.mark.parametrize("change", ["none", "last", "cut"])
 def test_the_common_beginning_of_two_states_of_a_text_is_found_near_its_end(cut: int, change: str):
@@ -208,7 +194,7 @@ def test_the_common_beginning_of_two_states_of_a_text_is_found_near_its_end(cut:
     if change != "none":
         same -= 1 if change == "last" else 1000
         kept[same:] = [token + 1 for token in kept[same:]]
-    kept, longer = Counted(kept), Counted(text)
+    kept, longer = CountingList(kept), CountingList(text)
     assert common_prefix(kept, longer) == same
     assert kept.num_read == longer.num_read <= (256 if change == "none" else 8 * (len(kept) - same) + 8 * 256)
 

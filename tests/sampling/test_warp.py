@@ -13,6 +13,7 @@ from paceline.errors import InvalidParameter
 from paceline.sampling import Law, Warper
 from paceline.sampling.warp import truncated_law
 from paceline.types import SamplingParams
+from tests.fakes import CountingList
 
 LOGITS = np.log(np.array([0.1, 0.4, 0.2, 0.3])).astype(np.float32)
 
@@ -192,20 +193,6 @@ def test_every_lawful_request_stays_finite_on_every_finite_row(largest: float) -
         assert result.probs.sum() == pytest.approx(1)
 
 
-class ReadCounter(list):
-    """A list that counts how many of its items were read."""
-
-    num_read = 0
-
-    def __getitem__(self, key):
-        found = super().__getitem__(key)
-        self.num_read += len(found) if isinstance(key, slice) else 1
-        return found
-
-    def __iter__(self):
-        raise AssertionError("the whole text was read")
-
-
 EVERYTHING = SamplingParams(
     repetition_penalty=1.2, frequency_penalty=0.3, presence_penalty=0.2, logit_bias={1: 0.5}, min_tokens=3, top_k=5
 )
@@ -222,7 +209,7 @@ def same(one: Law, other: Law) -> bool:
 
 def test_a_law_reads_each_committed_token_once() -> None:
     rng = np.random.default_rng(0)
-    text = ReadCounter(rng.integers(0, 8, 5000).tolist())
+    text = CountingList(rng.integers(0, 8, 5000).tolist())
     row = rng.standard_normal(8).astype(np.float32)
     warper = warper_over(text, 2000)
     warper.law(row, (1, 2))
