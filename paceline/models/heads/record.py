@@ -1,8 +1,7 @@
 """`HeadRecord`: a trained draft head as this project holds it, whatever file it came from.
 
-One frozen description and the tensors by name. Names of tensors are those of the layout that vLLM's `speculators`
-format uses, without prefixes (``fc.weight``, ``layers.0.self_attn.q_proj.weight``, ``norm.weight``, ``lm_head.weight``).
-Not the place for reading files (`layouts/`) or for computing (`nets.py` and the executors).
+One frozen description and the tensors by name. Names of tensors are those of vLLM's `speculators` format, without
+prefixes (``fc.weight``, ``layers.0.self_attn.q_proj.weight``, ``norm.weight``, ``lm_head.weight``). Not the place for reading files (`layouts/`) or for computing (`nets.py` and the executors).
 
 Hidden states are numbered as in transformers: tap k is the residual stream that enters layer k (0: the embeddings), tap
 `num_hidden_layers` the one that leaves the last layer, before the final norm; `NORMED` is the state after it.
@@ -51,7 +50,7 @@ class HeadConfig:
         family: who computes it.
         target: what it was trained for.
         taps: canonical ids of the hidden states it reads, in the order they are concatenated.
-        layer: sizes of its decoder layers (hidden, heads, rope, norm_eps, qk_norm, ...); None for heads without attention.
+        layer: sizes of its decoder layers (hidden, heads, rope, norm_eps, qk_norm, ...); None without attention.
         num_layers: decoder layers.
         num_steps: tokens it was trained to draft: heads of Medusa, the block of a block head, TTT steps.
         draft_vocab_size: rows of its output head.
