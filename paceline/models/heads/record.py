@@ -20,6 +20,7 @@ Family = Literal[
     "eagle", "eagle3", "p_eagle", "dflash", "dspark", "mtp", "mlp_speculator", "medusa", "hydra", "blockwise"
 ]
 
+
 @dataclass(frozen=True, slots=True)
 class TargetPrint:
     """What tells one target from another.
