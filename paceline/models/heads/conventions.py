@@ -5,7 +5,8 @@ These are the settings that programs have got wrong in silence; each is said, wh
 
 from math import prod
 
-from paceline.models.heads.record import NORMED, HeadRecord
+from paceline.models.base import NORMED
+from paceline.models.heads.record import HeadRecord
 from paceline.models.heads.shapes import head_shapes
 
 _TOKEN_SHIFT = {

@@ -22,8 +22,8 @@ class NetOutput(NamedTuple):
 class AutoregressiveNet(Protocol):
     """EAGLE-1, 2, 3, 3.1, HASS, MTP: one pass per drafted level, with keys and values of its own.
 
-    The row of position p holds the token at p + 1 and the target's hidden state at p; below drafted tokens the net's own
-    hidden state takes the place of the target's.
+    The row of position p holds the token at p + 1 and the target's hidden state at p; below drafted tokens the net's
+    own hidden state takes the place of the target's.
     """
 
     record: HeadRecord
@@ -66,7 +66,7 @@ class BlockNet(Protocol):
         ...
 
     def bias(self, tokens: np.ndarray) -> np.ndarray:
-        """[n, draft vocab] added to the logits below drafted `tokens` [n] (target ids); zeros where the net has none."""
+        """[n, draft vocab] added to the logits below drafted `tokens` [n] (target ids); zeros without a Markov head."""
         ...
 
     def confidence(self, hidden: np.ndarray, tokens: np.ndarray) -> np.ndarray:

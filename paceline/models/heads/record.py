@@ -1,11 +1,11 @@
 """`HeadRecord`: a trained draft head as this project holds it, whatever file it came from.
 
-One frozen description and the tensors by name. Names of tensors are those of the layout that vLLM's `speculators`
-format uses, without prefixes (``fc.weight``, ``layers.0.self_attn.q_proj.weight``, ``norm.weight``, ``lm_head.weight``).
-Not the place for reading files (`layouts/`) or for computing (`nets.py` and the executors).
+One frozen description and the tensors by name. Names of tensors are those of vLLM's `speculators` format, without
+prefixes (``fc.weight``, ``layers.0.self_attn.q_proj.weight``, ``norm.weight``, ``lm_head.weight``). Not the place for
+reading files (`layouts/`) or for computing (`nets.py` and the executors).
 
-Hidden states are numbered as in transformers: tap k is the residual stream that enters layer k (0: the embeddings), tap
-`num_hidden_layers` the one that leaves the last layer, before the final norm; `NORMED` is the state after it.
+Taps are those of `CausalLM.forward`. EAGLE-3 and block heads read the residual stream (numbers 0 to the number of
+layers); EAGLE-1 and 2, HASS, Medusa, Hydra and MLP speculators read `NORMED`, the state after the final norm.
 """
 
 from collections.abc import Mapping
@@ -20,9 +20,6 @@ Family = Literal[
     "eagle", "eagle3", "p_eagle", "dflash", "dspark", "mtp", "mlp_speculator", "lstm_speculator", "medusa", "hydra",
     "blockwise",
 ]  # fmt: skip
-
-NORMED = -1
-"""The tap after the target's final norm, which EAGLE-1 and 2, HASS, Medusa, Hydra and MLP speculators read."""
 
 
 @dataclass(frozen=True, slots=True)

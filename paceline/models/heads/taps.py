@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from paceline.errors import InvalidParameter
-from paceline.models.heads.record import NORMED
+from paceline.models.base import NORMED
 
 Convention = Literal["entering", "leaving"]
 """What a file's layer number names: the layer that a hidden state enters, or the one that it leaves."""

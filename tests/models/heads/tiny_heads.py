@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from paceline.models.base import NORMED
 from paceline.models.config import ModelConfig
 from paceline.models.heads.layouts.base import TargetTables
-from paceline.models.heads.record import NORMED, HeadConfig, HeadRecord, TargetPrint
+from paceline.models.heads.record import HeadConfig, HeadRecord, TargetPrint
 from paceline.models.heads.shapes import head_shapes
 
 VOCAB, WIDTH = 40, 16

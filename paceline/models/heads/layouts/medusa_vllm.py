@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import InvalidParameter
+from paceline.models.base import NORMED
 from paceline.models.heads.draft_ids import checked_ids
 from paceline.models.heads.layouts.base import HeadFiles, Layout, Parts, Reading, TargetTables, assemble, without
 from paceline.models.heads.own_block import KEY, check_ids, own_block, read_own_block
-from paceline.models.heads.record import NORMED, HeadConfig, HeadRecord
+from paceline.models.heads.record import HeadConfig, HeadRecord
 from paceline.models.heads.strict import Settings
 
 NAME = "medusa-vllm"

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import InvalidParameter
+from paceline.models.base import NORMED
 from paceline.models.heads import draft_ids as vocabulary
 from paceline.models.heads.layouts.base import HeadFiles, Layout, Parts, Reading, Rename, TargetTables, assemble
 from paceline.models.heads.own_block import KEY, check_ids, own_block, read_own_block
-from paceline.models.heads.record import NORMED, HeadConfig, HeadRecord
+from paceline.models.heads.record import HeadConfig, HeadRecord
 from paceline.models.heads.strict import Settings
 
 NAME = "mlp-speculator"

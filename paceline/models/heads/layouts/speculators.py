@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import InvalidParameter
+from paceline.models.base import NORMED
 from paceline.models.heads import draft_ids as vocabulary
 from paceline.models.heads.layer_config import layer_values, read_layer
 from paceline.models.heads.layouts.base import HeadFiles, Layout, Parts, Reading, Rename, TargetTables, assemble
 from paceline.models.heads.own_block import KEY, OwnBlock, check_ids, own_block, read_own_block
-from paceline.models.heads.record import NORMED, Family, HeadConfig, HeadRecord
+from paceline.models.heads.record import Family, HeadConfig, HeadRecord
 from paceline.models.heads.strict import Settings
 from paceline.models.heads.taps import canonical_taps, eagle3_default, file_ids, told
 from paceline.models.heads.tensor_file import dequantised
