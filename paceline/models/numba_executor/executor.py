@@ -174,8 +174,8 @@ class NumbaModel:
         context = int(rows.positions.max()) + 1
         self._extend_tables(context)
         scratch = self._lend(num_rows, asked, context, len(taps))._replace(page_mass=page_mass)
-        tap_places = np.full(self._shape.layers + 1, -1, np.int32)
-        tap_places[list(taps)] = range(len(taps))
+        tap_places = np.full(self._shape.layers + 2, -1, np.int32)
+        tap_places[list(taps)] = range(len(taps))  # `NORMED` counts from the end
         batch = Batch(
             rows.token_ids, rows.positions, rows.slots, rows.segments, rows.page_tables, rows.natural_lengths,
             rows.branch_slots, rows.logit_rows, rows.lengths, tap_places, self._layers,

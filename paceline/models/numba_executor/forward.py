@@ -78,7 +78,8 @@ class Weights(NamedTuple):
 class Batch(NamedTuple):
     """The arrays of `models.base.Rows`, and what to do with them.
 
-    `tap_places` [layers + 1] is the place of a layer's tap in `taps`, or -1; `layers` are those to run, ascending.
+    `tap_places` [layers + 2] is the place of each tap in `taps`, or -1: what enters a layer, what leaves the last one,
+    and what leaves the final norm. `layers` are those to run, ascending.
     """
 
     token_ids: np.ndarray
@@ -227,12 +228,13 @@ def _head(met, thread, num_threads, num_rows, shape, eps, weights, batch, scratc
     counters, hidden = scratch.counters, shape.hidden
     phase = 1 + shape.layers * PHASES_PER_LAYER
     asked = len(batch.logit_rows)
+    _tap(batch.tap_places[shape.layers], thread, num_rows, hidden, scratch)
     if thread == 0:
         for i in range(asked):
             source = batch.logit_rows[i] * hidden
             norm_row(scratch.hidden, source, weights.final_norm, 0, hidden, eps, scratch.row[thread], 0)
             put(scratch.normed, i, hidden, 0, scratch.row[thread], 0, hidden)
-        place = batch.tap_places[shape.layers]
+        place = batch.tap_places[shape.layers + 1]
         if place >= 0:
             for row in range(num_rows):
                 at = (place * num_rows + row) * hidden
