@@ -13,6 +13,7 @@ from paceline.drafters.base import DraftContext
 from paceline.drafters.draft_runner import Runner, grow_all
 from paceline.drafters.heads.autoregressive import AutoregressiveRunner
 from paceline.drafters.heads.block import BlockRunner
+from paceline.drafters.heads.greedy_chain import greedy_chains
 from paceline.drafters.heads.hidden_states import HiddenStates
 from paceline.drafters.heads.stepwise import StepRunner
 from paceline.drafters.trees.growth import TreeShape
@@ -44,6 +45,7 @@ class HeadDrafter:
         self, name: str, runner: HeadRunner, config: HeadConfig, shape: TreeShape = CHAIN, cost_ratio: float = 0.1
     ) -> None:
         self.name, self.runner, self._begin = name, runner, shape.begin
+        self._chains = not shape.branches and runner.can_chain
         self._deepest = config.num_steps if not isinstance(runner, AutoregressiveRunner) else None
         natural = config.num_steps + (_FURTHER if self._deepest is None else 0)
         self.traits = DrafterTraits(
@@ -56,9 +58,11 @@ class HeadDrafter:
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
         growths = [self._begin(self._limited(context)) for context in contexts]
+        at_once = [growth for growth in growths if self._can_chain(growth.context)]
+        chains = greedy_chains(self.runner, at_once) if at_once else {}
         runners: list[Runner] = [self.runner]
-        grow_all(runners, growths)
-        return [growth.tree() for growth in growths]
+        grow_all(runners, [growth for growth in growths if growth.context.request_id not in chains])
+        return [chains.get(growth.context.request_id) or growth.tree() for growth in growths]
 
     def observe(self, outcome: RequestOutcome) -> None:
         self.runner.states.observe(outcome)
@@ -67,6 +71,9 @@ class HeadDrafter:
     def release(self, request_id: str) -> None:
         self.runner.states.release(request_id)
         self.runner.release(request_id)
+
+    def _can_chain(self, context: DraftContext) -> bool:
+        return self._chains and context.takes_argmax and not context.asks_laws
 
     def _limited(self, context: DraftContext) -> DraftContext:
         """Heads with a place per level have no more levels than places."""
