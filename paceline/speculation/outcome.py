@@ -31,6 +31,7 @@ class RequestOutcome:
         in_a_row: the step before drafted for this request too, so the drafter had nothing else to read.
         picks: [1 + nodes] the target's most probable token at the root and at every node, for drafters that watch.
         finished: these tokens are its last.
+        is_own: the draft was the request's own (a prediction), and says nothing about the drafter.
     """
 
     request_id: str
@@ -49,6 +50,13 @@ class RequestOutcome:
     in_a_row: bool = False
     picks: Any = None
     finished: bool = False
+    is_own: bool = False
+
+    def without_draft(self) -> "RequestOutcome":
+        """The same as a plain decode of as many tokens."""
+        return RequestOutcome(
+            self.request_id, self.token_ids, self.num_new, self.num_prefill_tokens, finished=self.finished
+        )
 
     @property
     def new_tokens(self) -> Sequence[int]:
