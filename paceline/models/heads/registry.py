@@ -99,7 +99,7 @@ def load_head(name_or_path: str | Path, target: ModelSource | None = None, *, re
     Warns:
         HeadWarning: it runs, but not as it was trained.
     """
-    path = _find(name_or_path)
+    path = head_path(name_or_path)
     own = target_print(target) if target is not None else None
     record = read_head(path, replace(reading or Reading(), target=own))
     if target is None or own is None:
@@ -134,7 +134,8 @@ def _same(own: TargetPrint, target: TargetPrint) -> bool:
     return sizes and (not own.sha256 or own.sha256 == target.sha256)
 
 
-def _find(name_or_path: str | Path) -> Path:
+def head_path(name_or_path: str | Path) -> Path:
+    """Where the head of that name, path or hub id lies. Raises ModelNotFound or DownloadFailed."""
     path = Path(name_or_path).expanduser()
     if path.exists():
         return path
