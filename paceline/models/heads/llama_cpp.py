@@ -48,12 +48,13 @@ def write_gguf(record: HeadRecord, path: Path, vocabulary: Mapping[str, Any], ta
     Raises:
         InvalidParameter: a family or form that llama.cpp does not compute, a target without such a vocabulary.
     """
-    from gguf import GGMLQuantizationType, GGUFWriter, quants
+    from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, quants
 
     _check(record, vocabulary)
     architecture = _ARCHITECTURES[record.config.family]
     path.parent.mkdir(parents=True, exist_ok=True)
     writer = GGUFWriter(path, architecture)
+    writer.add_file_type(LlamaFileType.MOSTLY_BF16 if storage == "BF16" else LlamaFileType.ALL_F32)
     for key, value in (*_pairs(record.config, architecture), *_vocabulary(record.config, vocabulary)):
         _add(writer, key, value)
     for name, values in _tensors(record, tables):
@@ -117,6 +118,7 @@ def _bias_problems(config: HeadConfig, layer: ModelConfig) -> Iterator[tuple[str
 def _pairs(config: HeadConfig, architecture: str) -> Iterator[tuple[str, Any]]:
     """What describes the head. Layer numbers count the layer that a state enters, as here."""
     layer = layer_of(config)
+    yield "general.type", "model"
     yield "general.name", f"{config.family} draft of {config.target.name}"
     values: dict[str, Any] = {
         "block_count": config.num_layers, "context_length": layer.max_position_embeddings,
@@ -125,12 +127,15 @@ def _pairs(config: HeadConfig, architecture: str) -> Iterator[tuple[str, Any]]:
         "attention.key_length": layer.head_dim, "attention.value_length": layer.head_dim,
         "attention.layer_norm_rms_epsilon": float(layer.norm_eps), "rope.freq_base": float(layer.rope_theta),
         "rope.dimension_count": layer.head_dim, "vocab_size": config.target.vocab_size,
-        "target_layers": list(config.taps), "target_hidden_size": config.target.hidden_size,
+        "target_layers": list(config.taps),
     }  # fmt: skip
     if architecture == "eagle3":
-        values |= {"norm_before_residual": config.norm_before_residual, "norm_before_fc": config.norm_before_fc}
+        values |= {
+            "norm_before_residual": config.norm_before_residual, "norm_before_fc": config.norm_before_fc,
+            "target_hidden_size": config.target.hidden_size,
+        }  # fmt: skip
     else:
-        values |= {"block_size": config.block_size, "attention.causal": False}
+        values["block_size"] = config.block_size
     if config.family == "dspark":
         values |= {"sample_from_anchor": config.sample_from_anchor, "has_confidence_head": config.confidence}
     for key, value in values.items():
