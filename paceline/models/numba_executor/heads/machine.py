@@ -186,13 +186,20 @@ def batch_of(rows: Rows, asked: np.ndarray, num_levels: int = 1) -> Batch:
     )
 
 
-def batch_of_taps(num_rows: int) -> Batch:
-    """A batch of rows without tokens and places: what is computed looks at the rows' buffers alone."""
-    nothing = np.zeros(num_rows, np.int32)
+def batch_of_states(tokens: np.ndarray, num_levels: int = 0) -> Batch:
+    """Rows without places, for what looks at states and `tokens` [n] alone (span 0).
+
+    Then come `num_levels` times n rows for what is drafted below them (spans 1, 2, ...), and all of these together (the
+    last span).
+    """
+    count, drafted = len(tokens), len(tokens) * num_levels
+    nothing = np.zeros(count + drafted, np.int32)
+    spans = [*((level * count, count) for level in range(num_levels + 1)), (count, drafted)]
     return Batch(
-        token_ids=nothing, positions=nothing, slots=nothing, picks=nothing, top_probs=np.zeros(num_rows, np.float32),
-        segments=nothing, page_tables=np.zeros((1, 1), np.int32), natural_lengths=nothing,
-        branch_slots=np.zeros((num_rows, 0), np.int32), num_keys=nothing, spans=np.array([(0, num_rows)], np.int64),
+        token_ids=_longer(tokens, np.zeros(drafted, np.int32)), positions=nothing, slots=nothing, picks=nothing,
+        top_probs=np.zeros(len(nothing), np.float32), segments=nothing, page_tables=np.zeros((1, 1), np.int32),
+        natural_lengths=nothing, branch_slots=np.zeros((len(nothing), 0), np.int32), num_keys=nothing,
+        spans=np.array(spans, np.int64),
     )  # fmt: skip
 
 
