@@ -14,7 +14,7 @@ from paceline.drafters.draft_pages import Kept
 from paceline.drafters.heads.hidden_states import HiddenStates
 from paceline.drafters.heads.paged import PagedRunner
 from paceline.drafters.trees.growth import Growth
-from paceline.models.heads.nets import AutoregressiveNet
+from paceline.models.heads.nets import AutoregressiveNet, GreedyDraft
 from paceline.models.rows import Part, build_rows
 from paceline.sampling.randomness import ROOT
 
@@ -24,7 +24,7 @@ class AutoregressiveRunner(PagedRunner):
 
     def __init__(self, net: AutoregressiveNet, states: HiddenStates, num_pages: int, vocab_size: int) -> None:
         super().__init__(net.record, states, net.new_cache(num_pages), vocab_size)
-        self._net = net
+        self._net, self.can_chain = net, hasattr(net, "draft_greedy")
         self._below: dict[str, dict[int, np.ndarray]] = {}
 
     def score(self, work: Sequence[tuple[Growth, Sequence[int]]]) -> list[np.ndarray]:
@@ -40,6 +40,13 @@ class AutoregressiveRunner(PagedRunner):
             found.append(self.spread(logits[asked : asked + len(nodes)]))
             asked += len(nodes)
         return found
+
+    def draft_greedy(self, growths: Sequence[Growth], num_tokens: int) -> GreedyDraft:
+        """Chains of `num_tokens` likeliest tokens, in one call of a net that can."""
+        made = [self._root(growth) for growth in growths]
+        rows = build_rows([part for part, _ in made])
+        fed = np.concatenate([states for _, states in made])
+        return self._net.draft_greedy(rows, fed, self.cache, num_tokens)  # type: ignore[attr-defined]
 
     def release(self, request_id: str) -> None:
         super().release(request_id)

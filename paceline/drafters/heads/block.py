@@ -16,7 +16,7 @@ from paceline.drafters.heads.hidden_states import HiddenStates
 from paceline.drafters.heads.paged import PagedRunner
 from paceline.drafters.trees.growth import Growth
 from paceline.models.base import Rows, slot_of
-from paceline.models.heads.nets import BlockNet
+from paceline.models.heads.nets import BlockNet, GreedyDraft
 from paceline.models.rows import Part, build_rows
 from paceline.sampling.randomness import ROOT
 
@@ -34,6 +34,7 @@ class BlockRunner(PagedRunner):
     def __init__(self, net: BlockNet, states: HiddenStates, num_pages: int, vocab_size: int) -> None:
         super().__init__(net.record, states, net.new_cache(num_pages), vocab_size)
         self._net, config = net, net.record.config
+        self.can_chain = hasattr(net, "draft_greedy")
         self._first_place = 0 if config.sample_from_anchor else 1
         self._size = config.num_steps + self._first_place
         self._mask = config.mask_token_id or 0
@@ -43,6 +44,10 @@ class BlockRunner(PagedRunner):
         """For each admitted growth the logits [len(nodes), vocab] below its `nodes`; a pass for those at their root."""
         self._run([growth for growth, nodes in work if nodes[0] == ROOT])
         return [self._below(growth, nodes) for growth, nodes in work]
+
+    def draft_greedy(self, growths: Sequence[Growth], num_tokens: int) -> GreedyDraft:
+        """Chains of `num_tokens` likeliest tokens, in one call of a net that can."""
+        raise NotImplementedError
 
     def release(self, request_id: str) -> None:
         super().release(request_id)

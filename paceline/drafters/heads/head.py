@@ -13,12 +13,16 @@ from paceline.drafters.base import DraftContext
 from paceline.drafters.draft_runner import Runner, grow_all
 from paceline.drafters.heads.autoregressive import AutoregressiveRunner
 from paceline.drafters.heads.block import BlockRunner
+from paceline.drafters.heads.greedy_chain import greedy_chains
 from paceline.drafters.heads.hidden_states import HiddenStates
 from paceline.drafters.heads.stepwise import StepRunner
+from paceline.drafters.services import DraftServices
 from paceline.drafters.trees.growth import TreeShape
 from paceline.drafters.trees.options import CHAIN
+from paceline.models.heads.build import make_net
 from paceline.models.heads.nets import AutoregressiveNet, BlockNet, StepNet
-from paceline.models.heads.record import HeadConfig
+from paceline.models.heads.record import HeadConfig, HeadRecord, weights_read
+from paceline.models.size import num_parameters
 from paceline.sampling.tree import TokenTree
 from paceline.speculation.outcome import RequestOutcome
 from paceline.speculation.traits import DrafterTraits
@@ -44,6 +48,7 @@ class HeadDrafter:
         self, name: str, runner: HeadRunner, config: HeadConfig, shape: TreeShape = CHAIN, cost_ratio: float = 0.1
     ) -> None:
         self.name, self.runner, self._begin = name, runner, shape.begin
+        self._chains = not shape.branches and runner.can_chain
         self._deepest = config.num_steps if not isinstance(runner, AutoregressiveRunner) else None
         natural = config.num_steps + (_FURTHER if self._deepest is None else 0)
         self.traits = DrafterTraits(
@@ -56,9 +61,11 @@ class HeadDrafter:
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
         growths = [self._begin(self._limited(context)) for context in contexts]
+        at_once = [growth for growth in growths if self._can_chain(growth.context)]
+        chains = greedy_chains(self.runner, at_once) if at_once else {}
         runners: list[Runner] = [self.runner]
-        grow_all(runners, growths)
-        return [growth.tree() for growth in growths]
+        grow_all(runners, [growth for growth in growths if growth.context.request_id not in chains])
+        return [chains.get(growth.context.request_id) or growth.tree() for growth in growths]
 
     def observe(self, outcome: RequestOutcome) -> None:
         self.runner.states.observe(outcome)
@@ -68,11 +75,33 @@ class HeadDrafter:
         self.runner.states.release(request_id)
         self.runner.release(request_id)
 
+    def _can_chain(self, context: DraftContext) -> bool:
+        return self._chains and context.takes_argmax and not context.asks_laws
+
     def _limited(self, context: DraftContext) -> DraftContext:
         """Heads with a place per level have no more levels than places."""
         if self._deepest is None or context.max_depth <= self._deepest:
             return context
         return replace(context, max_depth=self._deepest)
+
+
+def head_of(
+    record: HeadRecord, services: DraftServices, shape: TreeShape = CHAIN, dtype: str | None = None
+) -> HeadDrafter:
+    """The drafter around a head that fits the target, with a cache as large as the target's.
+
+    Args:
+        dtype: how its weights are stored; None as the target's.
+
+    Raises:
+        UnsupportedModel: the target's executor cannot run it, or hand out its taps.
+    """
+    target = services.target
+    net = make_net(record, target, dtype or "auto")
+    states = HiddenStates(record.config.taps, target.model, services.cache)
+    runner = make_runner(net, states, services.num_pages, target.model.config.vocab_size)
+    ratio = weights_read(record) / num_parameters(target.model.config)
+    return HeadDrafter(record.config.family, runner, record.config, shape, ratio)
 
 
 def make_runner(

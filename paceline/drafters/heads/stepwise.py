@@ -12,7 +12,7 @@ import numpy as np
 from paceline.drafters.heads.hidden_states import HiddenStates
 from paceline.drafters.heads.paged import Spread
 from paceline.drafters.trees.growth import Growth
-from paceline.models.heads.nets import StepNet
+from paceline.models.heads.nets import GreedyDraft, StepNet
 from paceline.sampling.randomness import ROOT
 from paceline.speculation.outcome import RequestOutcome
 
@@ -27,6 +27,7 @@ class StepRunner:
 
     def __init__(self, net: StepNet, states: HiddenStates, vocab_size: int) -> None:
         self._net, self.states = net, states
+        self.can_chain = hasattr(net, "draft_greedy")
         self._spread = Spread(net.record.draft_ids, vocab_size)
         self._below: dict[str, dict[int, tuple[int, np.ndarray]]] = {}
 
@@ -54,6 +55,10 @@ class StepRunner:
         for (growth, node), state in zip(asked, states.copy(), strict=True):
             self._below[growth.context.request_id][node] = (level + 1, state)
         return np.split(self._spread(logits), np.cumsum([len(nodes) for _, nodes in work])[:-1])
+
+    def draft_greedy(self, growths: Sequence[Growth], num_tokens: int) -> GreedyDraft:
+        """Chains of `num_tokens` likeliest tokens, in one call of a net that can."""
+        raise NotImplementedError
 
     def observe(self, outcome: RequestOutcome) -> None:
         """Forget the draft."""
