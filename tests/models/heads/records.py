@@ -52,6 +52,31 @@ def eagle3(**changes) -> HeadRecord:
     return random_head(replace(config, **changes))
 
 
+def dspark(**changes) -> HeadRecord:
+    """DSpark of two layers with a draft vocabulary and all its parts."""
+    layer = draft_layer(num_hidden_layers=2, qk_norm=True)
+    config = HeadConfig(
+        "dspark", PRINT, (1, 2), layer, num_layers=2, num_steps=4, draft_vocab_size=DRAFTED, mask_token_id=129,
+        sample_from_anchor=True, markov_rank=32, confidence=True, variant="vanilla",
+    )  # fmt: skip
+    return random_head(replace(config, **changes))
+
+
+def dflash(**changes) -> HeadRecord:
+    """DFlash of one layer over the whole vocabulary."""
+    layer = draft_layer(qk_norm=True)
+    config = HeadConfig(
+        "dflash", PRINT, (2,), layer, num_layers=1, num_steps=3, draft_vocab_size=TARGET.vocab_size, mask_token_id=129
+    )
+    return random_head(replace(config, **changes))
+
+
+def reduced(family: str, **changes) -> HeadRecord:
+    """EAGLE-1 or MTP over the whole vocabulary."""
+    config = HeadConfig(family, PRINT, (NORMED,), draft_layer(), num_layers=1, draft_vocab_size=TARGET.vocab_size)
+    return random_head(replace(config, **changes))
+
+
 def mlp_speculator(**changes) -> HeadRecord:
     """An MLP speculator with a draft vocabulary."""
     config = HeadConfig("mlp_speculator", PRINT, (NORMED,), draft_vocab_size=DRAFTED, inner_size=64)

@@ -101,6 +101,39 @@ def eagle3(record: HeadRecord, embedding, head, tokens, hidden):
     return out @ head.T, out if config.norm_output else y
 
 
+def eagle(record: HeadRecord, embedding, head, tokens, hidden):
+    """EAGLE-1 and 2, as `eagle3`: what leaves the layer stands for the target's normed state."""
+    x = np.concatenate([embedding[tokens], hidden], axis=1) @ record.tensors["fc.weight"].T
+    x, positions = x + record.tensors.get("fc.bias", 0), np.arange(len(tokens))
+    y = Decoder(record, 0).causal(x, x, positions)
+    return y @ head.T, y
+
+
+def mtp(record: HeadRecord, embedding, head, tokens, hidden):
+    """As `eagle3`."""
+    tensors, eps = record.tensors, record.config.layer.norm_eps
+    parts = rms(embedding[tokens], tensors["embed_norm.weight"], eps), rms(hidden, tensors["hidden_norm.weight"], eps)
+    x = np.concatenate(parts, axis=1) @ tensors["fc.weight"].T
+    out = rms(Decoder(record, 0).plain(x, np.arange(len(tokens))), tensors["norm.weight"], eps)
+    return out @ head.T, out
+
+
+def block(record: HeadRecord, embedding, head, taps, tokens):
+    """Logits without the bias and states of a block's `tokens`, after a context with `taps`."""
+    tensors, eps = record.tensors, record.config.layer.norm_eps
+    context, x = rms(projected(record, np.float64(taps)), tensors["hidden_norm.weight"], eps), embedding[tokens]
+    places = np.arange(len(context), len(context) + len(tokens))
+    for number in range(record.config.num_layers):
+        layer = Decoder(record, number)
+        attended = rms(x, layer.tensors["input_layernorm.weight"], eps)
+        before, own = layer.keys_and_values(context, np.arange(len(context))), layer.keys_and_values(attended, places)
+        keys, values = (np.concatenate(pair) for pair in zip(before, own, strict=True))
+        x = x + layer.attend(attended, places, keys, values, np.ones((len(x), len(keys)), bool))
+        x = x + layer.feed_forward(x)
+    out = rms(x, tensors["norm.weight"], eps)
+    return out @ head.T, out
+
+
 def rollout(step: Callable, tokens, hidden, levels: int, ids):
     """Greedy tokens below the last of `tokens`: each level a whole sequence anew, with true hidden states above."""
     tokens, hidden, drafted, probs = list(tokens), np.float64(hidden), [], []

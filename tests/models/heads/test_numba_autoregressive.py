@@ -13,15 +13,18 @@ TOKENS = np.random.default_rng(3).integers(0, 131, 40).tolist()
 TAPS = np.random.default_rng(4).standard_normal((40, 3 * 96)).astype(np.float32)
 pytestmark = pytest.mark.usefixtures("own_weight_cache")
 
-VARIANTS = {
-    "eagle3": {},
-    "eagle3.1": {"fc_norm": True, "norm_output": True},
-    "flags": {"norm_before_fc": True, "fc_bias": True, "norm_before_residual": True},
-    "owns": {"owns_embedding": True, "owns_head": True},
-    "all rows": {"draft_vocab_size": 131},
-    "two layers": {"num_layers": 2},
-    "qwen3": {"layer": records.draft_layer(qk_norm=True, attention_bias=True)},
+HEADS = {
+    "eagle3": records.eagle3(),
+    "eagle3.1": records.eagle3(fc_norm=True, norm_output=True),
+    "flags": records.eagle3(norm_before_fc=True, fc_bias=True, norm_before_residual=True),
+    "owns": records.eagle3(owns_embedding=True, owns_head=True),
+    "all rows": records.eagle3(draft_vocab_size=131),
+    "two layers": records.eagle3(num_layers=2),
+    "qwen3": records.eagle3(layer=records.draft_layer(qk_norm=True, attention_bias=True)),
+    "eagle": records.reduced("eagle", fc_bias=True),
+    "mtp": records.reduced("mtp"),
 }
+FORMULAS = {"eagle3": reference.eagle3, "eagle": reference.eagle, "mtp": reference.mtp}
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +32,9 @@ def target():
     return records.load_target("float32")
 
 
-def hidden_states(net, count=40):
-    return net.project(TAPS[:count]).copy()
+def hidden_states(net):
+    """What rows are fed, from as many hidden states of the target as the head reads."""
+    return net.project(TAPS[:, : 96 * len(net.record.config.taps)]).copy()
 
 
 def run(net, cache, hidden, *parts):
@@ -44,28 +48,28 @@ def matrices(target, record):
     return record.tensors.get("embed_tokens.weight", embedding), record.tensors.get("lm_head.weight", rows)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", HEADS)
 def test_float32_equals_the_formulas(target, name):
-    record = records.eagle3(**VARIANTS[name])
+    record = HEADS[name]
     net, (embedding, head) = make_net(record, target), matrices(target, record)
     hidden = hidden_states(net)
-    np.testing.assert_allclose(hidden, reference.projected(record, TAPS), atol=1e-4, rtol=1e-4)
+    if record.config.family == "eagle3":
+        np.testing.assert_allclose(hidden, reference.projected(record, TAPS), atol=1e-4, rtol=1e-4)
     logits, states = run(net, net.new_cache(4), hidden, Part(range(4), 0, TOKENS))
-    expected = reference.eagle3(record, embedding, head, TOKENS, np.float64(hidden))
+    expected = FORMULAS[record.config.family](record, embedding, head, TOKENS, np.float64(hidden))
     np.testing.assert_allclose(logits, expected[0], atol=1e-4, rtol=1e-4)
     np.testing.assert_allclose(states, expected[1], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", HEADS)
 def test_a_chain_in_one_call_is_the_chain_of_the_formulas(target, name):
-    record = records.eagle3(**VARIANTS[name])
+    record = HEADS[name]
     net, (embedding, head) = make_net(record, target), matrices(target, record)
-    hidden = hidden_states(net)
+    hidden, formula = hidden_states(net), FORMULAS[record.config.family]
     draft = net.draft_greedy(build_rows([Part(range(4), 0, TOKENS, logits="last")]), hidden, net.new_cache(4), 4)
     tokens, probs = reference.rollout(
-        lambda tokens, hidden: reference.eagle3(record, embedding, head, tokens, hidden), TOKENS, hidden, 4,
-        record.draft_ids,
-    )  # fmt: skip
+        lambda tokens, hidden: formula(record, embedding, head, tokens, hidden), TOKENS, hidden, 4, record.draft_ids
+    )
     assert draft.tokens.tolist() == [tokens]
     np.testing.assert_allclose(draft.top_probs[0], probs, atol=1e-4)
 

@@ -93,7 +93,7 @@ class Projection:
     def __init__(self, material: Material, buffers: Buffers) -> None:
         config, weights = material.record.config, material.tensors["fc.weight"]
         self._num_taps = len(config.taps)
-        self._taps = buffers.floats(weights.shape[1])
+        self.taps = buffers.floats(weights.shape[1])
         self._normed = buffers.codes(weights.shape[1])
         self.result: Buffer = buffers.floats(len(weights))
         self._matrix = material.pool.matrix(weights)
@@ -107,18 +107,18 @@ class Projection:
         """[n, hidden] of taps [n, taps * target hidden]."""
         table = self._tables()
         machine.reserve(len(taps), 0, 1, len(table))
-        machine.floats(self._taps, len(taps))[:] = taps
+        machine.floats(self.taps, len(taps))[:] = taps
         machine.run(table, batch_of_states(np.zeros(len(taps), np.int32)), None)
         return machine.floats(self.result, len(taps))
 
     def add(self, program: Program, span: int) -> None:
         """`result` = the projection of the taps' buffer."""
         parts = max(1, len(self._norms))
-        width = self._taps.width // parts
+        width = self.taps.width // parts
         for i in range(parts):
             norm = self._norms[i] if self._norms else NONE
             program.add(
-                NORM_PUT if self._norms else PUT, span, self._taps, self._normed, source_column=i * width,
+                NORM_PUT if self._norms else PUT, span, self.taps, self._normed, source_column=i * width,
                 target_column=i * width, weight=norm, width=width,
             )  # fmt: skip
         program.add(PRODUCT, span, self._normed, self.result, weight=self._matrix, bias=self._bias)
