@@ -1,4 +1,4 @@
-"""`TapRecorder`: keeps the target's hidden states of the passes that write a text, so that none is needed to get them."""
+"""`TapRecorder`: keeps the hidden states of the passes that write a text, so that no further pass is needed for them."""
 
 from collections.abc import Sequence
 
