@@ -16,10 +16,13 @@ from paceline.drafters.heads.block import BlockRunner
 from paceline.drafters.heads.greedy_chain import greedy_chains
 from paceline.drafters.heads.hidden_states import HiddenStates
 from paceline.drafters.heads.stepwise import StepRunner
+from paceline.drafters.services import DraftServices
 from paceline.drafters.trees.growth import TreeShape
 from paceline.drafters.trees.options import CHAIN
+from paceline.models.heads.build import make_net
 from paceline.models.heads.nets import AutoregressiveNet, BlockNet, StepNet
-from paceline.models.heads.record import HeadConfig
+from paceline.models.heads.record import HeadConfig, HeadRecord, weights_read
+from paceline.models.size import num_parameters
 from paceline.sampling.tree import TokenTree
 from paceline.speculation.outcome import RequestOutcome
 from paceline.speculation.traits import DrafterTraits
@@ -80,6 +83,25 @@ class HeadDrafter:
         if self._deepest is None or context.max_depth <= self._deepest:
             return context
         return replace(context, max_depth=self._deepest)
+
+
+def head_of(
+    record: HeadRecord, services: DraftServices, shape: TreeShape = CHAIN, dtype: str | None = None
+) -> HeadDrafter:
+    """The drafter around a head that fits the target, with a cache as large as the target's.
+
+    Args:
+        dtype: how its weights are stored; None as the target's.
+
+    Raises:
+        UnsupportedModel: the target's executor cannot run it, or hand out its taps.
+    """
+    target = services.target
+    net = make_net(record, target, dtype or "auto")
+    states = HiddenStates(record.config.taps, target.model, services.cache)
+    runner = make_runner(net, states, services.num_pages, target.model.config.vocab_size)
+    ratio = weights_read(record) / num_parameters(target.model.config)
+    return HeadDrafter(record.config.family, runner, record.config, shape, ratio)
 
 
 def make_runner(

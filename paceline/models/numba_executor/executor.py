@@ -75,6 +75,8 @@ class NumbaModel:
         InvalidParameter, UnsupportedModel, PacelineError: see `load_weights`.
     """
 
+    head_builder = "paceline.models.numba_executor.heads.build"
+
     def __init__(
         self,
         checkpoint: Checkpoint,

@@ -111,7 +111,7 @@ def _config(settings: Settings, inner: Settings, files: HeadFiles, family: Famil
         draft_vocab_size=settings.count("draft_vocab_size", layer.vocab_size),
         norm_before_fc=settings.flag("norm_before_fc", False), fc_norm=settings.flag("fc_norm", False),
         fc_bias="fc.bias" in files.tensors,
-        norm_before_residual=settings.flag("norm_before_residual", family in ("eagle3", "p_eagle")),
+        norm_before_residual=settings.flag("norm_before_residual", family == "eagle3"),
         norm_output=_norm_output(settings, family, reading),
         owns_embedding="embed_tokens.weight" in files.tensors and own.owns_embedding,
         owns_head=_owns_head(files, settings, family, own, layer.vocab_size),
