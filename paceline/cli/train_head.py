@@ -37,7 +37,9 @@ def head(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the head [cache].")] = None,
     time_budget: Annotated[str, typer.Option("--time-budget", help="For text and training: 90s, 60m, 1.5h.")] = "60m",
     tokens: Annotated[int, typer.Option("--tokens", help="Answer tokens to have written, at most.")] = 2_000_000,
-    prompts: Annotated[Path | None, typer.Option("--prompts", help="Your own prompts to be answered; a line each.")] = None,
+    prompts: Annotated[
+        Path | None, typer.Option("--prompts", help="Your own prompts to be answered; a line each.")
+    ] = None,
     exclude: Annotated[
         Path | None, typer.Option("--exclude", help="Benchmark whose texts (13 words in a row) are kept out.")
     ] = None,

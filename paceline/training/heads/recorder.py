@@ -1,4 +1,4 @@
-"""`TapRecorder`: keeps the hidden states of the passes that write a text, so that no further pass is needed for them."""
+"""`TapRecorder`: keeps hidden states of the passes that write a text, so none is needed for them."""
 
 from collections.abc import Sequence
 

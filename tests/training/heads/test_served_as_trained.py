@@ -67,12 +67,12 @@ def served_chain(net, batch, i):
 
 
 def served_block(net, batch, i):
-    """[steps, draft vocab]: the context's keys, then one pass over the anchor and masks, each seeing the whole block."""
+    """[steps, draft vocab]: the context's keys, then one pass over a block whose rows see all of it."""
     start, anchor = place(batch, i)
-    cache, pages = net.new_cache(4), np.arange(4)
+    cache, pages = net.new_cache(4), list(range(4))
     positions = np.arange(anchor + 1)
     taps = batch.taps[start : start + anchor + 1].float().flatten(1).numpy()
-    net.inject(taps, positions, slot_of(pages, positions), cache)
+    net.inject(taps, positions, slot_of(np.array(pages), positions), cache)
     mask = net.record.config.mask_token_id
     rows = build_rows([Part(pages, anchor + 1, [int(batch.tokens(0)[i])] + [mask] * (STEPS - 1))])
     lengths = np.full(STEPS, anchor + 1 + STEPS, np.int32)
@@ -88,4 +88,3 @@ def served_steps(net, batch, i):
         logits, state = net.step(step, state, batch.tokens(step)[i : i + 1].numpy())
         found.append(logits[0])
     return np.stack(found)
-

@@ -122,7 +122,7 @@ class SharesTables(nn.Module):
         super().__init__()
         self.config = config
         if config.owns_embedding:
-            self.embed_tokens = nn.Embedding(*embedding.shape)
+            self.embed_tokens = nn.Embedding(len(embedding), embedding.shape[1])
             self.embed_tokens.weight.data.copy_(embedding)
         if config.owns_head:
             self.lm_head = linear(rows.shape[1], len(rows))

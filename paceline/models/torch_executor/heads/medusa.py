@@ -5,7 +5,6 @@
 Weights start at zero, so that every head starts as the target's own.
 """
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 

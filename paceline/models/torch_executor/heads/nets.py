@@ -55,7 +55,9 @@ class TorchAutoregressiveNet(_PagedNet):
     @torch.inference_mode()
     def project(self, taps: np.ndarray) -> np.ndarray:
         """See `AutoregressiveNet.project`."""
-        each = torch.from_numpy(np.ascontiguousarray(taps, np.float32)).view(len(taps), len(self.record.config.taps), -1)
+        each = torch.from_numpy(np.ascontiguousarray(taps, np.float32)).view(
+            len(taps), len(self.record.config.taps), -1
+        )
         return self.net.project(each).numpy()
 
     @torch.inference_mode()
@@ -76,7 +78,9 @@ class TorchBlockNet(_PagedNet):
     def inject(self, taps: np.ndarray, positions: np.ndarray, slots: np.ndarray, cache: KVCache) -> None:
         """See `BlockNet.inject`."""
         assert isinstance(cache, TorchKVCache)
-        each = torch.from_numpy(np.ascontiguousarray(taps, np.float32)).view(len(taps), len(self.record.config.taps), -1)
+        each = torch.from_numpy(np.ascontiguousarray(taps, np.float32)).view(
+            len(taps), len(self.record.config.taps), -1
+        )
         context, places = self.net.context(each), _index(positions)
         for number, layer in enumerate(self.net.layers):
             keys, values = layer.self_attn.keys_values(context, places)
