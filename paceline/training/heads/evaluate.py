@@ -1,7 +1,7 @@
 """What a head is worth on held-out text: expected accepted length, in the one definition used everywhere.
 
-EAL = 1 + sum over k of the probability that the first k drafted tokens stand, that is tokens per pass of the target with
-chains of that length. At temperature 0 a drafted token stands when it is the target's next token, and `replayed` walks
+EAL = 1 + sum over k of the probability that the first k drafted tokens stand: tokens per pass of the target with chains
+of that length. At temperature 0 a drafted token stands when it is the target's next token, and `replayed` walks
 the texts as a decoder would; above, it stands with probability sum min(p, q), p over the whole vocabulary.
 """
 

@@ -1,6 +1,6 @@
 """EAGLE-1, EAGLE-2 and HASS (Li et al. 2024): the target's last hidden state, one token ahead.
 
-    x = fc([embedding of the token at p + 1, hidden state at p]);  then decoder layers, the first without a norm in front
+    x = fc([embedding of the token at p + 1, hidden state at p]);  then decoder layers, the first without input norm
     logits = the target's head times the outcome, which is also what a child is fed
 
 Run here, not trained here: EAGLE-3 gets further with the same text.

@@ -80,7 +80,7 @@ class Eagle3(SharesTables):
         return self.fc(self.input_norm(flat) if self.config.norm_before_fc else flat).float()
 
     def enter(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """What the first layer's attention reads, and the residual, for rows of `tokens` [n] fed `hidden` [n, hidden]."""
+        """What the first layer's attention reads, and the residual: rows of `tokens` [n] fed `hidden` [n, hidden]."""
         return self.layer.enter(self.embed(tokens), hidden)
 
     def finish(self, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,6 @@
 """Draft heads at work in torch: the three shapes of `models/heads/nets.py` around the networks that are trained.
 
-The reference for faster ones, and what runs where the target runs in torch. Attention reads pages, as the target's does.
+The reference for faster ones, and what runs where the target runs in torch. Attention reads pages.
 """
 
 from typing import Any
