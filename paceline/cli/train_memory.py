@@ -73,12 +73,13 @@ blue?"
     from paceline.drafters.lookup.find import cached_path
     from paceline.drafters.lookup.memory import MemoryInfo, write_memory
     from paceline.models.resolve import resolve_model
+    from paceline.training.conversation_files import read_all
     from paceline.training.memory import build_memory
 
     config = EngineConfig(dtype=dtype, num_threads=threads, executor=executor)  # type: ignore[arg-type]
     with progress_bars() as progress:
         if answers:
-            source, found = resolve_model(model), _recorded(answers)
+            source, found = resolve_model(model), read_all(answers)
         else:
             source, found = _written(model, config, prompts, tokens or _TOKENS, seed, progress)
         found = _clean(found, source, benchmarks or [])
@@ -98,13 +99,6 @@ blue?"
         print(json.dumps(record))
         return
     _show(record)
-
-
-def _recorded(paths: Sequence[Path]) -> "list[Conversation]":
-    from paceline.training.conversation_files import read_conversations
-
-    files = [file for path in paths for file in (sorted(path.glob("*.npz")) if path.is_dir() else [path])]
-    return [answer for file in files for answer in read_conversations(file)]
 
 
 def _some(found: "list[Conversation]", tokens: int | None, seed: int) -> "list[Conversation]":

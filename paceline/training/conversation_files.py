@@ -1,13 +1,13 @@
 """Files of conversations as token ids, without hidden states: ``.npz`` in one of two layouts.
 
 ``ids`` (each prompt with its template and its answer, one conversation after the other), ``length``, ``prompt`` (how
-many of its ids are the prompt) and ``temperature``, as the data of draft heads has them too; or ``prompt`` and ``answer``
-apart, with ``prompt_len`` and ``answer_len``. Not for hidden states (`heads/shards.py`).
+many of its ids are the prompt) and ``temperature``, as the data of draft heads has them too; or ``prompt`` and
+``answer`` apart, with ``prompt_len`` and ``answer_len``. Not for hidden states (`heads/shards.py`).
 """
 
 import os
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,12 @@ def read_conversations(path: Path) -> list[Conversation]:
     except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
         remedy = "give .npz files as docs/memory.md describes them"
         raise InvalidParameter("answers", f"{path} holds no answers ({error})", remedy) from None
+
+
+def read_all(paths: Iterable[Path]) -> list[Conversation]:
+    """The conversations of files, and of all such files in folders. Raises as `read_conversations`."""
+    files = [file for path in paths for file in (sorted(path.glob("*.npz")) if path.is_dir() else [path])]
+    return [one for file in files for one in read_conversations(file)]
 
 
 def write_conversations(path: Path, conversations: Sequence[Conversation]) -> None:
