@@ -64,6 +64,12 @@ class Warper:
         if (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) != (1, 0, 0):
             self._counts = OutputCounts(token_ids, num_prompt_tokens, params.repetition_penalty != 1)
 
+    @property
+    def takes_argmax(self) -> bool:
+        """Whether every law is a point at the largest logit: temperature 0, and nothing else changes logits."""
+        edits = self._counts is not None or len(self._bias_ids) or self._bad_words or self.params.min_tokens
+        return self.params.is_greedy and not edits
+
     def law(self, logits: np.ndarray, path: Sequence[int] = ()) -> Law:
         """The warped law of the next token.
 

@@ -32,9 +32,11 @@ from paceline.types import Progress
 
 Dtype = Literal["bfloat16", "float32", "int8", "w8a8", "gguf"]
 
-STORED = {"bfloat16": np.uint16, "float32": np.float32, "int8": np.int8, "w8a8": np.uint8, "gguf": np.uint8}
-"""Types of the panels' arrays; with gguf they are bytes of blocks."""
-ROUNDS = ("w8a8", "gguf")
+STORED = {"bfloat16": np.uint16, "float32": np.float32, "int8": np.int8, "w8a8": np.uint8}
+"""Types of panels of numbers; those of gguf are bytes of blocks."""
+BLOCKS = "gguf"
+"""The dtype of matrices in the blocks of a file."""
+ROUNDS = ("w8a8", BLOCKS)
 """Dtypes that round activations, in groups of 32."""
 LAYOUT = 1
 """Raise it when the packing changes: converted weights of another layout are made anew."""
@@ -86,8 +88,8 @@ def load_weights(checkpoint: Checkpoint, dtype: str, progress: Progress | None =
         UnsupportedModel: see `shape_of`.
         PacelineError: the disk is full; nothing half-written stays behind.
     """
-    if dtype not in STORED:
-        raise InvalidParameter("dtype", f"{dtype!r} is unknown", f"use one of {', '.join(STORED)}")
+    if dtype not in (*STORED, BLOCKS):
+        raise InvalidParameter("dtype", f"{dtype!r} is unknown", f"use one of {', '.join(STORED)}, {BLOCKS}")
     shape_of(checkpoint.config)
     _check_rounding(checkpoint, dtype)
     folder = cache_dir() / "converted" / f"{checkpoint.fingerprint}-{dtype}-{LAYOUT}"
@@ -101,7 +103,7 @@ def _check_rounding(checkpoint: Checkpoint, dtype: str) -> None:
     if dtype in ROUNDS and checkpoint.config.head_dim % GROUP:
         problem = f"{dtype} rounds {GROUP} values together, and {checkpoint.config.head_dim} per head cannot be cut so"
         raise InvalidParameter("dtype", problem, "use int8")
-    if dtype == "gguf" and checkpoint.storage not in FORMATS:
+    if dtype == BLOCKS and checkpoint.storage not in FORMATS:
         problem = (
             f"gguf multiplies blocks as a file has them ({', '.join(FORMATS)}), and this one has {checkpoint.storage}"
         )
@@ -114,7 +116,7 @@ def stored_arrays(folder: Path, config: ModelConfig, dtype: str, mapped: bool = 
                               for path in folder.glob("*.npy")}  # fmt: skip
     for array in arrays.values():
         array.flags.writeable = False
-    if dtype == "gguf":
+    if dtype == BLOCKS:
         _gather_blocks(arrays, folder, mapped)
     if config.tie_word_embeddings:
         arrays["head"], arrays["head_scales"] = arrays["embedding"], arrays["embedding_scales"]
@@ -126,13 +128,13 @@ def _gather_blocks(arrays: dict[str, Any], folder: Path, mapped: bool) -> None:
     """Put `Blocks` and empty scales in the place of the files of each matrix."""
     for name in [key.removesuffix("_formats") for key in arrays if key.endswith("_formats")]:
         del arrays[f"{name}_formats"], arrays[f"{name}_starts"]
-        arrays[name], arrays[f"{name}_scales"] = read_matrix(folder, name, mapped), _nothing("scales", "gguf")
+        arrays[name], arrays[f"{name}_scales"] = read_matrix(folder, name, mapped), _nothing("scales", BLOCKS)
 
 
 def _nothing(name: str, dtype: str) -> Any:
     """An empty array of the type that `name` has in models with experts, read-only as a mapped one is."""
     packed = name in ("shared_gate_up", "shared_down")
-    if packed and dtype == "gguf":
+    if packed and dtype == BLOCKS:
         return no_matrix()
     empty = np.zeros(0, STORED[dtype] if packed else np.float32)
     empty.flags.writeable = False
@@ -182,7 +184,7 @@ def convert(folder: Path, checkpoint: Checkpoint, dtype: str, progress: Progress
     """Write one .npy file per array of `forward.Weights`."""
     config, shape = checkpoint.config, shape_of(checkpoint.config)
     matrices = _matrices(config, shape)
-    _reserve(folder, sum(m.elements for m in matrices) * STORED[dtype]().itemsize)
+    _reserve(folder, sum(m.elements for m in matrices) * np.dtype(STORED.get(dtype, np.uint8)).itemsize)
     total, done = sum(len(m.parts) for m in matrices) + 1, 0
 
     def step() -> None:
@@ -191,7 +193,7 @@ def convert(folder: Path, checkpoint: Checkpoint, dtype: str, progress: Progress
         progress(done, total)
 
     for matrix in matrices:
-        if dtype == "gguf":
+        if dtype == BLOCKS:
             write_matrix(folder, matrix.name, matrix.depth, matrix.parts, matrix.interleave, checkpoint, step)
         else:
             _write_panels(folder, matrix, checkpoint, dtype, step)
