@@ -40,6 +40,8 @@ _MODEL_MEMORY = 0.95
 drafts brought down is not asked any more: nothing would tell that it was bad luck."""
 _PRIOR_WEIGHT = 4.0
 """A model's acceptance by earlier requests counts as this many drafts of a new one."""
+_MORE = 1
+"""Tokens beyond the best length that a chain drafted at once has, for the places where its model is sure."""
 _EXPLORE_EVERY = 8
 """A child with a model that is not asked any more is tried after 8 steps, then after twice as many, and so on."""
 
@@ -249,7 +251,10 @@ class Hybrid:
         beside = free.tree.prune(context.budget - length)
         if not self._is_worth_rows(free, beside, step, best):
             beside = EMPTY
-        if not self._children[child].traits.branches:
+        traits = self._children[child].traits
+        if traits.at_once:
+            length = min(length + _MORE, context.budget - len(beside))
+        elif not traits.branches:
             length = context.budget - len(beside)  # a chain ends where its model is unsure
         return _Plan(free, child, length, beside)
 
