@@ -146,6 +146,8 @@ def convert(
     if to == "llama.cpp":
         print(_to_gguf(record, destination, source, dtype))
         return
+    if to == "vllm" and record.config.family in ("medusa", "mlp_speculator"):
+        messages.print(f"vLLM 0.33 no longer runs {record.config.family} heads; older ones read this", soft_wrap=True)
     tables = _tables(source)
     print(save_head(record, destination, storage=dtype, layout=_LAYOUTS[to], tables=tables))  # type: ignore[arg-type]
 
