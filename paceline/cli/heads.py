@@ -176,8 +176,8 @@ def verify(
     """
     from paceline.config import EngineConfig
     from paceline.engine.build import load
+    from paceline.models.heads.build import make_net
     from paceline.models.heads.self_check import run_self_check
-    from paceline.models.numba_executor.heads.build import make_net
 
     config = EngineConfig(dtype=dtype, num_threads=threads, executor=executor)  # type: ignore[arg-type]
     with progress_bars() as progress:

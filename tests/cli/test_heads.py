@@ -11,13 +11,13 @@ from typer.testing import CliRunner
 from paceline.cli.main import app
 from paceline.engine import build
 from paceline.errors import InvalidParameter
+from paceline.models.heads import build as net_build
 from paceline.models.heads import registry, self_check
 from paceline.models.heads.files import read_head, save_head
 from paceline.models.heads.fit import target_print
 from paceline.models.heads.record import HeadConfig, HeadRecord
 from paceline.models.heads.self_check import SelfCheck
 from paceline.models.loaded import LoadedModel
-from paceline.models.numba_executor.heads import build as net_build
 from paceline.models.resolve import resolve_model
 from tests.fakes import RandomCheckpoint
 from tests.models.heads.tiny_heads import LAYER, OURS, THEIRS, assert_equal, random_head
