@@ -38,7 +38,13 @@ _TAPS = {"eagle3": "eagle_aux_hidden_state_layer_ids", "p_eagle": "eagle_aux_hid
 _MARKOV = "markov_head.markov_w1.weight"
 _MARKOV_SHORT = "markov_head.markov_w1_drafted.weight"
 """Rows of the drafted tokens and one for all others: this project's files only, never a copy for other programs."""
-_LEFT_ASIDE = ("embed_requires_grad", "quantization_config", "sliding_window_non_causal", "num_nextn_predict_layers")
+_LEFT_ASIDE = (
+    "tie_word_embeddings",
+    "embed_requires_grad",
+    "quantization_config",
+    "sliding_window_non_causal",
+    "num_nextn_predict_layers",
+)
 
 
 def matches(files: HeadFiles) -> bool:
@@ -55,6 +61,8 @@ def read(files: HeadFiles, reading: Reading) -> HeadRecord:
     own = read_own_block(settings)
     inner = settings.inner("transformer_layer_config")
     config, notes = _config(settings, inner, files, _FAMILIES[kind], own, reading)
+    if _FAMILIES[kind] == "eagle3" and "norm_before_residual" not in settings.values:
+        notes += ("norm_before_residual: the file does not say; true was taken, as its trainer has it",)
     notes += settings.finish() + inner.finish()
     ids = _draft_ids(files, config)
     check_ids(own, ids, files.path)
