@@ -22,6 +22,8 @@ from paceline.models.heads.tensor_file import dequantised
 NAME = "speculators"
 VERSION = "0.6.0"
 """Of the format as written here."""
+VERIFIER = "verifier"
+"""Entry of a card with what vLLM shall load as the target, where that is not the target's name here."""
 _FAMILIES: dict[str, Family] = {
     "eagle3": "eagle3", "peagle": "p_eagle", "dflash": "dflash", "dspark": "dspark", "mtp": "mtp"
 }  # fmt: skip
@@ -244,12 +246,13 @@ def _markov_expanded(
 
 
 def _proposal(record: HeadRecord, kind: str) -> dict[str, Any]:
+    name = record.card.get(VERIFIER) or record.config.target.name
     architectures = record.card.get("target_architectures")
     method = {
         "proposal_type": "greedy", "speculative_tokens": record.config.num_steps, "verifier_accept_k": 1,
         "accept_tolerance": 0.0,
     }  # fmt: skip
-    verifier = {"name_or_path": record.config.target.name, "architectures": architectures or ["LlamaForCausalLM"]}
+    verifier = {"name_or_path": name, "architectures": architectures or ["LlamaForCausalLM"]}
     return {"algorithm": kind, "proposal_methods": [method], "default_proposal_method": "greedy", "verifier": verifier}
 
 
