@@ -15,7 +15,8 @@ from paceline.errors import HeadWarning, ModelNotFound, PacelineError
 from paceline.models.cache_dir import cache_dir
 from paceline.models.download import BUILTIN_MODELS
 from paceline.models.heads.files import CARD, CONFIG, WEIGHTS, read_head
-from paceline.models.heads.fit import check_fit, target_print
+from paceline.models.heads.fingerprint import target_print
+from paceline.models.heads.fit import check_fit
 from paceline.models.heads.layouts.base import Reading
 from paceline.models.heads.own_block import KEY, read_own_block
 from paceline.models.heads.record import HeadRecord, TargetPrint
