@@ -89,6 +89,20 @@ def medusa(**changes) -> HeadRecord:
     return random_head(replace(config, **changes))
 
 
+def hydra(**changes) -> HeadRecord:
+    """Hydra with two layers per head and a draft vocabulary."""
+    config = HeadConfig(
+        "hydra", PRINT, (NORMED,), draft_vocab_size=DRAFTED, block_depth=2, owns_head=True, fc_bias=True, variant="mlp"
+    )
+    return random_head(replace(config, **changes))
+
+
+def blockwise(**changes) -> HeadRecord:
+    """Blockwise heads with a draft vocabulary."""
+    config = HeadConfig("blockwise", PRINT, (NORMED,), draft_vocab_size=DRAFTED, inner_size=64)
+    return random_head(replace(config, **changes))
+
+
 def tables(target: LoadedModel, record: HeadRecord) -> tuple[np.ndarray, np.ndarray]:
     """The target's embedding, and the rows of its head that the record's outputs stand for."""
     tied = target.source.checkpoint.tensor("model.embed_tokens.weight")

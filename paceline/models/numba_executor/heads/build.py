@@ -6,14 +6,22 @@ from paceline.models.loaded import LoadedModel
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.numba_executor.heads.autoregressive import NumbaAutoregressiveNet
 from paceline.models.numba_executor.heads.block import NumbaBlockNet
+from paceline.models.numba_executor.heads.hydra import NumbaHydra
 from paceline.models.numba_executor.heads.material import Material
-from paceline.models.numba_executor.heads.stepwise import NumbaMedusa, NumbaMlpSpeculator, NumbaStepNet
+from paceline.models.numba_executor.heads.medusa import NumbaBlockwise, NumbaMedusa
+from paceline.models.numba_executor.heads.mlp_speculator import NumbaMlpSpeculator
+from paceline.models.numba_executor.heads.stepwise import NumbaStepNet
 from paceline.models.numba_executor.weights import STORED
 
 AUTOREGRESSIVE = ("eagle", "eagle3", "p_eagle", "mtp")
 
 BLOCK = ("dflash", "dspark")
-STEPWISE = {"mlp_speculator": NumbaMlpSpeculator, "medusa": NumbaMedusa}
+STEPWISE = {
+    "mlp_speculator": NumbaMlpSpeculator,
+    "medusa": NumbaMedusa,
+    "hydra": NumbaHydra,
+    "blockwise": NumbaBlockwise,
+}
 
 Net = NumbaAutoregressiveNet | NumbaBlockNet | NumbaStepNet
 
