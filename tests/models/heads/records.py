@@ -52,6 +52,15 @@ def eagle3(**changes) -> HeadRecord:
     return random_head(replace(config, **changes))
 
 
+def p_eagle(**changes) -> HeadRecord:
+    """P-EAGLE of two layers with a draft vocabulary."""
+    layer = draft_layer(num_hidden_layers=2)
+    config = HeadConfig(
+        "p_eagle", PRINT, (1, 2, 3), layer, num_layers=2, draft_vocab_size=DRAFTED, mask_token_id=129, owns_head=True
+    )
+    return random_head(replace(config, **changes))
+
+
 def dspark(**changes) -> HeadRecord:
     """DSpark of two layers with a draft vocabulary and all its parts."""
     layer = draft_layer(num_hidden_layers=2, qk_norm=True)
