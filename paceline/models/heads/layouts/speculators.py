@@ -85,7 +85,6 @@ def write(record: HeadRecord, tables: TargetTables | None = None) -> tuple[dict[
         tensors = _markov_compact(tensors, record)
     elif config.family != "mtp":
         tensors.setdefault("lm_head.weight", tables.head_rows(record.draft_ids))
-        tensors.setdefault("embed_tokens.weight", tables.embedding)
     if "mask_hidden" in tensors:
         tensors["mask_hidden"] = tensors["mask_hidden"].reshape(1, 1, -1)
     if record.draft_ids is not None:
