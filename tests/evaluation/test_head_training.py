@@ -1,5 +1,6 @@
 """`paceline train head` from end to end with a random model of a few thousand weights."""
 
+import hashlib
 import json
 
 import pytest
@@ -24,7 +25,7 @@ def machine(monkeypatch):
     from paceline.models.loaded import LoadedModel
     from paceline.models.torch_executor import TorchModel
 
-    monkeypatch.setattr(ChattyTokenizer, "chat_template_digest", "ab" * 32, raising=False)
+    monkeypatch.setattr(ChattyTokenizer, "chat_template", "U:..|A:", raising=False)
     checkpoint = RandomCheckpoint(small_config())
     source = resolve.ModelSource("random", checkpoint, ChattyTokenizer())  # type: ignore[arg-type]
     monkeypatch.setattr(head_training, "load", lambda *_: LoadedModel(source, TorchModel(checkpoint)))
@@ -48,7 +49,7 @@ def test_a_head_is_trained_saved_and_gone_on_with(machine, tmp_path):
     assert first["step"] == 2 and first["output"] == str(folder) and plot.exists()
     record = read_head(folder)
     assert record.config.family == "medusa" and record.config.taps == (NORMED,)
-    assert record.config.target.template_sha256 == "ab" * 32
+    assert record.config.target.template_sha256 == hashlib.sha256(b"U:..|A:").hexdigest()
     assert record.card["training"]["updates"] == 2 and 0 < record.card["draft_vocabulary"]["coverage"] <= 1
     shards = sorted((tmp_path / "work" / "taps").glob("shard-*"))
     again = run(*common, "--steps", 2, "-o", folder)
@@ -68,5 +69,5 @@ def test_times(text, seconds):
 
 @pytest.mark.parametrize("text", ["", "m", "-3m", "0", "nan", "soon", "1e12h"])
 def test_no_times(text):
-    with pytest.raises(InvalidParameter, match="write 90s, 60m or 1.5h"):
+    with pytest.raises(InvalidParameter, match=r"write 90s, 60m or 1\.5h"):
         seconds_of(text)

@@ -33,7 +33,9 @@ def test_about_one_prompt_in_forty_is_held_out_whatever_its_type():
 def test_thirteen_words_in_a_row():
     text = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
     benchmark = ngrams_of([text, "short"])
-    assert is_contaminated("Well: ONE, two three four five six seven eight nine ten eleven twelve, thirteen!", benchmark)
+    assert is_contaminated(
+        "Well: ONE, two three four five six seven eight nine ten eleven twelve, thirteen!", benchmark
+    )
     assert not is_contaminated("one two three four five six seven eight nine ten eleven twelve", benchmark)
     assert not is_contaminated(text, set())
 
