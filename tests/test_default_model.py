@@ -23,7 +23,7 @@ INT8 = {"dtype": "int8"}
 DRAFTS = [
     {"method": "ngram"},
     {"method": "suffix"},
-    {"method": "suffix", "options": {"mode": "tree"}},
+    {"method": "suffix", "options": {"scoring": "published"}},
     {"method": "draft_model", "model": "smollm2-135m", "num_draft_tokens": 4},
     *(
         {"method": "draft_model", "model": "smollm2-135m", "num_draft_tokens": 6, "options": {"tree": tree} | INT8}

@@ -42,7 +42,8 @@ SERVICES = SimpleNamespace(target=SimpleNamespace(source=SimpleNamespace(eos_tok
 GOOD = {
     "plain": lambda: make_drafter("plain"),
     "ngram": lambda: make_drafter("ngram"),
-    "suffix path": lambda: make_drafter("suffix"),
+    "suffix path": lambda: make_drafter("suffix", mode="path"),
+    "suffix published": lambda: make_drafter("suffix", scoring="published"),
     "suffix tree": lambda: make_drafter("suffix", mode="tree"),
     "lookahead": lambda: Lookahead(SERVICES, 2, 3, 2),  # type: ignore[arg-type]
     "jacobi": lambda: make_drafter("jacobi"),
