@@ -18,7 +18,6 @@ from paceline.engine.live import LiveSample
 from paceline.engine.speculation import Speculation
 from paceline.errors import DrafterWarning
 from paceline.sampling import TokenTree
-from paceline.sampling.tree import trimmed
 from paceline.scheduling.batch import StepPlan
 from paceline.scheduling.request import RequestState
 from paceline.speculation import RequestOutcome
@@ -138,7 +137,7 @@ class Drafting:
             tree = replace(tree, tokens=tuple(index(token) for token in tree.tokens))
         if tree.tokens and not (min(tree.tokens) >= 0 and max(tree.tokens) < self._vocab_size):
             raise ValueError(f"proposed tokens outside the vocabulary of {self._vocab_size}")
-        return trimmed(tree, context.budget, context.max_depth)
+        return tree.prune(context.budget, context.max_depth)
 
     def _guarded(self, sample: LiveSample, act: Callable[[Asked], Answer], what: Asked) -> Answer | None:
         """`act(what)`; when it raises, the drafter is switched off for the sample and None is returned."""
