@@ -102,10 +102,11 @@ def test_an_error_in_a_text_ends_its_request_alone(engine_for, monkeypatch, stop
     params = [SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, stop=stop if n == VICTIM else ())
               for n in range(4)]  # fmt: skip
     plain = [output.token_ids for output in run_all(engine_for(), params=params)]
-    engine, pushed = engine_for(FIXED, Babbler()), TextStream.push
+    engine, pushed, victims = engine_for(FIXED, Babbler()), TextStream.push, []
 
     def push(self, token_id, may_stop=True):
         if self is engine._requests.get(str(VICTIM)).samples[0].text and len(self.text) > 5:
+            victims.append(engine.state_of(str(VICTIM)))
             raise Broken("text")
         return pushed(self, token_id, may_stop)
 
@@ -115,6 +116,7 @@ def test_an_error_in_a_text_ends_its_request_alone(engine_for, monkeypatch, stop
     monkeypatch.setattr(TextStream, "push", lenient_push)
     outputs = run_all(engine, params=params)
     assert outputs[VICTIM].finish_reason == "error" and "Broken: text" in outputs[VICTIM].outputs[0].error
+    assert victims[0].finish_reason == "error" and engine.metrics.finished == {"length": 3, "error": 1}
     others = [n for n in range(4) if n != VICTIM]
     assert [outputs[n].token_ids for n in others] == [plain[n] for n in others]
     assert engine.scheduler.pool.num_held == 0
