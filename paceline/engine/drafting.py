@@ -5,8 +5,6 @@ warning; the text is unchanged, since drafts never decide it. Proposals that wer
 tokens that judge them. Not for deciding who drafts.
 """
 
-import logging
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import index
@@ -16,7 +14,7 @@ from paceline.drafters.base import DraftContext, Drafter
 from paceline.engine.inputs import draft_context
 from paceline.engine.live import LiveSample
 from paceline.engine.speculation import Speculation
-from paceline.errors import DrafterWarning
+from paceline.errors import DrafterWarning, warn_safely
 from paceline.sampling import TokenTree
 from paceline.scheduling.batch import StepPlan
 from paceline.scheduling.request import RequestState
@@ -105,7 +103,7 @@ class Drafting:
         try:
             self.drafter.release(request_id)
         except Exception as error:
-            _warn(f"drafter {self._name} could not release {request_id!r}: {error!r}")
+            warn_safely(f"drafter {self._name} could not release {request_id!r}: {error!r}", DrafterWarning)
 
     def _looking(self, state: RequestState, live: dict[str, LiveSample], plan: StepPlan) -> DraftContext:
         most, left = self._speculation.most, max(1, state.num_output_left - 1)
@@ -145,20 +143,11 @@ class Drafting:
             return act(what)
         except Exception as error:
             sample.state.drafts = False
-            _warn(
-                f"drafter {self._name} failed for request {sample.request_id!r} and is switched off for it: {error!r}"
-            )
+            what = f"drafter {self._name} failed for request {sample.request_id!r} and is switched off for it"
+            warn_safely(f"{what}: {error!r}", DrafterWarning)
             self.release(sample.state.request_id)
             return None
 
     @property
     def _name(self) -> str:
         return repr(getattr(self.drafter, "name", type(self.drafter).__name__))
-
-
-def _warn(message: str) -> None:
-    """A warning, and nothing worse where warnings are errors: a drafter's fault must not end an engine."""
-    try:
-        warnings.warn(message, DrafterWarning, stacklevel=3)
-    except DrafterWarning:
-        logging.getLogger(__name__).warning(message)
