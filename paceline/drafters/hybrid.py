@@ -199,7 +199,7 @@ class Hybrid:
                 raise InvalidParameter("cost_ratio", problem, "give it one, e.g. 0.1: free drafters must choose theirs")
             score = self._children[child].score(context.request_id)
             request.num_read[child] = len(context.token_ids)
-            tree = tree.prune(budget)
+            tree = tree.prune(budget, context.max_depth)
             request.waiting.append(_Proposal(child, tree, score, request.records[child].expected(tree, score)))
 
     def _learn_price(
