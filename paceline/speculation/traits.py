@@ -28,6 +28,7 @@ class DrafterTraits:
         scores: it has a method `expected_accepted(request_id)`: how many tokens of its latest proposal for a request
             it expects to stand.
         watches: it is told the target's most probable token at every node it proposed.
+        reads: it has a model with keys and values of its own, which must read a request's text before the first draft.
     """
 
     branches: bool = False
@@ -39,6 +40,7 @@ class DrafterTraits:
     chooses: bool = False
     scores: bool = False
     watches: bool = False
+    reads: bool = False
 
     def __post_init__(self) -> None:
         if self.cost_ratio < 0:
