@@ -14,7 +14,8 @@ Every message names the field that is wrong and says what to do about it. Anythi
     └── EngineDead           the engine behind an AsyncLLM failed or was shut down
 
 A `DrafterWarning` says that a drafter failed and was switched off for a request, a `PolicyWarning` that a length policy
-failed and nothing is drafted any more: texts are unchanged, only slower.
+failed and nothing is drafted any more, a `HeadWarning` that a draft head runs where it was not trained: texts are
+unchanged, only slower.
 """
 
 import logging
@@ -27,6 +28,10 @@ class DrafterWarning(UserWarning):
 
 class PolicyWarning(UserWarning):
     """A length policy failed; the engine goes on without drafts."""
+
+
+class HeadWarning(UserWarning):
+    """A draft head runs, but not as it was trained: drafts may be accepted less often. Texts are unchanged."""
 
 
 def warn_safely(message: str, category: type[Warning]) -> None:

@@ -1,8 +1,9 @@
 """Options that several commands share, each written once, and how they become a loaded `LLM`."""
 
 import json
+from collections.abc import Callable
 from dataclasses import fields
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -14,6 +15,8 @@ from paceline.types import SamplingParams
 
 if TYPE_CHECKING:
     from paceline.engine.llm import LLM
+
+Number = TypeVar("Number", int, float)
 
 NONE = "none"
 """Plain decoding, where a drafter is named."""
@@ -75,7 +78,12 @@ Raw = Annotated[
 ]
 Chat = Annotated[bool, typer.Option("--chat", help="What is done anyway; kept for scripts.", hidden=True)]
 Dtype = Annotated[
-    str, option(MACHINE, "--dtype", help="Weights: auto, bfloat16, float32, int8, or w8a8 (activations too).")
+    str,
+    option(
+        MACHINE,
+        "--dtype",
+        help="Weights: auto, bfloat16, float32, int8, w8a8 (activations too), or gguf (a file's own blocks).",
+    ),
 ]
 Threads = Annotated[int | None, option(MACHINE, "--threads", help="Threads of a pass; default all processors.")]
 TensorParallel = Annotated[
@@ -92,7 +100,10 @@ CacheBytes = Annotated[
     ),
 ]  # fmt: skip
 CacheDtype = Annotated[
-    str, option(MACHINE, "--kv-cache-dtype", help="Keys and values: float32, float16, or auto (float16 with w8a8).")
+    str,
+    option(
+        MACHINE, "--kv-cache-dtype", help="Keys and values: float32, float16, or auto (float16 with w8a8 and gguf)."
+    ),
 ]
 ExecutorName = Annotated[str, option(MACHINE, "--executor", help="auto, numba or torch.")]
 Json = Annotated[bool, option(OUTPUT, "--json", help="Print one JSON object and nothing else.")]
@@ -142,6 +153,30 @@ def _name_and_value(field: str, text: str) -> tuple[str, Any]:
         return name, json.loads(value)
     except json.JSONDecodeError:
         return name, value
+
+
+def names(text: str | None) -> list[str]:
+    """``a,b,c`` as a list; empty for None or an empty text."""
+    return [each.strip() for each in (text or "").split(",") if each.strip()]
+
+
+def numbers(field: str, text: str, kind: Callable[[str], Number]) -> list[Number]:
+    """``1,2,4`` as numbers of `kind`. Raises InvalidParameter for what is none."""
+    try:
+        return [kind(each) for each in names(text)]
+    except ValueError:
+        raise InvalidParameter(field, f"{text!r} is no list of numbers", "write e.g. 1,4,8") from None
+
+
+def share(field: str, text: str) -> float:
+    """``3%`` or ``0.03`` as a share. Raises InvalidParameter for what is none, or not above 0."""
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        if not 0 < value < 1:
+            raise ValueError
+    except ValueError:
+        raise InvalidParameter(field, f"{text!r} is no share between 0 and 1", "write e.g. 3%") from None
+    return value
 
 
 def load_llm(model: str, speculative: SpeculativeConfig | None, **engine: Any) -> "LLM":

@@ -289,7 +289,8 @@ def _outcome(grant: Grant, result: StepResult, count: int) -> RequestOutcome:
     """What is told of a result of which `count` tokens were committed."""
     request, stats = grant.request, grant.request.draft_stats
     outcome = RequestOutcome(request.request_id, request.token_ids, count, grant.num_prefill_tokens)
-    if grant.draft_budget:
+    outcome.is_own = result.is_own
+    if grant.draft_budget and not result.is_own:
         outcome.asked, outcome.wanted = True, grant.wanted_budget
         outcome.in_a_row = stats.num_drafts > 0 and not stats.steps_since_draft
     if result.num_draft_tokens:
@@ -299,6 +300,10 @@ def _outcome(grant: Grant, result: StepResult, count: int) -> RequestOutcome:
         outcome.num_accepted = min(len(result.token_ids) - 1, count)
         outcome.level_refused = result.rejected and is_whole
         outcome.num_refused = max(result.num_refused, result.rejected) if is_whole else 0
+    if result.taps is not None:
+        num_computed = grant.num_prefill_tokens or count
+        outcome.taps = {tap: states[:num_computed] for tap, states in result.taps.items()}
+        outcome.first_tapped = grant.start
     return outcome
 
 

@@ -29,6 +29,7 @@ class DrafterTraits:
             it expects to stand.
         watches: it is told the target's most probable token at every node it proposed.
         reads: it has a model with keys and values of its own, which must read a request's text before the first draft.
+        taps: hidden states of the target that it is told of every committed token, as of `CausalLM.forward`.
     """
 
     branches: bool = False
@@ -41,6 +42,7 @@ class DrafterTraits:
     scores: bool = False
     watches: bool = False
     reads: bool = False
+    taps: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.cost_ratio < 0:

@@ -22,7 +22,7 @@ from paceline.models.numba_executor.gemm import PANEL
 from paceline.models.numba_executor.kernel_cache import compiled_forward
 from paceline.models.numba_executor.operand import new_operand
 from paceline.models.numba_executor.team import Team
-from paceline.models.numba_executor.weights import load_weights, shape_of
+from paceline.models.numba_executor.weights import ROUNDS, load_weights, shape_of
 from paceline.models.rope import inverse_frequencies
 from paceline.models.rows import Part, build_rows
 from paceline.types import Progress
@@ -65,15 +65,19 @@ class NumbaModel:
     Args:
         checkpoint: weights; converted on first use, memory-mapped afterwards.
         dtype: storage of the weights, ``bfloat16``, ``float32`` or ``int8`` with arithmetic in float32; or ``w8a8``,
-            where activations are rounded to 8 bits too and multiplied as integers; or ``auto``, see `choose_dtype`.
+            where activations are rounded to 8 bits too and multiplied as integers; ``gguf``, the same with the blocks
+            of a GGUF file as they are; or ``auto``, see `choose_dtype`.
         num_threads: threads of a pass; by default the processors this process may use.
         progress: told how far a conversion is.
-        kv_cache_dtype: storage of keys and values, ``float32`` or ``float16``; ``auto`` takes float16 with w8a8.
+        kv_cache_dtype: storage of keys and values, ``float32`` or ``float16``; ``auto`` takes float16 where activations
+            are rounded.
         load: gives the fields of `forward.Weights`.
 
     Raises:
         InvalidParameter, UnsupportedModel, PacelineError: see `load_weights`.
     """
+
+    head_builder = "paceline.models.numba_executor.heads.build"
 
     def __init__(
         self,
@@ -92,7 +96,7 @@ class NumbaModel:
         self._shape = shape_of(checkpoint.config)
         self.dtype_choice = choose_dtype(dtype, checkpoint, "numba", "cpu")
         dtype = self.dtype_choice.name
-        self._rounds = dtype == "w8a8"
+        self._rounds = dtype in ROUNDS
         self._cache_dtype = _cache_dtype(kv_cache_dtype, "float16" if self._rounds else "float32")
         no_tables = np.zeros(0, np.float32)
         self._weights = Weights(**load(checkpoint, dtype, progress), rope_cos=no_tables, rope_sin=no_tables)
@@ -118,6 +122,21 @@ class NumbaModel:
     def config(self) -> ModelConfig:
         """See `CausalLM.config`."""
         return self._config
+
+    @property
+    def team(self) -> Team:
+        """The threads of a pass; who else runs on them does so between passes."""
+        return self._team
+
+    @property
+    def shared_weights(self) -> Weights:
+        """The weights as the kernels read them, for draft heads that use the model's embedding and output head."""
+        return self._weights
+
+    @property
+    def cache_dtype(self) -> str:
+        """Storage of keys and values."""
+        return self._cache_dtype
 
     @property
     def num_threads(self) -> int:
@@ -159,8 +178,8 @@ class NumbaModel:
         context = int(rows.positions.max()) + 1
         self._extend_tables(context)
         scratch = self._lend(num_rows, asked, context, len(taps))._replace(page_mass=page_mass)
-        tap_places = np.full(self._shape.layers + 1, -1, np.int32)
-        tap_places[list(taps)] = range(len(taps))
+        tap_places = np.full(self._shape.layers + 2, -1, np.int32)
+        tap_places[list(taps)] = range(len(taps))  # `NORMED` counts from the end
         batch = Batch(
             rows.token_ids, rows.positions, rows.slots, rows.segments, rows.page_tables, rows.natural_lengths,
             rows.branch_slots, rows.logit_rows, rows.lengths, tap_places, self._layers,
@@ -168,7 +187,7 @@ class NumbaModel:
         eps = np.float32(self._config.norm_eps)
         self._team.run(
             self._forward, self._team.num_threads, self._shape, eps, self._weights, batch, scratch,
-            _flat(cache.keys), _flat(cache.values),
+            flat(cache.keys), flat(cache.values),
         )  # fmt: skip
         logits = scratch.logits[: asked * self._shape.vocab].reshape(asked, self._shape.vocab)
         hidden = scratch.taps[: len(taps) * num_rows * self._shape.hidden].reshape(
@@ -205,7 +224,7 @@ class NumbaModel:
         return self._scratch._replace(counters=self._counters[0])
 
 
-def _flat(cached: np.ndarray) -> np.ndarray:
+def flat(cached: np.ndarray) -> np.ndarray:
     """Keys or values as the kernels take them: Numba knows no float16, so its bits go as int16."""
     return cached.reshape(-1).view(np.int16 if cached.dtype == np.float16 else cached.dtype)
 

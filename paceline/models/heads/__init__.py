@@ -1,0 +1,1 @@
+"""Draft heads: small networks that read a target's hidden states and propose what comes next."""
