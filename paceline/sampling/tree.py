@@ -8,8 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-import numpy as np
-
 from paceline.errors import InvalidParameter
 from paceline.sampling.law import Law
 
@@ -113,14 +111,6 @@ class TokenTree:
     def tokens_to(self, node: int) -> tuple[int, ...]:
         """Tokens on the path down to `node`: what the text would grow by if `node` were accepted."""
         return tuple(self.tokens[i] for i in self.path_to(node))
-
-    def ancestor_mask(self) -> np.ndarray:
-        """[n, n] bool: node i attends to node j, that is j is i or one of its ancestors (SpecInfer's tree mask)."""
-        mask = np.eye(len(self), dtype=bool)
-        for node, parent in enumerate(self.parents):
-            if parent != ROOT_PARENT:
-                mask[node] |= mask[parent]
-        return mask
 
     def draft_law(self, node: int) -> Law:
         """The law `node` was drawn from (before earlier siblings were removed); one-hot for deterministic proposals."""

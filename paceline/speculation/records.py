@@ -167,7 +167,6 @@ class DraftStats:
         last_budget: nodes the policy wanted when the latest draft was verified (before the step's budget cut it), None
             before the first one.
         last_depth, last_accepted_tokens: levels of the latest draft, and how many stood.
-        last_draft_tokens: its nodes.
         steps_since_draft: decode steps since then, drafts that came back empty included.
         num_looks: proposals of its drafter that were looked at without verifying them.
         is_looked_at: the latest of them still waits for the tokens that come.
@@ -182,7 +181,6 @@ class DraftStats:
     last_budget: int | None = None
     last_depth: int = 0
     last_accepted_tokens: int = 0
-    last_draft_tokens: int = 0
     steps_since_draft: int = 0
     num_looks: int = 0
     is_looked_at: bool = False
@@ -209,7 +207,7 @@ class DraftStats:
             return
         self.num_drafts += 1
         self.last_budget, self.last_depth = outcome.wanted, outcome.depth
-        self.last_draft_tokens, self.last_accepted_tokens = num_nodes, outcome.num_accepted
+        self.last_accepted_tokens = outcome.num_accepted
         self.steps_since_draft = 0
 
 
