@@ -152,8 +152,8 @@ class Drafting:
             return act(what)
         except Exception as error:
             sample.state.drafts = False
-            what = f"drafter {self._name} failed for request {sample.request_id!r} and is switched off for it"
-            warn_safely(f"{what}: {error!r}", DrafterWarning)
+            message = f"drafter {self._name} failed for request {sample.request_id!r} and is switched off for it"
+            warn_safely(f"{message}: {error!r}", DrafterWarning)
             self.release(sample.state.request_id)
             return None
 
