@@ -30,6 +30,7 @@ class DrafterTraits:
         watches: it is told the target's most probable token at every node it proposed.
         at_once: greedy chains are drafted whole, in one call, and paid for whole, so that asking for more tokens than
             will be wanted costs something.
+        reads: it has a model with keys and values of its own, which must read a request's text before the first draft.
         taps: hidden states of the target that it is told of every committed token, as of `CausalLM.forward`.
     """
 
@@ -43,6 +44,7 @@ class DrafterTraits:
     scores: bool = False
     watches: bool = False
     at_once: bool = False
+    reads: bool = False
     taps: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
