@@ -1,0 +1,151 @@
+"""`Front`: from a request's body to its answer, whole or streamed, over any backend. Routes are `app.py`'s."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any, cast
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+
+from paceline.errors import InvalidParameter
+from paceline.serving.answers import Answer, Wish
+from paceline.serving.gate import Gate
+from paceline.serving.job import Backend, Job, TextBackend
+from paceline.serving.protocol import ChatRequest, CompletionRequest, split_samples
+from paceline.serving.refusals import HttpRefusal
+from paceline.serving.settings import Settings
+from paceline.serving.stream import event, events, gather, run, unless_gone
+
+_STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+_EARLY_SECONDS = 1.0
+"""After this a stream's headers are sent without its first token: a refusal would have come by then."""
+
+
+class Front:
+    """What all endpoints share.
+
+    Args:
+        backend: answers.
+        settings: limits.
+    """
+
+    def __init__(self, backend: Backend, settings: Settings) -> None:
+        self.backend, self.settings = backend, settings
+        self.gate = Gate(settings.max_running + settings.max_queue)
+
+    def at_hand(self) -> TextBackend:
+        """The same. Raises HttpRefusal, 501, where it has not."""
+        if self.text is None:
+            raise HttpRefusal(501, "a cluster's models are in other processes; ask a server with one model")
+        return self.text
+
+    @property
+    def text(self) -> TextBackend | None:
+        """The backend, where it has its models at hand."""
+        return cast(TextBackend, self.backend) if hasattr(self.backend, "tokenize") else None
+
+    def served_name(self, asked: str | None) -> str:
+        """The model a request is for: the one it names, or the only one there is."""
+        if asked:
+            return asked
+        if len(self.backend.models) > 1:
+            raise InvalidParameter("model", "is missing", f"name one of {', '.join(self.backend.models)}")
+        return self.backend.models[0]
+
+    async def generate(self, request: Request, body: CompletionRequest | ChatRequest) -> Response:
+        """The answer to either kind of request, whole or streamed."""
+        is_chat = isinstance(body, ChatRequest)
+        request_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
+        body.model = self.served_name(body.model)
+        jobs = [self._bounded(job) for job in body.jobs(request_id)]
+        answer = Answer(request_id, body.model, _wish(body, jobs, self.settings))
+        request.scope.setdefault("state", {})["noted"] = {"model": body.model, "stream": body.stream}
+        if self.text is None:
+            jobs = [single for job in jobs for single in split_samples(job)]
+        if not body.stream or body.echo:
+            return await self._whole(request, body, jobs, answer)
+        return await self._streamed(request, body, jobs, answer)
+
+    async def _whole(self, request: Request, body: Any, jobs: list[Job], answer: Answer) -> Response:
+        with self.gate.inside(len(jobs)):
+            chunks = run(self.backend, jobs, 1 if self.text else body.n)
+            try:
+                whole = answer.whole(await unless_gone(request, gather(chunks, self.gate)))
+            finally:
+                await chunks.aclose()
+        request.scope["state"]["noted"] |= {"usage": whole["usage"]}
+        if not body.stream:
+            return JSONResponse(whole)
+        usage = {} if body.include_usage else {"usage": None}
+        return StreamingResponse(iter([event(whole | usage), "data: [DONE]\n\n"]), media_type="text/event-stream")
+
+    async def _streamed(self, request: Request, body: Any, jobs: list[Job], answer: Answer) -> Response:
+        """The first piece is awaited a little before the status is sent, so that a refusal has a status of its own."""
+        stack = ExitStack()
+        stack.enter_context(self.gate.inside(len(jobs)))
+        chunks = run(self.backend, jobs, 1 if self.text else body.n)
+        first = asyncio.ensure_future(anext(chunks))
+        try:
+            await unless_gone(request, asyncio.wait({first}, timeout=_EARLY_SECONDS))
+            early = first.result() if first.done() else None
+        except BaseException:
+            await _ended(first)
+            await chunks.aclose()
+            stack.close()
+            raise
+        usage = body.include_usage, bool(body.stream_options.continuous_usage_stats)
+        rest = _rest(first, chunks) if early is None else chunks
+        told = events(rest, early, answer, usage, self.gate, self.settings.ping_seconds)
+        return StreamingResponse(_within(stack, told), media_type="text/event-stream", headers=_STREAM_HEADERS)
+
+    def _bounded(self, job: Job) -> Job:
+        """The job with the server's own time limit."""
+        limits = [each for each in (job.timeout, self.settings.request_timeout) if each is not None]
+        return replace(job, timeout=min(limits)) if limits else job
+
+
+async def _rest(first: "asyncio.Future[Any]", chunks: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    """All chunks, of which the first is being awaited."""
+    try:
+        yield await first
+        async for item in chunks:
+            yield item
+    finally:
+        await _ended(first)
+        await chunks.aclose()
+
+
+async def _within(stack: ExitStack, told: AsyncIterator[str]) -> AsyncIterator[str]:
+    """`told`; `stack` is closed after it, however it ends."""
+    with stack:
+        try:
+            async for each in told:
+                yield each
+        finally:
+            await told.aclose()  # type: ignore[attr-defined]
+
+
+async def _ended(task: "asyncio.Future[Any]") -> None:
+    if not task.done():
+        task.cancel()
+        await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()
+
+
+def _wish(body: CompletionRequest | ChatRequest, jobs: list[Job], settings: Settings) -> Wish:
+    return Wish(
+        is_chat=isinstance(body, ChatRequest),
+        logprobs=jobs[0].params.logprobs is not None,
+        echo=body.echo,
+        only_echo=body.only_echo,
+        token_ids=body.return_token_ids,
+        prompt_logprobs=body.prompt_logprobs is not None,
+        trace=body.paceline.trace,
+        stats=body.paceline.stats or body.paceline.trace or settings.spec_decode_metrics,
+        num_samples=body.n,
+        prompts=[job.prompt for job in jobs],
+    )
