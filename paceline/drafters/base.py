@@ -53,12 +53,14 @@ class DraftContext:
         budget: most nodes the tree may have, at least 1.
         max_depth: most levels it may have, at least 1: deeper ones would lie after the end of the output.
         warp: (logits [vocab], tokens drafted down to the node) to the request's warped law, so that a drafter with a
-            distribution can warp it as the target's is.
+            distribution can warp it as the target's is. With `ids` [k] the logits are of these tokens alone.
         randomness: the request's own; a drafter with a distribution draws node i of its tree through `draw_node`.
         coupled: the request is verified under the coupled rule, so draws share the target's noise.
         keep_drafting: asked before each further draw with the draft laws so far, never with the token just drawn.
         rank: as `warp`, to the law that ranks candidates (`Warper.confidence_law`); None takes `warp`.
+        takes_argmax: `warp` puts everything on the largest logit, so a drafter need not ask it.
         asks_beliefs: the length policy reads how sure the draft is, so greedy requests must hand it `belief`.
+        asks_laws: it reads more of a belief than its largest probability.
         page_table: the target's own pages of the request, in order of position; all of `token_ids` but the last have
             their keys and values there, to be read, never written. The slots after them, of the last token and of
             `budget` more, are overwritten when the draft is verified: a drafter may use them until then. Not to be
@@ -74,12 +76,14 @@ class DraftContext:
     num_prompt_tokens: int
     budget: int
     params: SamplingParams
-    warp: Callable[[np.ndarray, Sequence[int]], Law]
+    warp: Callable[..., Law]
     randomness: Randomness
     coupled: bool = False
     keep_drafting: Callable[[Sequence[DraftLaw]], bool] = always
-    rank: Callable[[np.ndarray, Sequence[int]], Law] | None = None
+    rank: Callable[..., Law] | None = None
+    takes_argmax: bool = False
     asks_beliefs: bool = False
+    asks_laws: bool = False
     page_table: Sequence[int] = ()
     end_token_ids: Collection[int] = ()
     max_depth: int = 1 << 30

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Real
+from typing import NamedTuple
 
 import numpy as np
 
@@ -50,6 +51,13 @@ class StepOutput:
     finished: RequestOutput | None = None
     index: int = 0
     completion: CompletionOutput | None = None
+
+
+class Scores(NamedTuple):
+    """What a pass says of one request: the asked logits [rows, vocab], if any, and hidden states [rows, hidden]."""
+
+    logits: np.ndarray | None
+    taps: dict[int, np.ndarray]
 
 
 class Engine:
@@ -205,30 +213,32 @@ class Engine:
         """What the pass produced for each grant, and the ids of the requests that it failed for."""
         try:
             copy_pages(self.cache, plan.copies)
-            logits = self._run(plan, trees)
+            scores = self._run(plan, trees)
         except Exception as error:
             return [], self._fail_pass(plan, error)
         results, failed = [], []
         for grant in plan.grants:
             live = self._live[grant.request.request_id]
             try:
-                results.append(self._result(grant, live, trees, logits))
+                results.append(self._result(grant, live, trees, scores[grant.request.request_id]))
             except Exception as error:
                 live.error = error
                 failed.append(grant.request.request_id)
         return results, failed
 
-    def _run(self, plan: StepPlan, trees: dict[str, TokenTree]) -> dict[str, np.ndarray]:
-        """One forward pass; the asked logits [rows, vocab] of every request that gets a token."""
+    def _run(self, plan: StepPlan, trees: dict[str, TokenTree]) -> dict[str, Scores]:
+        """One forward pass; what it says of every request."""
         parts = [part_of(grant, trees.get(grant.request.request_id, EMPTY)) for grant in plan.grants]
-        output = self._model.forward(build_rows(parts), self.cache)
-        logits, first = {}, 0
+        output = self._model.forward(build_rows(parts), self.cache, self.drafter.traits.taps)
+        scores, asked, row = {}, 0, 0
         for grant, part in zip(plan.grants, parts, strict=True):
-            if part.logits != "none":
-                last = first + (len(part.tokens) if part.logits == "all" else 1)
-                logits[grant.request.request_id] = output.logits[first:last]
-                first = last
-        return logits
+            size = len(part.tokens)
+            num_asked = {"all": size, "last": 1, "none": 0}[part.logits]
+            logits = output.logits[asked : asked + num_asked] if num_asked else None
+            taps = {tap: states[row : row + size] for tap, states in output.taps.items()}
+            scores[grant.request.request_id] = Scores(logits, taps)
+            asked, row = asked + num_asked, row + size
+        return scores
 
     def _fail_pass(self, plan: StepPlan, error: Exception) -> list[str]:
         """The requests of a failed pass, which end with its error; everybody else is computed anew.
@@ -254,13 +264,11 @@ class Engine:
         except Exception:
             raise EngineDead(f"a pass failed, and so does one without any request: {error!r}") from error
 
-    def _result(
-        self, grant: Grant, live: LiveSample, trees: dict[str, TokenTree], logits: dict[str, np.ndarray]
-    ) -> StepResult:
+    def _result(self, grant: Grant, live: LiveSample, trees: dict[str, TokenTree], scores: Scores) -> StepResult:
         """The verdict on one grant; an accepted branch is moved to its natural slots."""
         request_id = grant.request.request_id
-        result = StepResult(request_id, grant.num_prefill_tokens)
-        rows = logits.get(request_id)
+        result = StepResult(request_id, grant.num_prefill_tokens, taps=scores.taps or None)
+        rows = scores.logits
         if rows is None:
             return result
         rows = live.scores.read_prompt(grant, rows)
@@ -272,6 +280,9 @@ class Engine:
         if verdict.path:
             settle(self.cache, grant, verdict)
         result.token_ids = (*(tree.tokens[node] for node in verdict.path), verdict.token)
+        if scores.taps and grant.is_decode:
+            kept = [0, *(node + 1 for node in verdict.path)]
+            result.taps = {tap: states[kept] for tap, states in scores.taps.items()}
         if len(tree):
             result.num_draft_tokens, result.depth = len(tree), max(tree.depths)
             result.tokens, result.parents = tree.tokens, tree.parents

@@ -83,7 +83,7 @@ def _listening(context: DraftContext, into: list[np.ndarray]) -> DraftContext:
         into.append(features(laws))
         return True
 
-    return replace(context, keep_drafting=keep_drafting, asks_beliefs=True)
+    return replace(context, keep_drafting=keep_drafting, asks_beliefs=True, asks_laws=True)
 
 
 def _common_length(drafted: Sequence[int], committed: Sequence[int]) -> int:

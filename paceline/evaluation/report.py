@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline.engine.llm import LLM, Prompt
 from paceline.speculation.prices import PassSeconds
+from paceline.theory.round import PlainPrices, Round, round_seconds
 from paceline.types import RequestOutput, RequestStats, SamplingParams, TokenOutput
 
 
@@ -79,8 +80,9 @@ def predicted_speedup(stats: RequestStats, pass_seconds: PassSeconds, cost_ratio
     if not drafts:
         return 1.0
     tokens = passes + drafts * _expected_accepted(stats)
-    nodes, levels = stats.num_draft_tokens / drafts, sum(stats.drafted_per_level) / drafts
-    seconds = (passes - drafts) * plain + drafts * (pass_seconds(1 + nodes, 0) + levels * cost_ratio * plain)
+    draft = Round(1, stats.num_draft_tokens / drafts, sum(stats.drafted_per_level) / drafts)
+    prices = PlainPrices(pass_seconds, cost_ratio * plain)
+    seconds = (passes - drafts) * plain + drafts * round_seconds(draft, prices)
     return tokens * plain / seconds
 
 

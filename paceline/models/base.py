@@ -24,6 +24,10 @@ PAGE_SIZE = 16
 """Token slots per page of keys and values."""
 
 
+NORMED = -1
+"""The tap after the final norm, where tap `num_hidden_layers` is the state before it."""
+
+
 def pages_for(num_tokens: int) -> int:
     """Pages that hold the keys and values of `num_tokens` tokens."""
     return -(-num_tokens // PAGE_SIZE)
@@ -120,8 +124,8 @@ class CausalLM(Protocol):
     def forward(self, rows: Rows, cache: KVCache, taps: tuple[int, ...] = ()) -> ForwardOutput:
         """One pass: writes the rows' keys and values, returns the asked logits.
 
-        `taps` names layers: tap i is the hidden state that enters layer i, and i = num_hidden_layers the state after
-        the final norm.
+        `taps` names hidden states: tap i enters layer i, i = num_hidden_layers leaves the last layer, and `NORMED` is
+        the state after the final norm.
         """
         ...
 
@@ -153,6 +157,17 @@ class WeighsPages(Protocol):
         table.
         """
         ...
+
+
+@runtime_checkable
+class RunsHeads(Protocol):
+    """What a `CausalLM` has besides when draft heads can run beside it.
+
+    Attributes:
+        head_builder: module with a `make_net(record, target, dtype)`; see `models/heads/build.py`.
+    """
+
+    head_builder: str
 
 
 def checked_layers(layers: Sequence[int], num_layers: int) -> tuple[int, ...]:

@@ -13,8 +13,9 @@ import numpy as np
 
 from paceline.errors import InvalidParameter
 from paceline.placement.scheduled import context_per_row, refuse_prefix_caching, simulated_request
-from paceline.scheduling import Commit, Grant, PagePool, Scheduler, SchedulerConfig, StepResult
-from paceline.speculation import CostProfile, Fixed, LengthPolicy
+from paceline.scheduling import Commit, Grant, PagePool, Scheduler, SchedulerConfig, StepPlan, StepResult
+from paceline.speculation import CostProfile, Fixed, FixedPrices, LengthPolicy
+from paceline.theory.round import Round, round_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +104,20 @@ def simulate_serving(requests: Sequence[TokenRequest], model: ServingModel, seed
     return _Serving(requests, model, np.random.default_rng(seed)).run()
 
 
+def _round_of(plan: StepPlan) -> Round:
+    """What a step has to do; drafts of a pass are made together, one draft step per token of the longest."""
+    drafts = [grant.draft_budget for grant in plan.grants if grant.is_decode]
+    num_prefill_rows = plan.num_rows - len(drafts) - sum(drafts)
+    return Round(len(drafts), sum(drafts), max(drafts, default=0), context_per_row(plan), num_prefill_rows)
+
+
 class _Serving:
     """One simulation under way: the clock, the scheduler, and what was seen."""
 
     def __init__(self, requests: Sequence[TokenRequest], model: ServingModel, rng: np.random.Generator) -> None:
         self.model = model
         self.rng = rng
+        self.prices = FixedPrices(model.pass_seconds, lambda _num_requests, _context: model.draft_seconds)
         self.scheduler = Scheduler(model.config, PagePool(model.num_pages, model.page_size), model.length)
         self.states = [
             simulated_request(index, request.prompt_tokens, request.output_tokens, request.arrival)
@@ -132,8 +141,7 @@ class _Serving:
 
     def _step(self) -> None:
         plan = self.scheduler.schedule(self.now)
-        longest = max((grant.draft_budget for grant in plan.grants), default=0)
-        self.now += self.model.pass_seconds(plan.num_rows, context_per_row(plan)) + longest * self.model.draft_seconds
+        self.now += round_seconds(_round_of(plan), self.prices)
         self.num_passes += 1
         commits = self.scheduler.update([self._compute(grant) for grant in plan.grants], self.now)
         for grant, commit in zip(plan.grants, commits, strict=True):

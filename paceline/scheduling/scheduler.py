@@ -298,6 +298,10 @@ def _outcome(grant: Grant, result: StepResult, count: int) -> RequestOutcome:
         outcome.num_accepted = min(len(result.token_ids) - 1, count)
         outcome.level_refused = result.rejected and is_whole
         outcome.num_refused = max(result.num_refused, result.rejected) if is_whole else 0
+    if result.taps is not None:
+        num_computed = grant.num_prefill_tokens or count
+        outcome.taps = {tap: states[:num_computed] for tap, states in result.taps.items()}
+        outcome.first_tapped = grant.start
     return outcome
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from paceline.speculation.prices import Prices
 from paceline.speculation.records import BatchStats, DraftStats
+from paceline.theory.round import Round, round_seconds
 
 _TIE = 1e-12  # a longer draft must win by more than float noise
 _EACH, _POINTS = 40, 12  # up to 40 row counts are priced each; beyond, 12 of them and lines between
@@ -77,10 +78,9 @@ def best_draft(offers: Offers, prices: Prices, batch: BatchStats) -> Choice:
 
 def step_seconds(prices: Prices, batch: BatchStats, levels: int, nodes: float | None = None) -> float:
     """A step in which every decoding request drafts `levels` levels and `nodes` nodes (as many, when left out)."""
-    size, context = max(1, batch.num_decodes), batch.mean_context
-    rows = batch.num_prefill_rows + size * (1 + (levels if nodes is None else nodes))
-    drafting = sum([prices.draft_level(level, size, context) for level in range(levels)])
-    return drafting + prices.target(rows, context)
+    size = max(1, batch.num_decodes)
+    drafted = size * (levels if nodes is None else nodes)
+    return round_seconds(Round(size, drafted, levels, batch.mean_context, batch.num_prefill_rows), prices)
 
 
 def loss_of_trying(offers: Offers, choice: Choice, prices: Prices, batch: BatchStats) -> np.ndarray:

@@ -30,6 +30,9 @@ class RequestOutcome:
         asked: the drafter was asked for a draft to verify.
         in_a_row: the step before drafted for this request too, so the drafter had nothing else to read.
         picks: [1 + nodes] the target's most probable token at the root and at every node, for drafters that watch.
+        taps: tap to the hidden states [n, hidden] of the committed tokens that this step computed, for drafters that
+            name taps; None where nobody does.
+        first_tapped: position of the first of them.
         finished: these tokens are its last.
         is_own: the draft was the request's own (a prediction), and says nothing about the drafter.
     """
@@ -49,6 +52,8 @@ class RequestOutcome:
     asked: bool = False
     in_a_row: bool = False
     picks: Any = None
+    taps: Any = None
+    first_tapped: int = 0
     finished: bool = False
     is_own: bool = False
 

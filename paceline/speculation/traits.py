@@ -28,6 +28,7 @@ class DrafterTraits:
         scores: it has a method `expected_accepted(request_id)`: how many tokens of its latest proposal for a request
             it expects to stand.
         watches: it is told the target's most probable token at every node it proposed.
+        taps: hidden states of the target that it is told of every committed token, as of `CausalLM.forward`.
     """
 
     branches: bool = False
@@ -39,6 +40,7 @@ class DrafterTraits:
     chooses: bool = False
     scores: bool = False
     watches: bool = False
+    taps: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.cost_ratio < 0:

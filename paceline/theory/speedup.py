@@ -3,14 +3,15 @@
 Two forms. The closed form counts in plain target passes and knows one price, the cost ratio c (one draft step over one
 target pass); it takes a verify pass to cost what a plain one costs. The measured form takes times: t(M) seconds for a
 pass over M rows, and seconds per draft step. Floats and Fractions alike. Not the place for measuring (`benchmarks/`) or
-for choosing a length while serving (`scheduling/length/`).
+for choosing a length while serving (`speculation/`).
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from paceline.theory.acceptance import expected_tokens
 from paceline.theory.checks import Number, check_cost, check_count, check_positive, check_rate
+from paceline.theory.round import PlainPrices, Round, speedup
 
 MAX_LENGTH = 128
 """Where a scan for the best length ends unless told otherwise; a draft that costs nothing has no best length."""
@@ -133,10 +134,13 @@ def measured_speedup(
     check_positive("tokens_per_pass", tokens_per_pass)
     check_count("num_draft_tokens", num_draft_tokens)
     check_cost("draft_seconds", draft_seconds)
-    plain, verify = pass_seconds(1), pass_seconds(num_draft_tokens + 1)
-    check_positive("pass_seconds", plain)
-    check_positive("pass_seconds", verify)
-    return tokens_per_pass * plain / (num_draft_tokens * draft_seconds + verify)
+    for rows in (1, num_draft_tokens + 1):
+        check_positive("pass_seconds", pass_seconds(rows))
+    number: Any = tokens_per_pass  # the price of a round is typed for seconds, and as right for Fractions
+    seconds: Any = pass_seconds
+    step: Any = draft_seconds
+    prices = PlainPrices(lambda rows, _context: seconds(rows), step)
+    return speedup(number, Round(1, num_draft_tokens, num_draft_tokens), prices)
 
 
 def best_measured_length(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from paceline.errors import InvalidParameter, WorkerDied
-from paceline.models.base import PAGE_SIZE
+from paceline.models.base import NORMED, PAGE_SIZE
 from paceline.models.rows import Part, build_rows, compaction
 from tests.fakes import RandomCheckpoint, small_config
 
@@ -89,7 +89,7 @@ def test_prefill_decode_tree_and_compaction(pair):
     pair.forward(build_rows([Part(PAGES, 0, prompt[:13], logits="none")]))
     pair.forward(build_rows([Part(PAGES, 13, prompt[13:], logits="last"), Part((7,), 0, other)]), TAPS)
     tree = build_rows([Part(PAGES, 21, [9, 5, 6, 7, 8], parents=[-1, 0, 0, 2, 1]), Part((7,), 5, [3])])
-    pair.forward(tree, taps=(3, 1))
+    pair.forward(tree, taps=(NORMED, 3, 1))
     for cache in pair.caches:  # the path of rows 0, 2, 3 is accepted
         cache.move(*compaction(PAGES, 21, [0, 2, 3]))
     after = build_rows([Part(PAGES, 24, [11], logits="last")])
@@ -115,8 +115,8 @@ def test_layers_can_be_left_out_wherever_they_are(pair):
     rows = build_rows([Part(PAGES, 0, random_tokens(20, seed=4), logits="last")])
     for layers in ((0, 2), (1,)):
         ours, theirs = (model.with_layers(layers) for model in (pair.parallel, pair.alone))
-        first = ours.forward(rows, ours.new_cache(6), taps=(2, 3))
-        second = theirs.forward(rows, theirs.new_cache(6), taps=(2, 3))
+        first = ours.forward(rows, ours.new_cache(6), taps=(2, NORMED))
+        second = theirs.forward(rows, theirs.new_cache(6), taps=(2, NORMED))
         pair.close(first.logits, second.logits)
         assert sorted(first.taps) == sorted(second.taps)
 

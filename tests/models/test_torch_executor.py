@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from paceline.errors import InvalidParameter
-from paceline.models.base import PAGE_SIZE
+from paceline.models.base import NORMED, PAGE_SIZE
 from paceline.models.safetensors_folder import SafetensorsCheckpoint
 from paceline.models.torch_executor import TorchModel
 
@@ -105,15 +105,26 @@ def test_move_reads_before_it_writes(llama):
     np.testing.assert_array_equal(cache.read([1, 0, 2])[0], before)
 
 
+def _layers_of(theirs):
+    return theirs.transformer.h if hasattr(theirs, "transformer") else theirs.model.layers
+
+
 def test_taps_are_what_enters_a_layer_and_what_leaves_the_norm(pair):
     model, theirs = pair
     tokens = random_tokens(12, seed=6)
-    output = model.forward(chain_rows([(tokens, 0, (0,))]), model.new_cache(1), taps=(0, 1, 2))
+    output = model.forward(chain_rows([(tokens, 0, (0,))]), model.new_cache(1), taps=(0, 1, 2, NORMED))
     with torch.no_grad():
         hidden = theirs(torch.tensor([tokens]), output_hidden_states=True).hidden_states
-    for layer, states in output.taps.items():
-        close(states, hidden[layer][0].numpy())
-    assert sorted(output.taps) == [0, 1, 2]
+    last = []
+    handle = _layers_of(theirs)[-1].register_forward_hook(lambda _module, _given, result: last.append(result))
+    with torch.no_grad():
+        theirs(torch.tensor([tokens]))
+    handle.remove()
+    raw = last[0][0] if isinstance(last[0], tuple) else last[0]
+    expected = {0: hidden[0], 1: hidden[1], 2: raw.reshape(hidden[0].shape), NORMED: hidden[2]}
+    assert sorted(output.taps) == sorted(expected)
+    for tap, states in output.taps.items():
+        close(states, expected[tap][0].numpy())
 
 
 def test_only_the_asked_rows_have_logits(llama):

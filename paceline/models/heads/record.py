@@ -1,10 +1,11 @@
 """`HeadRecord`: a trained draft head as this project holds it, whatever file it came from.
 
 One frozen description and the tensors by name. Names of tensors are those of vLLM's `speculators` format, without
-prefixes (``fc.weight``, ``layers.0.self_attn.q_proj.weight``, ``norm.weight``, ``lm_head.weight``). Not the place for reading files (`layouts/`) or for computing (`nets.py` and the executors).
+prefixes (``fc.weight``, ``layers.0.self_attn.q_proj.weight``, ``norm.weight``, ``lm_head.weight``). Not the place for
+reading files (`layouts/`) or for computing (`nets.py` and the executors).
 
-Hidden states are numbered as in transformers: tap k is the residual stream that enters layer k (0: the embeddings), tap
-`num_hidden_layers` the one that leaves the last layer, before the final norm; `NORMED` is the state after it.
+Taps are those of `CausalLM.forward`. EAGLE-3 and block heads read the residual stream (numbers 0 to the number of
+layers); EAGLE-1 and 2, HASS, Medusa, Hydra and MLP speculators read `NORMED`, the state after the final norm.
 """
 
 from collections.abc import Mapping
@@ -16,11 +17,9 @@ import numpy as np
 from paceline.models.config import ModelConfig
 
 Family = Literal[
-    "eagle", "eagle3", "p_eagle", "dflash", "dspark", "mtp", "mlp_speculator", "medusa", "hydra", "blockwise"
-]
-
-NORMED = -1
-"""The tap after the target's final norm, which EAGLE-1 and 2, HASS, Medusa, Hydra and MLP speculators read."""
+    "eagle", "eagle3", "p_eagle", "dflash", "dspark", "mtp", "mlp_speculator", "lstm_speculator", "medusa", "hydra",
+    "blockwise",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +49,11 @@ class HeadConfig:
         family: who computes it.
         target: what it was trained for.
         taps: canonical ids of the hidden states it reads, in the order they are concatenated.
-        layer: sizes of its decoder layers (hidden, heads, rope, norm_eps, qk_norm, ...); None without attention.
+        layer: sizes of its decoder layers (hidden, heads, rope, norm_eps, qk_norm, ...), whose
+            `max_position_embeddings` is how far they may go; None for heads without attention.
         num_layers: decoder layers.
-        num_steps: tokens it was trained to draft: heads of Medusa, the block of a block head, TTT steps.
+        num_steps: tokens it was trained to draft: heads of Medusa, places of a block (its anchor's too where
+            `sample_from_anchor`), TTT steps.
         draft_vocab_size: rows of its output head.
         norm_before_fc: one norm over the concatenated taps (`input_norm.weight`).
         fc_norm: one norm per tap (`fc_norm.{i}.weight`).
@@ -61,13 +62,17 @@ class HeadConfig:
         norm_output: the state after `norm` is fed to the next step, not the one before it (EAGLE-3.1).
         owns_embedding, owns_head: `embed_tokens.weight`, `lm_head.weight` are the head's own, not the target's rows.
         mask_token_id: the token whose embedding stands for a place to fill (block heads, P-EAGLE).
+        sample_from_anchor: a block head's anchor row drafts too, so a block of n rows drafts n tokens, not n - 1.
         markov_rank: of the bias by the token before (DSpark); 0 for none.
-        confidence: a confidence output is there (DSpark).
-        inner_size: width of an MLP speculator's state.
+        confidence: a confidence output is there (DSpark); `confidence_markov`: it reads the token before, too.
+        inner_size: width of the state of an MLP or LSTM speculator, of the feed-forward of a blockwise head.
+        embedding_scale: factor on the target's embeddings where an MLP speculator reads those.
         tied: all steps of an MLP speculator share their weights but the first projection.
         scale_input: an MLP speculator norms its input.
-        block_depth: residual blocks per Medusa head.
-        max_positions: positions it was trained for.
+        block_depth: residual blocks per Medusa head, linear layers per Hydra head.
+        variant: which of several forms: Hydra's (``mlp``, ``prefix-mlp``), DSpark's bias (``vanilla``, ``gated``,
+            ``rnn``).
+        max_positions: positions it was trained for; 0 where nobody says.
     """
 
     family: Family
@@ -85,13 +90,22 @@ class HeadConfig:
     owns_embedding: bool = False
     owns_head: bool = False
     mask_token_id: int | None = None
+    sample_from_anchor: bool = False
     markov_rank: int = 0
     confidence: bool = False
+    confidence_markov: bool = True
     inner_size: int = 0
+    embedding_scale: float = 1.0
     tied: bool = False
     scale_input: bool = False
     block_depth: int = 1
+    variant: str = ""
     max_positions: int = 0
+
+    @property
+    def block_size(self) -> int:
+        """Rows of a block head's pass: the anchor and the masks."""
+        return self.num_steps + (not self.sample_from_anchor)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -99,12 +113,27 @@ class HeadRecord:
     """A head: its description, its tensors, and which target tokens its outputs stand for.
 
     Attributes:
-        tensors: by name, float32 (or int8 with ``NAME_scale`` [rows] beside it, one per output row).
+        tensors: by name, float32, as `shapes.head_shapes` lists them.
         draft_ids: [draft_vocab_size] int32, ascending target ids of its outputs; None where they are all of them.
         card: what a card says of it (training, metrics), plain values by name.
+        notes: what its reader had to infer, and settings of the file that it left aside; a sentence each.
     """
 
     config: HeadConfig
     tensors: Mapping[str, np.ndarray]
     draft_ids: np.ndarray | None = None
     card: Mapping[str, object] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def weights_read(record: HeadRecord) -> int:
+    """Weights that one drafted level reads: all of a head's matrices and its rows of the output head.
+
+    A block head reads them once for all its levels, so each has its share; embeddings are read by the row.
+    """
+    config = record.config
+    unread = ("embed_tokens.weight", "markov_head.markov_w1.weight", "emb.")
+    own = sum(np.size(values) for name, values in record.tensors.items() if not name.startswith(unread))
+    head = 0 if config.owns_head else config.draft_vocab_size * config.target.hidden_size
+    levels = config.num_steps if config.family in ("dflash", "dspark", "medusa") else 1
+    return (own + head) // levels

@@ -75,6 +75,8 @@ class NumbaModel:
         InvalidParameter, UnsupportedModel, PacelineError: see `load_weights`.
     """
 
+    head_builder = "paceline.models.numba_executor.heads.build"
+
     def __init__(
         self,
         checkpoint: Checkpoint,
@@ -120,6 +122,21 @@ class NumbaModel:
         return self._config
 
     @property
+    def team(self) -> Team:
+        """The threads of a pass; who else runs on them does so between passes."""
+        return self._team
+
+    @property
+    def shared_weights(self) -> Weights:
+        """The weights as the kernels read them, for draft heads that use the model's embedding and output head."""
+        return self._weights
+
+    @property
+    def cache_dtype(self) -> str:
+        """Storage of keys and values."""
+        return self._cache_dtype
+
+    @property
     def num_threads(self) -> int:
         """Threads that share each pass."""
         return self._team.num_threads
@@ -159,8 +176,8 @@ class NumbaModel:
         context = int(rows.positions.max()) + 1
         self._extend_tables(context)
         scratch = self._lend(num_rows, asked, context, len(taps))._replace(page_mass=page_mass)
-        tap_places = np.full(self._shape.layers + 1, -1, np.int32)
-        tap_places[list(taps)] = range(len(taps))
+        tap_places = np.full(self._shape.layers + 2, -1, np.int32)
+        tap_places[list(taps)] = range(len(taps))  # `NORMED` counts from the end
         batch = Batch(
             rows.token_ids, rows.positions, rows.slots, rows.segments, rows.page_tables, rows.natural_lengths,
             rows.branch_slots, rows.logit_rows, rows.lengths, tap_places, self._layers,
@@ -168,7 +185,7 @@ class NumbaModel:
         eps = np.float32(self._config.norm_eps)
         self._team.run(
             self._forward, self._team.num_threads, self._shape, eps, self._weights, batch, scratch,
-            _flat(cache.keys), _flat(cache.values),
+            flat(cache.keys), flat(cache.values),
         )  # fmt: skip
         logits = scratch.logits[: asked * self._shape.vocab].reshape(asked, self._shape.vocab)
         hidden = scratch.taps[: len(taps) * num_rows * self._shape.hidden].reshape(
@@ -205,7 +222,7 @@ class NumbaModel:
         return self._scratch._replace(counters=self._counters[0])
 
 
-def _flat(cached: np.ndarray) -> np.ndarray:
+def flat(cached: np.ndarray) -> np.ndarray:
     """Keys or values as the kernels take them: Numba knows no float16, so its bits go as int16."""
     return cached.reshape(-1).view(np.int16 if cached.dtype == np.float16 else cached.dtype)
 

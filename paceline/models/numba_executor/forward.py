@@ -20,6 +20,7 @@ from paceline.models.numba_executor.gemm import PANEL, stored_weight
 from paceline.models.numba_executor.kernel import entry, kernel
 from paceline.models.numba_executor.linear import chunk, gated_product, product
 from paceline.models.numba_executor.operand import Operand, put
+from paceline.models.numba_executor.rowwise import norm_row, rotate
 from paceline.models.numba_executor.team import barrier, take
 
 PHASES_PER_LAYER = 6 + EXPERT_PHASES
@@ -77,7 +78,8 @@ class Weights(NamedTuple):
 class Batch(NamedTuple):
     """The arrays of `models.base.Rows`, and what to do with them.
 
-    `tap_places` [layers + 1] is the place of a layer's tap in `taps`, or -1; `layers` are those to run, ascending.
+    `tap_places` [layers + 2] is the place of each tap in `taps`, or -1: what enters a layer, what leaves the last one,
+    and what leaves the final norm. `layers` are those to run, ascending.
     """
 
     token_ids: np.ndarray
@@ -116,20 +118,6 @@ class Scratch(NamedTuple):
 
 
 @kernel
-def _norm_row(source, source_start, weight, weight_start, size, eps, out, out_start):
-    """RMS norm of one row (Zhang and Sennrich 2019): x / sqrt(mean(x^2) + eps) * weight."""
-    squares = v.splat(np.float32(0))
-    for i in range(0, size, v.LANES):
-        x = v.load(source, source_start + i)
-        squares = v.fma(x, x, squares)
-    scale = np.float32(1) / np.sqrt(v.sum_lanes(squares) / np.float32(size) + eps)
-    factor = v.splat(scale)
-    for i in range(0, size, v.LANES):
-        x = v.mul(v.load(source, source_start + i), factor)
-        v.store(out, out_start + i, v.mul(x, v.load(weight, weight_start + i)))
-
-
-@kernel
 def _embed_row(token, weights, hidden_size, out, out_start):
     """Column `token % 32` of panel `token // 32`, widened."""
     start, scale = token // PANEL * hidden_size * PANEL, weights.embedding_scales[token]
@@ -138,28 +126,12 @@ def _embed_row(token, weights, hidden_size, out, out_start):
 
 
 @kernel
-def _rotate(x, start, cos, sin, angle_start, half):
-    """Rotary embedding of one head in place, halves paired as in transformers."""
-    whole = half // v.LANES * v.LANES
-    for i in range(0, whole, v.LANES):
-        a, b = v.load(x, start + i), v.load(x, start + half + i)
-        c, s = v.load(cos, angle_start + i), v.load(sin, angle_start + i)
-        v.store(x, start + i, v.sub(v.mul(a, c), v.mul(b, s)))
-        v.store(x, start + half + i, v.add(v.mul(b, c), v.mul(a, s)))
-    for i in range(whole, half):
-        a, b = x[start + i], x[start + half + i]
-        c, s = cos[angle_start + i], sin[angle_start + i]
-        x[start + i] = a * c - b * s
-        x[start + half + i] = b * c + a * s
-
-
-@kernel
 def _place_row(row, layer, shape, weights, batch, qkv, keys, values, layer_stride):
     """Rotate a row's queries and keys and write its key and value into the cache."""
     dim, half = shape.head_dim, shape.head_dim // 2
     start = row * shape.qkv
     for head in range(shape.heads + shape.kv_heads):
-        _rotate(qkv, start + head * dim, weights.rope_cos, weights.rope_sin, batch.positions[row] * half, half)
+        rotate(qkv, start + head * dim, weights.rope_cos, weights.rope_sin, batch.positions[row] * half, half)
     page, place = divmod(batch.slots[row], PAGE_SIZE)
     for head in range(shape.kv_heads):
         at = layer * layer_stride + (page * shape.kv_heads + head) * dim * PAGE_SIZE
@@ -176,7 +148,7 @@ def _norm_rows(scratch, phase, thread, num_threads, num_rows, weight, weight_sta
     first = take(scratch.counters, phase, size, num_rows)
     while first >= 0:
         for row in range(first, min(first + size, num_rows)):
-            _norm_row(scratch.hidden, row * hidden, weight, weight_start, hidden, eps, scratch.row[thread], 0)
+            norm_row(scratch.hidden, row * hidden, weight, weight_start, hidden, eps, scratch.row[thread], 0)
             put(scratch.normed, row, hidden, 0, scratch.row[thread], 0, hidden)
         first = take(scratch.counters, phase, size, num_rows)
 
@@ -256,16 +228,17 @@ def _head(met, thread, num_threads, num_rows, shape, eps, weights, batch, scratc
     counters, hidden = scratch.counters, shape.hidden
     phase = 1 + shape.layers * PHASES_PER_LAYER
     asked = len(batch.logit_rows)
+    _tap(batch.tap_places[shape.layers], thread, num_rows, hidden, scratch)
     if thread == 0:
         for i in range(asked):
             source = batch.logit_rows[i] * hidden
-            _norm_row(scratch.hidden, source, weights.final_norm, 0, hidden, eps, scratch.row[thread], 0)
+            norm_row(scratch.hidden, source, weights.final_norm, 0, hidden, eps, scratch.row[thread], 0)
             put(scratch.normed, i, hidden, 0, scratch.row[thread], 0, hidden)
-        place = batch.tap_places[shape.layers]
+        place = batch.tap_places[shape.layers + 1]
         if place >= 0:
             for row in range(num_rows):
                 at = (place * num_rows + row) * hidden
-                _norm_row(scratch.hidden, row * hidden, weights.final_norm, 0, hidden, eps, scratch.taps, at)
+                norm_row(scratch.hidden, row * hidden, weights.final_norm, 0, hidden, eps, scratch.taps, at)
     met = barrier(counters, met, num_threads)
     product(
         counters, phase, num_threads, scratch.normed, asked, hidden, weights.head, weights.head_scales,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import InvalidParameter
-from paceline.models.base import PAGE_SIZE, ForwardOutput, KVCache, Rows, checked_layers
+from paceline.models.base import NORMED, PAGE_SIZE, ForwardOutput, KVCache, Rows, checked_layers
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
 from paceline.models.dtypes import choose_dtype
@@ -149,6 +149,8 @@ class Stage:
 class TorchModel:
     """A `CausalLM` (models/base.py) that runs in torch, in this process; arguments and errors as `Stage`."""
 
+    head_builder = "paceline.models.torch_executor.heads.build"
+
     def __init__(self, checkpoint: Checkpoint, device: str = "cpu", dtype: str = "float32") -> None:
         self.dtype_choice = choose_dtype(dtype, checkpoint, "torch", device)
         self._stage = Stage(checkpoint, device, self.dtype_choice.name)
@@ -185,10 +187,15 @@ class TorchModel:
             raise InvalidParameter("cache", f"is a {type(cache).__name__}", "make it with this model's new_cache")
         check_rows(self.config, rows, taps)
         x, tapped = self._stage.run(self._stage.embed(rows), rows, cache, taps)
-        x, logits = self._stage.finish(x, rows.logit_rows)
-        if self.config.num_hidden_layers in taps:
-            tapped[self.config.num_hidden_layers] = x
+        normed, logits = self._stage.finish(x, rows.logit_rows)
+        tapped |= last_taps(self.config, taps, x, normed)
         return ForwardOutput(logits.cpu().numpy(), {i: seen.float().cpu().numpy() for i, seen in tapped.items()})
+
+
+def last_taps(config: ModelConfig, taps: tuple[int, ...], x: Tensor, normed: Tensor) -> dict[int, Tensor]:
+    """Of the states before and after the final norm those that `taps` names."""
+    last = {config.num_hidden_layers: x, NORMED: normed}
+    return {tap: state for tap, state in last.items() if tap in taps}
 
 
 def check_rows(config: ModelConfig, rows: Rows, taps: tuple[int, ...]) -> None:
@@ -200,7 +207,7 @@ def check_rows(config: ModelConfig, rows: Rows, taps: tuple[int, ...]) -> None:
     for field, values, limit in (
         ("token_ids", rows.token_ids, config.vocab_size),
         ("positions", rows.positions, config.max_position_embeddings),
-        ("taps", taps, config.num_hidden_layers + 1),
+        ("taps", [tap for tap in taps if tap != NORMED], config.num_hidden_layers + 1),
     ):
         if len(values) and not 0 <= min(values) <= max(values) < limit:
             raise InvalidParameter(field, f"{min(values)}..{max(values)} is outside the model", f"stay below {limit}")

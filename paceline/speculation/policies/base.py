@@ -29,9 +29,11 @@ class LengthPolicy:
     Attributes:
         asks_beliefs: for greedy requests it is shown the draft's law at temperature 1 in place of the warped one, which
             is a point and says nothing of how sure the draft is.
+        asks_laws: it reads more of such a law than its largest probability.
     """
 
     asks_beliefs: ClassVar[bool] = False
+    asks_laws: ClassVar[bool] = False
 
     def budgets(self, requests: Sequence[DraftStats], batch: BatchStats) -> list[int]:
         """Nodes to draft in this step for each of the batch's decoding requests, 0 for none. The step may cut them."""

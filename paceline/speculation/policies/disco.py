@@ -135,6 +135,7 @@ class Disco(LengthPolicy):
     threshold: float | None = None
 
     asks_beliefs: ClassVar[bool] = True
+    asks_laws: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_least("max_length", self.max_length, 0)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from paceline.errors import InvalidParameter, WorkerDied
-from paceline.models.base import PAGE_SIZE, ForwardOutput, KVCache, Rows, checked_layers
+from paceline.models.base import NORMED, PAGE_SIZE, ForwardOutput, KVCache, Rows, checked_layers
 from paceline.models.config import ModelConfig
 from paceline.models.dtypes import DtypeChoice
 from paceline.models.torch_executor.model import check_rows
@@ -131,7 +131,7 @@ class ParallelModel:
             raise InvalidParameter("cache", f"is a {type(cache).__name__}", "make it with this model's new_cache")
         check_rows(self.config, rows, taps)
         num_parts = max(1, min(len(self.layout.stages), len(rows.token_ids) // self.microbatch_rows))
-        asked = [tap for tap in taps if tap in layers or tap == self.config.num_hidden_layers]
+        asked = [tap for tap in taps if tap in layers or tap in (self.config.num_hidden_layers, NORMED)]
         settings = integers(cache.number, num_parts), integers(*layers), integers(*asked)
         return self._tell(Command.FORWARD, *settings, *arrays_of(rows))
 

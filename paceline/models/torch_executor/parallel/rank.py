@@ -17,7 +17,7 @@ from torch import Tensor
 from paceline.models.base import ForwardOutput, Rows
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.torch_executor.cache import TorchKVCache
-from paceline.models.torch_executor.model import Stage
+from paceline.models.torch_executor.model import Stage, last_taps
 from paceline.models.torch_executor.parallel.links import Links
 from paceline.models.torch_executor.parallel.messages import Command, Message, rows_of
 
@@ -82,8 +82,9 @@ class Rank:
         states = {i: torch.cat([seen[i] for seen in tapped]) for i in shard.layers if i in taps}
         logits = None
         if shard.is_last:
-            x, logits = stage.finish(torch.cat(pieces), rows.logit_rows)
-            states |= {i: x for i in taps if i == shard.config.num_hidden_layers}
+            x = torch.cat(pieces)
+            normed, logits = stage.finish(x, rows.logit_rows)
+            states |= last_taps(shard.config, taps, x, normed)
         output = self._gather(rows, taps, states, logits)
         links.flush()
         return output

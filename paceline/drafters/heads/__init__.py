@@ -1,0 +1,1 @@
+"""Drafters around trained heads: networks that read the target's hidden states."""

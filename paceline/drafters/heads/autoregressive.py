@@ -1,0 +1,86 @@
+"""`AutoregressiveRunner`: heads that run once per drafted level with keys and values of their own (EAGLE, MTP).
+
+Row r of such a head holds token r + 1 and the target's hidden state at r; below drafted tokens the head's own state
+takes its place (Li et al. 2024, EAGLE, section 4.1; Li et al. 2025, EAGLE-3, section 3.1). Once tokens are committed
+their rows are run again with the target's true states, so the cache is always that of a fresh prefill. Not for trees
+(`drafters/trees/`) or arithmetic (`models/heads/nets.py`).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from paceline.drafters.draft_pages import Kept
+from paceline.drafters.heads.hidden_states import HiddenStates
+from paceline.drafters.heads.paged import PagedRunner
+from paceline.drafters.trees.growth import Growth
+from paceline.models.heads.nets import AutoregressiveNet, GreedyDraft
+from paceline.models.rows import Part, build_rows
+from paceline.sampling.randomness import ROOT
+
+
+class AutoregressiveRunner(PagedRunner):
+    """Scores growing trees with `net`; other arguments as `PagedRunner`."""
+
+    def __init__(self, net: AutoregressiveNet, states: HiddenStates, num_pages: int, vocab_size: int) -> None:
+        super().__init__(states, net.new_cache(num_pages), vocab_size)
+        self._net, self.can_chain = net, hasattr(net, "draft_greedy")
+        self._below: dict[str, dict[int, np.ndarray]] = {}
+
+    def score(self, work: Sequence[tuple[Growth, Sequence[int]]]) -> list[np.ndarray]:
+        """One pass: for each admitted growth the logits [len(nodes), draft vocab] below its `nodes`."""
+        made = [self._root(growth) if nodes[0] == ROOT else self._nodes(growth, nodes) for growth, nodes in work]
+        parts, fed = [part for part, _ in made], np.concatenate([states for _, states in made])
+        logits, hidden = self._net.forward(build_rows(parts), fed, self.cache)
+        found, row, asked = [], 0, 0
+        for (growth, nodes), (_, states) in zip(work, made, strict=True):
+            row += len(states)
+            below = self._below.setdefault(growth.context.request_id, {})
+            below.update(zip(nodes, hidden[row - len(nodes) : row].copy(), strict=True))
+            found.append(logits[asked : asked + len(nodes)].copy())
+            asked += len(nodes)
+        return found
+
+    def draft_greedy(self, growths: Sequence[Growth], num_tokens: int) -> GreedyDraft:
+        """Chains of `num_tokens` likeliest tokens, in one call of a net that can."""
+        made = [self._root(growth) for growth in growths]
+        rows = build_rows([part for part, _ in made])
+        fed = np.concatenate([states for _, states in made])
+        return self._net.draft_greedy(rows, fed, self.cache, num_tokens)  # type: ignore[attr-defined]
+
+    def release(self, request_id: str) -> None:
+        super().release(request_id)
+        self._below.pop(request_id, None)
+
+    def key_of(self, token_ids: Sequence[int]) -> Sequence[int]:
+        """Row by row what its key and value follow from: the token after, and for the first row its own one too."""
+        return [token_ids[0] * self._vocab_size + token_ids[1], *token_ids[2:]] if len(token_ids) > 1 else []
+
+    def read(self, growth: Growth, kept: Kept, last: int) -> None:
+        """Run committed rows up to `last` that nobody needs logits of."""
+        part, states = self._committed(growth, kept, last, "none")
+        self._net.forward(build_rows([part]), states, self.cache)
+
+    def _root(self, growth: Growth) -> tuple[Part, np.ndarray]:
+        kept = self.pages[growth.context.request_id]
+        self._below[growth.context.request_id] = {}
+        return self._committed(growth, kept, len(growth.context.token_ids) - 1, "last")
+
+    def _committed(self, growth: Growth, kept: Kept, last: int, logits) -> tuple[Part, np.ndarray]:
+        """Rows from where the cache ends to `last` - 1, fed with the target's states; they count as kept."""
+        context, start = growth.context, len(kept.tokens)
+        part = Part(kept.pages, start, context.token_ids[start + 1 : last + 1], logits=logits)
+        kept.tokens += self.key_of(context.token_ids)[start:last]
+        return part, self._net.project(self.states.take(context, start, last)).copy()
+
+    def _nodes(self, growth: Growth, nodes: Sequence[int]) -> tuple[Part, np.ndarray]:
+        """Rows of drafted nodes, each fed with the state below its parent."""
+        kept, below = self.pages[growth.context.request_id], self._below[growth.context.request_id]
+        num_computed = len(kept.row_tokens)
+        for node in nodes:
+            parent = growth.parents[node]
+            kept.row_of_node[node] = len(kept.row_tokens)
+            kept.row_tokens.append(growth.tokens[node])
+            kept.row_parents.append(-1 if parent == ROOT else kept.row_of_node[parent])
+        fed = np.stack([below[growth.parents[node]] for node in nodes])
+        return Part(kept.pages, len(kept.tokens), kept.row_tokens, kept.row_parents, "all", num_computed), fed

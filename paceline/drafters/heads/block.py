@@ -1,0 +1,106 @@
+"""`BlockRunner`: heads that draft a whole block in one pass (DFlash, DSpark).
+
+The block is the last committed token, called the anchor, and masks after it. It attends to keys and values that are
+made of the target's hidden states alone, so the prompt costs one small product per token, and to itself in both
+directions. A Markov head adds to the logits of a place what the token before it makes more likely. Not for trees or
+arithmetic.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from paceline.drafters.draft_pages import Kept
+from paceline.drafters.heads.hidden_states import HiddenStates
+from paceline.drafters.heads.paged import PagedRunner
+from paceline.drafters.trees.growth import Growth
+from paceline.models.base import Rows, slot_of
+from paceline.models.heads.nets import BlockNet, GreedyDraft
+from paceline.models.rows import Part, build_rows
+from paceline.sampling.randomness import ROOT
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Block:
+    """Logits [levels, draft vocab] of one request's places, before what the tokens between them add."""
+
+    logits: np.ndarray
+
+
+class BlockRunner(PagedRunner):
+    """Scores growing trees with `net`; other arguments as `PagedRunner`."""
+
+    def __init__(self, net: BlockNet, states: HiddenStates, num_pages: int, vocab_size: int) -> None:
+        super().__init__(states, net.new_cache(num_pages), vocab_size)
+        self._net, config = net, net.record.config
+        self.can_chain = hasattr(net, "draft_greedy")
+        self._first_place = 0 if config.sample_from_anchor else 1
+        self._size = config.num_steps + self._first_place
+        self._mask = config.mask_token_id or 0
+        self._blocks: dict[str, _Block] = {}
+
+    def score(self, work: Sequence[tuple[Growth, Sequence[int]]]) -> list[np.ndarray]:
+        """For each admitted growth the logits [len(nodes), draft vocab] below its `nodes`; roots cost a pass."""
+        self._run([growth for growth, nodes in work if nodes[0] == ROOT])
+        return [self._below(growth, nodes) for growth, nodes in work]
+
+    def draft_greedy(self, growths: Sequence[Growth], num_tokens: int) -> GreedyDraft:
+        """Chains of `num_tokens` likeliest tokens, in one call of a net that can."""
+        raise NotImplementedError
+
+    def release(self, request_id: str) -> None:
+        super().release(request_id)
+        self._blocks.pop(request_id, None)
+
+    def num_rows(self, growth: Growth) -> int:
+        return self._size
+
+    def key_of(self, token_ids: Sequence[int]) -> Sequence[int]:
+        """Keys and values of a place follow from the tokens up to it; the last token's come with the next step."""
+        return token_ids[:-1]
+
+    def read(self, growth: Growth, kept: Kept, last: int) -> None:
+        start = len(kept.tokens)
+        positions = np.arange(start, last, dtype=np.int32)
+        states = self.states.take(growth.context, start, last)
+        slots = slot_of(np.asarray(kept.pages), positions).astype(np.int32)
+        self._net.inject(states, positions, slots, self.cache)
+        kept.tokens += growth.context.token_ids[start:last]
+
+    def _run(self, growths: Sequence[Growth]) -> None:
+        """The blocks of `growths`, in one pass."""
+        if not growths:
+            return
+        parts = [self._part(growth) for growth in growths]
+        logits, _ = self._net.forward(_two_way(build_rows(parts), self._size), self.cache)
+        for growth, own in zip(growths, np.split(logits.copy(), len(growths)), strict=True):
+            self._blocks[growth.context.request_id] = _Block(own[self._first_place :])
+
+    def _part(self, growth: Growth) -> Part:
+        """The block after the committed tokens, whose keys and values are written first."""
+        kept, token_ids = self.pages[growth.context.request_id], growth.context.token_ids
+        last = len(token_ids) - 1
+        self.read(growth, kept, last)
+        return Part(kept.pages, last, [token_ids[-1], *[self._mask] * (self._size - 1)])
+
+    def _below(self, growth: Growth, nodes: Sequence[int]) -> np.ndarray:
+        block, token_ids = self._blocks[growth.context.request_id], growth.context.token_ids
+        levels = [0 if node == ROOT else _level(growth, node) for node in nodes]
+        before = [token_ids[-1] if node == ROOT else growth.tokens[node] for node in nodes]
+        return block.logits[levels] + self._net.bias(np.asarray(before, np.int32))
+
+
+def _level(growth: Growth, node: int) -> int:
+    """Levels from the root down to `node`."""
+    level = 0
+    while node != ROOT:
+        node, level = growth.parents[node], level + 1
+    return level
+
+
+def _two_way(rows: Rows, size: int) -> Rows:
+    """`rows` of whole blocks of `size`, each row seeing all of its block."""
+    ends = rows.positions.reshape(-1, size)[:, -1:] + 1
+    lengths = np.broadcast_to(ends, (len(ends), size)).reshape(-1).astype(np.int32)
+    return replace(rows, natural_lengths=lengths, num_keys=lengths)

@@ -1,0 +1,73 @@
+"""Greedy chains of heads whose nets draft several levels in one call, with no warping and no drawing between them.
+
+The same tokens as level by level, for requests that take the largest logit whatever it is. The length policy is asked
+afterwards, from the head's probabilities, and what it would not have drafted is dropped.
+"""
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Protocol
+
+import numpy as np
+
+from paceline.drafters.base import DraftContext
+from paceline.drafters.trees.growth import Growth
+from paceline.models.heads.nets import GreedyDraft
+from paceline.sampling.law import Law
+from paceline.sampling.tree import TokenTree
+from paceline.speculation.policies import DraftLaw
+
+
+class ChainRunner(Protocol):
+    """What drafts chains in one call."""
+
+    def can_hold(self, growth: Growth) -> bool:
+        """See `draft_runner.Runner`."""
+        ...
+
+    def admit(self, growths: Sequence[Growth]) -> Sequence[Growth]:
+        """See `draft_runner.Runner`."""
+        ...
+
+    def draft_greedy(self, growths: Sequence[Growth], num_tokens: int) -> GreedyDraft:
+        """Chains of `num_tokens` below the last committed tokens of admitted growths."""
+        ...
+
+
+class Peak:
+    """A belief of which only the largest probability is known."""
+
+    def __init__(self, prob: float) -> None:
+        self.probs = np.array([prob])
+
+
+def greedy_chains(runner: ChainRunner, growths: Sequence[Growth]) -> dict[str, TokenTree]:
+    """A chain for each of `growths` that the runner can hold, by request."""
+    fitting = [growth for growth in growths if runner.can_hold(growth)]
+    chains: dict[str, TokenTree] = {}
+    ordered = sorted(fitting, key=_length)
+    for length, group in groupby(ordered, _length):
+        waiting: Sequence[Growth] = list(group)
+        while waiting:
+            seated = runner.admit(waiting)
+            tokens, probs = runner.draft_greedy(seated, length)
+            for growth, own, sure in zip(seated, tokens.tolist(), probs.tolist(), strict=True):
+                chains[growth.context.request_id] = _chain(growth.context, own, sure)
+            waiting = waiting[len(seated) :]
+    return chains
+
+
+def _length(growth: Growth) -> int:
+    return growth.context.longest
+
+
+def _chain(context: DraftContext, tokens: Sequence[int], probs: Sequence[float]) -> TokenTree:
+    """The chain up to where the answer ends or the policy stops."""
+    shows_beliefs = context.asks_beliefs and context.rank is not None
+    laws: list[DraftLaw] = []
+    for count, (token, prob) in enumerate(zip(tokens, probs, strict=True), start=1):
+        laws.append(Peak(prob) if shows_beliefs else Law.one_hot(token))
+        if count == len(tokens) or token in context.end_token_ids or not context.keep_drafting(laws):
+            break
+    kept = tuple(tokens[: len(laws)])
+    return TokenTree(kept, tuple(range(-1, len(kept) - 1)))

@@ -1,0 +1,127 @@
+"""`HeadDrafter`: a trained head drafts chains and trees, whatever its family; and how one is made from its name.
+
+EAGLE, EAGLE-2, EAGLE-3 and 3.1, HASS, MTP; DFlash and DSpark; Medusa, Hydra, MLP speculators, blockwise heads. Drawn
+tokens come with the head's law, warped as the target's is, so every exact rule stays exact; a token outside the head's
+vocabulary has probability 0 in it and can still be said by the target. Costs a pass of the head per level (block heads:
+one in all). Use one that was trained for this very target.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from paceline.drafters.base import DraftContext
+from paceline.drafters.draft_runner import Runner, grow_all
+from paceline.drafters.heads.autoregressive import AutoregressiveRunner
+from paceline.drafters.heads.block import BlockRunner
+from paceline.drafters.heads.greedy_chain import greedy_chains
+from paceline.drafters.heads.hidden_states import HiddenStates
+from paceline.drafters.heads.stepwise import StepRunner
+from paceline.drafters.services import DraftServices
+from paceline.drafters.trees.growth import TreeShape
+from paceline.drafters.trees.options import CHAIN
+from paceline.models.heads.build import make_net
+from paceline.models.heads.nets import AutoregressiveNet, BlockNet, StepNet
+from paceline.models.heads.record import HeadRecord, weights_read
+from paceline.models.size import num_parameters
+from paceline.sampling.tree import TokenTree
+from paceline.speculation.outcome import RequestOutcome
+from paceline.speculation.traits import DrafterTraits
+
+HeadRunner = AutoregressiveRunner | BlockRunner | StepRunner
+
+_FURTHER = 2
+"""Levels beyond those it was trained for that a head which feeds on itself may draft; the policy cuts idle ones."""
+
+
+class HeadDrafter:
+    """Drafts with a runner.
+
+    Args:
+        name: for people: the family, or the head's own name.
+        runner: scores nodes.
+        record: of the head.
+        shape: of the trees.
+        cost_ratio: one level over one target pass.
+    """
+
+    def __init__(
+        self, name: str, runner: HeadRunner, record: HeadRecord, shape: TreeShape = CHAIN, cost_ratio: float = 0.1
+    ) -> None:
+        self.name, self.runner, self._begin, config = name, runner, shape.begin, record.config
+        self._ids = None if record.draft_ids is None else record.draft_ids.astype(np.int64)
+        self._chains = not shape.branches and runner.can_chain
+        self._deepest = config.num_steps if not isinstance(runner, AutoregressiveRunner) else None
+        natural = config.num_steps + (_FURTHER if self._deepest is None else 0)
+        self.traits = DrafterTraits(
+            branches=shape.branches,
+            whole=shape.branches,
+            cost_ratio=cost_ratio,
+            natural_budget=shape.natural_budget if shape.branches else natural,
+            taps=config.taps,
+        )
+
+    def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
+        growths = [self._begin(self._own(context)) for context in contexts]
+        at_once = [growth for growth in growths if self._can_chain(growth.context)]
+        chains = greedy_chains(self.runner, at_once) if at_once else {}
+        runners: list[Runner] = [self.runner]
+        grow_all(runners, [growth for growth in growths if growth.context.request_id not in chains])
+        return [chains.get(growth.context.request_id) or growth.tree() for growth in growths]
+
+    def observe(self, outcome: RequestOutcome) -> None:
+        self.runner.states.observe(outcome)
+        self.runner.observe(outcome)
+
+    def release(self, request_id: str) -> None:
+        self.runner.states.release(request_id)
+        self.runner.release(request_id)
+
+    def _can_chain(self, context: DraftContext) -> bool:
+        return self._chains and context.takes_argmax and not context.asks_laws
+
+    def _own(self, context: DraftContext) -> DraftContext:
+        """The context as this head needs it: laws over its own vocabulary, and no more levels than it has places."""
+        if self._deepest is not None and context.max_depth > self._deepest:
+            context = replace(context, max_depth=self._deepest)
+        if self._ids is None:
+            return context
+        rank = None if context.rank is None else partial(context.rank, ids=self._ids)
+        return replace(context, warp=partial(context.warp, ids=self._ids), rank=rank)
+
+
+def head_of(
+    record: HeadRecord, services: DraftServices, shape: TreeShape = CHAIN, dtype: str | None = None
+) -> HeadDrafter:
+    """The drafter around a head that fits the target, with a cache as large as the target's.
+
+    Args:
+        dtype: how its weights are stored; None as the target's.
+
+    Raises:
+        UnsupportedModel: the target's executor cannot run it, or hand out its taps.
+    """
+    target = services.target
+    net = make_net(record, target, dtype or "auto")
+    states = HiddenStates(record.config.taps, target.model, services.cache)
+    runner = make_runner(net, states, services.num_pages, target.model.config.vocab_size)
+    ratio = weights_read(record) / num_parameters(target.model.config)
+    return HeadDrafter(record.config.family, runner, record, shape, ratio)
+
+
+def make_runner(
+    net: AutoregressiveNet | BlockNet | StepNet, states: HiddenStates, num_pages: int, vocab_size: int
+) -> HeadRunner:
+    """The runner for the shape of `net`.
+
+    Args:
+        num_pages: of the head's own cache, where it has one.
+        vocab_size: the target's.
+    """
+    if hasattr(net, "project"):
+        return AutoregressiveRunner(net, states, num_pages, vocab_size)  # type: ignore[arg-type]
+    if hasattr(net, "inject"):
+        return BlockRunner(net, states, num_pages, vocab_size)  # type: ignore[arg-type]
+    return StepRunner(net, states)  # type: ignore[arg-type]

@@ -1,0 +1,106 @@
+"""`HiddenStates`: the target's hidden states of committed tokens, from the pass that computed them to the head.
+
+States arrive with every step and are kept until the head has used them. Where some are missing, because a prompt's
+beginning came from the prefix cache or too many waited, the target computes them anew over the request's own pages,
+writing the keys and values that are already there. Not for running heads (the runners of this folder).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from paceline.drafters.base import DraftContext
+from paceline.models.base import CausalLM, KVCache
+from paceline.models.rows import Part, build_rows
+from paceline.speculation.outcome import RequestOutcome
+
+_MOST = 2048
+"""Tokens whose states wait for a request that nobody drafts for; older ones are computed anew should they be asked."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """States [n, taps * hidden] in pieces, those of the tokens from position `first` on."""
+
+    first: int
+    pieces: list[np.ndarray] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        """Position after the last."""
+        return self.first + sum(map(len, self.pieces))
+
+    def drop_before(self, position: int) -> None:
+        """Forget the states of tokens before `position`."""
+        while self.pieces and self.first < position:
+            piece = self.pieces[0]
+            gone = min(position - self.first, len(piece))
+            self.first += gone
+            if gone == len(piece):
+                del self.pieces[0]
+            else:
+                self.pieces[0] = piece[gone:]
+
+
+class HiddenStates:
+    """States by request.
+
+    Args:
+        taps: which ones, in the order they are concatenated.
+        target, cache: compute missing ones.
+        max_rows: most rows of such a pass.
+    """
+
+    def __init__(self, taps: Sequence[int], target: CausalLM, cache: KVCache, max_rows: int = 512) -> None:
+        self.taps = tuple(taps)
+        self._target, self._cache, self._max_rows = target, cache, max_rows
+        self._held: dict[str, _Held] = {}
+
+    def observe(self, outcome: RequestOutcome) -> None:
+        """Keep the states of the tokens that a step computed and committed."""
+        if outcome.finished:
+            self.release(outcome.request_id)
+        elif outcome.taps:
+            held = self._held.get(outcome.request_id)
+            if held is None or held.end != outcome.first_tapped:
+                held = self._held[outcome.request_id] = _Held(outcome.first_tapped)
+            held.pieces.append(self._joined(outcome.taps))
+            held.drop_before(held.end - _MOST)
+
+    def take(self, context: DraftContext, first: int, last: int) -> np.ndarray:
+        """[last - first, taps * hidden] states of the tokens at positions `first` to `last` - 1.
+
+        All of them must be in the target's cache. Those before the last one are not kept any longer.
+        """
+        held = self._held.get(context.request_id) or _Held(last)
+        held.drop_before(first)
+        before = self._computed(context, first, min(held.first, last))
+        after = self._computed(context, max(first, held.end), last)
+        states = np.concatenate([*before, *held.pieces, *after])[: last - first]
+        held.drop_before(last - 1)
+        return states
+
+    def last(self, request_id: str, position: int) -> np.ndarray | None:
+        """[taps * hidden] the state at `position`, where it is the latest one; earlier ones are forgotten."""
+        held = self._held.get(request_id)
+        if held is None or held.end != position + 1:
+            return None
+        held.drop_before(position)
+        return held.pieces[-1][-1]
+
+    def release(self, request_id: str) -> None:
+        """Forget a request."""
+        self._held.pop(request_id, None)
+
+    def _computed(self, context: DraftContext, first: int, last: int) -> list[np.ndarray]:
+        """States at positions `first` to `last` - 1 by passes of the target."""
+        found, tokens = [], context.token_ids
+        for start in range(first, last, self._max_rows):
+            end = min(start + self._max_rows, last)
+            part = Part(context.page_table, start, tokens[start:end], logits="none")
+            found.append(self._joined(self._target.forward(build_rows([part]), self._cache, self.taps).taps))
+        return found
+
+    def _joined(self, taps: dict[int, np.ndarray]) -> np.ndarray:
+        return np.concatenate([taps[tap] for tap in self.taps], axis=1)

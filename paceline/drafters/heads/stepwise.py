@@ -1,0 +1,72 @@
+"""`StepRunner`: heads without attention, a small network per level on the target's last hidden state.
+
+Medusa (Cai et al. 2024) and blockwise heads (Stern et al. 2018) look at that state alone; Hydra (Ankner et al. 2024)
+and MLP speculators (Wertheimer et al. 2024) at the drafted tokens too. They keep nothing of the prompt, so there is no
+cache to fill. Not for trees or arithmetic.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from paceline.drafters.heads.hidden_states import HiddenStates
+from paceline.drafters.trees.growth import Growth
+from paceline.models.heads.nets import GreedyDraft, StepNet
+from paceline.sampling.randomness import ROOT
+from paceline.speculation.outcome import RequestOutcome
+
+
+class StepRunner:
+    """Scores growing trees with `net`.
+
+    Args:
+        states: the target's hidden states.
+    """
+
+    def __init__(self, net: StepNet, states: HiddenStates) -> None:
+        self._net, self.states = net, states
+        self.can_chain = hasattr(net, "draft_greedy")
+        self._below: dict[str, dict[int, tuple[int, np.ndarray]]] = {}
+
+    def can_hold(self, growth: Growth) -> bool:
+        """Whether the state it begins with is there; after a change of drafter it comes with the next step."""
+        context = growth.context
+        return self.states.last(context.request_id, len(context.token_ids) - 2) is not None
+
+    def admit(self, growths: Sequence[Growth]) -> Sequence[Growth]:
+        """All of them."""
+        for growth in growths:
+            context = growth.context
+            state = self.states.last(context.request_id, len(context.token_ids) - 2)
+            assert state is not None, "can_hold said so"
+            self._below[context.request_id] = {ROOT: (0, self._net.begin(state[None])[0].copy())}
+        return growths
+
+    def score(self, work: Sequence[tuple[Growth, Sequence[int]]]) -> list[np.ndarray]:
+        """For each admitted growth the logits [len(nodes), draft vocab] below its `nodes`, all of one level."""
+        asked = [(growth, node) for growth, nodes in work for node in nodes]
+        places = [self._place(growth, node) for growth, node in asked]
+        tokens = [growth.context.token_ids[-1] if node == ROOT else growth.tokens[node] for growth, node in asked]
+        level = places[0][0]
+        logits, states = self._net.step(level, np.stack([state for _, state in places]), np.asarray(tokens, np.int32))
+        for (growth, node), state in zip(asked, states.copy(), strict=True):
+            self._below[growth.context.request_id][node] = (level + 1, state)
+        return np.split(logits.copy(), np.cumsum([len(nodes) for _, nodes in work])[:-1])
+
+    def draft_greedy(self, growths: Sequence[Growth], num_tokens: int) -> GreedyDraft:
+        """Chains of `num_tokens` likeliest tokens, in one call of a net that can."""
+        raise NotImplementedError
+
+    def observe(self, outcome: RequestOutcome) -> None:
+        """Forget the draft."""
+        if outcome.finished:
+            self.release(outcome.request_id)
+
+    def release(self, request_id: str) -> None:
+        """Forget a request."""
+        self._below.pop(request_id, None)
+
+    def _place(self, growth: Growth, node: int) -> tuple[int, np.ndarray]:
+        """(level, state) that the tokens below `node` are drafted from."""
+        below = self._below[growth.context.request_id]
+        return below[ROOT] if node == ROOT else below[growth.parents[node]]

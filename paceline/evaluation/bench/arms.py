@@ -1,0 +1,181 @@
+"""Arms: ways to answer prompts that are measured side by side. Here those of an engine; URLs are in `endpoint.py`."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Protocol
+
+from paceline.engine.llm import LLM
+from paceline.types import RequestOutput, SamplingParams
+
+WARM_UP = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One prompt answered by one arm; what an arm cannot tell is None, never 0.
+
+    Attributes:
+        tokens: of the answer.
+        token_ids, text: what was said; at least one of them is known.
+        first_token_seconds: from the request to its first token.
+        seconds: from the request to its last token.
+        passes: target passes after the first token.
+        drafted, accepted, rejected: tokens; rejected are those that were tested and refused.
+        accepted_per_pass: histogram; entry i counts the passes that emitted i + 1 tokens.
+        drafted_per_level, tested_per_level, accepted_per_level: as in `RequestStats`.
+        draft_seconds, verify_seconds, other_seconds, prefill_seconds: where the time went.
+    """
+
+    tokens: int
+    text: str
+    first_token_seconds: float
+    seconds: float
+    token_ids: tuple[int, ...] | None = None
+    passes: int | None = None
+    drafted: int | None = None
+    accepted: int | None = None
+    rejected: int | None = None
+    accepted_per_pass: tuple[int, ...] = ()
+    drafted_per_level: tuple[int, ...] = ()
+    tested_per_level: tuple[int, ...] = ()
+    accepted_per_level: tuple[int, ...] = ()
+    draft_seconds: float | None = None
+    verify_seconds: float | None = None
+    other_seconds: float | None = None
+    prefill_seconds: float | None = None
+
+    def says(self, other: "Answer") -> bool:
+        """Whether both say the same: by token ids where both have them, else by text."""
+        if self.token_ids is not None and other.token_ids is not None:
+            return self.token_ids == other.token_ids
+        return self.text == other.text
+
+    def as_dict(self) -> dict[str, Any]:
+        """What a record keeps."""
+        return asdict(self)
+
+    @classmethod
+    def of_dict(cls, values: Mapping[str, Any]) -> "Answer":
+        """From a record."""
+        known = {field.name for field in fields(cls)}
+        plain: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+        }
+        return cls(**{name: value for name, value in plain.items() if name in known})
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What all arms answer before the next cell begins.
+
+    Attributes:
+        number: its place in the round.
+        prompts: as text; more than one are asked together.
+        family: of its prompts.
+        temperature, seed, max_tokens, ignore_eos: how they are answered; prompt i has `seed` + i.
+    """
+
+    number: int
+    prompts: tuple[str, ...]
+    family: str
+    temperature: float = 0.0
+    seed: int | None = 0
+    max_tokens: int = 128
+    ignore_eos: bool = False
+
+    def params(self, index: int) -> SamplingParams:
+        """How prompt `index` is answered."""
+        seed = None if self.seed is None else self.seed + index
+        return SamplingParams(
+            temperature=self.temperature, seed=seed, max_tokens=self.max_tokens, ignore_eos=self.ignore_eos
+        )
+
+
+class Arm(Protocol):
+    """A way to answer prompts.
+
+    Attributes:
+        label: its name in tables.
+        base: label of the arm that it is compared with.
+    """
+
+    label: str
+    base: str
+
+    def begin(self, round_number: int) -> None:
+        """A round begins: everything that remembers earlier answers is forgotten, and the arm is warm."""
+        ...
+
+    def answer(self, cell: Cell) -> tuple[float, list[Answer]]:
+        """(seconds from the first request to the last token, an answer for every prompt of the cell)."""
+        ...
+
+
+class EngineArm:
+    """An own configuration on loaded weights; every round has an engine of its own.
+
+    Args:
+        llm: has the weights.
+        label, base: as in `Arm`.
+        speculative: how it drafts, None for plain decoding.
+        raw: prompts are taken as they are, not put into the model's chat template.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        llm: LLM,
+        label: str,
+        base: str,
+        speculative: Mapping[str, Any] | None,
+        raw: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.label, self.base = label, base
+        self._weights, self._speculative, self._raw, self._clock = llm, speculative, raw, clock
+        self._llm: LLM | None = None
+
+    def begin(self, round_number: int) -> None:
+        """See `Arm`."""
+        self._llm = self._weights.drafting_with(self._speculative)
+        self._llm.generate([[1] * 8], WARM_UP)
+
+    def answer(self, cell: Cell) -> tuple[float, list[Answer]]:
+        """See `Arm`."""
+        if self._llm is None:
+            self.begin(0)
+        assert self._llm is not None
+        ids = [self._llm.user_prompt(text, self._raw) for text in cell.prompts]
+        started = self._clock()
+        outputs = self._llm.generate(ids, [cell.params(index) for index in range(len(ids))])
+        return self._clock() - started, [answer_of(output) for output in outputs]
+
+
+def answer_of(output: RequestOutput) -> Answer:
+    """What a bench keeps of an engine's answer."""
+    stats, metrics = output.stats, output.metrics
+    return Answer(
+        tokens=len(output.token_ids),
+        text=output.text,
+        first_token_seconds=metrics.first_token_seconds or metrics.total_seconds,
+        seconds=metrics.total_seconds,
+        token_ids=output.token_ids,
+        passes=stats.num_target_passes,
+        drafted=stats.num_draft_tokens,
+        accepted=stats.num_accepted_tokens,
+        rejected=stats.num_rejections,
+        accepted_per_pass=stats.accepted_per_pass,
+        drafted_per_level=stats.drafted_per_level,
+        tested_per_level=stats.tested_per_level,
+        accepted_per_level=stats.accepted_per_level,
+        draft_seconds=stats.draft_seconds,
+        verify_seconds=stats.verify_seconds,
+        other_seconds=stats.other_seconds,
+        prefill_seconds=stats.prefill_seconds,
+    )
+
+
+def answers_equal(ours: Sequence[Answer], theirs: Sequence[Answer]) -> bool:
+    """Whether every answer of one arm is the other's."""
+    return len(ours) == len(theirs) and all(one.says(other) for one, other in zip(ours, theirs, strict=True))

@@ -1,0 +1,118 @@
+"""From what a user writes to arms: drafters by name, configurations as JSON, URLs; plain decoding always twice."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.drafters.registry import option_names
+from paceline.engine.llm import LLM
+from paceline.errors import InvalidParameter
+from paceline.evaluation.bench.arms import WARM_UP, Arm, EngineArm
+from paceline.evaluation.endpoint import EndpointArm, connect
+
+PLAIN, AGAIN = "plain", "plain (again)"
+_PLAIN_SPEC = {"method": "plain", "num_draft_tokens": 0}
+
+
+def specs_of(
+    drafts: Sequence[str], lengths: Sequence[int] = (), spec_texts: Sequence[str] = (), **shared: Any
+) -> dict[str, dict[str, Any]]:
+    """Label to speculative configuration.
+
+    Args:
+        drafts: names of drafters; ``NAME:MODEL`` lends a draft model.
+        lengths: numbers of draft tokens, an arm for each; none leaves the drafter's own.
+        spec_texts: ``LABEL={...}``, configurations as JSON.
+        shared: fields for all of them that they do not name, e.g. ``rule="p/q"``.
+
+    Raises:
+        InvalidParameter: a text that cannot be read, or a label twice.
+    """
+    specs: dict[str, dict[str, Any]] = {}
+    for draft in drafts:
+        method, _, model = draft.partition(":") if not _is_class(draft) else (draft, "", "")
+        spec: dict[str, Any] = {"method": method} | ({"model": model} if model else {})
+        for length in lengths or [None]:
+            label = draft if length is None else f"{draft} k={length}"
+            specs[label] = spec if length is None else spec | {"num_draft_tokens": length}
+    for text in spec_texts:
+        label, brace, config = text.partition("={")
+        try:
+            specs[label] = json.loads(brace[1:] + config)
+        except ValueError:
+            raise InvalidParameter(
+                "spec", f"{text!r} cannot be read", 'write e.g. \'bushy={"method": "suffix"}\''
+            ) from None
+    return {
+        label: {key: value for key, value in shared.items() if value is not None} | spec
+        for label, spec in specs.items()
+    }
+
+
+def own_arms(llm: LLM, specs: Mapping[str, Mapping[str, Any]], raw: bool = False) -> tuple[list[Arm], dict[str, str]]:
+    """(plain decoding twice and every configuration that works, the others with what is wrong with them)."""
+    arms: list[Arm] = [EngineArm(llm, label, PLAIN, _PLAIN_SPEC, raw) for label in (PLAIN, AGAIN)]
+    skipped: dict[str, str] = {}
+    for label, spec in specs.items():
+        try:
+            llm.drafting_with(spec).generate([[1] * 8], WARM_UP)
+            arms.append(EngineArm(llm, label, PLAIN, spec, raw))
+        except Exception as error:  # whatever is wrong with one drafter, the others are measured
+            skipped[label] = str(error)
+    return arms, skipped
+
+
+def url_arms(urls: Sequence[str], plain_urls: Sequence[str], raw: bool = False, has_own: bool = True) -> list[Arm]:
+    """Arms of servers, each compared with its own plain server where one is named, else with plain decoding here.
+
+    Args:
+        urls, plain_urls: ``LABEL=URL`` or ``LABEL=URL#MODEL``; a plain server has the label of the one it is plain for.
+        has_own: there is plain decoding here.
+
+    Raises:
+        InvalidParameter: a text that cannot be read, a plain URL without its partner, nothing to compare with.
+    """
+    named, plain = dict(map(_labelled, urls)), dict(map(_labelled, plain_urls))
+    for label in plain:
+        if label not in named:
+            raise InvalidParameter("plain_url", f"{label!r} has no --url", f"name it --url {label}=...")
+    arms: list[Arm] = []
+    for label, url in named.items():
+        base = PLAIN
+        if label in plain:
+            base, server = f"{label} {PLAIN}", connect(*_address(plain[label]))
+            arms += [EndpointArm(server, base, base, raw), EndpointArm(server, f"{base} (again)", base, raw)]
+        elif not has_own:
+            raise InvalidParameter("url", f"{label!r} has nothing to be compared with", f"add --plain-url {label}=URL")
+        arms.append(EndpointArm(connect(*_address(url)), label, base, raw))
+    return arms
+
+
+def bases_of(arms: Sequence[Arm]) -> tuple[dict[str, str], dict[str, str]]:
+    """(arm to what it is compared with, base to the arm that is the same once more)."""
+    bases = {arm.label: arm.base for arm in arms}
+    again = {base: f"{base} (again)" for base in bases.values() if f"{base} (again)" in bases}
+    return bases, again
+
+
+def takes_model(method: str) -> bool:
+    """Whether a drafter takes a draft model."""
+    return "model" in option_names(method)
+
+
+def _labelled(text: str) -> tuple[str, str]:
+    label, equals, url = text.partition("=")
+    if not equals or "://" not in url:
+        raise InvalidParameter("url", f"{text!r} is not LABEL=URL", "write e.g. vllm=http://localhost:8000")
+    return label, url
+
+
+def _address(url: str) -> tuple[str, str | None]:
+    base, _, model = url.partition("#")
+    return base, model or None
+
+
+def _is_class(draft: str) -> bool:
+    """``package.module:ClassName`` of a drafter of one's own."""
+    module, _, name = draft.partition(":")
+    return "." in module or name[:1].isupper()

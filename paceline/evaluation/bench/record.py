@@ -1,0 +1,139 @@
+"""The file of a bench: one JSON line for what was asked of it, then one per arm and cell, so that nothing is lost.
+
+A run that is resumed reads its own lines and goes on where they end. Not for figures (`summary.py`).
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import InvalidParameter
+from paceline.evaluation.bench.arms import Answer
+
+FORMAT, VERSION = "paceline-bench", 1
+_ALIKE = ("model", "dtype", "arms", "cells", "rounds", "seed", "max_tokens", "temperatures", "concurrency")
+"""Settings that must agree for a run to be resumed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What one arm did in one cell of one round.
+
+    Attributes:
+        round, cell: numbers from 0.
+        arm: its label.
+        family: of the cell's prompts.
+        temperature, concurrency: of the cell.
+        place: how many arms went before it in this cell.
+        seconds: from the first request of the cell to its last token.
+        answers: one per prompt.
+        clock: seconds since the bench began.
+        load_average: of the machine when the cell began.
+    """
+
+    round: int
+    cell: int
+    arm: str
+    family: str
+    temperature: float
+    concurrency: int
+    place: int
+    seconds: float
+    answers: tuple[Answer, ...]
+    clock: float = 0.0
+    load_average: float | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Of all answers."""
+        return sum(answer.tokens for answer in self.answers)
+
+    @property
+    def decoded_tokens(self) -> int:
+        """Tokens after the first of each answer."""
+        return sum(max(0, answer.tokens - 1) for answer in self.answers)
+
+    @property
+    def decode_seconds(self) -> float:
+        """From the first token of the cell to its last one."""
+        return max(self.seconds - min(answer.first_token_seconds for answer in self.answers), 1e-9)
+
+
+class BenchFile:
+    """The .jsonl file of one bench.
+
+    Args:
+        path: None keeps everything in memory.
+        settings: what the bench was asked for; a file of other settings is refused.
+
+    Raises:
+        InvalidParameter: the file is none of a bench, or of another one.
+    """
+
+    def __init__(self, path: Path | None, settings: Mapping[str, Any]) -> None:
+        self.path, self.settings = path, dict(settings)
+        self.measurements: list[Measurement] = []
+        self.num_resumed = 0
+        if path is None:
+            return
+        if path.exists() and path.stat().st_size:
+            self._read(path)
+            self.num_resumed = 1
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._append({"format": FORMAT, "version": VERSION, "settings": self.settings})
+
+    def add(self, cell: Iterable[Measurement]) -> None:
+        """The measurements of one whole cell."""
+        kept = list(cell)
+        self.measurements += kept
+        for one in kept:
+            self._append(asdict(one))
+
+    def done(self) -> set[tuple[int, int]]:
+        """(round, cell) that every arm has answered."""
+        arms = {arm for arm in self.settings["arms"]}
+        seen: dict[tuple[int, int], set[str]] = {}
+        for one in self.measurements:
+            seen.setdefault((one.round, one.cell), set()).add(one.arm)
+        return {key for key, labels in seen.items() if arms <= labels}
+
+    def _append(self, record: Mapping[str, Any]) -> None:
+        if self.path is not None:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+    def _read(self, path: Path) -> None:
+        head, *lines = path.read_text(encoding="utf-8").splitlines()
+        first = _parsed(head, path)
+        if first.get("format") != FORMAT or first.get("version") != VERSION:
+            raise InvalidParameter("resume", f"{path} is no bench of version {VERSION}", "name another file")
+        other = [name for name in _ALIKE if first["settings"].get(name) != _plain(self.settings.get(name))]
+        if other:
+            problem = f"{path} was begun with other {', '.join(other)}"
+            raise InvalidParameter("resume", problem, "give the same options, or another file")
+        for number, line in enumerate(lines):
+            try:
+                values = json.loads(line)
+            except ValueError:
+                if number == len(lines) - 1:  # the line that was being written when it stopped
+                    break
+                raise InvalidParameter("resume", f"{path}, line {number + 2} is damaged", "remove it") from None
+            answers = tuple(Answer.of_dict(answer) for answer in values.pop("answers"))
+            self.measurements.append(Measurement(**values, answers=answers))
+        whole = self.done()
+        self.measurements = [one for one in self.measurements if (one.round, one.cell) in whole]
+
+
+def _parsed(line: str, path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(line)
+    except ValueError:
+        raise InvalidParameter("resume", f"{path} is no bench", "name another file") from None
+
+
+def _plain(value: Any) -> Any:
+    """As it comes back from JSON."""
+    return json.loads(json.dumps(value))

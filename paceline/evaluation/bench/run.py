@@ -1,0 +1,153 @@
+"""The loop of a bench: prompt by prompt, all arms, until prompts or minutes end or the precision is reached."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from paceline.errors import InvalidParameter
+from paceline.evaluation.bench.arms import Arm, Cell
+from paceline.evaluation.bench.record import BenchFile, Measurement
+from paceline.evaluation.bench.schedule import in_order
+from paceline.evaluation.bench.summary import pairs_of
+from paceline.evaluation.prompts import Prompt
+from paceline.evaluation.provenance import load_average
+from paceline.evaluation.stats import LEAST_PROMPTS, time_ratio
+from paceline.types import NamedProgress
+
+_QUICK_DRAWS = 300
+"""Of the bootstrap that decides whether to go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured.
+
+    Attributes:
+        cells: in the order they are asked, the same in every round.
+        rounds: times that all of them are asked, each from a cold start.
+        minutes: after which no cell begins; None for no limit.
+        precision: half-width of the interval, as a share, at which an arm counts as known; None to ask everything.
+    """
+
+    cells: Sequence[Cell]
+    rounds: int = 1
+    minutes: float | None = None
+    precision: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.cells:
+            raise InvalidParameter("prompts", "there are none", "give at least one")
+        if self.rounds < 1:
+            raise InvalidParameter("rounds", f"{self.rounds} is less than 1", "ask everything at least once")
+        for name, value in (("minutes", self.minutes), ("precision", self.precision)):
+            if value is not None and not value > 0:
+                raise InvalidParameter(name, f"{value} is not above 0", "leave it out for no limit")
+
+
+def cells_of(
+    prompts: Sequence[Prompt],
+    temperatures: Sequence[float] = (0.0,),
+    concurrency: Sequence[int] = (1,),
+    seed: int | None = 0,
+    max_tokens: int = 128,
+    ignore_eos: bool = False,
+) -> list[Cell]:
+    """Cells of all settings in turns: one prompt alone, or as many prompts of a family as are asked at once.
+
+    Raises:
+        InvalidParameter: a number of requests below 1, or one that no family has prompts for.
+    """
+    cells: list[Cell] = []
+    groups = {size: _groups(prompts, size) for size in concurrency}
+    for number in range(max(map(len, groups.values()))):
+        for temperature, size in product(temperatures, concurrency):
+            if number < len(groups[size]):
+                family, texts = groups[size][number]
+                own = None if seed is None else seed + 1000 * number
+                cells.append(Cell(len(cells), texts, family, temperature, own, max_tokens, ignore_eos))
+    return cells
+
+
+def _groups(prompts: Sequence[Prompt], size: int) -> list[tuple[str, tuple[str, ...]]]:
+    if size < 1:
+        raise InvalidParameter("concurrency", f"{size} is less than 1", "ask at least one at a time")
+    families: dict[str, list[str]] = {}
+    groups: list[tuple[str, tuple[str, ...]]] = []
+    for prompt in prompts:
+        waiting = families.setdefault(prompt.family, [])
+        waiting.append(prompt.text)
+        if len(waiting) == size:
+            groups.append((prompt.family, tuple(waiting)))
+            waiting.clear()
+    if not groups:
+        raise InvalidParameter(
+            "concurrency", f"no family has {size} prompts", "give more prompts, or ask fewer at once"
+        )
+    return groups
+
+
+def run_bench(
+    arms: Sequence[Arm],
+    plan: Plan,
+    file: BenchFile,
+    progress: NamedProgress = lambda what, done, total: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> str:
+    """Measure until something says stop; what was measured is in `file`.
+
+    Args:
+        arms: the first of them is plain decoding.
+        progress: told ("round 1 of 2", cells done, cells).
+        clock: seconds.
+
+    Returns:
+        Why it ended: ``all`` prompts asked, ``minutes`` or ``precision`` reached, or ``interrupted``.
+    """
+    started, done = clock(), file.done()
+    try:
+        for number in range(plan.rounds):
+            waiting = [cell for cell in plan.cells if (number, cell.number) not in done]
+            if waiting:
+                for arm in arms:
+                    arm.begin(number)
+            for cell in waiting:
+                if plan.minutes is not None and clock() - started > 60 * plan.minutes:
+                    return "minutes"
+                what = f"round {number + 1} of {plan.rounds}"
+                progress(what, cell.number, len(plan.cells))
+                file.add(_measured(arms, number, cell, clock() - started))
+                if plan.precision is not None and is_known(arms, file, plan.precision):
+                    return "precision"
+            progress(f"round {number + 1} of {plan.rounds}", len(plan.cells), len(plan.cells))
+    except KeyboardInterrupt:
+        return "interrupted"
+    return "all"
+
+
+def _measured(arms: Sequence[Arm], number: int, cell: Cell, now: float) -> list[Measurement]:
+    """One cell by every arm, in the order whose turn it is."""
+    load, measured = load_average(), []
+    for place, arm in enumerate(in_order(arms, number + cell.number)):
+        seconds, answers = arm.answer(cell)
+        measured.append(
+            Measurement(
+                number, cell.number, arm.label, cell.family, cell.temperature, len(cell.prompts), place, seconds,
+                tuple(answers), now, load,
+            )
+        )  # fmt: skip
+    return measured
+
+
+def is_known(arms: Sequence[Arm], file: BenchFile, precision: float) -> bool:
+    """Whether every arm's interval, at every setting, is as narrow as `precision`."""
+    settings = {(one.temperature, one.concurrency) for one in file.measurements}
+    if len({one.cell for one in file.measurements}) < LEAST_PROMPTS * len(settings):
+        return False
+    for temperature, concurrency in settings:
+        some = [m for m in file.measurements if (m.temperature, m.concurrency) == (temperature, concurrency)]
+        for arm in arms:
+            pairs = pairs_of(some, arm.label, arm.base, decode=True)
+            if arm.label != arm.base and not time_ratio(pairs, _QUICK_DRAWS).half_width <= precision:
+                return False
+    return True

@@ -1,0 +1,198 @@
+"""What a bench shows: a markdown table with a verdict line, one JSON object, and a page with plots."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from paceline.evaluation import html
+from paceline.evaluation.bench.record import Measurement
+from paceline.evaluation.bench.summary import ALL, ArmSummary, Table
+from paceline.evaluation.stats import Interval
+
+HEADER = (
+    "arm", "decoding", "95 %", "end to end", "tok/s", "tokens/pass", "acceptance", "draft share", "first token (s)",
+    "same text", "verdict",
+)  # fmt: skip
+
+
+def rows_of(table: Table) -> list[list[str]]:
+    """Cells under `HEADER`; what an arm cannot tell is a dash."""
+    return [
+        [
+            one.arm, f"{one.decode.ratio:.2f}", _range(one.decode), f"{one.whole.ratio:.2f}",
+            f"{one.tokens_per_second:.1f}", _number(one.tokens_per_pass), _number(one.acceptance),
+            _share(one.draft_share), f"{one.first_token_seconds:.3f}", f"{one.identical}/{one.num_cells}", one.verdict,
+        ]
+        for one in table.arms
+    ]  # fmt: skip
+
+
+def title_of(table: Table) -> str:
+    """What the cells of a table have in common."""
+    at_once = f", {table.concurrency} requests at once" if table.concurrency > 1 else ""
+    family = "all prompts" if table.family == ALL else table.family
+    return f"{family}, temperature {table.temperature:g}{at_once}"
+
+
+def verdict_of(table: Table, precision: float | None = None) -> str:
+    """One sentence that says whether speculation pays."""
+    drafting = [one for one in table.arms if one.verdict not in ("baseline", "the baseline again: noise")]
+    floor = table.noise_floor
+    noise = "" if floor is None else f" Plain decoding against itself is within {100 * floor:.1f} % of 1 (noise)."
+    if floor is not None and precision is not None and floor > precision:
+        return (
+            f"NOISY: plain decoding differs from itself by up to {100 * floor:.1f} %, more than the "
+            f"{100 * precision:.1f} % that were asked for. No verdict; run it longer, or on a quiet machine."
+        )
+    if not drafting:
+        return "Nothing was compared with plain decoding." + noise
+    best = max(drafting, key=lambda one: one.decode.ratio)
+    text = f"{best.identical} of {best.num_cells} answers are plain decoding's, word for word."
+    if best.verdict == "too few prompts":
+        return f"{best.arm} {_times(best.decode)}; too few prompts for an interval. {text}{noise}"
+    if best.verdict == "faster":
+        return f"Speculation pays: {best.arm} {_times(best.decode)}. {text}{noise}"
+    if best.verdict == "slower":
+        return f"Do not speculate: the best, {best.arm}, {_times(best.decode)}. {text}{noise}"
+    return f"No gain shown: the best, {best.arm}, {_times(best.decode)}. {text}{noise}"
+
+
+def markdown(tables: Sequence[Table], precision: float | None = None) -> str:
+    """All tables, the first with its verdict under it."""
+    parts = []
+    for table in tables:
+        head = f"| {' | '.join(HEADER)} |\n|---" + "|---:" * (len(HEADER) - 2) + "|---|"
+        body = "\n".join("| " + " | ".join(row) + " |" for row in rows_of(table))
+        parts.append(f"**{title_of(table)}**\n\n{head}\n{body}\n")
+        if table.family == ALL:
+            parts.append(verdict_of(table, precision) + "\n")
+    return "\n".join(parts)
+
+
+def as_json(tables: Sequence[Table], **more: Any) -> dict[str, Any]:
+    """The object that scripts read: the arms of the first table, and all tables under ``tables``."""
+    first = tables[0]
+    return {
+        "arms": {one.arm: _arm(one) for one in first.arms},
+        "noise_floor": first.noise_floor,
+        "verdict": verdict_of(first),
+        "tables": [
+            {
+                "family": table.family,
+                "temperature": table.temperature,
+                "concurrency": table.concurrency,
+                "noise_floor": table.noise_floor,
+                "arms": {one.arm: _arm(one) for one in table.arms},
+            }
+            for table in tables
+        ],
+        **more,
+    }
+
+
+def page(
+    title: str,
+    tables: Sequence[Table],
+    measurements: Sequence[Measurement],
+    more: dict[str, Any],
+    precision: float | None = None,
+) -> str:
+    """One HTML file: verdicts, tables, and plots of ratios, acceptance by position, draft shares and drift."""
+    sections = [html.paragraph(verdict_of(tables[0], precision), "verdict"), html.paragraph(_READING, "note")]
+    for table in tables:
+        sections.append(html.heading(title_of(table)))
+        sections.append(html.table(HEADER, rows_of(table)))
+        forest = [
+            (one.arm, one.decode.ratio, one.decode.low, one.decode.high) for one in table.arms if one.arm != one.base
+        ]
+        sections.append(html.forest(forest, "Tokens per second of decoding over plain decoding, with 95 % intervals"))
+    sections += _plots(tables, measurements)
+    sections.append(html.heading("Where this comes from"))
+    sections.append(html.table(("", ""), [(name, value) for name, value in more.items() if name != "tables"]))
+    return html.page(title, sections, as_json(tables, **more))
+
+
+_READING = (
+    "Every prompt was answered by all arms before the next one began. A ratio above 1 is faster than the baseline; its "
+    "interval comes from drawing prompts again. 'The baseline again' is the baseline measured a second time: what it "
+    "differs from 1 by is the machine's noise."
+)
+
+
+def _plots(tables: Sequence[Table], measurements: Sequence[Measurement]) -> list[str]:
+    first = tables[0]
+    drafting = [one for one in first.arms if one.positions]
+    sections = []
+    if drafting:
+        curves = [
+            (one.arm, range(1, len(one.positions) + 1), [p.conditional for p in one.positions]) for one in drafting
+        ]
+        sections.append(html.heading("Acceptance by position in the draft"))
+        sections.append(html.lines(curves, "Share accepted of the drafted tokens that were compared", "position"))
+    shares = [(one.arm, one.draft_share) for one in first.arms if one.draft_share is not None]
+    sections += [
+        html.heading("Share of decoding time spent drafting"),
+        html.bars(shares, "Drafting over all of decoding"),
+    ]
+    by_load = _by_concurrency(tables)
+    if by_load:
+        sections.append(html.heading("Speed-up by requests at once"))
+        sections.append(html.lines(by_load, "Over plain decoding of as many requests", "requests at once"))
+    drift = _drift(measurements, first)
+    if drift:
+        sections.append(html.heading("The machine while it was measured"))
+        caption = "Tokens per second of the baseline, cell by cell, over its own mean: a slope or a step is drift"
+        sections.append(html.lines([drift], caption, "cell"))
+    return sections
+
+
+def _by_concurrency(tables: Sequence[Table]) -> list[tuple[str, list[float], list[float]]]:
+    whole = [table for table in tables if table.family == ALL and table.temperature == tables[0].temperature]
+    if len(whole) < 2:
+        return []
+    sizes = [float(table.concurrency) for table in whole]
+    ratios = {
+        one.arm: [each.decode.ratio for table in whole for each in table.arms if each.arm == one.arm]
+        for one in whole[0].arms
+    }
+    return [(arm, sizes, values) for arm, values in ratios.items() if len(values) == len(sizes)]
+
+
+def _drift(measurements: Sequence[Measurement], table: Table) -> tuple[str, list[float], list[float]] | None:
+    base = table.arms[0].base
+    own = [m for m in measurements if m.arm == base and m.concurrency == table.concurrency and m.decoded_tokens]
+    rates = [one.decoded_tokens / one.decode_seconds for one in own]
+    if len(rates) < 2:
+        return None
+    mean = sum(rates) / len(rates)
+    return base, [float(i) for i in range(len(rates))], [rate / mean for rate in rates]
+
+
+def _arm(one: ArmSummary) -> dict[str, Any]:
+    return {
+        "ratio": one.decode.ratio, "low": one.decode.low, "high": one.decode.high,
+        "end_to_end": one.whole.ratio, "end_to_end_low": one.whole.low, "end_to_end_high": one.whole.high,
+        "typical": one.typical.ratio, "prompts": one.decode.num_prompts, "base": one.base,
+        "tokens_per_second": one.tokens_per_second, "tokens_per_pass": one.tokens_per_pass,
+        "acceptance_rate": one.acceptance, "draft_share": one.draft_share, "wasted": one.wasted,
+        "first_token_seconds": one.first_token_seconds,
+        "positions": [asdict(position) for position in one.positions],
+        "identical": one.identical == one.num_cells, "num_identical": one.identical, "num_answers": one.num_cells,
+        "verdict": one.verdict,
+    }  # fmt: skip
+
+
+def _times(interval: Interval) -> str:
+    return f"is {interval.ratio:.2f} times plain decoding{'' if interval.low is None else ' ' + _range(interval)}"
+
+
+def _range(interval: Interval) -> str:
+    return "-" if interval.low is None or interval.high is None else f"[{interval.low:.2f}, {interval.high:.2f}]"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"

@@ -1,0 +1,238 @@
+"""From measurements to figures: per arm, family, temperature and number of requests at once, each with its interval."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from paceline.evaluation.bench.record import Measurement
+from paceline.evaluation.stats import DRAWS, Interval, Pairs, holm, time_ratio, typical_ratio
+
+ALL = "all"
+LEVEL = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """One place of a draft.
+
+    Attributes:
+        conditional: share accepted of those that were compared with the target.
+        marginal: share of all passes in which it was accepted; 1 plus their sum is the tokens per pass.
+        tested: how many were compared.
+    """
+
+    conditional: float
+    marginal: float
+    tested: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArmSummary:
+    """Figures of one arm over some cells. None stands for what the arm cannot tell.
+
+    Attributes:
+        arm, base: labels; `base` is what the ratios are over.
+        decode: tokens per second after the first token over the base's, all prompts together.
+        whole: the same from the request on, reading the prompt included.
+        typical: geometric mean of the prompts' own decode ratios.
+        tokens_per_second: of decoding.
+        tokens_per_pass: acceptance length; plain decoding is 1.
+        acceptance: accepted / (accepted + rejected).
+        positions: by place in the draft.
+        wasted: drafted tokens that were not accepted, over those that were drafted.
+        draft_share: share of decoding time that drafting took.
+        first_token_seconds: median.
+        identical, num_cells: cells whose answers are the base's, of all.
+        verdict: ``faster``, ``slower``, ``no difference shown``, ``too few prompts``, ``too noisy``, ``baseline``.
+    """
+
+    arm: str
+    base: str
+    decode: Interval
+    whole: Interval
+    typical: Interval
+    tokens_per_second: float
+    tokens_per_pass: float | None
+    acceptance: float | None
+    positions: tuple[Position, ...]
+    wasted: float | None
+    draft_share: float | None
+    first_token_seconds: float
+    identical: int
+    num_cells: int
+    verdict: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """All arms on one family at one temperature and one number of requests at once.
+
+    Attributes:
+        noise_floor: how far from 1 the interval of plain decoding over itself reaches; None with too few prompts.
+    """
+
+    family: str
+    temperature: float
+    concurrency: int
+    arms: tuple[ArmSummary, ...]
+    noise_floor: float | None
+
+
+def tables_of(
+    measurements: Sequence[Measurement],
+    bases: dict[str, str],
+    again: dict[str, str],
+    precision: float | None = None,
+    draws: int = DRAWS,
+) -> list[Table]:
+    """A table for all prompts and one for every family, for every temperature and number of requests at once.
+
+    Args:
+        measurements: whole cells only.
+        bases: arm to the arm that its ratios are over.
+        again: base to the arm that is the same once more.
+        precision: a noise floor above it withholds verdicts.
+        draws: of the bootstrap.
+    """
+    settings = sorted({(one.temperature, one.concurrency) for one in measurements})
+    tables = []
+    for temperature, concurrency in settings:
+        inside = [m for m in measurements if (m.temperature, m.concurrency) == (temperature, concurrency)]
+        families = sorted({one.family for one in inside})
+        for family in [ALL, *(families if len(families) > 1 else [])]:
+            some = [one for one in inside if family in (ALL, one.family)]
+            arms = [_summary(label, base, some, draws) for label, base in bases.items()]
+            floor = _noise_floor(arms, again)
+            tables.append(Table(family, temperature, concurrency, _judged(arms, bases, again, floor, precision), floor))
+    return tables
+
+
+def pairs_of(measurements: Sequence[Measurement], arm: str, base: str, decode: bool) -> Pairs:
+    """Seconds and tokens per prompt, its rounds added up; cells that decoded nothing are left out."""
+    sums: dict[int, np.ndarray] = defaultdict(lambda: np.zeros(4))
+    families: dict[int, str] = {}
+    for one in measurements:
+        if one.arm not in (arm, base):
+            continue
+        seconds, tokens = (one.decode_seconds, one.decoded_tokens) if decode else (one.seconds, one.tokens)
+        families[one.cell] = one.family
+        for label, place in ((base, 0), (arm, 2)):
+            if one.arm == label:
+                sums[one.cell][place : place + 2] += seconds, tokens
+    kept = [cell for cell, values in sums.items() if (values > 0).all()]
+    columns = np.array([sums[cell] for cell in kept]).reshape(-1, 4).T
+    return Pairs(*columns, strata=[families[cell] for cell in kept])
+
+
+def _summary(label: str, base: str, measurements: Sequence[Measurement], draws: int) -> ArmSummary:
+    own = [one for one in measurements if one.arm == label]
+    answers = [answer for one in own for answer in one.answers]
+    decoding = pairs_of(measurements, label, base, decode=True)
+    whole = pairs_of(measurements, label, base, decode=False)
+    tokens, seconds = sum(one.decoded_tokens for one in own), sum(one.decode_seconds for one in own)
+    theirs = {(one.round, one.cell): one for one in measurements if one.arm == base}
+    passes = _sum(answer.passes for answer in answers)
+    drafted, accepted = _sum(a.drafted for a in answers), _sum(a.accepted for a in answers)
+    rejected = _sum(a.rejected for a in answers)
+    emitted = sum((i + 1) * n for answer in answers for i, n in enumerate(answer.accepted_per_pass))
+    return ArmSummary(
+        arm=label,
+        base=base,
+        decode=time_ratio(decoding, draws) if len(decoding.strata) else _NOTHING,
+        whole=time_ratio(whole, draws) if len(whole.strata) else _NOTHING,
+        typical=typical_ratio(decoding, draws) if len(decoding.strata) else _NOTHING,
+        tokens_per_second=tokens / seconds,
+        tokens_per_pass=(emitted or (passes + (accepted or 0))) / passes if passes else None,
+        acceptance=_ratio(accepted, accepted, rejected),
+        positions=_positions(answers, passes),
+        wasted=1 - accepted / drafted if drafted and accepted is not None else None,
+        draft_share=_draft_share(answers),
+        first_token_seconds=float(np.median([answer.first_token_seconds for answer in answers])),
+        identical=sum(_same(one, theirs) for one in own),
+        num_cells=len(own),
+    )  # fmt: skip
+
+
+_NOTHING = Interval(1.0, None, None, 0)
+
+
+def _same(one: Measurement, base: dict[tuple[int, int], Measurement]) -> bool:
+    other = base[one.round, one.cell]
+    return all(mine.says(theirs) for mine, theirs in zip(one.answers, other.answers, strict=True))
+
+
+def _positions(answers: Sequence[Any], passes: int | None) -> tuple[Position, ...]:
+    depth = max((len(answer.tested_per_level) for answer in answers), default=0)
+    found = []
+    for level in range(depth):
+        tested = sum(a.tested_per_level[level] for a in answers if level < len(a.tested_per_level))
+        accepted = sum(a.accepted_per_level[level] for a in answers if level < len(a.accepted_per_level))
+        if tested and passes:
+            found.append(Position(accepted / tested, accepted / passes, tested))
+    return tuple(found)
+
+
+def _draft_share(answers: Sequence[Any]) -> float | None:
+    known = [answer for answer in answers if answer.draft_seconds is not None]
+    busy = sum(a.draft_seconds + a.verify_seconds + a.other_seconds for a in known)
+    return sum(a.draft_seconds for a in known) / busy if busy else None
+
+
+def _ratio(part: int | None, *whole: int | None) -> float | None:
+    """`part` over the sum of `whole`; None where something is unknown or nothing was tested."""
+    known = [number for number in whole if number is not None]
+    return part / sum(known) if part is not None and len(known) == len(whole) and sum(known) else None
+
+
+def _sum(values: Any) -> int | None:
+    """None when any is unknown, or there is none."""
+    known = list(values)
+    return sum(known) if known and all(value is not None for value in known) else None
+
+
+def _noise_floor(arms: Sequence[ArmSummary], again: dict[str, str]) -> float | None:
+    floors = [_reach(one.decode) for one in arms if one.arm in again.values()]
+    known = [floor for floor in floors if floor is not None]
+    return max(known) if known else None
+
+
+def _reach(interval: Interval) -> float | None:
+    """How far from 1 the interval reaches."""
+    if interval.low is None or interval.high is None:
+        return None
+    return max(abs(interval.high - 1), abs(1 - interval.low))
+
+
+def _judged(
+    arms: Sequence[ArmSummary],
+    bases: dict[str, str],
+    again: dict[str, str],
+    floor: float | None,
+    precision: float | None,
+) -> tuple[ArmSummary, ...]:
+    """The same with verdicts, corrected for how many are compared."""
+    compared = [one for one in arms if one.arm not in (*again, *again.values()) and one.decode.p is not None]
+    corrected = dict(zip((one.arm for one in compared), holm([one.decode.p or 0.0 for one in compared]), strict=True))
+    noisy = precision is not None and floor is not None and floor > precision
+    judged = []
+    for one in arms:
+        verdict = _verdict(
+            one, corrected.get(one.arm), noisy, is_base=bases[one.arm] == one.arm or one.arm in again.values()
+        )
+        judged.append(replace(one, verdict=verdict))
+    return tuple(judged)
+
+
+def _verdict(one: ArmSummary, p: float | None, noisy: bool, is_base: bool) -> str:
+    if is_base:
+        return "baseline" if one.base == one.arm else "the baseline again: noise"
+    if one.decode.low is None or p is None:
+        return "too few prompts"
+    if noisy:
+        return "too noisy"
+    if p >= LEVEL or one.decode.low <= 1 <= (one.decode.high or 0):
+        return "no difference shown"
+    return "faster" if one.decode.ratio > 1 else "slower"

@@ -1,0 +1,164 @@
+"""Prompts for measurements: a user's own files, the layouts of public sets, and a few that are built in.
+
+A record of a .jsonl file is {"prompt": ...}, {"turns": [...]}, {"messages": [...]} or {"text": ...}; `category` names
+its family, and `answer` (or `output`, `response`) what was said to it. Public sets are named by path and never shipped.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import InvalidParameter
+
+CHAT = frozenset({"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"})
+"""MT-Bench's categories, which Spec-Bench counts as one family."""
+BUILTIN = "builtin"
+_LAYOUTS = ("spec-bench", "speed-bench")
+_ANSWERS = ("answer", "output", "response", "completion")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt.
+
+    Attributes:
+        text: what the user says.
+        family: kind of task.
+        answer: what a model said to it, None where that is not known.
+    """
+
+    text: str
+    family: str = "all"
+    answer: str | None = None
+
+
+def load_prompts(
+    source: str, families: Sequence[str] = (), per_family: int | None = None, all_turns: bool = False
+) -> list[Prompt]:
+    """Prompts of `source`, families in turns so that any beginning of the list is balanced.
+
+    Args:
+        source: ``builtin``, a .jsonl or .txt file, or ``spec-bench:PATH`` / ``speed-bench:PATH``.
+        families: those to take; all when empty.
+        per_family: most prompts of each.
+        all_turns: later turns of a conversation are prompts too, each by itself.
+
+    Raises:
+        InvalidParameter: the file cannot be read, a line holds no prompt, or nothing is left.
+    """
+    prompts = list(_BUILTIN if source == BUILTIN else _of_file(*_layout(source), all_turns))
+    groups: dict[str, list[Prompt]] = defaultdict(list)
+    for prompt in prompts:
+        if not families or prompt.family in families:
+            groups[prompt.family].append(prompt)
+    if not groups:
+        known = ", ".join(sorted({prompt.family for prompt in prompts})) or "none"
+        raise InvalidParameter("families", f"none of {list(families)} is in {source}", f"it has {known}")
+    kept = [group[:per_family] for group in groups.values()]
+    return [prompt for turn in zip_longest(*kept) for prompt in turn if prompt is not None]
+
+
+def _layout(source: str) -> tuple[Path, bool]:
+    """(path, whether MT-Bench's categories are one family)."""
+    name, colon, path = source.partition(":")
+    return (Path(path), name == "spec-bench") if colon and name in _LAYOUTS else (Path(source), False)
+
+
+def _of_file(path: Path, merge_chat: bool, all_turns: bool) -> Iterable[Prompt]:
+    try:
+        lines = path.expanduser().read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        remedy = "name a .jsonl or .txt file in UTF-8, or builtin"
+        raise InvalidParameter("prompts", f"{path} cannot be read ({error})", remedy) from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        if path.suffix != ".jsonl":
+            yield Prompt(line)
+            continue
+        yield from _of_record(line, f"{path}, line {number}", merge_chat, all_turns)
+
+
+def _of_record(line: str, place: str, merge_chat: bool, all_turns: bool) -> list[Prompt]:
+    try:
+        record: Any = json.loads(line)
+        texts = _texts(record)
+        family = str(record.get("category") or record.get("family") or "all")
+        answer = next((record[name] for name in _ANSWERS if isinstance(record.get(name), str)), None)
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        remedy = 'write {"prompt": ...}, {"turns": [...]} or {"messages": [...]} on each line'
+        raise InvalidParameter("prompts", f"{place} holds no prompt", remedy) from None
+    family = "conversation" if merge_chat and family in CHAT else family
+    return [
+        Prompt(text, family, answer if not turn else None)
+        for turn, text in enumerate(texts[: None if all_turns else 1])
+    ]
+
+
+def _texts(record: Mapping[str, Any]) -> list[str]:
+    """What the user says, turn by turn."""
+    if "turns" in record:
+        texts = list(record["turns"])
+    elif "messages" in record:
+        texts = [message["content"] for message in record["messages"] if message["role"] == "user"]
+    else:
+        texts = [record["prompt"] if "prompt" in record else record["text"]]
+    if not texts or not all(isinstance(text, str) and text for text in texts):
+        raise ValueError
+    return texts
+
+
+_PASSAGE = (
+    "The canal was dug between 1811 and 1824 to carry coal from the hills to the harbour. It has nineteen locks, each "
+    "wide enough for one boat, and a reservoir above the highest of them keeps it full in summer. When the railway "
+    "opened in 1852 the tolls fell by half within three years, and the company sold the canal to the railway in 1861. "
+    "Today the towpath is a footpath, two of the locks have been restored, and volunteers run a small museum in the "
+    "old toll house from April to October."
+)
+_CODE = (
+    "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n"
+    "        self.items.append(item)\n\n    def pop(self):\n        return self.items.pop()\n"
+)
+_TABLE = "name,city,year\nAnna,Oslo,1984\nBoris,Prague,1979\nChen,Lyon,1990\nDaria,Porto,1988\n"
+_BUILTIN = tuple(
+    Prompt(text, family)
+    for family, texts in {
+        "copying": (
+            f"Repeat this text word for word:\n\n{_PASSAGE}",
+            f"Write this table again, with every name in capital letters:\n\n{_TABLE}",
+            f"Correct the spelling of this text and change nothing else:\n\n{_PASSAGE.replace('the', 'teh')}",
+            f"Turn each line of this table into one sentence:\n\n{_TABLE}",
+            f"Copy every sentence of this text that names a year:\n\n{_PASSAGE}",
+            "Count from 1 to 60, one number on each line.",
+        ),
+        "code": (
+            f"Add a method peek to this class and print the whole class:\n\n{_CODE}",
+            f"Add docstrings to this class and print the whole class:\n\n{_CODE}",
+            f"Rewrite this class as a queue:\n\n{_CODE}",
+            "Write a Python function that tells whether a number is prime, and three tests for it.",
+            "Write a Python function that merges two sorted lists.",
+            "Write an HTML page with a table of the planets and their distances from the sun.",
+        ),
+        "reading": (
+            f"Summarise this text in two sentences:\n\n{_PASSAGE}",
+            f"When was the canal sold, and to whom? Answer from this text:\n\n{_PASSAGE}",
+            f"List the years in this text and what happened in each:\n\n{_PASSAGE}",
+            f"Write three questions about this text, with their answers:\n\n{_PASSAGE}",
+            f"Explain to a child what this text is about:\n\n{_PASSAGE}",
+            f"Which facts of this text would you check, and why?\n\n{_PASSAGE}",
+        ),
+        "free": (
+            "Explain in a few sentences why the sky is blue.",
+            "Write a short story about a lighthouse keeper who finds a letter.",
+            "What should one think about before adopting a dog?",
+            "Compare travelling by train and by plane.",
+            "Describe how bread is baked, step by step.",
+            "Write a friendly mail that declines an invitation.",
+        ),
+    }.items()
+    for text in texts
+)

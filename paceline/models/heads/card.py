@@ -1,0 +1,36 @@
+"""The card of a head: one readable page on what it is, how it was made and how well it does.
+
+Everything it says stands in the record; nothing is read back from it.
+"""
+
+from collections.abc import Mapping
+
+from paceline.models.heads.conventions import conventions
+from paceline.models.heads.record import HeadRecord
+
+
+def card_text(record: HeadRecord) -> str:
+    """Markdown: the target, the head's conventions, and what its maker noted."""
+    target = record.config.target
+    lines = [f"# {record.config.family} head for {target.name or 'an unnamed target'}", ""]
+    lines += [f"- {name}: {value}" for name, value in conventions(record)]
+    for name, value in record.card.items():
+        lines += _section(name, value)
+    return "\n".join(lines) + "\n"
+
+
+def _section(name: str, value: object) -> list[str]:
+    title = name.replace("_", " ")
+    if not isinstance(value, Mapping):
+        return ["", f"**{title}**: {_shown(value)}"]
+    return ["", f"## {title}", "", *(f"- {str(key).replace('_', ' ')}: {_shown(item)}" for key, item in value.items())]
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_shown(item)}" for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(_shown(item) for item in value)
+    return str(value)

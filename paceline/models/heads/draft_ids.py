@@ -1,0 +1,64 @@
+"""The draft vocabulary: which target tokens a head's outputs stand for, in files and as this project holds it.
+
+Files store offsets (``d2t``: target id = i + d2t[i]) or ids; records hold ids. Every other reading, which some programs
+took in silence, is refused.
+"""
+
+import hashlib
+
+import numpy as np
+
+from paceline.errors import InvalidParameter
+
+
+def from_offsets(offsets: np.ndarray, draft_size: int, vocab_size: int, source: object) -> np.ndarray:
+    """[draft_size] int32 target ids from the file's ``d2t``.
+
+    Raises:
+        InvalidParameter: another length than the config says, ids outside the vocabulary, one twice.
+    """
+    if offsets.shape != (draft_size,):
+        raise InvalidParameter(
+            f"{source}: d2t", f"has {offsets.size} entries, the config says draft_vocab_size={draft_size}",
+            "config and weights are of different heads: get both again",
+        )  # fmt: skip
+    ids = np.arange(draft_size) + offsets.astype(np.int64)
+    absolute = offsets.min() >= 0 and ids.max() >= vocab_size > offsets.max() and len(np.unique(offsets)) == draft_size
+    if absolute:
+        raise InvalidParameter(
+            f"{source}: d2t", "holds target ids, where the format has offsets from the draft id",
+            "subtract 0, 1, 2, ... from it and save the head again",
+        )  # fmt: skip
+    return checked_ids(ids, vocab_size, f"{source}: d2t")
+
+
+def checked_ids(ids: np.ndarray, vocab_size: int, field: str) -> np.ndarray:
+    """`ids` as int32, once they are known to be target ids, each once.
+
+    Raises:
+        InvalidParameter: naming `field`.
+    """
+    if ids.ndim != 1 or ids.size == 0 or ids.min() < 0 or ids.max() >= vocab_size:
+        raise InvalidParameter(
+            field, f"leads out of the target's vocabulary of {vocab_size}", "use a head of this target"
+        )
+    if len(np.unique(ids)) != ids.size:
+        raise InvalidParameter(field, "names a target token twice", "get the head again from its source")
+    return ids.astype(np.int32)
+
+
+def to_offsets(ids: np.ndarray) -> np.ndarray:
+    """[n] int64: the file's ``d2t``."""
+    return ids.astype(np.int64) - np.arange(ids.size)
+
+
+def to_mask(ids: np.ndarray, vocab_size: int) -> np.ndarray:
+    """[vocab_size] bool: the file's ``t2d``."""
+    mask = np.zeros(vocab_size, bool)
+    mask[ids] = True
+    return mask
+
+
+def ids_digest(ids: np.ndarray | None) -> str:
+    """SHA-256 of the ids; empty for the whole vocabulary. Tells two maps of one size apart."""
+    return "" if ids is None else hashlib.sha256(np.ascontiguousarray(ids, np.int32).tobytes()).hexdigest()

@@ -1,0 +1,155 @@
+"""Heads on disk: finding out the layout of files, reading them into a `HeadRecord`, and writing one.
+
+Not for where heads lie and which one fits a target (`registry.py`, `fit.py`).
+"""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from paceline.errors import CorruptWeights, InvalidParameter, ModelNotFound, UnsupportedModel
+from paceline.models.heads.card import card_text
+from paceline.models.heads.layouts import (
+    blockwise,
+    dflash,
+    eagle,
+    eagle3,
+    hydra,
+    lstm_speculator,
+    medusa,
+    medusa_vllm,
+    mlp_speculator,
+    mtp,
+    speculators,
+)
+from paceline.models.heads.layouts.base import HeadFiles, Layout, Reading, TargetTables
+from paceline.models.heads.record import HeadRecord
+from paceline.models.heads.shapes import head_shapes
+from paceline.models.heads.tensor_file import Storage, read_pickle, read_safetensors, write_safetensors
+from paceline.models.json_file import read_json
+
+LAYOUTS: tuple[Layout, ...] = tuple(
+    module.LAYOUT
+    for module in (
+        speculators, medusa_vllm, lstm_speculator, mlp_speculator, blockwise, hydra, mtp, eagle3, dflash, eagle, medusa,
+    )
+)  # fmt: skip
+"""In the order in which they are tried, for reading and for writing."""
+
+CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "CARD.md"
+_PICKLES = ("pytorch_model.bin", "medusa_lm_head.pt", "hydra_lm_head.pt", "model.pt")
+
+
+def read_files(place: Path) -> HeadFiles:
+    """The config and tensors at `place`: a folder, or one file of tensors with its config beside it.
+
+    Raises:
+        ModelNotFound: there is nothing.
+        CorruptWeights: a damaged file.
+        UnsupportedModel: a pickle with more than tensors.
+    """
+    folder, weights = (place, _weights_in(place)) if place.is_dir() else (place.parent, [place])
+    if not place.exists() or not weights:
+        raise ModelNotFound(f"{place}: no draft head here; a head is a folder with {CONFIG} and {WEIGHTS}")
+    config = folder / CONFIG
+    tensors: dict[str, np.ndarray] = {}
+    for path in weights:
+        tensors |= read_safetensors(path) if path.suffix == ".safetensors" else read_pickle(path)
+    return HeadFiles(place, read_json(config) if config.is_file() else {}, tensors)
+
+
+def layout_of(files: HeadFiles) -> Layout:
+    """The first layout that knows `files`. Raises UnsupportedModel when none does."""
+    for layout in LAYOUTS:
+        if layout.matches(files):
+            return layout
+    names = ", ".join(layout.name for layout in LAYOUTS)
+    raise UnsupportedModel(
+        f"{files.path}: of no known layout (tensors {', '.join(list(files.tensors)[:4])}, ...); known are {names}"
+    )
+
+
+def read_head(place: str | Path, reading: Reading | None = None) -> HeadRecord:
+    """The head at `place`, strictly: every tensor is known, every one that the head needs is there.
+
+    Raises:
+        ModelNotFound, CorruptWeights, UnsupportedModel, InvalidParameter: see `read_files` and `Layout.read`.
+    """
+    files = read_files(Path(place).expanduser())
+    return layout_of(files).read(files, reading or Reading())
+
+
+def save_head(record: HeadRecord, folder: str | Path, *, storage: Storage = "float32", layout: str | None = None,
+              tables: TargetTables | None = None) -> Path:  # fmt: skip
+    """Write `record` to `folder` as ``config.json``, ``model.safetensors`` and ``CARD.md``, and return the folder.
+
+    Args:
+        storage: float32 and bfloat16 are what other programs read; int8 (one scale per output row) is for releases
+            and is read here only.
+        layout: its name; None for the one that this project saves the family in.
+        tables: the target's tables, to be copied in where the head shares them; others need that.
+
+    Raises:
+        InvalidParameter: the layout cannot say what the head does, or the record lacks a tensor.
+    """
+    chosen = layout_for(record, layout)
+    assert chosen.write is not None
+    check_record(record)
+    values, tensors = chosen.write(record, tables)
+    target = Path(folder).expanduser()
+    target.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="partial-", dir=target) as name:
+        work = Path(name)
+        write_safetensors(work / chosen.file_name, tensors, storage)
+        (work / CONFIG).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        (work / CARD).write_text(card_text(record), encoding="utf-8")
+        for path in work.iterdir():
+            os.replace(path, target / path.name)
+    return target
+
+
+def layout_for(record: HeadRecord, name: str | None = None) -> Layout:
+    """The layout called `name` if it can say what `record` is; without a name, the first that can."""
+    able = [layout for layout in LAYOUTS if layout.write and record.config.family in layout.families]
+    for layout in able:
+        if name in (None, layout.name):
+            return layout
+    names = ", ".join(layout.name for layout in able) or "none"
+    raise InvalidParameter("layout", f"{name!r} cannot hold a {record.config.family} head", f"choose one of: {names}")
+
+
+def check_record(record: HeadRecord) -> None:
+    """Whether a record holds the tensors that its description asks for.
+
+    Raises:
+        InvalidParameter: naming the first that is missing, left over or of another shape.
+    """
+    shapes = head_shapes(record.config)
+    for name in (*shapes, *record.tensors):
+        found = record.tensors[name].shape if name in record.tensors else None
+        if found != shapes.get(name):
+            raise InvalidParameter(
+                name, f"has shape {found}, the head's description asks for {shapes.get(name)}",
+                "make tensors and description agree (shapes.head_shapes)",
+            )  # fmt: skip
+    size = record.config.target.vocab_size if record.draft_ids is None else record.draft_ids.size
+    if size != record.config.draft_vocab_size:
+        raise InvalidParameter(
+            "draft_ids", f"names {size} tokens, draft_vocab_size is {record.config.draft_vocab_size}", "make them agree"
+        )
+
+
+def _weights_in(folder: Path) -> list[Path]:
+    single = folder / WEIGHTS
+    if single.is_file():
+        return [single]
+    shards = sorted(folder.glob("*.safetensors"))
+    if shards:
+        return shards
+    pickles = [folder / name for name in _PICKLES if (folder / name).is_file()]
+    if len(pickles) > 1:
+        raise CorruptWeights(f"{folder}: holds {' and '.join(path.name for path in pickles)}; keep one of them")
+    return pickles

@@ -1,0 +1,101 @@
+"""Sizes of a head's decoder layers, read from and written as transformers' keys.
+
+A head's positions are its own: theta and scaling must be those of its training, however the target does it. Newer
+transformers write ``rope_parameters``, older ones ``rope_theta`` and ``rope_scaling``: both are read and written.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from paceline.errors import InvalidParameter
+from paceline.models.config import ModelConfig
+from paceline.models.heads.strict import Settings
+from paceline.models.rope import rope_scale_from_hf
+
+_KEYS = (
+    "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "rms_norm_eps", "max_position_embeddings", "rope_theta", "rope_scaling",
+    "rope_parameters", "partial_rotary_factor", "hidden_act", "attention_bias", "mlp_bias", "tie_word_embeddings",
+    "sliding_window", "use_sliding_window", "max_window_layers", "layer_types", "qkv_bias", "is_causal",
+)  # fmt: skip
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+def read_layer(settings: Settings, **more: Any) -> ModelConfig:
+    """The layers that `settings` describe; `more` are keys the layout keeps elsewhere.
+
+    Raises:
+        UnsupportedModel: a setting that is not implemented.
+        InvalidParameter: a window, which would need its own attention, on some layers only.
+    """
+    settings.skip(*_KEYS)
+    values = {name: settings.values[name] for name in _KEYS if name in settings.values} | more
+    values.setdefault("model_type", "llama")
+    kinds = values.pop("layer_types", None)
+    if kinds:
+        if not set(kinds) <= {_FULL, _SLIDING}:
+            raise settings.wrong("layer_types", f"{kinds} is not read", "use a head with full attention")
+        values["use_sliding_window"] = _SLIDING in kinds
+    values["max_position_embeddings"] = values.get("max_position_embeddings") or 2048
+    config = ModelConfig.from_hf(values)
+    if config.experts is not None:
+        raise settings.wrong("model_type", f"{config.model_type} has experts", "use a head with dense layers")
+    return config
+
+
+def layer_values(config: ModelConfig, num_layers: int) -> dict[str, Any]:
+    """transformers' keys for `num_layers` layers of `config`.
+
+    Raises:
+        InvalidParameter: a form of layers or positions that transformers' keys cannot say.
+    """
+    kind = "qwen3" if config.qk_norm else "llama"
+    if config.norm != "rms" or config.mlp != "gated_silu" or config.position_embedding != "rotary":
+        raise InvalidParameter("layer", "is not of Llama's form", "train heads with rms norms and gated feed-forwards")
+    if config.attention_bias != config.attention_out_bias:
+        kind = "qwen2" if not config.qk_norm and config.attention_bias else _unsayable("attention_bias")
+    scaling = _scaling(config)
+    parameters = {"rope_theta": config.rope_theta, **(scaling or {"rope_type": "default"})}
+    values = {
+        "model_type": kind, "vocab_size": config.vocab_size, "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size, "num_hidden_layers": num_layers,
+        "num_attention_heads": config.num_attention_heads, "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim, "hidden_act": "silu", "rms_norm_eps": config.norm_eps,
+        "max_position_embeddings": config.max_position_embeddings, "rope_theta": config.rope_theta,
+        "rope_scaling": scaling, "rope_parameters": parameters,
+        "attention_bias": config.attention_out_bias, "tie_word_embeddings": False,
+    }  # fmt: skip
+    if kind == "llama":
+        values["mlp_bias"] = config.mlp_bias
+    elif config.mlp_bias:
+        _unsayable("mlp_bias")
+    return values
+
+
+def _scaling(config: ModelConfig) -> dict[str, Any] | None:
+    scale = config.rope_inv_freq_scale
+    if scale is None:
+        return None
+    if len(set(scale)) == 1:
+        return {"rope_type": "linear", "factor": 1.0 / scale[0]}
+    return _llama3(config, np.asarray(scale))
+
+
+def _llama3(config: ModelConfig, scale: np.ndarray) -> dict[str, Any]:
+    """Llama 3's rule back from its factors, which is possible for the constants that models use."""
+    factor = float(round(1.0 / scale.min(), 6))
+    for context in (8192, 4096, 16384, 32768):
+        scaling = {
+            "rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": context,
+        }  # fmt: skip
+        found = rope_scale_from_hf({"rope_scaling": scaling}, config.rope_theta, config.head_dim)
+        if found is not None and np.allclose(found, scale, rtol=1e-6):
+            return scaling
+    _unsayable("rope_inv_freq_scale")
+    return {}
+
+
+def _unsayable(field: str) -> Any:
+    raise InvalidParameter(field, "has no place in this layout", "keep the head in the layout it came in")

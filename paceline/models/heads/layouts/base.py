@@ -1,0 +1,191 @@
+"""What a layout is, and the strict assembly of a record that all of them share.
+
+A layout says what its settings mean and what its tensors are called here; names, shapes and completeness are then
+checked in one place (`assemble`) against `shapes.head_shapes`.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.errors import CorruptWeights, InvalidParameter
+from paceline.models.heads.record import HeadConfig, HeadRecord, TargetPrint
+from paceline.models.heads.shapes import head_shapes
+from paceline.models.heads.taps import Convention
+from paceline.models.heads.tensor_file import dequantised
+
+Tensors = Mapping[str, np.ndarray]
+Rename = Callable[[str], str]
+"""A file's name of a tensor to the record's; a name nobody knows passes through, and is refused as left over."""
+
+_PER_DRAFT_ID = ("lm_head", "head.", "markov_head.markov_w2")
+"""Beginnings of the names of tensors with a row per draft id."""
+_IGNORED = ("t2d", "rotary_emb.")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class HeadFiles:
+    """A head's files as they lie there: its place, its ``config.json`` and its tensors."""
+
+    path: Path
+    values: Mapping[str, Any]
+    tensors: Tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the caller knows that a file may not say.
+
+    Attributes:
+        target: the model it will draft for.
+        convention: how the file numbers layers; None to infer it.
+        norm_output: whether the state after the last norm is fed back; None to infer it.
+    """
+
+    target: TargetPrint | None = None
+    convention: Convention | None = None
+    norm_output: bool | None = None
+
+    def target_size(self, name: str, found: int | None, source: object) -> int:
+        """A size of the target that the file may leave out.
+
+        Raises:
+            InvalidParameter: neither the file nor the caller says, or they differ.
+        """
+        known = getattr(self.target, name) if self.target is not None else None
+        if found is None and known is None:
+            raise InvalidParameter(
+                f"{source}: {name}", "of the target is not in the file", "name the target (-m MODEL), too"
+            )
+        if found is not None and known is not None and found != known:
+            raise InvalidParameter(
+                f"{source}: {name}", f"is {found}, the target's is {known}", "use a head that was made for this target"
+            )
+        return int(found if found is not None else known)  # type: ignore[arg-type]
+
+    def print_of(self, source: object, *, name: str = "", hidden_size: int | None = None,
+                 vocab_size: int | None = None, num_layers: int | None = None) -> TargetPrint:  # fmt: skip
+        """What the head was trained for, as far as file and caller know."""
+        layers = num_layers if num_layers is not None else (self.target.num_hidden_layers if self.target else 0)
+        return TargetPrint(
+            name or (self.target.name if self.target else ""),
+            self.target_size("hidden_size", hidden_size, source),
+            layers,
+            self.target_size("vocab_size", vocab_size, source),
+        )
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class TargetTables:
+    """The target's embeddings [V, t] and output head [V, t], which a head without its own ones shares."""
+
+    embedding: np.ndarray
+    head: np.ndarray
+
+    def head_rows(self, draft_ids: np.ndarray | None) -> np.ndarray:
+        """[Vd, t] the head's rows of a draft vocabulary."""
+        return self.head if draft_ids is None else self.head[draft_ids]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A published form of head files.
+
+    Attributes:
+        name: as users write it.
+        about: one line: families and who reads it.
+        matches: whether files are of this layout.
+        read: to a record. Raises InvalidParameter, UnsupportedModel or CorruptWeights.
+        write: config and tensors of a record, in this layout, with copies of the target's tables (where given) that
+            its readers cannot share. None where only reading makes sense.
+        families: what `write` can express.
+        file_name: where the tensors go.
+    """
+
+    name: str
+    about: str
+    matches: Callable[[HeadFiles], bool]
+    read: Callable[[HeadFiles, Reading], HeadRecord]
+    write: Callable[[HeadRecord, TargetTables | None], tuple[dict[str, Any], dict[str, np.ndarray]]] | None = None
+    families: tuple[str, ...] = ()
+    file_name: str = "model.safetensors"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Parts:
+    """What is not tensors: a record before `assemble`."""
+
+    config: HeadConfig
+    draft_ids: np.ndarray | None = None
+    card: Mapping[str, object] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def assemble(files: HeadFiles, parts: Parts, rename: Rename, ignored: Iterable[str] = ()) -> HeadRecord:
+    """The record of `parts` with the tensors of `files`, every one of them checked.
+
+    Args:
+        ignored: beginnings of names (as in the file) that need not be read, besides the map to draft ids.
+
+    Raises:
+        CorruptWeights: a tensor that nobody knows, that is missing, or of another shape.
+    """
+    skipped = (*_IGNORED, "d2t", *ignored)
+    found: dict[str, np.ndarray] = {}
+    for name, values in dequantised(files.tensors, files.path).items():
+        if name.startswith(skipped) or any(f".{part}" in name for part in _IGNORED):
+            continue
+        known = rename(name)
+        if known in found and not np.array_equal(found[known], values):
+            raise CorruptWeights(f"{files.path}: {name} differs from another tensor that must equal it; get it again")
+        found[known] = values
+    tensors = _checked(files.path, head_shapes(parts.config), found)
+    ids, tensors = _ascending(parts.draft_ids, tensors)
+    return HeadRecord(parts.config, tensors, ids, parts.card, parts.notes)
+
+
+def _ascending(
+    ids: np.ndarray | None, tensors: dict[str, np.ndarray]
+) -> tuple[np.ndarray | None, dict[str, np.ndarray]]:
+    """Draft ids in ascending order, and the rows of every output head with them."""
+    if ids is None or (np.diff(ids) > 0).all():
+        return ids, tensors
+    order = np.argsort(ids)
+    rows = {name: array[order] for name, array in tensors.items() if name.startswith(_PER_DRAFT_ID)}
+    return ids[order], tensors | rows
+
+
+def _checked(path: Path, shapes: Mapping[str, tuple[int, ...]], found: Tensors) -> dict[str, np.ndarray]:
+    missing, unknown = [n for n in shapes if n not in found], [n for n in found if n not in shapes]
+    if missing or unknown:
+        problems = [
+            f"{word} {', '.join(names[:4])}" for word, names in (("lacks", missing), ("holds", unknown)) if names
+        ]
+        raise CorruptWeights(
+            f"{path}: {' and '.join(problems)}{', which its config does not ask for' if unknown else ''}; config and "
+            "weights are of different heads or of a form that is not read: get both again, or convert them first"
+        )
+    tensors: dict[str, np.ndarray] = {}
+    for name, shape in shapes.items():
+        values = found[name]
+        if values.size != np.prod(shape) or (values.shape != shape and values.ndim == len(shape)):
+            raise CorruptWeights(f"{path}: {name} has shape {list(values.shape)}, the config says {list(shape)}")
+        tensors[name] = np.ascontiguousarray(values.reshape(shape), np.float32)
+        if not np.isfinite(tensors[name]).all():
+            raise CorruptWeights(f"{path}: {name} holds numbers that are not finite; get the head again")
+    return tensors
+
+
+def without(*prefixes: str) -> Rename:
+    """Takes the first of `prefixes` that a name has off it."""
+
+    def rename(name: str) -> str:
+        for prefix in prefixes:
+            if name.startswith(prefix):
+                return name.removeprefix(prefix)
+        return name
+
+    return rename

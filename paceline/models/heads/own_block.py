@@ -1,0 +1,85 @@
+"""The object ``paceline`` in a head's ``config.json``: what no published layout has a place for.
+
+Fingerprint of the target, which tables are the target's own rows, digest of the draft ids, and the card. Other programs
+pass it over; a file without it is somebody else's head.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.errors import InvalidParameter
+from paceline.models.heads.draft_ids import ids_digest
+from paceline.models.heads.record import HeadRecord, TargetPrint
+from paceline.models.heads.strict import Settings
+
+KEY = "paceline"
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class OwnBlock:
+    """The object, read. `target` is None in somebody else's file."""
+
+    target: TargetPrint | None = None
+    owns_embedding: bool = True
+    owns_head: bool = True
+    embedding_scale: float = 1.0
+    max_positions: int = 0
+    draft_ids_sha256: str = ""
+    card: dict[str, object] = field(default_factory=dict)
+
+
+def own_block(record: HeadRecord) -> dict[str, Any]:
+    """The object for `record`."""
+    config, target = record.config, record.config.target
+    return {
+        "format": _FORMAT,
+        "family": config.family,
+        "target": {
+            "name": target.name, "hidden_size": target.hidden_size, "num_hidden_layers": target.num_hidden_layers,
+            "vocab_size": target.vocab_size, "sha256": target.sha256, "template_sha256": target.template_sha256,
+        },
+        "owns_embedding": config.owns_embedding,
+        "owns_head": config.owns_head,
+        "embedding_scale": config.embedding_scale,
+        "max_positions": config.max_positions,
+        "draft_ids_sha256": ids_digest(record.draft_ids),
+        "card": dict(record.card),
+    }  # fmt: skip
+
+
+def read_own_block(settings: Settings) -> OwnBlock:
+    """The object in `settings`, or the defaults of a file without one.
+
+    Raises:
+        InvalidParameter: it was written by a newer version, or is damaged.
+    """
+    if KEY not in settings.values:
+        settings.skip(KEY)
+        return OwnBlock()
+    own = settings.inner(KEY)
+    if own.count("format") > _FORMAT:
+        raise own.wrong("format", "is newer than this version reads", "upgrade paceline")
+    own.skip("family")
+    target = own.inner("target")
+    prints = TargetPrint(
+        str(target.take("name")), target.count("hidden_size"), target.count("num_hidden_layers"),
+        target.count("vocab_size"), str(target.take("sha256", "")), str(target.take("template_sha256", "")),
+    )  # fmt: skip
+    block = OwnBlock(
+        prints, own.flag("owns_embedding", False), own.flag("owns_head", False),
+        float(own.take("embedding_scale", 1.0)), own.count("max_positions", 0, 0),
+        str(own.take("draft_ids_sha256", "")), dict(own.take("card", {})),
+    )  # fmt: skip
+    target.finish()
+    own.finish()
+    return block
+
+
+def check_ids(block: OwnBlock, ids: Any, source: object) -> None:
+    """Refuse a draft map of the right size that belongs to another head."""
+    if block.target is not None and ids_digest(ids) != block.draft_ids_sha256:
+        raise InvalidParameter(
+            f"{source}: d2t", "is not the draft vocabulary that the head was trained with",
+            "get config.json and model.safetensors from the same place",
+        )  # fmt: skip

@@ -1,0 +1,92 @@
+"""Strict reading of a head's configuration: nothing is guessed, nothing that could change the numbers is passed over.
+
+Every key is either taken by the layout, or known to be harmless, or told to the user; an unknown one that names a norm,
+a bias, a scale or positions and is switched on is refused. Not for tensors (`layouts/assemble.py`).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.errors import InvalidParameter, UnsupportedModel
+
+_RISKY = ("norm", "bias", "scale", "scaling", "rope", "rotary")
+_OFF = (None, False, 0, 0.0, 1.0, "", (), [])
+_HARMLESS = frozenset({
+    "_name_or_path", "architectures", "attention_dropout", "auto_map", "bad_words_ids", "bos_token_id", "dtype",
+    "eos_token_id", "initializer_range", "license", "pad_token_id", "pretraining_tp",
+    "torch_dtype", "transformers_version", "use_cache", "_attn_implementation", "output_attentions",
+    "output_hidden_states", "return_dict", "chunk_size_feed_forward", "is_encoder_decoder", "problem_type", "version",
+})  # fmt: skip
+_MISSING = object()
+
+
+class Settings:
+    """The key-value pairs of a ``config.json``, each of which somebody has to account for.
+
+    Args:
+        values: the file's content.
+        source: names the file in errors.
+    """
+
+    def __init__(self, values: Mapping[str, Any], source: object) -> None:
+        self.values = dict(values)
+        self.source = source
+        self._seen: set[str] = set()
+
+    def take(self, name: str, default: Any = _MISSING) -> Any:
+        """The value of `name`, or `default` where it is missing or null.
+
+        Raises:
+            InvalidParameter: it is missing and has no default.
+        """
+        self._seen.add(name)
+        value = self.values.get(name)
+        if value is not None:
+            return value
+        if default is _MISSING:
+            raise self.wrong(name, "is missing", "get the complete file from whoever published the head")
+        return default
+
+    def count(self, name: str, default: Any = _MISSING, least: int = 1) -> int:
+        """A whole number of at least `least`."""
+        value = self.take(name, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise self.wrong(name, f"{value!r} is not a whole number from {least} up", "correct the config")
+        return value
+
+    def flag(self, name: str, default: bool) -> bool:
+        """True or false."""
+        value = self.take(name, default)
+        if not isinstance(value, bool):
+            raise self.wrong(name, f"{value!r} is neither true nor false", "correct the config")
+        return value
+
+    def inner(self, name: str) -> "Settings":
+        """The object under `name`, empty where there is none; whoever asks finishes it too."""
+        value = self.take(name, {})
+        if not isinstance(value, Mapping):
+            raise self.wrong(name, "is no object", "correct the config")
+        return Settings(value, f"{self.source}: {name}")
+
+    def skip(self, *names: str) -> None:
+        """Account for keys that this project does not need."""
+        self._seen.update(names)
+
+    def finish(self) -> tuple[str, ...]:
+        """A sentence on the keys that nobody took, if any.
+
+        Raises:
+            UnsupportedModel: one of them could change what the head computes.
+        """
+        left = [name for name in self.values if name not in self._seen | _HARMLESS]
+        for name in left:
+            if any(word in name.lower() for word in _RISKY) and self.values[name] not in _OFF:
+                raise UnsupportedModel(
+                    f"{self.source}: {name}={self.values[name]!r} is not implemented and would change what the head "
+                    "computes; use a head without it"
+                )
+        return (f"settings of {self.source} left aside: {', '.join(sorted(left))}",) if left else ()
+
+    def wrong(self, name: str, problem: str, remedy: str) -> InvalidParameter:
+        """An error about `name` in this file."""
+        return InvalidParameter(f"{self.source}: {name}", problem, remedy)

@@ -1,0 +1,62 @@
+"""Which hidden states a head reads: three ways of numbering them are in use, and files do not say which is meant.
+
+Here tap k enters layer k. EAGLE's own code, vLLM and `speculators` count like that; SGLang, SpecForge, NVIDIA and z-lab
+name the layer that the state leaves, which is one less.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from paceline.errors import InvalidParameter
+from paceline.models.base import NORMED
+
+Convention = Literal["entering", "leaving"]
+"""What a file's layer number names: the layer that a hidden state enters, or the one that it leaves."""
+
+
+def canonical_taps(ids: Sequence[int], convention: Convention, num_layers: int, field: str) -> tuple[int, ...]:
+    """Taps of the layers `ids` of a target with `num_layers` (0 where it is not known).
+
+    Raises:
+        InvalidParameter: none, or one that the target does not have.
+    """
+    if not ids or not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
+        raise InvalidParameter(field, f"{ids!r} is no list of layers", "correct the config")
+    taps = tuple(int(i) + (convention == "leaving") for i in ids)
+    if min(taps) < 0 or (num_layers and max(taps) > num_layers):
+        raise InvalidParameter(
+            field, f"{list(ids)} leaves a target of {num_layers} layers", "use a head that was trained for this target"
+        )
+    return taps
+
+
+def file_ids(taps: Sequence[int], convention: Convention) -> list[int]:
+    """What a file of that convention says for `taps`.
+
+    Raises:
+        InvalidParameter: the embeddings' output, which leaves no layer, or a state after the final norm.
+    """
+    ids = [tap - (convention == "leaving") for tap in taps]
+    if NORMED in taps or min(ids) < 0:
+        raise InvalidParameter("taps", f"{list(taps)} cannot be written as layers", "convert to another layout")
+    return ids
+
+
+def eagle3_default(num_layers: int) -> tuple[int, ...]:
+    """What EAGLE-3 heads read where their file does not say."""
+    return 2, num_layers // 2, num_layers - 3
+
+
+def dflash_default(num_layers: int, num_taps: int) -> tuple[int, ...]:
+    """What z-lab's DFlash reads where its file does not say: evenly from layer 1 to n - 3, counted as left."""
+    if num_taps == 1:
+        return (num_layers // 2 + 1,)
+    step = (num_layers - 4) / (num_taps - 1)
+    return tuple(round(1 + i * step) + 1 for i in range(num_taps))
+
+
+def told(taps: Sequence[int], ids: Sequence[int] | None, reason: str) -> str:
+    """A sentence for `HeadRecord.notes` on how taps were read."""
+    if ids is None:
+        return f"taps {list(taps)}: the file names none, so {reason}"
+    return f"taps {list(taps)}: the file says {list(ids)}, read {reason}"

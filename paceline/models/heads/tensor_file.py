@@ -1,0 +1,152 @@
+"""Tensors of a head on disk: safetensors in and out, PyTorch pickles in, and the int8 form that releases are stored in.
+
+Heads are a few megabytes, so files are read whole. Written by a few lines of its own, because the format's numpy writer
+knows no bfloat16. Not for a target's weights (`models/safetensors_folder.py`), which
+are mapped, and not for what the names mean (`layouts/`).
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from safetensors import SafetensorError, deserialize
+
+from paceline.errors import CorruptWeights, InvalidParameter, UnsupportedModel
+
+Storage = Literal["float32", "bfloat16", "int8"]
+"""How a head's tensors are stored; int8 keeps one scale per output row and the rest in bfloat16."""
+
+SCALE = "_scale"
+"""What a row-quantised tensor's scales are called after its name."""
+_PLAIN = {"F32": np.float32, "F16": np.float16, "F64": np.float64, "I64": np.int64, "I32": np.int32, "I8": np.int8,
+          "U8": np.uint8, "BOOL": np.bool_}  # fmt: skip
+_CODES = {"float32": "F32", "int8": "I8", "int64": "I64", "bool": "BOOL"}
+_WIDTHS = {"I64": 8, "F32": 4, "BF16": 2, "I8": 1, "BOOL": 1}
+_ALIGNMENT = 8
+_Stored = tuple[str, tuple[int, ...], bytes]
+
+
+def read_safetensors(path: Path) -> dict[str, np.ndarray]:
+    """Every tensor by name: floats as float32, integers and booleans as they are.
+
+    Raises:
+        CorruptWeights: the file is damaged.
+        UnsupportedModel: a number format that is not read.
+    """
+    try:
+        entries = deserialize(path.read_bytes())
+    except SafetensorError as error:
+        raise CorruptWeights(f"{path}: is damaged ({error}); get it again") from None
+    return {name: _values(path, name, entry) for name, entry in entries}
+
+
+def read_pickle(path: Path) -> dict[str, np.ndarray]:
+    """The tensors of a ``.pt`` or ``.bin`` file, read without running code that the file may carry.
+
+    Raises:
+        InvalidParameter: torch is not installed.
+        UnsupportedModel: the file holds anything but tensors.
+        CorruptWeights: it cannot be read.
+    """
+    try:
+        import torch
+    except ImportError:
+        raise InvalidParameter(
+            str(path), "is a PyTorch file, which needs torch", "pip install 'paceline[torch]', or use safetensors"
+        ) from None
+    from pickle import UnpicklingError
+
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except UnpicklingError as error:
+        raise UnsupportedModel(
+            f"{path}: holds more than tensors, which could run code ({str(error)[:120]}); ask for safetensors"
+        ) from None
+    except (RuntimeError, EOFError, OSError, ValueError) as error:
+        raise CorruptWeights(f"{path}: cannot be read ({str(error)[:120]}); get it again") from None
+    if not isinstance(loaded, Mapping) or not all(isinstance(value, torch.Tensor) for value in loaded.values()):
+        raise UnsupportedModel(f"{path}: is no table of tensors by name; save the head's state_dict")
+    return {
+        name: (value.float() if value.is_floating_point() else value).contiguous().numpy()
+        for name, value in loaded.items()
+    }
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray], storage: Storage = "float32") -> None:
+    """Write `tensors`; in int8 every float matrix gets a companion ``NAME_scale`` [rows] in float32."""
+    table: dict[str, _Stored] = {}
+    for name, values in tensors.items():
+        if storage == "int8" and values.dtype == np.float32 and values.ndim == 2:
+            table[name], table[name + SCALE] = map(_stored, quantise_rows(values))
+        elif storage != "float32" and values.dtype == np.float32:
+            table[name] = _as_bfloat16(values)
+        else:
+            table[name] = _stored(values)
+    _write(path, table)
+
+
+def _write(path: Path, table: Mapping[str, _Stored]) -> None:
+    """Length of the header in 8 bytes, the header as JSON, then the tensors: wide types first, so all are aligned."""
+    table = dict(sorted(table.items(), key=lambda item: -_WIDTHS[item[1][0]]))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name, (code, shape, data) in table.items():
+        header[name] = {"dtype": code, "shape": list(shape), "data_offsets": [at, at + len(data)]}
+        at += len(data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, _, data in table.values():
+            file.write(data)
+
+
+def quantise_rows(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """int8 [rows, columns] and float32 scales [rows]: the largest value of a row becomes 127."""
+    scales = (np.abs(values).max(axis=1) / 127.0).astype(np.float32)
+    divisors = np.where(scales > 0, scales, 1.0)
+    return np.rint(values / divisors[:, None]).astype(np.int8), scales
+
+
+def dequantised(tensors: Mapping[str, np.ndarray], source: object) -> dict[str, np.ndarray]:
+    """Every int8 matrix times the scales beside it, float32; everything else as it is.
+
+    Raises:
+        CorruptWeights: an int8 matrix without scales, or with as many as it has no rows.
+    """
+    result: dict[str, np.ndarray] = {}
+    for name, values in tensors.items():
+        if name.endswith(SCALE) and name.removesuffix(SCALE) in tensors:
+            continue
+        if values.dtype == np.int8:
+            scales = tensors.get(name + SCALE)
+            if scales is None or scales.shape != values.shape[:1]:
+                raise CorruptWeights(f"{source}: {name} is int8 and has no scale per row beside it; get the head again")
+            values = values.astype(np.float32) * scales.astype(np.float32)[:, None]
+        result[name] = values
+    return result
+
+
+def _values(path: Path, name: str, entry: Mapping[str, Any]) -> np.ndarray:
+    shape, kind, data = tuple(entry["shape"]), entry["dtype"], entry["data"]
+    if kind == "BF16":
+        upper = np.frombuffer(data, np.uint16, math.prod(shape)).astype(np.uint32) << 16
+        return upper.view(np.float32).reshape(shape)
+    if kind not in _PLAIN:
+        raise UnsupportedModel(f"{path}: {name} is stored as {kind}; take the head in bfloat16, float16 or float32")
+    values = np.frombuffer(data, _PLAIN[kind], math.prod(shape)).reshape(shape)
+    return values.astype(np.float32) if values.dtype.kind == "f" else values
+
+
+def _stored(values: np.ndarray) -> _Stored:
+    return _CODES[values.dtype.name], values.shape, np.ascontiguousarray(values).tobytes()
+
+
+def _as_bfloat16(values: np.ndarray) -> _Stored:
+    """Rounded to nearest, ties to even, as processors and torch do."""
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    rounded = ((bits + (((bits >> 16) & 1) + 0x7FFF)) >> 16).astype(np.uint16)
+    return "BF16", values.shape, rounded.tobytes()

@@ -1,0 +1,1 @@
+"""Draft networks on the CPU kernels: each family is a list of operations that one compiled function walks through."""

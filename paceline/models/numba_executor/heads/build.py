@@ -1,0 +1,49 @@
+"""`make_net`: a draft head ready to run beside its target."""
+
+from paceline.errors import UnsupportedModel
+from paceline.models.heads.record import HeadRecord
+from paceline.models.loaded import LoadedModel
+from paceline.models.numba_executor.executor import NumbaModel
+from paceline.models.numba_executor.heads.autoregressive import NumbaAutoregressiveNet
+from paceline.models.numba_executor.heads.block import NumbaBlockNet
+from paceline.models.numba_executor.heads.material import Material
+from paceline.models.numba_executor.heads.stepwise import NumbaMedusa, NumbaMlpSpeculator, NumbaStepNet
+from paceline.models.numba_executor.weights import STORED
+
+AUTOREGRESSIVE = ("eagle", "eagle3", "p_eagle", "mtp")
+
+BLOCK = ("dflash", "dspark")
+STEPWISE = {"mlp_speculator": NumbaMlpSpeculator, "medusa": NumbaMedusa}
+
+Net = NumbaAutoregressiveNet | NumbaBlockNet | NumbaStepNet
+
+
+def make_net(record: HeadRecord, target: LoadedModel, dtype: str = "auto") -> Net:
+    """The network of `record` on the CPU kernels, on the target's threads: one of the two runs at a time.
+
+    Args:
+        record: a head whose tensors and sizes have been checked.
+        target: the model it drafts for.
+        dtype: storage of the head's weights, ``bfloat16``, ``float32``, ``int8`` or ``w8a8``; ``auto`` takes the
+            target's.
+
+    Raises:
+        InvalidParameter: an unknown dtype.
+        UnsupportedModel: a target on another executor, or widths or a family that the kernels do not cover.
+    """
+    material = Material(record, target, _dtype_of(target, dtype))
+    family = record.config.family
+    if family in AUTOREGRESSIVE:
+        return NumbaAutoregressiveNet(material)
+    if family in BLOCK:
+        return NumbaBlockNet(material)
+    if family in STEPWISE:
+        return STEPWISE[family](material)
+    raise UnsupportedModel(f'family: the CPU kernels do not run {family!r}; use executor="torch"')
+
+
+def _dtype_of(target: LoadedModel, dtype: str) -> str:
+    if dtype != "auto" or not isinstance(target.model, NumbaModel):
+        return dtype
+    name = target.model.dtype_choice.name
+    return name if name in STORED else "w8a8"

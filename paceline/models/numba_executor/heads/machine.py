@@ -1,0 +1,226 @@
+"""`Machine`: runs programs of one draft network: its weights, buffers, rotary tables and the team of threads.
+
+Results live in buffers of the machine and hold until its next run. Not for what is computed (`program.py` and the
+networks).
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.models.base import PAGE_SIZE, Rows, pages_for
+from paceline.models.config import ModelConfig
+from paceline.models.kernel_disk import keep_on_disk
+from paceline.models.numba_executor.attend import MOST_BLOCKS, SLACK
+from paceline.models.numba_executor.attention import MOST_HEADS, PAGES_AHEAD
+from paceline.models.numba_executor.executor import NOT_WEIGHED, NumbaCache, flat
+from paceline.models.numba_executor.forward import Shape
+from paceline.models.numba_executor.gemm import PANEL, padded_rows
+from paceline.models.numba_executor.heads.interpret import Batch, Store, Work, run
+from paceline.models.numba_executor.heads.program import Buffer, Program
+from paceline.models.numba_executor.operand import new_operand
+from paceline.models.numba_executor.team import Team
+from paceline.models.rope import inverse_frequencies
+
+
+@cache
+def compiled_run() -> Any:
+    """`interpret.run`, kept on disk until a kernel changes."""
+    here = Path(__file__).parent
+    return keep_on_disk(run, sorted([*here.glob("*.py"), *here.parent.glob("*.py")]))
+
+
+def shape_of_layers(layer: ModelConfig | None, num_layers: int) -> Shape:
+    """Sizes of a draft's attention; those of a head without attention are never read."""
+    heads, kv_heads, dim = (1, 1, PANEL) if layer is None else (
+        layer.num_attention_heads, layer.num_key_value_heads, layer.head_dim
+    )  # fmt: skip
+    return Shape(
+        layers=max(1, num_layers), hidden=0, inner=0, heads=heads, kv_heads=kv_heads, head_dim=dim,
+        qkv=padded_rows((heads + 2 * kv_heads) * dim), vocab=0, experts=0, top_k=0, shared_inner=0, norm_top_k=False,
+    )  # fmt: skip
+
+
+class Machine:
+    """What a network needs to run.
+
+    Args:
+        store: fields of `Store` but for the rotary tables.
+        buffers: of the network.
+        layer: sizes of its attention and its norms' epsilon; None for a network without attention.
+        num_layers: layers with keys and values.
+        team: threads, the target's own.
+        rounds: activations are rounded for products.
+        cache_dtype: of keys and values.
+        eps: of the norms.
+    """
+
+    def __init__(self, store: dict[str, np.ndarray], buffers: Sequence[Buffer], layer: ModelConfig | None,
+                 num_layers: int, team: Team, rounds: bool, cache_dtype: str, eps: float) -> None:  # fmt: skip
+        nothing = np.zeros(0, np.float32)
+        self.store = Store(**store, rope_cos=nothing, rope_sin=nothing)
+        self.shape = shape_of_layers(layer, num_layers)
+        self._buffers, self._layer, self._team = buffers, layer, team
+        self._rounds, self._cache_dtype, self._eps = rounds, cache_dtype, np.float32(eps)
+        self._room = (0, 0, 0, 0)
+        self._work: Work | None = None
+        self._run = compiled_run()
+        self._no_cache = np.zeros(0, np.float32 if cache_dtype == "float32" else np.int16)
+
+    def new_cache(self, num_pages: int) -> NumbaCache:
+        """An empty cache for the network's layers."""
+        return NumbaCache(self.shape, num_pages, self._cache_dtype)
+
+    def reserve(self, num_rows: int, num_asked: int, context: int, num_operations: int) -> None:
+        """Make room for a run: rows, asked rows, keys of the longest row, operations."""
+        need = (num_rows, num_asked, context, num_operations)
+        if self._work is None or any(n > r for n, r in zip(need, self._room, strict=True)):
+            longer = context if context <= self._room[2] else 2 * context
+            need = (num_rows, num_asked, longer, num_operations)
+            self._room = tuple(max(n, r) for n, r in zip(need, self._room, strict=True))
+            self._work = self._new_work(*self._room)
+            # Two sets in turn: a thread may still be leaving the last barrier of one run when the next begins.
+            self._counters = [np.zeros(self._room[3] + 1, np.int64) for _ in range(2)]
+        self._extend_tables(context)
+
+    def floats(self, buffer: Buffer, num_rows: int) -> np.ndarray:
+        """[num_rows, width] of a buffer, to fill before a run or to read after it."""
+        assert self._work is not None
+        start = self._work.places[buffer.index, 0]
+        return self._work.floats[start : start + num_rows * buffer.width].reshape(num_rows, buffer.width)
+
+    def run(self, table: np.ndarray, batch: Batch, cache: NumbaCache | None) -> None:
+        """Walk through the operations of `table`; `reserve` comes first."""
+        assert self._work is not None
+        self._counters.reverse()
+        self._counters[0][:] = 0
+        work = self._work._replace(counters=self._counters[0])
+        keys, values = (self._no_cache, self._no_cache) if cache is None else (flat(cache.keys), flat(cache.values))
+        self._team.run(
+            self._run, self._team.num_threads, table, self.shape, self._eps, self.store, batch, work, keys, values
+        )
+
+    def _extend_tables(self, context: int) -> None:
+        """Rotary tables of the network's own layers, doubled when a longer context comes."""
+        half = self.shape.head_dim // 2
+        known = len(self.store.rope_cos) // half
+        if self._layer is None or context <= known:
+            return
+        length = max(context, 2 * known, 1024)
+        frequencies = inverse_frequencies(self._layer.rope_theta, 2 * half, self._layer.rope_inv_freq_scale)
+        angles = np.arange(length)[:, None] * frequencies
+        cos, sin = (f(angles).astype(np.float32).reshape(-1) for f in (np.cos, np.sin))
+        self.store = self.store._replace(rope_cos=cos, rope_sin=sin)
+
+    def _new_work(self, rows: int, asked: int, context: int, num_operations: int) -> Work:
+        threads, pages, query_heads = self._team.num_threads, pages_for(context), MOST_BLOCKS * MOST_HEADS
+        places, size = np.zeros((len(self._buffers), 2), np.int64), {False: 0, True: 0}
+        for buffer in self._buffers:
+            places[buffer.index] = size[buffer.rounded], buffer.width
+            size[buffer.rounded] += (asked if buffer.per_asked else rows) * buffer.width
+        widest = max((b.width for b in self._buffers), default=PANEL)
+        deepest = max((b.width for b in self._buffers if b.rounded), default=PANEL)
+
+        def floats(*size: int) -> np.ndarray:
+            return np.empty(size, np.float32)
+
+        return Work(
+            counters=np.zeros(0, np.int64),
+            floats=floats(size[False]),
+            codes=new_operand(size[True], self._rounds),
+            places=places,
+            page_mass=NOT_WEIGHED,
+            row=floats(threads, widest),
+            gate_up=floats(threads, max(rows, asked) * 2 * PANEL),
+            wide=floats(threads, PANEL * deepest),
+            scores=floats(threads, query_heads * (pages * PAGE_SIZE + SLACK)),
+            page_starts=np.empty((threads, pages + 1 + PAGES_AHEAD), np.int64),
+            value_starts=np.empty((threads, (pages + 1) * PAGE_SIZE), np.int64),
+            sums=floats(threads, query_heads * 2 * self.shape.head_dim),
+        )
+
+
+class Tables:
+    """The operation tables of a network, made once per key (the number of levels, say)."""
+
+    def __init__(self, build: Any) -> None:
+        self._build, self._made = build, {}
+
+    def __call__(self, *key: Any) -> np.ndarray:
+        """The table of the program that `build(*key)` makes."""
+        if key not in self._made:
+            program: Program = self._build(*key)
+            self._made[key] = program.table()
+        return self._made[key]
+
+
+def batch_of(rows: Rows, asked: np.ndarray, num_levels: int = 1) -> Batch:
+    """The rows of a pass (span 0), then `num_levels` times a row per asked row (spans 1, 2, ...).
+
+    The rows of span 1 + l hold what is drafted at level l: a token, which goes one position and one slot further than
+    the row above it. `asked` [K] picks the rows of span 0 that the first of them come from.
+    """
+    num_rows, num_asked = len(rows.token_ids), len(asked)
+    levels = np.arange(1, num_levels + 1)[:, None]
+    segments = rows.segments[asked]
+    positions = (rows.positions[asked] + levels).reshape(-1)
+    tables = np.tile(segments, num_levels)
+    pages = rows.page_tables[tables, np.minimum(positions // PAGE_SIZE, rows.page_tables.shape[1] - 1)]
+    drafted = num_levels * num_asked
+    spans = [(0, num_rows), *((num_rows + level * num_asked, num_asked) for level in range(num_levels))]
+    return Batch(
+        token_ids=_longer(rows.token_ids, np.zeros(drafted, np.int32)),
+        positions=_longer(rows.positions, positions),
+        slots=_longer(rows.slots, pages * PAGE_SIZE + positions % PAGE_SIZE),
+        picks=_longer(np.zeros(num_rows, np.int32), np.tile(asked, num_levels)),
+        top_probs=np.zeros(num_rows + drafted, np.float32),
+        segments=_longer(rows.segments, tables),
+        page_tables=np.ascontiguousarray(rows.page_tables, np.int32),
+        natural_lengths=_longer(rows.natural_lengths, positions + 1),
+        branch_slots=np.pad(rows.branch_slots, ((0, drafted), (0, 0)), constant_values=-1),
+        num_keys=_longer(rows.lengths, positions + 1),
+        spans=np.array(spans, np.int64),
+    )
+
+
+def batch_of_blocks(rows: Rows) -> Batch:
+    """The rows of blocks of one size (span 0) with the same number of asked places, which are drafted one by one.
+
+    Span 1 are all asked places, first those of all blocks' first place; spans 2, 3, .. have a row per block: its
+    anchor, then what its places draft.
+    """
+    num_rows, blocks = len(rows.token_ids), len(rows.page_tables)
+    picks = rows.logit_rows.reshape(blocks, -1).T
+    anchors = rows.token_ids[:: num_rows // blocks]
+    more = blocks + picks.size
+    spans = [(0, num_rows), (num_rows + blocks, picks.size)]
+    spans += [(num_rows + place * blocks, blocks) for place in range(len(picks) + 1)]
+    return batch_of(rows, np.zeros(more, np.int32))._replace(
+        token_ids=_longer(rows.token_ids, np.concatenate([anchors, np.zeros(picks.size, np.int32)])),
+        picks=_longer(np.zeros(num_rows + blocks, np.int32), picks.reshape(-1)),
+        spans=np.array(spans, np.int64),
+    )
+
+
+def batch_of_states(tokens: np.ndarray, num_levels: int = 0) -> Batch:
+    """Rows without places, for what looks at states and `tokens` [n] alone (span 0).
+
+    Then come `num_levels` times n rows for what is drafted below them (spans 1, 2, ...), and all of these together (the
+    last span).
+    """
+    count, drafted = len(tokens), len(tokens) * num_levels
+    nothing = np.zeros(count + drafted, np.int32)
+    spans = [*((level * count, count) for level in range(num_levels + 1)), (count, drafted)]
+    return Batch(
+        token_ids=_longer(tokens, np.zeros(drafted, np.int32)), positions=nothing, slots=nothing, picks=nothing,
+        top_probs=np.zeros(len(nothing), np.float32), segments=nothing, page_tables=np.zeros((1, 1), np.int32),
+        natural_lengths=nothing, branch_slots=np.zeros((len(nothing), 0), np.int32), num_keys=nothing,
+        spans=np.array(spans, np.int64),
+    )  # fmt: skip
+
+
+def _longer(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    return np.concatenate([first, second]).astype(np.int32, copy=False)

@@ -1,0 +1,111 @@
+"""The one price of a round: what drafting and verifying together cost, and what that makes of acceptance.
+
+A round is one step of an engine: every request drafts, one pass of the target verifies all drafts. Its price is
+
+    t(rows, context) + sum over levels of d(level, requests) + what the step costs besides,
+
+with rows = prompt rows + requests + drafted nodes. Length policies, the report, the simulators and the advice all ask
+here, each with its own prices: learned, fixed or measured. Not for learning prices (`speculation/prices.py`), nor for
+estimating acceptance (`acceptance.py`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from paceline.theory.checks import check_positive
+
+
+class RoundPrices(Protocol):
+    """Seconds, or anything proportional to them. `speculation.prices.Prices` is one."""
+
+    def target(self, rows: float, context: float = 0.0) -> float:
+        """A target pass over `rows` rows with `context` tokens in the cache before each, on average."""
+        ...
+
+    def draft_level(self, level: int, num_requests: int, context: float = 0.0) -> float:
+        """Level number `level` (from 0) of drafts that `num_requests` requests make together."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one step has to do.
+
+    Attributes:
+        num_requests: requests that decode.
+        num_nodes: drafted nodes of all of them together.
+        levels: draft steps, shared by all requests: the depth of the deepest draft.
+        context: tokens in the cache before a row, on average.
+        num_prefill_rows: rows of prompts in the same pass.
+    """
+
+    num_requests: int = 1
+    num_nodes: float = 0
+    levels: float = 0
+    context: float = 0
+    num_prefill_rows: float = 0
+
+    @property
+    def num_rows(self) -> float:
+        """Rows of the target's pass."""
+        return self.num_prefill_rows + self.num_requests + self.num_nodes
+
+
+def draft_seconds(one: Round, prices: RoundPrices) -> float:
+    """Seconds of all draft steps; of a fraction of a level (a mean depth) that fraction."""
+    whole = int(one.levels)
+    seconds = sum([prices.draft_level(level, one.num_requests, one.context) for level in range(whole)])
+    if one.levels > whole:
+        seconds += (one.levels - whole) * prices.draft_level(whole, one.num_requests, one.context)
+    return seconds
+
+
+def round_seconds(one: Round, prices: RoundPrices, overhead: float = 0) -> float:
+    """Seconds of a round.
+
+    Args:
+        overhead: seconds of a step that neither a draft nor the pass accounts for: scheduling, verdicts, text.
+    """
+    return prices.target(one.num_rows, one.context) + draft_seconds(one, prices) + overhead
+
+
+def speedup(
+    tokens_per_round: float, one: Round, prices: RoundPrices, overhead: float = 0, plain_overhead: float | None = None
+) -> float:
+    """Tokens per second with rounds like `one` over tokens per second of plain decoding by the same requests.
+
+    Args:
+        tokens_per_round: tokens a request gets from a round, its own included.
+        plain_overhead: `overhead` of a plain step where it differs.
+    """
+    check_positive("tokens_per_round", tokens_per_round)
+    bare = Round(one.num_requests, context=one.context, num_prefill_rows=one.num_prefill_rows)
+    plain = round_seconds(bare, prices, overhead if plain_overhead is None else plain_overhead)
+    return tokens_per_round * plain / round_seconds(one, prices, overhead)
+
+
+def break_even_tokens(one: Round, prices: RoundPrices, overhead: float = 0) -> float:
+    """Tokens a round must bring to each request so that it is as fast as plain decoding."""
+    return 1.0 / speedup(1.0, one, prices, overhead)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainPrices:
+    """Prices from a curve t(rows, context) and one price for every draft step.
+
+    Attributes:
+        curve: seconds of a target pass.
+        step: seconds of a draft step.
+    """
+
+    curve: Callable[[float, float], float]
+    step: float = 0.0
+
+    def target(self, rows: float, context: float = 0.0) -> float:
+        """See `RoundPrices`."""
+        return self.curve(rows, context)
+
+    def draft_level(self, level: int, num_requests: int, context: float = 0.0) -> float:
+        """See `RoundPrices`."""
+        return self.step

@@ -1,0 +1,62 @@
+"""A server that speaks OpenAI's protocol and answers by a function, for tests of what asks it."""
+
+import json
+import threading
+from collections.abc import Callable
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+class Fake:
+    """What a served model does.
+
+    Args:
+        say: (body of the request) to the pieces of the answer.
+        pages: further GET paths and their bodies.
+        timings: told with each answer, as llama-server does.
+    """
+
+    def __init__(self, say: Callable[[dict], list[str]], owner: str = "fake", pages=None, timings=None) -> None:
+        self.say, self.owner, self.pages, self.timings = say, owner, pages or {}, timings
+        self.bodies: list[dict] = []
+
+
+@contextmanager
+def serving(fake: Fake):
+    """The URL under which `fake` is served."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+        def do_GET(self):
+            page = {"/v1/models": json.dumps({"data": [{"id": "tiny", "owned_by": fake.owner}]})} | fake.pages
+            body = page.get(self.path)
+            self.send_response(200 if body is not None else 404)
+            self.end_headers()
+            self.wfile.write((body() if callable(body) else body or "").encode())
+
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            fake.bodies.append(body)
+            pieces = fake.say(body)
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.end_headers()
+            for piece in pieces:
+                self._send({"choices": [{"delta": {"content": piece}}]})
+            usage = {"completion_tokens": len(pieces), "prompt_tokens": 3}
+            self._send({"choices": [], "usage": usage} | ({"timings": fake.timings} if fake.timings else {}))
+            self.wfile.write(b"data: [DONE]\n\n")
+
+        def _send(self, event):
+            self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()

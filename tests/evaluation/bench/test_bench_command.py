@@ -1,0 +1,123 @@
+"""`paceline bench`: the object that scripts read, the page, gates, and what is refused."""
+
+import json
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from paceline.cli import options
+from paceline.cli.main import app
+from paceline.config import EngineConfig
+from paceline.engine.llm import LLM
+from paceline.errors import InvalidParameter
+from paceline.evaluation.bench.gate import Gate
+from paceline.evaluation.prompts import load_prompts
+from tests.evaluation.bench.openai_server import Fake, serving
+
+
+@pytest.fixture
+def command(tiny, monkeypatch, tmp_path):
+    """Runs `paceline bench` on the tiny model with eight short prompts."""
+    path = tmp_path / "prompts.jsonl"
+    texts = ["abcabcabc", "the cat the cat", "x y x y x y", "one two one two"] * 2
+    path.write_text(
+        "".join(json.dumps({"prompt": f"{t} {i}", "category": "ab"[i % 2]}) + "\n" for i, t in enumerate(texts))
+    )
+
+    def load(name, speculative, **engine):
+        llm = LLM.__new__(LLM)
+        llm._set_up(
+            tiny, EngineConfig(dtype="float32", kv_cache_memory_bytes=1 << 21, profile="none"), None, lambda *_: None
+        )
+        return llm
+
+    monkeypatch.setattr(options, "load_llm", load)
+    arguments = ["bench", "any", "--prompts", str(path), "--max-tokens", "12", "--ignore-eos"]
+    return lambda *more: CliRunner().invoke(app, [*arguments, *more])
+
+
+def test_the_object_that_scripts_read(command, tmp_path):
+    page, run = tmp_path / "run.html", tmp_path / "run.jsonl"
+    result = command("--drafts", "ngram,nope", "--json", "--html", str(page), "-o", str(run))
+    assert result.exit_code == 0, result.output
+    record = json.loads(result.stdout.splitlines()[-1])
+    assert list(record["arms"]) == ["plain", "plain (again)", "ngram"]
+    for arm in record["arms"].values():
+        assert arm["low"] <= arm["ratio"] <= arm["high"]
+        assert arm["identical"] is True
+        assert arm["tokens_per_pass"] >= 1
+    assert record["arms"]["plain"]["tokens_per_pass"] == 1
+    assert record["noise_floor"] > 0
+    assert "nope" in record["skipped"]
+    assert {table["family"] for table in record["tables"]} == {"all", "a", "b"}
+    assert len(run.read_text().splitlines()) == 1 + 3 * 8
+    text = page.read_text()
+    assert not re.search(r'(?:src|href)="?http', text), "the page must not need a network"
+    assert json.loads(re.search(r'id="data">(.*?)</script>', text, re.S)[1])["arms"] == record["arms"]
+
+
+def test_a_gate_fails_the_command_and_says_why(command):
+    result = command("--drafts", "ngram", "--gate", "ngram>=50@b")
+    assert result.exit_code == 1
+    assert "gate: ngram on b" in result.stderr
+    assert "| ngram |" in result.stdout
+
+
+def test_temperatures_and_requests_at_once_have_tables_of_their_own(command):
+    result = command("--drafts", "suffix", "-t", "0,1", "-c", "1,2", "--json", "-k", "3")
+    record = json.loads(result.stdout.splitlines()[-1])
+    settings = {(table["temperature"], table["concurrency"]) for table in record["tables"]}
+    assert settings == {(0, 1), (0, 2), (1, 1), (1, 2)}
+    assert all(table["arms"]["suffix k=3"]["identical"] for table in record["tables"]), (
+        "a seed is a wish for the same text"
+    )
+
+
+def test_servers_alone_can_be_measured(command):
+    with serving(Fake(lambda body: ["a"] * 9)) as url, serving(Fake(lambda body: ["a"] * 8 + ["b"])) as plain:
+        result = CliRunner().invoke(
+            app, ["bench", "none", "--per-family", "2", "--url", f"x={url}", "--plain-url", f"x={plain}", "--json"]
+        )
+    assert result.exit_code == 0, result.output
+    record = json.loads(result.stdout.splitlines()[-1])
+    assert list(record["arms"]) == ["x plain", "x plain (again)", "x"]
+    assert record["arms"]["x"]["identical"] is False
+    assert record["arms"]["x"]["tokens_per_pass"] is None
+    assert record["arms"]["x plain (again)"]["identical"] is True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [(["--families", "nope"], "families"), (["--precision", "3"], "precision"), (["-c", "x"], "concurrency"),
+     (["--gate", "x>y"], "gate"), (["--spec", "x={"], "spec"), (["--rounds", "0"], "rounds")],
+)  # fmt: skip
+def test_bad_input_names_its_field(command, arguments, field):
+    result = command(*arguments)
+    assert isinstance(result.exception, InvalidParameter)
+    assert result.exception.field == field
+
+
+def test_gates_are_read():
+    assert Gate.of("suffix k=4 >= 1.2 @ qa") == Gate("suffixk=4", 1.2, "qa")
+    assert Gate.of("x>=1") == Gate("x", 1.0, "all")
+
+
+def test_it_explains_itself():
+    assert "Examples" in CliRunner().invoke(app, ["bench", "--help"]).stdout
+
+
+def test_prompts_of_every_layout(tmp_path):
+    path = tmp_path / "p.jsonl"
+    lines = [{"turns": ["a", "b"], "category": "writing"}, {"messages": [{"role": "user", "content": "c"}]},
+             {"text": "d", "answer": "e", "category": "qa"}]  # fmt: skip
+    path.write_text("\n".join(map(json.dumps, lines)))
+    found = load_prompts(f"spec-bench:{path}", all_turns=True)
+    assert {(p.text, p.family, p.answer) for p in found} == {
+        ("a", "conversation", None), ("b", "conversation", None), ("c", "all", None), ("d", "qa", "e"),
+    }  # fmt: skip
+    assert [p.family for p in load_prompts("builtin", per_family=1)] == ["copying", "code", "reading", "free"]
+    assert [p.text for p in load_prompts(str(path), ["qa"])] == ["d"]
+    path.write_text('{"x": 1}')
+    with pytest.raises(InvalidParameter, match=r"prompts.*line 1"):
+        load_prompts(str(path))

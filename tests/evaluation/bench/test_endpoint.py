@@ -1,0 +1,84 @@
+"""Servers as arms: what is asked, what is told, and what is not made up."""
+
+import pytest
+
+from paceline.errors import InvalidParameter
+from paceline.evaluation.bench.arms import Cell
+from paceline.evaluation.bench.own_arms import bases_of, url_arms
+from paceline.evaluation.endpoint import EndpointArm, complete, connect, counters
+from paceline.types import SamplingParams
+from tests.evaluation.bench.openai_server import Fake, serving
+
+CELL = Cell(0, ("one", "two"), "all", temperature=0.5, seed=3, max_tokens=9)
+
+
+def words(body):
+    return ["a ", "b ", body["messages"][0]["content"]]
+
+
+def test_a_plain_server_tells_text_and_tokens_and_nothing_else():
+    fake = Fake(words)
+    with serving(fake) as url:
+        server = connect(url + "/v1/")
+        assert (server.model, server.dialect, server.has_metrics) == ("tiny", "openai", False)
+        seconds, [one, two] = EndpointArm(server, "x", "plain").answer(CELL)
+    assert (one.text, two.text, one.tokens) == ("a b one", "a b two", 3)
+    assert (one.passes, one.drafted, one.token_ids) == (None, None, None)
+    assert 0 < one.first_token_seconds <= one.seconds <= seconds
+    assert {body["seed"] for body in fake.bodies} == {3, 4}
+    assert all(body["temperature"] == 0.5 and body["max_tokens"] == 9 for body in fake.bodies)
+
+
+def test_llama_server_tells_its_drafts():
+    fake = Fake(words, "llamacpp", timings={"predicted_n": 3, "draft_n": 4, "draft_n_accepted": 1})
+    with serving(fake) as url:
+        server = connect(url)
+        answer = complete(server, "hi", SamplingParams(temperature=0, max_tokens=4))
+    assert server.dialect == "llama-server"
+    assert (answer.drafted, answer.accepted, answer.passes) == (4, 1, 1)
+    assert fake.bodies[0]["cache_prompt"] is False
+
+
+def test_counters_of_vllm_are_read_before_and_after():
+    text = iter([0, 0, 10])
+
+    def metrics():
+        count = next(text)
+        return f'# HELP x\nvllm:spec_decode_num_draft_tokens_total{{model="m"}} {2 * count}.0\n' + (
+            f'vllm:spec_decode_num_accepted_tokens_total{{model="m"}} {count / 5}\nvllm:other_total 7\n'
+        )
+
+    with serving(Fake(words, "vllm", {"/metrics": metrics})) as url:
+        server = connect(url)
+        _, [first, second] = EndpointArm(server, "x", "plain").answer(CELL)
+    assert (first.drafted, first.accepted, second.drafted) == (20, 2, 0)
+    assert first.passes + second.passes == 3 + 3 - 2 - 2
+
+
+def test_dialects_by_their_pages():
+    for name, path in (("llama-server", "/props"), ("sglang", "/get_server_info"), ("vllm", "/version")):
+        with serving(Fake(words, pages={path: "{}"})) as url:
+            assert connect(url).dialect == name
+            assert counters(url) is None
+
+
+def test_servers_are_compared_with_their_own_plain_server():
+    with serving(Fake(words)) as url, serving(Fake(words)) as plain:
+        arms = url_arms([f"x={url}"], [f"x={plain}#other"], has_own=False)
+        assert bases_of(arms) == (
+            {"x plain": "x plain", "x plain (again)": "x plain", "x": "x plain"},
+            {"x plain": "x plain (again)"},
+        )
+        assert arms[0].server.model == "other"
+        assert url_arms([f"x={url}"], [], has_own=True)[0].base == "plain"
+        with pytest.raises(InvalidParameter, match=r"^url: 'x' has nothing"):
+            url_arms([f"x={url}"], [], has_own=False)
+
+
+def test_what_is_no_server_is_refused():
+    with pytest.raises(InvalidParameter, match=r"^url"):
+        connect("http://127.0.0.1:9")
+    with pytest.raises(InvalidParameter, match=r"^url.*LABEL=URL"):
+        url_arms(["http//x"], [])
+    with pytest.raises(InvalidParameter, match=r"^plain_url"):
+        url_arms([], ["x=http://127.0.0.1:9"])

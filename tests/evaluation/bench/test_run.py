@@ -1,0 +1,104 @@
+"""The loop and its file: balanced orders, whole cells, a run that goes on, and the three ways to end."""
+
+import json
+from itertools import pairwise
+
+import pytest
+
+from paceline.errors import InvalidParameter
+from paceline.evaluation.bench.own_arms import bases_of
+from paceline.evaluation.bench.record import BenchFile
+from paceline.evaluation.bench.run import Plan, cells_of, run_bench
+from paceline.evaluation.bench.schedule import balanced_orders
+from paceline.evaluation.bench.summary import tables_of
+from paceline.evaluation.prompts import Prompt
+from tests.evaluation.bench.simulated import arms, cells
+
+
+def settings(some) -> dict:
+    return {"arms": [each.label for each in some], "model": "m", "cells": 8}
+
+
+@pytest.mark.parametrize("count", range(1, 8))
+def test_every_arm_has_every_place_and_comes_before_every_other_equally_often(count):
+    orders = balanced_orders(count)
+    places = {(arm, place) for order in orders for place, arm in enumerate(order)}
+    assert len(places) == count**2
+    followed = [pair for order in orders for pair in pairwise(order)]
+    assert {followed.count(pair) for pair in followed} <= {len(orders) // count}
+    assert len(set(followed)) == count * (count - 1)
+
+
+def test_a_prompt_is_answered_by_all_arms_before_the_next(tmp_path):
+    some = arms()
+    file = BenchFile(tmp_path / "run.jsonl", settings(some))
+    assert run_bench(some, Plan(cells(8), rounds=2), file) == "all"
+    assert [len({m.cell for m in file.measurements[i : i + 3]}) for i in range(0, 48, 3)] == [1] * 16
+    assert all(arm.begun == [0, 1] for arm in some)
+
+
+def test_a_bench_that_was_stopped_goes_on_where_it_ended(tmp_path):
+    path, first = tmp_path / "run.jsonl", arms()
+
+    class Stopped(Exception):
+        pass
+
+    def fail(what, done, total):
+        if done == 5:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        run_bench(first, Plan(cells(8)), BenchFile(path, settings(first)), fail)
+    with path.open("a") as file:
+        file.write('{"round": 0, "cell": 5, "ar')  # the power went
+    second = arms(1)
+    resumed = BenchFile(path, settings(second))
+    run_bench(second, Plan(cells(8)), resumed)
+    assert second[0].asked == [5, 6, 7]
+    assert resumed.num_resumed == 1
+    assert len(resumed.measurements) == 24
+    with pytest.raises(InvalidParameter, match=r"resume.*other model"):
+        BenchFile(path, settings(second) | {"model": "another"})
+
+
+def test_minutes_and_precision_end_it():
+    some, file = arms(), BenchFile(None, {"arms": ["plain", "plain (again)", "fast"]})
+    times = iter(range(0, 10_000, 25))
+    assert run_bench(some, Plan(cells(50), minutes=2), file, clock=lambda: float(next(times))) == "minutes"
+    file = BenchFile(None, {"arms": ["plain", "plain (again)", "fast"]})
+    assert run_bench(arms(2), Plan(cells(200), precision=0.05), file) == "precision"
+    assert 6 <= len({one.cell for one in file.measurements}) < 60
+
+
+def test_noise_above_the_precision_withholds_verdicts():
+    some, file = arms(3, speedup=2.0, jitter=0.2), BenchFile(None, {"arms": ["plain", "plain (again)", "fast"]})
+    run_bench(some, Plan(cells(12)), file)
+    for precision, verdict in ((0.01, "too noisy"), (None, "faster")):
+        [table] = tables_of(file.measurements, *bases_of(some), precision)
+        assert table.noise_floor > 0.01
+        assert table.arms[2].verdict == verdict
+
+
+def test_requests_at_once_are_of_one_family():
+    prompts = [Prompt(str(i), "ab"[i % 2]) for i in range(9)]
+    found = cells_of(prompts, temperatures=(0.0, 1.0), concurrency=(1, 4))
+    four = [cell for cell in found if len(cell.prompts) == 4]
+    assert [cell.prompts for cell in four] == [("0", "2", "4", "6")] * 2 + [("1", "3", "5", "7")] * 2
+    assert len(found) == 2 * 9 + 4
+    assert [cell.number for cell in found] == list(range(len(found)))
+    with pytest.raises(InvalidParameter, match="concurrency"):
+        cells_of(prompts, concurrency=(6,))
+
+
+@pytest.mark.parametrize("wrong", [{"rounds": 0}, {"minutes": 0.0}, {"precision": -1.0}, {"cells": []}])
+def test_plans_that_measure_nothing_are_refused(wrong):
+    with pytest.raises(InvalidParameter):
+        Plan(**({"cells": cells(1)} | wrong))
+
+
+def test_a_file_of_something_else_is_refused(tmp_path):
+    path = tmp_path / "x.jsonl"
+    for text in ("nonsense\n", json.dumps({"format": "paceline-profile", "settings": {}}) + "\n"):
+        path.write_text(text)
+        with pytest.raises(InvalidParameter, match="resume"):
+            BenchFile(path, {"arms": []})

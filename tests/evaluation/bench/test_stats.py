@@ -1,0 +1,67 @@
+"""Intervals that cover what they should: checked on many simulated benches whose true ratio is known."""
+
+import numpy as np
+import pytest
+
+from paceline.evaluation.bench.own_arms import bases_of
+from paceline.evaluation.bench.record import BenchFile
+from paceline.evaluation.bench.run import Plan, run_bench
+from paceline.evaluation.bench.summary import pairs_of
+from paceline.evaluation.stats import Pairs, holm, t_quantile, t_tail, time_ratio, typical_ratio
+from tests.evaluation.bench.simulated import arms, cells
+
+
+def intervals(arm: str, count: int, num_cells: int = 18, **machine):
+    """The interval of `arm` in `count` simulated benches."""
+    plan = Plan(cells(num_cells, families=3))
+    for seed in range(count):
+        some = arms(seed, **machine)
+        file = BenchFile(None, {"arms": [each.label for each in some]})
+        run_bench(some, plan, file)
+        assert bases_of(some)[1] == {"plain": "plain (again)"}
+        yield time_ratio(pairs_of(file.measurements, arm, "plain", decode=True), draws=400)
+
+
+def test_plain_against_itself_covers_one_in_95_percent_of_benches():
+    found = list(intervals("plain (again)", 200))
+    assert 0.93 <= np.mean([one.low <= 1 <= one.high for one in found]) <= 0.97
+    assert np.mean([one.p < 0.05 for one in found]) <= 0.08
+
+
+def test_few_prompts_widen_the_interval_as_they_should():
+    covered = [one.low <= 1 <= one.high for one in intervals("plain (again)", 150, num_cells=7)]
+    assert np.mean(covered) >= 0.91
+
+
+def test_a_slowdown_of_3_percent_is_found():
+    """Jitter of 3 % an answer: 60 prompts tell 0.97 from 1 in nine benches of ten."""
+    found = list(intervals("fast", 30, num_cells=60, speedup=0.97))
+    assert np.mean([one.high < 1 for one in found]) >= 0.9
+
+
+def test_prompts_that_differ_are_what_makes_an_interval_wide():
+    [alike] = intervals("fast", 1, speedup=1.5)
+    [apart] = intervals("fast", 1, speedup=1.5, spread=0.5)
+    assert apart.half_width > 3 * alike.half_width
+
+
+def test_the_bill_and_the_typical_prompt_are_two_ratios():
+    pairs = Pairs(np.array([1.0, 9.0]), np.ones(2), np.array([0.5, 9.0]), np.ones(2), ["a", "a"])
+    assert time_ratio(pairs).ratio == pytest.approx(10 / 9.5)
+    assert typical_ratio(pairs).ratio == pytest.approx(2**0.5)
+    assert time_ratio(pairs).low is None, "two prompts give no interval"
+
+
+def test_answers_of_other_lengths_are_compared_per_token():
+    pairs = Pairs(np.array([1.0]), np.array([100.0]), np.array([1.0]), np.array([50.0]), ["a"])
+    assert time_ratio(pairs).ratio == pytest.approx(0.5)
+
+
+def test_students_t_by_the_tables():
+    for freedom, quantile in ((5, 2.5706), (9, 2.2622), (30, 2.0423), (1, 12.706)):
+        assert t_quantile(0.975, freedom) == pytest.approx(quantile, rel=2e-4)
+        assert t_tail(quantile, freedom) == pytest.approx(0.05, rel=1e-3)
+
+
+def test_holm_by_hand():
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
