@@ -15,6 +15,7 @@ from paceline.serving.front import Front
 from paceline.serving.guard import Guard
 from paceline.serving.job import Backend
 from paceline.serving.operations import add_models, add_operations
+from paceline.serving.playground import add_page
 from paceline.serving.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from paceline.serving.refusals import error_body, refusal_of
 from paceline.serving.request_log import RequestLog
@@ -46,6 +47,8 @@ def build_app(backend: Backend, settings: Settings | None = None, log: IO[str] |
     _add_handlers(app)
     _add_generation(app, front)
     add_models(app, front)
+    if settings.page:
+        add_page(app)
     paths = frozenset(route.path for route in app.routes if hasattr(route, "path"))  # type: ignore[attr-defined]
     logged = RequestLog(Guard(app, settings), log, paths)
     add_operations(app, front, logged)
