@@ -18,7 +18,7 @@ app = typer.Typer(
 )
 
 COMMANDS = {
-    "Use a model": ("generate", "chat", "serve", "models", "demo"),
+    "Use a model": ("generate", "chat", "serve", "batch", "models", "demo"),
     "Choose and measure": ("bench", "tune", "tree", "layers"),
     "Plan many models on many devices": ("place", "place-map", "simulate"),
 }

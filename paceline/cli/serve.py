@@ -125,7 +125,7 @@ def serve(
         curl localhost:8000/v1/models
     """
     speculative = o.speculative_config(draft, draft_model, num_draft_tokens, rule, policy, draft_option, policy_option)
-    _need_extras()
+    need_extras()
     settings = _settings(
         host, port, (*(api_key or ()), *_keys_of(api_key_file)), insecure, allowed_host, max_queue=max_queue,
         max_running=max_num_seqs, max_body_bytes=max_body_bytes, request_timeout=request_timeout,
@@ -264,7 +264,8 @@ def _paths(weights: list[str] | None) -> dict[str, str]:
     return paths
 
 
-def _need_extras() -> None:
+def need_extras() -> None:
+    """Raise InvalidParameter, with what to install, where the extra `serve` is missing."""
     try:
         import fastapi  # noqa: F401
         import prometheus_client  # noqa: F401

@@ -76,6 +76,7 @@ class AsyncLLM:
             "vocab_size": llm.tokenizer.vocab_size,
             "dtype": llm.dtype,
             "has_chat_template": llm.tokenizer.has_chat_template,
+            "reads_tools": llm.tokenizer.reads_tools,
             "drafter": None if config is None else config.method,
             "rule": None if config is None else config.rule,
             "num_draft_tokens": llm.engine.speculation.most,

@@ -111,6 +111,11 @@ class Tokenizer:
         """sha256 of the chat template's source; empty where there is none."""
         return hashlib.sha256(self._template_source.encode()).hexdigest() if self._template_source else ""
 
+    @property
+    def reads_tools(self) -> bool:
+        """Whether the chat template tells the model of tools."""
+        return "tools" in (self._template_source or "")
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; special tokens written in it count as such.
 

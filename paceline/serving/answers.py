@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.serving.job import Chunk, Piece, Summary
+from paceline.serving.tools import CallReader, ToolChoice
 from paceline.types import RequestStats
 
 _IMPOSSIBLE = -9999.0
@@ -24,6 +25,7 @@ class Wish:
         only_echo: and end with it.
         token_ids, prompt_logprobs, trace, stats: see `protocol.py`.
         num_samples: of each prompt.
+        tools: on offer; None where there are none.
     """
 
     is_chat: bool = False
@@ -36,6 +38,7 @@ class Wish:
     stats: bool = False
     num_samples: int = 1
     prompts: Sequence[Any] = ()
+    tools: ToolChoice | None = None
 
 
 @dataclass(slots=True)
@@ -63,6 +66,7 @@ class Answer:
         self._counts: dict[int, tuple[int, int]] = {}
         self._summaries: dict[int, Summary] = {}
         self._prompts: dict[int, tuple[Piece, ...]] = {}
+        self._readers: dict[int, CallReader] = {}
 
     @property
     def errors(self) -> list[str]:
@@ -89,7 +93,9 @@ class Answer:
         is_first = number not in self._begun
         self._begun.add(number)
         if self._wish.is_chat:
-            content: dict[str, Any] = {"delta": ({"role": "assistant"} if is_first else {}) | {"content": chunk.text}}
+            content: dict[str, Any] = {
+                "delta": ({"role": "assistant"} if is_first else {}) | self._delta(number, chunk)
+            }
         else:
             content = {"text": chunk.text}
         choice = self._choice(number, content, chunk, chunk.pieces)
@@ -149,10 +155,34 @@ class Answer:
         if self._wish.only_echo:
             text, pieces = "", []
         if self._wish.is_chat:
-            content: dict[str, Any] = {"message": {"role": "assistant", "content": text, "refusal": None}}
+            message = {"role": "assistant", "content": text, "refusal": None} | self._calls(number, text)
+            content: dict[str, Any] = {"message": message}
             return self._choice(number, content, choice.last, pieces)
         prompt = list(self._prompt_of(number)) if self._wish.echo else []
         return self._choice(number, {"text": self._echoed(number) + text}, choice.last, prompt + pieces)
+
+    def _calls(self, number: int, text: str) -> dict[str, Any]:
+        """Content and calls of a whole answer, where tools were on offer."""
+        if self._wish.tools is None:
+            return {}
+        reader = self._readers[number] = self._wish.tools.reader()
+        shown, calls = reader.push(text, ended=True)
+        return {"content": shown.strip() or None, "tool_calls": calls} if calls else {}
+
+    def _delta(self, number: int, chunk: Chunk) -> dict[str, Any]:
+        """What a chunk adds to a streamed message."""
+        if self._wish.tools is None:
+            return {"content": chunk.text}
+        reader = self._readers.setdefault(number, self._wish.tools.reader())
+        shown, calls = reader.push(chunk.text, ended=chunk.finish_reason is not None)
+        first = len(reader.calls) - len(calls)
+        told = [{"index": first + i, **call} for i, call in enumerate(calls)]
+        return {"content": shown} | ({"tool_calls": told} if told else {})
+
+    def _reason(self, number: int, chunk: Chunk) -> str | None:
+        """Why a choice ended; one that ends with calls ends for them."""
+        called = number in self._readers and bool(self._readers[number].calls)
+        return "tool_calls" if called and chunk.finish_reason == "stop" else chunk.finish_reason
 
     def _echoed(self, number: int) -> str:
         """The prompt of a choice as text, where it is wanted."""
@@ -166,7 +196,7 @@ class Answer:
 
     def _choice(self, number: int, content: dict[str, Any], chunk: Chunk, pieces: Sequence[Piece]) -> dict[str, Any]:
         wish = self._wish
-        choice = {"index": number, **content, "logprobs": None, "finish_reason": chunk.finish_reason}
+        choice = {"index": number, **content, "logprobs": None, "finish_reason": self._reason(number, chunk)}
         if wish.logprobs:
             choice["logprobs"] = chat_logprobs(pieces) if wish.is_chat else text_logprobs(pieces)
         if wish.token_ids:

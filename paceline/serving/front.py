@@ -3,7 +3,7 @@
 import asyncio
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import ExitStack
+from contextlib import ExitStack, aclosing
 from dataclasses import replace
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ from paceline.serving.job import Backend, Job, TextBackend
 from paceline.serving.protocol import ChatRequest, CompletionRequest, split_samples
 from paceline.serving.refusals import HttpRefusal
 from paceline.serving.settings import Settings
-from paceline.serving.stream import event, events, gather, run, unless_gone
+from paceline.serving.stream import DONE, event, events, gather, run, unless_gone
 
 _STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _EARLY_SECONDS = 1.0
@@ -57,30 +57,32 @@ class Front:
 
     async def generate(self, request: Request, body: CompletionRequest | ChatRequest) -> Response:
         """The answer to either kind of request, whole or streamed."""
-        is_chat = isinstance(body, ChatRequest)
-        request_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
-        body.model = self.served_name(body.model)
-        jobs = [self._bounded(job) for job in body.jobs(request_id)]
-        answer = Answer(request_id, body.model, _wish(body, jobs, self.settings))
+        jobs, answer = self.prepared(body)
         request.scope.setdefault("state", {})["noted"] = {"model": body.model, "stream": body.stream}
-        if self.text is None:
-            jobs = [single for job in jobs for single in split_samples(job)]
-        if not body.stream or body.echo:
-            return await self._whole(request, body, jobs, answer)
-        return await self._streamed(request, body, jobs, answer)
-
-    async def _whole(self, request: Request, body: Any, jobs: list[Job], answer: Answer) -> Response:
-        with self.gate.inside(len(jobs)):
-            chunks = run(self.backend, jobs, 1 if self.text else body.n)
-            try:
-                whole = answer.whole(await unless_gone(request, gather(chunks, self.gate)))
-            finally:
-                await chunks.aclose()
+        if body.stream and not body.echo:
+            return await self._streamed(request, body, jobs, answer)
+        whole = await unless_gone(request, self.whole(body, jobs, answer))
         request.scope["state"]["noted"] |= {"usage": whole["usage"]}
         if not body.stream:
             return JSONResponse(whole)
         usage = {} if body.include_usage else {"usage": None}
-        return StreamingResponse(iter([event(whole | usage), "data: [DONE]\n\n"]), media_type="text/event-stream")
+        return StreamingResponse(iter([event(whole | usage), DONE]), media_type="text/event-stream")
+
+    def prepared(self, body: CompletionRequest | ChatRequest) -> tuple[list[Job], Answer]:
+        """The jobs that a request asks for, and the writer of its answer. Raises InvalidParameter."""
+        request_id = f"{'chatcmpl' if isinstance(body, ChatRequest) else 'cmpl'}-{uuid.uuid4().hex}"
+        body.model = self.served_name(body.model)
+        jobs = [self._with_tools(self._bounded(job), body) for job in body.jobs(request_id)]
+        answer = Answer(request_id, body.model, _wish(body, jobs, self.settings))
+        if self.text is None:
+            jobs = [single for job in jobs for single in split_samples(job)]
+        return jobs, answer
+
+    async def whole(self, body: CompletionRequest | ChatRequest, jobs: list[Job], answer: Answer) -> dict[str, Any]:
+        """The body of an answer in one piece."""
+        with self.gate.inside(len(jobs)):
+            async with aclosing(run(self.backend, jobs, 1 if self.text else body.n)) as chunks:
+                return answer.whole(await gather(chunks, self.gate))
 
     async def _streamed(self, request: Request, body: Any, jobs: list[Job], answer: Answer) -> Response:
         """The first piece is awaited a little before the status is sent, so that a refusal has a status of its own."""
@@ -100,6 +102,14 @@ class Front:
         rest = _rest(first, chunks) if early is None else chunks
         told = events(rest, early, answer, usage, self.gate, self.settings.ping_seconds)
         return StreamingResponse(_within(stack, told), media_type="text/event-stream", headers=_STREAM_HEADERS)
+
+    def _with_tools(self, job: Job, body: CompletionRequest | ChatRequest) -> Job:
+        """The job with its tools told in words, where the model's chat template does not know of tools."""
+        if "tools" not in job.template or not isinstance(body, ChatRequest) or self.text is None:
+            return job
+        if job.model not in self.backend.models or self.text.describe(job.model)["reads_tools"]:
+            return job
+        return replace(job, messages=body.choice_of_tools().explained(job.messages))
 
     def _bounded(self, job: Job) -> Job:
         """The job with the server's own time limit."""
@@ -148,4 +158,5 @@ def _wish(body: CompletionRequest | ChatRequest, jobs: list[Job], settings: Sett
         stats=body.paceline.stats or body.paceline.trace or settings.spec_decode_metrics,
         num_samples=body.n,
         prompts=[job.prompt for job in jobs],
+        tools=body.choice_of_tools() if isinstance(body, ChatRequest) and "tools" in jobs[0].template else None,
     )

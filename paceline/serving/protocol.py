@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from paceline.errors import InvalidParameter
 from paceline.serving.job import NO_LIMIT, Job
+from paceline.serving.tools import ToolChoice, readable_calls
 from paceline.types import SamplingParams
 
 MOST_PROMPTS = 64
@@ -23,8 +24,7 @@ _COMPLETION_TOKENS = 16
 
 _PASSED_OVER = frozenset(
     ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-     "parallel_tool_calls", "request_id", "include_stop_str_in_output", "skip_special_tokens",
-     "spaces_between_special_tokens", "verbosity", "reasoning_effort", "detokenize", "stream_interval")
+     "parallel_tool_calls", "request_id", "spaces_between_special_tokens", "verbosity", "reasoning_effort")
 )  # fmt: skip
 """Fields that change nothing about the text here."""
 _NO_OPS: Mapping[str, Sequence[Any]] = {
@@ -247,6 +247,12 @@ class ChatRequest(Request):
     logprobs: bool = False
     top_logprobs: int | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    tools: list[dict[str, Any]] = Field(default_factory=list)
+    tool_choice: str | dict[str, Any] | None = None
+
+    def choice_of_tools(self) -> ToolChoice:
+        """The tools on offer. Raises InvalidParameter for what cannot be called."""
+        return ToolChoice(self.tools, self.tool_choice)
 
     def jobs(self, request_id: str) -> list[Job]:
         """The job this asks for, as a list of one.
@@ -262,11 +268,16 @@ class ChatRequest(Request):
         more: dict[str, Any] = {"logprobs": (self.top_logprobs or 0) if self.logprobs else None}
         if self.max_completion_tokens is not None:
             more["max_tokens"] = self.max_completion_tokens
-        messages = [message.flat(f"messages[{number}]") for number, message in enumerate(self.messages)]
+        messages = [readable_calls(each.flat(f"messages[{number}]")) for number, each in enumerate(self.messages)]
         for number, message in enumerate(messages):
             check_text(f"messages[{number}]", message["content"])
+        tools, template = self.choice_of_tools(), dict(self.chat_template_kwargs)
+        if tools.is_active:
+            template["tools"] = tools.tools
+        if tools.grammar is not None:
+            more["structured_outputs"] = tools.grammar
         params = self.params(NO_LIMIT, **more)
-        return [self._job(request_id, params, messages=messages, template=self.chat_template_kwargs)]
+        return [self._job(request_id, params, messages=messages, template=template)]
 
     echo: ClassVar[bool] = False
     only_echo: ClassVar[bool] = False

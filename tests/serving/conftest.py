@@ -26,7 +26,7 @@ MODEL = "mine"
 class ChatTokenizer(ByteTokenizer):
     """A byte tokenizer with a chat template: one line per message."""
 
-    has_chat_template = True
+    has_chat_template = reads_tools = True
 
     def encode(self, text, add_special_tokens=True):
         return list(text.encode("ascii", "replace"))
