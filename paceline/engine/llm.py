@@ -20,6 +20,7 @@ from paceline.engine.progress import watched
 from paceline.errors import InvalidParameter
 from paceline.models.download import BUILTIN_MODELS, weights_path
 from paceline.models.loaded import LoadedModel
+from paceline.models.resolve import ModelSource
 from paceline.models.tokenizer import Tokenizer
 from paceline.types import NamedProgress, RequestOutput, SamplingParams, TokenOutput
 
@@ -112,6 +113,11 @@ class LLM:
     def tokenizer(self) -> Tokenizer:
         """Of the target."""
         return self._loaded.source.tokenizer
+
+    @property
+    def source(self) -> ModelSource:
+        """Where the target came from."""
+        return self._loaded.source
 
     @property
     def model_name(self) -> str:

@@ -87,7 +87,10 @@ def on_row(op, row, first, count, shape, eps, store, batch, work, keys, values, 
 @kernel
 def _put_row(op, row, work, source, start):
     at, codes = work.places[op[TARGET], 0], work.codes
-    target = Operand(codes.values[at:], codes.scales[at // GROUP :], codes.offsets[at // GROUP :])
+    target = Operand(
+        codes.values[at:], codes.scales[at // GROUP :], codes.offsets[at // GROUP :],
+        codes.halves[2 * at // GROUP :],
+    )  # fmt: skip
     put(target, row, work.places[op[TARGET], 1], op[TARGET_COLUMN], source, start, op[WIDTH])
 
 
