@@ -236,6 +236,7 @@ class CompletionRequest(Request):
 
     @property
     def wants_pieces(self) -> bool:
+        """As for all requests; an echoed prompt is told token by token too."""
         return super().wants_pieces or self.echo
 
 
