@@ -62,6 +62,7 @@ class Grammars:
             raise InvalidParameter("structured_outputs", problem, "pip install 'paceline[grammar]'") from None
         if self._vocabulary is None:
             self._vocabulary = _vocabulary(self._tokenizer, self._eos, self._vocab_size)
+        grammar = ""
         try:
             grammar = _source(llguidance, kind, source)
             problem = llguidance.LLMatcher.validate_grammar(grammar, self._vocabulary)

@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 
 from paceline.errors import PacelineError
 from paceline.serving.body import read_body
+from paceline.serving.dialects import AnyBody, Messages, Responses
 from paceline.serving.front import Front
 from paceline.serving.guard import Guard
 from paceline.serving.job import Backend
@@ -87,6 +88,14 @@ def _add_generation(app: FastAPI, front: Front) -> None:
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         return await front.generate(request, await read_body(request, ChatRequest, most))
+
+    @app.post("/v1/responses")
+    async def responses(request: Request) -> Response:
+        return await front.translated(request, await read_body(request, AnyBody, most), Responses())
+
+    @app.post("/v1/messages")
+    async def messages(request: Request) -> Response:
+        return await front.translated(request, await read_body(request, AnyBody, most), Messages())
 
     @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:

@@ -1,6 +1,7 @@
 """`Front`: from a request's body to its answer, whole or streamed, over any backend. Routes are `app.py`'s."""
 
 import asyncio
+import json
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import ExitStack, aclosing
@@ -12,12 +13,13 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from paceline.errors import InvalidParameter
 from paceline.serving.answers import Answer, Wish
+from paceline.serving.dialects import AnyBody, Dialect
 from paceline.serving.gate import Gate
 from paceline.serving.job import Backend, Job, TextBackend
 from paceline.serving.protocol import ChatRequest, CompletionRequest, split_samples
 from paceline.serving.refusals import HttpRefusal
 from paceline.serving.settings import Settings
-from paceline.serving.stream import DONE, event, events, gather, run, unless_gone
+from paceline.serving.stream import DONE, PING, event, events, gather, run, unless_gone
 
 _STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _EARLY_SECONDS = 1.0
@@ -68,6 +70,20 @@ class Front:
         usage = {} if body.include_usage else {"usage": None}
         return StreamingResponse(iter([event(whole | usage), DONE]), media_type="text/event-stream")
 
+    async def translated(self, request: Request, asked: AnyBody, dialect: Dialect) -> Response:
+        """The answer in another protocol."""
+        body = dialect.chat_request(asked)
+        if body.n != 1:
+            raise InvalidParameter("n", "is not part of this protocol", "leave it out")
+        body.stream_options.include_usage = True
+        jobs, answer = self.prepared(body)
+        request.scope.setdefault("state", {})["noted"] = {"model": body.model, "stream": body.stream}
+        if not body.stream:
+            return JSONResponse(dialect.answer(await unless_gone(request, self.whole(body, jobs, answer))))
+        plain = await self._streamed(request, body, jobs, answer)
+        told = _retold(plain.body_iterator, dialect, body.model or "")
+        return StreamingResponse(told, media_type="text/event-stream", headers=_STREAM_HEADERS)
+
     def prepared(self, body: CompletionRequest | ChatRequest) -> tuple[list[Job], Answer]:
         """The jobs that a request asks for, and the writer of its answer. Raises InvalidParameter."""
         request_id = f"{'chatcmpl' if isinstance(body, ChatRequest) else 'cmpl'}-{uuid.uuid4().hex}"
@@ -84,7 +100,7 @@ class Front:
             async with aclosing(run(self.backend, jobs, 1 if self.text else body.n)) as chunks:
                 return answer.whole(await gather(chunks, self.gate))
 
-    async def _streamed(self, request: Request, body: Any, jobs: list[Job], answer: Answer) -> Response:
+    async def _streamed(self, request: Request, body: Any, jobs: list[Job], answer: Answer) -> StreamingResponse:
         """The first piece is awaited a little before the status is sent, so that a refusal has a status of its own."""
         stack = ExitStack()
         stack.enter_context(self.gate.inside(len(jobs)))
@@ -115,6 +131,31 @@ class Front:
         """The job with the server's own time limit."""
         limits = [each for each in (job.timeout, self.settings.request_timeout) if each is not None]
         return replace(job, timeout=min(limits)) if limits else job
+
+
+async def _retold(lines: Any, dialect: Dialect, model: str) -> AsyncIterator[str]:
+    """A stream of chat completions in another protocol."""
+    problems: list[dict[str, Any]] = []
+
+    async def bodies() -> AsyncIterator[dict[str, Any]]:
+        async for line in lines:
+            if line not in (PING, DONE):
+                told = json.loads(line.removeprefix("data: "))
+                if "error" in told:
+                    problems.append(told)
+                    return
+                yield told
+
+    try:
+        async for each in dialect.events(bodies(), model):
+            if problems:
+                break
+            yield f"event: {each['type']}\ndata: {json.dumps(each, ensure_ascii=False)}\n\n"
+        if problems:
+            error = {"type": "error", "error": problems[0]["error"]}
+            yield f"event: error\ndata: {json.dumps(error, ensure_ascii=False)}\n\n"
+    finally:
+        await lines.aclose()
 
 
 async def _rest(first: "asyncio.Future[Any]", chunks: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:

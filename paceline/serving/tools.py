@@ -117,11 +117,7 @@ class CallReader:
 
     def _taken(self, inside: str, instead: str | None = None) -> str:
         """Nothing where `inside` is a call, which is noted; else the text to show instead."""
-        try:
-            found = json.loads(inside)
-            name, arguments = found["name"], found.get("arguments", found.get("parameters", {}))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            name = None
+        name, arguments = _name_and_arguments(inside)
         if name not in self._names:
             return f"{_OPEN}{inside}{_CLOSE}" if instead is None else instead
         text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
@@ -129,6 +125,17 @@ class CallReader:
             {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": {"name": name, "arguments": text}}
         )
         return ""
+
+
+def _name_and_arguments(inside: str) -> tuple[Any, Any]:
+    """Of a call as a model writes it; (None, None) for what is none."""
+    try:
+        found = json.loads(inside)
+    except (ValueError, RecursionError):
+        return None, None
+    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+        return None, None
+    return found["name"], found.get("arguments", found.get("parameters", {}))
 
 
 def readable_calls(message: dict[str, Any]) -> dict[str, Any]:
@@ -150,8 +157,9 @@ def _with_object(call: Any) -> Any:
 
 
 def _checked(number: int, tool: Any) -> dict[str, Any]:
-    function = tool.get("function") if isinstance(tool, Mapping) else None
-    name = function.get("name") if isinstance(function, Mapping) else None
+    found = tool.get("function") if isinstance(tool, Mapping) else None
+    function: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
+    name = function.get("name")
     if not isinstance(name, str) or not 1 <= len(name) <= 64:
         raise InvalidParameter("tools", f"tools[{number}] has no name", "send {'type': 'function', 'function': {...}}")
     if not isinstance(function.get("parameters") or {}, Mapping):
