@@ -123,14 +123,17 @@ class Drafting:
         try:
             trees = self.drafter.propose(contexts)
             return {
-                context.request_id: self._checked(context, tree) for context, tree in zip(contexts, trees, strict=True)
+                context.request_id: live[context.request_id].trimmed(self._checked(context, tree))
+                for context, tree in zip(contexts, trees, strict=True)
             }
         except Exception:
             alone = {
                 context.request_id: self._guarded(live[context.request_id], self._propose_one, context)
                 for context in contexts
             }
-            return {request_id: tree for request_id, tree in alone.items() if tree is not None}
+            return {
+                request_id: live[request_id].trimmed(tree) for request_id, tree in alone.items() if tree is not None
+            }
 
     def _propose_one(self, context: DraftContext) -> TokenTree:
         [tree] = self.drafter.propose([context])
