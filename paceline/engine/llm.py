@@ -114,6 +114,11 @@ class LLM:
         return self._loaded.source.tokenizer
 
     @property
+    def loaded(self) -> LoadedModel:
+        """The weights and where they come from, shared by all that draft with them."""
+        return self._loaded
+
+    @property
     def model_name(self) -> str:
         """As the user named it."""
         return self._loaded.source.name
