@@ -155,7 +155,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--max-prompt", type=int, default=256, help="tokens a prompt is cut to")
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32", "int8", "w8a8"])
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32", "int8", "w8a8", "gguf"])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--profile", default="auto", help="auto, none, or a file of `paceline tune`")
     parser.add_argument("--cache-bytes", type=int, default=1 << 31, help="room for keys and values of each engine")

@@ -66,7 +66,7 @@ def curve(model: NumbaModel, context: int, args: argparse.Namespace) -> dict:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m", help="as for `paceline generate`")
-    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32", "int8", "w8a8"])
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32", "int8", "w8a8", "gguf"])
     parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS), help="numbers of rows; must include 1")
     parser.add_argument("--context", type=int, nargs="+", default=[128], help="tokens already in the cache")
     parser.add_argument("--threads", type=int, nargs="+", default=[2])

@@ -137,7 +137,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m", help="as for `paceline generate`")
     parser.add_argument(
-        "--dtypes", nargs="+", default=["bfloat16", "int8"], choices=["bfloat16", "float32", "int8", "w8a8"]
+        "--dtypes", nargs="+", default=["bfloat16", "int8"], choices=["bfloat16", "float32", "int8", "w8a8", "gguf"]
     )
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64], help="requests at once")
     parser.add_argument("--drafts", nargs="*", default=["ngram", "suffix"], help="methods beside plain decoding")

@@ -13,12 +13,17 @@ Every message names the field that is wrong and says what to do about it. Anythi
     ├── GroupLost            an accepted request cannot be answered any more
     └── EngineDead           the engine behind an AsyncLLM failed or was shut down
 
-A `DrafterWarning` says that a drafter failed and was switched off for a request: the text is unchanged, only slower.
+A `DrafterWarning` says that a drafter failed and was switched off for a request, a `HeadWarning` that a draft head runs
+where it was not trained: the text is unchanged, only slower.
 """
 
 
 class DrafterWarning(UserWarning):
     """A drafter failed for a request, which goes on without drafts."""
+
+
+class HeadWarning(UserWarning):
+    """A draft head runs, but not as it was trained: drafts may be accepted less often. Texts are unchanged."""
 
 
 class PacelineError(Exception):

@@ -121,6 +121,67 @@ class Biases:
         return {_token_id(name, token): number(name, bias) for token, bias in items}
 
 
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """One of a few words."""
+
+    words: tuple[str, ...]
+
+    def __call__(self, name: str, value: Any) -> str:
+        if value not in self.words:
+            raise _refused(name, value, "known", f"use one of {', '.join(self.words)}")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A text of at most `longest` characters, or as many token ids; None stands for none."""
+
+    longest: int
+
+    def __call__(self, name: str, value: Any) -> str | tuple[int, ...]:
+        if not isinstance(value, str):
+            return TokenIds(self.longest)(name, value)
+        if len(value) > self.longest:
+            raise InvalidParameter(name, f"{len(value)} characters", f"give at most {self.longest}")
+        return value.encode("utf-8", "replace").decode()
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """A bool, or a mapping of what may be changed about one request's drafts; None stands for True."""
+
+    def __call__(self, name: str, value: Any) -> bool | dict[str, Any]:
+        if value is None or isinstance(value, bool):
+            return value is not False
+        if not isinstance(value, Mapping):
+            raise _refused(name, value, "a bool or a mapping", "give false, or e.g. {'num_draft_tokens': 4}")
+        known = {
+            key: limit(f"{name}.{key}", value[key]) for key, limit in _DRAFTING.items() if value.get(key) is not None
+        }
+        for key in value:
+            if key not in _DRAFTING:
+                raise InvalidParameter(f"{name}.{_shown(key)}", "is unknown", f"use {', '.join(_DRAFTING)}")
+        return known
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A short string."""
+
+    def __call__(self, name: str, value: Any) -> str:
+        if not isinstance(value, str) or not 1 <= len(value) <= 64:
+            raise _refused(name, value, "a name", "give a string")
+        return value
+
+
+_DRAFTING: dict[str, Limit] = {
+    "method": Name(),
+    "num_draft_tokens": Whole(0, 64, "use 0 to draft nothing"),
+    "rule": Name(),
+    "policy": OneOf(("auto", "fixed")),
+}
+
 LIMITS: dict[str, Limit] = {
     "n": Whole(1, 16, "ask for 1 to 16 samples, more in further requests"),
     "temperature": Number(0, 100, "use 0 for greedy decoding or e.g. 0.8 to sample"),
@@ -138,6 +199,11 @@ LIMITS: dict[str, Limit] = {
     "stop": Strings(most=16, longest=128),
     "stop_token_ids": TokenIds(most=1024),
     "ignore_eos": Flag(),
+    "logprobs": Whole(0, 20, "ask for 0 to 20 alternatives", optional=True),
+    "prompt_logprobs": Whole(0, 20, "ask for 0 to 20 alternatives", optional=True),
+    "logprobs_mode": OneOf(("raw", "processed")),
+    "speculative": Drafting(),
+    "prediction": Prediction(longest=1 << 20),
 }
 """Every field of `SamplingParams`; the numbers are OpenAI's and vLLM's where these have them."""
 

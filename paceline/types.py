@@ -6,7 +6,7 @@ Standard library only, no behaviour beyond checking a request on arrival. Not th
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from paceline.errors import InvalidParameter
 from paceline.limits import LIMITS
@@ -50,6 +50,15 @@ class SamplingParams:
         stop: strings that end the output (not included in the text), 16 of 128 characters at most.
         stop_token_ids: ids that end the output, 1024 at most.
         ignore_eos: go on after the end-of-sequence token.
+        logprobs: for every output token its log-probability, and those of that many most probable tokens, 0 to 20; None
+            for nothing. Computed from the row of logits that decided the token, so drafts do not change them.
+        prompt_logprobs: the same for the tokens of the prompt, which is then computed without the prefix cache.
+        logprobs_mode: ``raw``: of the model's own logits at temperature 1, as in vLLM; ``processed``: of the law that
+            is drawn from (at temperature 0 the law at temperature 1 after bias, penalties and impossible tokens).
+        speculative: False for plain decoding of this request; a mapping changes how it is drafted for:
+            ``num_draft_tokens`` (most of them), ``policy`` (``auto``, or ``fixed``: that many each time), ``rule`` (an
+            exact one, or the engine's own), ``method`` (the engine's own, or ``none``).
+        prediction: text (or token ids) that much of the answer may repeat: it is drafted where the answer follows it.
     """
 
     n: int = 1
@@ -68,6 +77,11 @@ class SamplingParams:
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logprobs_mode: Literal["raw", "processed"] = "raw"
+    speculative: bool | Mapping[str, Any] = True
+    prediction: str | Sequence[int] = ()
 
     def __post_init__(self) -> None:
         for name, limit in LIMITS.items():
@@ -87,12 +101,33 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How probable a token was.
+
+    Attributes:
+        logprob: natural logarithm of its probability; -infinity where it was impossible.
+        top: the most probable tokens with theirs, in falling order, lower ids first on ties.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TokenOutput:
-    """One committed token of a stream: its id, the text it completes (may be empty), and where it came from."""
+    """One committed token of a stream.
+
+    Attributes:
+        text: what it completes; may be empty.
+        provenance: where it came from.
+        logprobs: None unless asked for.
+    """
 
     token_id: int
     text: str
     provenance: TokenProvenance
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +138,9 @@ class CompletionOutput:
         index: counts from 0.
         lossy: a lossy rule judged drafts of it, so that its text need not follow the target's law.
         error: what went wrong, when `finish_reason` is ``error``.
+        logprobs: one entry for each of `token_ids`; None unless asked for.
+        num_predicted_tokens, num_accepted_predictions: tokens drafted from the request's own `prediction`, and those of
+            them that stood.
     """
 
     index: int
@@ -113,6 +151,9 @@ class CompletionOutput:
     stats: "RequestStats"
     lossy: bool = False
     error: str | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    num_predicted_tokens: int = 0
+    num_accepted_predictions: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +163,7 @@ class RequestOutput:
     Attributes:
         outputs: one completion for each of the `n` samples, in order. The properties below are those of the first.
         metrics: when things happened.
+        prompt_logprobs: one entry per prompt token, None for the first, which nothing predicts; None unless asked for.
     """
 
     request_id: str
@@ -129,6 +171,7 @@ class RequestOutput:
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
     metrics: "RequestMetrics"
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
     @property
     def text(self) -> str:

@@ -22,7 +22,7 @@ COMMANDS = {
     "Choose and measure": ("bench", "advise", "audit", "tune", "tree", "layers"),
     "Plan many models on many devices": ("place", "place-map", "simulate"),
 }
-GROUPS = {"Choose and measure": ("theory", "train")}
+GROUPS = {"Choose and measure": ("theory", "train", "heads")}
 
 for panel, names in COMMANDS.items():
     for name in names:

@@ -78,7 +78,12 @@ Raw = Annotated[
 ]
 Chat = Annotated[bool, typer.Option("--chat", help="What is done anyway; kept for scripts.", hidden=True)]
 Dtype = Annotated[
-    str, option(MACHINE, "--dtype", help="Weights: auto, bfloat16, float32, int8, or w8a8 (activations too).")
+    str,
+    option(
+        MACHINE,
+        "--dtype",
+        help="Weights: auto, bfloat16, float32, int8, w8a8 (activations too), or gguf (a file's own blocks).",
+    ),
 ]
 Threads = Annotated[int | None, option(MACHINE, "--threads", help="Threads of a pass; default all processors.")]
 TensorParallel = Annotated[
@@ -95,7 +100,10 @@ CacheBytes = Annotated[
     ),
 ]  # fmt: skip
 CacheDtype = Annotated[
-    str, option(MACHINE, "--kv-cache-dtype", help="Keys and values: float32, float16, or auto (float16 with w8a8).")
+    str,
+    option(
+        MACHINE, "--kv-cache-dtype", help="Keys and values: float32, float16, or auto (float16 with w8a8 and gguf)."
+    ),
 ]
 ExecutorName = Annotated[str, option(MACHINE, "--executor", help="auto, numba or torch.")]
 Json = Annotated[bool, option(OUTPUT, "--json", help="Print one JSON object and nothing else.")]

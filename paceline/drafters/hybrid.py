@@ -121,6 +121,7 @@ class Hybrid:
             deterministic=all(child.traits.deterministic for child in children),
             remembers=bool(self._models) or any(child.traits.remembers for child in children),
             chooses=True,
+            taps=tuple(dict.fromkeys(tap for child in children for tap in child.traits.taps)),
         )
         self._rates = {at: DraftRates() for at in self._models}
         self._requests: dict[str, _Request] = {}

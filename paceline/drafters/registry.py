@@ -17,7 +17,7 @@ from paceline.speculation.traits import DrafterTraits
 _DRAFTERS = {
     "plain": "paceline.drafters.plain:Plain",
     "ngram": "paceline.drafters.ngram:NGram",
-    "suffix": "paceline.drafters.suffix:Suffix",
+    "suffix": "paceline.drafters.lookup.make:make_suffix",
     "draft_model": "paceline.drafters.draft_model:make_draft_model",
     "cross_vocabulary": "paceline.drafters.cross_vocabulary:make_cross_vocabulary",
     "hybrid": "paceline.drafters.hybrid:make_hybrid",
@@ -59,7 +59,8 @@ def make_drafter(name: str, services: DraftServices | None = None, **options: An
 
     Args:
         name: one of `drafter_names`, or ``"package.module:ClassName"`` of a class that fits `Drafter`.
-        services: what the engine lends; handed on when the constructor has an argument of that name.
+        services: what the engine lends; handed on when the constructor has an argument of that name, which may have a
+            default where the drafter works without.
         options: the other arguments of its constructor.
 
     Raises:
@@ -68,7 +69,8 @@ def make_drafter(name: str, services: DraftServices | None = None, **options: An
     """
     constructor = _load(name)
     parameters = dict(inspect.signature(constructor).parameters)
-    lent = {"services": services} if parameters.pop("services", None) else {}
+    wants = parameters.pop("services", None)
+    lent = {"services": services} if wants else {}
     takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     unknown = [] if takes_any else [option for option in options if option not in parameters]
     if unknown:
@@ -77,7 +79,7 @@ def make_drafter(name: str, services: DraftServices | None = None, **options: An
     missing = [one.name for one in parameters.values() if _is_required(one) and one.name not in options]
     if missing:
         raise InvalidParameter(missing[0], f"drafter {name!r} cannot do without it", f"pass {missing[0]}=...")
-    if lent and services is None:
+    if wants and _is_required(wants) and services is None:
         raise InvalidParameter("services", f"drafter {name!r} works inside an engine only", "make it through LLM(...)")
     drafter = constructor(**lent, **options)
     if not isinstance(getattr(drafter, "traits", None), DrafterTraits):

@@ -62,7 +62,7 @@ def load_executor(checkpoint: Checkpoint, config: EngineConfig, name: str, progr
                 raise
     from paceline.models.torch_executor import TorchModel
 
-    if config.dtype in ("int8", "w8a8"):
+    if config.dtype in ("int8", "w8a8", "gguf"):
         problem = f"{config.dtype!r} is not known to the torch executor"
         raise InvalidParameter("dtype", problem, "use bfloat16 or float32")
     if config.kv_cache_dtype != "auto":

@@ -19,7 +19,7 @@ from paceline.engine.speculation import Speculation
 from paceline.errors import DrafterWarning
 from paceline.sampling import TokenTree
 from paceline.sampling.tree import trimmed
-from paceline.scheduling.batch import StepPlan
+from paceline.scheduling.batch import Grant, StepPlan
 from paceline.scheduling.request import RequestState
 from paceline.speculation import RequestOutcome
 from paceline.speculation.outcome import followed
@@ -61,13 +61,17 @@ class Drafting:
     def __init__(self, speculation: Speculation, vocab_size: int) -> None:
         self._speculation, self._vocab_size = speculation, vocab_size
         self.drafter: Drafter = speculation.drafter
+        self.own: dict[str, TokenTree] = {}
+        """Drafts of the latest step that requests brought themselves."""
         self._looks: dict[str, _Look] = {}
 
     def propose(self, plan: StepPlan, live: dict[str, LiveSample]) -> dict[str, TokenTree]:
         """A tree, perhaps empty, for every request that was granted a draft; those to look at are kept here."""
-        grants = [grant for grant in plan.grants if grant.draft_budget]
+        own = {grant.request.request_id: self._own(grant, live) for grant in plan.grants if grant.draft_budget}
+        self.own = {request_id: TokenTree.chain(tokens) for request_id, tokens in own.items() if tokens}
+        grants = [grant for grant in plan.grants if grant.draft_budget and grant.request.request_id not in self.own]
         if not grants and not plan.looks:
-            return {}
+            return dict(self.own)
         batch, speculation = plan.batch, self._speculation
         contexts = [
             draft_context(live[grant.request.request_id], grant.draft_budget, grant.draft_depth, batch, speculation)
@@ -81,12 +85,13 @@ class Drafting:
                 self._looks[state.request_id] = _Look(state, state.num_tokens, tree)
                 state.draft_stats.num_looks += 1
                 state.draft_stats.is_looked_at = True
-        return trees
+        return trees | self.own
 
     def observe(self, outcome: RequestOutcome, sample: LiveSample) -> None:
         """Tell the drafter what a step did for a request."""
         if sample.state.drafts:
-            self._guarded(sample, self.drafter.observe, outcome)
+            told = outcome.without_draft() if outcome.is_own else outcome
+            self._guarded(sample, self.drafter.observe, told)
 
     def judged_looks(self) -> list[tuple[RequestState, RequestOutcome]]:
         """What became of the proposals that were looked at, where that is known by now."""
@@ -107,6 +112,10 @@ class Drafting:
             self.drafter.release(request_id)
         except Exception as error:
             _warn(f"drafter {self._name} could not release {request_id!r}: {error!r}")
+
+    @staticmethod
+    def _own(grant: Grant, live: dict[str, LiveSample]) -> Sequence[int]:
+        return live[grant.request.request_id].own_draft(min(grant.draft_budget, grant.draft_depth))
 
     def _looking(self, state: RequestState, live: dict[str, LiveSample], plan: StepPlan) -> DraftContext:
         most, left = self._speculation.most, max(1, state.num_output_left - 1)

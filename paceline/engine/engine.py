@@ -124,7 +124,8 @@ class Engine:
             name = request_id if params.n == 1 else f"{index}_{request_id}"
             leader = samples[0].state if samples else None
             state = RequestState(name, prompt_token_ids, own, now, priority, deadline, leader)
-            judge = self.speculation.judge_of(own.seed, self._num_samples + index)
+            self.speculation.shape(own, state)
+            judge = self.speculation.judge_of(own, self._num_samples + index)
             vocab_size = self._model.config.vocab_size
             samples.append(LiveSample(state, judge, self._tokenizer, self._eos, vocab_size, request_id, index))
         self._num_samples += len(samples)
@@ -265,8 +266,12 @@ class Engine:
         rows = scores.logits
         if rows is None:
             return result
+        rows = live.scores.read_prompt(grant, rows)
+        if not grant.needs_logits:
+            return result
         tree = trees.get(request_id, EMPTY)
         verdict = self._verdict(live, tree, rows)
+        live.scores.read(tree, verdict, rows)
         if verdict.path:
             settle(self.cache, grant, verdict)
         result.token_ids = (*(tree.tokens[node] for node in verdict.path), verdict.token)
@@ -277,6 +282,7 @@ class Engine:
             result.num_draft_tokens, result.depth = len(tree), max(tree.depths)
             result.tokens, result.parents = tree.tokens, tree.parents
             result.rejected, result.num_refused = verdict.kind == "recovered", verdict.num_rejected
+            result.is_own = request_id in self._drafting.own
             if self.drafter.traits.watches:
                 result.picks = rows.argmax(axis=1)
         return result
@@ -293,6 +299,7 @@ class Engine:
         state, outcome, reason = commit.request, commit.outcome, commit.finish_reason
         live = self._live[state.request_id]
         self._drafting.observe(outcome, live)
+        live.learn(outcome)
         live.counters.book(seconds, decoded=not outcome.num_prefill_tokens)
         if not commit.token_ids:
             return StepOutput(live.request_id, (), None, live.index)

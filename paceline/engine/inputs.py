@@ -12,6 +12,7 @@ from paceline.models.base import PAGE_SIZE, KVCache
 from paceline.models.rows import Part, compaction
 from paceline.sampling import TokenTree, Verdict
 from paceline.scheduling.batch import Grant
+from paceline.scheduling.request import RequestState
 from paceline.speculation import BatchStats, PrefixStats
 
 
@@ -20,11 +21,16 @@ def part_of(grant: Grant, tree: TokenTree) -> Part:
     state = grant.request
     if not grant.is_decode:
         end = grant.start + grant.num_prefill_tokens
-        logits = "last" if grant.needs_logits else "none"
+        logits = "all" if _scores_prompt(state) else "last" if grant.needs_logits else "none"
         return Part(state.page_table, grant.start, state.token_ids[grant.start : end], logits=logits)
     tokens = [state.token_ids[grant.start], *tree.tokens]
     parents = None if tree.is_chain else [-1, *(parent + 1 for parent in tree.parents)]
     return Part(state.page_table, grant.start, tokens, parents)
+
+
+def _scores_prompt(state: RequestState) -> bool:
+    """Whether the rows of its prompt are wanted, which its first sample computes once."""
+    return state.params.prompt_logprobs is not None and state.leader is None and not state.num_output_tokens
 
 
 def draft_context(

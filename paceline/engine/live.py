@@ -7,6 +7,8 @@ samples until the last has finished. Not for pages, budgets or stop rules about 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from paceline.engine.prediction import Prediction
+from paceline.engine.scores import Scores
 from paceline.engine.text import TextStream
 from paceline.models.tokenizer import Tokenizer
 from paceline.sampling import Judge, Warper, may_change
@@ -18,6 +20,7 @@ from paceline.types import (
     RequestMetrics,
     RequestOutput,
     RequestStats,
+    SamplingParams,
     TokenOutput,
     TokenProvenance,
 )
@@ -37,6 +40,8 @@ class Counters:
     accepted_per_level: list[int] = field(default_factory=list)
     seconds: StepSeconds = field(default_factory=StepSeconds)
     prefill_seconds: float = 0.0
+    num_predicted: int = 0
+    num_accepted_predictions: int = 0
 
     def count(self, outcome: RequestOutcome) -> None:
         """One target pass that emitted tokens."""
@@ -110,6 +115,7 @@ class LiveSample:
         self._unread: list[str] = []  # text of tokens that a stop rule has read before they were committed
         self.provenance: list[TokenProvenance] = []
         self.counters = Counters()
+        self.prediction = predicted(tokenizer, params)
         self.end_token_ids = frozenset(() if params.ignore_eos else eos_token_ids).union(params.stop_token_ids)
         self.warper = Warper(
             params,
@@ -119,6 +125,27 @@ class LiveSample:
             num_prompt_tokens=state.num_prompt_tokens,
             vocab_size=vocab_size,
         )
+        self.scores = Scores(params, self.warper)
+        self.expect()
+
+    def expect(self) -> None:
+        """Let the scheduler know how many tokens will almost surely follow."""
+        self.state.least_drafts = self.prediction.wanted if self.prediction else 0
+
+    def own_draft(self, most: int) -> Sequence[int]:
+        """Tokens that the request itself expects, at most `most`; they are drafted before any drafter is asked."""
+        return self.prediction.draft(most) if self.prediction else ()
+
+    def learn(self, outcome: RequestOutcome) -> None:
+        """Follow what was committed, and judge a draft that was the request's own."""
+        if self.prediction is None:
+            return
+        if outcome.is_own:
+            self.counters.num_predicted += outcome.num_draft_tokens
+            self.counters.num_accepted_predictions += outcome.num_accepted
+            self.prediction.judge(outcome.num_draft_tokens, outcome.num_accepted)
+        self.prediction.follow(outcome.new_tokens)
+        self.expect()
 
     def _reads_stop(self, token: int) -> bool:
         """Read one committed token, already the state's last; whether it completes a stop string that counts.
@@ -142,7 +169,8 @@ class LiveSample:
         if finished and pieces:
             pieces[-1] += self.text.finish()
         self.provenance += provenance
-        return tuple(TokenOutput(*each) for each in zip(token_ids, pieces, provenance, strict=True))
+        scores = self.scores.commit(len(token_ids))
+        return tuple(TokenOutput(*each) for each in zip(token_ids, pieces, provenance, scores, strict=True))
 
     def completion(self, reason: FinishReason) -> CompletionOutput:
         """The finished sample. One that failed has the text and tokens from before."""
@@ -160,6 +188,9 @@ class LiveSample:
             stats=self.counters.stats(),
             lossy=self.counters.num_drafts > 0 and may_change(self.judge.verify, self.state.params.is_greedy),
             error=None if self.error is None else f"{type(self.error).__name__}: {self.error}",
+            logprobs=self.scores.output(len(self.provenance)),
+            num_predicted_tokens=self.counters.num_predicted,
+            num_accepted_predictions=self.counters.num_accepted_predictions,
         )
 
 
@@ -193,7 +224,16 @@ class LiveRequest:
             return None
         completions = tuple(self._done[index] for index in range(len(self.samples)))
         metrics = _metrics([live.state for live in self.samples])
-        return RequestOutput(self.request_id, None, self._prompt_token_ids, completions, metrics)
+        prompts = (live.scores.prompt(len(self._prompt_token_ids)) for live in self.samples)
+        prompt_logprobs = next((each for each in prompts if each is not None), None)
+        return RequestOutput(self.request_id, None, self._prompt_token_ids, completions, metrics, prompt_logprobs)
+
+
+def predicted(tokenizer: Tokenizer, params: SamplingParams) -> Prediction | None:
+    """What the request predicts, None when it predicts nothing."""
+    text = params.prediction
+    token_ids = tokenizer.encode(text, add_special_tokens=False) if isinstance(text, str) else text
+    return Prediction(token_ids) if token_ids else None
 
 
 def spellings(tokenizer: Tokenizer, word: str) -> list[list[int]]:

@@ -20,6 +20,7 @@ from paceline.engine.progress import watched
 from paceline.errors import InvalidParameter
 from paceline.models.download import BUILTIN_MODELS, weights_path
 from paceline.models.loaded import LoadedModel
+from paceline.models.resolve import ModelSource
 from paceline.models.tokenizer import Tokenizer
 from paceline.types import NamedProgress, RequestOutput, SamplingParams, TokenOutput
 
@@ -117,6 +118,11 @@ class LLM:
     def loaded(self) -> LoadedModel:
         """The weights and where they come from, shared by all that draft with them."""
         return self._loaded
+
+    @property
+    def source(self) -> ModelSource:
+        """Where the target came from."""
+        return self._loaded.source
 
     @property
     def model_name(self) -> str:

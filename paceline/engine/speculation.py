@@ -3,11 +3,16 @@
 Not the place for drafters (`drafters/`), rules (`sampling/`) or length policies (`speculation/`).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from paceline.drafters.base import Drafter
-from paceline.sampling import Judge, Verifier, judge
+from paceline.errors import InvalidParameter
+from paceline.sampling import Judge, Verifier, is_lossy, judge, resolve
+from paceline.scheduling.request import RequestState
 from paceline.speculation import LengthPolicy
+from paceline.types import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +32,37 @@ class Speculation:
     policy: LengthPolicy
     most: int
 
-    def judge_of(self, seed: int | None, number: int) -> Judge:
-        """How the drafts of request number `number` are judged; see `sampling.judge`."""
-        return judge(self.rule, self.verifier, seed, number)
+    def judge_of(self, params: SamplingParams, number: int) -> Judge:
+        """How the drafts of request number `number` are judged; see `sampling.judge`.
+
+        Raises:
+            InvalidParameter: it asks for a drafter that is not loaded, or a rule that is unknown, lossy or unfit.
+        """
+        own = _wishes(params)
+        rule = own.get("rule", self.rule)
+        if rule == self.rule:
+            return judge(rule, self.verifier, params.seed, number)
+        if is_lossy(rule) or (rule == "block" and self.drafter.traits.branches):
+            problem = f"{rule!r} cannot be chosen by a request"
+            raise InvalidParameter("speculative.rule", problem, "use an exact rule: auto, p/q, coupled")
+        return judge(rule, resolve(rule), params.seed, number)
+
+    def shape(self, params: SamplingParams, state: RequestState) -> None:
+        """Put a request's own wishes about its drafts into its state.
+
+        Raises:
+            InvalidParameter: a drafter that is not loaded.
+        """
+        own = _wishes(params)
+        method = own.get("method", self.drafter.name)
+        if method not in (self.drafter.name, "auto", "none"):
+            problem = f"{method!r} is not loaded, {self.drafter.name!r} is"
+            raise InvalidParameter("speculative.method", problem, "leave it out, or use 'none'")
+        state.drafts = params.speculative is not False and method != "none"
+        state.most_drafts = own.get("num_draft_tokens")
+        if own.get("policy") == "fixed":
+            state.fixed_drafts = self.most if state.most_drafts is None else state.most_drafts
+
+
+def _wishes(params: SamplingParams) -> Mapping[str, Any]:
+    return params.speculative if isinstance(params.speculative, Mapping) else {}

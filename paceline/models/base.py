@@ -159,6 +159,17 @@ class WeighsPages(Protocol):
         ...
 
 
+@runtime_checkable
+class RunsHeads(Protocol):
+    """What a `CausalLM` has besides when draft heads can run beside it.
+
+    Attributes:
+        head_builder: module with a `make_net(record, target, dtype)`; see `models/heads/build.py`.
+    """
+
+    head_builder: str
+
+
 def checked_layers(layers: Sequence[int], num_layers: int) -> tuple[int, ...]:
     """`layers` in ascending order.
 

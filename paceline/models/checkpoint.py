@@ -6,7 +6,8 @@ transformers' (rotate-half, not interleaved): a reader undoes what its format do
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -37,4 +38,28 @@ class Checkpoint(Protocol):
 
     def tensor(self, name: str) -> np.ndarray:
         """The tensor as float32. Raises CorruptWeights when its bytes cannot be read."""
+        ...
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class StoredBlocks:
+    """A matrix as its file has it.
+
+    Attributes:
+        storage: the kind of block, by GGUF's name.
+        rows: [n, bytes of a row] uint8, in transformers' order of rows.
+        block_bytes: bytes of a block.
+    """
+
+    storage: str
+    rows: np.ndarray
+    block_bytes: int
+
+
+@runtime_checkable
+class KeepsBlocks(Protocol):
+    """What a `Checkpoint` has besides when its matrices are stored in blocks that kernels can multiply."""
+
+    def blocks(self, name: str) -> StoredBlocks | None:
+        """The tensor called `name` as it is stored; None where its rows cannot be had so. Raises as `tensor` does."""
         ...

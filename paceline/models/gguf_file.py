@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import CorruptWeights, ModelNotFound, UnsupportedModel
+from paceline.models.checkpoint import StoredBlocks
 from paceline.models.config import ModelConfig
 from paceline.models.gguf_header import BLOCKS, GGUFHeader, TensorEntry, read_header
 from paceline.models.tensor_names import check_complete, check_depth, gguf_name, tensor_shapes
@@ -89,12 +90,24 @@ class GGUFCheckpoint:
         Raises:
             CorruptWeights: there is no such tensor.
         """
-        if name not in self._gguf_names:
-            raise CorruptWeights(f"{self._path}: has no tensor {name}; the model has {len(self._gguf_names)} others")
-        values = self._read(self._header.tensors[self._gguf_names[name]])
+        values = self._read(self._entry(name))
         if self._is_transposed(self._gguf_names[name]):
             return np.ascontiguousarray(values.T)
         return self._unpermuted(name, values)
+
+    def blocks(self, name: str) -> StoredBlocks | None:
+        """See `KeepsBlocks`: rows of blocks straight from the memory map; None for a transposed or flat tensor."""
+        entry = self._entry(name)
+        if self._is_transposed(self._gguf_names[name]) or len(entry.shape) != 2:
+            return None
+        block_bytes = BLOCKS[entry.storage][2]
+        raw = np.frombuffer(self._data, np.uint8, entry.num_bytes, entry.offset)
+        return StoredBlocks(entry.storage, self._unpermuted(name, raw.reshape(entry.shape[0], -1)), block_bytes)
+
+    def _entry(self, name: str) -> TensorEntry:
+        if name not in self._gguf_names:
+            raise CorruptWeights(f"{self._path}: has no tensor {name}; the model has {len(self._gguf_names)} others")
+        return self._header.tensors[self._gguf_names[name]]
 
     def _read(self, entry: TensorEntry) -> np.ndarray:
         _, block, block_bytes = BLOCKS[entry.storage]

@@ -5,8 +5,8 @@ from math import prod
 from paceline.models.config import ModelConfig
 from paceline.models.tensor_names import tensor_shapes
 
-_BYTES = {"int8": 1, "w8a8": 1, "bfloat16": 2, "float16": 2, "float32": 4}
-"""Of a stored weight."""
+_BYTES = {"gguf": 0.6, "int8": 1, "w8a8": 1, "bfloat16": 2, "float16": 2, "float32": 4}
+"""Of a stored weight; of most files of 4-bit blocks."""
 
 
 def num_parameters(config: ModelConfig) -> int:
@@ -16,4 +16,4 @@ def num_parameters(config: ModelConfig) -> int:
 
 def stored_bytes(config: ModelConfig, dtype: str) -> int:
     """Bytes of the weights stored as `dtype`."""
-    return num_parameters(config) * _BYTES.get(dtype, 2)
+    return int(num_parameters(config) * _BYTES.get(dtype, 2))

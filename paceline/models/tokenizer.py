@@ -97,9 +97,19 @@ class Tokenizer:
         return self._special
 
     @property
+    def chat_template(self) -> str | None:
+        """The source of the model's chat template."""
+        return self._template_source
+
+    @property
     def has_chat_template(self) -> bool:
         """Whether the model came with a chat template."""
         return self._template_source is not None
+
+    @property
+    def chat_template_digest(self) -> str:
+        """sha256 of the chat template's source; empty where there is none."""
+        return hashlib.sha256(self._template_source.encode()).hexdigest() if self._template_source else ""
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; special tokens written in it count as such.

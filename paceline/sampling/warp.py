@@ -8,7 +8,7 @@ differ when several are combined. Not the place for drawing (`randomness.py`) or
 engine has the tokenizer).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -67,19 +67,21 @@ class Warper:
     @property
     def takes_argmax(self) -> bool:
         """Whether every law is a point at the largest logit: temperature 0, and nothing else changes logits."""
-        edits = self._counts is not None or len(self._bias_ids) or self._bad_words or self.params.min_tokens
-        return self.params.is_greedy and not edits
+        return self.params.is_greedy and not self.params.min_tokens and not self._edits(self._end_ids[:0])
 
-    def law(self, logits: np.ndarray, path: Sequence[int] = ()) -> Law:
+    def law(self, logits: np.ndarray, path: Sequence[int] = (), ids: np.ndarray | None = None) -> Law:
         """The warped law of the next token.
 
         Args:
             logits: [vocab] float32, unchanged by the call.
             path: tokens of a draft after the committed ones, down to the node in question.
+            ids: [k] int64, ascending: the tokens that `logits` [k] are of, where a drafter knows no others.
 
         Raises:
             InvalidParameter: the logits hold NaN or infinity, or every token is forbidden.
         """
+        if ids is not None:
+            return self._of_some(self.law, logits, path, ids)
         scores, best = self._scores(logits, path)
         if self.params.is_greedy:
             return GreedyLaw.of(best, lambda: truncated_law(_gaps(scores, best)))
@@ -89,13 +91,15 @@ class Warper:
             gaps /= params.temperature
         return truncated_law(gaps, min_p=params.min_p, top_k=params.top_k, top_p=params.top_p)
 
-    def confidence_law(self, logits: np.ndarray, path: Sequence[int] = ()) -> Law:
+    def confidence_law(self, logits: np.ndarray, path: Sequence[int] = (), ids: np.ndarray | None = None) -> Law:
         """The law that ranks candidates and says how sure a draft is of them: `law` itself unless that is greedy.
 
         At temperature 0 the warped law is a point and ranks nothing, so the edited logits are taken at temperature 1;
         tokens with less than a ten-thousandth of the largest probability are left out, since no tree reaches them.
         Arguments as in `law`.
         """
+        if ids is not None:
+            return self._of_some(self.confidence_law, logits, path, ids)
         if not self.params.is_greedy:
             return self.law(logits, path)
         scores, best = self._scores(logits, path)
@@ -104,12 +108,29 @@ class Warper:
         weights = np.exp(scores[tokens].astype(np.float64) - peak)
         return Law(tokens, weights / weights.sum())
 
+    def _of_some(
+        self, law: Callable[[np.ndarray, Sequence[int]], Law], logits: np.ndarray, path: Sequence[int], ids: np.ndarray
+    ) -> Law:
+        """`law` of the tokens `ids` [k]: on their logits alone where nothing edits single tokens."""
+        if not self._edits(self._impossible_ends(path)):
+            return law(logits, path).renamed(ids)
+        whole = np.full(int(ids[-1]) + 1, -np.inf, np.float32)
+        whole[ids] = logits
+        return law(whole, path)
+
+    def _edits(self, end_ids: np.ndarray) -> bool:
+        """Whether logits of single tokens are changed before temperature; `end_ids` are impossible."""
+        return bool(self._counts is not None or len(self._bias_ids) or len(end_ids) or self._bad_words)
+
+    def _impossible_ends(self, path: Sequence[int]) -> np.ndarray:
+        """Ids that cannot end the output yet."""
+        num_said = len(self._token_ids) - self._num_prompt_tokens + len(path)
+        return self._end_ids if num_said < self.params.min_tokens else self._end_ids[:0]
+
     def _scores(self, logits: np.ndarray, path: Sequence[int]) -> tuple[np.ndarray, int]:
         """([vocab] logits after bias, penalties and impossible tokens; the id of the largest)."""
-        num_said = len(self._token_ids) - self._num_prompt_tokens + len(path)
-        end_ids = self._end_ids if num_said < self.params.min_tokens else self._end_ids[:0]
-        edits = self._counts is not None or len(self._bias_ids) or len(end_ids) or self._bad_words
-        scores = self._edited(logits, path, end_ids) if edits else logits
+        end_ids = self._impossible_ends(path)
+        scores = self._edited(logits, path, end_ids) if self._edits(end_ids) else logits
         best = int(np.argmax(scores))  # the first NaN, when there is one
         _check_peak(float(scores[best]), best)
         return scores, best

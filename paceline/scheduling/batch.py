@@ -99,7 +99,7 @@ class StepResult:
         num_draft_tokens, depth: nodes and levels verified.
         rejected: the target's own token replaced a drafted one (recovered, not bonus).
         num_refused: nodes that were compared with the target and refused.
-        tokens, parents, picks, taps: as of `RequestOutcome`, for the drafter.
+        tokens, parents, picks, taps, is_own: as of `RequestOutcome`, for the drafter.
     """
 
     request_id: str
@@ -113,6 +113,7 @@ class StepResult:
     parents: tuple[int, ...] = ()
     picks: Any = None
     taps: Any = None
+    is_own: bool = False
 
 
 @dataclass(slots=True)

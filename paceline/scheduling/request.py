@@ -47,7 +47,11 @@ class RequestState:
         completes_stop: whether the token just committed completes one of its stop strings; asked once for every
             committed token of a request with stop strings, in order. None when nobody reads its text.
         sequence: order in which the scheduler took requests in; breaks ties of arrival.
-        drafts: whether drafts may be asked for; switched off where its drafter failed.
+        drafts: whether drafts may be asked for; switched off where its drafter failed, or where it wants none.
+        most_drafts: most nodes of a draft that the request wants; None leaves that to the length policy.
+        fixed_drafts: nodes it wants each time, whatever the length policy says.
+        least_drafts: nodes that it wants now, whatever the length policy says: the engine knows tokens that will almost
+            surely follow.
         draft_stats: what became of its drafts.
         followers: requests that wait for this one's prompt to be computed.
         first_scheduled_time, first_token_time, finish_time: seconds on the caller's clock, None until it happened.
@@ -71,6 +75,9 @@ class RequestState:
     page_digests: list[bytes] = field(default_factory=list, repr=False)
     completes_stop: Callable[[int], bool] | None = field(default=None, repr=False)
     drafts: bool = True
+    most_drafts: int | None = None
+    fixed_drafts: int = 0
+    least_drafts: int = 0
     sequence: int = 0
     draft_stats: DraftStats = field(default_factory=DraftStats)
     followers: "list[RequestState]" = field(default_factory=list, repr=False)
@@ -126,6 +133,11 @@ class RequestState:
     def most_slots(self) -> int:
         """Cache slots it can ever need: the last output token is never computed."""
         return self.num_prompt_tokens + self.output_limit - 1
+
+    def draft_budget(self, wanted: int) -> int:
+        """Nodes to draft where the length policy wants `wanted`."""
+        nodes = max(wanted, self.fixed_drafts, self.least_drafts)
+        return nodes if self.most_drafts is None else min(nodes, self.most_drafts)
 
     def withdraw(self) -> None:
         """Its pages are gone: it waits, and everything so far will be computed again."""

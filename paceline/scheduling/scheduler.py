@@ -287,7 +287,8 @@ def _outcome(grant: Grant, result: StepResult, count: int) -> RequestOutcome:
     """What is told of a result of which `count` tokens were committed."""
     request, stats = grant.request, grant.request.draft_stats
     outcome = RequestOutcome(request.request_id, request.token_ids, count, grant.num_prefill_tokens)
-    if grant.draft_budget:
+    outcome.is_own = result.is_own
+    if grant.draft_budget and not result.is_own:
         outcome.asked, outcome.wanted = True, grant.wanted_budget
         outcome.in_a_row = stats.num_drafts > 0 and not stats.steps_since_draft
     if result.num_draft_tokens:

@@ -145,7 +145,7 @@ class StepBuilder:
         if leader is not None and request.num_output_tokens == 0 and leader.page_table and leader.num_computed >= known:
             return pool.fork(leader.page_table[: pool.pages_for(known)]), leader.page_digests[: known // pool.page_size]
         digests: list[bytes] = []
-        if self.config.prefix_caching:
+        if self.config.prefix_caching and request.params.prompt_logprobs is None:
             extend_digests(digests, request.token_ids, pool.page_size, known)
         cached = pool.longest_prefix(digests)
         pool.share(cached)
@@ -172,6 +172,10 @@ class StepBuilder:
         if len(drafting) < len(decodes):
             asked = iter(budgets)
             budgets = [next(asked) if request.drafts else 0 for request in decodes]
+        budgets = [
+            request.draft_budget(wanted) if request.drafts else 0
+            for request, wanted in zip(decodes, budgets, strict=True)
+        ]
         grants = self._grants(budgets, branches)
         copies = tuple(self._copies)
         return StepPlan((*grants, *self._prefills), tuple(self._preempted), batch, copies=copies, looks=looks)

@@ -34,6 +34,7 @@ class RequestOutcome:
             name taps; None where nobody does.
         first_tapped: position of the first of them.
         finished: these tokens are its last.
+        is_own: the draft was the request's own (a prediction), and says nothing about the drafter.
     """
 
     request_id: str
@@ -54,6 +55,13 @@ class RequestOutcome:
     taps: Any = None
     first_tapped: int = 0
     finished: bool = False
+    is_own: bool = False
+
+    def without_draft(self) -> "RequestOutcome":
+        """The same as a plain decode of as many tokens."""
+        return RequestOutcome(
+            self.request_id, self.token_ids, self.num_new, self.num_prefill_tokens, finished=self.finished
+        )
 
     @property
     def new_tokens(self) -> Sequence[int]:

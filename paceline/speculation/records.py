@@ -23,6 +23,8 @@ ENGINE_PRIOR_DRAFTS = 8.0
 _BORROWED = 4.0
 """Drafts for which the rate of the level above counts in the rate of a level. A request remembers about 7 drafts: with
 1 the replay of recorded answers loses 1 per cent to noise, with many a drafter good in its later levels is missed."""
+_LARGEST_UNIT = 1e100
+"""Counts are rewritten in units of 1 before they overflow: every 1416 drafts of a request."""
 
 
 @dataclass(slots=True)
@@ -32,10 +34,13 @@ class DraftRates:
     Counts are discounted, not ratios: the mean of accepted / tested over drafts is no estimate of alpha, because drafts
     that are accepted in full are tested more often. A level is one depth of a tree, refused when all siblings are.
 
+    The past of whatever is forgotten with every draft is not made smaller; what is new counts for more.
+
     Attributes:
         asked, answered: drafts that were asked for, and those that were not empty; forgotten with every one asked for.
         drafts, nodes: drafts and their nodes; forgotten, like the rest, with every draft.
         accepted, tested: by level, levels that stood and levels that were compared with the target.
+        unit: what the newest draft counts in these four.
     """
 
     asked: float = PRIOR_DRAFTS
@@ -44,6 +49,7 @@ class DraftRates:
     nodes: float = PRIOR_DRAFTS
     accepted: list[float] = field(default_factory=lambda: [PRIOR_RATE * PRIOR_DRAFTS])
     tested: list[float] = field(default_factory=lambda: [PRIOR_DRAFTS])
+    unit: float = 1.0
 
     @classmethod
     def of_engine(cls) -> "DraftRates":
@@ -74,9 +80,9 @@ class DraftRates:
 
     def rates(self, num_levels: int) -> list[float]:
         """[num_levels] the chance that each level stands when those above it do; one never reached is as the last."""
-        rate, rates = self.acceptance, []
+        rate, rates, borrowed = self.acceptance, [], _BORROWED * self.unit
         for accepted, tested in zip(self.accepted[:num_levels], self.tested, strict=False):
-            rate = (accepted + _BORROWED * rate) / (tested + _BORROWED)
+            rate = (accepted + borrowed * rate) / (tested + borrowed)
             rates.append(rate)
         return rates + [rate] * (num_levels - len(rates))
 
@@ -85,17 +91,23 @@ class DraftRates:
         return np.cumprod(self.rates(num_levels))
 
     def learn(self, num_nodes: int, num_accepted: int, level_refused: bool, *, memory: float = MEMORY) -> None:
-        """One draft: its nodes (none when the drafter had no answer) and the levels that stood before one fell."""
-        judged = [1] * num_accepted + [0] * level_refused
-        self._learn(1, [judged] if num_nodes else [], num_nodes, memory)
+        """One draft: its nodes (none when the drafter had no answer) and the levels that stood before one fell.
+
+        Args:
+            memory: weight of the past, in (0, 1].
+        """
+        self._count(1, bool(num_nodes), num_nodes, memory)
+        if num_nodes:
+            self._judge(num_accepted, level_refused)
 
     def learn_step(self, outcomes: list[RequestOutcome], memory: float = ENGINE_MEMORY) -> None:
         """The drafts of a whole step."""
         asked = [one for one in outcomes if one.asked]
         if asked:
             drafts = [one for one in asked if one.num_draft_tokens]
-            judged = [[1] * one.num_accepted + [0] * one.level_refused for one in drafts]
-            self._learn(len(asked), judged, sum([one.num_draft_tokens for one in drafts]), memory)
+            self._count(len(asked), len(drafts), sum([one.num_draft_tokens for one in drafts]), memory)
+            for one in drafts:
+                self._judge(one.num_accepted, one.level_refused)
 
     def as_prior(self, weight: float = PRIOR_DRAFTS) -> "DraftRates":
         """The same rates with the weight of `weight` drafts: where a new request begins."""
@@ -105,27 +117,37 @@ class DraftRates:
             [one * drafts for one in self.accepted], [one * drafts for one in self.tested],
         )  # fmt: skip
 
-    def _learn(self, num_asked: int, judged: list[list[int]], num_nodes: int, memory: float) -> None:
-        """Drafts that were asked for; of each that was not empty, which of its levels stood."""
+    def _count(self, num_asked: int, num_drafts: int, num_nodes: int, memory: float) -> None:
+        """Drafts that were asked for, and those of them that were not empty, whose levels are judged next."""
         self.asked = memory * self.asked + num_asked
-        self.answered = memory * self.answered + len(judged)
-        if not judged:
+        self.answered = memory * self.answered + num_drafts
+        if not num_drafts:
             return
-        self.drafts = memory * self.drafts + len(judged)
-        self.nodes = memory * self.nodes + num_nodes
-        self.accepted = [memory * one for one in self.accepted]
-        self.tested = [memory * one for one in self.tested]
-        for levels in judged:
-            self._judge(levels)
+        self.unit /= memory
+        if self.unit > _LARGEST_UNIT:
+            self._shrink()
+        self.drafts += num_drafts * self.unit
+        self.nodes += num_nodes * self.unit
 
-    def _judge(self, judged: list[int]) -> None:
-        missing = len(judged) - len(self.tested)
-        if missing > 0:
-            self.accepted += [0.0] * missing
-            self.tested += [0.0] * missing
-        for level, stood in enumerate(judged):
-            self.accepted[level] += stood
-            self.tested[level] += 1
+    def _judge(self, num_accepted: int, level_refused: bool) -> None:
+        """A draft of which `num_accepted` levels stood and, perhaps, the next one fell."""
+        unit, accepted, tested = self.unit, self.accepted, self.tested
+        num_judged = num_accepted + level_refused
+        if num_judged > len(tested):
+            missing = [0.0] * (num_judged - len(tested))
+            accepted += missing
+            tested += missing
+        for level in range(num_accepted):
+            accepted[level] += unit
+        for level in range(num_judged):
+            tested[level] += unit
+
+    def _shrink(self) -> None:
+        """The same counts in units of 1."""
+        scale, self.unit = 1 / self.unit, 1.0
+        self.drafts, self.nodes = self.drafts * scale, self.nodes * scale
+        self.accepted = [one * scale for one in self.accepted]
+        self.tested = [one * scale for one in self.tested]
 
 
 @dataclass(slots=True)

@@ -8,21 +8,37 @@ import pytest
 
 from paceline.errors import InvalidParameter, PacelineError, UnsupportedModel
 from paceline.models.base import NORMED, PAGE_SIZE
+from paceline.models.gguf_file import GGUFCheckpoint
 from paceline.models.numba_executor import gemm, weights
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.overlay import Overlay, overlay_rows
 from paceline.models.rows import Part, build_rows
+from paceline.models.tensor_names import gguf_name
 from tests.fakes import RandomCheckpoint, small_config
 
-DTYPES = ("float32", "bfloat16", "int8", "w8a8")
+from .tiny import as_gguf
+
+DTYPES = ("float32", "bfloat16", "int8", "w8a8", "gguf")
 TOKENS = np.random.default_rng(1).integers(0, 131, 90).tolist()
 pytestmark = pytest.mark.usefixtures("own_weight_cache")
 
 
 @pytest.fixture(scope="module", params=DTYPES)
-def model(request):
-    head_dim = 32 if request.param == "w8a8" else 16
-    return NumbaModel(RandomCheckpoint(small_config("qwen2", head_dim=head_dim)), request.param, num_threads=2)
+def model(request, tmp_path_factory):
+    head_dim = 32 if request.param in weights.ROUNDS else 16
+    checkpoint = RandomCheckpoint(small_config("qwen2", head_dim=head_dim))
+    if request.param == "gguf":
+        checkpoint = in_blocks(checkpoint, tmp_path_factory.mktemp("blocks") / "model.gguf")
+    return NumbaModel(checkpoint, request.param, num_threads=2)
+
+
+def in_blocks(checkpoint, path):
+    """The same model in a file that mixes Q4_1 and Q8_0, as the built-in one does."""
+    storage = {
+        gguf_name(checkpoint.config, name): "Q8_0" if "embed" in name or "v_proj" in name else "Q4_1"
+        for name in checkpoint.names() if checkpoint.tensor(name).ndim == 2
+    }  # fmt: skip
+    return GGUFCheckpoint(as_gguf(path, checkpoint, storage=storage))
 
 
 def run(model, cache, *parts, taps=()):

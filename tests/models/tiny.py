@@ -100,14 +100,18 @@ def gguf_metadata(config: ModelConfig, vocabulary: dict | None = None) -> dict:
 def write_gguf(
     path: Path, metadata: dict, tensors: dict[str, np.ndarray], storage: dict[str, str] | None = None
 ) -> Path:
-    """Write a GGUF file with the format's own writer; `storage` names the quantisation of single tensors."""
+    """Write a GGUF file with the format's own writer; `storage` names the quantisation of single tensors.
+
+    A tensor of bytes is rows of such blocks already.
+    """
     writer = gguf.GGUFWriter(path, metadata.get("general.architecture", "none"))
     for key, value in metadata.items():
         add_pair(writer, key, value)
     for name, values in tensors.items():
         kind = gguf.GGMLQuantizationType[(storage or {}).get(name, "F32")]
-        data = np.ascontiguousarray(values, dtype=np.float32)
-        writer.add_tensor(name, gguf.quants.quantize(data, kind), raw_dtype=kind)
+        if values.dtype != np.uint8:
+            values = gguf.quants.quantize(np.ascontiguousarray(values, dtype=np.float32), kind)
+        writer.add_tensor(name, values, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -9,6 +9,7 @@ from paceline.speculation import DraftStats, Fixed, LengthPolicy, RequestOutcome
 from paceline.speculation.records import ENGINE_PRIOR_DRAFTS, MEMORY, PRIOR_DRAFTS, PRIOR_RATE
 from paceline.types import SamplingParams
 from tests.scheduling.fake_engine import FakeEngine
+from tests.speculation.drafts import by_level
 
 GREEDY, SAMPLED = {"temperature": 0.0}, {"temperature": 1.0}
 
@@ -181,10 +182,11 @@ def test_what_became_of_a_look_is_learned_without_being_counted_as_a_draft():
     outcome = RequestOutcome("r", asked=True, num_draft_tokens=4, depth=4, num_accepted=2, level_refused=True)
     fake.scheduler.learn_looks([(state, outcome)])
     assert not stats.is_looked_at
-    assert stats.rates.accepted == pytest.approx([PRIOR_RATE * PRIOR_DRAFTS * MEMORY + 1, 1, 0])
-    assert stats.rates.tested == pytest.approx([PRIOR_DRAFTS * MEMORY + 1, 1, 1])
+    accepted, tested = by_level(stats.rates)
+    assert accepted == pytest.approx([PRIOR_RATE * PRIOR_DRAFTS * MEMORY + 1, 1, 0])
+    assert tested == pytest.approx([PRIOR_DRAFTS * MEMORY + 1, 1, 1])
     assert (stats.num_drafts, stats.last_depth, stats.last_budget) == (0, 0, None)
-    assert fake.scheduler.draft_rates.tested[1:] == [1, 1]
+    assert by_level(fake.scheduler.draft_rates)[1][1:] == [1, 1]
 
 
 def test_a_look_that_found_nothing_lowers_the_chance_of_an_answer_only():

@@ -25,3 +25,8 @@ def verified(nodes: int, accepted: int, wanted: int | None = None, name: str = "
 def one_row_costs(row: float) -> FixedPrices:
     """A pass takes 1 and `row` more for each of its rows; drafts are free."""
     return FixedPrices(lambda rows, _: 1 + row * rows)
+
+
+def by_level(rates: DraftRates) -> tuple[list[float], list[float]]:
+    """Levels that stood and levels that were judged, in drafts."""
+    return [one / rates.unit for one in rates.accepted], [one / rates.unit for one in rates.tested]

@@ -1,5 +1,7 @@
 """Rates of acceptance: what one draft teaches, level by level, and what is forgotten."""
 
+from copy import deepcopy
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 
 from paceline.speculation import BatchStats, DraftStats, Goodput, RequestOutcome
 from paceline.speculation.records import PRIOR_DRAFTS, DraftRates
-from tests.speculation.drafts import one_row_costs, verified
+from tests.speculation.drafts import by_level, one_row_costs, verified
 
 
 def draft_and_judge(rates: list[float], length: int, rng: np.random.Generator) -> RequestOutcome:
@@ -30,7 +32,7 @@ def test_the_moving_rate_finds_alpha_where_the_mean_of_ratios_does_not():
     for _ in range(4000):
         accepted = draft_and_judge([alpha] * length, length, rng).num_accepted
         rate.learn(length, accepted, accepted < length)
-        weighted.append((sum(rate.accepted), sum(rate.tested)))
+        weighted.append([sum(counts) for counts in by_level(rate)])
         ratios.append(accepted / (accepted + (accepted < length)))
     pooled = sum(accepted for accepted, _ in weighted) / sum(tested for _, tested in weighted)
     assert pooled == pytest.approx(alpha, abs=0.02)
@@ -122,10 +124,26 @@ def test_a_whole_step_counts_as_its_drafts_one_by_one_without_forgetting():
 def test_a_step_is_forgotten_once_however_many_drafts_it_has():
     rates = DraftRates()
     rates.learn_step([verified(1, 1)] * 5, memory=0.5)
-    assert (rates.drafts, rates.accepted, rates.tested) == (0.5 * PRIOR_DRAFTS + 5, [0.5 * 1.4 + 5], [0.5 * 2 + 5])
-    before = (rates.drafts, list(rates.tested))
+    assert rates.drafts / rates.unit == 0.5 * PRIOR_DRAFTS + 5
+    assert by_level(rates) == ([0.5 * 1.4 + 5], [0.5 * 2 + 5])
+    before = deepcopy(rates)
     rates.learn_step([RequestOutcome("silent", num_new=1)], memory=0.5)
-    assert (rates.drafts, rates.tested) == before
+    assert rates == before
+
+
+def test_counts_by_a_growing_unit_are_the_discounted_sums_however_long_a_request_is():
+    """Against the sums written out; the unit doubles 3000 times, three times what the exponent of a float holds."""
+    rates, rng = DraftRates(), np.random.default_rng(5)
+    drafts, nodes, accepted, tested = PRIOR_DRAFTS, PRIOR_DRAFTS, [1.4, 0.0, 0.0], [2.0, 0.0, 0.0]
+    for _ in range(3000):
+        num_accepted = int(rng.integers(0, 4))
+        rates.learn(3, num_accepted, num_accepted < 3, memory=0.5)
+        drafts, nodes = 0.5 * drafts + 1, 0.5 * nodes + 3
+        accepted = [0.5 * one + (level < num_accepted) for level, one in enumerate(accepted)]
+        tested = [0.5 * one + (level < num_accepted + 1) for level, one in enumerate(tested)]
+    assert by_level(rates) == (pytest.approx(accepted), pytest.approx(tested))
+    assert (rates.drafts / rates.unit, rates.nodes / rates.unit) == pytest.approx((drafts, nodes))
+    assert rates.nodes_per_draft == pytest.approx(3) and 1 <= rates.unit < 1e101
 
 
 def test_a_prior_keeps_the_rates_and_forgets_their_weight():
@@ -133,7 +151,7 @@ def test_a_prior_keeps_the_rates_and_forgets_their_weight():
     for _ in range(30):
         rates.learn_step([verified(8, 5)] * 2 + [verified(2, 1), verified(0, 0, wanted=8)])
     prior = rates.as_prior()
-    assert prior.asked == prior.drafts == PRIOR_DRAFTS
+    assert prior.asked == prior.drafts == PRIOR_DRAFTS and prior.unit == 1
     for ratio in ("acceptance", "answer", "accepted_per_draft", "nodes_per_draft"):
         assert getattr(prior, ratio) == pytest.approx(getattr(rates, ratio))
     prior.learn(8, 0, True)

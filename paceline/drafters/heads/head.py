@@ -8,6 +8,9 @@ one in all). Use one that was trained for this very target.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+
+import numpy as np
 
 from paceline.drafters.base import DraftContext
 from paceline.drafters.draft_runner import Runner, grow_all
@@ -16,10 +19,13 @@ from paceline.drafters.heads.block import BlockRunner
 from paceline.drafters.heads.greedy_chain import greedy_chains
 from paceline.drafters.heads.hidden_states import HiddenStates
 from paceline.drafters.heads.stepwise import StepRunner
+from paceline.drafters.services import DraftServices
 from paceline.drafters.trees.growth import TreeShape
 from paceline.drafters.trees.options import CHAIN
+from paceline.models.heads.build import make_net
 from paceline.models.heads.nets import AutoregressiveNet, BlockNet, StepNet
-from paceline.models.heads.record import HeadConfig
+from paceline.models.heads.record import HeadRecord, weights_read
+from paceline.models.size import num_parameters
 from paceline.sampling.tree import TokenTree
 from paceline.speculation.outcome import RequestOutcome
 from paceline.speculation.traits import DrafterTraits
@@ -36,15 +42,16 @@ class HeadDrafter:
     Args:
         name: for people: the family, or the head's own name.
         runner: scores nodes.
-        config: of the head.
+        record: of the head.
         shape: of the trees.
         cost_ratio: one level over one target pass.
     """
 
     def __init__(
-        self, name: str, runner: HeadRunner, config: HeadConfig, shape: TreeShape = CHAIN, cost_ratio: float = 0.1
+        self, name: str, runner: HeadRunner, record: HeadRecord, shape: TreeShape = CHAIN, cost_ratio: float = 0.1
     ) -> None:
-        self.name, self.runner, self._begin = name, runner, shape.begin
+        self.name, self.runner, self._begin, config = name, runner, shape.begin, record.config
+        self._ids = None if record.draft_ids is None else record.draft_ids.astype(np.int64)
         self._chains = not shape.branches and runner.can_chain
         self._deepest = config.num_steps if not isinstance(runner, AutoregressiveRunner) else None
         natural = config.num_steps + (_FURTHER if self._deepest is None else 0)
@@ -57,7 +64,7 @@ class HeadDrafter:
         )
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
-        growths = [self._begin(self._limited(context)) for context in contexts]
+        growths = [self._begin(self._own(context)) for context in contexts]
         at_once = [growth for growth in growths if self._can_chain(growth.context)]
         chains = greedy_chains(self.runner, at_once) if at_once else {}
         runners: list[Runner] = [self.runner]
@@ -75,11 +82,33 @@ class HeadDrafter:
     def _can_chain(self, context: DraftContext) -> bool:
         return self._chains and context.takes_argmax and not context.asks_laws
 
-    def _limited(self, context: DraftContext) -> DraftContext:
-        """Heads with a place per level have no more levels than places."""
-        if self._deepest is None or context.max_depth <= self._deepest:
+    def _own(self, context: DraftContext) -> DraftContext:
+        """The context as this head needs it: laws over its own vocabulary, and no more levels than it has places."""
+        if self._deepest is not None and context.max_depth > self._deepest:
+            context = replace(context, max_depth=self._deepest)
+        if self._ids is None:
             return context
-        return replace(context, max_depth=self._deepest)
+        rank = None if context.rank is None else partial(context.rank, ids=self._ids)
+        return replace(context, warp=partial(context.warp, ids=self._ids), rank=rank)
+
+
+def head_of(
+    record: HeadRecord, services: DraftServices, shape: TreeShape = CHAIN, dtype: str | None = None
+) -> HeadDrafter:
+    """The drafter around a head that fits the target, with a cache as large as the target's.
+
+    Args:
+        dtype: how its weights are stored; None as the target's.
+
+    Raises:
+        UnsupportedModel: the target's executor cannot run it, or hand out its taps.
+    """
+    target = services.target
+    net = make_net(record, target, dtype or "auto")
+    states = HiddenStates(record.config.taps, target.model, services.cache)
+    runner = make_runner(net, states, services.num_pages, target.model.config.vocab_size)
+    ratio = weights_read(record) / num_parameters(target.model.config)
+    return HeadDrafter(record.config.family, runner, record, shape, ratio)
 
 
 def make_runner(
@@ -95,4 +124,4 @@ def make_runner(
         return AutoregressiveRunner(net, states, num_pages, vocab_size)  # type: ignore[arg-type]
     if hasattr(net, "inject"):
         return BlockRunner(net, states, num_pages, vocab_size)  # type: ignore[arg-type]
-    return StepRunner(net, states, vocab_size)  # type: ignore[arg-type]
+    return StepRunner(net, states)  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.config import EngineConfig
-from paceline.drafters.registry import make_drafter
+from paceline.drafters.base import Drafter
 from paceline.engine.build import load
 from paceline.engine.llm import LLM
 from paceline.engine.profiles import cached_profile
@@ -82,7 +82,7 @@ def replayed(
         progress("replaying", number, len(drafts))
         method, _, name = draft.partition(":")
         if method in LOOKUPS:
-            found += [Candidate(draft, k, replay_lookup(make_drafter(method), texts, k)) for k in lengths]
+            found += [Candidate(draft, k, replay_lookup(_fresh(llm, method, k), texts, k)) for k in lengths]
         elif method == MODEL and name:
             found += _replayed_model(llm, draft, name, lengths, texts, params, config, progress)
         else:
@@ -90,6 +90,11 @@ def replayed(
             raise InvalidParameter("candidates", f"{draft!r} cannot be replayed", remedy)
     progress("replaying", len(drafts), len(drafts))
     return found
+
+
+def _fresh(llm: LLM, method: str, k: int) -> Drafter:
+    """A drafter as an engine makes it: with the memory that comes with the model, and nothing else remembered."""
+    return llm.drafting_with({"method": method, "num_draft_tokens": k, "policy": "fixed"}).engine.drafter
 
 
 def _replayed_model(

@@ -12,15 +12,32 @@ import numpy as np
 
 from paceline.errors import CorruptWeights, InvalidParameter, ModelNotFound, UnsupportedModel
 from paceline.models.heads.card import card_text
-from paceline.models.heads.layouts import medusa_vllm, mlp_speculator, speculators
+from paceline.models.heads.layouts import (
+    blockwise,
+    dflash,
+    eagle,
+    eagle3,
+    hydra,
+    lstm_speculator,
+    medusa,
+    medusa_vllm,
+    mlp_speculator,
+    mtp,
+    speculators,
+)
 from paceline.models.heads.layouts.base import HeadFiles, Layout, Reading, TargetTables
 from paceline.models.heads.record import HeadRecord
 from paceline.models.heads.shapes import head_shapes
 from paceline.models.heads.tensor_file import Storage, read_pickle, read_safetensors, write_safetensors
 from paceline.models.json_file import read_json
 
-LAYOUTS: tuple[Layout, ...] = (speculators.LAYOUT, medusa_vllm.LAYOUT, mlp_speculator.LAYOUT)
-"""In the order in which they are tried."""
+LAYOUTS: tuple[Layout, ...] = tuple(
+    module.LAYOUT
+    for module in (
+        speculators, medusa_vllm, lstm_speculator, mlp_speculator, blockwise, hydra, mtp, eagle3, dflash, eagle, medusa,
+    )
+)  # fmt: skip
+"""In the order in which they are tried, for reading and for writing."""
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "CARD.md"
 _PICKLES = ("pytorch_model.bin", "medusa_lm_head.pt", "hydra_lm_head.pt", "model.pt")

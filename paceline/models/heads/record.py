@@ -124,3 +124,16 @@ class HeadRecord:
     draft_ids: np.ndarray | None = None
     card: Mapping[str, object] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+
+def weights_read(record: HeadRecord) -> int:
+    """Weights that one drafted level reads: all of a head's matrices and its rows of the output head.
+
+    A block head reads them once for all its levels, so each has its share; embeddings are read by the row.
+    """
+    config = record.config
+    unread = ("embed_tokens.weight", "markov_head.markov_w1.weight", "emb.")
+    own = sum(np.size(values) for name, values in record.tensors.items() if not name.startswith(unread))
+    head = 0 if config.owns_head else config.draft_vocab_size * config.target.hidden_size
+    levels = config.num_steps if config.family in ("dflash", "dspark", "medusa") else 1
+    return (own + head) // levels

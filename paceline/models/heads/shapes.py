@@ -158,7 +158,48 @@ def _mlp_speculator(config: HeadConfig) -> Shapes:
             yield "head_proj.weight", (target, inner)
 
 
+def _lstm_speculator(config: HeadConfig) -> Shapes:
+    """Arctic's: four gates in the order forget, input, output, cell, whose projections are stored as one.
+
+    Tied: one table of embeddings for all gates.
+    """
+    inner, target, vocabulary = config.inner_size, config.target.hidden_size, config.target.vocab_size
+    for gate in ("forget",) if config.tied else ("forget", "input", "output", "cell"):
+        yield f"{gate}_emb.weight", (vocabulary, inner)
+    for step in range(2):
+        yield f"projs.{step}.weight", (4 * inner, inner if step else target)
+    for norm in ("cell_ln", "state_ln"):
+        yield f"{norm}.weight", (inner,)
+        yield f"{norm}.bias", (inner,)
+    yield "head.weight", (config.draft_vocab_size, inner)
+
+
+def _hydra(config: HeadConfig) -> Shapes:
+    """Head k reads the hidden state and k + 1 embeddings; its first layer narrows them to the state's width."""
+    width = config.target.hidden_size
+    for step in range(config.num_steps):
+        for layer in range(config.block_depth):
+            columns = width if layer else (step + 2) * width
+            yield from _linear(f"blocks.{step}.{layer}.linear", width, columns, bias=True)
+            if layer == 0:
+                yield from _linear(f"blocks.{step}.0.residual", width, columns, bias=True)
+        yield from _linear(f"lm_heads.{step}", config.draft_vocab_size, width, bias=True)
+    if config.variant == "prefix-mlp":
+        for name, shape in _decoder_layer(config, 0, width):
+            yield f"prefix.{name}", shape
+        yield "prefix.norm.weight", (width,)
+
+
+def _blockwise(config: HeadConfig) -> Shapes:
+    """Stern et al. 2018, section 6: a residual feed-forward per step before the target's own output head."""
+    width, inner = config.target.hidden_size, config.inner_size
+    for step in range(config.num_steps):
+        yield from _linear(f"blocks.{step}.up", inner, width, bias=True)
+        yield from _linear(f"blocks.{step}.down", width, inner, bias=True)
+
+
 _FAMILIES: dict[str, Callable[[HeadConfig], Shapes]] = {
     "eagle": _eagle, "eagle3": _eagle3, "p_eagle": _p_eagle, "dflash": _dflash, "dspark": _dspark, "mtp": _mtp,
-    "medusa": _medusa, "mlp_speculator": _mlp_speculator,
+    "medusa": _medusa, "mlp_speculator": _mlp_speculator, "lstm_speculator": _lstm_speculator, "hydra": _hydra,
+    "blockwise": _blockwise,
 }  # fmt: skip

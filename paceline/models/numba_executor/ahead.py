@@ -13,6 +13,7 @@ import numpy as np
 
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
+from paceline.models.numba_executor.blocks.kernels import addresses
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.numba_executor.weights import convert, stored_arrays
 from paceline.models.tensor_names import tensor_shapes
@@ -24,17 +25,21 @@ _SMALL = ModelConfig(
 
 
 @cache
-def compile_ahead(dtype: str, kv_cache_dtype: str = "auto") -> threading.Thread:
+def compile_ahead(dtype: str, kv_cache_dtype: str = "auto", blocks: tuple[str, ...] = ()) -> threading.Thread:
     """Start compiling the pass for these dtypes, or loading it from the disk. Whoever needs it first waits for it.
+
+    With dtype gguf, `blocks` names the formats whose kernels will be needed.
 
     The program does not end before the thread does: the compiler cannot be stopped half-way.
     """
-    thread = threading.Thread(target=_compile, args=(dtype, kv_cache_dtype), name="paceline-compiler")
+    thread = threading.Thread(target=_compile, args=(dtype, kv_cache_dtype, blocks), name="paceline-compiler")
     thread.start()
     return thread
 
 
-def _compile(dtype: str, kv_cache_dtype: str) -> None:
+def _compile(dtype: str, kv_cache_dtype: str, blocks: tuple[str, ...]) -> None:
+    for name in blocks if dtype == "gguf" else ():
+        addresses(name)
     model = NumbaModel(_Blank(), dtype, 1, kv_cache_dtype=kv_cache_dtype, load=_in_memory)
     model.warm_up()
     model.close()

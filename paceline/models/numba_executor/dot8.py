@@ -4,7 +4,7 @@ Weights are unsigned bytes and activations signed ones, as ``vpdpbusd`` wants th
 the product, and every order, gives the same number. Not the place for scales or for what is multiplied (`gemm.py`).
 """
 
-# pyright: reportCallIssue=false, reportAssignmentType=false
+# pyright: reportCallIssue=false, reportAssignmentType=false, reportArgumentType=false, reportReturnType=false
 # (llvmlite is untyped)
 
 from collections.abc import Callable
@@ -17,6 +17,9 @@ from paceline.models.numba_executor import vector as v
 BYTES = 4
 """Products in one sum: bytes in a 32-bit lane."""
 
+LARGEST_IN_SHORTS = 127
+"""Two products of such a weight with a code of -128 fit into 16 bits."""
+
 _I32 = ir.IntType(32)
 _I64 = ir.IntType(64)
 SUMS_IR = ir.VectorType(_I32, v.LANES)
@@ -28,12 +31,14 @@ def has_feature(context: Any, feature: str) -> bool:
     return f"+{feature}" in context.codegen()._get_host_cpu_features().split(",")
 
 
-def choose_dot(context: Any) -> Callable[..., ir.Value]:
-    """The fastest of the forms below that the processor has."""
+def choose_dot(context: Any, largest: int = 255) -> Callable[..., ir.Value]:
+    """The fastest of the forms below that the processor has, for weights of at most `largest`."""
     if has_feature(context, "avx512vnni"):
         return dot_512
     if has_feature(context, "avxvnni"):
         return dot_256
+    if has_feature(context, "avx2") and largest <= LARGEST_IN_SHORTS:
+        return dot_short
     return dot_anywhere
 
 
@@ -51,6 +56,20 @@ def dot_256(builder: ir.IRBuilder, sums: ir.Value, weights: ir.Value, activation
         args = [builder.shuffle_vector(x, x, lanes) for x in (sums, weights, activations)]
         parts.append(v.call(builder, "llvm.x86.avx512.vpdpbusd.256", half, args))
     return builder.shuffle_vector(*parts, ir.Constant(SUMS_IR, list(range(v.LANES))))
+
+
+def dot_short(builder: ir.IRBuilder, sums: ir.Value, weights: ir.Value, activations: ir.Value) -> ir.Value:
+    """`dot_512` for weights up to 127 by products of bytes that are added in 16 bits (``pmaddubsw``, ``pmaddwd``)."""
+    half, lanes = v.LANES // 2, ir.VectorType(_I32, v.LANES // 2)
+    bytes_ir, shorts_ir = ir.VectorType(ir.IntType(8), 4 * half), ir.VectorType(ir.IntType(16), 2 * half)
+    parts = []
+    for first in (0, half):
+        which = ir.Constant(lanes, [first + i for i in range(half)])
+        args = [builder.bitcast(builder.shuffle_vector(x, x, which), bytes_ir) for x in (weights, activations)]
+        pairs = v.call(builder, "llvm.x86.avx2.pmadd.ub.sw", shorts_ir, args)
+        ones = ir.Constant(shorts_ir, [1] * 2 * half)
+        parts.append(v.call(builder, "llvm.x86.avx2.pmadd.wd", lanes, [pairs, ones]))
+    return builder.add(sums, builder.shuffle_vector(*parts, ir.Constant(SUMS_IR, list(range(v.LANES)))))
 
 
 def dot_anywhere(builder: ir.IRBuilder, sums: ir.Value, weights: ir.Value, activations: ir.Value) -> ir.Value:

@@ -22,7 +22,7 @@ from paceline.models.numba_executor.gemm import PANEL
 from paceline.models.numba_executor.kernel_cache import compiled_forward
 from paceline.models.numba_executor.operand import new_operand
 from paceline.models.numba_executor.team import Team
-from paceline.models.numba_executor.weights import load_weights, shape_of
+from paceline.models.numba_executor.weights import ROUNDS, load_weights, shape_of
 from paceline.models.rope import inverse_frequencies
 from paceline.models.rows import Part, build_rows
 from paceline.types import Progress
@@ -65,15 +65,19 @@ class NumbaModel:
     Args:
         checkpoint: weights; converted on first use, memory-mapped afterwards.
         dtype: storage of the weights, ``bfloat16``, ``float32`` or ``int8`` with arithmetic in float32; or ``w8a8``,
-            where activations are rounded to 8 bits too and multiplied as integers; or ``auto``, see `choose_dtype`.
+            where activations are rounded to 8 bits too and multiplied as integers; ``gguf``, the same with the blocks
+            of a GGUF file as they are; or ``auto``, see `choose_dtype`.
         num_threads: threads of a pass; by default the processors this process may use.
         progress: told how far a conversion is.
-        kv_cache_dtype: storage of keys and values, ``float32`` or ``float16``; ``auto`` takes float16 with w8a8.
+        kv_cache_dtype: storage of keys and values, ``float32`` or ``float16``; ``auto`` takes float16 where activations
+            are rounded.
         load: gives the fields of `forward.Weights`.
 
     Raises:
         InvalidParameter, UnsupportedModel, PacelineError: see `load_weights`.
     """
+
+    head_builder = "paceline.models.numba_executor.heads.build"
 
     def __init__(
         self,
@@ -92,7 +96,7 @@ class NumbaModel:
         self._shape = shape_of(checkpoint.config)
         self.dtype_choice = choose_dtype(dtype, checkpoint, "numba", "cpu")
         dtype = self.dtype_choice.name
-        self._rounds = dtype == "w8a8"
+        self._rounds = dtype in ROUNDS
         self._cache_dtype = _cache_dtype(kv_cache_dtype, "float16" if self._rounds else "float32")
         no_tables = np.zeros(0, np.float32)
         self._weights = Weights(**load(checkpoint, dtype, progress), rope_cos=no_tables, rope_sin=no_tables)

@@ -13,9 +13,10 @@ from typing import NamedTuple
 import numpy as np
 
 from paceline.models.numba_executor import vector as v
-from paceline.models.numba_executor.gemm import PANEL, multiply
+from paceline.models.numba_executor.gemm import PANEL
 from paceline.models.numba_executor.kernel import kernel
 from paceline.models.numba_executor.linear import chunk, gated_pair, gated_product, product
+from paceline.models.numba_executor.matrix import multiply
 from paceline.models.numba_executor.operand import Operand, copy_row, read_row
 from paceline.models.numba_executor.team import barrier, take
 

@@ -16,9 +16,9 @@ from paceline.models.base import PAGE_SIZE
 from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.attend import attend_blocks, blocks_at_once, blocks_per_group
 from paceline.models.numba_executor.experts import EXPERT_PHASES, ExpertScratch, ExpertWeights, experts_forward
-from paceline.models.numba_executor.gemm import PANEL, stored_weight
 from paceline.models.numba_executor.kernel import entry, kernel
 from paceline.models.numba_executor.linear import chunk, gated_product, product
+from paceline.models.numba_executor.matrix import read_weights
 from paceline.models.numba_executor.operand import Operand, put
 from paceline.models.numba_executor.rowwise import norm_row, rotate
 from paceline.models.numba_executor.team import barrier, take
@@ -50,6 +50,7 @@ class Shape(NamedTuple):
 class Weights(NamedTuple):
     """Packed panels, their scales per output column, and vectors; one flat array per kind over all layers.
 
+    Panels are an array of numbers, or `Blocks` as a GGUF file has them, whose arrays of scales are empty.
     `gate_up` interleaves panels: gate panel 0, up panel 0, gate panel 1, ... `qkv` stacks query, key and value rows.
     Experts are matrices of `gate_up` and `down` like layers: number layer * experts + expert.
     """
@@ -115,14 +116,6 @@ class Scratch(NamedTuple):
     value_starts: np.ndarray
     sums: np.ndarray
     experts: ExpertScratch
-
-
-@kernel
-def _embed_row(token, weights, hidden_size, out, out_start):
-    """Column `token % 32` of panel `token // 32`, widened."""
-    start, scale = token // PANEL * hidden_size * PANEL, weights.embedding_scales[token]
-    for i in range(hidden_size):
-        out[out_start + i] = stored_weight(weights.embedding, start, i, token % PANEL) * scale
 
 
 @kernel
@@ -261,7 +254,8 @@ def forward(thread, num_threads, shape, eps, weights, batch, scratch, keys, valu
     layer_stride = len(keys) // shape.layers
     row = take(scratch.counters, 0, 1, num_rows)
     while row >= 0:
-        _embed_row(batch.token_ids[row], weights, hidden, scratch.hidden, row * hidden)
+        token = batch.token_ids[row]
+        read_weights(weights.embedding, weights.embedding_scales, token, hidden, scratch.hidden, row * hidden)
         row = take(scratch.counters, 0, 1, num_rows)
     met = barrier(scratch.counters, 0, num_threads)
     for layer in batch.layers:

@@ -21,12 +21,11 @@ from numba.extending import intrinsic, overload
 
 from paceline.models.numba_executor import dot8
 from paceline.models.numba_executor import vector as v
+from paceline.models.numba_executor.blocks.formats import PANEL
 from paceline.models.numba_executor.kernel import OPTIONS, kernel
 from paceline.models.numba_executor.operand import GROUP
 from paceline.models.numba_executor.tile import add_stored, scale_tile, shift_tile, store_tile
 
-PANEL = 32
-"""Output rows per panel of packed weights."""
 TILE_ROWS = 12
 """Most rows of activations in one tile: 24 of the 32 vector registers of AVX-512."""
 WIDEN_FROM = 4

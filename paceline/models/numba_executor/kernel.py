@@ -7,6 +7,7 @@ a pass; its caller owns all arrays and outlives it.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from numba import njit
@@ -30,3 +31,8 @@ def kernel(function: Callable | None = None, *, forceinline: bool = False) -> An
 def entry(function: Callable) -> Any:
     """A compiled function that Python calls: a whole pass."""
     return njit(**_ENTRY_OPTIONS)(function)
+
+
+def kernel_sources() -> list[Path]:
+    """Every file that kernels may be made from: a list of those that are would be forgotten."""
+    return sorted(Path(__file__).parent.rglob("*.py"))

@@ -9,8 +9,9 @@ Shared by the dense layer (`forward.py`) and the mixture of experts (`experts.py
 import numpy as np
 
 from paceline.models.numba_executor import vector as v
-from paceline.models.numba_executor.gemm import PANEL, multiply
+from paceline.models.numba_executor.gemm import PANEL
 from paceline.models.numba_executor.kernel import kernel
+from paceline.models.numba_executor.matrix import multiply
 from paceline.models.numba_executor.operand import put
 from paceline.models.numba_executor.team import take
 

@@ -1,9 +1,9 @@
 """Activations as a product reads them: floats as they are, or rounded to 8 bits in groups of 32.
 
-In the dtype ``w8a8`` each 32 activations of a row share a scale, largest magnitude / 127, so that a few large ones
-spoil their own group only (the same groups as llama.cpp's Q8_0). Rounding looks at one row's group and nothing else,
-and products of integers are exact, so a row's result still does not depend on which rows share its pass. Not the place
-for the products (`gemm.py`).
+In the dtypes ``w8a8`` and ``gguf`` each 32 activations of a row share a scale, largest magnitude / 127, so that a few
+large ones spoil their own group only (the same groups as llama.cpp's Q8_0). Rounding looks at one row's group and
+nothing else, and products of integers are exact, so a row's result still does not depend on which rows share its pass.
+Not the place for the products (`gemm.py`).
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
@@ -17,11 +17,10 @@ from numba import types
 from numba.extending import intrinsic, overload
 
 from paceline.models.numba_executor import vector as v
+from paceline.models.numba_executor.blocks.formats import GROUP
 from paceline.models.numba_executor.dot8 import SUMS_IR
 from paceline.models.numba_executor.kernel import OPTIONS, kernel
 
-GROUP = 32
-"""Activations that share a scale, and the outputs in a panel of weights: who computes a panel can round it."""
 HIGHEST = np.float32(127)
 SMALLEST = np.float32(1e-30)
 """A group whose largest magnitude is below is all zeros: 127 over it would not be a number to multiply with."""
@@ -35,37 +34,37 @@ class Operand(NamedTuple):
         scales: flat [rows, depth / 32] float32, what a group's codes are multiplied with; empty for floats.
         offsets: flat [rows, depth / 32] int32, -128 times the sum of a group's codes: takes back what weights stored
             as unsigned bytes have too much. Empty for floats.
+        halves: flat [rows, depth / 16] int32, the same for half a group: blocks with a scale per 16 weights need it.
+            Empty for floats.
     """
 
     values: np.ndarray
     scales: np.ndarray
     offsets: np.ndarray
+    halves: np.ndarray
 
 
 def new_operand(size: int, rounds: bool) -> Operand:
     """Room for `size` (rows times depth) activations, as floats or as codes."""
     groups = size // GROUP if rounds else 0
     values = np.empty(size, np.int8 if rounds else np.float32)
-    return Operand(values, np.empty(groups, np.float32), np.empty(groups, np.int32))
+    return Operand(values, np.empty(groups, np.float32), np.empty(groups, np.int32), np.empty(2 * groups, np.int32))
 
 
 @intrinsic
-def _store_codes(typingctx, values, index, low, high, factor):
-    """values[index : index + 32] = the vectors times `factor`, rounded to even; returns their sum."""
+def _store_codes(typingctx, values, index, lanes, factor):
+    """values[index : index + 16] = the vector times `factor`, rounded to even; returns their sum."""
 
     def emit(context, builder, sig, args):
-        pointer = v.element_pointer(context, builder, values, *args[:2])
+        array, at, vector, scalar = args
+        pointer = v.element_pointer(context, builder, values, array, at)
         bytes_ir = ir.VectorType(ir.IntType(8), v.LANES)
-        factors, sums = v.splat_ir(builder, args[4]), []
-        for half, lanes in enumerate(args[2:4]):
-            rounded = v.call(builder, "llvm.rint.v16f32", v.VECTOR_IR, [builder.fmul(lanes, factors)])
-            codes = builder.fptosi(rounded, SUMS_IR)
-            at = builder.gep(pointer, [ir.IntType(64)(half * v.LANES)])
-            builder.store(builder.trunc(codes, bytes_ir), builder.bitcast(at, bytes_ir.as_pointer()), align=1)
-            sums.append(codes)
-        return v.call(builder, "llvm.vector.reduce.add.v16i32", ir.IntType(32), [builder.add(*sums)])
+        scaled = builder.fmul(vector, v.splat_ir(builder, scalar))
+        codes = builder.fptosi(v.call(builder, "llvm.rint.v16f32", v.VECTOR_IR, [scaled]), SUMS_IR)
+        builder.store(builder.trunc(codes, bytes_ir), builder.bitcast(pointer, bytes_ir.as_pointer()), align=1)
+        return v.call(builder, "llvm.vector.reduce.add.v16i32", ir.IntType(32), [codes])
 
-    return types.int32(values, types.intp, v.vector, v.vector, types.float32), emit
+    return types.int32(values, types.intp, v.vector, types.float32), emit
 
 
 @kernel
@@ -84,9 +83,12 @@ def _put_codes(operand, row, depth, column, source, start, size):
         largest = v.max_lanes(v.maximum(_magnitude(low), _magnitude(high)))
         factor = HIGHEST / largest if largest > SMALLEST else np.float32(0)
         at = row * depth + column + i
-        total = _store_codes(operand.values, at, low, high, factor)
+        first = -128 * _store_codes(operand.values, at, low, factor)
+        second = -128 * _store_codes(operand.values, at + v.LANES, high, factor)
         operand.scales[at // GROUP] = largest / HIGHEST
-        operand.offsets[at // GROUP] = -128 * total
+        operand.offsets[at // GROUP] = first + second
+        operand.halves[at // v.LANES] = first
+        operand.halves[at // v.LANES + 1] = second
 
 
 def put(operand, row, depth, column, source, start, size):
@@ -111,6 +113,8 @@ def copy_row(source, row, target, place, depth):
     for i in range(groups):
         target.scales[place * groups + i] = source.scales[row * groups + i]
         target.offsets[place * groups + i] = source.offsets[row * groups + i]
+        for half in range(2):
+            target.halves[2 * (place * groups + i) + half] = source.halves[2 * (row * groups + i) + half]
 
 
 @kernel

@@ -71,6 +71,21 @@ def load_widened(builder: ir.IRBuilder, dtype: types.Type, pointer: ir.Value) ->
     return builder.sitofp(builder.sext(raw, wide), VECTOR_IR)
 
 
+def widen_half_ir(builder: ir.IRBuilder, halves: ir.Value, has_instruction: bool) -> ir.Value:
+    """Sixteen float16 numbers as float32; without an instruction for it by moving their bits (finite numbers only).
+
+    The bits of a half, moved to a float's place, are a number 2^112 times too small, denormal ones among them.
+    """
+    if has_instruction:
+        return builder.fpext(halves, VECTOR_IR)
+    wide = ir.VectorType(_I32, LANES)
+    bits = builder.zext(builder.bitcast(halves, ir.VectorType(ir.IntType(16), LANES)), wide)
+    sign = builder.shl(builder.and_(bits, ir.Constant(wide, [0x8000] * LANES)), ir.Constant(wide, [16] * LANES))
+    rest = builder.shl(builder.and_(bits, ir.Constant(wide, [0x7FFF] * LANES)), ir.Constant(wide, [13] * LANES))
+    value = builder.fmul(builder.bitcast(rest, VECTOR_IR), ir.Constant(VECTOR_IR, [2.0**112] * LANES))
+    return builder.bitcast(builder.or_(builder.bitcast(value, wide), sign), VECTOR_IR)
+
+
 def narrow_ir(builder: ir.IRBuilder, dtype: types.Type, value: ir.Value) -> ir.Value:
     """A vector as it is stored in an array of float32, or of int16 that holds float16, rounded to nearest even."""
     return builder.fptrunc(value, _HALVES_IR) if dtype == types.int16 else value

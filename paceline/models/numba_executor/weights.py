@@ -10,7 +10,7 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,15 +22,22 @@ from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
 from paceline.models.experts import ExpertNames, expert_names
 from paceline.models.intact import is_sealed, seal
+from paceline.models.numba_executor.blocks.formats import FORMATS
+from paceline.models.numba_executor.blocks.store import no_matrix, read_matrix, write_matrix
 from paceline.models.numba_executor.experts import ExpertWeights
 from paceline.models.numba_executor.forward import Shape
 from paceline.models.numba_executor.gemm import PANEL, ZERO_BYTE, pack, padded_rows
 from paceline.models.numba_executor.operand import GROUP
 from paceline.types import Progress
 
-Dtype = Literal["bfloat16", "float32", "int8", "w8a8"]
+Dtype = Literal["bfloat16", "float32", "int8", "w8a8", "gguf"]
 
 STORED = {"bfloat16": np.uint16, "float32": np.float32, "int8": np.int8, "w8a8": np.uint8}
+"""Types of panels of numbers; those of gguf are bytes of blocks."""
+BLOCKS = "gguf"
+"""The dtype of matrices in the blocks of a file."""
+ROUNDS = ("w8a8", BLOCKS)
+"""Dtypes that round activations, in groups of 32."""
 LAYOUT = 1
 """Raise it when the packing changes: converted weights of another layout are made anew."""
 
@@ -76,16 +83,15 @@ def load_weights(checkpoint: Checkpoint, dtype: str, progress: Progress | None =
     """The fields of `forward.Weights` (rotary tables excepted) by name, memory-mapped.
 
     Raises:
-        InvalidParameter: an unknown dtype, or w8a8 with heads that are no multiple of 32.
+        InvalidParameter: an unknown dtype, w8a8 or gguf with heads that are no multiple of 32, or gguf for weights that
+            are not stored in blocks.
         UnsupportedModel: see `shape_of`.
         PacelineError: the disk is full; nothing half-written stays behind.
     """
-    if dtype not in STORED:
-        raise InvalidParameter("dtype", f"{dtype!r} is unknown", f"use one of {', '.join(STORED)}")
+    if dtype not in (*STORED, BLOCKS):
+        raise InvalidParameter("dtype", f"{dtype!r} is unknown", f"use one of {', '.join(STORED)}, {BLOCKS}")
     shape_of(checkpoint.config)
-    if dtype == "w8a8" and checkpoint.config.head_dim % GROUP:
-        problem = f"w8a8 rounds {GROUP} values together, and {checkpoint.config.head_dim} per head cannot be cut so"
-        raise InvalidParameter("dtype", problem, "use int8")
+    _check_rounding(checkpoint, dtype)
     folder = cache_dir() / "converted" / f"{checkpoint.fingerprint}-{dtype}-{LAYOUT}"
     if not is_sealed(folder):
         _remove(folder)
@@ -93,21 +99,43 @@ def load_weights(checkpoint: Checkpoint, dtype: str, progress: Progress | None =
     return stored_arrays(folder, checkpoint.config, dtype)
 
 
+def _check_rounding(checkpoint: Checkpoint, dtype: str) -> None:
+    if dtype in ROUNDS and checkpoint.config.head_dim % GROUP:
+        problem = f"{dtype} rounds {GROUP} values together, and {checkpoint.config.head_dim} per head cannot be cut so"
+        raise InvalidParameter("dtype", problem, "use int8")
+    if dtype == BLOCKS and checkpoint.storage not in FORMATS:
+        problem = (
+            f"gguf multiplies blocks as a file has them ({', '.join(FORMATS)}), and this one has {checkpoint.storage}"
+        )
+        raise InvalidParameter("dtype", problem, "use bfloat16, or w8a8 for speed")
+
+
 def stored_arrays(folder: Path, config: ModelConfig, dtype: str, mapped: bool = True) -> dict[str, Any]:
     """What `convert` left in `folder`, read-only, memory-mapped or read."""
-    arrays = {path.stem: np.load(path, mmap_mode="r" if mapped else None).view(np.ndarray)
-              for path in folder.glob("*.npy")}  # fmt: skip
+    arrays: dict[str, Any] = {path.stem: np.load(path, mmap_mode="r" if mapped else None).view(np.ndarray)
+                              for path in folder.glob("*.npy")}  # fmt: skip
     for array in arrays.values():
         array.flags.writeable = False
+    if dtype == BLOCKS:
+        _gather_blocks(arrays, folder, mapped)
     if config.tie_word_embeddings:
         arrays["head"], arrays["head_scales"] = arrays["embedding"], arrays["embedding_scales"]
     experts = [arrays.pop(name, _nothing(name, dtype)) for name in ExpertWeights._fields]
     return {**arrays, "experts": ExpertWeights(*experts)}
 
 
-def _nothing(name: str, dtype: str) -> np.ndarray:
+def _gather_blocks(arrays: dict[str, Any], folder: Path, mapped: bool) -> None:
+    """Put `Blocks` and empty scales in the place of the files of each matrix."""
+    for name in [key.removesuffix("_formats") for key in arrays if key.endswith("_formats")]:
+        del arrays[f"{name}_formats"], arrays[f"{name}_starts"]
+        arrays[name], arrays[f"{name}_scales"] = read_matrix(folder, name, mapped), _nothing("scales", BLOCKS)
+
+
+def _nothing(name: str, dtype: str) -> Any:
     """An empty array of the type that `name` has in models with experts, read-only as a mapped one is."""
     packed = name in ("shared_gate_up", "shared_down")
+    if packed and dtype == BLOCKS:
+        return no_matrix()
     empty = np.zeros(0, STORED[dtype] if packed else np.float32)
     empty.flags.writeable = False
     return empty
@@ -156,21 +184,35 @@ def convert(folder: Path, checkpoint: Checkpoint, dtype: str, progress: Progress
     """Write one .npy file per array of `forward.Weights`."""
     config, shape = checkpoint.config, shape_of(checkpoint.config)
     matrices = _matrices(config, shape)
-    _reserve(folder, sum(m.elements for m in matrices) * STORED[dtype]().itemsize)
+    _reserve(folder, sum(m.elements for m in matrices) * np.dtype(STORED.get(dtype, np.uint8)).itemsize)
     total, done = sum(len(m.parts) for m in matrices) + 1, 0
+
+    def step() -> None:
+        nonlocal done
+        done += 1
+        progress(done, total)
+
     for matrix in matrices:
-        columns, depth = matrix.columns, matrix.depth
-        panels = _new_array(folder / f"{matrix.name}.npy", STORED[dtype], matrix.elements)
-        scales = _new_array(folder / f"{matrix.name}_scales.npy", np.float32, columns * len(matrix.parts))
-        for index, names in enumerate(matrix.parts):
-            stored, row_scales = quantise(matrix.stack([checkpoint.tensor(n) for n in names]), dtype)
-            panels[index * columns * depth : (index + 1) * columns * depth] = pack(stored)
-            scales[index * columns : index * columns + len(row_scales)] = row_scales
-            done += 1
-            progress(done, total)
+        if dtype == BLOCKS:
+            write_matrix(folder, matrix.name, matrix.depth, matrix.parts, matrix.interleave, checkpoint, step)
+        else:
+            _write_panels(folder, matrix, checkpoint, dtype, step)
     for name, values in _vectors(checkpoint, shape):
         np.save(folder / f"{name}.npy", values)
     progress(total, total)
+
+
+def _write_panels(
+    folder: Path, matrix: "_Matrix", checkpoint: Checkpoint, dtype: str, step: Callable[[], None]
+) -> None:  # fmt: skip
+    columns, depth = matrix.columns, matrix.depth
+    panels = _new_array(folder / f"{matrix.name}.npy", STORED[dtype], matrix.elements)
+    scales = _new_array(folder / f"{matrix.name}_scales.npy", np.float32, columns * len(matrix.parts))
+    for index, names in enumerate(matrix.parts):
+        stored, row_scales = quantise(matrix.stack([checkpoint.tensor(n) for n in names]), dtype)
+        panels[index * columns * depth : (index + 1) * columns * depth] = pack(stored)
+        scales[index * columns : index * columns + len(row_scales)] = row_scales
+        step()
 
 
 def _reserve(folder: Path, num_bytes: int) -> None:
@@ -205,7 +247,7 @@ class _Matrix:
     """One kind of matrix: its name, its (padded) shape, and per layer the checkpoint tensors it is stacked from."""
 
     def __init__(self, name: str, columns: int, depth: int, parts: list[list[str]], interleave: bool = False) -> None:
-        self.name, self.columns, self.depth, self.parts, self._interleave = name, columns, depth, parts, interleave
+        self.name, self.columns, self.depth, self.parts, self.interleave = name, columns, depth, parts, interleave
 
     @property
     def elements(self) -> int:
@@ -213,7 +255,7 @@ class _Matrix:
 
     def stack(self, tensors: list[np.ndarray]) -> np.ndarray:
         """The tensors' rows one after the other, or panel by panel in turn."""
-        if not self._interleave:
+        if not self.interleave:
             return np.concatenate(tensors)
         panels = [t.reshape(-1, PANEL, self.depth) for t in tensors]
         return np.stack(panels, axis=1).reshape(-1, self.depth)

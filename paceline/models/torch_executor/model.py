@@ -149,6 +149,8 @@ class Stage:
 class TorchModel:
     """A `CausalLM` (models/base.py) that runs in torch, in this process; arguments and errors as `Stage`."""
 
+    head_builder = "paceline.models.torch_executor.heads.build"
+
     def __init__(self, checkpoint: Checkpoint, device: str = "cpu", dtype: str = "float32") -> None:
         self.dtype_choice = choose_dtype(dtype, checkpoint, "torch", device)
         self._stage = Stage(checkpoint, device, self.dtype_choice.name)

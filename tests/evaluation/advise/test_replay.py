@@ -28,7 +28,7 @@ def test_lookups_take_the_passes_of_a_real_run(engine_for, method, k):
     drafted = [sum(size * count for size, count in one.sizes.items()) for one in rounds]
     assert drafted == [output.stats.num_draft_tokens for output in outputs]
     assert sum(drafted) > 0
-    tested = sum(output.stats.num_accepted_tokens + output.stats.num_rejections for output in outputs)
+    tested = sum(sum(output.stats.tested_per_level) for output in outputs)
     assert sum(sum(one.tested) for one in rounds) == tested
 
 

@@ -52,7 +52,53 @@ OURS = {
         owns_embedding=True, owns_head=True,
     ),
 }  # fmt: skip
-"""Every form of the families that this project saves."""
+"""Every form of the families that this project trains or saves first."""
+
+THEIRS = {
+    "eagle": (HeadConfig("eagle", TARGET, (NORMED,), LAYER, 1, 5, VOCAB, fc_bias=True, max_positions=64), "eagle"),
+    "eagle with embeddings": (
+        HeadConfig("eagle", TARGET, (NORMED,), replace(LAYER, num_hidden_layers=2), 2, 5, VOCAB, owns_embedding=True,
+                   max_positions=64), "eagle",
+    ),
+    "eagle3 sglang": (
+        HeadConfig("eagle3", TARGET, (2, 3, 3), LAYER, 1, 5, 20, norm_before_fc=True, owns_head=True,
+                   owns_embedding=True, max_positions=64), "sglang",
+    ),
+    "dflash z-lab": (
+        HeadConfig("dflash", TARGET, (2, 4), replace(QWEN, num_hidden_layers=2), 2, 5, VOCAB, mask_token_id=39,
+                   max_positions=64), "dflash",
+    ),
+    "dspark deepspec": (
+        HeadConfig("dspark", TARGET, (2, 4), QWEN, 1, 4, 20, mask_token_id=39, sample_from_anchor=True, markov_rank=4,
+                   confidence=True, variant="vanilla", owns_head=True, max_positions=64), "dflash",
+    ),
+    "mtp qwen": (
+        HeadConfig("mtp", TARGET, (NORMED,), replace(LAYER, num_hidden_layers=6), 1, 3, VOCAB, norm_output=True,
+                   max_positions=64), "mtp",
+    ),
+    "medusa": (
+        HeadConfig("medusa", TARGET, (NORMED,), None, 0, 3, VOCAB, fc_bias=True, owns_head=True, block_depth=2),
+        "medusa",
+    ),
+    "arctic lstm": (
+        HeadConfig("lstm_speculator", TARGET, (NORMED,), None, 0, 3, VOCAB, inner_size=8, owns_embedding=True,
+                   owns_head=True, scale_input=True), "arctic-lstm",
+    ),
+    "arctic lstm tied": (
+        HeadConfig("lstm_speculator", TARGET, (NORMED,), None, 0, 3, VOCAB, inner_size=8, owns_embedding=True,
+                   owns_head=True, tied=True), "arctic-lstm",
+    ),
+    "hydra": (
+        HeadConfig("hydra", TARGET, (NORMED,), None, 0, 3, VOCAB, fc_bias=True, owns_head=True, block_depth=2,
+                   variant="mlp"), "hydra",
+    ),
+    "hydra prefix": (
+        HeadConfig("hydra", TARGET, (NORMED,), LAYER, 1, 2, VOCAB, fc_bias=True, owns_head=True, block_depth=2,
+                   variant="prefix-mlp", max_positions=64), "hydra",
+    ),
+    "blockwise": (HeadConfig("blockwise", TARGET, (NORMED,), None, 0, 3, 20, inner_size=12), "blockwise"),
+}  # fmt: skip
+"""Every other layout: a head that it can hold, and the layout's name."""
 
 
 def random_head(config: HeadConfig, seed: int = 0) -> HeadRecord:

@@ -21,6 +21,8 @@ Tensors = Mapping[str, np.ndarray]
 Rename = Callable[[str], str]
 """A file's name of a tensor to the record's; a name nobody knows passes through, and is refused as left over."""
 
+_PER_DRAFT_ID = ("lm_head", "head.", "markov_head.markov_w2")
+"""Beginnings of the names of tensors with a row per draft id."""
 _IGNORED = ("t2d", "rotary_emb.")
 
 
@@ -97,8 +99,8 @@ class Layout:
         about: one line: families and who reads it.
         matches: whether files are of this layout.
         read: to a record. Raises InvalidParameter, UnsupportedModel or CorruptWeights.
-        write: config and tensors of a record, in this layout, with copies of the target's own tables where those are
-            given: programs that cannot share them need that. None where only reading makes sense.
+        write: config and tensors of a record, in this layout, with copies of the target's tables (where given) that
+            its readers cannot share. None where only reading makes sense.
         families: what `write` can express.
         file_name: where the tensors go.
     """
@@ -141,7 +143,19 @@ def assemble(files: HeadFiles, parts: Parts, rename: Rename, ignored: Iterable[s
             raise CorruptWeights(f"{files.path}: {name} differs from another tensor that must equal it; get it again")
         found[known] = values
     tensors = _checked(files.path, head_shapes(parts.config), found)
-    return HeadRecord(parts.config, tensors, parts.draft_ids, parts.card, parts.notes)
+    ids, tensors = _ascending(parts.draft_ids, tensors)
+    return HeadRecord(parts.config, tensors, ids, parts.card, parts.notes)
+
+
+def _ascending(
+    ids: np.ndarray | None, tensors: dict[str, np.ndarray]
+) -> tuple[np.ndarray | None, dict[str, np.ndarray]]:
+    """Draft ids in ascending order, and the rows of every output head with them."""
+    if ids is None or (np.diff(ids) > 0).all():
+        return ids, tensors
+    order = np.argsort(ids)
+    rows = {name: array[order] for name, array in tensors.items() if name.startswith(_PER_DRAFT_ID)}
+    return ids[order], tensors | rows
 
 
 def _checked(path: Path, shapes: Mapping[str, tuple[int, ...]], found: Tensors) -> dict[str, np.ndarray]:

@@ -85,7 +85,6 @@ def write(record: HeadRecord, tables: TargetTables | None = None) -> tuple[dict[
         tensors = _markov_compact(tensors, record)
     elif config.family != "mtp":
         tensors.setdefault("lm_head.weight", tables.head_rows(record.draft_ids))
-        tensors.setdefault("embed_tokens.weight", tables.embedding)
     if "mask_hidden" in tensors:
         tensors["mask_hidden"] = tensors["mask_hidden"].reshape(1, 1, -1)
     if record.draft_ids is not None:
@@ -111,7 +110,7 @@ def _config(settings: Settings, inner: Settings, files: HeadFiles, family: Famil
         draft_vocab_size=settings.count("draft_vocab_size", layer.vocab_size),
         norm_before_fc=settings.flag("norm_before_fc", False), fc_norm=settings.flag("fc_norm", False),
         fc_bias="fc.bias" in files.tensors,
-        norm_before_residual=settings.flag("norm_before_residual", family in ("eagle3", "p_eagle")),
+        norm_before_residual=settings.flag("norm_before_residual", family == "eagle3"),
         norm_output=_norm_output(settings, family, reading),
         owns_embedding="embed_tokens.weight" in files.tensors and own.owns_embedding,
         owns_head=_owns_head(files, settings, family, own, layer.vocab_size),

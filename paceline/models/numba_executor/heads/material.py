@@ -5,7 +5,7 @@ whole rows of the same storage are wanted; rows picked for a draft vocabulary ar
 network computes.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -31,26 +31,6 @@ from paceline.models.numba_executor.weights import STORED
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 
 
-class Tensors(Mapping[str, np.ndarray]):
-    """A record's tensors as float32; those stored as int8 are widened by their ``_scale``."""
-
-    def __init__(self, record: HeadRecord) -> None:
-        self._stored = record.tensors
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        values = self._stored[name]
-        if values.dtype == np.int8:
-            scales = np.asarray(self._stored[f"{name}_scale"], np.float32)
-            return values.astype(np.float32) * scales.reshape(-1, *[1] * (values.ndim - 1))
-        return np.asarray(values, np.float32)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._stored)
-
-    def __len__(self) -> int:
-        return len(self._stored)
-
-
 class Material:
     """A head's record beside its target.
 
@@ -71,7 +51,7 @@ class Material:
             raise UnsupportedModel(
                 'executor: draft heads on the CPU kernels need a target on them; use executor="numba"'
             )
-        self.record, self.dtype, self.pool, self.tensors = record, dtype, Pool(dtype), Tensors(record)
+        self.record, self.dtype, self.pool, self.tensors = record, dtype, Pool(dtype), record.tensors
         self._target, self._model = target, target.model
         self._shares = self._model.dtype_choice.name == dtype
         self._uses_head = self._uses_embedding = False
@@ -102,10 +82,14 @@ class Material:
         """`vector`, `NONE` where the head has no such tensor."""
         return self.vector(name) if name in self.tensors else NONE
 
-    def embedding(self) -> "Embedding":
-        """How the embedding of a token is looked up."""
-        if EMBEDDING in self.tensors:
-            return Embedding(LOOKUP, self.pool.table(self.tensors[EMBEDDING]))
+    def matrix_or_none(self, name: str) -> int:
+        """The number of the matrix `name` in the pool, `NONE` where the head has no such tensor."""
+        return self.pool.matrix(self.tensors[name]) if name in self.tensors else NONE
+
+    def embedding(self, name: str = EMBEDDING) -> "Embedding":
+        """How the embedding of a token is looked up: in the tensor `name`, or in the target's."""
+        if name in self.tensors:
+            return Embedding(LOOKUP, self.pool.table(self.tensors[name]))
         if self._model.dtype_choice.name in STORED:
             self._uses_embedding = True
             return Embedding(EMBED, NONE)

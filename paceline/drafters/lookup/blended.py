@@ -1,0 +1,162 @@
+"""`Blended`: proposes what the request's own text, past outputs and the model's memory together make most probable.
+
+A draft is a tree whose nodes are those most likely to be reached. Needs no model; a proposal takes tens of
+microseconds. Exact like every lookup: proposals are fixed before the target is asked. How chances are estimated stands
+in `grow.py`; the scoring of the SuffixDecoding paper is `drafters/suffix.py`.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from paceline.drafters.base import DraftContext
+from paceline.drafters.lookup import grow as compiled
+from paceline.drafters.lookup.grow import LONGEST_MATCH, MOST_CANDIDATES
+from paceline.drafters.lookup.memory import Memory, no_memory
+from paceline.drafters.lookup.texts import PastOutputs, TextIndex
+from paceline.errors import InvalidParameter
+from paceline.models.kernel_disk import keep_on_disk
+from paceline.sampling.tree import TokenTree
+from paceline.speculation.outcome import RequestOutcome
+from paceline.speculation.traits import DrafterTraits
+
+Mode = Literal["path", "tree"]
+
+_CHECKED_TAIL = 16  # tokens compared to notice that an id now stands for another text
+_OWN_TRUST = (6, 4, 3, 2, 1.5, 1, 0.6, 0.4, 0.25, 0.2, 0.2, 0.2)
+_PAST_TRUST = tuple(2 * trust for trust in _OWN_TRUST)
+TRUST = np.array([(0.0, *_OWN_TRUST), (0.0, *_PAST_TRUST)])
+"""[2, LONGEST_MATCH + 1] of matches by length, in the request's own text and in past outputs. Chosen on conversations
+of the default model, where halving or doubling all of them costs two per cent of the tokens per pass."""
+
+
+class Blended:
+    """Drafts from several kinds of evidence at once.
+
+    Args:
+        memory: of the model's answers, None for none.
+        mode: ``tree`` proposes the nodes most likely to be reached, ``path`` one continuation.
+        min_token_prob: nodes with a smaller estimated chance to be reached are not proposed.
+        max_cached_tokens: past output tokens kept; the oldest outputs leave first, 0 keeps none.
+
+    Raises:
+        InvalidParameter: an unknown mode, a number out of range.
+    """
+
+    name = "suffix"
+
+    def __init__(
+        self,
+        memory: Memory | None = None,
+        mode: Mode = "tree",
+        min_token_prob: float = 0.1,
+        max_cached_tokens: int = 32_768,
+    ) -> None:
+        if mode not in ("path", "tree"):
+            raise InvalidParameter("mode", f"{mode!r} is unknown", "use 'path' or 'tree'")
+        if not 0 <= min_token_prob <= 1:
+            raise InvalidParameter("min_token_prob", f"{min_token_prob} is not in [0, 1]", "give a probability")
+        if max_cached_tokens < 0:
+            raise InvalidParameter("max_cached_tokens", f"{max_cached_tokens} is negative", "give 0 or more")
+        remembers = max_cached_tokens > 0
+        self.traits = DrafterTraits(mode == "tree", whole=True, deterministic=True, remembers=remembers, scores=True)
+        self._least = max(min_token_prob, 1e-9)
+        memory = no_memory() if memory is None else memory
+        self._memory, self._order = memory.arrays, memory.info.order
+        self._past = PastOutputs(max_cached_tokens)
+        self._requests: dict[str, _Request] = {}
+        self._room = _Room(1, self._order)
+        any_text = TextIndex()
+        any_text.append([0])
+        self._grown(any_text, 1, 1)  # compiles, or reads what was compiled
+
+    def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
+        """One tree per context, empty when nothing in it is likely enough."""
+        return [self._tree(context) for context in contexts]
+
+    def observe(self, outcome: RequestOutcome) -> None:
+        """A finished request's output joins the past outputs."""
+        request = self._requests.get(outcome.request_id)
+        if request is not None and outcome.finished:
+            self._past.add(outcome.token_ids[request.num_prompt_tokens :])
+            self.release(outcome.request_id)
+
+    def release(self, request_id: str) -> None:
+        """Forget a request (not the past outputs); its text is linked anew when it comes back."""
+        self._requests.pop(request_id, None)
+
+    def expected_accepted(self, request_id: str) -> float:
+        """The estimated number of tokens of the latest proposal for a request that stand; 0 for none."""
+        request = self._requests.get(request_id)
+        return request.score if request else 0.0
+
+    def _tree(self, context: DraftContext) -> TokenTree:
+        request = self._request(context)
+        budget = context.budget if self.traits.branches else context.longest
+        size = self._grown(request.index, budget, context.max_depth)
+        tokens, parents, reached = (array[:size].tolist() for array in self._room.tree)
+        request.score = sum(reached)
+        return TokenTree(tuple(tokens), tuple(parents))
+
+    def _grown(self, own: TextIndex, budget: int, max_depth: int) -> int:
+        """Grow the tree of a text into the room; the number of its nodes."""
+        if budget > self._room.budget:
+            self._room = _Room(budget, self._order)
+        room, past = self._room, self._past.index
+        return _grow()(
+            _arrays(own), _arrays(past), self._memory, TRUST, budget, max_depth, self._least, self.traits.branches,
+            room.tree, room.queue, room.nodes, room.path, room.work,
+        )  # fmt: skip
+
+    def _request(self, context: DraftContext) -> "_Request":
+        """The request's text, with what is new; begun anew when the id now stands for another text."""
+        request = self._requests.get(context.request_id)
+        if request is None or not request.is_prefix_of(context.token_ids):
+            request = self._requests[context.request_id] = _Request(context.num_prompt_tokens)
+        request.index.append(context.token_ids[request.index.length :])
+        return request
+
+
+class _Request:
+    """A request's own text, and the score of its latest proposal."""
+
+    def __init__(self, num_prompt_tokens: int) -> None:
+        self.index = TextIndex()
+        self.num_prompt_tokens = num_prompt_tokens
+        self.score = 0.0
+
+    def is_prefix_of(self, token_ids: Sequence[int]) -> bool:
+        """True when `token_ids` is what was linked so far, perhaps longer, as far as length and last tokens tell."""
+        length = self.index.length
+        start = max(0, length - _CHECKED_TAIL)
+        return len(token_ids) >= length and list(token_ids[start:length]) == self.index.tokens[start:length].tolist()
+
+
+class _Room:
+    """Arrays that one call of `grow` works in."""
+
+    def __init__(self, budget: int, order: int) -> None:
+        self.budget = budget
+        candidates, lengths = MOST_CANDIDATES, LONGEST_MATCH + 1
+        self.tree = (np.zeros(budget, np.int64), np.zeros(budget, np.int64), np.zeros(budget))
+        queued = (budget + 1) * candidates
+        self.queue = (np.zeros(queued, np.int64), np.zeros(queued, np.int64), np.zeros(queued))
+        self.nodes = np.zeros((budget + 2, max(1, order)), np.int64)
+        self.path = np.zeros(budget + 1, np.int64)
+        counts = [np.zeros((lengths, candidates)) for _ in range(2)]
+        totals = [np.zeros(lengths) for _ in range(2)]
+        tokens, chances = np.zeros(candidates, np.int64), np.zeros(candidates)
+        self.work = (tokens, chances, counts[0], totals[0], counts[1], totals[1])
+
+
+def _arrays(index: TextIndex) -> tuple[Any, ...]:
+    return index.tokens, index.previous, index.heads, index.begin, index.length
+
+
+@cache
+def _grow() -> Callable[..., int]:
+    """`grow.grow`, kept on disk until its file changes."""
+    return keep_on_disk(compiled.grow, [Path(compiled.__file__)])

@@ -1,0 +1,69 @@
+"""Where the memory of a model is found: named by the user, in the cache, beside the weights, or shipped."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from paceline.drafters.lookup.memory import Memory, read_memory
+from paceline.errors import InvalidParameter
+from paceline.models.cache_dir import cache_dir
+from paceline.models.download import BUILTIN_MODELS
+from paceline.models.resolve import ModelSource
+
+FILE_NAME = "memory.safetensors"
+SHIPPED = Path(__file__).parents[2] / "heads"
+"""The folder of what was trained for built-in models: a folder for each."""
+
+
+def find_memory(wanted: str, source: ModelSource) -> Memory | None:
+    """The memory that a user wants for the model `source`.
+
+    Args:
+        wanted: a path, the name of a model whose memory is in the cache or shipped, ``auto`` for the model's own where
+            there is one, or ``none``.
+
+    Raises:
+        InvalidParameter: there is none of that name, or it is of another vocabulary.
+        CorruptWeights: it is damaged.
+    """
+    if wanted == "none":
+        return None
+    if wanted == "auto":
+        return next((read_fitting(path, source) for path in _places(source) if path.is_file()), None)
+    named = [path for path in _named(wanted) if path.is_file()]
+    return read_fitting(named[0] if named else Path(wanted).expanduser(), source)
+
+
+def read_fitting(path: Path, source: ModelSource) -> Memory:
+    """The memory at `path`, which must be of the model's vocabulary. Raises as `find_memory`."""
+    memory = read_memory(path)
+    if memory.info.vocabulary != source.tokenizer.vocabulary_fingerprint():
+        problem = (
+            f"{path} is of another vocabulary than {source.name} has (written by {memory.info.model or 'another'})"
+        )
+        raise InvalidParameter("memory", problem, "write one with paceline train memory, or use 'none'")
+    return memory
+
+
+def cached_path(source: ModelSource) -> Path:
+    """Where `paceline train memory` writes, and ``auto`` looks first."""
+    known = source.name in BUILTIN_MODELS
+    return _in_cache(source.name if known else source.checkpoint.fingerprint)
+
+
+def _in_cache(key: str) -> Path:
+    return cache_dir() / "heads" / key / FILE_NAME
+
+
+def _named(name: str) -> Iterator[Path]:
+    if name in BUILTIN_MODELS:
+        yield _in_cache(name)
+        yield SHIPPED / name / FILE_NAME
+
+
+def _places(source: ModelSource) -> Iterator[Path]:
+    """The user's own come before the shipped one."""
+    yield cached_path(source)
+    weights = Path(source.name).expanduser()
+    yield weights / FILE_NAME if weights.is_dir() else weights.with_name(f"{weights.name}.{FILE_NAME}")
+    if source.name in BUILTIN_MODELS:
+        yield SHIPPED / source.name / FILE_NAME

@@ -1,0 +1,136 @@
+"""Having a model write the text that a draft head of it is trained on, its hidden states included.
+
+Magpie (Xu et al. 2024): the model goes on from the bare opening of the user's turn, which gives a prompt; answering it
+gives a conversation. The states are those of the passes that wrote the answer. Not for training (`training/heads/`).
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.engine.engine import Engine
+from paceline.errors import InvalidParameter
+from paceline.models.tokenizer import Tokenizer
+from paceline.training.heads.conversations import Conversation, is_contaminated
+from paceline.training.heads.openings import choose_openings
+from paceline.training.heads.recorder import TapRecorder
+from paceline.training.heads.shards import TapStore
+from paceline.types import Progress, SamplingParams
+
+_ROUND = 256
+"""Prompts of a round; a shard is written after each."""
+_PROMPT_TOKENS, _LEAST_ANSWER, _FIRST = 160, 4, 8
+_MARK = "\x00here\x00"
+
+Keep = Callable[[int, np.ndarray | None], None]
+"""Told the number of a prompt whose answer is finished, and its states."""
+
+
+@dataclass(frozen=True, slots=True)
+class WritingLimits:
+    """When to stop, and how long answers may be.
+
+    Attributes:
+        tokens: of answers, in all.
+        seconds: from now; None for no limit.
+        answer_tokens: most of one answer.
+    """
+
+    tokens: int
+    seconds: float | None = None
+    answer_tokens: int = 384
+
+
+class HeadWriter:
+    """Writes conversations to a store.
+
+    Args:
+        engine: of the target; its drafter is the `TapRecorder`, prefix caching is off.
+        prompts: token ids to answer; None has the model write them.
+        benchmark: word runs that no conversation may hold (`ngrams_of`).
+        seed: with the number of shards it decides what is written next.
+
+    Raises:
+        InvalidParameter: there are no prompts and the model has no chat template.
+    """
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, store: TapStore, prompts: Sequence[Sequence[int]] | None,
+                 benchmark: set[tuple[str, ...]] | None = None, seed: int = 0) -> None:  # fmt: skip
+        assert isinstance(engine.drafter, TapRecorder)
+        self._engine, self._recorder, self._tokenizer, self._store = engine, engine.drafter, tokenizer, store
+        self._prompts, self._benchmark, self._seed = prompts, benchmark or set(), seed
+        if prompts is None and not tokenizer.has_chat_template:
+            raise InvalidParameter("prompts", "are needed: the model has no chat template", "give --prompts FILE")
+        known = (one.conversation for one in store.documents)
+        self._seen = {tuple(one.ids[: one.num_prompt].tolist()) for one in known}
+
+    def write(self, limits: WritingLimits, progress: Progress) -> None:
+        """Write shard by shard until a limit is reached; `progress` is told of answer tokens."""
+        end = time.monotonic() + limits.seconds if limits.seconds is not None else None
+        while self._store.num_answer_tokens < limits.tokens and (end is None or time.monotonic() < end):
+            rng = np.random.default_rng([self._seed, len(self._store.documents)])
+            prompts = self._new_prompts(rng) if self._prompts is None else self._given_prompts(rng)
+            self._write_shard(prompts, limits.answer_tokens, rng)
+            progress(min(self._store.num_answer_tokens, limits.tokens), limits.tokens)
+
+    def _new_prompts(self, rng: np.random.Generator) -> list[list[int]]:
+        """Prompts that the model wrote and ended by itself, in its template, none begun as another was."""
+        head, tail = self._tokenizer.apply_chat_template([{"role": "user", "content": _MARK}]).split(_MARK)
+        encode = self._tokenizer.encode
+        openings = [encode(head + start, False) for start in choose_openings(_ROUND, rng)]
+        params = [_params(1.0, _PROMPT_TOKENS, rng) for _ in openings]
+        found, skip, first_words = [], len(encode(head, False)), set()
+        for opening, (ids, ended) in zip(openings, self._run(openings, params), strict=True):
+            words = [*opening[skip:], *ids[:-1]]
+            if not ended or len(words) < _LEAST_ANSWER or tuple(words[:_FIRST]) in first_words:
+                continue
+            first_words.add(tuple(words[:_FIRST]))
+            found.append(encode(head + self._tokenizer.decode(words).strip() + tail, False))
+        return [one for one in found if tuple(one) not in self._seen]
+
+    def _given_prompts(self, rng: np.random.Generator) -> list[list[int]]:
+        assert self._prompts is not None
+        chosen = rng.permutation(len(self._prompts))[:_ROUND]
+        return [list(self._prompts[i]) for i in chosen]
+
+    def _write_shard(self, prompts: list[list[int]], answer_tokens: int, rng: np.random.Generator) -> None:
+        """Answer `prompts`, two in three greedily, and keep the answers with their states."""
+        temperatures = [float(rng.random() < 1 / 3) for _ in prompts]
+        params = [_params(temperature, answer_tokens, rng) for temperature in temperatures]
+        kept, states = [], []
+        texts = self._run(prompts, params, keep=lambda i, found: states.append((i, found)))
+        for i, found in states:
+            one = Conversation(np.array([*prompts[i], *texts[i][0]], np.int32), len(prompts[i]), temperatures[i])
+            if found is not None and len(found) >= len(one.ids) - 1 and self._is_wanted(one):
+                kept.append((one, found[: len(one.ids) - 1]))
+        self._seen |= {tuple(prompt) for prompt in prompts}
+        if kept:
+            self._store.add([one for one, _ in kept], [found for _, found in kept])
+
+    def _is_wanted(self, one: Conversation) -> bool:
+        text = self._tokenizer.decode(one.ids.tolist())
+        return len(one.answer) >= _LEAST_ANSWER and not is_contaminated(text, self._benchmark)
+
+    def _run(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams],
+             keep: Keep | None = None) -> list[tuple[tuple[int, ...], bool]]:  # fmt: skip
+        """Ids of each answer and whether it ended by itself; `keep` is told of states as answers finish."""
+        found: list[tuple[tuple[int, ...], bool]] = [((), False)] * len(prompts)
+        for number, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
+            if keep is not None:
+                self._recorder.watch(str(number))
+            self._engine.add_request(str(number), list(prompt), one)
+        while self._engine.has_unfinished_requests:
+            for output in self._engine.step():
+                if output.finished:
+                    number, answer = int(output.request_id), output.finished.outputs[0]
+                    found[number] = (answer.token_ids, answer.finish_reason == "stop")
+                    if keep is not None:
+                        keep(number, self._recorder.take(str(number)))
+        return found
+
+
+def _params(temperature: float, max_tokens: int, rng: np.random.Generator) -> SamplingParams:
+    top_p = 0.95 if temperature else 1.0
+    return SamplingParams(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=int(rng.integers(1 << 31)))

@@ -1,0 +1,61 @@
+"""Blockwise parallel decoding (Stern, Shazeer and Uszkoreit 2018, section 6), in a layout of this project's own.
+
+A residual feed-forward per step, ``h + down(relu(up(h)))``, before the target's output head. Nobody else has a stable
+layout of it.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from paceline.models.base import NORMED
+from paceline.models.heads import draft_ids as vocabulary
+from paceline.models.heads.layouts.base import HeadFiles, Layout, Parts, Reading, TargetTables, assemble
+from paceline.models.heads.own_block import KEY, check_ids, own_block, read_own_block
+from paceline.models.heads.record import HeadConfig, HeadRecord
+from paceline.models.heads.strict import Settings
+
+NAME = "blockwise"
+
+
+def matches(files: HeadFiles) -> bool:
+    """Its config says so."""
+    return files.values.get("model_type") == NAME
+
+
+def read(files: HeadFiles, reading: Reading) -> HeadRecord:
+    """The head in `files`; see `Layout.read`."""
+    settings = Settings(files.values, files.path)
+    own = read_own_block(settings)
+    settings.skip("model_type")
+    target = own.target or reading.print_of(
+        files.path, hidden_size=settings.count("hidden_size"), vocab_size=settings.count("vocab_size")
+    )
+    settings.skip("hidden_size", "vocab_size")
+    config = HeadConfig(
+        family="blockwise", target=target, taps=(NORMED,), num_steps=settings.count("num_steps"),
+        draft_vocab_size=settings.count("draft_vocab_size", target.vocab_size),
+        inner_size=settings.count("inner_size"),
+    )  # fmt: skip
+    ids = None
+    if "d2t" in files.tensors:
+        ids = vocabulary.from_offsets(files.tensors["d2t"], config.draft_vocab_size, target.vocab_size, files.path)
+    check_ids(own, ids, files.path)
+    return assemble(files, Parts(config, ids, own.card, settings.finish()), str)
+
+
+def write(record: HeadRecord, tables: TargetTables | None = None) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Config and tensors of `record`; see `Layout.write`."""
+    config = record.config
+    values = {
+        "model_type": NAME, "hidden_size": config.target.hidden_size, "vocab_size": config.target.vocab_size,
+        "draft_vocab_size": config.draft_vocab_size, "num_steps": config.num_steps, "inner_size": config.inner_size,
+        KEY: own_block(record),
+    }  # fmt: skip
+    tensors = dict(record.tensors)
+    if record.draft_ids is not None:
+        tensors["d2t"] = vocabulary.to_offsets(record.draft_ids)
+    return values, tensors
+
+
+LAYOUT = Layout(NAME, "blockwise heads; this project's own", matches, read, write, ("blockwise",))

@@ -1,0 +1,116 @@
+"""DFlash and DSpark as their authors publish them (z-lab, DeepSpec): Qwen3 layers, ``dflash_config``, no tables.
+
+Layer numbers name the layer that a state leaves. DFlash2 and Domino have parts that are not read, and are refused.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from paceline.errors import InvalidParameter, UnsupportedModel
+from paceline.models.heads import draft_ids as vocabulary
+from paceline.models.heads.layer_config import layer_values, read_layer
+from paceline.models.heads.layouts.base import HeadFiles, Layout, Parts, Reading, TargetTables, assemble, without
+from paceline.models.heads.own_block import KEY, check_ids, own_block, read_own_block
+from paceline.models.heads.record import HeadConfig, HeadRecord
+from paceline.models.heads.shapes import layer_of
+from paceline.models.heads.strict import Settings
+from paceline.models.heads.taps import canonical_taps, dflash_default, file_ids, told
+
+NAME = "dflash"
+_NESTED, _IDS, _MASK = "dflash_config", "target_layer_ids", "mask_token_id"
+_NEWER = ("conv_kernel_size", "selector_rank", "projector_type")
+
+
+def matches(files: HeadFiles) -> bool:
+    """Its config has DFlash's object, or its tensors a norm of the hidden state outside of the layers."""
+    names = {name.removeprefix("model.") for name in files.tensors}
+    return _NESTED in files.values or {"fc.weight", "hidden_norm.weight"} <= names
+
+
+def read(files: HeadFiles, reading: Reading) -> HeadRecord:
+    """The head in `files`; see `Layout.read`."""
+    settings = Settings(files.values, files.path)
+    own, nested = read_own_block(settings), settings.inner(_NESTED)
+    for name in _NEWER:
+        if settings.take(name, nested.take(name, None)) not in (None, "dflash"):
+            raise UnsupportedModel(f"{files.path}: {name}: is a part of DFlash2 or Domino; use a DFlash or DSpark head")
+    layer = read_layer(settings, model_type="qwen3")
+    settings.skip("model_type")
+    known = settings.take("num_target_layers", None)
+    target = own.target or reading.print_of(
+        files.path, hidden_size=settings.take("target_hidden_size", None) or layer.hidden_size,
+        vocab_size=layer.vocab_size, num_layers=known,
+    )  # fmt: skip
+    rank = settings.count("markov_rank", nested.take("markov_rank", 0), 0)
+    taps, note = _taps(settings, nested, layer.num_hidden_layers, target.num_hidden_layers, reading)
+    anchor = settings.flag("sample_from_anchor", rank > 0)
+    size = settings.count("draft_vocab_size", layer.vocab_size)
+    if size != layer.vocab_size and "d2t" not in files.tensors:
+        raise settings.wrong("draft_vocab_size", f"{size} is given without a map d2t", "get the complete file")
+    ids = None
+    if "d2t" in files.tensors:
+        ids = vocabulary.from_offsets(files.tensors["d2t"], size, layer.vocab_size, files.path)
+    check_ids(own, ids, files.path)
+    confidence = any("confidence_head." in name for name in files.tensors)
+    config = HeadConfig(
+        family="dspark" if rank or confidence else "dflash", target=target, taps=taps, layer=layer,
+        num_layers=layer.num_hidden_layers,
+        num_steps=settings.count("block_size", nested.take("block_size", 16)) - (not anchor), draft_vocab_size=size,
+        owns_head=any("lm_head." in name for name in files.tensors) and own.owns_head,
+        owns_embedding=any("embed_tokens." in name for name in files.tensors) and own.owns_embedding,
+        mask_token_id=settings.take(_MASK, nested.take(_MASK, None)), sample_from_anchor=anchor, markov_rank=rank,
+        variant=settings.take("markov_head_type", "vanilla") if rank else "", confidence=confidence,
+        confidence_markov=settings.flag("confidence_head_with_markov", True),
+        max_positions=own.max_positions or layer.max_position_embeddings,
+    )  # fmt: skip
+    settings.skip("enable_confidence_head", "confidence_head_alpha")
+    notes = (note, *settings.finish(), *nested.finish())
+    tables = (() if config.owns_head else ("lm_head.",)) + (() if config.owns_embedding else ("embed_tokens.",))
+    return assemble(files, Parts(config, ids, own.card, notes), without("model."), tables)
+
+
+def write(record: HeadRecord, tables: TargetTables | None = None) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Config and tensors of `record`; see `Layout.write`.
+
+    Raises:
+        InvalidParameter: its layers are not Qwen3's, which is all that readers of this layout know.
+    """
+    config, layer = record.config, layer_of(record.config)
+    if not layer.qk_norm:
+        raise InvalidParameter("qk_norm", "is off, and this layout means Qwen3's layers", "train with qk_norm")
+    nested = {_MASK: config.mask_token_id, _IDS: file_ids(config.taps, "leaving")}
+    values = layer_values(layer, config.num_layers) | {
+        "architectures": ["DFlashDraftModel" if config.family == "dflash" else "DSparkDraftModel"],
+        "block_size": config.block_size, "num_target_layers": config.target.num_hidden_layers,
+        "sample_from_anchor": config.sample_from_anchor, _NESTED: nested, KEY: own_block(record),
+    }  # fmt: skip
+    if config.family == "dspark":
+        values |= {
+            "markov_rank": config.markov_rank, "markov_head_type": config.variant or "vanilla",
+            "enable_confidence_head": config.confidence, "confidence_head_with_markov": config.confidence_markov,
+        }  # fmt: skip
+    tensors = dict(record.tensors)
+    if record.draft_ids is not None:
+        values["draft_vocab_size"] = config.draft_vocab_size
+        tensors["d2t"] = vocabulary.to_offsets(record.draft_ids)
+        tensors["t2d"] = vocabulary.to_mask(record.draft_ids, config.target.vocab_size)
+        if tables is not None:
+            tensors.setdefault("lm_head.weight", tables.head_rows(record.draft_ids))
+    return values, tensors
+
+
+def _taps(settings: Settings, nested: Settings, num_layers: int, target_layers: int,
+          reading: Reading) -> tuple[tuple[int, ...], str]:  # fmt: skip
+    ids = settings.take(_IDS, nested.take(_IDS, None))
+    if ids is None:
+        if not target_layers:
+            raise settings.wrong(_IDS, "is missing and the target is not known", "name the target (-m MODEL), too")
+        taps = dflash_default(target_layers, num_layers)
+        return taps, told(taps, None, "DFlash's default was taken")
+    convention = reading.convention or "leaving"
+    taps = canonical_taps(ids, convention, target_layers, f"{settings.source}: {_IDS}")
+    return taps, told(taps, ids, f"as layers that states {'leave' if convention == 'leaving' else 'enter'}")
+
+
+LAYOUT = Layout(NAME, "DFlash of z-lab, DSpark of DeepSpec", matches, read, write, ("dflash", "dspark"))

@@ -1,0 +1,60 @@
+"""EAGLE-1, EAGLE-2 and HASS: one file format (SafeAILab/EAGLE, `cnets1.py`).
+
+Layer 0 has no norm before attention, and neither a final norm nor a head is stored: the target's serve. The config's
+``bias`` is that of ``fc``, and its absence means true. EAGLE-3 is another format (`eagle3.py`).
+"""
+
+from typing import Any
+
+import numpy as np
+
+from paceline.models.base import NORMED
+from paceline.models.heads.layer_config import layer_values, read_layer
+from paceline.models.heads.layouts.base import HeadFiles, Layout, Parts, Reading, TargetTables, assemble, without
+from paceline.models.heads.own_block import KEY, own_block, read_own_block
+from paceline.models.heads.record import HeadConfig, HeadRecord
+from paceline.models.heads.shapes import layer_of
+from paceline.models.heads.strict import Settings
+
+NAME = "eagle"
+_STEPS = 5
+"""Depth of the trees that its authors draft; nothing in the file says one."""
+
+
+def matches(files: HeadFiles) -> bool:
+    """A layer, an ``fc``, and nothing of EAGLE-3."""
+    names = {name.removeprefix("model.") for name in files.tensors}
+    newer = any(name.startswith(("midlayer.", "hidden_norm", "markov_head.")) for name in names)
+    plain = "fc.weight" in names and "layers.0.self_attn.q_proj.weight" in names
+    return plain and not newer and "layers.0.hidden_norm.weight" not in names and "norm.weight" not in names
+
+
+def read(files: HeadFiles, reading: Reading) -> HeadRecord:
+    """The head in `files`; see `Layout.read`."""
+    settings = Settings(files.values, files.path)
+    own = read_own_block(settings)
+    layer = read_layer(settings)
+    settings.skip("model_type", "draft_vocab_size")
+    name = next((key for key in ("bias", "eagle_fc_bias") if key in settings.values), "bias")
+    target = own.target or reading.print_of(files.path, hidden_size=layer.hidden_size, vocab_size=layer.vocab_size)
+    config = HeadConfig(
+        family="eagle", target=target, taps=(NORMED,), layer=layer, num_layers=layer.num_hidden_layers,
+        num_steps=_STEPS, draft_vocab_size=layer.vocab_size, fc_bias=settings.flag(name, True),
+        owns_embedding=own.owns_embedding and any("embed_tokens" in tensor for tensor in files.tensors),
+        max_positions=own.max_positions or layer.max_position_embeddings,
+    )  # fmt: skip
+    said = f"{name}={config.fc_bias}" if name in settings.values else "absent, which means true"
+    notes = (f"bias of fc: {said}", *settings.finish())
+    ignored = () if config.owns_embedding else ("embed_tokens.",)
+    return assemble(files, Parts(config, None, own.card, notes), without("model."), (*ignored, "layers.0.dummy"))
+
+
+def write(record: HeadRecord, tables: TargetTables | None = None) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Config and tensors of `record`; see `Layout.write`."""
+    config = record.config
+    values = layer_values(layer_of(config), config.num_layers)
+    values |= {"architectures": ["LlamaForCausalLMEagle"], "bias": config.fc_bias, KEY: own_block(record)}
+    return values, dict(record.tensors)
+
+
+LAYOUT = Layout(NAME, "EAGLE-1, EAGLE-2, HASS; SGLang and vLLM read it", matches, read, write, ("eagle",))

@@ -1,0 +1,162 @@
+"""One compiled function per kind of block, called by its address.
+
+A pass that named the kernels of every format would compile all of them for every model. So `forward` is compiled once
+for all files of blocks and calls what stands in a table; each format's kernel is compiled when the first file with it
+is loaded, and kept on disk. Not for what a kernel computes (`sums.py`).
+"""
+
+# pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
+# (llvmlite is untyped, and an intrinsic has another signature in compiled code than in Python)
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from paceline.models.kernel_disk import keep_on_disk
+from paceline.models.numba_executor import vector as v
+from paceline.models.numba_executor.blocks.formats import FORMATS, PANEL
+from paceline.models.numba_executor.blocks.sums import Activations, emit_column, emit_sums
+from paceline.models.numba_executor.kernel import entry, kernel_sources
+
+TILE_ROWS = 8
+"""Most rows of activations that one call multiplies."""
+
+TILE_SIGNATURE = types.void(*[types.int64] * 11)
+"""Rows (1 to 8) and groups; addresses of the first row's codes, scales, offsets and halves (`Operand`); of the panel,
+of the bias of its 32 outputs (0 for none), of the output; elements from a row of it to the next; 1 to add to what it
+holds."""
+ROW_SIGNATURE = types.void(*[types.int64] * 4)
+"""Groups; address of the panel; which of its 32 rows; address of the floats to write."""
+
+_I64 = ir.IntType(64)
+_HALVES = PANEL // v.LANES
+
+
+def _pointer(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type, offset: ir.Value | None = None) -> ir.Value:
+    """`address` as a pointer to `kind`, `offset` elements further on."""
+    pointer = builder.inttoptr(address, kind.as_pointer())
+    return pointer if offset is None else builder.gep(pointer, [offset])
+
+
+@intrinsic(prefer_literal=True)
+def _multiply(typingctx, rows, form, groups, codes, scales, offsets, halves, panel, bias, out, stride, add):
+    """The products of `rows` (a literal) rows with a panel in the format named `form` (a literal)."""
+    if not isinstance(rows, types.IntegerLiteral) or not isinstance(form, types.StringLiteral):
+        return None
+    count, fmt = rows.literal_value, FORMATS[form.literal_value]
+
+    def emit(context, builder, sig, args):
+        groups, codes, scales, offsets, halves, panel, bias, out, stride, add = args[2:]
+
+        def row_pointers(address, kind, per_group):
+            size = builder.mul(groups, _I64(per_group))
+            return [_pointer(builder, address, kind, builder.mul(size, _I64(row))) for row in range(count)]
+
+        totals = row_pointers(offsets, ir.IntType(32), 1) if fmt.span == 32 else row_pointers(halves, ir.IntType(32), 2)
+        rows = Activations(
+            row_pointers(codes, ir.IntType(8), 32), row_pointers(scales, ir.FloatType(), 1), totals
+        )  # fmt: skip
+        sums = emit_sums(context, builder, fmt, _pointer(builder, panel, ir.IntType(8)), groups, rows)
+        sums = _where(builder, bias, sums, lambda i: _pointer(builder, bias, ir.FloatType(), _I64(i % 2 * v.LANES)))
+
+        def place(i):
+            at = builder.add(builder.mul(stride, _I64(i // _HALVES)), _I64(i % _HALVES * v.LANES))
+            return _pointer(builder, out, ir.FloatType(), at)
+
+        for i, total in enumerate(_where(builder, add, sums, place)):
+            v.store_ir(builder, total, place(i))
+        return context.get_dummy_value()
+
+    return types.void(rows, form, *[types.int64] * 10), emit
+
+
+def _where(builder: ir.IRBuilder, flag: ir.Value, sums: list[ir.Value], place: Callable) -> list[ir.Value]:
+    """sums, plus the vectors at the places where `flag` is not 0."""
+    before = builder.block
+    with builder.if_then(builder.icmp_signed("!=", flag, _I64(0))):
+        stored = [builder.load(builder.bitcast(place(i), v.VECTOR_IR.as_pointer()), align=4) for i in range(len(sums))]
+        added = [builder.fadd(old, new) for old, new in zip(sums, stored, strict=True)]
+        inside = builder.block
+    out = []
+    for old, new in zip(sums, added, strict=True):
+        phi = builder.phi(v.VECTOR_IR)
+        phi.add_incoming(old, before)
+        phi.add_incoming(new, inside)
+        out.append(phi)
+    return out
+
+
+@intrinsic(prefer_literal=True)
+def _read(typingctx, form, groups, panel, column, out):
+    """One row of a panel in the format named `form` (a literal) as floats."""
+    if not isinstance(form, types.StringLiteral):
+        return None
+    fmt = FORMATS[form.literal_value]
+
+    def emit(context, builder, sig, args):
+        _, groups, panel, column, out = args
+        start, target = _pointer(builder, panel, ir.IntType(8)), _pointer(builder, out, ir.FloatType())
+        emit_column(context, builder, fmt, start, groups, column, target)
+        return context.get_dummy_value()
+
+    return types.void(form, *[types.int64] * 4), emit
+
+
+def make_tile(form: str) -> Callable[..., None]:
+    """The kernel for up to 8 rows and a panel in the format named `form`, see `TILE_SIGNATURE`."""
+
+    def tile(rows, groups, codes, scales, offsets, halves, panel, bias, out, stride, add):
+        if rows == 1:
+            _multiply(1, form, groups, codes, scales, offsets, halves, panel, bias, out, stride, add)
+        elif rows == 2:
+            _multiply(2, form, groups, codes, scales, offsets, halves, panel, bias, out, stride, add)
+        elif rows == 3:
+            _multiply(3, form, groups, codes, scales, offsets, halves, panel, bias, out, stride, add)
+        elif rows == 4:
+            _multiply(4, form, groups, codes, scales, offsets, halves, panel, bias, out, stride, add)
+        elif rows == 5:
+            _multiply(5, form, groups, codes, scales, offsets, halves, panel, bias, out, stride, add)
+        elif rows == 6:
+            _multiply(6, form, groups, codes, scales, offsets, halves, panel, bias, out, stride, add)
+        elif rows == 7:
+            _multiply(7, form, groups, codes, scales, offsets, halves, panel, bias, out, stride, add)
+        else:
+            _multiply(8, form, groups, codes, scales, offsets, halves, panel, bias, out, stride, add)
+
+    return _compiled(tile, TILE_SIGNATURE)
+
+
+def make_row(form: str) -> Callable[..., None]:
+    """The kernel that reads one row out of a panel, see `ROW_SIGNATURE`."""
+
+    def row(groups, panel, column, out):
+        _read(form, groups, panel, column, out)
+
+    return _compiled(row, ROW_SIGNATURE)
+
+
+def _compiled(function: Callable, signature: Any) -> Callable[..., None]:
+    kept = keep_on_disk(entry(function), kernel_sources())
+    kept.compile(signature)
+    return kept
+
+
+@cache
+def addresses(form: str) -> tuple[int, int]:
+    """Where the two kernels of a format begin, compiled or loaded by now."""
+    return _address(_kept(make_tile, form)), _address(_kept(make_row, form))
+
+
+@cache
+def _kept(make: Callable[[str], Any], form: str) -> Any:
+    """Machine code lives as long as its function: this one for good."""
+    return make(form)
+
+
+def _address(function: Any) -> int:
+    (result,) = function.overloads.values()
+    return result.library.get_pointer_to_function(result.fndesc.llvm_func_name)

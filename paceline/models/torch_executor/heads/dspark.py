@@ -1,0 +1,74 @@
+"""DFlash (2602.06036) and DSpark (2607.05147): a block of masks drafted in one pass beside keys made of taps.
+
+    context keys and values, per layer: k_proj, v_proj of hidden_norm(fc(taps))
+    block rows: embeddings of the anchor and of masks; each attends to the context and to the whole block
+    logits = head(norm(x)), plus markov_w2 (markov_w1 of the token before) (DSpark)
+
+The confidence that a drafted token stands reads the place's state and the token before it, never the token drawn.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from paceline.errors import UnsupportedModel
+from paceline.models.heads.record import HeadConfig
+from paceline.models.torch_executor.heads.blocks import DecoderLayer, Norm, SharesTables, linear
+
+
+class MarkovHead(nn.Module):
+    """Logits by the token before, of low rank; starts at zero."""
+
+    def __init__(self, vocabulary: int, drafted: int, rank: int) -> None:
+        super().__init__()
+        self.markov_w1, self.markov_w2 = nn.Embedding(vocabulary, rank), linear(rank, drafted)
+        nn.init.normal_(self.markov_w1.weight, std=rank**-0.5)
+        nn.init.zeros_(self.markov_w2.weight)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """[n, draft vocabulary] below `tokens` [n]."""
+        return self.markov_w2(self.markov_w1(tokens))
+
+
+class ConfidenceHead(nn.Module):
+    """Whether a place's token stands."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.proj = linear(width, 1, bias=True)
+
+
+class DSpark(SharesTables):
+    """The network; arguments as `SharesTables`.
+
+    Raises:
+        UnsupportedModel: a bias by the token before of another form than the plain one.
+    """
+
+    def __init__(self, config: HeadConfig, embedding: Tensor, head: Tensor) -> None:
+        super().__init__(config, embedding, head)
+        layer = config.layer
+        assert layer is not None
+        if config.variant not in ("", "vanilla"):
+            raise UnsupportedModel("variant: only the plain Markov head runs in torch; use the numba executor")
+        size, eps, rank = layer.hidden_size, layer.norm_eps, config.markov_rank
+        self.fc = linear(len(config.taps) * config.target.hidden_size, size, config.fc_bias)
+        self.hidden_norm, self.norm = Norm(size, eps), Norm(size, eps)
+        self.layers = nn.ModuleList(DecoderLayer(layer) for _ in range(config.num_layers))
+        if rank:
+            self.markov_head = MarkovHead(config.target.vocab_size, config.draft_vocab_size, rank)
+        if config.confidence:
+            self.confidence_head = ConfidenceHead(size + (rank if config.confidence_markov else 0))
+
+    def context(self, taps: Tensor) -> Tensor:
+        """[n, hidden] what the layers' keys and values are made of, from taps [n, number of taps, target's hidden]."""
+        return self.hidden_norm(self.fc(taps.flatten(1).float()).float())
+
+    def bias(self, tokens: Tensor) -> Tensor | None:
+        """[n, draft vocabulary] below `tokens` [n]; None where the head has no such part."""
+        return self.markov_head(tokens) if self.config.markov_rank else None
+
+    def confidence(self, states: Tensor, tokens: Tensor) -> Tensor:
+        """[n] logits that the place's token stands, from states [n, hidden] and the tokens [n] before."""
+        with_token = self.config.markov_rank and self.config.confidence_markov
+        parts = [states, self.markov_head.markov_w1(tokens)] if with_token else [states]
+        return self.confidence_head.proj(torch.cat(parts, dim=-1))[:, 0]

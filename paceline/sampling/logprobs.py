@@ -1,0 +1,43 @@
+"""Log-probabilities of tokens that were emitted, from the row of logits that decided them.
+
+A row is bitwise the same alone, in a batch or in a tree, and so are these. Not for laws to draw from (`warp.py`).
+"""
+
+import numpy as np
+
+from paceline.sampling.law import GreedyLaw, Law
+from paceline.types import TokenLogprobs
+
+
+def raw_logprobs(logits: np.ndarray, token: int, num_top: int) -> TokenLogprobs:
+    """Those of the model's own law at temperature 1.
+
+    Args:
+        logits: [vocab] float32.
+        token: which token was emitted.
+        num_top: how many of the most probable tokens are told too.
+    """
+    scores = logits.astype(np.float64)
+    scores -= scores.max()
+    scores -= np.log(np.exp(scores).sum())
+    return TokenLogprobs(token, float(scores[token]), _top(scores, num_top))
+
+
+def processed_logprobs(law: Law, token: int, num_top: int) -> TokenLogprobs:
+    """Those of the warped law; at temperature 0 of the law before it was made a point. Arguments as `raw_logprobs`."""
+    full = law.smooth() if isinstance(law, GreedyLaw) else law
+    tokens, probs = full.top(num_top) if num_top else ([], [])
+    top = tuple((each, float(np.log(prob))) for each, prob in zip(tokens, probs, strict=True))
+    prob = float(full.prob(token))
+    return TokenLogprobs(token, float(np.log(prob)) if prob > 0 else -np.inf, top)
+
+
+def _top(scores: np.ndarray, count: int) -> tuple[tuple[int, float], ...]:
+    """The `count` largest of `scores` with their ids, lower ids first on ties."""
+    if not count:
+        return ()
+    count = min(count, len(scores))
+    edge = np.partition(scores, len(scores) - count)[len(scores) - count]
+    ids = np.flatnonzero(scores >= edge)
+    best = ids[np.argsort(-scores[ids], kind="stable")][:count]
+    return tuple((int(each), float(scores[each])) for each in best)

@@ -1,0 +1,34 @@
+"""Checkpoints of a run: one file, replaced as a whole, so that an end at any moment leaves the one before."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.errors import CorruptWeights
+
+_NAME = "checkpoint.pt"
+
+
+def write_checkpoint(folder: Path, state: dict[str, Any]) -> None:
+    """Write `state` (tensors and plain values) to `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / f"partial-{_NAME}"
+    torch.save(state, part)
+    os.replace(part, folder / _NAME)
+
+
+def read_checkpoint(folder: Path) -> dict[str, Any] | None:
+    """What was written last; None where nothing was.
+
+    Raises:
+        CorruptWeights: the file is damaged.
+    """
+    path = folder / _NAME
+    if not path.exists():
+        return None
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise CorruptWeights(f"{path}: cannot be read ({error}); delete it to begin anew") from None

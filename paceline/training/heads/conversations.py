@@ -1,0 +1,85 @@
+"""Prompts with the answers of the target, as token ids: what draft heads are trained on.
+
+Which of them are held out follows from the prompt alone, so that it is the same in every run. Not for hidden states
+(`shards.py`) or for having them written (`writing.py`).
+"""
+
+import zlib
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+HELD_OUT_SHARE = 40
+"""One prompt in so many is held out."""
+
+NGRAM = 13
+"""Words in a row that a conversation may not share with a benchmark (Brown et al. 2020, appendix C)."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Conversation:
+    """A prompt with its template and the target's answer.
+
+    Attributes:
+        ids: [n] int32, prompt and answer.
+        num_prompt: how many of them are the prompt.
+        temperature: of the answer.
+    """
+
+    ids: np.ndarray
+    num_prompt: int
+    temperature: float
+
+    @property
+    def answer(self) -> np.ndarray:
+        """Ids of the answer."""
+        return self.ids[self.num_prompt :]
+
+    @property
+    def is_held_out(self) -> bool:
+        """Whether it is for measuring, never for training."""
+        return is_held_out(self.ids[: self.num_prompt])
+
+
+def is_held_out(prompt: np.ndarray) -> bool:
+    """Whether the conversation with these prompt ids is held out: a hash of their lower 16 bits says so."""
+    return zlib.crc32(np.asarray(prompt).astype(np.uint16).tobytes()) % HELD_OUT_SHARE == 0
+
+
+def draft_vocabulary(counts: np.ndarray, size: int, always: Collection[int] = ()) -> np.ndarray:
+    """[size] int32 ascending ids of the most frequent tokens, those of `always` among them whatever their count.
+
+    Args:
+        counts: [vocabulary] how often the target's answers hold each token.
+    """
+    score = counts.astype(np.float64)
+    score[list(always)] = np.inf
+    size = min(size, len(counts))
+    return np.sort(np.argsort(-score, kind="stable")[:size]).astype(np.int32)
+
+
+def coverage(counts: np.ndarray, ids: np.ndarray) -> float:
+    """Share of the counted tokens that `ids` name; 1 where nothing was counted."""
+    return float(counts[ids].sum() / max(counts.sum(), 1)) if counts.sum() else 1.0
+
+
+def words(text: str) -> list[str]:
+    """Lower-case words of letters and digits."""
+    return "".join(c if c.isalnum() else " " for c in text.lower()).split()
+
+
+def ngrams(text: str, size: int = NGRAM) -> set[tuple[str, ...]]:
+    """Every run of `size` words."""
+    found = words(text)
+    return {tuple(found[i : i + size]) for i in range(len(found) - size + 1)}
+
+
+def ngrams_of(texts: Iterable[str]) -> set[tuple[str, ...]]:
+    """Those of all texts, for `is_contaminated`."""
+    return set().union(*map(ngrams, texts))
+
+
+def is_contaminated(text: str, benchmark: set[tuple[str, ...]]) -> bool:
+    """Whether `text` has a run of words in common with the benchmark."""
+    return bool(benchmark) and not benchmark.isdisjoint(ngrams(text))

@@ -1,0 +1,212 @@
+"""The loop: batches, losses, updates, evaluations, checkpoints; goes on bit for bit where it was ended.
+
+What a step does follows from the checkpoint alone (weights, optimisers, order of documents, random state, planned
+number of steps), never from the clock. Only the planned number does, once, where a time budget is given: it is written
+to the first checkpoint.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.errors import InvalidParameter
+from paceline.training.heads.batches import Order, make_batch
+from paceline.training.heads.checkpoint import read_checkpoint, write_checkpoint
+from paceline.training.heads.evaluate import Evaluation, evaluate
+from paceline.training.heads.losses import law_loss
+from paceline.training.heads.optimiser import Mean, Optimiser, rate_at
+from paceline.training.heads.recipes.base import Recipe, Target
+from paceline.training.heads.shards import TapStore
+
+_TIMED_STEPS = 8
+"""Steps after which the number that fits a time budget is known."""
+_HYBRID_FROM = 0.6
+"""Share of the run after which the loss is the LK hybrid."""
+_ETA = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoopSettings:
+    """How long and how.
+
+    Attributes:
+        num_steps: updates; None takes what fits `seconds`.
+        seconds: time budget of the loop.
+        rows: least rows of a batch.
+        share: of the answers' rows that become anchors.
+        rate: highest learning rate.
+        evaluate_every: seconds between evaluations; a checkpoint is written with each.
+        patience: evaluations without a better one after which the loop ends.
+        seed: of order and anchors.
+    """
+
+    num_steps: int | None = None
+    seconds: float | None = None
+    rows: int = 2048
+    share: float = 0.5
+    rate: float = 2e-3
+    evaluate_every: float = 240.0
+    patience: int = 4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.num_steps is None and self.seconds is None:
+            raise InvalidParameter("num_steps", "and a time budget are both missing", "give one of them")
+
+
+@dataclass(slots=True)
+class Progress:
+    """How a run stands.
+
+    Attributes:
+        step, num_steps: updates made and planned.
+        seconds: spent in updates and evaluations, all parts of the run together.
+        tokens: rows seen.
+        epochs: times that every document has been seen.
+        curve: evaluations, each with step, seconds and tokens.
+        loss: of the latest step.
+    """
+
+    step: int = 0
+    num_steps: int = 0
+    seconds: float = 0.0
+    tokens: int = 0
+    epochs: int = 0
+    curve: list[dict[str, Any]] = field(default_factory=list)
+    loss: float = 0.0
+
+    @property
+    def best(self) -> dict[str, Any] | None:
+        """The evaluation with the highest score."""
+        return max(self.curve, key=lambda one: one["score"]) if self.curve else None
+
+
+Watch = Callable[[Progress], None]
+
+
+class Trainer:
+    """One run of one recipe.
+
+    Args:
+        folder: of its checkpoint; a run that is there is gone on with.
+        watch: told after every step.
+    """
+
+    def __init__(self, recipe: Recipe, target: Target, store: TapStore, settings: LoopSettings, folder: Path,
+                 watch: Watch = lambda progress: None) -> None:  # fmt: skip
+        self.recipe, self._target, self._store, self._settings = recipe, target, store, settings
+        self._folder, self._watch = folder, watch
+        self.progress, self.best_weights = Progress(num_steps=settings.num_steps or 0), None
+        self._held_out = [one for one in store.documents if one.conversation.is_held_out]
+        trained = [one for one in store.documents if not one.conversation.is_held_out]
+        if not trained or not self._held_out:
+            problem = f"{len(trained)} conversations to train on and {len(self._held_out)} held out are too few"
+            raise InvalidParameter("tokens", problem, "have more text written")
+        self._order, self._random = Order(trained, settings.seed), torch.Generator().manual_seed(settings.seed)
+        self._optimiser, self.mean = Optimiser(recipe.net), Mean(recipe.net)
+        self._resume()
+
+    def run(self) -> Progress:
+        """Train until the plan is done or the head no longer gets better."""
+        began, last = time.monotonic(), time.monotonic()
+        spent = self.progress.seconds
+        while not self._planned or self.progress.step < self.progress.num_steps:
+            self.step()
+            self.progress.seconds = spent + time.monotonic() - began
+            if not self._planned and self.progress.step >= _TIMED_STEPS:
+                self._plan()
+            self._watch(self.progress)
+            if time.monotonic() - last > self._settings.evaluate_every:
+                self.evaluate()
+                last = time.monotonic()
+                if self._is_stale:
+                    break
+        if not self.progress.curve or self.progress.curve[-1]["step"] != self.progress.step:
+            self.evaluate()
+        return self.progress
+
+    def step(self) -> None:
+        """One update."""
+        settings, progress = self._settings, self.progress
+        documents = self._order.take(settings.rows)
+        batch = make_batch(self._store, documents, self.recipe.config.taps, settings.share, self._random)
+        planned = progress.num_steps or 1 << 30
+        eta = _ETA if progress.step >= _HYBRID_FROM * planned else None
+        loss = _loss(self.recipe, batch, eta)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.recipe.net.parameters(), 1.0)
+        self._optimiser.step(rate_at(progress.step, planned, settings.rate))
+        self.mean.update(self.recipe.net, progress.step)
+        progress.step, progress.tokens = progress.step + 1, progress.tokens + sum(batch.lengths)
+        progress.epochs, progress.loss = self._order.epochs, float(loss.detach())
+
+    def evaluate(self) -> Evaluation:
+        """Measure the mean weights on held-out text, note it, keep them if they are the best, write a checkpoint."""
+        own = {name: one.clone() for name, one in self.recipe.net.state_dict().items()}
+        self.recipe.net.load_state_dict(self.mean.weights)
+        found = evaluate(self.recipe, self._target, self._store, self._held_out)
+        self.recipe.net.load_state_dict(own)
+        progress = self.progress
+        before = progress.best
+        about = {"step": progress.step, "seconds": round(progress.seconds, 1), "tokens": progress.tokens}
+        progress.curve.append({**about, **asdict(found), "score": found.score})
+        if before is None or found.score > before["score"]:
+            self.best_weights = {name: one.clone() for name, one in self.mean.weights.items()}
+        self.save()
+        return found
+
+    def save(self) -> None:
+        """Write the checkpoint."""
+        write_checkpoint(self._folder, {
+            "net": self.recipe.net.state_dict(), "mean": self.mean.weights, "best": self.best_weights,
+            "optimiser": self._optimiser.state(), "order": self._order.state(), "random": self._random.get_state(),
+            "progress": asdict(self.progress), "draft_ids": torch.from_numpy(self.recipe.draft_ids),
+        })  # fmt: skip
+
+    @property
+    def _planned(self) -> bool:
+        return self.progress.num_steps > 0
+
+    @property
+    def _is_stale(self) -> bool:
+        """No better evaluation among the last few."""
+        scores = [one["score"] for one in self.progress.curve]
+        patience = self._settings.patience
+        return len(scores) > patience and max(scores[-patience:]) <= max(scores[:-patience])
+
+    def _plan(self) -> None:
+        assert self._settings.seconds is not None
+        per_step = self.progress.seconds / self.progress.step
+        self.progress.num_steps = max(int(self._settings.seconds / per_step), self.progress.step + 1)
+        self.save()
+
+    def _resume(self) -> None:
+        state = read_checkpoint(self._folder)
+        if state is None:
+            return
+        self.recipe.net.load_state_dict(state["net"])
+        self.mean.weights, self.best_weights = state["mean"], state["best"]
+        self._optimiser.restore(state["optimiser"])
+        self._order.restore(state["order"])
+        self._random.set_state(state["random"])
+        self.progress = Progress(**state["progress"])
+
+
+def _loss(recipe: Recipe, batch, eta: float | None) -> torch.Tensor:
+    """The weighted loss of all steps, per anchor."""
+    with torch.autocast("cpu", torch.bfloat16):
+        reads = recipe.read(batch)
+    total, accepted, count = torch.zeros(()), [], max(len(batch.anchors), 1)
+    for step, read in enumerate(reads):
+        kept = batch.labelled(step)
+        added = None if read.added is None else (read.added[0][kept], read.added[1])
+        weights = torch.full((int(kept.sum()),), recipe.decay**step / count)
+        parts = law_loss(type(read)(read.hidden[kept].float(), added), batch.teacher(step), recipe.rows, weights, eta)
+        total = total + parts.loss
+        accepted.append(parts.acceptance)
+    further = recipe.further_loss(batch, reads, accepted)
+    return total if further is None else total + further

@@ -1,0 +1,114 @@
+"""Losses of draft heads against the target's law, fused with the product of the head.
+
+q is the head's law over its own vocabulary, p the target's over the same tokens. The rows of the head are frozen, so
+all that is needed of the backward pass is the gradient by the hidden state, which is computed with the loss, a few rows
+at a time: no logits are kept.
+
+- soft cross entropy: -sum p log q.
+- LK hybrid (2602.23881): lam * soft cross entropy + (1 - lam) * (1 - a) with the acceptance a = sum min(p, q) and
+  lam = exp(-eta * a), held constant in the backward pass.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+CHUNK = 256
+"""Rows whose logits are in memory at a time."""
+
+
+class Read(NamedTuple):
+    """What makes the logits of n places.
+
+    Attributes:
+        hidden: [n, h] what the head's frozen rows [m, h] are multiplied with.
+        added: inputs [n, r] and trained rows [m, r] of a second product that is added; None for none.
+    """
+
+    hidden: Tensor
+    added: tuple[Tensor, Tensor] | None = None
+
+
+class LossParts(NamedTuple):
+    """Sum of weighted losses (a scalar with a gradient), the acceptance [n] of each row, and whether the head's most
+    probable token is the target's [n]."""
+
+    loss: Tensor
+    acceptance: Tensor
+    hits: Tensor
+
+
+def row_gradients(logits: Tensor, target: Tensor, eta: float | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss [n], acceptance [n] and gradient [n, m] of the loss by logits [n, m], for target laws [n, m].
+
+    Args:
+        eta: of the LK hybrid; None is soft cross entropy.
+    """
+    log_q = torch.log_softmax(logits, dim=-1)
+    q = log_q.exp()
+    loss = -(target * log_q).sum(-1)
+    acceptance = torch.minimum(target, q).sum(-1)
+    gradient = q * target.sum(-1, keepdim=True) - target
+    if eta is not None:
+        share = torch.exp(-eta * acceptance)
+        below = q * (q < target)
+        rise = below - q * below.sum(-1, keepdim=True)
+        loss = share * loss + (1 - share) * (1 - acceptance)
+        gradient = gradient.mul_(share[:, None]).sub_(rise * (1 - share)[:, None])
+    return loss, acceptance, gradient
+
+
+def logits_of(read: Read, rows: Tensor) -> Tensor:
+    """[n, m] float32, products in the number format of `rows`."""
+    logits = (read.hidden.to(rows.dtype) @ rows.T).float()
+    if read.added is not None:
+        inputs, weights = read.added
+        logits += (inputs.to(rows.dtype) @ weights.to(rows.dtype).T).float()
+    return logits
+
+
+class _FusedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, inputs: Tensor | None, added: Tensor | None, teacher: Tensor, rows: Tensor,
+                weights: Tensor, eta: float | None) -> Any:  # fmt: skip
+        pair = None if inputs is None or added is None else (inputs, added)
+        total, acceptance, hits = (
+            hidden.new_zeros(()),
+            torch.empty(len(hidden)),
+            torch.empty(len(hidden), dtype=torch.bool),
+        )
+        gradients = [torch.empty_like(hidden), *(torch.zeros_like(one) for one in pair or ())]
+        for start in range(0, len(hidden), CHUNK):
+            part = slice(start, start + CHUNK)
+            logits = logits_of(Read(hidden[part], pair and (pair[0][part], pair[1])), rows)
+            law = (teacher[part].to(rows.dtype) @ rows.T).float()
+            hits[part] = logits.argmax(-1) == law.argmax(-1)
+            loss, acceptance[part], by_logits = row_gradients(logits, law.softmax(-1), eta)
+            total += (loss * weights[part]).sum()
+            by_logits = by_logits.mul_(weights[part, None]).to(rows.dtype)
+            gradients[0][part] = (by_logits @ rows).to(hidden.dtype)
+            if pair is not None:
+                gradients[1][part] = (by_logits @ pair[1].to(rows.dtype)).to(hidden.dtype)
+                gradients[2] += (by_logits.T @ pair[0][part].to(rows.dtype)).float()
+        ctx.save_for_backward(*gradients)
+        ctx.mark_non_differentiable(acceptance, hits)
+        return total, acceptance, hits
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor) -> Any:
+        gradients = [one * outputs[0] for one in ctx.saved_tensors]
+        return (*gradients, *[None] * (7 - len(gradients)))
+
+
+def law_loss(read: Read, teacher: Tensor, rows: Tensor, weights: Tensor, eta: float | None = None) -> LossParts:
+    """Weighted sum over places of the loss between the head's law and the target's.
+
+    Args:
+        teacher: [n, h] the target's hidden state after its final norm.
+        rows: [m, h] the target's head rows of the draft vocabulary, in the number format of the product.
+        weights: [n] of each place.
+        eta: see `row_gradients`.
+    """
+    inputs, added = read.added or (None, None)
+    return LossParts(*_FusedLoss.apply(read.hidden, inputs, added, teacher, rows, weights, eta))  # type: ignore[misc]

@@ -1,0 +1,69 @@
+"""Muon for matrices and AdamW for the rest, a cosine with a short rise, and a running mean of the weights."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+WARM_UP_STEPS = 60
+_LEAST_SHARE = 0.03
+_MEAN = 0.998
+
+
+class Optimiser:
+    """Both optimisers as one.
+
+    Matrices take Muon's orthogonal steps (Jordan et al. 2024), scaled so that AdamW's rates fit them (Liu et al. 2025,
+    section 2.2); tables of tokens, norms and biases take AdamW.
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        tables = {id(one.weight) for one in net.modules() if isinstance(one, nn.Embedding)}
+        trained = [one for one in net.parameters() if one.requires_grad]
+        matrices = [one for one in trained if one.ndim == 2 and id(one) not in tables and min(one.shape) > 1]
+        chosen = set(map(id, matrices))
+        rest = [one for one in trained if id(one) not in chosen]
+        self._parts: list[torch.optim.Optimizer] = []
+        if matrices:
+            muon = torch.optim.Muon(matrices, lr=0.0, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+            self._parts.append(muon)
+        if rest:
+            self._parts.append(torch.optim.AdamW(rest, lr=0.0, weight_decay=0.0, betas=(0.9, 0.95)))
+
+    def step(self, rate: float) -> None:
+        """One update at this rate; gradients are gone afterwards."""
+        for part in self._parts:
+            for group in part.param_groups:
+                group["lr"] = rate
+            part.step()
+            part.zero_grad(set_to_none=True)
+
+    def state(self) -> list[dict]:
+        """What `restore` goes on from."""
+        return [part.state_dict() for part in self._parts]
+
+    def restore(self, state: list[dict]) -> None:
+        """Go on as at `state`."""
+        for part, one in zip(self._parts, state, strict=True):
+            part.load_state_dict(one)
+
+
+def rate_at(step: int, num_steps: int, peak: float) -> float:
+    """Learning rate of step `step` of `num_steps`: a linear rise, then half a cosine down to 3 % of the peak."""
+    share = min(step / max(num_steps, 1), 1.0)
+    fall = _LEAST_SHARE + (1 - _LEAST_SHARE) * 0.5 * (1 + math.cos(math.pi * share))
+    return peak * min(1.0, (step + 1) / WARM_UP_STEPS) * fall
+
+
+class Mean:
+    """Running mean of a network's weights, the form in which it is measured and saved."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self.weights: dict[str, Tensor] = {name: one.detach().clone() for name, one in net.state_dict().items()}
+
+    @torch.no_grad()
+    def update(self, net: nn.Module, step: int) -> None:
+        """Take in the weights after step `step`; the first ones count for little later on."""
+        share = min(_MEAN, (step + 1) / (step + 20))
+        for name, one in net.state_dict().items():
+            self.weights[name].lerp_(one, 1 - share)

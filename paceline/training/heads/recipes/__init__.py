@@ -1,0 +1,23 @@
+"""One recipe per family: the description of a new head, and what it reads for a batch of anchors."""
+
+from paceline.errors import InvalidParameter
+from paceline.training.heads.recipes.base import Recipe, Target
+from paceline.training.heads.recipes.dspark import DSparkRecipe
+from paceline.training.heads.recipes.eagle3 import Eagle3Recipe
+from paceline.training.heads.recipes.medusa import MedusaRecipe
+from paceline.training.heads.recipes.mlp_speculator import MlpSpeculatorRecipe
+
+RECIPES: dict[str, type[Recipe]] = {
+    "eagle3": Eagle3Recipe, "dspark": DSparkRecipe, "mlp_speculator": MlpSpeculatorRecipe, "medusa": MedusaRecipe,
+}  # fmt: skip
+"""By family."""
+
+
+def recipe_of(family: str) -> type[Recipe]:
+    """The recipe of a family. Raises InvalidParameter for one that is not trained here."""
+    if family not in RECIPES:
+        raise InvalidParameter("family", f"{family!r} is not trained here", f"choose one of: {', '.join(RECIPES)}")
+    return RECIPES[family]
+
+
+__all__ = ["RECIPES", "Recipe", "Target", "recipe_of"]

@@ -1,0 +1,79 @@
+"""DSpark (2607.05147): a block drafted in one pass, a bias by the token before, a confidence."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from paceline.models.heads.record import HeadConfig
+from paceline.models.torch_executor.heads.dspark import DSpark
+from paceline.training.heads.attention import Keys, attend, parts_of
+from paceline.training.heads.batches import Batch
+from paceline.training.heads.losses import Read
+from paceline.training.heads.recipes.base import Recipe, Target, eagle_taps
+
+_LAYERS, _RANK = 2, 64
+
+
+class DSparkRecipe(Recipe):
+    """Two layers with norms on queries and keys; the block's first row is the anchor, which drafts too."""
+
+    family = "dspark"
+
+    @staticmethod
+    def describe(target: Target, draft_vocab_size: int, num_steps: int) -> HeadConfig:
+        layer = replace(target.config, model_type="qwen3", num_hidden_layers=_LAYERS, qk_norm=True, experts=None)
+        return HeadConfig(
+            "dspark", target.about, eagle_taps(target.about.num_hidden_layers), layer, _LAYERS, num_steps,
+            draft_vocab_size, mask_token_id=target.mask_token_id, sample_from_anchor=True,
+            markov_rank=min(_RANK, target.config.hidden_size), confidence=True, variant="vanilla",
+            max_positions=target.config.max_position_embeddings,
+        )  # fmt: skip
+
+    def build(self, target: Target) -> nn.Module:
+        net = DSpark(self.config, target.embedding, self.rows)
+        with torch.no_grad():
+            net.norm.weight.copy_(target.norm)
+        return net
+
+    def read(self, batch: Batch) -> list[Read]:
+        net = cast(DSpark, self.net)
+        states = block_states(net, batch, self.num_steps)
+        return [Read(states[:, step], self._added(net, batch.tokens(step))) for step in range(self.num_steps)]
+
+    def further_loss(self, batch: Batch, reads: Sequence[Read], acceptance: Sequence[Tensor]) -> Tensor | None:
+        """Cross entropy of the confidence with the acceptance; states are not trained by it."""
+        net, losses = cast(DSpark, self.net), []
+        for step, (read, accepted) in enumerate(zip(reads, acceptance, strict=True)):
+            kept = batch.labelled(step)
+            logits = net.confidence(read.hidden.detach()[kept], batch.tokens(step)[kept])
+            losses.append(functional.binary_cross_entropy_with_logits(logits.float(), accepted))
+        return torch.stack(losses).mean()
+
+    @staticmethod
+    def _added(net: DSpark, tokens: Tensor) -> tuple[Tensor, Tensor] | None:
+        if not net.config.markov_rank:
+            return None
+        return net.markov_head.markov_w1(tokens), net.markov_head.markov_w2.weight
+
+
+def block_states(net: DSpark, batch: Batch, size: int) -> Tensor:
+    """[S, size, hidden] what the head reads at each place of the blocks that begin after the anchors."""
+    positions = torch.cat([torch.arange(n, device=batch.anchors.device) for n in batch.lengths])
+    context, parts = net.context(batch.taps), parts_of(batch.anchors, batch.lengths)
+    place = (positions[batch.anchors, None] + 1 + torch.arange(size)).flatten()
+    tokens = torch.full((len(batch.anchors), size), net.config.mask_token_id or 0)
+    tokens[:, 0] = batch.tokens(0)
+    x = net.embed(tokens.flatten())
+    for layer in net.layers:
+        normed = layer.input_layernorm(x)  # type: ignore[operator]
+        attention = layer.self_attn
+        rows = Keys(*attention.keys_values(context, positions))  # type: ignore[union-attr, operator]
+        own = (one.view(-1, size, *one.shape[1:]).repeat_interleave(size, dim=0)
+               for one in attention.keys_values(normed, place))  # type: ignore[union-attr, operator]  # fmt: skip
+        mixed = attend(attention.queries(normed, place), rows, Keys(*own), parts, size)  # type: ignore[union-attr, operator]
+        x = layer.leave(x, mixed)  # type: ignore[operator]
+    return net.norm(x).view(len(batch.anchors), size, -1)

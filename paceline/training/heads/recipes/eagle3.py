@@ -1,0 +1,41 @@
+"""EAGLE-3.1: chains of its own steps while training (`rollout.py`), norms per tap, the normed state fed back."""
+
+from dataclasses import replace
+from typing import cast
+
+import torch
+from torch import nn
+
+from paceline.models.heads.record import HeadConfig
+from paceline.models.torch_executor.heads.eagle3 import Eagle3
+from paceline.training.heads.batches import Batch
+from paceline.training.heads.losses import Read
+from paceline.training.heads.recipes.base import Recipe, Target, eagle_taps
+from paceline.training.heads.rollout import rollout
+
+
+class Eagle3Recipe(Recipe):
+    """One layer of the target's shape."""
+
+    family = "eagle3"
+
+    @staticmethod
+    def describe(target: Target, draft_vocab_size: int, num_steps: int) -> HeadConfig:
+        layer, taps = (
+            replace(target.config, num_hidden_layers=1, experts=None),
+            eagle_taps(target.about.num_hidden_layers),
+        )
+        return HeadConfig(
+            "eagle3", target.about, taps, layer, 1, num_steps, draft_vocab_size, fc_norm=True, norm_output=True,
+            max_positions=target.config.max_position_embeddings,
+        )  # fmt: skip
+
+    def build(self, target: Target) -> nn.Module:
+        net = Eagle3(self.config, target.embedding, self.rows)
+        with torch.no_grad():
+            net.norm.weight.copy_(target.norm)
+        return net
+
+    def read(self, batch: Batch) -> list[Read]:
+        net = cast(Eagle3, self.net)
+        return [Read(one) for one in rollout(net, batch, self.num_steps)]

@@ -1,0 +1,48 @@
+"""`TapRecorder`: keeps hidden states of the passes that write a text, so none is needed for them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from paceline.drafters.base import BaseDrafter, DraftContext
+from paceline.sampling.tree import TokenTree
+from paceline.speculation.outcome import RequestOutcome
+from paceline.speculation.traits import DrafterTraits
+from paceline.training.heads.shards import to_bfloat16
+
+
+class TapRecorder(BaseDrafter):
+    """A drafter that drafts nothing and writes down states.
+
+    Args:
+        taps: which ones, in the order in which they are kept.
+    """
+
+    name = "tap_recorder"
+
+    def __init__(self, taps: Sequence[int]) -> None:
+        self.traits = DrafterTraits(taps=tuple(taps))
+        self._pieces: dict[str, list[np.ndarray]] = {}
+        self._ends: dict[str, int] = {}
+
+    def watch(self, request_id: str) -> None:
+        """Keep the states of this request from its first token on."""
+        self._pieces[request_id], self._ends[request_id] = [], 0
+
+    def take(self, request_id: str) -> np.ndarray | None:
+        """[tokens, taps, hidden] uint16 (bfloat16) of a request; None where some are missing. It is forgotten."""
+        pieces, end = self._pieces.pop(request_id, []), self._ends.pop(request_id, -1)
+        return np.concatenate(pieces) if pieces and end >= 0 else None
+
+    def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
+        """Empty trees."""
+        return [TokenTree()] * len(contexts)
+
+    def observe(self, outcome: RequestOutcome) -> None:
+        """Keep what a step computed; a gap, as after preemption, spoils the request."""
+        if not outcome.taps or self._ends.get(outcome.request_id, -1) < 0:
+            return
+        states = np.stack([outcome.taps[tap] for tap in self.traits.taps], axis=1)
+        fits = outcome.first_tapped == self._ends[outcome.request_id]
+        self._ends[outcome.request_id] = outcome.first_tapped + len(states) if fits else -1
+        self._pieces[outcome.request_id].append(to_bfloat16(states))

@@ -1,0 +1,134 @@
+"""Conversations with the target's hidden states on disk: memory-mapped, in bfloat16, a few ten thousand rows a file.
+
+A conversation of n tokens has n - 1 rows: what the target knew after each token but the last. Its files are
+``shard-NNNN.npz`` (ids) and ``taps-NNNN.npy`` (uint16, the upper half of a float32). Not for torch (`batches.py`).
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from paceline.errors import InvalidParameter
+from paceline.training.heads.conversations import Conversation
+
+_INDEX = "taps.json"
+SHARD_ROWS = 60_000
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Document:
+    """A conversation and where its rows are.
+
+    Attributes:
+        shard, start: its file and first row there.
+    """
+
+    conversation: Conversation
+    shard: int
+    start: int
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of hidden states."""
+        return len(self.conversation.ids) - 1
+
+
+def to_bfloat16(values: np.ndarray) -> np.ndarray:
+    """uint16 of the same shape: the nearest bfloat16 to each float32 (ties to even)."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+class TapStore:
+    """The shards of one folder.
+
+    Args:
+        folder: made when missing.
+        taps: hidden states that its rows hold, in order; None takes what the folder says.
+
+    Raises:
+        InvalidParameter: the folder holds other hidden states than `taps`, or nothing though `taps` is None.
+    """
+
+    def __init__(self, folder: Path, taps: Sequence[int] | None = None) -> None:
+        self.folder, index = folder, folder / _INDEX
+        folder.mkdir(parents=True, exist_ok=True)
+        known = tuple(json.loads(index.read_text())["taps"]) if index.exists() else None
+        if known is None and taps is None:
+            raise InvalidParameter("folder", f"{folder} holds no hidden states", "write some first")
+        if known is not None and taps is not None and known != tuple(taps):
+            problem = f"{folder} holds hidden states {list(known)}, not {list(taps)}"
+            raise InvalidParameter("taps", problem, "use another folder")
+        self.taps: tuple[int, ...] = known or tuple(taps or ())
+        if known is None:
+            index.write_text(json.dumps({"taps": list(self.taps)}))
+        self.documents: list[Document] = []
+        self._maps: dict[int, np.ndarray] = {}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take in the shards that have come since."""
+        for path in sorted(self.folder.glob("shard-*.npz")):
+            number = int(path.stem.removeprefix("shard-"))
+            if number not in self._maps:
+                self._maps[number] = np.load(self._taps_path(number), mmap_mode="r")
+                self.documents += _documents(number, path)
+
+    def add(self, conversations: Sequence[Conversation], states: Sequence[np.ndarray]) -> None:
+        """Write one shard.
+
+        Args:
+            states: per conversation [ids - 1, taps, hidden], uint16 (`to_bfloat16`).
+        """
+        number = max(self._maps, default=-1) + 1
+        part = self.folder / "partial.npy"
+        np.save(part, np.concatenate(states))
+        os.replace(part, self._taps_path(number))
+        part = self.folder / "partial.npz"
+        np.savez(
+            part,
+            ids=np.concatenate([one.ids for one in conversations]).astype(np.int32),
+            length=np.array([len(one.ids) for one in conversations], np.int32),
+            rows=np.array([len(one) for one in states], np.int32),
+            prompt=np.array([one.num_prompt for one in conversations], np.int32),
+            temperature=np.array([one.temperature for one in conversations], np.float32),
+        )
+        os.replace(part, self.folder / f"shard-{number:04d}.npz")
+        self.refresh()
+
+    def rows(self, documents: Sequence[Document], columns: Sequence[int]) -> np.ndarray:
+        """[rows of all, len(columns), hidden] uint16 of those taps, by their place in `taps`."""
+        parts = [self._maps[one.shard][one.start : one.start + one.num_rows] for one in documents]
+        return np.concatenate([part[:, list(columns)] for part in parts])
+
+    @property
+    def num_answer_tokens(self) -> int:
+        """Tokens that the target wrote."""
+        return sum(len(one.conversation.answer) for one in self.documents)
+
+    def counts(self, vocab_size: int) -> np.ndarray:
+        """[vocab_size] how often answers for training hold each token."""
+        total = np.zeros(vocab_size, np.int64)
+        for one in self.documents:
+            if not one.conversation.is_held_out:
+                total += np.bincount(one.conversation.answer, minlength=vocab_size)
+        return total
+
+    def _taps_path(self, number: int) -> Path:
+        return self.folder / f"taps-{number:04d}.npy"
+
+
+def _documents(number: int, path: Path) -> list[Document]:
+    with np.load(path) as data:
+        ids, lengths, kept = data["ids"], data["length"], data["rows"]
+        prompts, temperatures = data["prompt"], data["temperature"]
+    documents, start, row = [], 0, 0
+    for length, prompt, temperature, rows in zip(lengths, prompts, temperatures, kept, strict=True):
+        own = ids[start : start + length].astype(np.int32)
+        documents.append(Document(Conversation(own, int(prompt), float(temperature)), number, row))
+        start, row = start + length, row + int(rows)
+    return documents

@@ -1,0 +1,13 @@
+"""Untrained heads as drafters, named in an engine's configuration like a user's own drafter."""
+
+from paceline.drafters.heads.head import HeadDrafter, head_of
+from paceline.drafters.services import DraftServices
+from paceline.drafters.trees.options import tree_shape
+from tests.models.heads import records
+
+HEADS = {"eagle3": records.eagle3}
+
+
+def make_random_head(services: DraftServices, family: str = "eagle3", tree: str = "chain", **options) -> HeadDrafter:
+    """A head of a family with random weights."""
+    return head_of(HEADS[family](), services, tree_shape(tree, **options))  # type: ignore[arg-type]

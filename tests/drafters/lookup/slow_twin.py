@@ -1,0 +1,62 @@
+"""The chances of `grow.py` and the sequences of `training/memory.py`, written down plainly."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from paceline.drafters.lookup.blended import TRUST
+from paceline.drafters.lookup.grow import LONGEST_MATCH
+
+UNKNOWN = 1e-4
+
+
+def followers(texts: Sequence[Sequence[int]], end: Sequence[int]) -> dict[int, Counter[int]]:
+    """By length of the match, what followed the last tokens of `end` in `texts`."""
+    found: dict[int, Counter[int]] = {}
+    for length in range(1, LONGEST_MATCH + 1):
+        tail = list(end[len(end) - length :])
+        if len(tail) < length:
+            break
+        for text in texts:
+            for at in range(length, len(text)):
+                if list(text[at - length : at]) == tail:
+                    found.setdefault(length, Counter())[text[at]] += 1
+    return found
+
+
+def chances(
+    own: Sequence[int], path: Sequence[int], past: Sequence[Sequence[int]], memory: Mapping[int, float] | None = None
+) -> dict[int, float]:
+    """Chance of every token that any evidence names after `own` and `path`."""
+    end = [*own, *path]
+    known = dict(memory or {})
+    evidence = [followers(past, end), followers([own], end)]
+    for found in evidence:
+        for counts in found.values():
+            for token in counts:
+                known.setdefault(token, UNKNOWN)
+    for found, trust in zip(evidence, TRUST[::-1], strict=True):
+        for length, counts in sorted(found.items()):
+            total, weight = sum(counts.values()), trust[length]
+            known = {token: (counts[token] + weight * p) / (total + weight) for token, p in known.items()}
+    return known
+
+
+def check_tree(
+    paths: Sequence[tuple[int, ...]], own: Sequence[int], past: Sequence[Sequence[int]], budget: int, least: float,
+    branches: bool,
+) -> float:  # fmt: skip
+    """Assert that every node of a tree was the most probable one left; the sum of their chances to be reached."""
+    offers: dict[tuple[int, ...], float] = {}
+    above, reached, total = (), 1.0, 0.0
+    for path in [*paths, None]:
+        if path is not None or len(paths) < budget:
+            after = {(*above, token): reached * p for token, p in chances(own, above, past).items()}
+            fresh = {one: chance for one, chance in after.items() if chance >= least}
+            offers = {**offers, **fresh} if branches else fresh
+        if path is None:
+            assert len(paths) == budget or not offers
+            return total
+        assert offers[path] >= max(offers.values()) - 1e-9
+        above, reached = path, offers.pop(path)
+        total += reached
+    return total
