@@ -161,6 +161,9 @@ class _Emitter:
         """Shifts divided by -128, exactly: they are multiplied with sums that are -128 times too large."""
         at = self.form.code_bytes + self.form.scale_bytes
         numbers = self._numbers(group, at, span, group.shifts, False)
+        if self.form.zero_points:
+            scales = self._scales(group, span)
+            numbers = [self.builder.fneg(self.builder.fmul(z, s)) for z, s in zip(numbers, scales, strict=True)]
         return numbers if self.form.stepped else self._back(numbers)
 
     def _back(self, pair: Pair) -> Pair:
