@@ -34,7 +34,7 @@ def test_the_kernels_hold_what_the_file_says(storage, dtype):
 def test_blocks_are_multiplied_as_they_are_where_every_kind_has_a_kernel(storage, others, head_dim, dtype):
     checkpoint = stored(storage)
     checkpoint.config = small_config(head_dim=head_dim)
-    checkpoint.storages, checkpoint.blocks = frozenset({storage, *others}), None
+    checkpoint.storages, checkpoint.blocks = frozenset({storage, *others}), lambda name: None
     assert choose_dtype("auto", checkpoint, "numba", "cpu").name == dtype
     assert choose_dtype("auto", checkpoint, "torch", "cpu").name in ("bfloat16", "float32")
 

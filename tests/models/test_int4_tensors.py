@@ -35,7 +35,7 @@ def word(codes):
     return np.uint32(total).astype(np.int32)
 
 
-def packed(codes, axis, order=range(8)):
+def packed(codes, axis, order=(0, 1, 2, 3, 4, 5, 6, 7)):
     """Codes packed by eight along an axis, one word at a time."""
     codes = codes if axis == 1 else codes.T
     words = [[word([row[i + o] for o in order]) for i in range(0, len(row), 8)] for row in codes]
