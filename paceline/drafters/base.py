@@ -53,7 +53,7 @@ class DraftContext:
         budget: most nodes the tree may have, at least 1.
         max_depth: most levels it may have, at least 1: deeper ones would lie after the end of the output.
         warp: (logits [vocab], tokens drafted down to the node) to the request's warped law, so that a drafter with a
-            distribution can warp it as the target's is.
+            distribution can warp it as the target's is. With `ids` [k] the logits are of these tokens alone.
         randomness: the request's own; a drafter with a distribution draws node i of its tree through `draw_node`.
         coupled: the request is verified under the coupled rule, so draws share the target's noise.
         keep_drafting: asked before each further draw with the draft laws so far, never with the token just drawn.
@@ -76,11 +76,11 @@ class DraftContext:
     num_prompt_tokens: int
     budget: int
     params: SamplingParams
-    warp: Callable[[np.ndarray, Sequence[int]], Law]
+    warp: Callable[..., Law]
     randomness: Randomness
     coupled: bool = False
     keep_drafting: Callable[[Sequence[DraftLaw]], bool] = always
-    rank: Callable[[np.ndarray, Sequence[int]], Law] | None = None
+    rank: Callable[..., Law] | None = None
     takes_argmax: bool = False
     asks_beliefs: bool = False
     asks_laws: bool = False

@@ -24,6 +24,9 @@ _ROUND = 256
 _PROMPT_TOKENS, _LEAST_ANSWER, _FIRST = 160, 4, 8
 _MARK = "\x00here\x00"
 
+Keep = Callable[[int, np.ndarray | None], None]
+"""Told the number of a prompt whose answer is finished, and its states."""
+
 
 @dataclass(frozen=True, slots=True)
 class WritingLimits:
@@ -93,8 +96,9 @@ class HeadWriter:
         return [list(self._prompts[i]) for i in chosen]
 
     def _write_shard(self, prompts: list[list[int]], answer_tokens: int, rng: np.random.Generator) -> None:
-        """Answer `prompts`, two in three greedily, and keep the answers with their states."""
-        temperatures = [float(rng.random() < 1 / 3) for _ in prompts]
+        """Answer `prompts`, two in three of the new ones greedily, and keep the answers with their states."""
+        again = [tuple(prompt) in self._seen for prompt in prompts]
+        temperatures = [float(was_there or rng.random() < 1 / 3) for was_there in again]
         params = [_params(temperature, answer_tokens, rng) for temperature in temperatures]
         kept, states = [], []
         texts = self._run(prompts, params, keep=lambda i, found: states.append((i, found)))
@@ -111,7 +115,7 @@ class HeadWriter:
         return len(one.answer) >= _LEAST_ANSWER and not is_contaminated(text, self._benchmark)
 
     def _run(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams],
-             keep: Callable[[int, np.ndarray | None], None] | None = None) -> list[tuple[tuple[int, ...], bool]]:  # fmt: skip
+             keep: Keep | None = None) -> list[tuple[tuple[int, ...], bool]]:  # fmt: skip
         """Ids of each answer and whether it ended by itself; `keep` is told of states as answers finish."""
         found: list[tuple[tuple[int, ...], bool]] = [((), False)] * len(prompts)
         for number, (prompt, one) in enumerate(zip(prompts, params, strict=True)):

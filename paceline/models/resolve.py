@@ -4,6 +4,7 @@ Not for reading formats (`gguf_file.py`, `safetensors_folder.py`) nor for choosi
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,7 +55,8 @@ def resolve_model(name: str, *, progress: Progress | None = None) -> ModelSource
     if name in BUILTIN_MODELS:
         return _from_gguf(name, fetch_builtin(BUILTIN_MODELS[name], progress))
     if _HUB_ID.fullmatch(name):
-        return _from_folder(name, _hub_snapshot(name))
+        tried = "no local folder, no local file, no built-in name"
+        return _from_folder(name, hub_folder(name, _HUB_FILES, tried))
     raise _not_found(name, "no local folder, no local file, no built-in name, and not of a hub id's form owner/model")
 
 
@@ -67,14 +69,22 @@ def _from_folder(name: str, folder: Path) -> ModelSource:
     return ModelSource(name, SafetensorsCheckpoint(folder), tokenizer_from_folder(folder))
 
 
-def _hub_snapshot(name: str) -> Path:
-    tried = "no local folder, no local file, no built-in name"
+def hub_folder(name: str, patterns: Sequence[str], tried: str) -> Path:
+    """A folder with the files of the hub's repository `name` that match `patterns`.
+
+    Args:
+        tried: what was looked for before, told in the error.
+
+    Raises:
+        ModelNotFound: the hub has none of that name, or its client is not installed.
+        DownloadFailed: it cannot be fetched.
+    """
     try:
         from huggingface_hub import errors, snapshot_download
     except ImportError:
         raise _not_found(name, f"{tried}; hub ids need an extra: pip install 'paceline[hub]'") from None
     try:
-        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
+        return Path(snapshot_download(name, allow_patterns=list(patterns)))
     except errors.GatedRepoError:
         raise DownloadFailed(
             f"{name}: its owner asks you to accept terms first; do so on its page on the hub, then run hf auth login"

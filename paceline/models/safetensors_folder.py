@@ -68,6 +68,16 @@ class SafetensorsCheckpoint:
         return SafetensorsCheckpoint, (self._folder,)
 
     @property
+    def path(self) -> Path:
+        """The folder."""
+        return self._folder
+
+    @property
+    def weight_files(self) -> Sequence[Path]:
+        """The files that hold the weights."""
+        return tuple(self._files)
+
+    @property
     def config(self) -> ModelConfig:
         """See `Checkpoint.config`."""
         return self._config

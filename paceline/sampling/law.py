@@ -90,6 +90,10 @@ class Law:
         """
         return self._keep(self.excess(draft, scale, draft_scale))
 
+    def renamed(self, ids: np.ndarray) -> "Law":
+        """This law with token i called `ids[i]`; `ids` [n] int64 ascending."""
+        return Law(ids[self.tokens], self.probs)
+
     def without(self, *tokens: int) -> "Law":
         """This law with `tokens` made impossible and the rest renormalised; unchanged when nothing would be left."""
         keep = np.ones(len(self.tokens), dtype=bool)
@@ -128,6 +132,10 @@ class GreedyLaw(Law):
     """
 
     smooth: Callable[[], Law]
+
+    def renamed(self, ids: np.ndarray) -> "GreedyLaw":
+        """See `Law.renamed`."""
+        return GreedyLaw.of(int(ids[self.mode]), lambda: self.smooth().renamed(ids))
 
     @classmethod
     def of(cls, token: int, smooth: Callable[[], Law]) -> "GreedyLaw":

@@ -1,19 +1,20 @@
 """`Warper`: from a row of logits to the law a request asks for, at the end of its text or after a path of a draft.
 
 The order is vLLM's: logit bias; penalties (repetition over prompt and output, then frequency and presence over the
-output); impossible tokens (end ids before `min_tokens`, last tokens of bad words); temperature; then min-p, top-k and
-top-p, each on what the one before left. At temperature 0 the law is one-hot at the largest logit that the edits leave,
-the lowest id on ties. transformers penalises before it biases and cuts top-k, top-p, min-p in that order, so the two
-differ when several are combined. Not the place for drawing (`randomness.py`) or for turning bad words into ids (the
-engine has the tokenizer).
+output); impossible tokens (end ids before `min_tokens`, last tokens of bad words, what a grammar forbids);
+temperature; then min-p, top-k and top-p, each on what the one before left. At temperature 0 the law is one-hot at the
+largest logit that the edits leave, the lowest id on ties. transformers penalises before it biases and cuts top-k,
+top-p, min-p in that order, so the two differ when several are combined. Not the place for drawing (`randomness.py`) or
+for turning bad words into ids (the engine has the tokenizer).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from paceline.errors import InvalidParameter
 from paceline.sampling.counts import OutputCounts
+from paceline.sampling.grammar import GrammarCursor
 from paceline.sampling.law import GreedyLaw, Law
 from paceline.types import SamplingParams
 
@@ -36,6 +37,7 @@ class Warper:
         eos_token_ids: impossible before `params.min_tokens` output tokens, as are `params.stop_token_ids`.
         token_ids: the request's prompt and output, read again at every call.
         num_prompt_tokens: how many of them are the prompt, which only the repetition penalty counts.
+        grammar: tokens it does not allow are impossible.
         vocab_size: when given, biased ids are checked against it; ids beyond a row of logits are passed over, since a
             drafter may know fewer tokens than the target.
 
@@ -51,10 +53,11 @@ class Warper:
         eos_token_ids: Sequence[int] = (),
         token_ids: Sequence[int] = (),
         num_prompt_tokens: int = 0,
+        grammar: GrammarCursor | None = None,
         vocab_size: int | None = None,
     ) -> None:
         _check_ids(params, bad_word_ids, vocab_size)
-        self.params = params
+        self.params, self.grammar = params, grammar
         self._token_ids, self._num_prompt_tokens = token_ids, num_prompt_tokens
         self._bad_words = _BadWords(bad_word_ids)
         self._end_ids = np.unique(np.asarray([*eos_token_ids, *params.stop_token_ids], dtype=np.int64))
@@ -67,19 +70,21 @@ class Warper:
     @property
     def takes_argmax(self) -> bool:
         """Whether every law is a point at the largest logit: temperature 0, and nothing else changes logits."""
-        edits = self._counts is not None or len(self._bias_ids) or self._bad_words or self.params.min_tokens
-        return self.params.is_greedy and not edits
+        return self.params.is_greedy and not self.params.min_tokens and not self._edits(self._end_ids[:0])
 
-    def law(self, logits: np.ndarray, path: Sequence[int] = ()) -> Law:
+    def law(self, logits: np.ndarray, path: Sequence[int] = (), ids: np.ndarray | None = None) -> Law:
         """The warped law of the next token.
 
         Args:
             logits: [vocab] float32, unchanged by the call.
             path: tokens of a draft after the committed ones, down to the node in question.
+            ids: [k] int64, ascending: the tokens that `logits` [k] are of, where a drafter knows no others.
 
         Raises:
             InvalidParameter: the logits hold NaN or infinity, or every token is forbidden.
         """
+        if ids is not None:
+            return self._of_some(self.law, logits, path, ids)
         scores, best = self._scores(logits, path)
         if self.params.is_greedy:
             return GreedyLaw.of(best, lambda: truncated_law(_gaps(scores, best)))
@@ -89,13 +94,15 @@ class Warper:
             gaps /= params.temperature
         return truncated_law(gaps, min_p=params.min_p, top_k=params.top_k, top_p=params.top_p)
 
-    def confidence_law(self, logits: np.ndarray, path: Sequence[int] = ()) -> Law:
+    def confidence_law(self, logits: np.ndarray, path: Sequence[int] = (), ids: np.ndarray | None = None) -> Law:
         """The law that ranks candidates and says how sure a draft is of them: `law` itself unless that is greedy.
 
         At temperature 0 the warped law is a point and ranks nothing, so the edited logits are taken at temperature 1;
         tokens with less than a ten-thousandth of the largest probability are left out, since no tree reaches them.
         Arguments as in `law`.
         """
+        if ids is not None:
+            return self._of_some(self.confidence_law, logits, path, ids)
         if not self.params.is_greedy:
             return self.law(logits, path)
         scores, best = self._scores(logits, path)
@@ -104,12 +111,30 @@ class Warper:
         weights = np.exp(scores[tokens].astype(np.float64) - peak)
         return Law(tokens, weights / weights.sum())
 
+    def _of_some(
+        self, law: Callable[[np.ndarray, Sequence[int]], Law], logits: np.ndarray, path: Sequence[int], ids: np.ndarray
+    ) -> Law:
+        """`law` of the tokens `ids` [k]: on their logits alone where nothing edits single tokens."""
+        if not self._edits(self._impossible_ends(path)):
+            return law(logits, path).renamed(ids)
+        whole = np.full(int(ids[-1]) + 1, -np.inf, np.float32)
+        whole[ids] = logits
+        return law(whole, path)
+
+    def _edits(self, end_ids: np.ndarray) -> bool:
+        """Whether logits of single tokens are changed before temperature; `end_ids` are impossible."""
+        edits = self._counts is not None or self.grammar is not None
+        return bool(edits or len(self._bias_ids) or len(end_ids) or self._bad_words)
+
+    def _impossible_ends(self, path: Sequence[int]) -> np.ndarray:
+        """Ids that cannot end the output yet."""
+        num_said = len(self._token_ids) - self._num_prompt_tokens + len(path)
+        return self._end_ids if num_said < self.params.min_tokens else self._end_ids[:0]
+
     def _scores(self, logits: np.ndarray, path: Sequence[int]) -> tuple[np.ndarray, int]:
         """([vocab] logits after bias, penalties and impossible tokens; the id of the largest)."""
-        num_said = len(self._token_ids) - self._num_prompt_tokens + len(path)
-        end_ids = self._end_ids if num_said < self.params.min_tokens else self._end_ids[:0]
-        edits = self._counts is not None or len(self._bias_ids) or len(end_ids) or self._bad_words
-        scores = self._edited(logits, path, end_ids) if edits else logits
+        end_ids = self._impossible_ends(path)
+        scores = self._edited(logits, path, end_ids) if self._edits(end_ids) else logits
         best = int(np.argmax(scores))  # the first NaN, when there is one
         _check_peak(float(scores[best]), best)
         return scores, best
@@ -125,6 +150,10 @@ class Warper:
         if self._bad_words:
             forbidden = self._bad_words.next_ids(self._tail(path))
             scores[[token for token in forbidden if token < len(scores)]] = -np.inf
+        mask = None if self.grammar is None else self.grammar.allowed(path)
+        if mask is not None:
+            scores[: len(mask)][~mask[: len(scores)]] = -np.inf
+            scores[len(mask) :] = -np.inf
         return scores
 
     def _penalise(self, scores: np.ndarray, ids: np.ndarray, counts: np.ndarray) -> None:
@@ -234,4 +263,6 @@ def _check_peak(peak: float, token: int) -> None:
         )
     if peak == -np.inf:
         problem = "every token is forbidden at this place"
-        raise InvalidParameter("logits", problem, "allow one by easing bad_words, logit_bias, min_tokens or stop ids")
+        raise InvalidParameter(
+            "logits", problem, "allow one by easing bad_words, logit_bias, min_tokens, stop ids or the grammar"
+        )

@@ -42,7 +42,7 @@ def head(kind: str, **options) -> HeadDrafter:
     net = NETS[kind](HEAD)
     states = HiddenStates((TAP,), TableTarget(), None)  # type: ignore[arg-type]
     runner = make_runner(net, states, NUM_PAGES, 3)
-    return HeadDrafter(kind, runner, net.record.config, tree_shape(**options))  # type: ignore[arg-type]
+    return HeadDrafter(kind, runner, net.record, tree_shape(**options))  # type: ignore[arg-type]
 
 
 def told(drafter: HeadDrafter, request_id: str, tokens: Prefix, first: int, last: int) -> None:

@@ -243,3 +243,17 @@ def test_a_fulfilled_minimum_edits_nothing(monkeypatch) -> None:
     assert warper.law(LOGITS, (0, 0)).tokens.tolist() == [1]
     text += [0, 0]
     assert warper.law(LOGITS).tokens.tolist() == [1]
+
+
+@pytest.mark.parametrize("edit", [{}, {"logit_bias": {5: 3.0}}, {"repetition_penalty": 1.3}, {"min_tokens": 2}])
+@pytest.mark.parametrize("cut", [{}, {"top_k": 4}, {"top_p": 0.8}, {"min_p": 0.1}, {"temperature": 0}])
+def test_logits_of_some_tokens_are_warped_as_if_the_others_were_impossible(edit, cut):
+    params = SamplingParams(**({"temperature": 0.7} | edit | cut))
+    warper = Warper(params, eos_token_ids=(2,), token_ids=[1, 5, 9], num_prompt_tokens=2)
+    ids, logits = np.array([0, 2, 5, 8, 9, 13]), np.random.default_rng(1).normal(size=6).astype(np.float32)
+    whole = np.full(20, -np.inf, np.float32)
+    whole[ids] = logits
+    for of_some, of_all in ((warper.law(logits, [8], ids), warper.law(whole, [8])),
+                            (warper.confidence_law(logits, [8], ids), warper.confidence_law(whole, [8]))):  # fmt: skip
+        np.testing.assert_array_equal(of_some.tokens, of_all.tokens)
+        np.testing.assert_allclose(of_some.probs.astype(float), of_all.probs.astype(float), rtol=1e-12)

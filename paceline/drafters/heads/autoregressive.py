@@ -23,12 +23,12 @@ class AutoregressiveRunner(PagedRunner):
     """Scores growing trees with `net`; other arguments as `PagedRunner`."""
 
     def __init__(self, net: AutoregressiveNet, states: HiddenStates, num_pages: int, vocab_size: int) -> None:
-        super().__init__(net.record, states, net.new_cache(num_pages), vocab_size)
+        super().__init__(states, net.new_cache(num_pages), vocab_size)
         self._net, self.can_chain = net, hasattr(net, "draft_greedy")
         self._below: dict[str, dict[int, np.ndarray]] = {}
 
     def score(self, work: Sequence[tuple[Growth, Sequence[int]]]) -> list[np.ndarray]:
-        """One pass: for each admitted growth the logits [len(nodes), vocab] below its `nodes`."""
+        """One pass: for each admitted growth the logits [len(nodes), draft vocab] below its `nodes`."""
         made = [self._root(growth) if nodes[0] == ROOT else self._nodes(growth, nodes) for growth, nodes in work]
         parts, fed = [part for part, _ in made], np.concatenate([states for _, states in made])
         logits, hidden = self._net.forward(build_rows(parts), fed, self.cache)
@@ -37,7 +37,7 @@ class AutoregressiveRunner(PagedRunner):
             row += len(states)
             below = self._below.setdefault(growth.context.request_id, {})
             below.update(zip(nodes, hidden[row - len(nodes) : row].copy(), strict=True))
-            found.append(self.spread(logits[asked : asked + len(nodes)]))
+            found.append(logits[asked : asked + len(nodes)].copy())
             asked += len(nodes)
         return found
 

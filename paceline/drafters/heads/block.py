@@ -32,7 +32,7 @@ class BlockRunner(PagedRunner):
     """Scores growing trees with `net`; other arguments as `PagedRunner`."""
 
     def __init__(self, net: BlockNet, states: HiddenStates, num_pages: int, vocab_size: int) -> None:
-        super().__init__(net.record, states, net.new_cache(num_pages), vocab_size)
+        super().__init__(states, net.new_cache(num_pages), vocab_size)
         self._net, config = net, net.record.config
         self.can_chain = hasattr(net, "draft_greedy")
         self._first_place = 0 if config.sample_from_anchor else 1
@@ -41,13 +41,16 @@ class BlockRunner(PagedRunner):
         self._blocks: dict[str, _Block] = {}
 
     def score(self, work: Sequence[tuple[Growth, Sequence[int]]]) -> list[np.ndarray]:
-        """For each admitted growth the logits [len(nodes), vocab] below its `nodes`; a pass for those at their root."""
+        """For each admitted growth the logits [len(nodes), draft vocab] below its `nodes`; roots cost a pass."""
         self._run([growth for growth, nodes in work if nodes[0] == ROOT])
         return [self._below(growth, nodes) for growth, nodes in work]
 
     def draft_greedy(self, growths: Sequence[Growth], num_tokens: int) -> GreedyDraft:
         """Chains of `num_tokens` likeliest tokens, in one call of a net that can."""
-        raise NotImplementedError
+        rows = _two_way(build_rows([self._part(growth) for growth in growths]), self._size)
+        places = self._first_place + np.arange(num_tokens) + self._size * np.arange(len(growths))[:, None]
+        rows = replace(rows, logit_rows=places.reshape(-1).astype(np.int32))
+        return self._net.draft_greedy(rows, self.cache)  # type: ignore[attr-defined]
 
     def release(self, request_id: str) -> None:
         super().release(request_id)
@@ -88,7 +91,7 @@ class BlockRunner(PagedRunner):
         block, token_ids = self._blocks[growth.context.request_id], growth.context.token_ids
         levels = [0 if node == ROOT else _level(growth, node) for node in nodes]
         before = [token_ids[-1] if node == ROOT else growth.tokens[node] for node in nodes]
-        return self.spread(block.logits[levels] + self._net.bias(np.asarray(before, np.int32)))
+        return block.logits[levels] + self._net.bias(np.asarray(before, np.int32))
 
 
 def _level(growth: Growth, node: int) -> int:

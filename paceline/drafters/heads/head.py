@@ -8,6 +8,9 @@ one in all). Use one that was trained for this very target.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+
+import numpy as np
 
 from paceline.drafters.base import DraftContext
 from paceline.drafters.draft_runner import Runner, grow_all
@@ -21,7 +24,7 @@ from paceline.drafters.trees.growth import TreeShape
 from paceline.drafters.trees.options import CHAIN
 from paceline.models.heads.build import make_net
 from paceline.models.heads.nets import AutoregressiveNet, BlockNet, StepNet
-from paceline.models.heads.record import HeadConfig, HeadRecord, weights_read
+from paceline.models.heads.record import HeadRecord, weights_read
 from paceline.models.size import num_parameters
 from paceline.sampling.tree import TokenTree
 from paceline.speculation.outcome import RequestOutcome
@@ -39,15 +42,16 @@ class HeadDrafter:
     Args:
         name: for people: the family, or the head's own name.
         runner: scores nodes.
-        config: of the head.
+        record: of the head.
         shape: of the trees.
         cost_ratio: one level over one target pass.
     """
 
     def __init__(
-        self, name: str, runner: HeadRunner, config: HeadConfig, shape: TreeShape = CHAIN, cost_ratio: float = 0.1
+        self, name: str, runner: HeadRunner, record: HeadRecord, shape: TreeShape = CHAIN, cost_ratio: float = 0.1
     ) -> None:
-        self.name, self.runner, self._begin = name, runner, shape.begin
+        self.name, self.runner, self._begin, config = name, runner, shape.begin, record.config
+        self._ids = None if record.draft_ids is None else record.draft_ids.astype(np.int64)
         self._chains = not shape.branches and runner.can_chain
         self._deepest = config.num_steps if not isinstance(runner, AutoregressiveRunner) else None
         natural = config.num_steps + (_FURTHER if self._deepest is None else 0)
@@ -56,11 +60,13 @@ class HeadDrafter:
             whole=shape.branches,
             cost_ratio=cost_ratio,
             natural_budget=shape.natural_budget if shape.branches else natural,
+            at_once=self._chains,
+            reads=isinstance(runner, AutoregressiveRunner),
             taps=config.taps,
         )
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
-        growths = [self._begin(self._limited(context)) for context in contexts]
+        growths = [self._begin(self._own(context)) for context in contexts]
         at_once = [growth for growth in growths if self._can_chain(growth.context)]
         chains = greedy_chains(self.runner, at_once) if at_once else {}
         runners: list[Runner] = [self.runner]
@@ -78,11 +84,14 @@ class HeadDrafter:
     def _can_chain(self, context: DraftContext) -> bool:
         return self._chains and context.takes_argmax and not context.asks_laws
 
-    def _limited(self, context: DraftContext) -> DraftContext:
-        """Heads with a place per level have no more levels than places."""
-        if self._deepest is None or context.max_depth <= self._deepest:
+    def _own(self, context: DraftContext) -> DraftContext:
+        """The context as this head needs it: laws over its own vocabulary, and no more levels than it has places."""
+        if self._deepest is not None and context.max_depth > self._deepest:
+            context = replace(context, max_depth=self._deepest)
+        if self._ids is None:
             return context
-        return replace(context, max_depth=self._deepest)
+        rank = None if context.rank is None else partial(context.rank, ids=self._ids)
+        return replace(context, warp=partial(context.warp, ids=self._ids), rank=rank)
 
 
 def head_of(
@@ -101,7 +110,7 @@ def head_of(
     states = HiddenStates(record.config.taps, target.model, services.cache)
     runner = make_runner(net, states, services.num_pages, target.model.config.vocab_size)
     ratio = weights_read(record) / num_parameters(target.model.config)
-    return HeadDrafter(record.config.family, runner, record.config, shape, ratio)
+    return HeadDrafter(record.config.family, runner, record, shape, ratio)
 
 
 def make_runner(
@@ -117,4 +126,4 @@ def make_runner(
         return AutoregressiveRunner(net, states, num_pages, vocab_size)  # type: ignore[arg-type]
     if hasattr(net, "inject"):
         return BlockRunner(net, states, num_pages, vocab_size)  # type: ignore[arg-type]
-    return StepRunner(net, states, vocab_size)  # type: ignore[arg-type]
+    return StepRunner(net, states)  # type: ignore[arg-type]

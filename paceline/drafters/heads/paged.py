@@ -1,53 +1,26 @@
-"""What runners of heads with keys and values share: who sits in the cache, and logits over the target's vocabulary."""
+"""What runners of heads with keys and values share: who sits in the cache."""
 
 from collections.abc import Sequence
-
-import numpy as np
 
 from paceline.drafters.draft_pages import DraftPages, Kept
 from paceline.drafters.heads.hidden_states import HiddenStates
 from paceline.drafters.trees.growth import Growth
 from paceline.models.base import PAGE_SIZE, KVCache
-from paceline.models.heads.record import HeadRecord
 from paceline.speculation.outcome import RequestOutcome
-
-
-class Spread:
-    """Logits over a head's own vocabulary as logits over the target's.
-
-    Args:
-        draft_ids: [draft vocab] target ids, ascending; None where they are all.
-        vocab_size: the target's.
-    """
-
-    def __init__(self, draft_ids: np.ndarray | None, vocab_size: int) -> None:
-        self._ids, self._vocab_size = draft_ids, vocab_size
-
-    def __call__(self, logits: np.ndarray) -> np.ndarray:
-        """[n, vocab] of [n, draft vocab]; minus infinity for what the head cannot say."""
-        if self._ids is None:
-            return logits.copy()
-        whole = np.full((len(logits), self._vocab_size), -np.inf, np.float32)
-        whole[:, self._ids] = logits
-        return whole
 
 
 class PagedRunner:
     """Seats requests; see `draft_runner.Runner`.
 
     Args:
-        record: of the head.
         states: the target's hidden states.
         cache: the head's keys and values.
         vocab_size: the target's.
         max_rows: most rows of one pass while a prompt is read.
     """
 
-    def __init__(
-        self, record: HeadRecord, states: HiddenStates, cache: KVCache, vocab_size: int, max_rows: int = 512
-    ) -> None:
+    def __init__(self, states: HiddenStates, cache: KVCache, vocab_size: int, max_rows: int = 512) -> None:
         self.states, self.cache, self.pages = states, cache, DraftPages(cache.num_pages)
-        self.spread = Spread(record.draft_ids, vocab_size)
         self._vocab_size, self._max_rows = vocab_size, max_rows
         self._most = cache.num_pages * PAGE_SIZE
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from paceline.drafters.heads.hidden_states import HiddenStates
-from paceline.drafters.heads.paged import Spread
 from paceline.drafters.trees.growth import Growth
 from paceline.models.heads.nets import GreedyDraft, StepNet
 from paceline.sampling.randomness import ROOT
@@ -22,13 +21,11 @@ class StepRunner:
 
     Args:
         states: the target's hidden states.
-        vocab_size: the target's.
     """
 
-    def __init__(self, net: StepNet, states: HiddenStates, vocab_size: int) -> None:
+    def __init__(self, net: StepNet, states: HiddenStates) -> None:
         self._net, self.states = net, states
         self.can_chain = hasattr(net, "draft_greedy")
-        self._spread = Spread(net.record.draft_ids, vocab_size)
         self._below: dict[str, dict[int, tuple[int, np.ndarray]]] = {}
 
     def can_hold(self, growth: Growth) -> bool:
@@ -46,7 +43,7 @@ class StepRunner:
         return growths
 
     def score(self, work: Sequence[tuple[Growth, Sequence[int]]]) -> list[np.ndarray]:
-        """For each admitted growth the logits [len(nodes), vocab] below its `nodes`, all of one level."""
+        """For each admitted growth the logits [len(nodes), draft vocab] below its `nodes`, all of one level."""
         asked = [(growth, node) for growth, nodes in work for node in nodes]
         places = [self._place(growth, node) for growth, node in asked]
         tokens = [growth.context.token_ids[-1] if node == ROOT else growth.tokens[node] for growth, node in asked]
@@ -54,11 +51,13 @@ class StepRunner:
         logits, states = self._net.step(level, np.stack([state for _, state in places]), np.asarray(tokens, np.int32))
         for (growth, node), state in zip(asked, states.copy(), strict=True):
             self._below[growth.context.request_id][node] = (level + 1, state)
-        return np.split(self._spread(logits), np.cumsum([len(nodes) for _, nodes in work])[:-1])
+        return np.split(logits.copy(), np.cumsum([len(nodes) for _, nodes in work])[:-1])
 
     def draft_greedy(self, growths: Sequence[Growth], num_tokens: int) -> GreedyDraft:
         """Chains of `num_tokens` likeliest tokens, in one call of a net that can."""
-        raise NotImplementedError
+        states = np.stack([self._below[growth.context.request_id][ROOT][1] for growth in growths])
+        last = np.array([growth.context.token_ids[-1] for growth in growths], np.int32)
+        return self._net.draft_greedy(states, last, num_tokens)  # type: ignore[attr-defined]
 
     def observe(self, outcome: RequestOutcome) -> None:
         """Forget the draft."""

@@ -1,7 +1,7 @@
 """What a head is worth on held-out text: expected accepted length, in the one definition used everywhere.
 
-EAL = 1 + sum over k of the probability that the first k drafted tokens stand, that is tokens per pass of the target with
-chains of that length. At temperature 0 a drafted token stands when it is the target's next token, and `replayed` walks
+EAL = 1 + sum over k of the probability that the first k drafted tokens stand: tokens per pass of the target with chains
+of that length. At temperature 0 a drafted token stands when it is the target's next token, and `replayed` walks
 the texts as a decoder would; above, it stands with probability sum min(p, q), p over the whole vocabulary.
 """
 
@@ -62,12 +62,11 @@ def evaluate(recipe: Recipe, target: Target, store: TapStore, documents: Sequenc
     greedy = [one for one in documents if one.conversation.temperature == 0]
     sampled = [one for one in documents if one.conversation.temperature > 0]
     stood = _stood(recipe, store, greedy)
-    first = torch.cat(stood).cumprod(1) if stood else torch.zeros(0, recipe.num_steps)
-    before = torch.cat([torch.ones(len(first), 1), first[:, :-1]], dim=1)
-    rates = (first.sum(0) / before.sum(0).clamp(min=1)).tolist()
+    rates, first = _rates(stood, recipe.num_steps)
     means = _acceptance(recipe, target, store, sampled) if sampled else []
+    accepted = [one.clamp(min=0).cumprod(1).sum(1).tolist() for one in stood]
     return Evaluation(
-        tuple(rates), expected_length(rates), replayed([one.cumprod(1).sum(1).tolist() for one in stood]), tuple(means),
+        tuple(rates), expected_length(rates), replayed(accepted), tuple(means),
         expected_length(means) if means else 0.0, len(first),
     )  # fmt: skip
 
@@ -83,15 +82,26 @@ def replayed(accepted: Sequence[Sequence[int]]) -> float:
     return tokens / passes if passes else 0.0
 
 
+def _rates(stood: Sequence[Tensor], num_steps: int) -> tuple[list[float], Tensor]:
+    """Per step the share that stands of the places that are reached and have a next token, and which stand."""
+    if not stood:
+        return [0.0] * num_steps, torch.zeros(0, num_steps)
+    values = torch.cat(list(stood))
+    first = values.clamp(min=0).cumprod(1)
+    reached = torch.cat([torch.ones(len(first), 1), first[:, :-1]], dim=1) * (values >= 0)
+    return (first.sum(0) / reached.sum(0).clamp(min=1)).tolist(), first
+
+
 def _stood(recipe: Recipe, store: TapStore, documents: Sequence[Document]) -> list[Tensor]:
-    """Per text [places, steps] 1.0 where the drafted token is the text's."""
+    """Per text [places, steps] 1 where the drafted token is the text's, 0 where not, -1 after its end."""
     found = []
     for batch in _batches(recipe, store, documents):
         steps = []
         for step, read in enumerate(_reads(recipe, batch)):
             best = torch.from_numpy(recipe.draft_ids)[logits_of(read, recipe.rows).argmax(-1)]
-            steps.append((best == batch.tokens(step + 1)) & batch.labelled(step))
-        found += _by_text(torch.stack(steps, dim=1).float(), batch)
+            stands = (best == batch.tokens(step + 1)).float()
+            steps.append(torch.where(batch.labelled(step), stands, -1.0))
+        found += _by_text(torch.stack(steps, dim=1), batch)
     return found
 
 

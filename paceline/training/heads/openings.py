@@ -7,16 +7,17 @@ the prompts begin with nothing at all; first words make the others more varied. 
 import numpy as np
 
 STARTS = (
-    "Write a", "Write an", "Write a short story about", "Write a poem", "Write a letter", "Write an email", "Write a Python",
-    "Write a function that", "Write a review", "Compose", "Draft", "Create a", "Invent", "Explain", "Explain why",
-    "Describe", "Tell me about", "Tell me", "What is", "What are the", "What would", "What happens when", "Why", "How",
-    "How do I", "How does", "How can", "When", "Where", "Who", "Which", "Is it", "Does", "Can you", "Could you", "Should I",
-    "Would you rather", "Compare", "Contrast", "Discuss", "Argue", "Debate", "Analyze", "Evaluate", "Criticise",
-    "Interpret", "Give me", "Give an example", "List", "Name three", "Suggest", "Recommend", "Plan", "Design", "Develop",
-    "Implement", "Debug", "Refactor", "Summarize", "Summarize the following", "Rewrite", "Edit", "Translate", "Extract",
-    "Classify", "Identify", "Find", "Solve", "Calculate", "Prove", "If", "Suppose", "Imagine", "Imagine you are",
-    "Pretend to be", "Act as", "You are a", "As a", "Play the role", "I am", "I have", "I want to", "I need", "My", "We",
-    "The", "In the", "A", "There is", "Given", "Consider", "Read", "Help me", "Please", "Hello",
+    "Write a", "Write an", "Write a short story about", "Write a poem", "Write a letter", "Write an email",
+    "Write a Python", "Write a function that", "Write a review", "Compose", "Draft", "Create a", "Invent", "Explain",
+    "Explain why", "Describe", "Tell me about", "Tell me", "What is", "What are the", "What would",
+    "What happens when", "Why", "How", "How do I", "How does", "How can", "When", "Where", "Who", "Which", "Is it",
+    "Does", "Can you", "Could you", "Should I", "Would you rather", "Compare", "Contrast", "Discuss", "Argue",
+    "Debate", "Analyze", "Evaluate", "Criticise", "Interpret", "Give me", "Give an example", "List", "Name three",
+    "Suggest", "Recommend", "Plan", "Design", "Develop", "Implement", "Debug", "Refactor", "Summarize",
+    "Summarize the following", "Rewrite", "Edit", "Translate", "Extract", "Classify", "Identify", "Find", "Solve",
+    "Calculate", "Prove", "If", "Suppose", "Imagine", "Imagine you are", "Pretend to be", "Act as", "You are a",
+    "As a", "Play the role", "I am", "I have", "I want to", "I need", "My", "We", "The", "In the", "A", "There is",
+    "Given", "Consider", "Read", "Help me", "Please", "Hello",
 )  # fmt: skip
 """First words, each as likely as the next."""
 

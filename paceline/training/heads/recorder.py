@@ -1,4 +1,4 @@
-"""`TapRecorder`: keeps the target's hidden states of the passes that write a text, so that none is needed to get them."""
+"""`TapRecorder`: keeps hidden states of the passes that write a text, so none is needed for them."""
 
 from collections.abc import Sequence
 

@@ -17,7 +17,7 @@ def rollout(net: Eagle3, batch: Batch, num_steps: int) -> list[Tensor]:
     layer, anchors = net.layer, batch.anchors
     positions = torch.cat([torch.arange(n, device=anchors.device) for n in batch.lengths])
     parts = parts_of(anchors, batch.lengths)
-    inputs, residual = layer.enter(net.embed(batch.next_tokens), net.project(batch.taps))
+    inputs, residual = net.enter(batch.next_tokens, net.project(batch.taps))
     rows = Keys(*layer.self_attn.keys_values(inputs, positions))
     x, residual = inputs[anchors], residual[anchors]
     chain: list[Keys] = []
@@ -30,7 +30,7 @@ def rollout(net: Eagle3, batch: Batch, num_steps: int) -> list[Tensor]:
         read, fed = net.finish(layer.leave(residual, mixed).float())
         outputs.append(read)
         if step + 1 < num_steps:
-            x, residual = layer.enter(net.embed(batch.tokens(step + 1)), fed)
+            x, residual = net.enter(batch.tokens(step + 1), fed)
     return outputs
 
 

@@ -1,5 +1,6 @@
 """What draft heads compute, spelled out in numpy from the formulas of the papers and of the reference modules."""
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -100,6 +101,39 @@ def eagle3(record: HeadRecord, embedding, head, tokens, hidden):
     return out @ head.T, out if config.norm_output else y
 
 
+def eagle(record: HeadRecord, embedding, head, tokens, hidden):
+    """EAGLE-1 and 2, as `eagle3`: what leaves the layer stands for the target's normed state."""
+    x = np.concatenate([embedding[tokens], hidden], axis=1) @ record.tensors["fc.weight"].T
+    x, positions = x + record.tensors.get("fc.bias", 0), np.arange(len(tokens))
+    y = Decoder(record, 0).causal(x, x, positions)
+    return y @ head.T, y
+
+
+def mtp(record: HeadRecord, embedding, head, tokens, hidden):
+    """As `eagle3`."""
+    tensors, eps = record.tensors, record.config.layer.norm_eps
+    parts = rms(embedding[tokens], tensors["embed_norm.weight"], eps), rms(hidden, tensors["hidden_norm.weight"], eps)
+    x = np.concatenate(parts, axis=1) @ tensors["fc.weight"].T
+    out = rms(Decoder(record, 0).plain(x, np.arange(len(tokens))), tensors["norm.weight"], eps)
+    return out @ head.T, out
+
+
+def block(record: HeadRecord, embedding, head, taps, tokens):
+    """Logits without the bias and states of a block's `tokens`, after a context with `taps`."""
+    tensors, eps = record.tensors, record.config.layer.norm_eps
+    context, x = rms(projected(record, np.float64(taps)), tensors["hidden_norm.weight"], eps), embedding[tokens]
+    places = np.arange(len(context), len(context) + len(tokens))
+    for number in range(record.config.num_layers):
+        layer = Decoder(record, number)
+        attended = rms(x, layer.tensors["input_layernorm.weight"], eps)
+        before, own = layer.keys_and_values(context, np.arange(len(context))), layer.keys_and_values(attended, places)
+        keys, values = (np.concatenate(pair) for pair in zip(before, own, strict=True))
+        x = x + layer.attend(attended, places, keys, values, np.ones((len(x), len(keys)), bool))
+        x = x + layer.feed_forward(x)
+    out = rms(x, tensors["norm.weight"], eps)
+    return out @ head.T, out
+
+
 def rollout(step: Callable, tokens, hidden, levels: int, ids):
     """Greedy tokens below the last of `tokens`: each level a whole sequence anew, with true hidden states above."""
     tokens, hidden, drafted, probs = list(tokens), np.float64(hidden), [], []
@@ -111,3 +145,57 @@ def rollout(step: Callable, tokens, hidden, levels: int, ids):
         probs.append(law[best] / law.sum())
         tokens, hidden = [*tokens, drafted[-1]], np.concatenate([hidden, states[-1:]])
     return drafted, probs
+
+
+def mlp_speculator(record: HeadRecord, embedding, head, hidden, tokens):
+    """Logits of each level below `hidden` [n, target hidden], given the token above each level [levels, n]."""
+    config, tensors = record.config, {name: np.float64(values) for name, values in record.tensors.items()}
+    keep = 0.5 ** (0.5 / config.num_steps)
+    take = np.sqrt((1 - keep**2) * config.inner_size / 2)
+    state = np.float64(hidden)
+    if config.scale_input:
+        state = rms(state, 1, 1e-6) / np.sqrt(2)
+    for level, above in enumerate(tokens):
+        own, projection = (0, min(level, 1)) if config.tied else (level, level)
+        z = tensors[f"emb.{own}.weight"][above] if config.owns_embedding else embedding[above] * config.embedding_scale
+        z = z @ tensors["embed_proj.weight"].T if "embed_proj.weight" in tensors else z
+        state = state @ tensors[f"proj.{projection}.weight"].T * keep + z * take
+        state = gelu(rms(state, tensors[f"ln.{own}.weight"], 1e-6) + tensors[f"ln.{own}.bias"])
+        read = state @ tensors["head_proj.weight"].T if "head_proj.weight" in tensors else state
+        yield read @ (tensors[f"head.{own}.weight"] if config.owns_head else head).T
+
+
+def gelu(x):
+    return 0.5 * x * (1 + np.vectorize(math.erf)(x / np.sqrt(2)))
+
+
+def medusa(record: HeadRecord, embedding, head, hidden, tokens):
+    """As `mlp_speculator`; tokens only say how many levels there are."""
+    for level in range(len(tokens)):
+        x = np.float64(hidden)
+        for block in range(record.config.block_depth):
+            name = f"blocks.{level}.layers.{block}"
+            x = x + silu(x @ record.tensors[f"{name}.weight"].T + record.tensors.get(f"{name}.bias", 0))
+        yield x @ (record.tensors[f"lm_heads.{level}.weight"] if record.config.owns_head else head).T
+
+
+def hydra(record: HeadRecord, embedding, head, hidden, tokens):
+    """As `mlp_speculator`."""
+    tensors, x = record.tensors, np.float64(hidden)
+    for level, above in enumerate(tokens):
+        x = np.concatenate([x, embedding[above]], axis=1)
+        y = x
+        for block in range(record.config.block_depth):
+            name = f"blocks.{level}.{block}"
+            kept = y if block else x @ tensors[f"{name}.residual.weight"].T + tensors[f"{name}.residual.bias"]
+            y = kept + silu(y @ tensors[f"{name}.linear.weight"].T + tensors[f"{name}.linear.bias"])
+        yield y @ tensors[f"lm_heads.{level}.weight"].T + tensors[f"lm_heads.{level}.bias"]
+
+
+def blockwise(record: HeadRecord, embedding, head, hidden, tokens):
+    """As `medusa`."""
+    tensors, x = record.tensors, np.float64(hidden)
+    for level in range(len(tokens)):
+        name = f"blocks.{level}"
+        inner = np.maximum(x @ tensors[f"{name}.up.weight"].T + tensors[f"{name}.up.bias"], 0)
+        yield (x + inner @ tensors[f"{name}.down.weight"].T + tensors[f"{name}.down.bias"]) @ head.T

@@ -1,7 +1,5 @@
 """Autoregressive heads on the CPU kernels: against the formulas, against themselves in other company, and in chains."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -15,15 +13,18 @@ TOKENS = np.random.default_rng(3).integers(0, 131, 40).tolist()
 TAPS = np.random.default_rng(4).standard_normal((40, 3 * 96)).astype(np.float32)
 pytestmark = pytest.mark.usefixtures("own_weight_cache")
 
-VARIANTS = {
-    "eagle3": {},
-    "eagle3.1": {"fc_norm": True, "norm_output": True},
-    "flags": {"norm_before_fc": True, "fc_bias": True, "norm_before_residual": True},
-    "owns": {"owns_embedding": True, "owns_head": True},
-    "all rows": {"draft_vocab_size": 0},
-    "two layers": {"num_layers": 2},
-    "qwen3": {"layer": records.draft_layer(qk_norm=True, attention_bias=True)},
+HEADS = {
+    "eagle3": records.eagle3(),
+    "eagle3.1": records.eagle3(fc_norm=True, norm_output=True),
+    "flags": records.eagle3(norm_before_fc=True, fc_bias=True, norm_before_residual=True),
+    "owns": records.eagle3(owns_embedding=True, owns_head=True),
+    "all rows": records.eagle3(draft_vocab_size=131),
+    "two layers": records.eagle3(num_layers=2),
+    "qwen3": records.eagle3(layer=records.draft_layer(qk_norm=True, attention_bias=True)),
+    "eagle": records.reduced("eagle", fc_bias=True),
+    "mtp": records.reduced("mtp"),
 }
+FORMULAS = {"eagle3": reference.eagle3, "eagle": reference.eagle, "mtp": reference.mtp}
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +32,9 @@ def target():
     return records.load_target("float32")
 
 
-def hidden_states(net, count=40):
-    return net.project(TAPS[:count]).copy()
+def hidden_states(net):
+    """What rows are fed, from as many hidden states of the target as the head reads."""
+    return net.project(TAPS[:, : 96 * len(net.record.config.taps)]).copy()
 
 
 def run(net, cache, hidden, *parts):
@@ -42,33 +44,32 @@ def run(net, cache, hidden, *parts):
 
 def matrices(target, record):
     """Embedding and output rows of the head, whoever owns them."""
-    tied = target.source.checkpoint.tensor("model.embed_tokens.weight")
-    rows = tied if record.draft_ids is None else tied[record.draft_ids]
-    return record.tensors.get("embed_tokens.weight", tied), record.tensors.get("lm_head.weight", rows)
+    embedding, rows = records.tables(target, record)
+    return record.tensors.get("embed_tokens.weight", embedding), record.tensors.get("lm_head.weight", rows)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", HEADS)
 def test_float32_equals_the_formulas(target, name):
-    record = records.eagle3(**VARIANTS[name])
+    record = HEADS[name]
     net, (embedding, head) = make_net(record, target), matrices(target, record)
     hidden = hidden_states(net)
-    np.testing.assert_allclose(hidden, reference.projected(record, TAPS), atol=1e-4, rtol=1e-4)
+    if record.config.family == "eagle3":
+        np.testing.assert_allclose(hidden, reference.projected(record, TAPS), atol=1e-4, rtol=1e-4)
     logits, states = run(net, net.new_cache(4), hidden, Part(range(4), 0, TOKENS))
-    expected = reference.eagle3(record, embedding, head, TOKENS, np.float64(hidden))
+    expected = FORMULAS[record.config.family](record, embedding, head, TOKENS, np.float64(hidden))
     np.testing.assert_allclose(logits, expected[0], atol=1e-4, rtol=1e-4)
     np.testing.assert_allclose(states, expected[1], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", HEADS)
 def test_a_chain_in_one_call_is_the_chain_of_the_formulas(target, name):
-    record = records.eagle3(**VARIANTS[name])
+    record = HEADS[name]
     net, (embedding, head) = make_net(record, target), matrices(target, record)
-    hidden = hidden_states(net)
+    hidden, formula = hidden_states(net), FORMULAS[record.config.family]
     draft = net.draft_greedy(build_rows([Part(range(4), 0, TOKENS, logits="last")]), hidden, net.new_cache(4), 4)
     tokens, probs = reference.rollout(
-        lambda tokens, hidden: reference.eagle3(record, embedding, head, tokens, hidden), TOKENS, hidden, 4,
-        record.draft_ids,
-    )  # fmt: skip
+        lambda tokens, hidden: formula(record, embedding, head, tokens, hidden), TOKENS, hidden, 4, record.draft_ids
+    )
     assert draft.tokens.tolist() == [tokens]
     np.testing.assert_allclose(draft.top_probs[0], probs, atol=1e-4)
 
@@ -142,17 +143,25 @@ def test_a_branch_of_a_tree_is_bitwise_its_path(fast_net):
         assert np.array_equal(alone[0], branched[row])
 
 
-def test_heads_stored_in_8_bits_are_widened_by_their_scales(target):
-    record = records.eagle3()
-    scale = np.float32(0.01)
-    codes = np.rint(record.tensors["fc.weight"] / scale).clip(-127, 127).astype(np.int8)
-    stored = {"fc.weight": codes, "fc.weight_scale": np.full(len(codes), scale)}
-    plain = {"fc.weight": codes * scale}
-    ours, theirs = (
-        make_net(replace(record, tensors={**record.tensors, **changed}), target).project(TAPS).copy()
-        for changed in (stored, plain)
-    )
-    assert np.array_equal(ours, theirs)
+def test_p_eagle_drafts_all_levels_at_once_and_one_by_one_alike(target):
+    """Against EAGLE-3's formulas over masks, and in one pass for several requests."""
+    record = records.p_eagle()
+    net, (embedding, head) = make_net(record, target), matrices(target, record)
+    hidden, starts = hidden_states(net), (13, 29)
+    mask = reference.projected(record, record.tensors["mask_hidden"][None])
+    rows = build_rows([Part(range(4 * i, 4 * i + 4), 0, TOKENS[:n], logits="last") for i, n in enumerate(starts)])
+    draft = net.draft_greedy(rows, np.concatenate([hidden[:n] for n in starts]), net.new_cache(8), 3)
+    for i, count in enumerate(starts):
+        tokens, states = [*TOKENS[:count], 129, 129], np.concatenate([hidden[:count], mask, mask])
+        expected, _ = reference.eagle3(record, embedding, head, tokens, np.float64(states))
+        assert draft.tokens[i].tolist() == record.draft_ids[expected[-3:].argmax(axis=1)].tolist()
+        laws = np.exp(expected[-3:] - expected[-3:].max(axis=1, keepdims=True))
+        np.testing.assert_allclose(draft.top_probs[i], 1 / laws.sum(axis=1), atol=1e-4)
+        cache = net.new_cache(4)
+        logits, below = run(net, cache, hidden[:count], Part(range(4), 0, TOKENS[:count], logits="last"))
+        for level in range(3):
+            np.testing.assert_allclose(logits[0], expected[count - 1 + level], atol=1e-4, rtol=1e-4)
+            logits, below = run(net, cache, below[-1:], Part(range(4), count + level, [draft.tokens[i, level]]))
 
 
 def test_what_the_kernels_do_not_cover_is_refused_with_the_way_out(target):

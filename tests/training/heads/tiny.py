@@ -30,11 +30,8 @@ def tiny_target() -> Target:
 
 def conversation(start: int, held_out: bool, temperature: float = 0.0, length: int = 14) -> Conversation:
     """A prompt of 4 tokens that is, or is not, held out, and the text that follows from its last token."""
-    for first in range(100_000):
-        prompt = [first % 29, first // 29 % 29, first // 841 % 29, start % 29]
-        if is_held_out(np.array(prompt)) == held_out:
-            break
-    ids = list(prompt)
+    prompts = ([i % 29, i // 29 % 29, i // 841 % 29, start % 29] for i in range(29**3))
+    ids = next(prompt for prompt in prompts if is_held_out(np.array(prompt)) == held_out)
     while len(ids) < length:
         ids.append((7 * ids[-1] + 3) % 29)
     return Conversation(np.array(ids, np.int32), 4, temperature)

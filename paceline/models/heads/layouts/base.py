@@ -99,8 +99,8 @@ class Layout:
         about: one line: families and who reads it.
         matches: whether files are of this layout.
         read: to a record. Raises InvalidParameter, UnsupportedModel or CorruptWeights.
-        write: config and tensors of a record, in this layout, with copies of the target's own tables where those are
-            given: programs that cannot share them need that. None where only reading makes sense.
+        write: config and tensors of a record, in this layout, with copies of the target's tables (where given) that
+            its readers cannot share. None where only reading makes sense.
         families: what `write` can express.
         file_name: where the tensors go.
     """

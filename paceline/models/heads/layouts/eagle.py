@@ -54,10 +54,7 @@ def write(record: HeadRecord, tables: TargetTables | None = None) -> tuple[dict[
     config = record.config
     values = layer_values(layer_of(config), config.num_layers)
     values |= {"architectures": ["LlamaForCausalLMEagle"], "bias": config.fc_bias, KEY: own_block(record)}
-    tensors = dict(record.tensors)
-    if tables is not None:
-        tensors.setdefault("embed_tokens.weight", tables.embedding)
-    return values, tensors
+    return values, dict(record.tensors)
 
 
 LAYOUT = Layout(NAME, "EAGLE-1, EAGLE-2, HASS; SGLang and vLLM read it", matches, read, write, ("eagle",))

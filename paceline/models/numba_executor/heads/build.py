@@ -5,12 +5,31 @@ from paceline.models.heads.record import HeadRecord
 from paceline.models.loaded import LoadedModel
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.numba_executor.heads.autoregressive import NumbaAutoregressiveNet
+from paceline.models.numba_executor.heads.block import NumbaBlockNet
+from paceline.models.numba_executor.heads.hydra import NumbaHydra
 from paceline.models.numba_executor.heads.material import Material
+from paceline.models.numba_executor.heads.medusa import NumbaBlockwise, NumbaMedusa
+from paceline.models.numba_executor.heads.mlp_speculator import NumbaMlpSpeculator
+from paceline.models.numba_executor.heads.parallel_eagle import NumbaParallelEagle
+from paceline.models.numba_executor.heads.stepwise import NumbaStepNet
 from paceline.models.numba_executor.weights import STORED
 
-AUTOREGRESSIVE = ("eagle", "eagle3", "p_eagle", "mtp")
+AUTOREGRESSIVE = {
+    "eagle": NumbaAutoregressiveNet,
+    "eagle3": NumbaAutoregressiveNet,
+    "mtp": NumbaAutoregressiveNet,
+    "p_eagle": NumbaParallelEagle,
+}
 
-Net = NumbaAutoregressiveNet
+BLOCK = ("dflash", "dspark")
+STEPWISE = {
+    "mlp_speculator": NumbaMlpSpeculator,
+    "medusa": NumbaMedusa,
+    "hydra": NumbaHydra,
+    "blockwise": NumbaBlockwise,
+}
+
+Net = NumbaAutoregressiveNet | NumbaBlockNet | NumbaStepNet
 
 
 def make_net(record: HeadRecord, target: LoadedModel, dtype: str = "auto") -> Net:
@@ -27,9 +46,14 @@ def make_net(record: HeadRecord, target: LoadedModel, dtype: str = "auto") -> Ne
         UnsupportedModel: a target on another executor, or widths or a family that the kernels do not cover.
     """
     material = Material(record, target, _dtype_of(target, dtype))
-    if record.config.family in AUTOREGRESSIVE:
-        return NumbaAutoregressiveNet(material)
-    raise UnsupportedModel(f'family: the CPU kernels do not run {record.config.family!r}; use executor="torch"')
+    family = record.config.family
+    if family in AUTOREGRESSIVE:
+        return AUTOREGRESSIVE[family](material)
+    if family in BLOCK:
+        return NumbaBlockNet(material)
+    if family in STEPWISE:
+        return STEPWISE[family](material)
+    raise UnsupportedModel(f'family: the CPU kernels do not run {family!r}; use executor="torch"')
 
 
 def _dtype_of(target: LoadedModel, dtype: str) -> str:

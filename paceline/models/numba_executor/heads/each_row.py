@@ -6,6 +6,8 @@ Not for who takes which rows (`interpret.py`).
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
 # (llvmlite is untyped, and an intrinsic has another signature in compiled code than in Python)
 
+import math
+
 import numpy as np
 
 from paceline.models.base import PAGE_SIZE
@@ -13,6 +15,7 @@ from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.gemm import PANEL, stored_weight
 from paceline.models.numba_executor.heads.program import (
     ARGMAX,
+    BIAS,
     CODE,
     COPY,
     EMBED,
@@ -20,10 +23,14 @@ from paceline.models.numba_executor.heads.program import (
     GATHER,
     HEAD_NORM,
     LOOKUP,
+    MIX_NORM_GELU,
     NORM,
     NORM_PUT,
     PLACE,
     PUT,
+    RELU,
+    RESIDUAL_SILU,
+    SCALE,
     SOURCE,
     SOURCE_COLUMN,
     TARGET,
@@ -35,6 +42,7 @@ from paceline.models.numba_executor.kernel import kernel
 from paceline.models.numba_executor.operand import GROUP, Operand, put
 from paceline.models.numba_executor.rowwise import norm_row, rotate
 
+_SQRT_HALF = np.float32(math.sqrt(0.5))
 _NOTHING = np.float32(-np.inf)
 
 
@@ -67,6 +75,16 @@ def on_row(op, row, first, count, shape, eps, store, batch, work, keys, values, 
             norm_row(floats, at, store.vectors, op[WEIGHT], shape.head_dim, eps, floats, at)
     elif code == PLACE:
         _place(source, first + row, op[WEIGHT], op[FLAG], shape, store, batch, floats, keys, values)
+    elif code == RESIDUAL_SILU:
+        _add_silu(floats, source, target, width)
+    elif code == MIX_NORM_GELU:
+        _mix(floats, source, target, width, store.vectors, op[SCALE])
+        norm_row(floats, target, store.vectors, op[WEIGHT], width, eps, floats, target)
+        _shift_gelu(floats, target, width, store.vectors, op[BIAS])
+    elif code == RELU:
+        zero = v.splat(np.float32(0))
+        for i in range(target, target + width, v.LANES):
+            v.store(floats, i, v.maximum(v.load(floats, i), zero))
     elif code == ARGMAX:
         _best(source, width, first + row, store, batch, floats)
 
@@ -85,6 +103,33 @@ def _put_row(op, row, work, source, start):
 def _copy(floats, source, target, size):
     for i in range(0, size, v.LANES):
         v.store(floats, target + i, v.load(floats, source + i))
+
+
+@kernel
+def _add_silu(floats, source, target, size):
+    """target = source + silu(target): a residual block (Cai et al. 2024, section 2.1.1)."""
+    one, zero = v.splat(np.float32(1)), v.splat(np.float32(0))
+    for i in range(0, size, v.LANES):
+        x = v.load(floats, target + i)
+        silu = v.div(x, v.add(one, v.exp(v.sub(zero, x))))
+        v.store(floats, target + i, v.add(v.load(floats, source + i), silu))
+
+
+@kernel
+def _mix(floats, source, target, size, vectors, factors):
+    """target = target * vectors[factors] + source * vectors[factors + 1]."""
+    keep, take = v.splat(vectors[factors]), v.splat(vectors[factors + 1])
+    for i in range(0, size, v.LANES):
+        kept = v.mul(v.load(floats, target + i), keep)
+        v.store(floats, target + i, v.fma(v.load(floats, source + i), take, kept))
+
+
+@kernel
+def _shift_gelu(floats, start, size, vectors, shift):
+    """gelu(x + shift) in place, by the error function."""
+    for i in range(size):
+        x = floats[start + i] + vectors[shift + i]
+        floats[start + i] = np.float32(0.5) * x * (np.float32(1) + np.float32(math.erf(x * _SQRT_HALF)))
 
 
 @kernel

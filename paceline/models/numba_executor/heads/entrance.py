@@ -8,7 +8,7 @@ normalises both, reduces them, and goes on with a plain layer (DeepSeek-AI 2024)
 import numpy as np
 
 from paceline.models.numba_executor.heads.layers import Layer, LayerBuffers, add_layer, add_plain_layer
-from paceline.models.numba_executor.heads.machine import Machine, Tables, batch_of_taps
+from paceline.models.numba_executor.heads.machine import Machine, Tables, batch_of_states
 from paceline.models.numba_executor.heads.material import Material
 from paceline.models.numba_executor.heads.program import NONE, NORM, NORM_PUT, PRODUCT, PUT, Buffer, Buffers, Program
 
@@ -49,12 +49,12 @@ class Reduced:
     projects = False
 
     def __init__(self, material: Material, buffers: Buffers, lent: LayerBuffers, norms: tuple[int, int],
-                 reduce: str, plain_first: bool) -> None:  # fmt: skip
+                 plain_first: bool) -> None:  # fmt: skip
         self._config, self._lent, self._width = material.layer, lent, material.layer.hidden_size
         self._embedding, self._norms, self._plain_first = material.embedding(), norms, plain_first
         self._embedded, self._pair = buffers.floats(self._width), buffers.codes(2 * self._width)
-        self._matrix = material.pool.matrix(material.tensors[f"{reduce}.weight"])
-        self._bias = material.vector_or_none(f"{reduce}.bias")
+        self._matrix = material.pool.matrix(material.tensors["fc.weight"])
+        self._bias = material.vector_or_none("fc.bias")
 
     def has_input_norm(self, layer: int) -> bool:
         """Whether the layer normalises the residual stream itself."""
@@ -82,9 +82,9 @@ def entrance_of(material: Material, buffers: Buffers, lent: LayerBuffers) -> Sid
     if family in ("eagle3", "p_eagle"):
         return SideBySide(material, buffers, lent)
     if family == "mtp":
-        norms = material.vector("token_layernorm.weight"), material.vector("hidden_layernorm.weight")
-        return Reduced(material, buffers, lent, norms, "input_proj", plain_first=True)
-    return Reduced(material, buffers, lent, (NONE, NONE), "fc", plain_first=False)
+        norms = material.vector("embed_norm.weight"), material.vector("hidden_norm.weight")
+        return Reduced(material, buffers, lent, norms, plain_first=True)
+    return Reduced(material, buffers, lent, (NONE, NONE), plain_first=False)
 
 
 class Projection:
@@ -93,7 +93,7 @@ class Projection:
     def __init__(self, material: Material, buffers: Buffers) -> None:
         config, weights = material.record.config, material.tensors["fc.weight"]
         self._num_taps = len(config.taps)
-        self._taps = buffers.floats(weights.shape[1])
+        self.taps = buffers.floats(weights.shape[1])
         self._normed = buffers.codes(weights.shape[1])
         self.result: Buffer = buffers.floats(len(weights))
         self._matrix = material.pool.matrix(weights)
@@ -107,18 +107,18 @@ class Projection:
         """[n, hidden] of taps [n, taps * target hidden]."""
         table = self._tables()
         machine.reserve(len(taps), 0, 1, len(table))
-        machine.floats(self._taps, len(taps))[:] = taps
-        machine.run(table, batch_of_taps(len(taps)), None)
+        machine.floats(self.taps, len(taps))[:] = taps
+        machine.run(table, batch_of_states(np.zeros(len(taps), np.int32)), None)
         return machine.floats(self.result, len(taps))
 
     def add(self, program: Program, span: int) -> None:
         """`result` = the projection of the taps' buffer."""
         parts = max(1, len(self._norms))
-        width = self._taps.width // parts
+        width = self.taps.width // parts
         for i in range(parts):
             norm = self._norms[i] if self._norms else NONE
             program.add(
-                NORM_PUT if self._norms else PUT, span, self._taps, self._normed, source_column=i * width,
+                NORM_PUT if self._norms else PUT, span, self.taps, self._normed, source_column=i * width,
                 target_column=i * width, weight=norm, width=width,
             )  # fmt: skip
         program.add(PRODUCT, span, self._normed, self.result, weight=self._matrix, bias=self._bias)

@@ -25,6 +25,7 @@ from paceline.models.numba_executor.heads.program import (
     SOURCE,
     SPAN,
     TARGET,
+    TARGET_COLUMN,
     WEIGHT,
 )
 from paceline.models.numba_executor.kernel import entry, kernel
@@ -135,7 +136,8 @@ class _Depth(NamedTuple):
 @kernel(forceinline=True)
 def _multiply(number, op, count, num_threads, store, work, thread):
     """target (+)= source W^T (+ bias); W is a matrix of the network's own, or the target's output head."""
-    source, target, codes = work.places[op[SOURCE], 0], work.places[op[TARGET], 0], work.codes
+    source, codes = work.places[op[SOURCE], 0], work.codes
+    target = work.places[op[TARGET], 0] + op[TARGET_COLUMN]
     x = Operand(
         codes.values[source:], codes.scales[2 * source // GROUP :], codes.offsets[source // GROUP :],
         codes.halves[2 * source // GROUP :], codes.fine,

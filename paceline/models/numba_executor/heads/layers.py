@@ -30,13 +30,14 @@ from paceline.models.numba_executor.heads.program import (
 class Layer:
     """Numbers of a layer's matrices and vectors in the pool; `NONE` for what it does not have.
 
-    `keys_and_values` is the part of `qkv` from the keys on.
+    `keys_and_values` are the parts of `qkv` from the keys on.
     """
 
     number: int
     qkv: int
     qkv_bias: int
     keys_and_values: int
+    keys_and_values_bias: int
     output: int
     gate_up: int
     down: int
@@ -58,12 +59,15 @@ def pack_layer(pool: Pool, tensors: Mapping[str, np.ndarray], number: int, confi
 
     qkv = pool.matrix(np.concatenate([tensor(f"self_attn.{x}_proj.weight") for x in "qkv"]))
     has_bias = f"layers.{number}.self_attn.q_proj.bias" in tensors
+    query_width = config.num_attention_heads * config.head_dim
     biases = [tensor(f"self_attn.{x}_proj.bias") for x in "qkv"] if has_bias else []
+    qkv_bias = pool.vector(np.concatenate(biases)) if has_bias else NONE
     return Layer(
         number=number,
         qkv=qkv,
-        qkv_bias=pool.vector(np.concatenate(biases)) if has_bias else NONE,
-        keys_and_values=pool.rows_from(qkv, config.num_attention_heads * config.head_dim),
+        qkv_bias=qkv_bias,
+        keys_and_values=pool.rows_from(qkv, query_width),
+        keys_and_values_bias=qkv_bias + query_width if has_bias else NONE,
         output=pool.matrix(tensor("self_attn.o_proj.weight")),
         gate_up=pool.gated(tensor("mlp.gate_proj.weight"), tensor("mlp.up_proj.weight")),
         down=pool.matrix(tensor("mlp.down_proj.weight")),
@@ -97,7 +101,7 @@ def add_layer(program: Program, span: int, layer: Layer, lent: LayerBuffers, con
               attended: Buffer) -> None:  # fmt: skip
     """Attention over what `attended` holds, then the feed-forward; both add to `lent.hidden`."""
     program.add(PRODUCT, span, attended, lent.qkv, weight=layer.qkv, bias=layer.qkv_bias)
-    add_keys(program, span, layer, lent, config, config.num_attention_heads)
+    add_keys(program, span, layer, lent.qkv, config, config.num_attention_heads)
     program.add(ATTEND, span, lent.qkv, lent.mixed, weight=layer.number)
     program.add(PRODUCT, span, lent.mixed, lent.hidden, weight=layer.output, flag=1)
     program.add(NORM_PUT, span, lent.hidden, lent.normed, weight=layer.mlp_norm, width=config.hidden_size)
@@ -105,14 +109,12 @@ def add_layer(program: Program, span: int, layer: Layer, lent: LayerBuffers, con
     program.add(PRODUCT, span, lent.inner, lent.hidden, weight=layer.down, flag=1)
 
 
-def add_keys(program: Program, span: int, layer: Layer, lent: LayerBuffers, config: ModelConfig,
+def add_keys(program: Program, span: int, layer: Layer, qkv: Buffer, config: ModelConfig,
              query_heads: int) -> None:  # fmt: skip
-    """Norm and rotate rows of [query_heads | key heads | value heads] in `lent.qkv`, and write keys and values."""
+    """Norm and rotate rows of [query_heads | key heads | value heads] in `qkv`, and write keys and values."""
     if config.qk_norm:
         column = query_heads * config.head_dim
         if query_heads:
-            program.add(HEAD_NORM, span, lent.qkv, weight=layer.query_norm, flag=query_heads)
-        program.add(
-            HEAD_NORM, span, lent.qkv, source_column=column, weight=layer.key_norm, flag=config.num_key_value_heads
-        )
-    program.add(PLACE, span, lent.qkv, weight=layer.number, flag=query_heads)
+            program.add(HEAD_NORM, span, qkv, weight=layer.query_norm, flag=query_heads)
+        program.add(HEAD_NORM, span, qkv, source_column=column, weight=layer.key_norm, flag=config.num_key_value_heads)
+    program.add(PLACE, span, qkv, weight=layer.number, flag=query_heads)

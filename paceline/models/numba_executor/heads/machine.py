@@ -6,7 +6,6 @@ networks).
 
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from paceline.models.numba_executor.forward import Shape
 from paceline.models.numba_executor.gemm import PANEL, padded_rows
 from paceline.models.numba_executor.heads.interpret import Batch, Store, Work, run
 from paceline.models.numba_executor.heads.program import Buffer, Program
+from paceline.models.numba_executor.kernel import kernel_sources
 from paceline.models.numba_executor.operand import new_operand
 from paceline.models.numba_executor.team import Team
 from paceline.models.rope import inverse_frequencies
@@ -29,8 +29,7 @@ from paceline.models.rope import inverse_frequencies
 @cache
 def compiled_run() -> Any:
     """`interpret.run`, kept on disk until a kernel changes."""
-    here = Path(__file__).parent
-    return keep_on_disk(run, sorted([*here.glob("*.py"), *here.parent.glob("*.py")]))
+    return keep_on_disk(run, kernel_sources())
 
 
 def shape_of_layers(layer: ModelConfig | None, num_layers: int) -> Shape:
@@ -186,13 +185,39 @@ def batch_of(rows: Rows, asked: np.ndarray, num_levels: int = 1) -> Batch:
     )
 
 
-def batch_of_taps(num_rows: int) -> Batch:
-    """A batch of rows without tokens and places: what is computed looks at the rows' buffers alone."""
-    nothing = np.zeros(num_rows, np.int32)
+def batch_of_blocks(rows: Rows) -> Batch:
+    """The rows of blocks of one size (span 0) with the same number of asked places, which are drafted one by one.
+
+    Span 1 are all asked places, first those of all blocks' first place; spans 2, 3, .. have a row per block: its
+    anchor, then what its places draft.
+    """
+    num_rows, blocks = len(rows.token_ids), len(rows.page_tables)
+    picks = rows.logit_rows.reshape(blocks, -1).T
+    anchors = rows.token_ids[:: num_rows // blocks]
+    more = blocks + picks.size
+    spans = [(0, num_rows), (num_rows + blocks, picks.size)]
+    spans += [(num_rows + place * blocks, blocks) for place in range(len(picks) + 1)]
+    return batch_of(rows, np.zeros(more, np.int32))._replace(
+        token_ids=_longer(rows.token_ids, np.concatenate([anchors, np.zeros(picks.size, np.int32)])),
+        picks=_longer(np.zeros(num_rows + blocks, np.int32), picks.reshape(-1)),
+        spans=np.array(spans, np.int64),
+    )
+
+
+def batch_of_states(tokens: np.ndarray, num_levels: int = 0) -> Batch:
+    """Rows without places, for what looks at states and `tokens` [n] alone (span 0).
+
+    Then come `num_levels` times n rows for what is drafted below them (spans 1, 2, ...), and all of these together (the
+    last span).
+    """
+    count, drafted = len(tokens), len(tokens) * num_levels
+    nothing = np.zeros(count + drafted, np.int32)
+    spans = [*((level * count, count) for level in range(num_levels + 1)), (count, drafted)]
     return Batch(
-        token_ids=nothing, positions=nothing, slots=nothing, picks=nothing, top_probs=np.zeros(num_rows, np.float32),
-        segments=nothing, page_tables=np.zeros((1, 1), np.int32), natural_lengths=nothing,
-        branch_slots=np.zeros((num_rows, 0), np.int32), num_keys=nothing, spans=np.array([(0, num_rows)], np.int64),
+        token_ids=_longer(tokens, np.zeros(drafted, np.int32)), positions=nothing, slots=nothing, picks=nothing,
+        top_probs=np.zeros(len(nothing), np.float32), segments=nothing, page_tables=np.zeros((1, 1), np.int32),
+        natural_lengths=nothing, branch_slots=np.zeros((len(nothing), 0), np.int32), num_keys=nothing,
+        spans=np.array(spans, np.int64),
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ whole rows of the same storage are wanted; rows picked for a draft vocabulary ar
 network computes.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -31,26 +31,6 @@ from paceline.models.numba_executor.weights import STORED
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 
 
-class Tensors(Mapping[str, np.ndarray]):
-    """A record's tensors as float32; those stored as int8 are widened by their ``_scale``."""
-
-    def __init__(self, record: HeadRecord) -> None:
-        self._stored = record.tensors
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        values = self._stored[name]
-        if values.dtype == np.int8:
-            scales = np.asarray(self._stored[f"{name}_scale"], np.float32)
-            return values.astype(np.float32) * scales.reshape(-1, *[1] * (values.ndim - 1))
-        return np.asarray(values, np.float32)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._stored)
-
-    def __len__(self) -> int:
-        return len(self._stored)
-
-
 class Material:
     """A head's record beside its target.
 
@@ -71,7 +51,7 @@ class Material:
             raise UnsupportedModel(
                 'executor: draft heads on the CPU kernels need a target on them; use executor="numba"'
             )
-        self.record, self.dtype, self.pool, self.tensors = record, dtype, Pool(dtype), Tensors(record)
+        self.record, self.dtype, self.pool, self.tensors = record, dtype, Pool(dtype), record.tensors
         self._target, self._model = target, target.model
         self._shares = self._model.dtype_choice.name == dtype
         self._uses_head = self._uses_embedding = False
@@ -102,28 +82,37 @@ class Material:
         """`vector`, `NONE` where the head has no such tensor."""
         return self.vector(name) if name in self.tensors else NONE
 
-    def embedding(self) -> "Embedding":
-        """How the embedding of a token is looked up."""
-        if EMBEDDING in self.tensors:
-            return Embedding(LOOKUP, self.pool.table(self.tensors[EMBEDDING]))
+    def matrix_or_none(self, name: str) -> int:
+        """The number of the matrix `name` in the pool, `NONE` where the head has no such tensor."""
+        return self.pool.matrix(self.tensors[name]) if name in self.tensors else NONE
+
+    def linear(self, name: str) -> tuple[int, int]:
+        """The number of the matrix ``NAME.weight`` in the pool and where ``NAME.bias`` begins, `NONE` without one."""
+        return self.pool.matrix(self.tensors[f"{name}.weight"]), self.vector_or_none(f"{name}.bias")
+
+    def embedding(self, name: str = EMBEDDING) -> "Embedding":
+        """How the embedding of a token is looked up: in the tensor `name`, or in the target's."""
+        if name in self.tensors:
+            return Embedding(LOOKUP, self.pool.table(self.tensors[name]), self.tensors[name].shape[1])
         if self._model.dtype_choice.name in STORED:
             self._uses_embedding = True
-            return Embedding(EMBED, NONE)
-        return Embedding(LOOKUP, self.pool.table(self._target.source.checkpoint.tensor("model.embed_tokens.weight")))
+            return Embedding(EMBED, NONE, self.target_config.hidden_size)
+        rows = self._target.source.checkpoint.tensor("model.embed_tokens.weight")
+        return Embedding(LOOKUP, self.pool.table(rows), rows.shape[1])
 
     def head(self, buffers: Buffers, name: str = HEAD) -> "OutputHead":
         """How logits come from hidden states: the tensor `name`, or rows of the target's head."""
         size = self.draft_vocab_size
         logits = buffers.floats(padded_rows(size), per_asked=True)
         if name in self.tensors:
-            return OutputHead(self.pool.matrix(self.tensors[name]), logits, size)
+            return OutputHead(*self.linear(name.removesuffix(".weight")), logits, size)
         if self.record.draft_ids is None and self._shares:
             self._uses_head = True
-            return OutputHead(NONE, logits, size)
+            return OutputHead(NONE, NONE, logits, size)
         rows = self._target_head()
         if self.record.draft_ids is not None:
             rows = rows[self.record.draft_ids]
-        return OutputHead(self.pool.matrix(rows), logits, size)
+        return OutputHead(self.pool.matrix(rows), NONE, logits, size)
 
     def machine(self, buffers: Buffers, num_layers: int, eps: float | None = None) -> Machine:
         """What runs the network; everything is in the pool by now. `eps` is the layers' where it is not given."""
@@ -152,23 +141,23 @@ class Material:
 class Embedding:
     """Looks up a row's token: in the target's embedding, or in a table of the head's own."""
 
-    def __init__(self, code: int, table: int) -> None:
-        self._code, self._table = code, table
+    def __init__(self, code: int, table: int, width: int) -> None:
+        self._code, self._table, self._width = code, table, width
 
     def add(self, program: Program, span: int, target: Buffer, column: int = 0) -> None:
         """target[row, column:] = the embedding of the row's token."""
-        program.add(self._code, span, None, target, target_column=column, weight=self._table, width=target.width)
+        program.add(self._code, span, None, target, target_column=column, weight=self._table, width=self._width)
 
 
 class OutputHead:
     """Logits, from rows of activations; `logits` is [asked rows, padded], of which `size` columns count."""
 
-    def __init__(self, matrix: int, logits: Buffer, size: int) -> None:
-        self._matrix, self.logits, self.size = matrix, logits, size
+    def __init__(self, matrix: int, bias: int, logits: Buffer, size: int) -> None:
+        self._matrix, self._bias, self.logits, self.size = matrix, bias, logits, size
 
     def add(self, program: Program, span: int, source: Buffer) -> None:
         """logits = head(source)."""
-        program.add(PRODUCT, span, source, self.logits, weight=self._matrix)
+        program.add(PRODUCT, span, source, self.logits, weight=self._matrix, bias=self._bias)
 
 
 def _empty(dtype: np.typing.DTypeLike) -> np.ndarray:

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 # What an operation does. The first group takes row by row, the second panels of weights or blocks of attention.
-EMBED, LOOKUP, NORM, NORM_PUT, PUT, GATHER, COPY, HEAD_NORM, PLACE, RESIDUAL_SILU, GELU_NORM, ADD_SCALED, ARGMAX = (
-    range(13)
-)
+(
+    EMBED, LOOKUP, NORM, NORM_PUT, PUT, GATHER, COPY, HEAD_NORM, PLACE, RESIDUAL_SILU, MIX_NORM_GELU, RELU, ARGMAX,
+) = range(13)  # fmt: skip
 PRODUCT, GATED, ATTEND = range(20, 23)
 
 # Columns of an operation.

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.models.config import ModelConfig
+from paceline.models.heads.record import HeadConfig
 from paceline.models.rope import inverse_frequencies
 
 
@@ -86,3 +87,55 @@ class GatedFeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class DecoderLayer(nn.Module):
+    """A layer with norms in front of attention and feed-forward; EAGLE-1's first layer has none before attention."""
+
+    def __init__(self, config: ModelConfig, input_norm: bool = True) -> None:
+        super().__init__()
+        size, eps = config.hidden_size, config.norm_eps
+        self.input_layernorm = Norm(size, eps) if input_norm else nn.Identity()
+        self.post_attention_layernorm = Norm(size, eps)
+        self.self_attn, self.mlp = SelfAttention(config, size), GatedFeedForward(config)
+
+    def enter(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What attention reads, and the residual, [n, hidden] each."""
+        return self.input_layernorm(x), x
+
+    def leave(self, residual: Tensor, mixed: Tensor) -> Tensor:
+        """[n, hidden] from the residual and the values [n, heads * D] that attention mixed."""
+        x = residual + self.self_attn.o_proj(mixed)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class SharesTables(nn.Module):
+    """A network whose embedding and head rows are the target's, which are not saved, or its own.
+
+    Args:
+        config: says which.
+        embedding: [vocabulary, hidden] of the target.
+        rows: [draft vocabulary, hidden] of the target's head.
+    """
+
+    def __init__(self, config: HeadConfig, embedding: Tensor, rows: Tensor) -> None:
+        super().__init__()
+        self.config = config
+        if config.owns_embedding:
+            self.embed_tokens = nn.Embedding(len(embedding), embedding.shape[1])
+            self.embed_tokens.weight.data.copy_(embedding)
+        if config.owns_head:
+            self.lm_head = linear(rows.shape[1], len(rows))
+            self.lm_head.weight.data.copy_(rows)
+        self.register_buffer("shared_embedding", None if config.owns_embedding else embedding, persistent=False)
+        self.register_buffer("shared_rows", None if config.owns_head else rows, persistent=False)
+
+    @property
+    def rows(self) -> Tensor:
+        """[draft vocabulary, hidden] of the output head."""
+        return self.lm_head.weight if self.config.owns_head else self.shared_rows  # type: ignore[return-value]
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """[n, hidden] of target ids [n]."""
+        table = self.embed_tokens.weight if self.config.owns_embedding else self.shared_embedding
+        return table[tokens].float()  # type: ignore[index]

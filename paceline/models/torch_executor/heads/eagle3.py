@@ -5,15 +5,22 @@
     y = r + attention(x);  y = y + mlp(post_attention_layernorm(y))      (r = g, or its norm)
     logits = head(norm(y)); a child is fed y, or norm(y) (3.1)
 
-State-dict names are those of `HeadRecord.tensors`. Who attends to what is the caller's: `paged.py` when serving,
-`training/rollout.py` when training.
+State-dict names are those of `HeadRecord.tensors`. Who attends to what is the caller's: `nets.py` when serving,
+`training/heads/rollout.py` when training.
 """
 
 import torch
 from torch import Tensor, nn
 
 from paceline.models.heads.record import HeadConfig
-from paceline.models.torch_executor.heads.blocks import GatedFeedForward, Norm, SelfAttention, linear
+from paceline.models.torch_executor.heads.blocks import (
+    DecoderLayer,
+    GatedFeedForward,
+    Norm,
+    SelfAttention,
+    SharesTables,
+    linear,
+)
 
 
 class Eagle3Layer(nn.Module):
@@ -41,36 +48,26 @@ class Eagle3Layer(nn.Module):
         return y + self.mlp(self.post_attention_layernorm(y))
 
 
-class Eagle3(nn.Module):
-    """The network; embedding and head rows are the target's and stay as they are.
-
-    Args:
-        embedding: [vocabulary, hidden] of the target.
-        head: [draft vocabulary, hidden] rows of the target's head.
-    """
-
-    embedding: Tensor
-    head: Tensor
+class Eagle3(SharesTables):
+    """The network; arguments as `SharesTables`. Training is for one layer."""
 
     def __init__(self, config: HeadConfig, embedding: Tensor, head: Tensor) -> None:
-        super().__init__()
+        super().__init__(config, embedding, head)
         layer = config.layer
         assert layer is not None
-        self.config = config
         size, read, eps = layer.hidden_size, config.target.hidden_size, layer.norm_eps
         self.fc = linear(len(config.taps) * read, size, config.fc_bias)
         if config.fc_norm:
             self.fc_norm = nn.ModuleList(Norm(read, eps) for _ in config.taps)
         if config.norm_before_fc:
             self.input_norm = Norm(len(config.taps) * read, eps)
-        self.layers = nn.ModuleList([Eagle3Layer(config)])
+        further = [DecoderLayer(layer) for _ in range(config.num_layers - 1)]
+        self.layers = nn.ModuleList([Eagle3Layer(config), *further])
         self.norm = Norm(size, eps)
-        self.register_buffer("embedding", embedding, persistent=False)
-        self.register_buffer("head", head, persistent=False)
 
     @property
     def layer(self) -> Eagle3Layer:
-        """Its one layer."""
+        """The first layer."""
         found = self.layers[0]
         assert isinstance(found, Eagle3Layer)
         return found
@@ -82,9 +79,9 @@ class Eagle3(nn.Module):
         flat = taps.flatten(1).float()
         return self.fc(self.input_norm(flat) if self.config.norm_before_fc else flat).float()
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        """[n, hidden] of target ids [n]."""
-        return self.embedding[tokens].float()
+    def enter(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """What the first layer's attention reads, and the residual: rows of `tokens` [n] fed `hidden` [n, hidden]."""
+        return self.layer.enter(self.embed(tokens), hidden)
 
     def finish(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """What the head reads, and what a child is fed, both [n, hidden]."""

@@ -28,7 +28,7 @@ class MedusaHead(nn.Module):
 
 
 class Medusa(nn.Module):
-    """The network; arguments as `Eagle3`."""
+    """The network; arguments as `SharesTables`."""
 
     head_rows: Tensor
 
@@ -43,10 +43,22 @@ class Medusa(nn.Module):
             self.lm_heads = nn.ModuleList(linear(width, config.draft_vocab_size) for _ in range(config.num_steps))
         self.register_buffer("head_rows", head, persistent=False)
 
+    def width(self, level: int) -> int:
+        """Values of the state: the target's hidden state at every level."""
+        return self.config.target.hidden_size
+
+    def begin(self, hidden: Tensor) -> Tensor:
+        """[n, hidden] the state at the first level."""
+        return hidden.float()
+
+    def step(self, level: int, state: Tensor, tokens: Tensor) -> Tensor:
+        """The state below `tokens`, which these heads do not read."""
+        return state
+
     def read(self, level: int, hidden: Tensor) -> Tensor:
         """[n, hidden] what the rows of head `level` are multiplied with, from hidden states [n, hidden]."""
         return self.blocks[level](hidden.float())
 
-    def rows(self, level: int) -> Tensor:
+    def rows_of(self, level: int) -> Tensor:
         """[draft vocabulary, hidden] of head `level`."""
         return self.lm_heads[level].weight if self.config.owns_head else self.head_rows  # type: ignore[return-value]

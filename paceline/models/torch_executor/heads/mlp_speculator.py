@@ -30,7 +30,7 @@ class ShiftedNorm(nn.Module):
 
 
 class MlpSpeculator(nn.Module):
-    """The network; arguments as `Eagle3`, unused where the head has tables of its own."""
+    """The network; arguments as `SharesTables`, unused where the head has tables of its own."""
 
     embedding: Tensor
     head_rows: Tensor
@@ -57,6 +57,10 @@ class MlpSpeculator(nn.Module):
         self.register_buffer("embedding", embedding, persistent=False)
         self.register_buffer("head_rows", head, persistent=False)
 
+    def width(self, level: int) -> int:
+        """Values of the state that enters a level."""
+        return self.config.inner_size if level else self.config.target.hidden_size
+
     def begin(self, hidden: Tensor) -> Tensor:
         """[n, hidden] the state that the target's hidden states [n, hidden] are taken as."""
         hidden = hidden.float()
@@ -75,7 +79,7 @@ class MlpSpeculator(nn.Module):
         """[n, width of a head row] what the rows of the head are multiplied with."""
         return self.head_proj(state) if hasattr(self, "head_proj") else state
 
-    def rows(self, level: int) -> Tensor:
+    def rows_of(self, level: int) -> Tensor:
         """[draft vocabulary, width] of the head at `level`."""
         if not self.config.owns_head:
             return self.head_rows

@@ -1,0 +1,248 @@
+"""`paceline heads`: what draft heads there are, what a file holds, other programs' layouts, and a check of a head."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from paceline.cli import options as o
+from paceline.cli.terminal import messages, output, progress_bars, show_table
+from paceline.errors import InvalidParameter
+
+if TYPE_CHECKING:
+    from paceline.models.heads.layouts.base import Reading, TargetTables
+    from paceline.models.heads.record import HeadRecord
+    from paceline.models.heads.registry import HeadRef
+    from paceline.models.resolve import ModelSource
+
+app = typer.Typer(help="Look at draft heads, convert them, check them.", no_args_is_help=True)
+
+_LAYOUTS = {"vllm": None, "sglang": "sglang", "llama.cpp": None, "paceline": None}
+"""Name of the layout for each program; None for the one that this project saves the family in."""
+_READING = "Reading files that leave things open"
+
+Head = Annotated[str, typer.Argument(help="Name such as smollm2-135m/eagle3, folder, file, or hub id.")]
+Target = Annotated[str | None, o.option(o.MACHINE, "--model", "-m", help="The model it drafts for.")]
+Taps = Annotated[
+    str | None, o.option(_READING, "--taps", help="What layer numbers mean: entering or leaving; default by producer.")
+]
+NormOutput = Annotated[
+    bool | None, o.option(_READING, "--norm-output/--no-norm-output", help="Whether the normed state is fed back.")
+]
+AnyWeights = Annotated[
+    bool, o.option(_READING, "--any-weights", help="Accept a head of other weights of the same sizes.")
+]
+
+
+@app.callback()
+def group() -> None:
+    """Look at draft heads, convert them, check them."""
+
+
+@app.command("list")
+def list_heads(model: Target = None, as_json: o.Json = False) -> None:
+    """List the heads that have a name, or those made for one model.
+
+    Examples:
+
+        paceline heads list
+
+        paceline heads list -m smollm2-135m --json
+    """
+    from paceline.models.heads.registry import all_heads, find_heads, user_heads
+
+    found = all_heads() if model is None else find_heads(_source(model))
+    if as_json:
+        print(json.dumps([_row(ref) for ref in found]))
+        return
+    table = Table("name", "family", "target", "where")
+    for ref in found:
+        table.add_row(ref.name, ref.family or "not said", ref.target.name if ref.target else "not said", ref.place)
+    if found:
+        show_table(table, output)
+    else:
+        print("No heads" + (f" for {model}" if model else "") + ": paceline train head makes one.")
+    messages.print(f"your own go to {user_heads()}", style="dim", soft_wrap=True)
+
+
+@app.command()
+def inspect(
+    head: Head,
+    model: Target = None,
+    taps: Taps = None,
+    norm_output: NormOutput = None,
+    any_weights: AnyWeights = False,
+    as_json: o.Json = False,
+) -> None:
+    """Print what a head computes and reads: taps, norms, draft vocabulary, residual, tables, and its card.
+
+    These are settings that programs get wrong in silence. What the file leaves open, and how that was read, is told.
+
+    Examples:
+
+        paceline heads inspect smollm2-135m/eagle3
+
+        paceline heads inspect ./downloaded-head -m target.gguf --taps leaving
+    """
+    from paceline.models.heads.conventions import conventions
+    from paceline.models.heads.files import layout_of, read_files
+    from paceline.models.heads.registry import head_path
+
+    record = _load(head, model, taps, norm_output, any_weights)
+    pairs = [("layout", layout_of(read_files(head_path(head))).name), *conventions(record)]
+    if as_json:
+        print(json.dumps({"conventions": dict(pairs), "notes": record.notes, "card": record.card}, default=str))
+        return
+    table = Table("setting", "value", title=head, title_justify="left")
+    for name, value in pairs:
+        table.add_row(name, value)
+    show_table(table, output)
+    for note in record.notes:
+        print(f"note: {note}")
+    for name, value in record.card.items():
+        print(f"{name}: {json.dumps(value, default=str)}")
+
+
+@app.command()
+def convert(
+    head: Head,
+    to: Annotated[str, typer.Option("--to", help=f"For which program: {', '.join(_LAYOUTS)}.")],
+    destination: Annotated[Path, typer.Option("--output", "-o", help="Folder, or .gguf file for llama.cpp.")],
+    model: Target = None,
+    verifier: Annotated[
+        str | None, typer.Option("--verifier", help="What vLLM shall load as the target: hub id or folder.")
+    ] = None,
+    dtype: Annotated[str, typer.Option("--dtype", help="float32, bfloat16, or int8 (paceline only).")] = "bfloat16",
+    taps: Taps = None,
+    norm_output: NormOutput = None,
+    any_weights: AnyWeights = False,
+) -> None:
+    """Write a head for another program, or one of another program for this one.
+
+    Programs cannot all share the target's embeddings and output head, so copies go in: name the target. llama.cpp also
+    needs its vocabulary, so there the target is a GGUF file.
+
+    Examples:
+
+        paceline heads convert smollm2-135m/eagle3 --to vllm -m smollm2-135m --verifier HuggingFaceTB/\
+SmolLM2-135M-Instruct -o eagle3-vllm
+
+        paceline heads convert smollm2-135m/dspark --to llama.cpp -m smollm2-135m -o dspark.gguf
+
+        paceline heads convert ./downloaded-head --to paceline -m target.gguf --dtype int8 -o head
+    """
+    from paceline.models.heads.files import save_head
+    from paceline.models.heads.layouts.speculators import VERIFIER
+
+    if to not in _LAYOUTS:
+        raise InvalidParameter("to", f"{to!r} is not known", f"choose one of: {', '.join(_LAYOUTS)}")
+    if dtype not in ("float32", "bfloat16", "int8") or (dtype == "int8" and to != "paceline"):
+        raise InvalidParameter("dtype", f"{dtype!r} is not what {to} reads", "use float32 or bfloat16")
+    record = _load(head, model, taps, norm_output, any_weights)
+    if to == "paceline":
+        print(save_head(record, destination, storage=dtype))  # type: ignore[arg-type]
+        return
+    if model is None:
+        raise InvalidParameter("model", f"is missing, whose tables go into a head for {to}", "name the target (-m)")
+    if verifier is not None:
+        record = replace(record, card={**record.card, VERIFIER: verifier})
+    source = _source(model)
+    if to == "llama.cpp":
+        print(_to_gguf(record, destination, source, dtype))
+        return
+    if to == "vllm" and record.config.family in ("medusa", "mlp_speculator"):
+        messages.print(f"vLLM 0.33 no longer runs {record.config.family} heads; older ones read this", soft_wrap=True)
+    tables = _tables(source)
+    print(save_head(record, destination, storage=dtype, layout=_LAYOUTS[to], tables=tables))  # type: ignore[arg-type]
+
+
+@app.command()
+def verify(
+    head: Head,
+    model: Annotated[str, o.option(o.MACHINE, "--model", "-m", help="The model it drafts for.")] = o.DEFAULT_MODEL,
+    dtype: o.Dtype = o.DEFAULT_DTYPE,
+    threads: o.Threads = None,
+    executor: o.ExecutorName = "auto",
+    taps: Taps = None,
+    norm_output: NormOutput = None,
+    any_weights: AnyWeights = False,
+    as_json: o.Json = False,
+) -> None:
+    """Load a head strictly and let it draft over the text in its card; exit code 1 when far too few tokens are right.
+
+    Every tensor must be known and of the right shape, the target must be the one it was trained for.
+
+    Examples:
+
+        paceline heads verify smollm2-135m/eagle3
+
+        paceline heads verify ./head -m target.gguf --json
+    """
+    from paceline.config import EngineConfig
+    from paceline.engine.build import load
+    from paceline.models.heads.build import make_net
+    from paceline.models.heads.self_check import run_self_check
+
+    config = EngineConfig(dtype=dtype, num_threads=threads, executor=executor)  # type: ignore[arg-type]
+    with progress_bars() as progress:
+        loaded = load(model, config, progress)
+        record = _load(head, loaded.source, taps, norm_output, any_weights)
+        check = run_self_check(loaded.model, make_net(record, loaded))
+    passed = check is None or check.passed
+    if as_json:
+        print(json.dumps({"loaded": True, "check": asdict(check) if check else None, "passed": passed}))
+    else:
+        print(f"{head}: every tensor is there, the target is the one it was trained for.")
+        print(str(check) if check else "Its card stores no text to check it with.")
+    loaded.close()
+    if not passed:
+        raise typer.Exit(1)
+
+
+def _row(ref: "HeadRef") -> dict[str, Any]:
+    target = asdict(ref.target) if ref.target else None
+    return {"name": ref.name, "family": ref.family, "place": ref.place, "path": str(ref.path), "target": target,
+            "card": dict(ref.card)}  # fmt: skip
+
+
+def _load(head: str, model: "str | ModelSource | None", taps: str | None, norm_output: bool | None,
+          any_weights: bool) -> "HeadRecord":  # fmt: skip
+    from paceline.models.heads.registry import load_head
+
+    source = _source(model) if isinstance(model, str) else model
+    return load_head(head, source, reading=_reading(taps, norm_output), any_weights=any_weights)
+
+
+def _reading(taps: str | None, norm_output: bool | None) -> "Reading":
+    from paceline.models.heads.layouts.base import Reading
+
+    if taps not in (None, "entering", "leaving"):
+        raise InvalidParameter("taps", f"{taps!r} is not known", "say entering or leaving")
+    return Reading(convention=taps, norm_output=norm_output)  # type: ignore[arg-type]
+
+
+def _source(model: str) -> "ModelSource":
+    from paceline.models.resolve import resolve_model
+
+    with progress_bars() as progress:
+        return resolve_model(model, progress=lambda done, total: progress("downloading", done, total))
+
+
+def _tables(source: "ModelSource") -> "TargetTables":
+    from paceline.models.heads.layouts.base import TargetTables
+
+    checkpoint = source.checkpoint
+    embedding = checkpoint.tensor("model.embed_tokens.weight")
+    head = embedding if checkpoint.config.tie_word_embeddings else checkpoint.tensor("lm_head.weight")
+    return TargetTables(embedding, head)
+
+
+def _to_gguf(record: "HeadRecord", destination: Path, source: "ModelSource", dtype: str) -> Path:
+    from paceline.models.heads.llama_cpp import write_gguf
+
+    path = destination if destination.suffix == ".gguf" else destination / f"{record.config.family}.gguf"
+    metadata: Any = getattr(source.checkpoint, "metadata", {})
+    return write_gguf(record, path, metadata, _tables(source), "F32" if dtype == "float32" else "BF16")

@@ -1,0 +1,179 @@
+"""Where heads lie, and how one is had by its name: beside the weights, in the user's cache, in the package, on the hub.
+
+All places have one shape: ``<model>/<family>/{config.json, model.safetensors, CARD.md}``. Names are ``model/family``,
+as in ``smollm2-135m/eagle3``. Which head is worth using is the caller's business (`drafters`).
+"""
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Literal
+
+from paceline.errors import HeadWarning, ModelNotFound, PacelineError
+from paceline.models.cache_dir import cache_dir
+from paceline.models.download import BUILTIN_MODELS
+from paceline.models.heads.files import CARD, CONFIG, WEIGHTS, read_head
+from paceline.models.heads.fingerprint import target_print
+from paceline.models.heads.fit import check_fit
+from paceline.models.heads.layouts.base import Reading
+from paceline.models.heads.own_block import KEY, read_own_block
+from paceline.models.heads.record import HeadRecord, TargetPrint
+from paceline.models.heads.strict import Settings
+from paceline.models.json_file import read_json
+from paceline.models.resolve import ModelSource, hub_folder
+
+Place = Literal["beside", "cache", "shipped"]
+"""Beside the target's weights, in the user's cache, or in the package."""
+_HUB_FILES = ("*.json", "*.safetensors", "*.pt", "*.bin", CARD)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class HeadRef:
+    """A head that was found, not read yet.
+
+    Attributes:
+        name: ``model/family``, or its path where it lies beside the weights.
+        path: its folder.
+        place: where it was found.
+        family: as its file says; empty for files of others.
+        target: what it was trained for; None where its file does not say.
+        card: what its maker noted.
+    """
+
+    name: str
+    path: Path
+    place: Place
+    family: str = ""
+    target: TargetPrint | None = None
+    card: Mapping[str, object] = field(default_factory=dict)
+
+
+def user_heads() -> Path:
+    """The user's folder of heads, in the cache; training saves here. It need not exist yet."""
+    return cache_dir() / "heads"
+
+
+def shipped_heads() -> Path:
+    """The heads in the package."""
+    return Path(str(files("paceline"))) / "heads"
+
+
+def all_heads() -> list[HeadRef]:
+    """Every head with a name, the user's own before shipped ones of the same name."""
+    found: dict[str, HeadRef] = {}
+    places: tuple[tuple[Place, Path], ...] = (("cache", user_heads()), ("shipped", shipped_heads()))
+    for place, folder in places:
+        for config in sorted(folder.glob(f"*/*/{CONFIG}")):
+            ref = _ref(config.parent, place, f"{config.parent.parent.name}/{config.parent.name}")
+            found.setdefault(ref.name, ref)
+    return list(found.values())
+
+
+def find_heads(target: ModelSource) -> list[HeadRef]:
+    """Heads that were made for `target`: beside its weights first, then the user's own, then shipped ones.
+
+    Named heads must have been trained for these very weights; those beside the weights may leave it unsaid.
+    """
+    print_ = target_print(target)
+    beside = [_ref(config.parent, "beside", str(config.parent)) for config in _beside(target)]
+    named = [ref for ref in all_heads() if ref.target is not None]
+    return [ref for ref in (*beside, *named) if ref.target is None or _same(ref.target, print_)]
+
+
+def best_head(target: ModelSource, family: str | None = None) -> HeadRef | None:
+    """The head to use with `target`, None where none was made for it.
+
+    Of several, the one whose card tells the most tokens per pass; those without a figure come last.
+    """
+    known = [ref for ref in find_heads(target) if family in (None, ref.family)]
+    return max(known, key=_tokens_per_pass, default=None)
+
+
+def _tokens_per_pass(ref: HeadRef) -> float:
+    """The best figure on a head's card."""
+    accepted = ref.card.get("accepted")
+    sets = accepted.values() if isinstance(accepted, dict) else ()
+    return max((float(each.get("tokens_per_pass", 0)) for each in sets if isinstance(each, dict)), default=0.0)
+
+
+def load_head(name_or_path: str | Path, target: ModelSource | None = None, *, reading: Reading | None = None,
+              any_weights: bool = False) -> HeadRecord:  # fmt: skip
+    """The head of that name, path or hub id, checked against `target`.
+
+    Its layers may go as far as the target does, whatever length they were trained to; its notes then say so.
+
+    Args:
+        reading: how to read what files leave open; the target is added to it.
+        any_weights: let a head of other weights of the same sizes pass, with a warning.
+
+    Raises:
+        ModelNotFound: there is no such head.
+        InvalidParameter: it was made for another target, or its file is wrong in one setting.
+        CorruptWeights, UnsupportedModel: its files cannot be used.
+
+    Warns:
+        HeadWarning: it runs, but not as it was trained.
+    """
+    path = head_path(name_or_path)
+    own = target_print(target) if target is not None else None
+    record = read_head(path, replace(reading or Reading(), target=own))
+    if target is None or own is None:
+        return record
+    for sentence in check_fit(record, own, any_weights):
+        warnings.warn(f"{name_or_path}: {sentence}", HeadWarning, stacklevel=2)
+    return _as_far_as(record, target)
+
+
+def _ref(folder: Path, place: Place, name: str) -> HeadRef:
+    """What the config says of itself; a damaged one is found, and refused when it is read."""
+    try:
+        values = read_json(folder / CONFIG)
+        own = read_own_block(Settings(values, folder))
+        family = str(values.get(KEY, {}).get("family", ""))
+    except PacelineError:
+        return HeadRef(name, folder, place)
+    return HeadRef(name, folder, place, family, own.target, own.card)
+
+
+def _beside(target: ModelSource) -> list[Path]:
+    """Configs of heads beside the weights: ``heads/`` in a model's folder, ``<file>.heads/`` next to a GGUF file."""
+    path = getattr(target.checkpoint, "path", None)
+    if path is None:
+        return []
+    folder = path / "heads" if path.is_dir() else path.with_suffix(".heads")
+    return sorted(folder.glob(f"*/{CONFIG}"))
+
+
+def _same(own: TargetPrint, target: TargetPrint) -> bool:
+    sizes = (own.hidden_size, own.vocab_size) == (target.hidden_size, target.vocab_size)
+    return sizes and (not own.sha256 or own.sha256 == target.sha256)
+
+
+def head_path(name_or_path: str | Path) -> Path:
+    """Where the head of that name, path or hub id lies. Raises ModelNotFound or DownloadFailed."""
+    path = Path(name_or_path).expanduser()
+    if path.exists():
+        return path
+    name = str(name_or_path)
+    for ref in all_heads():
+        if ref.name == name:
+            return ref.path
+    known = ", ".join(ref.name for ref in all_heads()) or "none"
+    if name.count("/") == 1 and not name.startswith((".", *(f"{model}/" for model in BUILTIN_MODELS))):
+        return hub_folder(name, _HUB_FILES, f"no head of that name or path (known: {known})")
+    raise ModelNotFound(f"head {name!r}: no such folder or file; known heads: {known}; {CONFIG} and {WEIGHTS} make one")
+
+
+def _as_far_as(record: HeadRecord, target: ModelSource) -> HeadRecord:
+    layer, longest = record.config.layer, target.checkpoint.config.max_position_embeddings
+    trained = record.config.max_positions
+    if layer is None:
+        return record
+    if layer.max_position_embeddings < longest:
+        record = replace(record, config=replace(record.config, layer=replace(layer, max_position_embeddings=longest)))
+    if not trained or trained >= longest:
+        return record
+    note = f"trained to {trained} positions, the target goes to {longest}: expect fewer accepted tokens after that"
+    return replace(record, notes=(*record.notes, note))

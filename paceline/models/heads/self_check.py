@@ -1,0 +1,120 @@
+"""A head's own evidence that it is read as it was trained: how often its first drafted token is the target's own.
+
+Wrong taps, norms or maps leave shapes intact and acceptance near nothing, so the share on 64 stored tokens is compared
+with the one its maker measured. Not a benchmark: `paceline bench` measures a head on text.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from paceline.models.base import CausalLM, pages_for, slot_of
+from paceline.models.heads.nets import AutoregressiveNet, BlockNet, StepNet
+from paceline.models.heads.record import HeadRecord
+from paceline.models.rows import Part, build_rows
+
+Net = AutoregressiveNet | BlockNet | StepNet
+
+KEY = "check"
+"""Entry of a card that holds the tokens and the share."""
+NUM_TOKENS = 64
+_LEAST_SHARE = 0.5
+"""Of what the maker measured; less is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class SelfCheck:
+    """Shares of first drafted tokens that are the target's likeliest: as measured here and as the card says."""
+
+    measured: float
+    expected: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether at least half of what the card says was reached."""
+        return self.measured >= _LEAST_SHARE * self.expected
+
+    def __str__(self) -> str:
+        verdict = "as expected" if self.passed else "far too low: taps, norms or weights are not those of its training"
+        return (
+            f"first drafted token right for {self.measured:.1%} of stored tokens, card {self.expected:.1%}: {verdict}"
+        )
+
+
+def run_self_check(target: CausalLM, net: Net) -> SelfCheck | None:
+    """The check of a head that is ready to run; None where its card stores no tokens.
+
+    One pass of the target over the stored tokens, and the head's own passes.
+    """
+    stored = net.record.card.get(KEY)
+    if not isinstance(stored, Mapping):
+        return None
+    return SelfCheck(first_share(target, net, stored["tokens"]), float(stored["acceptance"]))
+
+
+def with_check(record: HeadRecord, target: CausalLM, net: Net, tokens: Sequence[int]) -> HeadRecord:
+    """`record` with the check of its release in its card.
+
+    Args:
+        tokens: text of the target's own, with its prompt; the first `NUM_TOKENS` are stored.
+    """
+    chosen = [int(token) for token in tokens[:NUM_TOKENS]]
+    share = first_share(target, net, chosen)
+    return replace(record, card={**record.card, KEY: {"tokens": chosen, "acceptance": round(share, 4)}})
+
+
+def first_share(target: CausalLM, net: Net, tokens: Sequence[int]) -> float:
+    """Share of places where the likeliest first token of a draft is the target's likeliest.
+
+    Every draft starts from true states, so the share is position 1 of what is accepted at temperature 0.
+    """
+    wanted, states = _target_states(target, tokens, net.record.config.taps)
+    if hasattr(net, "project"):
+        logits = _autoregressive(net, tokens, states)  # type: ignore[arg-type]
+    elif hasattr(net, "inject"):
+        logits = _block(net, tokens, states)  # type: ignore[arg-type]
+    else:
+        logits = _step(net, tokens, states)  # type: ignore[arg-type]
+    drafted = logits.argmax(axis=1)
+    ids = net.record.draft_ids
+    return float(np.mean((drafted if ids is None else ids[drafted]) == wanted[1:]))
+
+
+def _target_states(target: CausalLM, tokens: Sequence[int], taps: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """The target's likeliest next token after each of `tokens` [n], and its states there [n, taps * width]."""
+    num_pages = pages_for(len(tokens))
+    rows = build_rows([Part(range(num_pages), 0, tokens)])
+    output = target.forward(rows, target.new_cache(num_pages), tuple(dict.fromkeys(taps)))
+    return output.logits.argmax(axis=1), np.concatenate([output.taps[tap] for tap in taps], axis=1)
+
+
+def _autoregressive(net: AutoregressiveNet, tokens: Sequence[int], states: np.ndarray) -> np.ndarray:
+    """[n - 1, draft vocab]: row p holds the token at p + 1 and the state at p."""
+    num_pages = pages_for(len(tokens))
+    rows = build_rows([Part(range(num_pages), 0, tokens[1:])])
+    return net.forward(rows, net.project(states[:-1]).copy(), net.new_cache(num_pages)).logits
+
+
+def _block(net: BlockNet, tokens: Sequence[int], states: np.ndarray) -> np.ndarray:
+    """[n - 1, draft vocab]: a block after every token but the first, each in the place of the one before."""
+    config = net.record.config
+    size, first = config.block_size, int(not config.sample_from_anchor)
+    num_pages = pages_for(len(tokens) + size)
+    cache, pages = net.new_cache(num_pages), np.arange(num_pages)
+    masks = [config.mask_token_id or 0] * (size - 1)
+    logits = []
+    for last in range(1, len(tokens)):
+        before = np.array([last - 1], np.int32)
+        net.inject(states[last - 1 : last], before, slot_of(pages, before).astype(np.int32), cache)
+        rows = build_rows([Part(range(num_pages), last, [tokens[last], *masks])])
+        keys = np.full(size, last + size, np.int32)
+        output = net.forward(replace(rows, natural_lengths=keys, num_keys=keys), cache)
+        logits.append(output.logits[first] + net.bias(np.array([tokens[last]], np.int32))[0])
+    return np.stack(logits)
+
+
+def _step(net: StepNet, tokens: Sequence[int], states: np.ndarray) -> np.ndarray:
+    """[n - 1, draft vocab]: the state at p and the token at p + 1."""
+    logits, _ = net.step(0, net.begin(states[:-1]), np.asarray(tokens[1:], np.int32))
+    return logits

@@ -1,0 +1,37 @@
+"""The tables of the target that heads share, as torch tensors."""
+
+import torch
+
+from paceline.errors import UnsupportedModel
+from paceline.models.heads.fingerprint import target_print
+from paceline.models.resolve import ModelSource
+from paceline.models.tensor_names import base_prefix
+from paceline.training.heads.recipes.base import Target
+
+
+def training_target(source: ModelSource) -> Target:
+    """What training needs of a model that was found.
+
+    Raises:
+        UnsupportedModel: its final norm is no RMS norm, so heads cannot share its head's rows in the published layouts.
+    """
+    checkpoint = source.checkpoint
+    config, prefix = checkpoint.config, base_prefix(checkpoint.config)
+    if config.norm != "rms" or config.position_embedding != "rotary":
+        raise UnsupportedModel(
+            f"model_type: heads of a {config.model_type} target have no published layout; "
+            "train for a target with RMS norms and rotary positions"
+        )
+    embedding = torch.from_numpy(checkpoint.tensor(f"{prefix}embed_tokens.weight")).bfloat16()
+    tied = config.tie_word_embeddings
+    head = embedding if tied else torch.from_numpy(checkpoint.tensor("lm_head.weight")).bfloat16()
+    norm = torch.from_numpy(checkpoint.tensor(f"{prefix}norm.weight")).float()
+    return Target(target_print(source), config, embedding, head, norm, _unused_token(source))
+
+
+def _unused_token(source: ModelSource) -> int:
+    """A special token that neither begins nor ends a text; the vocabulary's last one where there is none."""
+    taken = {*source.eos_token_ids, source.tokenizer.bos_token_id, source.checkpoint.config.bos_token_id}
+    template = source.tokenizer.special_token_ids
+    free = [one for one in sorted(template) if one not in taken]
+    return free[-1] if free else source.checkpoint.config.vocab_size - 1

@@ -1,0 +1,131 @@
+"""`paceline heads`: what it prints, as tables and as JSON, what it writes for whom, and what it refuses."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import gguf
+import pytest
+from typer.testing import CliRunner
+
+from paceline.cli.main import app
+from paceline.engine import build
+from paceline.errors import InvalidParameter
+from paceline.models.heads import build as net_build
+from paceline.models.heads import registry, self_check
+from paceline.models.heads.files import read_head, save_head
+from paceline.models.heads.fingerprint import target_print
+from paceline.models.heads.record import HeadConfig, HeadRecord
+from paceline.models.heads.self_check import SelfCheck
+from paceline.models.loaded import LoadedModel
+from paceline.models.resolve import resolve_model
+from tests.fakes import RandomCheckpoint
+from tests.models.heads.tiny_heads import LAYER, OURS, THEIRS, assert_equal, random_head
+from tests.models.tiny import as_gguf
+from tests.models.vocabularies import byte_level_gguf
+
+TABLED = replace(OURS["eagle3.1"], fc_norm=False, norm_output=False, norm_before_fc=True)
+
+
+@pytest.fixture
+def target(tmp_path, monkeypatch) -> Path:
+    """A tiny GGUF model of 40 rows, and a cache and a package without heads."""
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(registry, "shipped_heads", lambda: tmp_path / "package")
+    checkpoint = RandomCheckpoint(replace(LAYER, num_hidden_layers=6))
+    return as_gguf(tmp_path / "tiny.gguf", checkpoint, byte_level_gguf("smollm"))
+
+
+def made_for(target: Path, config: HeadConfig) -> HeadRecord:
+    record = random_head(config)
+    return replace(record, config=replace(config, target=target_print(resolve_model(str(target)))))
+
+
+def run(*arguments: object):
+    return CliRunner().invoke(app, ["heads", *map(str, arguments)], env={"COLUMNS": "200"})
+
+
+def refused(result) -> InvalidParameter:
+    assert isinstance(result.exception, InvalidParameter), result.output
+    return result.exception
+
+
+def test_list_names_heads_and_those_of_a_model(target: Path, tmp_path: Path) -> None:
+    save_head(made_for(target, TABLED), registry.user_heads() / "tiny" / "eagle3")
+    save_head(random_head(OURS["medusa"]), registry.user_heads() / "other" / "medusa")
+    assert "tiny/eagle3" in run("list").stdout and "other/medusa" in run("list").stdout
+    found = json.loads(run("list", "-m", target, "--json").stdout)
+    assert [(ref["name"], ref["family"], ref["place"]) for ref in found] == [("tiny/eagle3", "eagle3", "cache")]
+    assert "paceline train head" in run("list", "-m", as_gguf(tmp_path / "b.gguf", RandomCheckpoint(LAYER),
+                                                              byte_level_gguf("smollm"))).stdout  # fmt: skip
+
+
+def test_inspect_says_what_files_leave_open(target: Path, tmp_path: Path) -> None:
+    config, layout = THEIRS["eagle3 sglang"]
+    save_head(random_head(config), tmp_path / "head", layout=layout)
+    text = run("inspect", tmp_path / "head").stdout
+    for part in ("sglang", "2, 3, 3 (each enters the layer", "over all taps", "before the last norm", "20 of 40 tokens",
+                 "note: taps [2, 3, 3]: the file says [1, 2, 2]", "row p holds the token at p + 1"):  # fmt: skip
+        assert part in text
+    asked = json.loads(run("inspect", tmp_path / "head", "--taps", "entering", "--norm-output", "--json").stdout)
+    assert asked["conventions"]["taps"].startswith("1, 2, 2") and "after" in asked["conventions"]["fed back"]
+    assert asked["card"]["licence"] == "Apache-2.0"
+
+
+@pytest.mark.parametrize("program", ["vllm", "sglang", "paceline"])
+def test_convert_writes_what_can_be_read_back(target: Path, tmp_path: Path, program: str) -> None:
+    record = made_for(target, TABLED)
+    save_head(record, tmp_path / "head")
+    result = run(
+        "convert", tmp_path / "head", "--to", program, "-m", target, "-o", tmp_path / "out", "--dtype", "float32"
+    )
+    assert result.exit_code == 0, result.output
+    back = read_head(tmp_path / "out")
+    steps = back.config.num_steps if program == "sglang" else record.config.num_steps
+    layer = replace(LAYER, max_position_embeddings=64)
+    assert_equal(back, replace(record, config=replace(record.config, num_steps=steps, layer=layer)))
+
+
+def test_convert_names_the_target_as_vllm_knows_it(target: Path, tmp_path: Path) -> None:
+    save_head(made_for(target, TABLED), tmp_path / "head")
+    result = run(
+        "convert", tmp_path / "head", "--to", "vllm", "-m", target, "-o", tmp_path / "out", "--verifier", "a/b"
+    )
+    assert result.exit_code == 0, result.output
+    values = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert values["speculators_config"]["verifier"]["name_or_path"] == "a/b"
+
+
+def test_convert_to_llama_cpp(target: Path, tmp_path: Path) -> None:
+    save_head(made_for(target, TABLED), tmp_path / "head")
+    result = run("convert", tmp_path / "head", "--to", "llama.cpp", "-m", target, "-o", tmp_path / "draft.gguf")
+    assert result.exit_code == 0, result.output
+    assert gguf.GGUFReader(tmp_path / "draft.gguf").fields["general.architecture"].contents() == "eagle3"
+
+
+def test_what_convert_cannot_do_is_told(target: Path, tmp_path: Path) -> None:
+    save_head(made_for(target, TABLED), tmp_path / "head")
+    common = ("convert", tmp_path / "head", "-o", tmp_path / "out")
+    assert refused(run(*common, "--to", "ollama")).field == "to"
+    assert refused(run(*common, "--to", "vllm")).field == "model"
+    assert refused(run(*common, "--to", "vllm", "-m", target, "--dtype", "int8")).field == "dtype"
+    assert refused(run("inspect", tmp_path / "head", "--taps", "sideways")).field == "taps"
+
+
+@pytest.mark.parametrize(("check", "code"), [(SelfCheck(0.6, 0.6), 0), (SelfCheck(0.1, 0.6), 1), (None, 0)])
+def test_verify(target: Path, tmp_path: Path, monkeypatch, check: SelfCheck | None, code: int) -> None:
+    save_head(made_for(target, TABLED), tmp_path / "head")
+    loaded = LoadedModel(resolve_model(str(target)), object())  # type: ignore[arg-type]
+    monkeypatch.setattr(build, "load", lambda *_: loaded)
+    monkeypatch.setattr(net_build, "make_net", lambda record, target: record)
+    monkeypatch.setattr(self_check, "run_self_check", lambda model, net: check)
+    result = run("verify", tmp_path / "head", "-m", target)
+    assert result.exit_code == code
+    expected = "Its card stores no text" if check is None else "as expected" if check.passed else "far too low"
+    assert expected in result.stdout
+    assert json.loads(run("verify", tmp_path / "head", "-m", target, "--json").stdout)["passed"] is (code == 0)
+
+
+@pytest.mark.parametrize("command", ["list", "inspect", "convert", "verify"])
+def test_they_explain_themselves(command: str) -> None:
+    assert "Examples" in run(command, "--help").stdout

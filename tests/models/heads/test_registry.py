@@ -1,0 +1,129 @@
+"""Heads by name and beside weights, and whether they fit: other weights are refused, other templates told."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import HeadWarning, InvalidParameter, ModelNotFound
+from paceline.models.heads import registry
+from paceline.models.heads.files import save_head
+from paceline.models.heads.fingerprint import target_print
+from paceline.models.heads.fit import check_fit
+from paceline.models.heads.record import HeadRecord
+from paceline.models.heads.registry import all_heads, find_heads, load_head, user_heads
+from paceline.models.resolve import ModelSource
+from tests.fakes import ByteTokenizer, RandomCheckpoint
+from tests.models.heads.tiny_heads import LAYER, OURS, random_head
+
+CONFIG = replace(LAYER, num_hidden_layers=6, max_position_embeddings=128)
+
+
+class OnDisk(RandomCheckpoint):
+    """Random weights that stand for a file, whose bytes are its digest's."""
+
+    def __init__(self, path: Path, content: str) -> None:
+        super().__init__(CONFIG)
+        self.path, self.fingerprint = path, f"{path.name}-{content}"
+        path.write_text(content)
+
+
+@pytest.fixture
+def places(tmp_path, monkeypatch):
+    """A cache and a package without heads."""
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(registry, "shipped_heads", lambda: tmp_path / "package")
+    return tmp_path
+
+
+def source(places: Path, content: str = "weights", name: str = "tiny") -> ModelSource:
+    return ModelSource(name, OnDisk(places / f"{name}.gguf", content), ByteTokenizer())  # type: ignore[arg-type]
+
+
+def head_for(target: ModelSource, form: str = "eagle3.1", **print_changes) -> HeadRecord:
+    record = random_head(OURS[form])
+    return replace(record, config=replace(record.config, target=replace(target_print(target), **print_changes)))
+
+
+def test_heads_are_found_by_the_weights_they_were_trained_for(places: Path) -> None:
+    target, other = source(places), source(places, "other weights", "other")
+    save_head(head_for(target), user_heads() / "tiny" / "eagle3")
+    save_head(head_for(target, "medusa"), places / "package" / "tiny" / "medusa", storage="int8")
+    save_head(head_for(other), user_heads() / "other" / "eagle3")
+    save_head(head_for(target, "mlp"), places / "tiny.heads" / "mlp")
+    found = find_heads(target)
+    assert [(ref.place, ref.family) for ref in found] == [
+        ("beside", "mlp_speculator"), ("cache", "eagle3"), ("shipped", "medusa"),
+    ]  # fmt: skip
+    assert [ref.name for ref in found[1:]] == ["tiny/eagle3", "tiny/medusa"]
+    assert found[2].card["licence"] == "Apache-2.0"
+    for ref in found:
+        assert load_head(ref.path, target).config.family == ref.family
+    assert load_head("tiny/medusa", target).config.family == "medusa"
+    assert find_heads(ModelSource("nowhere", RandomCheckpoint(CONFIG), ByteTokenizer())) == []  # type: ignore[arg-type]
+
+
+def test_the_users_head_comes_before_a_shipped_one_of_its_name(places: Path) -> None:
+    target = source(places)
+    save_head(head_for(target), user_heads() / "tiny" / "eagle3")
+    save_head(head_for(target), places / "package" / "tiny" / "eagle3")
+    assert [ref.place for ref in all_heads()] == ["cache"]
+
+
+def test_a_damaged_config_is_found_and_refused_when_read(places: Path) -> None:
+    folder = user_heads() / "tiny" / "eagle3"
+    save_head(head_for(source(places)), folder)
+    (folder / "config.json").write_text("{")
+    assert [ref.name for ref in all_heads()] == ["tiny/eagle3"] and find_heads(source(places)) == []
+
+
+def test_other_weights_are_refused_unless_asked_for(places: Path) -> None:
+    target = source(places)
+    save_head(head_for(target, sha256="0" * 64), places / "head")
+    with pytest.raises(InvalidParameter, match="trained for other weights"):
+        load_head(places / "head", target)
+    with pytest.warns(HeadWarning, match="other weights"):
+        load_head(places / "head", target, any_weights=True)
+
+
+@pytest.mark.filterwarnings("error")
+def test_another_template_is_a_warning_and_none_is_fine(places: Path) -> None:
+    target = source(places)
+    own = replace(target_print(target), template_sha256="1" * 64)
+    trained = replace(head_for(target).config, target=replace(own, template_sha256="2" * 64))
+    record = replace(head_for(target), config=trained)
+    assert check_fit(record, replace(own, template_sha256="2" * 64)) == ()
+    assert "another chat template" in check_fit(record, own)[0]
+    assert check_fit(record, replace(own, template_sha256="")) == ()
+
+
+def test_another_depth_is_refused(places: Path) -> None:
+    record = head_for(source(places), num_hidden_layers=7)
+    with pytest.raises(InvalidParameter, match="depth 7"):
+        check_fit(record, target_print(source(places)))
+
+
+def test_positions_go_as_far_as_the_target_and_training_is_told(places: Path) -> None:
+    target = source(places)
+    save_head(head_for(target), places / "head")
+    record = load_head(places / "head", target)
+    assert any("trained to 64 positions, the target goes to 128" in note for note in record.notes)
+    assert record.config.layer is not None and record.config.layer.max_position_embeddings == 128
+    assert record.config.max_positions == 64
+
+
+def test_a_replaced_file_is_another_target(places: Path) -> None:
+    first = target_print(source(places))
+    assert target_print(source(places)) == first
+    assert target_print(source(places, "replaced")).sha256 != first.sha256
+
+
+def test_a_name_that_leads_nowhere_lists_what_there_is(places: Path) -> None:
+    save_head(head_for(source(places)), user_heads() / "tiny" / "eagle3")
+    with pytest.raises(ModelNotFound, match="tiny/eagle3"):
+        load_head("smollm2-135m/nothing")
+    with pytest.raises(ModelNotFound, match="no draft head here"):
+        shutil.rmtree(user_heads() / "tiny" / "eagle3")
+        (places / "empty").mkdir()
+        load_head(places / "empty")

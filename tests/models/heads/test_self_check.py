@@ -1,0 +1,113 @@
+"""The self-check counts first drafted tokens that are the target's, for heads of the three shapes."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from paceline.models.base import ForwardOutput, Rows
+from paceline.models.heads.nets import NetOutput
+from paceline.models.heads.record import HeadRecord
+from paceline.models.heads.self_check import first_share, run_self_check, with_check
+from tests.models.heads.tiny_heads import OURS, VOCAB, WIDTH, random_head
+
+TOKENS = np.random.default_rng(5).integers(0, VOCAB, 64).tolist()
+IDS = np.arange(0, VOCAB, 2, dtype=np.int32)
+
+
+def successor(tokens) -> np.ndarray:
+    """What the target always says next."""
+    return (np.asarray(tokens) * 3 + 1) % VOCAB
+
+
+class Target:
+    """Says `successor`; its state at a position is that position, whatever the tap."""
+
+    def new_cache(self, num_pages: int) -> int:
+        return num_pages
+
+    def forward(self, rows: Rows, cache: int, taps: tuple[int, ...] = ()) -> ForwardOutput:
+        logits = np.eye(VOCAB, dtype=np.float32)[successor(rows.token_ids)]
+        states = np.repeat(rows.positions[:, None], WIDTH, axis=1).astype(np.float32)
+        return ForwardOutput(logits, {tap: states for tap in taps})
+
+
+class Net:
+    """Drafts the target's next token where its vocabulary has it, from the right state only."""
+
+    def __init__(self, record: HeadRecord, shift: int = 0) -> None:
+        self.record, self.shift = record, shift
+
+    def new_cache(self, num_pages: int) -> dict[int, float]:
+        return {}
+
+    def _logits(self, tokens, positions, states) -> np.ndarray:
+        right = np.asarray(states) + self.shift == np.asarray(positions)
+        logits = np.zeros((len(tokens), len(IDS)), np.float32)
+        wanted = np.searchsorted(IDS, successor(tokens))
+        for row, (column, ok) in enumerate(zip(wanted, right, strict=True)):
+            logits[row, min(column, len(IDS) - 1) if ok else 0] = 1.0 if ok else 0.0
+        return logits
+
+
+class Autoregressive(Net):
+    def project(self, taps: np.ndarray) -> np.ndarray:
+        return taps[:, :WIDTH]
+
+    def forward(self, rows: Rows, hidden: np.ndarray, cache) -> NetOutput:
+        return NetOutput(self._logits(rows.token_ids, rows.positions, hidden[:, 0]), hidden)
+
+
+class Block(Net):
+    def inject(self, taps, positions, slots, cache) -> None:
+        assert np.array_equal(positions, slots)
+        cache |= dict(zip(slots.tolist(), taps[:, 0].tolist(), strict=True))
+
+    def forward(self, rows: Rows, cache) -> NetOutput:
+        anchor = int(rows.positions[0])
+        assert rows.num_keys is not None and set(rows.num_keys) == {anchor + len(rows.token_ids)}
+        states = [cache[anchor - 1]] * len(rows.token_ids)
+        first = self._logits(rows.token_ids[:1], [anchor - 1], states[:1])
+        logits = np.zeros((len(rows.token_ids), len(IDS)), np.float32)
+        logits[int(not self.record.config.sample_from_anchor)] = first[0]
+        return NetOutput(logits, np.zeros((len(states), WIDTH), np.float32))
+
+    def bias(self, tokens) -> np.ndarray:
+        return np.zeros((len(tokens), len(IDS)), np.float32)
+
+
+class Step(Net):
+    def begin(self, hidden: np.ndarray) -> np.ndarray:
+        return hidden
+
+    def step(self, level: int, states: np.ndarray, tokens: np.ndarray):
+        assert level == 0
+        return self._logits(tokens, np.arange(len(tokens)), states[:, 0]), states
+
+
+FORMS = {"eagle3.1": Autoregressive, "dspark": Block, "dflash": Block, "medusa": Step}
+
+
+def record(form: str) -> HeadRecord:
+    head = random_head(OURS[form])
+    return replace(head, draft_ids=IDS, config=replace(head.config, draft_vocab_size=len(IDS)))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_share_is_that_of_tokens_in_the_heads_vocabulary(form: str) -> None:
+    expected = np.mean(successor(TOKENS[1:]) % 2 == 0)
+    net = FORMS[form](record(form))
+    assert first_share(Target(), net, TOKENS) == pytest.approx(expected)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_states_of_another_place_fail_the_check_of_a_good_release(form: str) -> None:
+    good = with_check(record(form), Target(), FORMS[form](record(form)), TOKENS)  # type: ignore[arg-type]
+    passed = run_self_check(Target(), FORMS[form](good))  # type: ignore[arg-type]
+    assert passed is not None and passed.passed and passed.measured == pytest.approx(passed.expected, abs=1e-3)
+    failed = run_self_check(Target(), FORMS[form](good, shift=1))  # type: ignore[arg-type]
+    assert failed is not None and not failed.passed and "far too low" in str(failed)
+
+
+def test_a_card_without_tokens_cannot_be_checked() -> None:
+    assert run_self_check(Target(), Step(record("medusa"))) is None  # type: ignore[arg-type]

@@ -1,0 +1,99 @@
+"""Training runs: they learn, end and go on as if they had not ended, and measure in the one definition."""
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.errors import InvalidParameter
+from paceline.training.heads.evaluate import evaluate, expected_length, replayed
+from paceline.training.heads.loop import LoopSettings, Trainer
+from paceline.training.heads.optimiser import rate_at
+from paceline.training.heads.recipes import RECIPES
+from paceline.training.heads.shards import TapStore
+from tests.training.heads.tiny import TAPS, tiny_store, tiny_target
+
+IDS = np.arange(29, dtype=np.int32)
+
+
+def trainer(folder, family, store, target, num_steps, **more):
+    torch.manual_seed(0)
+    settings = LoopSettings(num_steps=num_steps, rows=64, share=0.7, **more)
+    return Trainer(RECIPES[family](target, IDS, 3), target, store, settings, folder / family)
+
+
+@pytest.mark.parametrize(("family", "steps", "rate"), [("eagle3", 80, 3e-2), ("mlp_speculator", 120, 3e-2)])
+def test_a_small_head_learns_a_rule_by_heart(tmp_path, family, steps, rate):
+    target = tiny_target()
+    store = tiny_store(tmp_path / "taps", target, num=8)
+    run = trainer(tmp_path, family, store, target, steps, rate=rate)
+    done = run.run()
+    assert done.step == steps and done.curve[-1]["num_places"] > 0
+    run.recipe.net.load_state_dict(run.mean.weights)
+    trained = [one for one in store.documents if not one.conversation.is_held_out]
+    assert min(evaluate(run.recipe, target, store, trained).greedy) > 0.95
+
+
+@pytest.mark.parametrize("family", list(RECIPES))
+def test_an_ended_run_goes_on_bit_for_bit(tmp_path, family):
+    target = tiny_target()
+    store = tiny_store(tmp_path / "taps", target)
+    whole = trainer(tmp_path / "a", family, store, target, 8)
+    whole.run()
+    first = trainer(tmp_path / "b", family, store, target, 8)
+    for _ in range(5):
+        first.step()
+    first.save()
+    torch.manual_seed(99)
+    second = trainer(tmp_path / "b", family, TapStore(tmp_path / "taps"), target, 8)
+    second.run()
+    assert second.progress.step == 8 and second.progress.tokens == whole.progress.tokens
+    for name, values in whole.recipe.net.state_dict().items():
+        assert torch.equal(values, second.recipe.net.state_dict()[name]), name
+        assert torch.equal(whole.mean.weights[name], second.mean.weights[name]), name
+
+
+def test_a_time_budget_becomes_a_number_of_updates(tmp_path):
+    target = tiny_target()
+    store = tiny_store(tmp_path / "taps", target)
+    torch.manual_seed(0)
+    recipe = RECIPES["medusa"](target, IDS, 3)
+    run = Trainer(recipe, target, store, LoopSettings(seconds=1e-6, rows=64), tmp_path / "run")
+    assert run.run().num_steps == 9
+    again = Trainer(recipe, target, store, LoopSettings(seconds=1e6, rows=64), tmp_path / "run")
+    assert again.run().step == 9
+
+
+def test_a_finished_run_can_be_made_longer(tmp_path):
+    target = tiny_target()
+    store = tiny_store(tmp_path / "taps", target)
+    assert trainer(tmp_path, "medusa", store, target, 3).run().step == 3
+    longer = trainer(tmp_path, "medusa", store, target, 5)
+    assert longer.progress.step == 3 and longer.run().step == 5
+    assert [one["step"] for one in longer.progress.curve] == [3, 5]
+
+
+def test_training_ends_when_nothing_gets_better(tmp_path):
+    target = tiny_target()
+    store = tiny_store(tmp_path / "taps", target)
+    run = trainer(tmp_path, "medusa", store, target, 50, rate=0.0, evaluate_every=0.0, patience=2)
+    assert run.run().step == 3
+
+
+def test_too_little_text_is_refused(tmp_path):
+    target = tiny_target()
+    store = TapStore(tmp_path / "taps", TAPS)
+    with pytest.raises(InvalidParameter, match="have more text written"):
+        trainer(tmp_path, "medusa", store, target, 5)
+
+
+def test_replay_walks_as_a_decoder():
+    assert replayed([[2, 9, 9, 0, 1, 9], []]) == pytest.approx(6 / 3)
+    assert replayed([[0, 0, 0]]) == 1.0
+    assert expected_length([0.5, 0.5]) == pytest.approx(1.75)
+
+
+def test_the_rate_rises_and_falls():
+    rates = [rate_at(step, 1000, 1.0) for step in range(1001)]
+    assert rates[0] == pytest.approx(1 / 60)
+    assert rates.index(max(rates)) < 70
+    assert rates[-1] == pytest.approx(0.03)
