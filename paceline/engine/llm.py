@@ -323,7 +323,7 @@ def _start_compiler(model: str, config: EngineConfig) -> None:
         return
     from paceline.models.numba_executor.ahead import compile_ahead
 
-    compile_ahead(builtin.dtype if config.dtype == "auto" else config.dtype, config.kv_cache_dtype)
+    compile_ahead(builtin.dtype if config.dtype == "auto" else config.dtype, config.kv_cache_dtype, builtin.blocks)
 
 
 @contextmanager
