@@ -82,6 +82,22 @@ def find_heads(target: ModelSource) -> list[HeadRef]:
     return [ref for ref in (*beside, *named) if ref.target is None or _same(ref.target, print_)]
 
 
+def best_head(target: ModelSource, family: str | None = None) -> HeadRef | None:
+    """The head to use with `target`, None where none was made for it.
+
+    Of several, the one whose card tells the most tokens per pass; those without a figure come last.
+    """
+    known = [ref for ref in find_heads(target) if family in (None, ref.family)]
+    return max(known, key=_tokens_per_pass, default=None)
+
+
+def _tokens_per_pass(ref: HeadRef) -> float:
+    """The best figure on a head's card."""
+    accepted = ref.card.get("accepted")
+    sets = accepted.values() if isinstance(accepted, dict) else ()
+    return max((float(each.get("tokens_per_pass", 0)) for each in sets if isinstance(each, dict)), default=0.0)
+
+
 def load_head(name_or_path: str | Path, target: ModelSource | None = None, *, reading: Reading | None = None,
               any_weights: bool = False) -> HeadRecord:  # fmt: skip
     """The head of that name, path or hub id, checked against `target`.
