@@ -3,7 +3,7 @@
 import torch
 
 from paceline.errors import UnsupportedModel
-from paceline.models.heads.fit import target_print
+from paceline.models.heads.fingerprint import target_print
 from paceline.models.resolve import ModelSource
 from paceline.models.tensor_names import base_prefix
 from paceline.training.heads.recipes.base import Target
