@@ -24,7 +24,7 @@ def schema_of(rng: random.Random, depth: int = 0) -> dict[str, Any]:
         low = rng.randint(-20, 20)
         return {"type": "integer", "minimum": low, "maximum": low + rng.randint(0, 300)}
     if kind == "enum":
-        return {"enum": rng.sample(["red", "green", 3, None, True, "a b", "ünlaut"], 3)}
+        return {"enum": rng.sample(["red", "green", 3, None, True, "a b", "e f"], 3)}
     if kind == "const":
         return {"const": rng.choice(["x", 7, False, ["a", 1]])}
     if kind == "string":
