@@ -330,7 +330,7 @@ class Engine:
         self._drafting.release(state_id)
         del self._live[state_id]
         completion = request.finish(live, reason)
-        self.metrics.observe_sample(state_id, reason)
+        self.metrics.observe_sample(state_id, completion.finish_reason)
         output = request.output()
         if output is not None:
             del self._requests[live.request_id]

@@ -192,12 +192,13 @@ class LiveSample:
         return tuple(TokenOutput(*each) for each in zip(token_ids, pieces, provenance, scores, strict=True))
 
     def completion(self, reason: FinishReason) -> CompletionOutput:
-        """The finished sample. One that failed has the text and tokens from before."""
+        """The finished sample. One that failed has the text and tokens from before, and its state says so too."""
         if self.error is None:
             try:
                 self.text.finish()
             except Exception as error:
                 self.error, reason = error, "error"
+        self.state.finish_reason = reason
         return CompletionOutput(
             index=self.index,
             text=self.text.text,

@@ -82,7 +82,7 @@ class LLM:
     def _set_up(
         self, loaded: LoadedModel, config: EngineConfig, wanted: SpeculativeConfig | None, progress: NamedProgress
     ) -> None:
-        self._loaded, self._config, self.speculative = loaded, config, resolve_drafter(wanted)
+        self._loaded, self._config, self.speculative = loaded, config, resolve_drafter(wanted, loaded)
         self._engine = build_engine(loaded, config, self.speculative, progress)
         self.max_model_len = cache_capacity(loaded.model, config)[1]
         self._numbers = itertools.count()

@@ -97,11 +97,6 @@ class Tokenizer:
         return self._special
 
     @property
-    def chat_template(self) -> str | None:
-        """The source of the model's chat template."""
-        return self._template_source
-
-    @property
     def has_chat_template(self) -> bool:
         """Whether the model came with a chat template."""
         return self._template_source is not None

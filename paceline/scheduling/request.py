@@ -144,6 +144,7 @@ class RequestState:
         self.page_table, self.page_digests = [], []
         self.num_computed = self.reserved_tokens = 0
         self.num_preemptions += 1
+        self.draft_stats.num_unread = self.num_tokens
         self.status = Status.WAITING
 
     @property
