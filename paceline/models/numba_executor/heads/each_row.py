@@ -93,8 +93,8 @@ def on_row(op, row, first, count, shape, eps, store, batch, work, keys, values, 
 def _put_row(op, row, work, source, start):
     at, codes = work.places[op[TARGET], 0], work.codes
     target = Operand(
-        codes.values[at:], codes.scales[at // GROUP :], codes.offsets[at // GROUP :],
-        codes.halves[2 * at // GROUP :],
+        codes.values[at:], codes.scales[2 * at // GROUP :], codes.offsets[at // GROUP :],
+        codes.halves[2 * at // GROUP :], codes.fine,
     )  # fmt: skip
     put(target, row, work.places[op[TARGET], 1], op[TARGET_COLUMN], source, start, op[WIDTH])
 
