@@ -169,7 +169,7 @@ def compare(loaded: LoadedModel, drafter: Corrupted, prompt, params, args: argpa
     for policy in ("goodput", "cascade"):
         engines[policy] = engine_for(loaded, policy, max(args.lengths), drafter)
     plain = engine_for(loaded, "fixed", 0, drafter)
-    assert plain.speculation.policy == Fixed(0)
+    assert plain.speculation.policy.inner == Fixed(0)
     ratios: dict[str, list[float]] = {name: [] for name in engines}
     lengths, same = [], True
     for number in range(args.rounds):

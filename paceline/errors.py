@@ -13,17 +13,33 @@ Every message names the field that is wrong and says what to do about it. Anythi
     ├── GroupLost            an accepted request cannot be answered any more
     └── EngineDead           the engine behind an AsyncLLM failed or was shut down
 
-A `DrafterWarning` says that a drafter failed and was switched off for a request, a `HeadWarning` that a draft head runs
-where it was not trained: the text is unchanged, only slower.
+A `DrafterWarning` says that a drafter failed and was switched off for a request, a `PolicyWarning` that a length policy
+failed and nothing is drafted any more, a `HeadWarning` that a draft head runs where it was not trained: texts are
+unchanged, only slower.
 """
+
+import logging
+import warnings
 
 
 class DrafterWarning(UserWarning):
     """A drafter failed for a request, which goes on without drafts."""
 
 
+class PolicyWarning(UserWarning):
+    """A length policy failed; the engine goes on without drafts."""
+
+
 class HeadWarning(UserWarning):
     """A draft head runs, but not as it was trained: drafts may be accepted less often. Texts are unchanged."""
+
+
+def warn_safely(message: str, category: type[Warning]) -> None:
+    """A warning, and a line in the log where warnings are errors: this fault must not end an engine."""
+    try:
+        warnings.warn(message, category, stacklevel=4)
+    except category:
+        logging.getLogger(__name__).warning(message)
 
 
 class PacelineError(Exception):

@@ -5,6 +5,7 @@ Within these limits a request's logits stay finite, whatever the model emits, an
 that need a model (vocabulary, length): the engine has those.
 """
 
+import json
 import math
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
@@ -175,6 +176,52 @@ class Name:
         return value
 
 
+GRAMMARS = ("json", "regex", "choice", "grammar", "structural_tag")
+"""Kinds of `structured_outputs`."""
+_MOST_GRAMMAR = 1 << 16
+"""Characters of a grammar: what can be bombs is short at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A mapping with one of `GRAMMARS`, kept as {kind: source}; None stands for none.
+
+    Schemas and lists are kept as JSON texts; ``json_object`` becomes the schema of any object.
+    """
+
+    def __call__(self, name: str, value: Any) -> dict[str, str] | None:
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise _refused(name, value, "a mapping", "give e.g. {'json': {'type': 'object'}}")
+        given = {kind: source for kind, source in value.items() if source is not None and source is not False}
+        if given == {"json_object": True}:
+            given = {"json": {"type": "object"}}
+        if len(given) != 1 or next(iter(given)) not in GRAMMARS:
+            problem = f"{_shown(dict(given))} is not one of the kinds"
+            raise InvalidParameter(name, problem, f"give exactly one of {', '.join(GRAMMARS)}")
+        [(kind, source)] = given.items()
+        return {kind: _grammar_text(f"{name}.{kind}", kind, source)}
+
+
+def _grammar_text(name: str, kind: str, source: Any) -> str:
+    """The source as one text."""
+    if kind == "choice":
+        source = Strings(most=1024, longest=1024)(name, source)
+        if not source:
+            raise InvalidParameter(name, "the list is empty", "give at least one string")
+    if kind in ("json", "choice", "structural_tag") and not isinstance(source, str):
+        try:
+            source = json.dumps(source, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidParameter(name, f"is no JSON ({str(error)[:80]})", "give plain JSON values") from None
+    if not isinstance(source, str) or not source:
+        raise _refused(name, source, "a text", "give the grammar's source")
+    if len(source) > _MOST_GRAMMAR:
+        raise InvalidParameter(name, f"{len(source)} characters", f"give at most {_MOST_GRAMMAR}")
+    return source
+
+
 _DRAFTING: dict[str, Limit] = {
     "method": Name(),
     "num_draft_tokens": Whole(0, 64, "use 0 to draft nothing"),
@@ -203,6 +250,7 @@ LIMITS: dict[str, Limit] = {
     "prompt_logprobs": Whole(0, 20, "ask for 0 to 20 alternatives", optional=True),
     "logprobs_mode": OneOf(("raw", "processed")),
     "speculative": Drafting(),
+    "structured_outputs": Grammar(),
     "prediction": Prediction(longest=1 << 20),
 }
 """Every field of `SamplingParams`; the numbers are OpenAI's and vLLM's where these have them."""

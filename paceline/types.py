@@ -58,6 +58,9 @@ class SamplingParams:
         speculative: False for plain decoding of this request; a mapping changes how it is drafted for:
             ``num_draft_tokens`` (most of them), ``policy`` (``auto``, or ``fixed``: that many each time), ``rule`` (an
             exact one, or the engine's own), ``method`` (the engine's own, or ``none``).
+        structured_outputs: one of ``json`` (a schema), ``json_object`` (True), ``regex``, ``choice`` (strings),
+            ``grammar`` (Lark or GBNF), ``structural_tag``, as in vLLM: tokens that leave it are impossible, and the
+            output ends where it is complete. Needs the extra ``grammar``.
         prediction: text (or token ids) that much of the answer may repeat: it is drafted where the answer follows it.
     """
 
@@ -81,6 +84,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     logprobs_mode: Literal["raw", "processed"] = "raw"
     speculative: bool | Mapping[str, Any] = True
+    structured_outputs: Mapping[str, Any] | None = None
     prediction: str | Sequence[int] = ()
 
     def __post_init__(self) -> None:
@@ -141,6 +145,7 @@ class CompletionOutput:
         logprobs: one entry for each of `token_ids`; None unless asked for.
         num_predicted_tokens, num_accepted_predictions: tokens drafted from the request's own `prediction`, and those of
             them that stood.
+        num_forced_tokens: tokens that its grammar forced and a draft of them brought for nothing.
     """
 
     index: int
@@ -154,6 +159,7 @@ class CompletionOutput:
     logprobs: tuple[TokenLogprobs, ...] | None = None
     num_predicted_tokens: int = 0
     num_accepted_predictions: int = 0
+    num_forced_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,9 +114,9 @@ def _local(
     from paceline.evaluation.audit.run import audit as run
 
     names, alpha, minutes, detect, max_tokens = wanted
-    spec = asdict(resolve_drafter(config) or config)
-    plan = AuditPlan(spec, minutes, names or CHECKS, alpha, detect, max_tokens)
     plain = o.load_llm(model, None, **engine)
+    spec = asdict(resolve_drafter(config, plain.loaded) or config)
+    plan = AuditPlan(spec, minutes, names or CHECKS, alpha, detect, max_tokens)
     ids = [plain.user_prompt(text, raw) for text in texts]
     key = fingerprint(plain.loaded.source.checkpoint.fingerprint, {"dtype": plain.dtype, "speculative": spec})
     bets = read_bets(ledger, key) if ledger else None

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -35,6 +36,10 @@ def generate(
     ignore_eos: Annotated[
         bool, o.option(o.SAMPLING, "--ignore-eos", help="Go on after the end-of-sequence token.")
     ] = False,
+    json_schema: Annotated[
+        Path | None, o.option(o.SAMPLING, "--json-schema", help="The answer is JSON that follows this schema's file.")
+    ] = None,
+    regex: Annotated[str | None, o.option(o.SAMPLING, "--regex", help="The answer matches this expression.")] = None,
     raw: o.Raw = False,
     chat: o.Chat = False,
     compare: Annotated[bool, o.option(o.OUTPUT, "--compare", help="Run plain decoding too and compare.")] = False,
@@ -67,13 +72,15 @@ def generate(
 
         paceline generate --pipeline-parallel-size 2 --dtype float32 "The capital of France is"
 
+        paceline generate --json-schema person.json "Invent a person. Answer in JSON."
+
         paceline generate --draft ngram --max-tokens 64 --compare --json "1, 2, 3," | jq .stats
     """
     from paceline.evaluation.report import describe, run_once
 
     params = SamplingParams(
         temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed, max_tokens=max_tokens,
-        stop=tuple(stop or ()), ignore_eos=ignore_eos,
+        stop=tuple(stop or ()), ignore_eos=ignore_eos, structured_outputs=_grammar(json_schema, regex),
     )  # fmt: skip
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text:
@@ -103,6 +110,18 @@ def generate(
     show_table(closing_table(run, plain, o.drafter_of(llm)))
     if plain is not None:
         messages.print(verdict(describe(run, plain)["speedup"], is_identical(run, plain)), soft_wrap=True)
+
+
+def _grammar(json_schema: Path | None, regex: str | None) -> dict[str, str] | None:
+    """What the answer must follow."""
+    if json_schema is None:
+        return None if regex is None else {"regex": regex}
+    if regex is not None:
+        raise InvalidParameter("regex", "is given beside --json-schema", "leave one of the two out")
+    try:
+        return {"json": json_schema.read_text(encoding="utf-8")}
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidParameter("json_schema", f"{json_schema} cannot be read ({error})", "give a JSON file") from None
 
 
 def _record(run, plain, stats: dict) -> dict:

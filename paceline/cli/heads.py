@@ -1,7 +1,7 @@
 """`paceline heads`: what draft heads there are, what a file holds, other programs' layouts, and a check of a head."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -112,6 +112,9 @@ def convert(
     to: Annotated[str, typer.Option("--to", help=f"For which program: {', '.join(_LAYOUTS)}.")],
     destination: Annotated[Path, typer.Option("--output", "-o", help="Folder, or .gguf file for llama.cpp.")],
     model: Target = None,
+    verifier: Annotated[
+        str | None, typer.Option("--verifier", help="What vLLM shall load as the target: hub id or folder.")
+    ] = None,
     dtype: Annotated[str, typer.Option("--dtype", help="float32, bfloat16, or int8 (paceline only).")] = "bfloat16",
     taps: Taps = None,
     norm_output: NormOutput = None,
@@ -124,13 +127,15 @@ def convert(
 
     Examples:
 
-        paceline heads convert smollm2-135m/eagle3 --to vllm -m smollm2-135m -o eagle3-vllm
+        paceline heads convert smollm2-135m/eagle3 --to vllm -m smollm2-135m --verifier HuggingFaceTB/\
+SmolLM2-135M-Instruct -o eagle3-vllm
 
         paceline heads convert smollm2-135m/dspark --to llama.cpp -m smollm2-135m -o dspark.gguf
 
         paceline heads convert ./downloaded-head --to paceline -m target.gguf --dtype int8 -o head
     """
     from paceline.models.heads.files import save_head
+    from paceline.models.heads.layouts.speculators import VERIFIER
 
     if to not in _LAYOUTS:
         raise InvalidParameter("to", f"{to!r} is not known", f"choose one of: {', '.join(_LAYOUTS)}")
@@ -142,10 +147,14 @@ def convert(
         return
     if model is None:
         raise InvalidParameter("model", f"is missing, whose tables go into a head for {to}", "name the target (-m)")
+    if verifier is not None:
+        record = replace(record, card={**record.card, VERIFIER: verifier})
     source = _source(model)
     if to == "llama.cpp":
         print(_to_gguf(record, destination, source, dtype))
         return
+    if to == "vllm" and record.config.family in ("medusa", "mlp_speculator"):
+        messages.print(f"vLLM 0.33 no longer runs {record.config.family} heads; older ones read this", soft_wrap=True)
     tables = _tables(source)
     print(save_head(record, destination, storage=dtype, layout=_LAYOUTS[to], tables=tables))  # type: ignore[arg-type]
 
@@ -174,8 +183,8 @@ def verify(
     """
     from paceline.config import EngineConfig
     from paceline.engine.build import load
+    from paceline.models.heads.build import make_net
     from paceline.models.heads.self_check import run_self_check
-    from paceline.models.numba_executor.heads.build import make_net
 
     config = EngineConfig(dtype=dtype, num_threads=threads, executor=executor)  # type: ignore[arg-type]
     with progress_bars() as progress:

@@ -18,7 +18,7 @@ app = typer.Typer(
 )
 
 COMMANDS = {
-    "Use a model": ("generate", "chat", "serve", "models", "demo"),
+    "Use a model": ("generate", "chat", "serve", "batch", "models", "demo"),
     "Choose and measure": ("bench", "advise", "audit", "tune", "tree", "layers"),
     "Plan many models on many devices": ("place", "place-map", "simulate"),
 }
@@ -27,7 +27,9 @@ GROUPS = {"Choose and measure": ("theory", "train", "heads")}
 for panel, names in COMMANDS.items():
     for name in names:
         function = name.replace("-", "_")
-        app.command(name, rich_help_panel=panel)(getattr(import_module(f"paceline.cli.{function}"), function))
+        context = {"auto_envvar_prefix": "PACELINE"} if name == "serve" else None
+        made = app.command(name, rich_help_panel=panel, context_settings=context)
+        made(getattr(import_module(f"paceline.cli.{function}"), function))
 for panel, names in GROUPS.items():
     for name in names:
         app.add_typer(import_module(f"paceline.cli.{name}").app, name=name, rich_help_panel=panel)

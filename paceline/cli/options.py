@@ -3,12 +3,13 @@
 import json
 from collections.abc import Callable
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from paceline.cli.terminal import messages, progress_bars
-from paceline.config import EngineConfig, LengthPolicyName, SpeculativeConfig
+from paceline.config import EngineConfig, LengthPolicyName, SchedulerName, SpeculativeConfig
 from paceline.drafters.registry import AUTO, drafter_names
 from paceline.errors import InvalidParameter
 from paceline.types import SamplingParams
@@ -25,12 +26,15 @@ _DRAFTERS = (AUTO, NONE, *(name for name in drafter_names() if name != "plain"))
 _RULE = next(field.default for field in fields(SpeculativeConfig) if field.name == "rule")
 
 DRAFTING, SAMPLING, MACHINE, OUTPUT = "Drafting", "Sampling", "Model and machine", "Output"
+SERVER = "Server"
 """Headings of --help."""
 
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_DRAFT = AUTO
 DEFAULT_RULE = str(_RULE)
 DEFAULT_DTYPE = _ENGINE.dtype
+DEFAULT_MAX_NUM_SEQS = _ENGINE.max_num_seqs
+DEFAULT_SCHEDULER = _ENGINE.scheduler
 DEFAULT_TEMPERATURE = 0.0
 DEFAULT_MAX_TOKENS = _SAMPLING.max_tokens
 
@@ -104,6 +108,47 @@ CacheDtype = Annotated[
     option(
         MACHINE, "--kv-cache-dtype", help="Keys and values: float32, float16, or auto (float16 with w8a8 and gguf)."
     ),
+]
+Device = Annotated[str, option(MACHINE, "--device", help="Device of the torch executor, e.g. cuda.")]
+MaxModelLen = Annotated[
+    int | None, option(MACHINE, "--max-model-len", help="Most tokens of prompt and answer; default the model's own.")
+]
+MaxNumSeqs = Annotated[int, option(MACHINE, "--max-num-seqs", help="Most requests that decode at once.")]
+MaxBatchedTokens = Annotated[
+    int | None, option(MACHINE, "--max-num-batched-tokens", help="Most rows of a pass; default as tuned, else 512.")
+]
+SchedulerPolicy = Annotated[
+    str, option(MACHINE, "--scheduler", help=f"Scheduling policy: {', '.join(SchedulerName.__args__)}.")
+]
+MaxQueue = Annotated[int, option(SERVER, "--max-queue", help="Requests that may wait; 429 beyond.")]
+MaxBody = Annotated[int, option(SERVER, "--max-body-bytes", help="Largest body of a request; 413 beyond.")]
+RequestTimeout = Annotated[
+    float | None, option(SERVER, "--request-timeout", help="Seconds after which an answer ends with what it has.")
+]
+PingSeconds = Annotated[float, option(SERVER, "--ping-seconds", help="Silence after which a stream sends a comment.")]
+DrainSeconds = Annotated[float, option(SERVER, "--drain-seconds", help="How long answers may go on after SIGTERM.")]
+ApiKey = Annotated[
+    list[str] | None, option(SERVER, "--api-key", help="Ask for this key; repeatable. Rather use --api-key-file.")
+]
+ApiKeyFile = Annotated[Path | None, option(SERVER, "--api-key-file", help="Keys to ask for, one per line.")]
+Insecure = Annotated[bool, option(SERVER, "--insecure", help="Listen to other machines without asking for a key.")]
+AllowedHost = Annotated[
+    list[str] | None,
+    option(SERVER, "--allowed-host", help="Host header to answer; on loopback only its own by default."),
+]
+AllowedOrigin = Annotated[
+    list[str] | None, option(SERVER, "--allowed-origin", help="Web pages of this origin may ask; repeatable.")
+]
+MetricsPrefix = Annotated[
+    str, option(SERVER, "--metrics-prefix", help="Of names in /metrics; vllm for tools that read vLLM's.")
+]
+SpecMetrics = Annotated[
+    bool, option(SERVER, "--per-request-spec-decode-metrics", help="Answers tell acceptance, in vLLM's shape.")
+]
+Page = Annotated[bool, option(SERVER, "--page/--no-page", help="Serve the playground at /.")]
+RequestLogFile = Annotated[
+    Path | None,
+    option(SERVER, "--request-log", help="A line of JSON for every request goes here; - for standard error."),
 ]
 ExecutorName = Annotated[str, option(MACHINE, "--executor", help="auto, numba or torch.")]
 Json = Annotated[bool, option(OUTPUT, "--json", help="Print one JSON object and nothing else.")]

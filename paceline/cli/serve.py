@@ -1,6 +1,8 @@
 """`paceline serve`: one model, or a cluster that does what was planned, behind OpenAI's HTTP protocol."""
 
 import asyncio
+import socket
+from collections.abc import Awaitable, Callable
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -11,10 +13,34 @@ import typer
 from paceline.cli import options as o
 from paceline.cli.terminal import messages, progress_bars
 from paceline.errors import InvalidParameter
+from paceline.serving.settings import Settings, check_exposure, is_loopback, local_names
 
 if TYPE_CHECKING:
     from paceline.config import SpeculativeConfig
     from paceline.serving.job import Backend
+
+_SETTINGS = Settings()
+
+
+def _read_config(context: typer.Context, path: Path | None) -> Path | None:
+    """Let a YAML file say what the command line does not."""
+    if path is None:
+        return None
+    import yaml
+
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InvalidParameter("config", f"{path} cannot be read ({error})", "give a YAML file of options") from None
+    if not isinstance(values, dict):
+        raise InvalidParameter("config", f"{path} holds no mapping", "write e.g. port: 8080")
+    named = {str(key).replace("-", "_"): value for key, value in values.items()}
+    known = {parameter.name for parameter in context.command.params}
+    for name in named:
+        if name not in known:
+            raise InvalidParameter("config", f"{name!r} in {path} is no option", "see paceline serve --help")
+    context.default_map = {**(context.default_map or {}), **named}
+    return path
 
 
 def serve(
@@ -28,6 +54,10 @@ def serve(
     port: Annotated[int, typer.Option("--port", help="Port to listen at.")] = 8000,
     served_model_name: Annotated[
         str | None, typer.Option("--served-model-name", help="What requests call the model; its name by default.")
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", help="YAML file of these options.", is_eager=True, callback=_read_config),
     ] = None,
     weights: Annotated[
         list[str] | None, typer.Option("--weights", help="NAME=MODEL: weights of a plan's model; repeatable.")
@@ -44,16 +74,39 @@ def serve(
     rule: o.Rule = o.DEFAULT_RULE,
     policy: o.Policy = "auto",
     draft_option: o.DraftOption = None,
+    policy_option: o.PolicyOption = None,
     dtype: o.Dtype = o.DEFAULT_DTYPE,
     threads: o.Threads = None,
     executor: o.ExecutorName = "auto",
+    device: o.Device = "cpu",
     tensor_parallel_size: o.TensorParallel = 1,
     pipeline_parallel_size: o.PipelineParallel = 1,
+    max_model_len: o.MaxModelLen = None,
+    max_num_seqs: o.MaxNumSeqs = o.DEFAULT_MAX_NUM_SEQS,
+    max_num_batched_tokens: o.MaxBatchedTokens = None,
+    scheduler: o.SchedulerPolicy = o.DEFAULT_SCHEDULER,
+    kv_cache_memory_bytes: o.CacheBytes = None,
+    kv_cache_dtype: o.CacheDtype = "auto",
+    max_queue: o.MaxQueue = _SETTINGS.max_queue,
+    max_body_bytes: o.MaxBody = _SETTINGS.max_body_bytes,
+    request_timeout: o.RequestTimeout = None,
+    ping_seconds: o.PingSeconds = _SETTINGS.ping_seconds,
+    drain_seconds: o.DrainSeconds = _SETTINGS.drain_seconds,
+    api_key: o.ApiKey = None,
+    api_key_file: o.ApiKeyFile = None,
+    insecure: o.Insecure = False,
+    allowed_host: o.AllowedHost = None,
+    allowed_origin: o.AllowedOrigin = None,
+    metrics_prefix: o.MetricsPrefix = _SETTINGS.metrics_prefix,
+    per_request_spec_decode_metrics: o.SpecMetrics = False,
+    page: o.Page = True,
+    request_log: o.RequestLogFile = None,
 ) -> None:
     """Answer OpenAI's completions and chat completions over HTTP.
 
     With --cluster, requests go to the group with the shortest queue among those that hold their model; those that
     would miss their deadline are refused at once; a group that dies is started again, and none of its requests is lost.
+    Every option can be given in a YAML file (--config) or as an environment variable: PACELINE_PORT for --port.
 
     Examples:
 
@@ -61,14 +114,24 @@ def serve(
 
         paceline serve smollm2-135m --draft suffix --port 8080
 
+        paceline serve --host 0.0.0.0 --api-key-file keys.txt --max-queue 32 --request-log -
+
+        paceline serve --config serve.yaml
+
         paceline place --case case.yaml --output plan.json && paceline serve --cluster plan.json
 
         paceline serve --cluster plan.json --weights chat=smollm2-135m --weights code=code.gguf --num-cpus 2
 
         curl localhost:8000/v1/models
     """
-    speculative = o.speculative_config(draft, draft_model, num_draft_tokens, rule, policy, draft_option)
-    _need_extras()
+    speculative = o.speculative_config(draft, draft_model, num_draft_tokens, rule, policy, draft_option, policy_option)
+    need_extras()
+    settings = _settings(
+        host, port, (*(api_key or ()), *_keys_of(api_key_file)), insecure, allowed_host, max_queue=max_queue,
+        max_running=max_num_seqs, max_body_bytes=max_body_bytes, request_timeout=request_timeout,
+        ping_seconds=ping_seconds, drain_seconds=drain_seconds, allowed_origins=tuple(allowed_origin or ()),
+        metrics_prefix=metrics_prefix, spec_decode_metrics=per_request_spec_decode_metrics, page=page,
+    )  # fmt: skip
     if cluster is not None:
         if model is not None:
             raise InvalidParameter("model", f"{model!r} is given beside --cluster", "the plan names its models")
@@ -77,32 +140,54 @@ def serve(
             raise InvalidParameter("cluster", problem, "leave them out: the plan and --num-cpus decide them")
         supervision = {"heartbeat": heartbeat, "max_restarts": max_restarts}
         options = {"speculative": speculative, "dtype": dtype, "executor": executor}
-        _serve_cluster(cluster, _paths(weights), num_cpus, supervision, events, options, host, port)
+        listen = partial(_listen, settings=settings, host=host, port=port, log=request_log)
+        _serve_cluster(cluster, _paths(weights), num_cpus, supervision, events, options, listen)
         return
     engine = {
-        "dtype": dtype, "num_threads": threads, "executor": executor, "tensor_parallel_size": tensor_parallel_size,
-        "pipeline_parallel_size": pipeline_parallel_size,
+        "dtype": dtype, "num_threads": threads, "executor": executor, "device": device,
+        "tensor_parallel_size": tensor_parallel_size, "pipeline_parallel_size": pipeline_parallel_size,
+        "max_model_len": max_model_len, "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max_num_batched_tokens, "scheduler": scheduler,
+        "kv_cache_memory_bytes": kv_cache_memory_bytes, "kv_cache_dtype": kv_cache_dtype,
     }  # fmt: skip
     name = model or o.DEFAULT_MODEL
-    _serve_one(name, served_model_name or name, speculative, engine, host, port)
+    _serve_one(name, served_model_name or name, speculative, engine, settings, host, port, request_log)
+
+
+def _keys_of(path: Path | None) -> tuple[str, ...]:
+    from paceline.serving.settings import read_keys
+
+    return () if path is None else read_keys(path)
+
+
+def _settings(
+    host: str, port: int, keys: tuple[str, ...], insecure: bool, hosts: list[str] | None, **more: Any
+) -> Settings:
+    """Raises InvalidParameter for what should not listen."""
+    check_exposure(host, keys, insecure)
+    allowed = tuple(hosts or ()) or (local_names(host, port) if is_loopback(host) else ())
+    return Settings(api_keys=keys, allowed_hosts=allowed, **more)
 
 
 def _serve_one(
-    path: str, name: str, speculative: "SpeculativeConfig | None", engine: dict[str, Any], host: str, port: int
-) -> None:
+    path: str, name: str, speculative: "SpeculativeConfig | None", engine: dict[str, Any], settings: Settings,
+    host: str, port: int, log: Path | None,
+) -> None:  # fmt: skip
     from paceline.serving.local import LocalBackend
     from paceline.serving.model_spec import ModelSpec
+    from paceline.serving.run import bind
     from paceline.serving.worker import open_model
 
+    bound = bind(host, port)
     with progress_bars() as progress:
         opener = partial(open_model, speculative=speculative, progress=progress, **engine)
         backend = LocalBackend([ModelSpec(name, path)], opener)
-    asyncio.run(_listen(backend, host, port))
+    asyncio.run(_listen(backend, settings=settings, host=host, port=port, log=log, bound=bound))
 
 
 def _serve_cluster(
     path: Path, weights: dict[str, str], num_cpus: int | None, supervision: dict[str, Any], events: Path | None,
-    options: dict[str, Any], host: str, port: int,
+    options: dict[str, Any], listen: Callable[["Backend"], Awaitable[None]],
 ) -> None:  # fmt: skip
     from paceline.serving.cluster.dispatcher import Dispatcher
     from paceline.serving.cluster.group import Supervision
@@ -118,7 +203,7 @@ def _serve_cluster(
         with _event_log(events) as log:
             dispatcher = Dispatcher(plan, groups, Supervision(**supervision), log)
             await dispatcher.start()
-            await _listen(dispatcher, host, port)
+            await listen(dispatcher)
 
     messages.print(f"starting {len(plan.placement.groups)} groups with {len(plan.held)} models")
     groups = start_groups(plan, num_cpus, **options)
@@ -128,15 +213,34 @@ def _serve_cluster(
         stop_ray()
 
 
-async def _listen(backend: "Backend", host: str, port: int) -> None:
-    """Serve until interrupted; then answer what was accepted."""
-    import uvicorn
-
+async def _listen(
+    backend: "Backend", *, settings: Settings, host: str, port: int, log: Path | None,
+    bound: socket.socket | None = None,
+) -> None:  # fmt: skip
+    """Serve until told to stop; then answer what was accepted."""
     from paceline.serving.app import build_app
+    from paceline.serving.run import Server, bind
 
-    config = uvicorn.Config(build_app(backend), host, port, log_level="warning", timeout_graceful_shutdown=30)
-    messages.print(f"listening at http://{host}:{port}/v1 with {', '.join(backend.models)}; end with Ctrl-C")
-    await uvicorn.Server(config).serve()
+    bound = bound or bind(host, port)
+    shown = f"[{host}]" if ":" in host else host
+    where = f"http://{shown}:{bound.getsockname()[1]}"
+
+    def say() -> None:
+        messages.print(f"listening at {where}/v1 with {', '.join(backend.models)}; end with Ctrl-C", soft_wrap=True)
+
+    with _request_log(log) as stream:
+        app = build_app(backend, settings, stream)
+        await Server(app, app.front.gate, settings.drain_seconds, say).serve(sockets=[bound])
+
+
+@contextmanager
+def _request_log(path: Path | None):
+    """Where lines of requests go: nowhere, standard error for -, or a file."""
+    if path is None or str(path) == "-":
+        yield None if path is None else messages.file
+    else:
+        with path.open("a", encoding="utf-8") as stream:
+            yield stream
 
 
 @contextmanager
@@ -160,7 +264,8 @@ def _paths(weights: list[str] | None) -> dict[str, str]:
     return paths
 
 
-def _need_extras() -> None:
+def need_extras() -> None:
+    """Raise InvalidParameter, with what to install, where the extra `serve` is missing."""
     try:
         import fastapi  # noqa: F401
         import prometheus_client  # noqa: F401

@@ -73,7 +73,7 @@ def head(
     from paceline.training.heads.conversations import ngrams_of
     from paceline.training.heads.loop import LoopSettings
 
-    place = work or cache_dir() / "heads" / _slug(model)
+    place = work or cache_dir() / "head-training" / _slug(model)
     given = None
     if prompts is not None:
         tokenizer = resolve_model(model).tokenizer
@@ -84,7 +84,7 @@ def head(
     with progress_bars() as progress:
         config = EngineConfig(dtype=dtype, num_threads=threads)
         record, done = train_head(job, config, progress, _Bar(progress))
-    folder = save_trained(record, output or place / family, release)
+    folder = save_trained(record, output or cache_dir() / "heads" / _slug(model) / family, release)
     if plot is not None:
         _draw(done, family, plot)
     if as_json:

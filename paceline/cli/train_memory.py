@@ -84,7 +84,8 @@ blue?"
             source, found = _written(model, config, prompts, tokens or _TOKENS, seed, progress)
         found = _clean(found, source, benchmarks or [])
         path = output or cached_path(source)
-        counted = _some([answer for answer in found if not answer.is_held_out], tokens, seed)
+        counted = [answer for answer in found if not answer.is_held_out]
+        counted = _some(counted, tokens, seed) if answers else counted
         num_tokens = sum(len(answer.answer) for answer in counted)
         about = f"{len(counted)} answers of {source.name}"
         fingerprint, size = source.tokenizer.vocabulary_fingerprint(), source.tokenizer.vocab_size

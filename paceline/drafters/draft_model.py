@@ -33,7 +33,7 @@ class DraftModel:
         cost_ratio: float = 1.0,
     ) -> None:
         self.runner = DraftRunner(model, num_pages, max_prefill_rows)
-        self.traits = DrafterTraits(shape.branches, shape.branches, cost_ratio, shape.natural_budget)
+        self.traits = DrafterTraits(shape.branches, shape.branches, cost_ratio, shape.natural_budget, reads=True)
         self._begin = shape.begin
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:

@@ -22,24 +22,21 @@ from paceline.drafters.track_record import TrackRecord
 from paceline.errors import InvalidParameter
 from paceline.sampling.law import Law
 from paceline.sampling.tree import TokenTree, union
+from paceline.speculation.best_draft import READING_MARGIN
 from paceline.speculation.outcome import RequestOutcome
 from paceline.speculation.policies.base import one_more_pays
-from paceline.speculation.records import PRIOR_RATE, DraftRates
+from paceline.speculation.records import PRIOR_RATE, DraftRates, tokens_to_come
 from paceline.speculation.traits import DrafterTraits
 
 _NODES_PER_CHILD = 1 << 16
 """Node numbers set aside for the draws of one child, so that no two children use the same noise."""
-_SOON = 32
-"""Tokens that any answer is taken to have left; one of n tokens is expected to get n more."""
-_MARGIN = 2.0
-"""A text is read when that should save twice its price: expectations are uncertain, the price is not, and some of the
-answer will be had for nothing."""
-
 _MODEL_MEMORY = 0.95
 """Weight of the past in a model's acceptance rate. It changes little within a text, and a model that a few unlucky
 drafts brought down is not asked any more: nothing would tell that it was bad luck."""
 _PRIOR_WEIGHT = 4.0
 """A model's acceptance by earlier requests counts as this many drafts of a new one."""
+_MORE = 1
+"""Tokens beyond the best length that a chain drafted at once has, for the places where its model is sure."""
 _EXPLORE_EVERY = 8
 """A child with a model that is not asked any more is tried after 8 steps, then after twice as many, and so on."""
 
@@ -200,7 +197,7 @@ class Hybrid:
                 raise InvalidParameter("cost_ratio", problem, "give it one, e.g. 0.1: free drafters must choose theirs")
             score = self._children[child].score(context.request_id)
             request.num_read[child] = len(context.token_ids)
-            tree = tree.prune(budget)
+            tree = tree.prune(budget, context.max_depth)
             request.waiting.append(_Proposal(child, tree, score, request.records[child].expected(tree, score)))
 
     def _learn_price(
@@ -249,7 +246,10 @@ class Hybrid:
         beside = free.tree.prune(context.budget - length)
         if not self._is_worth_rows(free, beside, step, best):
             beside = EMPTY
-        if not self._children[child].traits.branches:
+        traits = self._children[child].traits
+        if traits.at_once:
+            length = min(length + _MORE, context.budget - len(beside))
+        elif not traits.branches:
             length = context.budget - len(beside)  # a chain ends where its model is unsure
         return _Plan(free, child, length, beside)
 
@@ -268,10 +268,11 @@ class Hybrid:
             promised = (1 + PRIOR_RATE) / float(step.of[child][1])
         if promised <= worth:
             return False
-        saved = (1 / worth - 1 / promised) * self._num_to_come(context)
+        num_said = len(context.token_ids) - context.num_prompt_tokens
+        saved = (1 / worth - 1 / promised) * tokens_to_come(num_said, context.params.max_tokens - num_said)
         unread = len(context.token_ids) - request.num_read.get(child, 0)
-        reading = step.size * self._children[child].reading_seconds(unread) / step.plain_seconds
-        return saved > _MARGIN * reading
+        reading = step.size * self._children[child].reading(unread) / step.plain_seconds
+        return saved > READING_MARGIN * reading
 
     def _is_worth_rows(self, free: _Proposal, beside: TokenTree, step: StepPrices, best: BestLength) -> bool:
         """Whether `beside` adds tokens, where a draft of `best.tokens` a pass fails, cheaper than the step's others.
@@ -291,12 +292,6 @@ class Hybrid:
         if not len(plan.beside) or drawn.draw == "without_replacement":
             return drawn
         return union([plan.beside, drawn])
-
-    @staticmethod
-    def _num_to_come(context: DraftContext) -> int:
-        """Tokens that are expected to come: answers end early as often as not, and long ones later."""
-        num_said = len(context.token_ids) - context.num_prompt_tokens
-        return min(max(1, context.params.max_tokens - num_said), _SOON + num_said)
 
 
 def make_hybrid(

@@ -61,12 +61,6 @@ class Child:
         """[longest + 1] seconds of a step in which every request of `batch` drafts 0, 1, ... levels with this child."""
         return np.array([step_seconds(self, batch, levels) for levels in range(longest + 1)])
 
-    def reading_seconds(self, num_tokens: int) -> float:
-        """What reading text costs it: as many rows of a large pass, at its share of the target's price."""
-        few, many = _MANY_ROWS
-        per_row = (self._prices.target(many) - self._prices.target(few)) / (many - few)
-        return num_tokens * self.traits.cost_ratio * per_row
-
     def learn_price(self, depth: int, num_requests: int, seconds: float, context: float) -> None:
         """Drafts of `depth` levels for `num_requests` requests took `seconds`."""
         self._drafts.observe(depth, num_requests, seconds, context)
@@ -79,12 +73,12 @@ class Child:
         """See `Prices`; lookups cost nothing beside a pass."""
         return 0.0 if self.is_free else self._drafts(level, num_requests, context)
 
+    def reading(self, num_tokens: int) -> float:
+        """See `Prices`."""
+        return self._drafts.reading(num_tokens)
+
     def observe(self, step: StepOutcome) -> None:
         """Nothing: the engine teaches passes, and `learn_price` drafts."""
-
-
-_MANY_ROWS = (64, 512)
-"""Passes whose difference tells what a row of a prompt costs."""
 
 
 def make_child(

@@ -96,7 +96,7 @@ class Lookahead:
         for guess in guesses:
             tree.add(ROOT_PARENT, guess)
         window.place(tree, num_branches - len(guesses))
-        return tree.grown().prune(context.budget)
+        return tree.grown().prune(context.budget, context.max_depth)
 
     def _window(self, prompt: Sequence[int]) -> "_Window":
         pool = NGramPool(self._guesses)

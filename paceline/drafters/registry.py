@@ -12,6 +12,9 @@ from paceline.config import SpeculativeConfig
 from paceline.drafters.base import Drafter
 from paceline.drafters.services import DraftServices
 from paceline.errors import InvalidParameter
+from paceline.models.base import RunsHeads
+from paceline.models.heads.registry import best_head
+from paceline.models.loaded import LoadedModel
 from paceline.speculation.traits import DrafterTraits
 
 _DRAFTERS = {
@@ -26,6 +29,17 @@ _DRAFTERS = {
     "specinfer": "paceline.drafters.specinfer:make_specinfer",
     "layer_skip": "paceline.drafters.layer_skip:make_layer_skip",
     "sparse_cache": "paceline.drafters.sparse_cache:make_sparse_cache",
+    "head": "paceline.drafters.heads.make:head",
+    "eagle": "paceline.drafters.heads.make:eagle",
+    "eagle3": "paceline.drafters.heads.make:eagle3",
+    "dflash": "paceline.drafters.heads.make:dflash",
+    "dspark": "paceline.drafters.heads.make:dspark",
+    "mtp": "paceline.drafters.heads.make:mtp",
+    "p_eagle": "paceline.drafters.heads.make:p_eagle",
+    "mlp_speculator": "paceline.drafters.heads.make:mlp_speculator",
+    "medusa": "paceline.drafters.heads.make:medusa",
+    "hydra": "paceline.drafters.heads.make:hydra",
+    "blockwise": "paceline.drafters.heads.make:blockwise",
 }
 
 
@@ -33,15 +47,22 @@ AUTO = "auto"
 """The drafter that is used when none is named."""
 
 
-def resolve_drafter(wanted: SpeculativeConfig | None) -> SpeculativeConfig | None:
-    """`wanted` with ``auto`` replaced by a drafter: the draft model where one is named, else ``suffix``.
+def resolve_drafter(wanted: SpeculativeConfig | None, target: LoadedModel) -> SpeculativeConfig | None:
+    """`wanted` with ``auto`` replaced by a drafter for `target`; the one place that decides.
 
-    The one place that decides. ``suffix`` needs no second model, learns from the conversation as it goes, and proposes
-    nothing where it has seen nothing.
+    The draft model where one is named. Else, where a head was trained for these weights and the executor runs heads, a
+    hybrid of lookups and that head, which asks the head only where it pays; else ``suffix``, which needs no training,
+    learns from the conversation as it goes, and proposes nothing where it has seen nothing.
     """
     if wanted is None or wanted.method != AUTO:
         return wanted
-    return replace(wanted, method="draft_model" if wanted.model else "suffix")
+    if wanted.model:
+        return replace(wanted, method="draft_model")
+    ref = best_head(target.source) if isinstance(target.model, RunsHeads) else None
+    if ref is None:
+        return replace(wanted, method="suffix")
+    children = ["suffix", {"method": "head", "model": str(ref.path)}]
+    return replace(wanted, method="hybrid", options={**wanted.options, "drafters": children})
 
 
 def drafter_names() -> tuple[str, ...]:

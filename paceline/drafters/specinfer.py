@@ -52,7 +52,7 @@ class SpecInfer:
         self.runners = [DraftRunner(model, num_pages, max_prefill_rows) for model in models]
         self._expansions = expansions
         nodes = sum(map(num_nodes, expansions))
-        self.traits = DrafterTraits(branches=True, whole=True, cost_ratio=cost_ratio, natural_budget=nodes)
+        self.traits = DrafterTraits(branches=True, whole=True, cost_ratio=cost_ratio, natural_budget=nodes, reads=True)
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
         growths = [Drawn(context, self._expansions) for context in contexts]

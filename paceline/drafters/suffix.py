@@ -116,7 +116,7 @@ class Suffix:
         past = self._best(request.past_matches(self._past.trie, context.token_ids), budget)
         best = past if past.score > own.score else own
         request.score = best.score
-        return TokenTree(tuple(best.tokens), tuple(best.parents))
+        return TokenTree(tuple(best.tokens), tuple(best.parents)).prune(budget, context.max_depth)
 
     def _best(self, places: Sequence[Place], budget: int) -> Draft:
         def limit_of(length: int) -> int:

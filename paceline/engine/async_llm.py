@@ -6,8 +6,9 @@ protocols or prompts' templates.
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from paceline.engine.engine import Engine, StepOutput
 from paceline.engine.engine_thread import EngineThread
@@ -17,6 +18,7 @@ from paceline.errors import EngineDead
 from paceline.models.tokenizer import Tokenizer
 from paceline.types import SamplingParams
 
+_T = TypeVar("_T")
 _Mail = StepOutput | EngineDead
 
 
@@ -39,6 +41,7 @@ class AsyncLLM:
     def __init__(self, llm: LLM | None = None, **options: Any) -> None:
         self._llm = LLM(**options) if llm is None else llm
         self._numbers = itertools.count()
+        self._aides = ThreadPoolExecutor(2, thread_name_prefix="paceline-aside")
         self._inboxes: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Queue[_Mail]]] = {}
         self._thread = EngineThread(self._llm.engine, self._deliver, self._deliver_death)
 
@@ -55,6 +58,33 @@ class AsyncLLM:
     def chat_prompt(self, messages: Sequence[Any]) -> list[int]:
         """Token ids of a conversation in the model's chat template, ready for the answer."""
         return self._llm.chat_prompt(messages)
+
+    async def chat_tokens(self, messages: Sequence[Any], template: Mapping[str, Any] | None = None) -> list[int]:
+        """The same off the event loop; `template` is told to the chat template besides."""
+        return await self._aside(self._llm.chat_prompt, messages, template)
+
+    async def tokens(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a prompt, tokenised off the event loop. Raises InvalidParameter as `LLM.token_ids_of`."""
+        return await self._aside(self._llm.token_ids_of, prompt, add_special_tokens)
+
+    def describe(self) -> dict[str, Any]:
+        """What the model is and how it is run, JSON-ready."""
+        llm = self._llm
+        config = llm.speculative
+        return {
+            "max_model_len": llm.max_model_len,
+            "vocab_size": llm.tokenizer.vocab_size,
+            "dtype": llm.dtype,
+            "has_chat_template": llm.tokenizer.has_chat_template,
+            "reads_tools": llm.tokenizer.reads_tools,
+            "drafter": None if config is None else config.method,
+            "rule": None if config is None else config.rule,
+            "num_draft_tokens": llm.engine.speculation.most,
+        }
+
+    async def _aside(self, work: Callable[..., _T], *arguments: Any) -> _T:
+        """Run `work` on one of two threads kept for what would hold up the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._aides, work, *arguments)
 
     async def generate(
         self,
@@ -76,9 +106,9 @@ class AsyncLLM:
             InvalidParameter: before the first item, when the request cannot be run.
             EngineDead: the engine failed or was shut down.
         """
-        token_ids = self._llm.token_ids_of(prompt)
+        token_ids = await self.tokens(prompt) if isinstance(prompt, str) else self._llm.token_ids_of(prompt)
         name = f"request-{next(self._numbers)}" if request_id is None else request_id
-        params = sampling_params or SamplingParams()
+        params = await self._aside(self._llm.prepared, sampling_params or SamplingParams())
         inbox: asyncio.Queue[_Mail] = asyncio.Queue()
         where = asyncio.get_running_loop(), inbox
 
@@ -113,14 +143,15 @@ class AsyncLLM:
         """The engine's metrics as one JSON-ready mapping (`EngineMetrics.record`)."""
         return await asyncio.wrap_future(self._thread.call(lambda engine: engine.metrics.record()))
 
-    async def prometheus_text(self) -> bytes:
-        """The engine's metrics for a scraper."""
-        name = self._llm.model_name
+    async def prometheus_text(self, name: str | None = None) -> bytes:
+        """The engine's metrics for a scraper, labelled with the model's own name or `name`."""
+        name = name or self._llm.model_name
         return await asyncio.wrap_future(self._thread.call(lambda engine: prometheus_text(engine.metrics, name)))
 
     async def shutdown(self) -> None:
         """End the engine after its current step; clients that still wait get `EngineDead`."""
         await asyncio.to_thread(self._thread.stop)
+        self._aides.shutdown(wait=False, cancel_futures=True)
 
     def _leave(self, name: str, where: tuple[asyncio.AbstractEventLoop, asyncio.Queue[_Mail]]) -> None:
         """A client is gone: whatever of its request is left ends."""

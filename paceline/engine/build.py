@@ -11,6 +11,7 @@ from paceline.drafters.registry import make_drafter
 from paceline.drafters.services import DraftServices
 from paceline.engine.engine import Engine
 from paceline.engine.memory import cache_capacity
+from paceline.engine.policy_wall import WalledPolicy
 from paceline.engine.profiles import find_profile
 from paceline.engine.quick_profile import quick_profile
 from paceline.engine.speculation import Speculation
@@ -188,5 +189,5 @@ def _speculation(spec: SpeculativeConfig, drafter: Drafter, prices: Prices) -> S
     if spec.rule == "block" and traits.branches:
         raise InvalidParameter("rule", f"'block' takes chains, and {spec.method} drafts trees", "use 'auto'")
     most = traits.natural_budget if spec.num_draft_tokens is None else spec.num_draft_tokens
-    policy = make_policy(spec.policy, spec.policy_options, most, traits, prices)
+    policy = WalledPolicy(make_policy(spec.policy, spec.policy_options, most, traits, prices))
     return Speculation(drafter, spec.rule, verifier, policy, most)

@@ -5,8 +5,6 @@ warning; the text is unchanged, since drafts never decide it. Proposals that wer
 tokens that judge them. Not for deciding who drafts.
 """
 
-import logging
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import index
@@ -16,9 +14,8 @@ from paceline.drafters.base import DraftContext, Drafter
 from paceline.engine.inputs import draft_context
 from paceline.engine.live import LiveSample
 from paceline.engine.speculation import Speculation
-from paceline.errors import DrafterWarning
+from paceline.errors import DrafterWarning, warn_safely
 from paceline.sampling import TokenTree
-from paceline.sampling.tree import trimmed
 from paceline.scheduling.batch import Grant, StepPlan
 from paceline.scheduling.request import RequestState
 from paceline.speculation import RequestOutcome
@@ -111,7 +108,7 @@ class Drafting:
         try:
             self.drafter.release(request_id)
         except Exception as error:
-            _warn(f"drafter {self._name} could not release {request_id!r}: {error!r}")
+            warn_safely(f"drafter {self._name} could not release {request_id!r}: {error!r}", DrafterWarning)
 
     @staticmethod
     def _own(grant: Grant, live: dict[str, LiveSample]) -> Sequence[int]:
@@ -126,14 +123,17 @@ class Drafting:
         try:
             trees = self.drafter.propose(contexts)
             return {
-                context.request_id: self._checked(context, tree) for context, tree in zip(contexts, trees, strict=True)
+                context.request_id: live[context.request_id].trimmed(self._checked(context, tree))
+                for context, tree in zip(contexts, trees, strict=True)
             }
         except Exception:
             alone = {
                 context.request_id: self._guarded(live[context.request_id], self._propose_one, context)
                 for context in contexts
             }
-            return {request_id: tree for request_id, tree in alone.items() if tree is not None}
+            return {
+                request_id: live[request_id].trimmed(tree) for request_id, tree in alone.items() if tree is not None
+            }
 
     def _propose_one(self, context: DraftContext) -> TokenTree:
         [tree] = self.drafter.propose([context])
@@ -147,7 +147,7 @@ class Drafting:
             tree = replace(tree, tokens=tuple(index(token) for token in tree.tokens))
         if tree.tokens and not (min(tree.tokens) >= 0 and max(tree.tokens) < self._vocab_size):
             raise ValueError(f"proposed tokens outside the vocabulary of {self._vocab_size}")
-        return trimmed(tree, context.budget, context.max_depth)
+        return tree.prune(context.budget, context.max_depth)
 
     def _guarded(self, sample: LiveSample, act: Callable[[Asked], Answer], what: Asked) -> Answer | None:
         """`act(what)`; when it raises, the drafter is switched off for the sample and None is returned."""
@@ -155,20 +155,11 @@ class Drafting:
             return act(what)
         except Exception as error:
             sample.state.drafts = False
-            _warn(
-                f"drafter {self._name} failed for request {sample.request_id!r} and is switched off for it: {error!r}"
-            )
+            message = f"drafter {self._name} failed for request {sample.request_id!r} and is switched off for it"
+            warn_safely(f"{message}: {error!r}", DrafterWarning)
             self.release(sample.state.request_id)
             return None
 
     @property
     def _name(self) -> str:
         return repr(getattr(self.drafter, "name", type(self.drafter).__name__))
-
-
-def _warn(message: str) -> None:
-    """A warning, and nothing worse where warnings are errors: a drafter's fault must not end an engine."""
-    try:
-        warnings.warn(message, DrafterWarning, stacklevel=3)
-    except DrafterWarning:
-        logging.getLogger(__name__).warning(message)

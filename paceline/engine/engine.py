@@ -17,6 +17,7 @@ import numpy as np
 
 from paceline.drafters.base import Drafter
 from paceline.engine.drafting import Drafting
+from paceline.engine.grammar import Grammars
 from paceline.engine.inputs import copy_pages, part_of, settle
 from paceline.engine.live import LiveRequest, LiveSample
 from paceline.engine.metrics import EngineMetrics
@@ -87,6 +88,7 @@ class Engine:
         self._tokenizer, self._eos = tokenizer, tuple(eos_token_ids)
         self.speculation, self.prices, self._clock = speculation, prices, clock
         self._drafting = Drafting(speculation, model.config.vocab_size)
+        self.grammars = Grammars(tokenizer, self._eos, model.config.vocab_size)
         self._live: dict[str, LiveSample] = {}
         self._requests: dict[str, LiveRequest] = {}
         self._num_samples = 0
@@ -127,7 +129,10 @@ class Engine:
             self.speculation.shape(own, state)
             judge = self.speculation.judge_of(own, self._num_samples + index)
             vocab_size = self._model.config.vocab_size
-            samples.append(LiveSample(state, judge, self._tokenizer, self._eos, vocab_size, request_id, index))
+            wanted = own.structured_outputs
+            grammar = None if wanted is None else self.grammars.cursor(wanted)
+            live = LiveSample(state, judge, self._tokenizer, self._eos, vocab_size, request_id, index, grammar)
+            samples.append(live)
         self._num_samples += len(samples)
         self._admit(LiveRequest(request_id, prompt_token_ids, samples))
 
@@ -325,7 +330,7 @@ class Engine:
         self._drafting.release(state_id)
         del self._live[state_id]
         completion = request.finish(live, reason)
-        self.metrics.observe_sample(state_id, reason)
+        self.metrics.observe_sample(state_id, completion.finish_reason)
         output = request.output()
         if output is not None:
             del self._requests[live.request_id]

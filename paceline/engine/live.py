@@ -11,7 +11,8 @@ from paceline.engine.prediction import Prediction
 from paceline.engine.scores import Scores
 from paceline.engine.text import TextStream
 from paceline.models.tokenizer import Tokenizer
-from paceline.sampling import Judge, Warper, may_change
+from paceline.sampling import Judge, TokenTree, Warper, may_change
+from paceline.sampling.grammar import GrammarCursor, cut
 from paceline.scheduling.request import RequestState
 from paceline.speculation import RequestOutcome, StepSeconds
 from paceline.types import (
@@ -42,6 +43,7 @@ class Counters:
     prefill_seconds: float = 0.0
     num_predicted: int = 0
     num_accepted_predictions: int = 0
+    num_forced: int = 0
 
     def count(self, outcome: RequestOutcome) -> None:
         """One target pass that emitted tokens."""
@@ -97,6 +99,7 @@ class LiveSample:
         eos_token_ids: ids that end the output.
         vocab_size: ids the model knows.
         request_id: the user's, whose sample number `index` this is.
+        grammar: what its text must follow.
 
     Attributes:
         error: what went wrong for this request alone, None while all is well.
@@ -104,7 +107,7 @@ class LiveSample:
 
     def __init__(
         self, state: RequestState, judge: Judge, tokenizer: Tokenizer, eos_token_ids: Sequence[int], vocab_size: int,
-        request_id: str, index: int = 0,
+        request_id: str, index: int = 0, grammar: GrammarCursor | None = None,
     ) -> None:  # fmt: skip
         params = state.params
         self.state, self.judge = state, judge
@@ -115,7 +118,8 @@ class LiveSample:
         self._unread: list[str] = []  # text of tokens that a stop rule has read before they were committed
         self.provenance: list[TokenProvenance] = []
         self.counters = Counters()
-        self.prediction = predicted(tokenizer, params)
+        self.prediction, self.grammar = predicted(tokenizer, params), grammar
+        self._forced: Sequence[int] = ()
         self.end_token_ids = frozenset(() if params.ignore_eos else eos_token_ids).union(params.stop_token_ids)
         self.warper = Warper(
             params,
@@ -123,6 +127,7 @@ class LiveSample:
             eos_token_ids=() if params.ignore_eos else eos_token_ids,
             token_ids=state.token_ids,
             num_prompt_tokens=state.num_prompt_tokens,
+            grammar=grammar,
             vocab_size=vocab_size,
         )
         self.scores = Scores(params, self.warper)
@@ -130,35 +135,49 @@ class LiveSample:
 
     def expect(self) -> None:
         """Let the scheduler know how many tokens will almost surely follow."""
-        self.state.least_drafts = self.prediction.wanted if self.prediction else 0
+        self._forced = self.grammar.forced() if self.grammar is not None else ()
+        wanted = self.prediction.wanted if self.prediction else 0
+        self.state.least_drafts = len(self._forced) or wanted
 
     def own_draft(self, most: int) -> Sequence[int]:
-        """Tokens that the request itself expects, at most `most`; they are drafted before any drafter is asked."""
-        return self.prediction.draft(most) if self.prediction else ()
+        """Tokens that the request itself expects, at most `most`; they are drafted before any drafter is asked.
+
+        What its grammar forces goes before what it predicts.
+        """
+        return self._forced[:most] or (self.prediction.draft(most) if self.prediction else ())
+
+    def trimmed(self, tree: TokenTree) -> TokenTree:
+        """A drafter's tree without what cannot come."""
+        return tree if self.grammar is None else cut(tree, self.grammar)
 
     def learn(self, outcome: RequestOutcome) -> None:
         """Follow what was committed, and judge a draft that was the request's own."""
-        if self.prediction is None:
+        if self.error is not None or (self.prediction is None and self.grammar is None):
             return
-        if outcome.is_own:
+        if outcome.is_own and self._forced:
+            self.counters.num_forced += outcome.num_accepted
+        elif outcome.is_own and self.prediction is not None:
             self.counters.num_predicted += outcome.num_draft_tokens
             self.counters.num_accepted_predictions += outcome.num_accepted
             self.prediction.judge(outcome.num_draft_tokens, outcome.num_accepted)
-        self.prediction.follow(outcome.new_tokens)
+        if self.prediction is not None:
+            self.prediction.follow(outcome.new_tokens)
         self.expect()
 
     def _reads_stop(self, token: int) -> bool:
-        """Read one committed token, already the state's last; whether it completes a stop string that counts.
+        """Read one committed token, already the state's last; whether it completes its grammar or a stop string.
 
         An error in its text ends the request there, and is not the scheduler's.
         """
         may_stop = self.state.num_output_tokens > self.state.params.min_tokens
         try:
             self._unread.append(self.text.push(token, may_stop))
+            if self.grammar is not None:
+                self.grammar.commit(token)
         except Exception as error:
             self.error = error
             return True
-        return self.text.stopped
+        return self.text.stopped or (self.grammar is not None and self.grammar.is_finished)
 
     def commit(
         self, token_ids: Sequence[int], provenance: Sequence[TokenProvenance], finished: bool
@@ -173,12 +192,13 @@ class LiveSample:
         return tuple(TokenOutput(*each) for each in zip(token_ids, pieces, provenance, scores, strict=True))
 
     def completion(self, reason: FinishReason) -> CompletionOutput:
-        """The finished sample. One that failed has the text and tokens from before."""
+        """The finished sample. One that failed has the text and tokens from before, and its state says so too."""
         if self.error is None:
             try:
                 self.text.finish()
             except Exception as error:
                 self.error, reason = error, "error"
+        self.state.finish_reason = reason
         return CompletionOutput(
             index=self.index,
             text=self.text.text,
@@ -191,6 +211,7 @@ class LiveSample:
             logprobs=self.scores.output(len(self.provenance)),
             num_predicted_tokens=self.counters.num_predicted,
             num_accepted_predictions=self.counters.num_accepted_predictions,
+            num_forced_tokens=self.counters.num_forced,
         )
 
 

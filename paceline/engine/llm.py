@@ -82,7 +82,7 @@ class LLM:
     def _set_up(
         self, loaded: LoadedModel, config: EngineConfig, wanted: SpeculativeConfig | None, progress: NamedProgress
     ) -> None:
-        self._loaded, self._config, self.speculative = loaded, config, resolve_drafter(wanted)
+        self._loaded, self._config, self.speculative = loaded, config, resolve_drafter(wanted, loaded)
         self._engine = build_engine(loaded, config, self.speculative, progress)
         self.max_model_len = cache_capacity(loaded.model, config)[1]
         self._numbers = itertools.count()
@@ -201,13 +201,29 @@ class LLM:
         prompts = [self.chat_prompt(c) for c in conversations]
         return self.generate(prompts, sampling_params, priority=priority, timeout=timeout, progress=progress)
 
-    def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
+    def chat_prompt(self, messages: Sequence[Message], template: Mapping[str, Any] | None = None) -> list[int]:
         """Token ids of a conversation in the model's chat template, ready for the answer.
+
+        Args:
+            template: what the template is told besides the messages, e.g. ``tools``.
 
         Raises:
             InvalidParameter: the model has no template, or the messages do not fit it or the context.
         """
-        return self._encode(self.tokenizer.apply_chat_template(messages), add_special_tokens=False)
+        text = self.tokenizer.apply_chat_template(messages, variables=template)
+        return self._encode(text, add_special_tokens=False)
+
+    def prepared(self, params: SamplingParams) -> SamplingParams:
+        """`params` with its texts tokenised and its grammar compiled, so that the engine need not.
+
+        Raises:
+            InvalidParameter: a grammar that does not compile.
+        """
+        if params.structured_outputs is not None:
+            self._engine.grammars.compiled(params.structured_outputs)
+        if not isinstance(params.prediction, str) or not params.prediction:
+            return params
+        return replace(params, prediction=self.tokenizer.encode(params.prediction, add_special_tokens=False))
 
     def user_prompt(self, text: str, raw: bool = False) -> list[int]:
         """Token ids of what a user asks: a message in the chat template of a model that has one, unless `raw`.
@@ -277,14 +293,16 @@ class LLM:
             self._engine.abort(request_id)
             self._inboxes.pop(request_id, None)
 
-    def token_ids_of(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt, which may be token ids already.
+    def token_ids_of(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a prompt, which may be token ids already; see `Tokenizer.encode`.
 
         Raises:
             InvalidParameter: it is empty, or neither text nor whole numbers.
         """
         try:
-            token_ids = self._encode(prompt) if isinstance(prompt, str) else [index(i) for i in prompt]
+            token_ids = (
+                self._encode(prompt, add_special_tokens) if isinstance(prompt, str) else [index(i) for i in prompt]
+            )
         except TypeError:
             problem = f"{reprlib.repr(prompt)} is neither a text nor token ids"
             raise InvalidParameter("prompt", problem, "give a str or a list of ints") from None
@@ -294,7 +312,7 @@ class LLM:
 
     def _add(self, prompt: Prompt, params: SamplingParams, **how: Any) -> str:
         request_id = str(next(self._numbers))
-        self._engine.add_request(request_id, self.token_ids_of(prompt), params, **how)
+        self._engine.add_request(request_id, self.token_ids_of(prompt), self.prepared(params), **how)
         return request_id
 
 
@@ -305,7 +323,7 @@ def _start_compiler(model: str, config: EngineConfig) -> None:
         return
     from paceline.models.numba_executor.ahead import compile_ahead
 
-    compile_ahead(builtin.dtype if config.dtype == "auto" else config.dtype, config.kv_cache_dtype)
+    compile_ahead(builtin.dtype if config.dtype == "auto" else config.dtype, config.kv_cache_dtype, builtin.blocks)
 
 
 @contextmanager

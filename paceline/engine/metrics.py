@@ -5,6 +5,7 @@ Names are vLLM's where vLLM has them. Tokens after a stop rule are never emitted
 
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from paceline.scheduling.scheduler import Scheduler
@@ -15,21 +16,30 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 
 """Upper bounds of the buckets of latencies; one more bucket holds what is longer."""
 
 
-class Histogram:
-    """Counts of seconds by bucket."""
+TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+"""The same for counts of tokens, as vLLM has them."""
 
-    def __init__(self) -> None:
-        self.counts = [0] * (len(SECONDS) + 1)
+
+class Histogram:
+    """Counts of values by bucket.
+
+    Args:
+        bounds: upper bounds of the buckets; one more holds what is larger.
+    """
+
+    def __init__(self, bounds: Sequence[float] = SECONDS) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
 
     def observe(self, seconds: float, count: int = 1) -> None:
         """`count` times the same value."""
-        self.counts[bisect_left(SECONDS, seconds)] += count
+        self.counts[bisect_left(self.bounds, seconds)] += count
         self.sum += seconds * count
 
     def record(self) -> dict[str, Any]:
         """Counts by upper bound and the sum, JSON-ready."""
-        return {"buckets": dict(zip((*SECONDS, "inf"), self.counts, strict=True)), "sum": self.sum}
+        return {"buckets": dict(zip((*self.bounds, "inf"), self.counts, strict=True)), "sum": self.sum}
 
 
 class EngineMetrics:
@@ -58,12 +68,18 @@ class EngineMetrics:
         self.inter_token_latency_seconds = Histogram()
         self.e2e_request_latency_seconds = Histogram()
         self.request_queue_time_seconds = Histogram()
+        self.request_prefill_time_seconds = Histogram()
+        self.request_decode_time_seconds = Histogram()
+        self.request_prompt_tokens = Histogram(TOKENS)
+        self.request_generation_tokens = Histogram(TOKENS)
+        self.iteration_tokens_total = Histogram(TOKENS)
         self._last_token_times: dict[str, float] = {}
 
     def observe_step(self, step: StepOutcome, num_preempted: int, now: float) -> None:
         """One pass and what it committed at `now`, after `num_preempted` requests were preempted."""
         self.num_passes += 1
         self.num_preemptions += num_preempted
+        self.iteration_tokens_total.observe(step.num_prefill_rows + step.num_tokens)
         rows = self.rows
         rows["prefill"] += step.num_prefill_rows
         rows["decode"] += step.num_decodes
@@ -100,6 +116,12 @@ class EngineMetrics:
             self.request_queue_time_seconds.observe(metrics.queue_seconds)
         if metrics.first_token_seconds is not None:
             self.time_to_first_token_seconds.observe(metrics.first_token_seconds)
+            self.request_decode_time_seconds.observe(metrics.total_seconds - metrics.first_token_seconds)
+            if metrics.queue_seconds is not None:
+                self.request_prefill_time_seconds.observe(metrics.first_token_seconds - metrics.queue_seconds)
+        self.request_prompt_tokens.observe(len(output.prompt_token_ids))
+        for sample in output.outputs:
+            self.request_generation_tokens.observe(len(sample.token_ids))
 
     @property
     def spec_decode_num_drafts(self) -> int:

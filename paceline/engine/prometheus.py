@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from paceline.engine.metrics import SECONDS, EngineMetrics, Histogram
+from paceline.engine.metrics import EngineMetrics, Histogram
 from paceline.errors import InvalidParameter
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class _Families:
 
 def _cumulative(histogram: Histogram) -> list[tuple[str, float]]:
     total, buckets = 0, []
-    for bound, count in zip((*map(str, SECONDS), "+Inf"), histogram.counts, strict=True):
+    for bound, count in zip((*map(str, histogram.bounds), "+Inf"), histogram.counts, strict=True):
         total += count
         buckets.append((bound, total))
     return buckets

@@ -96,8 +96,9 @@ class HeadWriter:
         return [list(self._prompts[i]) for i in chosen]
 
     def _write_shard(self, prompts: list[list[int]], answer_tokens: int, rng: np.random.Generator) -> None:
-        """Answer `prompts`, two in three greedily, and keep the answers with their states."""
-        temperatures = [float(rng.random() < 1 / 3) for _ in prompts]
+        """Answer `prompts`, two in three of the new ones greedily, and keep the answers with their states."""
+        again = [tuple(prompt) in self._seen for prompt in prompts]
+        temperatures = [float(was_there or rng.random() < 1 / 3) for was_there in again]
         params = [_params(temperature, answer_tokens, rng) for temperature in temperatures]
         kept, states = [], []
         texts = self._run(prompts, params, keep=lambda i, found: states.append((i, found)))

@@ -18,8 +18,10 @@ from paceline.config import EngineConfig
 from paceline.engine.build import build_engine, load, silent
 from paceline.evaluation.head_data import HeadWriter, WritingLimits
 from paceline.models.base import NORMED
+from paceline.models.heads.build import make_net
 from paceline.models.heads.files import save_head
 from paceline.models.heads.record import HeadRecord
+from paceline.models.heads.self_check import with_check
 from paceline.models.loaded import LoadedModel
 from paceline.training.heads.conversations import coverage, draft_vocabulary
 from paceline.training.heads.loop import LoopSettings, Progress, Trainer, Watch
@@ -80,7 +82,6 @@ def train_head(job: HeadJob, config: EngineConfig, progress: NamedProgress = sil
     store = TapStore(job.work / "taps", (*eagle_taps(target.about.num_hidden_layers), NORMED))
     if not (run / "checkpoint.pt").exists():
         _write(job, loaded, config, store, progress)
-    loaded.close()
     torch.set_num_threads(config.num_threads or torch.get_num_threads())
     torch.manual_seed(job.loop.seed)
     recipe = recipe_type(target, _draft_ids(job, loaded, store, run), job.num_draft_tokens)
@@ -89,7 +90,11 @@ def train_head(job: HeadJob, config: EngineConfig, progress: NamedProgress = sil
     trainer = Trainer(recipe, target, store, loop, run, watch)
     done = trainer.run()
     weights = trainer.best_weights or trainer.mean.weights
-    return recipe.record(weights, card(job, target, store, recipe, done)), done
+    record = recipe.record(weights, card(job, target, store, recipe, done))
+    text = next(one.conversation.ids for one in store.documents if one.conversation.is_held_out)
+    checked = with_check(record, loaded.model, make_net(record, loaded), text.tolist())
+    loaded.close()
+    return checked, done
 
 
 def save_trained(record: HeadRecord, folder: Path, release: bool) -> Path:

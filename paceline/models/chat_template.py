@@ -38,10 +38,16 @@ class ChatTemplate:
             ) from None
         self._variables = dict(variables)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
         """The prompt for `messages`, each with a ``role`` and a ``content``.
 
-        `add_generation_prompt` appends the opening of the assistant's turn.
+        `add_generation_prompt` appends the opening of the assistant's turn; `variables` are what this text adds to the
+        template's own, e.g. ``tools``, and never hide the messages.
 
         Raises:
             InvalidParameter: the messages are malformed, or the template refuses them (an unknown role, say).
@@ -53,7 +59,7 @@ class ChatTemplate:
         _check(messages)
         known = {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
         try:
-            return render_bounded(self._template, known | self._variables)
+            return render_bounded(self._template, {**(variables or {}), **known, **self._variables})
         except (TemplateError, TypeError) as error:
             refused = not isinstance(error, TemplateTooLarge)
             remedy = "use the roles it knows" if refused else "give the prompt as plain text"

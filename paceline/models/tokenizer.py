@@ -97,11 +97,6 @@ class Tokenizer:
         return self._special
 
     @property
-    def chat_template(self) -> str | None:
-        """The source of the model's chat template."""
-        return self._template_source
-
-    @property
     def has_chat_template(self) -> bool:
         """Whether the model came with a chat template."""
         return self._template_source is not None
@@ -110,6 +105,11 @@ class Tokenizer:
     def chat_template_digest(self) -> str:
         """sha256 of the chat template's source; empty where there is none."""
         return hashlib.sha256(self._template_source.encode()).hexdigest() if self._template_source else ""
+
+    @property
+    def reads_tools(self) -> bool:
+        """Whether the chat template tells the model of tools."""
+        return "tools" in (self._template_source or "")
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; special tokens written in it count as such.
@@ -140,8 +140,13 @@ class Tokenizer:
         text = data.decode("utf-8", "replace")
         return text[1:] if self._strips_space and not continuation and text.startswith(" ") else text
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
-        """The text of a chat in the model's template, which `encode_chat` encodes as well.
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The text of a chat in the model's template, which `encode_chat` encodes as well; `variables` as in `render`.
 
         Raises:
             InvalidParameter: the model has no chat template, or the messages do not fit it.
@@ -150,7 +155,7 @@ class Tokenizer:
             raise InvalidParameter("messages", "the model has no chat template", "give the prompt as plain text")
         if self._template is None:
             self._template = ChatTemplate(self._template_source, self._template_variables)
-        return self._template.render(messages, add_generation_prompt)
+        return self._template.render(messages, add_generation_prompt, variables)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Token ids of a chat in the model's template, ready for the answer. Raises as `apply_chat_template`."""

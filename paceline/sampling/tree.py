@@ -8,8 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-import numpy as np
-
 from paceline.errors import InvalidParameter
 from paceline.sampling.law import Law
 
@@ -114,45 +112,27 @@ class TokenTree:
         """Tokens on the path down to `node`: what the text would grow by if `node` were accepted."""
         return tuple(self.tokens[i] for i in self.path_to(node))
 
-    def ancestor_mask(self) -> np.ndarray:
-        """[n, n] bool: node i attends to node j, that is j is i or one of its ancestors (SpecInfer's tree mask)."""
-        mask = np.eye(len(self), dtype=bool)
-        for node, parent in enumerate(self.parents):
-            if parent != ROOT_PARENT:
-                mask[node] |= mask[parent]
-        return mask
-
     def draft_law(self, node: int) -> Law:
         """The law `node` was drawn from (before earlier siblings were removed); one-hot for deterministic proposals."""
         if self.draft_laws is None or self.draft_rows is None:
             return Law.one_hot(self.tokens[node])
         return self.draft_laws[self.draft_rows[node]]
 
-    def prune(self, num_nodes: int) -> "TokenTree":
-        """The first `num_nodes` nodes; parents come first, so what remains is a tree.
+    def prune(self, num_nodes: int, max_depth: int | None = None) -> "TokenTree":
+        """The first `num_nodes` nodes of the first `max_depth` levels; parents come first, so what remains is a tree.
 
-        Exact as long as `num_nodes` is not chosen by looking at the drawn tokens.
+        Exact as long as neither is chosen by looking at the drawn tokens.
         """
-        if num_nodes >= len(self):
+        kept: Sequence[int] = range(len(self))
+        if max_depth is not None and len(self) > max_depth:
+            kept = [node for node, level in enumerate(self.depths) if level <= max_depth]
+        nodes = kept[:num_nodes]
+        if len(nodes) == len(self):
             return self
-        rows = None if self.draft_rows is None else self.draft_rows[:num_nodes]
-        return TokenTree(self.tokens[:num_nodes], self.parents[:num_nodes], self.draw, self.draft_laws, rows)
-
-
-def trimmed(tree: TokenTree, num_nodes: int, depth: int) -> TokenTree:
-    """The part of `tree` with at most `num_nodes` nodes and `depth` levels.
-
-    Exact as long as neither is chosen by looking at the drawn tokens.
-    """
-    depths = tree.depths if len(tree) > depth else ()
-    if max(depths, default=0) <= depth:
-        return tree.prune(num_nodes)
-    kept = [node for node, level in enumerate(depths) if level <= depth]
-    number = {node: i for i, node in enumerate(kept)} | {ROOT_PARENT: ROOT_PARENT}
-    rows = None if tree.draft_rows is None else tuple(tree.draft_rows[node] for node in kept)
-    parents = tuple(number[tree.parents[node]] for node in kept)
-    cut = TokenTree(tuple(tree.tokens[node] for node in kept), parents, tree.draw, tree.draft_laws, rows)
-    return cut.prune(num_nodes)
+        number = {node: i for i, node in enumerate(nodes)} | {ROOT_PARENT: ROOT_PARENT}
+        rows = None if self.draft_rows is None else tuple([self.draft_rows[node] for node in nodes])
+        parents = tuple([number[self.parents[node]] for node in nodes])
+        return TokenTree(tuple([self.tokens[node] for node in nodes]), parents, self.draw, self.draft_laws, rows)
 
 
 def union(trees: Sequence[TokenTree]) -> TokenTree:

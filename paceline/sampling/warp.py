@@ -1,11 +1,11 @@
 """`Warper`: from a row of logits to the law a request asks for, at the end of its text or after a path of a draft.
 
 The order is vLLM's: logit bias; penalties (repetition over prompt and output, then frequency and presence over the
-output); impossible tokens (end ids before `min_tokens`, last tokens of bad words); temperature; then min-p, top-k and
-top-p, each on what the one before left. At temperature 0 the law is one-hot at the largest logit that the edits leave,
-the lowest id on ties. transformers penalises before it biases and cuts top-k, top-p, min-p in that order, so the two
-differ when several are combined. Not the place for drawing (`randomness.py`) or for turning bad words into ids (the
-engine has the tokenizer).
+output); impossible tokens (end ids before `min_tokens`, last tokens of bad words, what a grammar forbids);
+temperature; then min-p, top-k and top-p, each on what the one before left. At temperature 0 the law is one-hot at the
+largest logit that the edits leave, the lowest id on ties. transformers penalises before it biases and cuts top-k,
+top-p, min-p in that order, so the two differ when several are combined. Not the place for drawing (`randomness.py`) or
+for turning bad words into ids (the engine has the tokenizer).
 """
 
 from collections.abc import Callable, Sequence
@@ -14,6 +14,7 @@ import numpy as np
 
 from paceline.errors import InvalidParameter
 from paceline.sampling.counts import OutputCounts
+from paceline.sampling.grammar import GrammarCursor
 from paceline.sampling.law import GreedyLaw, Law
 from paceline.types import SamplingParams
 
@@ -36,6 +37,7 @@ class Warper:
         eos_token_ids: impossible before `params.min_tokens` output tokens, as are `params.stop_token_ids`.
         token_ids: the request's prompt and output, read again at every call.
         num_prompt_tokens: how many of them are the prompt, which only the repetition penalty counts.
+        grammar: tokens it does not allow are impossible.
         vocab_size: when given, biased ids are checked against it; ids beyond a row of logits are passed over, since a
             drafter may know fewer tokens than the target.
 
@@ -51,10 +53,11 @@ class Warper:
         eos_token_ids: Sequence[int] = (),
         token_ids: Sequence[int] = (),
         num_prompt_tokens: int = 0,
+        grammar: GrammarCursor | None = None,
         vocab_size: int | None = None,
     ) -> None:
         _check_ids(params, bad_word_ids, vocab_size)
-        self.params = params
+        self.params, self.grammar = params, grammar
         self._token_ids, self._num_prompt_tokens = token_ids, num_prompt_tokens
         self._bad_words = _BadWords(bad_word_ids)
         self._end_ids = np.unique(np.asarray([*eos_token_ids, *params.stop_token_ids], dtype=np.int64))
@@ -120,7 +123,8 @@ class Warper:
 
     def _edits(self, end_ids: np.ndarray) -> bool:
         """Whether logits of single tokens are changed before temperature; `end_ids` are impossible."""
-        return bool(self._counts is not None or len(self._bias_ids) or len(end_ids) or self._bad_words)
+        edits = self._counts is not None or self.grammar is not None
+        return bool(edits or len(self._bias_ids) or len(end_ids) or self._bad_words)
 
     def _impossible_ends(self, path: Sequence[int]) -> np.ndarray:
         """Ids that cannot end the output yet."""
@@ -146,6 +150,10 @@ class Warper:
         if self._bad_words:
             forbidden = self._bad_words.next_ids(self._tail(path))
             scores[[token for token in forbidden if token < len(scores)]] = -np.inf
+        mask = None if self.grammar is None else self.grammar.allowed(path)
+        if mask is not None:
+            scores[: len(mask)][~mask[: len(scores)]] = -np.inf
+            scores[len(mask) :] = -np.inf
         return scores
 
     def _penalise(self, scores: np.ndarray, ids: np.ndarray, counts: np.ndarray) -> None:
@@ -255,4 +263,6 @@ def _check_peak(peak: float, token: int) -> None:
         )
     if peak == -np.inf:
         problem = "every token is forbidden at this place"
-        raise InvalidParameter("logits", problem, "allow one by easing bad_words, logit_bias, min_tokens or stop ids")
+        raise InvalidParameter(
+            "logits", problem, "allow one by easing bad_words, logit_bias, min_tokens, stop ids or the grammar"
+        )

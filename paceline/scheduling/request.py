@@ -44,8 +44,8 @@ class RequestState:
         output_limit: most output tokens; ``max_tokens`` cut to the model's length when the scheduler takes it in.
         reserved_tokens: slots kept for it whatever its length (policies that reserve at admission).
         page_digests: chained digests of its full pages that hold computed tokens.
-        completes_stop: whether the token just committed completes one of its stop strings; asked once for every
-            committed token of a request with stop strings, in order. None when nobody reads its text.
+        completes_stop: whether the token just committed completes its grammar or one of its stop strings; asked once
+            for every committed token of a request with either, in order. None when nobody reads its text.
         sequence: order in which the scheduler took requests in; breaks ties of arrival.
         drafts: whether drafts may be asked for; switched off where its drafter failed, or where it wants none.
         most_drafts: most nodes of a draft that the request wants; None leaves that to the length policy.
@@ -144,6 +144,7 @@ class RequestState:
         self.page_table, self.page_digests = [], []
         self.num_computed = self.reserved_tokens = 0
         self.num_preemptions += 1
+        self.draft_stats.num_unread = self.num_tokens
         self.status = Status.WAITING
 
     @property

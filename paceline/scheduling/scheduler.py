@@ -102,7 +102,9 @@ class Scheduler:
             problem = f"prompt and output need {request.most_slots} cache slots, the cache has {slots}"
             raise InvalidParameter("max_tokens", problem, "ask for fewer tokens or give the cache more pages")
         request.sequence = self._num_added
-        request.draft_stats = DraftStats(self.draft_rates.as_prior())
+        request.draft_stats = DraftStats(
+            self.draft_rates.as_prior(), num_left=request.output_limit, num_unread=request.num_prompt_tokens
+        )
         self._num_added += 1
         self._requests[request.request_id] = request
         if request.deadline is not None:

@@ -25,6 +25,7 @@ class StopChecker:
         """Append tokens up to the one that ends the output: (how many, why it ended or None)."""
         params = request.params
         can_end = len(token_ids) >= request.num_output_left or params.stop or params.stop_token_ids
+        can_end = can_end or params.structured_outputs is not None
         if not can_end and (params.ignore_eos or self._eos_token_ids.isdisjoint(token_ids)):
             request.token_ids += token_ids
             return len(token_ids), None
@@ -38,12 +39,14 @@ class StopChecker:
     def check(self, request: RequestState, token: int) -> FinishReason | None:
         """Why the output ends with `token`, already the last of ``request.token_ids``; None when it goes on.
 
-        No rule but the length applies to the first ``min_tokens`` output tokens.
+        No rule about ids applies to the first ``min_tokens`` output tokens; a request's own test sees to that itself.
         """
         params = request.params
-        found = bool(params.stop) and request.completes_stop is not None and request.completes_stop(token)
+        reads = bool(params.stop) or params.structured_outputs is not None
+        if reads and request.completes_stop is not None and request.completes_stop(token):
+            return "stop"
         if request.num_output_tokens > params.min_tokens:
             is_eos = token in self._eos_token_ids and not params.ignore_eos
-            if found or is_eos or token in params.stop_token_ids:
+            if is_eos or token in params.stop_token_ids:
                 return "stop"
         return "length" if request.num_output_left <= 0 else None

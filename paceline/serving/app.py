@@ -1,162 +1,118 @@
-"""The HTTP front: OpenAI's endpoints over any `Backend`. It knows neither engines nor clusters."""
+"""The HTTP application: routes and what is said when things go wrong. It knows neither engines nor clusters."""
 
-import asyncio
-import json
-import math
-import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
-from contextlib import aclosing, asynccontextmanager
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import IO, Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
 
-from paceline.errors import EngineDead, GroupLost, InvalidParameter, PacelineError, RequestRejected, WorkerDied
-from paceline.serving.job import Backend, Chunk, Job
-from paceline.serving.protocol import Answer, ChatRequest, CompletionRequest, error_body
-
-_T = TypeVar("_T")
+from paceline.errors import PacelineError
+from paceline.serving.body import read_body
+from paceline.serving.dialects import AnyBody, Messages, Responses
+from paceline.serving.front import Front
+from paceline.serving.guard import Guard
+from paceline.serving.job import Backend
+from paceline.serving.operations import add_models, add_operations
+from paceline.serving.playground import add_page
+from paceline.serving.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from paceline.serving.refusals import error_body, refusal_of
+from paceline.serving.request_log import RequestLog
+from paceline.serving.settings import Settings
+from paceline.serving.stream import ClientGone
 
 CLIENT_CLOSED_REQUEST = 499
 
 
-class ClientGone(Exception):
-    """Nobody waits for the answer."""
+def build_app(backend: Backend, settings: Settings | None = None, log: IO[str] | None = None) -> Any:
+    """The application; its end closes `backend`.
 
+    Args:
+        settings: limits; their defaults when left out.
+        log: where a line of JSON for every request goes.
 
-def build_app(backend: Backend) -> FastAPI:
-    """The application; its end closes `backend`."""
+    Returns:
+        An ASGI application; its attribute `front` holds the gate.
+    """
+    settings = settings or Settings()
+    front = Front(backend, settings)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         await backend.close()
 
-    app = FastAPI(title="Paceline", lifespan=lifespan)
-    app.add_exception_handler(PacelineError, _refusal)
-    app.add_exception_handler(RequestValidationError, _bad_body)
-    app.add_exception_handler(ClientGone, _nobody)
+    app = FastAPI(title="Paceline", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    _add_handlers(app)
+    _add_generation(app, front)
+    add_models(app, front)
+    if settings.page:
+        add_page(app)
+    paths = frozenset(route.path for route in app.routes if hasattr(route, "path"))  # type: ignore[attr-defined]
+    logged = RequestLog(Guard(app, settings), log, paths)
+    add_operations(app, front, logged)
+    logged.front = front  # type: ignore[attr-defined]
+    return logged
+
+
+def _add_handlers(app: FastAPI) -> None:
+    """Everything that goes wrong is told in OpenAI's shape."""
+
+    async def refused(_: Request, error: Exception) -> Response:
+        refusal = refusal_of(error)
+        return JSONResponse(refusal.body, refusal.status, dict(refusal.headers))
+
+    async def not_there(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        return JSONResponse(error_body(message, "invalid_request_error"), error.status_code, error.headers)
+
+    async def nobody(_: Request, __: Exception) -> Response:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+    app.add_exception_handler(Exception, refused)
+    app.add_exception_handler(PacelineError, refused)
+    app.add_exception_handler(HTTPException, not_there)
+    app.add_exception_handler(ClientGone, nobody)
+
+
+def _add_generation(app: FastAPI, front: Front) -> None:
+    most = front.settings.max_body_bytes
 
     @app.post("/v1/completions")
-    async def completions(body: CompletionRequest, request: Request) -> Response:
-        name = f"cmpl-{uuid.uuid4().hex}"
-        return await _answer(backend, body.job(name), Answer(name, body.model, False), request, body.include_usage)
+    async def completions(request: Request) -> Response:
+        return await front.generate(request, await read_body(request, CompletionRequest, most))
 
     @app.post("/v1/chat/completions")
-    async def chat_completions(body: ChatRequest, request: Request) -> Response:
-        name = f"chatcmpl-{uuid.uuid4().hex}"
-        return await _answer(backend, body.job(name), Answer(name, body.model, True), request, body.include_usage)
+    async def chat_completions(request: Request) -> Response:
+        return await front.generate(request, await read_body(request, ChatRequest, most))
 
-    @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        entries = [{"id": name, "object": "model", "created": 0, "owned_by": "paceline"} for name in backend.models]
-        return {"object": "list", "data": entries}
+    @app.post("/v1/responses")
+    async def responses(request: Request) -> Response:
+        return await front.translated(request, await read_body(request, AnyBody, most), Responses())
 
-    @app.get("/health")
-    async def health() -> Response:
-        state = backend.health()
-        return JSONResponse(dict(state), 503 if state["status"] == "down" else 200)
+    @app.post("/v1/messages")
+    async def messages(request: Request) -> Response:
+        return await front.translated(request, await read_body(request, AnyBody, most), Messages())
 
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        return Response(await backend.metrics(), media_type="text/plain; version=0.0.4")
+    @app.post("/tokenize")
+    async def tokenize(request: Request) -> Response:
+        body = await read_body(request, TokenizeRequest, most)
+        model = front.served_name(body.model)
+        text = front.at_hand()
+        tokens = await text.tokenize(replace(body.job(), model=model))
+        answer: dict[str, Any] = {
+            "count": len(tokens), "max_model_len": text.describe(model).get("max_model_len"),
+            "tokens": [token_id for token_id, _ in tokens], "token_strs": None,
+        }  # fmt: skip
+        if body.return_token_strs:
+            answer["token_strs"] = [spelling.decode("utf-8", "replace") for _, spelling in tokens]
+        return JSONResponse(answer)
 
-    return app
-
-
-async def _answer(backend: Backend, job: Job, answer: Answer, request: Request, include_usage: bool) -> Response:
-    """Either form. The first piece is awaited before the status is sent, so that a refusal has a status of its own."""
-    chunks = backend.generate(job)
-    first = await _unless_gone(request, anext(chunks), chunks)
-    if job.stream:
-        events = _events(chunks, first, answer, include_usage)
-        return StreamingResponse(events, media_type="text/event-stream")
-    return JSONResponse(await _unless_gone(request, _gather(chunks, first, answer), chunks))
-
-
-async def _gather(chunks: AsyncGenerator[Chunk, None], first: Chunk, answer: Answer) -> dict[str, Any]:
-    texts, last = [first.text], first
-    async for last in chunks:
-        texts.append(last.text)
-    return answer.whole("".join(texts), last)
-
-
-async def _events(
-    chunks: AsyncGenerator[Chunk, None], first: Chunk, answer: Answer, include_usage: bool
-) -> AsyncIterator[str]:
-    """Server-sent events. An error in the middle of an answer is an event of its own, and the stream ends there."""
-    async with aclosing(chunks):
-        yield _event(answer.piece(first, True))
-        last = first
-        try:
-            async for last in chunks:
-                yield _event(answer.piece(last, False))
-        except PacelineError as error:
-            yield _event(error_body(str(error), type(error).__name__))
-            return
-        if include_usage:
-            yield _event(answer.closing_usage(last))
-        yield "data: [DONE]\n\n"
-
-
-def _event(body: dict[str, Any]) -> str:
-    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"
-
-
-async def _unless_gone(request: Request, work: Any, chunks: AsyncGenerator[Chunk, None]) -> Any:
-    """What `work` returns; when the client goes away first, `work` and the request end.
-
-    Raises:
-        ClientGone: it did.
-    """
-    task = asyncio.ensure_future(_as_coroutine(work))
-    gone = asyncio.ensure_future(_disconnected(request))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise ClientGone
-    finally:
-        gone.cancel()
-        if not task.done():
-            task.cancel()
-            await asyncio.wait({task})
-            await chunks.aclose()
-
-
-async def _as_coroutine(work: Coroutine[Any, Any, _T]) -> _T:
-    return await work
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _refusal(_: Request, error: Exception) -> Response:
-    """A status for everything that is refused or fails on purpose."""
-    headers = {}
-    if isinstance(error, InvalidParameter):
-        status = 404 if error.field == "model" else 400
-        body = error_body(str(error), "invalid_request_error", error.field)
-    elif isinstance(error, RequestRejected):
-        status = 503 if error.seconds_late is None else 429
-        headers = {"Retry-After": str(max(1, math.ceil(error.seconds_late or 1)))}
-        body = error_body(str(error), "request_rejected")
-    else:
-        gone = isinstance(error, GroupLost | EngineDead | WorkerDied)
-        status = 503 if gone else 500
-        body = error_body(str(error), type(error).__name__)
-    return JSONResponse(body, status, headers)
-
-
-async def _bad_body(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    field = ".".join(str(part) for part in first["loc"] if part != "body") or "body"
-    return JSONResponse(error_body(f"{field}: {first['msg']}", "invalid_request_error", field), 400)
-
-
-async def _nobody(_: Request, __: Exception) -> Response:
-    return Response(status_code=CLIENT_CLOSED_REQUEST)
+    @app.post("/detokenize")
+    async def detokenize(request: Request) -> Response:
+        body = await read_body(request, DetokenizeRequest, most)
+        prompt = await front.at_hand().detokenize(front.served_name(body.model), body.tokens)
+        return JSONResponse({"prompt": prompt})

@@ -11,7 +11,7 @@ from paceline.serving.worker import OpenModel, Worker
 
 
 class LocalBackend:
-    """A `Backend` without a cluster. Deadlines are not enforced.
+    """A `TextBackend` without a cluster. Deadlines are for clusters and refused here.
 
     Args:
         models: what to load.
@@ -29,8 +29,9 @@ class LocalBackend:
 
     async def generate(self, job: Job) -> AsyncGenerator[Chunk, None]:
         """See `Backend.generate`."""
-        if job.model not in self._models:
-            raise InvalidParameter("model", f"{job.model!r} is unknown", f"use one of {', '.join(self._models)}")
+        self._check(job.model)
+        if job.slo is not None:
+            raise InvalidParameter("slo", "is for clusters, and this is one engine", "leave it out, or use timeout")
         try:
             async with aclosing(self._worker.stream(job)) as chunks:
                 async for chunk in chunks:
@@ -39,11 +40,35 @@ class LocalBackend:
             self._death = death
             raise
 
+    async def tokenize(self, job: Job) -> Sequence[tuple[int, bytes]]:
+        """See `TextBackend.tokenize`."""
+        self._check(job.model)
+        return await self._worker.tokenize(job)
+
+    async def detokenize(self, model: str, token_ids: Sequence[int]) -> str:
+        """See `TextBackend.detokenize`."""
+        self._check(model)
+        return await self._worker.detokenize(model, token_ids)
+
+    def describe(self, model: str) -> Mapping[str, Any]:
+        """See `TextBackend.describe`."""
+        self._check(model)
+        return self._worker.describe(model)
+
+    async def state(self) -> Mapping[str, Any]:
+        """See `TextBackend.state`."""
+        return await self._worker.state()
+
     def health(self) -> Mapping[str, Any]:
-        return {"status": "ok"} if self._death is None else {"status": "down", "reason": str(self._death)}
+        death = self._death or self._worker.death
+        return {"status": "ok"} if death is None else {"status": "down", "reason": str(death)}
 
     async def metrics(self) -> bytes:
         return await self._worker.metrics()
 
     async def close(self) -> None:
         await self._worker.close()
+
+    def _check(self, model: str) -> None:
+        if model not in self._models:
+            raise InvalidParameter("model", f"{model!r} is unknown", f"use one of {', '.join(self._models)}")

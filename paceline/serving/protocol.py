@@ -1,40 +1,106 @@
-"""OpenAI's completions and chat completions, as far as they are served: what comes in, what goes out.
+"""OpenAI's completions and chat completions: what comes in, and the jobs it asks for. Answers are `answers.py`'s.
 
-Fields with a meaning that is not served are refused rather than passed over. Beyond OpenAI's: ``top_k``, ``min_p``,
-``repetition_penalty``, ``ignore_eos`` (vLLM's names) and ``slo``, seconds from arrival to answer.
+A null stands for the field's default, as with OpenAI. A field that asks for nothing is passed over; one with a meaning
+that is not served is refused. Beyond OpenAI's, with vLLM's names: ``top_k``, ``min_p``, ``repetition_penalty``,
+``ignore_eos``, ``min_tokens``, ``stop_token_ids``, ``bad_words``, ``prompt_logprobs``, ``return_token_ids``,
+``add_special_tokens``, ``priority``. Our own: ``speculative``, ``prediction`` on both endpoints, ``logprobs_mode``,
+``timeout``, ``slo`` (seconds from arrival to answer, clusters only) and ``paceline``.
 """
 
-import time
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from paceline.errors import InvalidParameter
-from paceline.serving.job import Chunk, Job
+from paceline.serving.job import NO_LIMIT, Job
+from paceline.serving.tools import ToolChoice, readable_calls
 from paceline.types import SamplingParams
+
+MOST_PROMPTS = 64
+_COMPLETION_TOKENS = 16
+"""OpenAI's own default for completions."""
+
+_PASSED_OVER = frozenset(
+    ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+     "parallel_tool_calls", "request_id", "spaces_between_special_tokens", "verbosity", "reasoning_effort")
+)  # fmt: skip
+"""Fields that change nothing about the text here."""
+_NO_OPS: Mapping[str, Sequence[Any]] = {
+    "best_of": (1,), "suffix": ("",), "use_beam_search": (False,), "length_penalty": (1.0,), "functions": ([],),
+    "function_call": ("none", "auto"), "modalities": (["text"],),
+    "tools": ([],), "tool_choice": ("none", "auto"), "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,), "truncate_prompt_tokens": (-1,), "allowed_token_ids": ([],),
+    "chat_template_kwargs": ({},), "add_generation_prompt": (True,), "continue_final_message": (False,),
+    "echo": (False,),
+}  # fmt: skip
+"""Values that ask for what is done anyway, of fields whose other values are not served."""
+
+
+_SAMPLING = (
+    "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "logit_bias", "bad_words", "seed", "stop_token_ids", "min_tokens", "ignore_eos", "prompt_logprobs", "logprobs_mode",
+    "speculative",
+)  # fmt: skip
+"""Fields that the sampler calls the same."""
+
+
+class Part(BaseModel):
+    """A piece of a message."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
 
 
 class Message(BaseModel):
-    """One turn of a conversation."""
+    """One turn of a conversation; fields a template may know (``name``, ``tool_calls``) are kept."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="allow")
     role: str
-    content: str
-    name: str | None = None
+    content: str | list[Part] | None = None
+
+    def flat(self, where: str) -> dict[str, Any]:
+        """The message with its content as one text.
+
+        Raises:
+            InvalidParameter: a part that is no text.
+        """
+        extra = {key: value for key, value in (self.model_extra or {}).items() if value is not None}
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "content": self._text(where), **extra}
+
+    def _text(self, where: str) -> str:
+        if not isinstance(self.content, list):
+            return self.content or ""
+        for number, part in enumerate(self.content):
+            if part.type not in ("text", "input_text", "output_text", "refusal"):
+                remedy = "send text parts only: this model reads no images, sounds or files"
+                raise InvalidParameter(f"{where}.content[{number}]", f"a part of type {part.type!r}", remedy)
+        return "".join(part.text or part.refusal or "" for part in self.content)
 
 
 class StreamOptions(BaseModel):
-    """OpenAI's `stream_options`."""
+    """OpenAI's `stream_options`, and vLLM's `continuous_usage_stats`."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class Extras(BaseModel):
+    """Our own: ``trace`` tells where each token came from, ``stats`` what became of the drafts."""
 
     model_config = ConfigDict(extra="forbid")
-    include_usage: bool = False
+    trace: bool = False
+    stats: bool = False
 
 
-class _Request(BaseModel):
+class Request(BaseModel):
     """Fields that both kinds share."""
 
-    model_config = ConfigDict(extra="forbid")
-    model: str
+    model_config = ConfigDict(extra="allow")
+    model: str | None = None
     max_tokens: int | None = None
     temperature: float = 1.0
     top_p: float = 1.0
@@ -44,112 +110,264 @@ class _Request(BaseModel):
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = Field(default_factory=dict)
+    bad_words: list[str] = Field(default_factory=list)
     seed: int | None = None
     stop: str | list[str] | None = None
+    stop_token_ids: list[int] = Field(default_factory=list)
+    min_tokens: int = 0
     ignore_eos: bool = False
-    n: Literal[1] = 1
-    stream: bool = False
-    stream_options: StreamOptions | None = None
-    user: str | None = None
+    n: int = 1
+    prompt_logprobs: int | None = None
+    logprobs_mode: str = "raw"
+    return_token_ids: bool = False
+    speculative: bool | dict[str, Any] = True
+    prediction: str | dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    priority: int = 0
+    timeout: float | None = None
     slo: float | None = None
+    stream: bool = False
+    stream_options: StreamOptions = Field(default_factory=StreamOptions)
+    paceline: Extras = Field(default_factory=Extras)
 
-    def params(self, default_max_tokens: int) -> SamplingParams:
-        """What the sampler is asked.
+    @model_validator(mode="before")
+    @classmethod
+    def _nulls_are_defaults(cls, data: Any) -> Any:
+        """A field that is null is as good as left out; so is one that changes nothing."""
+        if not isinstance(data, dict):
+            return data
+        kept = {key: value for key, value in data.items() if value is not None}
+        if kept.get("top_k") == -1:  # vLLM's way to switch it off
+            kept["top_k"] = 0
+        return kept
+
+    def check_extra(self) -> None:
+        """Raises InvalidParameter for a field with a meaning that is not served."""
+        for key, value in (self.model_extra or {}).items():
+            if key in _PASSED_OVER or any(value == each for each in _NO_OPS.get(key, ())):
+                continue
+            raise InvalidParameter(key, "is not served", "leave it out")
+
+    def params(self, default_max_tokens: int, **more: Any) -> SamplingParams:
+        """What the sampler is asked; `more` are fields that the endpoints name differently.
 
         Raises:
             InvalidParameter: a value out of range.
         """
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        return SamplingParams(
-            temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, min_p=self.min_p,
-            presence_penalty=self.presence_penalty, frequency_penalty=self.frequency_penalty,
-            repetition_penalty=self.repetition_penalty, logit_bias=self.logit_bias, seed=self.seed, stop=tuple(stop),
-            ignore_eos=self.ignore_eos, max_tokens=default_max_tokens if self.max_tokens is None else self.max_tokens,
-        )  # fmt: skip
+        own = {name: getattr(self, name) for name in _SAMPLING}
+        limit = default_max_tokens if self.max_tokens is None else self.max_tokens
+        named = {"stop": stop, "prediction": _predicted(self.prediction), "max_tokens": limit,
+                 "structured_outputs": self._grammar()}  # fmt: skip
+        return SamplingParams(**(own | named | more))
+
+    def _grammar(self) -> Mapping[str, Any] | None:
+        """The grammar that the answer must follow, however it was asked for."""
+        old = {"json": self.guided_json, "regex": self.guided_regex, "choice": self.guided_choice,
+               "grammar": self.guided_grammar}  # fmt: skip
+        asked = [
+            each
+            for each in (response_grammar(self.response_format), self.structured_outputs,
+                         {kind: source for kind, source in old.items() if source is not None})
+            if each
+        ]  # fmt: skip
+        if len(asked) > 1:
+            raise InvalidParameter("response_format", "is given beside another grammar", "give one of them")
+        return asked[0] if asked else None
 
     @property
     def include_usage(self) -> bool:
         """Whether a stream ends with counts of tokens."""
-        return self.stream_options is not None and self.stream_options.include_usage
+        return bool(self.stream_options.include_usage or self.stream_options.continuous_usage_stats)
+
+    @property
+    def wants_pieces(self) -> bool:
+        """Whether the answer tells of single tokens."""
+        return self.paceline.trace or self.return_token_ids or self.prompt_logprobs is not None
+
+    def _job(self, request_id: str, params: SamplingParams, **more: Any) -> Job:
+        if self.timeout is not None and not self.timeout > 0:
+            raise InvalidParameter("timeout", f"{self.timeout} s", "give seconds above 0")
+        detail = self.wants_pieces or params.logprobs is not None
+        return Job(
+            request_id, self.model or "", params=params, stream=self.stream, slo=self.slo, priority=self.priority,
+            timeout=self.timeout, detail=detail, **more,
+        )  # fmt: skip
 
 
-class CompletionRequest(_Request):
+class CompletionRequest(Request):
     """POST /v1/completions."""
 
-    prompt: str | list[int]
+    prompt: str | list[int] | list[str] | list[list[int]]
+    logprobs: int | bool | None = None
+    echo: bool = False
+    add_special_tokens: bool = True
 
-    def job(self, request_id: str) -> Job:
-        """The job this asks for.
+    def jobs(self, request_id: str) -> list[Job]:
+        """One job for each prompt.
 
         Raises:
-            InvalidParameter: the prompt is empty.
+            InvalidParameter: a prompt is empty, or there are too many, or a field cannot be used.
         """
-        prompt = self.prompt if isinstance(self.prompt, str) else tuple(self.prompt)
-        if not prompt:
-            raise InvalidParameter("prompt", "is empty", "give at least one character or token")
-        return Job(request_id, self.model, prompt, params=self.params(16), stream=self.stream, slo=self.slo)
+        self.check_extra()
+        prompts = _prompts(self.prompt)
+        num_top = None if self.logprobs is None or self.logprobs is False else int(self.logprobs)
+        more: dict[str, Any] = {"logprobs": num_top}
+        if self.echo and num_top is not None:
+            more["prompt_logprobs"] = num_top
+        if self.only_echo:
+            more["max_tokens"] = 1
+        params = self.params(_COMPLETION_TOKENS, **more)
+        names = [request_id] if len(prompts) == 1 else [f"{request_id}-{i}" for i in range(len(prompts))]
+        return [
+            self._job(name, params, prompt=prompt, add_special_tokens=self.add_special_tokens)
+            for name, prompt in zip(names, prompts, strict=True)
+        ]
+
+    @property
+    def only_echo(self) -> bool:
+        """Whether nothing but the prompt is wanted back."""
+        return self.echo and self.max_tokens == 0
+
+    @property
+    def wants_pieces(self) -> bool:
+        """As for all requests; an echoed prompt is told token by token too."""
+        return super().wants_pieces or self.echo
 
 
-class ChatRequest(_Request):
+class ChatRequest(Request):
     """POST /v1/chat/completions."""
 
     messages: list[Message]
     max_completion_tokens: int | None = None
+    logprobs: bool = False
+    top_logprobs: int | None = None
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    tools: list[dict[str, Any]] = Field(default_factory=list)
+    tool_choice: str | dict[str, Any] | None = None
 
-    def job(self, request_id: str) -> Job:
-        """The job this asks for.
+    def choice_of_tools(self) -> ToolChoice:
+        """The tools on offer. Raises InvalidParameter for what cannot be called."""
+        return ToolChoice(self.tools, self.tool_choice)
+
+    def jobs(self, request_id: str) -> list[Job]:
+        """The job this asks for, as a list of one.
 
         Raises:
-            InvalidParameter: there is no message.
+            InvalidParameter: there is no message, or a field cannot be used.
         """
+        self.check_extra()
         if not self.messages:
             raise InvalidParameter("messages", "the list is empty", "give at least one message")
-        messages = [message.model_dump(exclude_none=True) for message in self.messages]
-        params = self.params(self.max_completion_tokens or SamplingParams().max_tokens)
-        return Job(request_id, self.model, messages=messages, params=params, stream=self.stream, slo=self.slo)
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidParameter("top_logprobs", "is given without logprobs", "set logprobs to true")
+        more: dict[str, Any] = {"logprobs": (self.top_logprobs or 0) if self.logprobs else None}
+        if self.max_completion_tokens is not None:
+            more["max_tokens"] = self.max_completion_tokens
+        messages = [readable_calls(each.flat(f"messages[{number}]")) for number, each in enumerate(self.messages)]
+        for number, message in enumerate(messages):
+            check_text(f"messages[{number}]", message["content"])
+        tools, template = self.choice_of_tools(), dict(self.chat_template_kwargs)
+        if tools.is_active:
+            template["tools"] = tools.tools
+        if tools.grammar is not None:
+            more["structured_outputs"] = tools.grammar
+        params = self.params(NO_LIMIT, **more)
+        return [self._job(request_id, params, messages=messages, template=template)]
+
+    echo: ClassVar[bool] = False
+    only_echo: ClassVar[bool] = False
 
 
-class Answer:
-    """Writes the bodies of one request's answer.
+class TokenizeRequest(BaseModel):
+    """POST /tokenize, as vLLM has it."""
 
-    Args:
-        request_id: as the client sees it.
-        model: as the client called it.
-        is_chat: which of the two protocols.
-    """
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
 
-    def __init__(self, request_id: str, model: str, is_chat: bool) -> None:
-        self._head = {"id": request_id, "created": int(time.time()), "model": model}
-        self._is_chat = is_chat
-
-    def whole(self, text: str, last: Chunk) -> dict[str, Any]:
-        """The body of an answer in one piece."""
-        content = {"message": {"role": "assistant", "content": text}} if self._is_chat else {"text": text}
-        kind = "chat.completion" if self._is_chat else "text_completion"
-        return self._body(kind, content, last.finish_reason) | {"usage": usage(last)}
-
-    def piece(self, chunk: Chunk, is_first: bool) -> dict[str, Any]:
-        """The body of one event of a stream."""
-        role = {"role": "assistant"} if is_first else {}
-        content = {"delta": role | {"content": chunk.text}} if self._is_chat else {"text": chunk.text}
-        return self._body("chat.completion.chunk" if self._is_chat else "text_completion", content, chunk.finish_reason)
-
-    def closing_usage(self, last: Chunk) -> dict[str, Any]:
-        """The body of the event that holds nothing but counts of tokens."""
-        kind = "chat.completion.chunk" if self._is_chat else "text_completion"
-        return self._head | {"object": kind, "choices": [], "usage": usage(last)}
-
-    def _body(self, kind: str, content: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
-        choice = {"index": 0, **content, "logprobs": None, "finish_reason": finish_reason}
-        return self._head | {"object": kind, "choices": [choice]}
+    def job(self) -> Job:
+        """The job whose prompt is to be tokenised. Raises InvalidParameter unless there is one prompt."""
+        if (self.prompt is None) == (self.messages is None):
+            raise InvalidParameter("prompt", "give either this or messages", "give one of the two")
+        if self.messages is not None:
+            messages = [message.flat(f"messages[{number}]") for number, message in enumerate(self.messages)]
+            return Job("tokenize", self.model or "", messages=messages)
+        check_text("prompt", self.prompt or "")
+        return Job("tokenize", self.model or "", self.prompt, add_special_tokens=self.add_special_tokens)
 
 
-def usage(last: Chunk) -> dict[str, int]:
-    """Counts of tokens."""
-    prompt, output = last.num_prompt_tokens, last.num_output_tokens
-    return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+class DetokenizeRequest(BaseModel):
+    """POST /detokenize, as vLLM has it."""
+
+    model: str | None = None
+    tokens: list[int]
 
 
-def error_body(message: str, kind: str, param: str | None = None) -> dict[str, Any]:
-    """The body of a refusal."""
-    return {"error": {"message": message, "type": kind, "param": param, "code": None}}
+def split_samples(job: Job) -> list[Job]:
+    """One job for each sample, with its seed, for backends that do not run them together."""
+    if job.params.n == 1:
+        return [job]
+    return [replace(job, request_id=f"{job.request_id}-{i}", params=job.params.sample(i)) for i in range(job.params.n)]
+
+
+def check_text(field: str, text: str) -> None:
+    """Raises InvalidParameter for what no UTF-8 file could hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidParameter(field, "holds half a surrogate pair", "send valid Unicode") from None
+
+
+def _prompts(prompt: str | list[int] | list[str] | list[list[int]]) -> list[str | tuple[int, ...]]:
+    """As many prompts as were given, at least one, none of them empty."""
+    if isinstance(prompt, str) or not prompt or isinstance(prompt[0], int):
+        prompts: list[Any] = [prompt]
+    else:
+        prompts = list(prompt)
+    if len(prompts) > MOST_PROMPTS:
+        raise InvalidParameter("prompt", f"{len(prompts)} prompts", f"send at most {MOST_PROMPTS} at once")
+    for each in prompts:
+        if not each:
+            raise InvalidParameter("prompt", "is empty", "give at least one character or token")
+        if isinstance(each, str):
+            check_text("prompt", each)
+    return [each if isinstance(each, str) else tuple(each) for each in prompts]
+
+
+def response_grammar(form: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """OpenAI's `response_format` as `SamplingParams.structured_outputs`. Raises InvalidParameter for unknown types."""
+    kind = "text" if form is None else form.get("type")
+    if form is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return {"json_object": True}
+    if kind == "json_schema":
+        named = form.get("json_schema")
+        schema = named.get("schema") if isinstance(named, Mapping) else form.get("schema")
+        if schema is None:
+            problem = "json_schema.schema is missing"
+            raise InvalidParameter(
+                "response_format", problem, "send {'type': 'json_schema', 'json_schema': {'schema': {}}}"
+            )
+        return {"json": schema}
+    raise InvalidParameter("response_format", f"type {str(kind)[:40]!r} is unknown", "use json_object or json_schema")
+
+
+def _predicted(prediction: str | Mapping[str, Any] | None) -> str:
+    """OpenAI's `prediction`, or simply its text."""
+    if prediction is None or isinstance(prediction, str):
+        return prediction or ""
+    content = prediction.get("content", "")
+    if isinstance(content, list):
+        content = "".join(part.get("text", "") for part in content if isinstance(part, Mapping))
+    if prediction.get("type", "content") != "content" or not isinstance(content, str):
+        raise InvalidParameter("prediction", "is not understood", "send {'type': 'content', 'content': 'text'}")
+    return content

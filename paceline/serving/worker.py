@@ -1,16 +1,19 @@
 """`Worker`: the models of one group, in the process that runs them. Who asks, and from where, is not its business."""
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from paceline.config import SpeculativeConfig
 from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.build import silent
+from paceline.engine.engine import StepOutput
 from paceline.engine.llm import LLM
-from paceline.serving.job import Chunk, Job
+from paceline.errors import EngineDead, InvalidParameter
+from paceline.models.tokenizer import Tokenizer
+from paceline.serving.job import Chunk, Job, Piece, Summary
 from paceline.serving.model_spec import ModelSpec
-from paceline.types import NamedProgress
+from paceline.types import CompletionOutput, NamedProgress, RequestOutput, TokenLogprobs, TokenProvenance
 
 OpenModel = Callable[[ModelSpec], AsyncLLM]
 """Loads a model."""
@@ -37,39 +40,112 @@ class Worker:
     async def stream(self, job: Job) -> AsyncGenerator[Chunk, None]:
         """The answer step by step."""
         llm = self._llms[job.model]
-        prompt = llm.chat_prompt(job.messages) if job.messages else job.prompt
-        assert prompt is not None
-        async with aclosing(llm.generate(prompt, job.params, job.request_id)) as outputs:
+        prompt = await self._token_ids(job)
+        how: dict[str, Any] = {"priority": job.priority, "timeout": job.timeout}
+        async with aclosing(llm.generate(prompt, job.params, job.request_id, **how)) as outputs:
             async for output in outputs:
-                text = "".join(token.text for token in output.tokens)
-                if output.finished is None:
-                    yield Chunk(text)
-                else:
-                    done = output.finished
-                    yield Chunk(text, done.finish_reason, len(done.prompt_token_ids), len(done.token_ids))
+                yield _chunk(output, llm.tokenizer if job.detail else None)
 
     async def whole(self, job: Job) -> Chunk:
-        """The answer in one piece."""
-        texts, last = [], Chunk("")
+        """The answer of one sample in one piece."""
+        texts, pieces, last = [], [], Chunk("")
         async with aclosing(self.stream(job)) as chunks:
             async for last in chunks:
                 texts.append(last.text)
-        return Chunk("".join(texts), last.finish_reason, last.num_prompt_tokens, last.num_output_tokens)
+                pieces += last.pieces
+        counts = last.num_prompt_tokens, last.num_output_tokens
+        return Chunk("".join(texts), last.finish_reason, *counts, pieces=tuple(pieces), summary=last.summary)
+
+    async def tokenize(self, job: Job) -> list[tuple[int, bytes]]:
+        """See `TextBackend.tokenize`."""
+        token_bytes = self._llms[job.model].tokenizer.token_bytes
+        return [(token_id, token_bytes(token_id)) for token_id in await self._token_ids(job)]
+
+    async def detokenize(self, model: str, token_ids: Sequence[int]) -> str:
+        """See `TextBackend.detokenize`."""
+        tokenizer = self._llms[model].tokenizer
+        for token_id in token_ids:
+            if not 0 <= token_id < tokenizer.vocab_size:
+                problem = f"{token_id} is outside the vocabulary of {tokenizer.vocab_size}"
+                raise InvalidParameter("tokens", problem, "use this model's own ids")
+        return tokenizer.decode(token_ids, skip_special=False)
+
+    def describe(self, model: str) -> Mapping[str, Any]:
+        """See `TextBackend.describe`."""
+        return self._llms[model].describe()
+
+    async def state(self) -> Mapping[str, Any]:
+        """See `TextBackend.state`."""
+        return {name: await llm.metrics() for name, llm in self._llms.items()}
 
     async def abort(self, job: Job) -> None:
         """End a job; whoever reads its stream sees it end."""
         await self._llms[job.model].abort(job.request_id)
 
+    @property
+    def death(self) -> EngineDead | None:
+        """Why one of the engines has ended; None while all are well."""
+        return next((llm.death for llm in self._llms.values() if llm.death is not None), None)
+
     async def check(self) -> None:
         """Return when all is well. Raises EngineDead when an engine has failed."""
-        for llm in self._llms.values():
-            if llm.death is not None:
-                raise llm.death
+        if self.death is not None:
+            raise self.death
 
     async def metrics(self) -> bytes:
         """Prometheus text of all engines, one after the other."""
-        return b"".join([await llm.prometheus_text() for llm in self._llms.values()])
+        return b"".join([await llm.prometheus_text(name) for name, llm in self._llms.items()])
 
     async def close(self) -> None:
         for llm in self._llms.values():
             await llm.shutdown()
+
+    async def _token_ids(self, job: Job) -> list[int]:
+        llm = self._llms[job.model]
+        if job.messages:
+            return await llm.chat_tokens(job.messages, job.template)
+        assert job.prompt is not None
+        return await llm.tokens(job.prompt, job.add_special_tokens)
+
+
+def _chunk(output: StepOutput, tokenizer: Tokenizer | None) -> Chunk:
+    """What a step gave one sample; with the pieces of its text where a tokenizer is given."""
+    text = "".join(token.text for token in output.tokens)
+    pieces: tuple[Piece, ...] = ()
+    if tokenizer is not None:
+        pieces = tuple(_piece(tokenizer, t.token_id, t.text, t.provenance, t.logprobs) for t in output.tokens)
+    done, finished = output.completion, output.finished
+    if done is None and finished is None:
+        return Chunk(text, index=output.index, pieces=pieces)
+    done = done or finished.outputs[output.index]  # type: ignore[union-attr]
+    num_prompt = len(finished.prompt_token_ids) if finished else 0
+    return Chunk(
+        text, done.finish_reason, num_prompt, len(done.token_ids), output.index, finished is None, pieces,
+        _summary(done, finished, tokenizer),
+    )  # fmt: skip
+
+
+def _summary(done: CompletionOutput, finished: RequestOutput | None, tokenizer: Tokenizer | None) -> Summary:
+    prompt: tuple[Piece, ...] = ()
+    if finished is not None and tokenizer is not None:
+        scores = finished.prompt_logprobs or [None] * len(finished.prompt_token_ids)
+        pairs = zip(finished.prompt_token_ids, scores, strict=True)
+        prompt = tuple(_piece(tokenizer, token_id, "", "prompt", score) for token_id, score in pairs)
+    return Summary(
+        error=done.error,
+        stats=done.stats,
+        num_cached_tokens=0 if finished is None else finished.metrics.num_cached_tokens,
+        num_predicted_tokens=done.num_predicted_tokens,
+        num_accepted_predictions=done.num_accepted_predictions,
+        prompt=prompt,
+    )
+
+
+def _piece(
+    tokenizer: Tokenizer, token_id: int, text: str, provenance: TokenProvenance, scores: TokenLogprobs | None
+) -> Piece:
+    spell = tokenizer.token_bytes
+    if scores is None:
+        return Piece(token_id, text, spell(token_id), provenance)
+    top = tuple((each, spell(each), logprob) for each, logprob in scores.top)
+    return Piece(token_id, text, spell(token_id), provenance, scores.logprob, top)

@@ -15,6 +15,9 @@ from paceline.speculation.prices import Prices
 from paceline.speculation.records import BatchStats, DraftStats
 from paceline.theory.round import Round, round_seconds
 
+READING_MARGIN = 2.0
+"""A text is read when that should save twice its price: expectations are uncertain, the price is not, and some of the
+answer will be had for nothing."""
 _TIE = 1e-12  # a longer draft must win by more than float noise
 _EACH, _POINTS = 40, 12  # up to 40 row counts are priced each; beyond, 12 of them and lines between
 
@@ -41,6 +44,21 @@ class Offers:
             return cls(answer * nodes, answer * np.array([one.accepted_per_draft for one in rates])[:, None])
         survival = np.array([one.survival(num_levels) for one in rates])
         return cls(np.broadcast_to(answer, survival.shape), answer * survival)
+
+    def hopeful(self, requests: Sequence[DraftStats]) -> "Offers":
+        """Where nothing was drafted yet, at least what is expected of a drafter that nobody knows.
+
+        Requests differ, and one whose text was never read cannot show that its drafts are better than most.
+        """
+        new = np.array([not one.num_drafts for one in requests])[:, None]
+        unknown = Offers.of([DraftStats()], self.tokens.shape[1], False)
+        better = new & (self.tokens < unknown.tokens)
+        return Offers(np.where(better, unknown.rows, self.rows), np.where(better, unknown.tokens, self.tokens))
+
+    def without(self, places: np.ndarray) -> "Offers":
+        """Nothing from those at `places`, [requests] bool."""
+        keep = ~places[:, None]
+        return Offers(self.rows * keep, self.tokens * keep)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,6 +92,29 @@ def best_draft(offers: Offers, prices: Prices, batch: BatchStats) -> Choice:
     depths = range(1 if is_shared else deepest, deepest + 1)
     choices = [_best_down_to(depth, offers, prices, batch) for depth in depths]
     return max(choices, key=lambda choice: choice.rate)
+
+
+def worth_reading(
+    choice: Choice, offers: Offers, requests: Sequence[DraftStats], prices: Prices, batch: BatchStats
+) -> Choice:
+    """`choice` but for the requests whose texts cost more to read, before the first draft, than their drafts save.
+
+    Everybody waits while a text is read, and it is read once. What is saved in each of the steps to come is told by
+    comparing with the best choice without all of these requests, and divided among them by their tokens.
+    """
+    reading = np.array([prices.reading(one.num_unread) for one in requests]) * (choice.levels > 0)
+    unread = reading > 0
+    if not unread.any():
+        return choice
+    others = best_draft(offers.without(unread), prices, batch)
+    taken = np.arange(offers.tokens.shape[1]) < choice.levels[:, None]
+    tokens = (offers.tokens * taken).sum(axis=1)
+    saved = (choice.tokens / others.rate - choice.seconds) * tokens / max(tokens[unread].sum(), _TIE)
+    steps = np.array([one.num_to_come for one in requests]) / (1 + tokens)
+    dear = unread & (saved * steps <= READING_MARGIN * reading)
+    if not dear.any():
+        return choice
+    return others if dear.sum() == unread.sum() else best_draft(offers.without(dear), prices, batch)
 
 
 def step_seconds(prices: Prices, batch: BatchStats, levels: int, nodes: float | None = None) -> float:

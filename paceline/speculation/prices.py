@@ -7,9 +7,10 @@ none is spent on measuring. `FixedPrices` never change: for simulators, replays 
 
 from bisect import bisect_right
 from collections.abc import Callable
-from math import exp, hypot, log
+from math import exp, hypot, inf, log
 from typing import Protocol
 
+from paceline.errors import InvalidParameter
 from paceline.speculation.outcome import RequestOutcome, StepOutcome
 from paceline.speculation.traits import DrafterTraits
 
@@ -30,6 +31,8 @@ _SETTLING = 3
 """The smallest of this many measurements is the first that counts: weights are read from disk only once."""
 _WHOLE_LEVELS = 4
 """Levels of a draft that cannot be shortened, before one was measured: those of the default trees."""
+_MANY_ROWS = (64, 512)
+"""Passes whose difference tells what a row of a prompt costs."""
 _LOOKUP = DrafterTraits()
 _KNOTS = tuple(1 << power for power in range(14))
 
@@ -45,9 +48,21 @@ class Prices(Protocol):
         """Level number `level` (from 0) of drafts that `num_requests` requests make together."""
         ...
 
+    def reading(self, num_tokens: int) -> float:
+        """What the drafter reads of a request's text before it drafts, `num_tokens` tokens of it."""
+        ...
+
     def observe(self, step: StepOutcome) -> None:
         """Learn from a step."""
         ...
+
+
+def _a_price(field: str, seconds: float, above_zero: bool = False) -> float:
+    """`seconds`, when they are some. NaN, infinity and what is negative would make every comparison of drafts wrong."""
+    if 0 <= seconds < inf and (seconds or not above_zero):
+        return seconds
+    remedy = "give a function whose value is a finite number, " + ("above 0" if above_zero else "0 or more")
+    raise InvalidParameter(field, f"a price of {seconds} seconds", remedy)
 
 
 class FixedPrices:
@@ -56,20 +71,31 @@ class FixedPrices:
     Args:
         target: t(M, context), e.g. a `CostProfile`.
         draft_step: seconds of one draft step by the number of requests that share it and their context.
+        reading: seconds in which the drafter reads so many tokens of a request's text.
+
+    Raises:
+        InvalidParameter: when asked, a price that is negative or not finite, or a pass that costs nothing.
     """
 
     def __init__(
-        self, target: PassSeconds, draft_step: Callable[[int, float], float] = lambda num_requests, context: 0.0
+        self,
+        target: PassSeconds,
+        draft_step: Callable[[int, float], float] = lambda num_requests, context: 0.0,
+        reading: Callable[[int], float] = lambda num_tokens: 0.0,
     ) -> None:
-        self._target, self._draft_step = target, draft_step
+        self._target, self._draft_step, self._reading = target, draft_step, reading
 
     def target(self, rows: float, context: float = 0.0) -> float:
         """See `Prices`."""
-        return self._target(rows, context)
+        return _a_price("target", self._target(rows, context), above_zero=True)
 
     def draft_level(self, level: int, num_requests: int, context: float = 0.0) -> float:
         """See `Prices`."""
-        return self._draft_step(num_requests, context)
+        return _a_price("draft_step", self._draft_step(num_requests, context))
+
+    def reading(self, num_tokens: int) -> float:
+        """See `Prices`."""
+        return _a_price("reading", self._reading(num_tokens))
 
     def observe(self, step: StepOutcome) -> None:
         """Nothing to learn."""
@@ -93,6 +119,10 @@ class LearnedPrices:
     def draft_level(self, level: int, num_requests: int, context: float = 0.0) -> float:
         """See `Prices`."""
         return self.drafts(level, num_requests, context)
+
+    def reading(self, num_tokens: int) -> float:
+        """See `Prices`."""
+        return self.drafts.reading(num_tokens)
 
     def observe(self, step: StepOutcome) -> None:
         """Learn from a step that only decoded what its pass cost, and from any step what its drafts cost."""
@@ -170,6 +200,13 @@ class LearnedDraft:
         if self._traits.is_lookup:
             return num_requests * self._lookup.value
         return self._factor.value * self._unit(num_requests, context)
+
+    def reading(self, num_tokens: int) -> float:
+        """As `Prices.reading`: as many rows of a large pass, at its share of the target's price."""
+        if self._traits.chooses or not self._traits.reads:
+            return 0.0
+        few, many = _MANY_ROWS
+        return num_tokens * self._traits.cost_ratio * (self._passes(many, 0.0) - self._passes(few, 0.0)) / (many - few)
 
     def observe_step(self, asked: list[RequestOutcome], num_looks: int, seconds: float, context: float) -> None:
         """The drafts that were asked for in a step, and those that were only looked at, took `seconds`."""

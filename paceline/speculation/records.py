@@ -23,6 +23,8 @@ ENGINE_PRIOR_DRAFTS = 8.0
 _BORROWED = 4.0
 """Drafts for which the rate of the level above counts in the rate of a level. A request remembers about 7 drafts: with
 1 the replay of recorded answers loses 1 per cent to noise, with many a drafter good in its later levels is missed."""
+_SOON = 32
+"""Tokens that any answer is taken to have left; one of n tokens is expected to get n more."""
 _LARGEST_UNIT = 1e100
 """Counts are rewritten in units of 1 before they overflow: every 1416 drafts of a request."""
 
@@ -150,6 +152,11 @@ class DraftRates:
         self.tested = [one * scale for one in self.tested]
 
 
+def tokens_to_come(num_said: int, most: int) -> int:
+    """Tokens expected after `num_said`, at most `most`: answers end early as often as not, and long ones later."""
+    return min(max(1, most), _SOON + num_said)
+
+
 @dataclass(slots=True)
 class DraftStats:
     """What became of one request's drafts.
@@ -160,10 +167,12 @@ class DraftStats:
         last_budget: nodes the policy wanted when the latest draft was verified (before the step's budget cut it), None
             before the first one.
         last_depth, last_accepted_tokens: levels of the latest draft, and how many stood.
-        last_draft_tokens: its nodes.
         steps_since_draft: decode steps since then, drafts that came back empty included.
         num_looks: proposals of its drafter that were looked at without verifying them.
         is_looked_at: the latest of them still waits for the tokens that come.
+        num_said, num_left: tokens of the answer so far, and most that may still come.
+        num_unread: tokens since the latest draft, the prompt too before the first: a drafter with keys and values of
+            its own has to read them.
         memory: weight of the past in the rates, per draft.
     """
 
@@ -172,15 +181,25 @@ class DraftStats:
     last_budget: int | None = None
     last_depth: int = 0
     last_accepted_tokens: int = 0
-    last_draft_tokens: int = 0
     steps_since_draft: int = 0
     num_looks: int = 0
     is_looked_at: bool = False
+    num_said: int = 0
+    num_left: int = 0
+    num_unread: int = 0
     memory: float = MEMORY
+
+    @property
+    def num_to_come(self) -> int:
+        """Tokens that are expected to come."""
+        return tokens_to_come(self.num_said, self.num_left)
 
     def learn(self, outcome: RequestOutcome) -> None:
         """Count a decode step. One in which the drafter was not asked says nothing about its drafts."""
         num_nodes = outcome.num_draft_tokens
+        self.num_said += outcome.num_new
+        self.num_left -= outcome.num_new
+        self.num_unread = 0 if num_nodes else self.num_unread + outcome.num_new
         if outcome.asked:
             self.rates.learn(num_nodes, outcome.num_accepted, outcome.level_refused, memory=self.memory)
         if not num_nodes:
@@ -188,7 +207,7 @@ class DraftStats:
             return
         self.num_drafts += 1
         self.last_budget, self.last_depth = outcome.wanted, outcome.depth
-        self.last_draft_tokens, self.last_accepted_tokens = num_nodes, outcome.num_accepted
+        self.last_accepted_tokens = outcome.num_accepted
         self.steps_since_draft = 0
 
 

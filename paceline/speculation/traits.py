@@ -28,6 +28,9 @@ class DrafterTraits:
         scores: it has a method `expected_accepted(request_id)`: how many tokens of its latest proposal for a request
             it expects to stand.
         watches: it is told the target's most probable token at every node it proposed.
+        at_once: greedy chains are drafted whole, in one call, and paid for whole, so that asking for more tokens than
+            will be wanted costs something.
+        reads: it has a model with keys and values of its own, which must read a request's text before the first draft.
         taps: hidden states of the target that it is told of every committed token, as of `CausalLM.forward`.
     """
 
@@ -40,6 +43,8 @@ class DrafterTraits:
     chooses: bool = False
     scores: bool = False
     watches: bool = False
+    at_once: bool = False
+    reads: bool = False
     taps: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:

@@ -56,6 +56,26 @@ def check_budget(make: Make) -> None:
             demand(all(token >= 0 for token in tree.tokens), f"a negative token id is proposed for text {name!r}")
 
 
+def check_max_depth(make: Make) -> None:
+    """No tree has more levels than its context's `max_depth`, which is smaller than the budget for trees only."""
+    if not make().traits.branches:
+        return
+    for most in (1, 2):
+        for name, tree in zip(TEXTS, propose(make(), list(TEXTS), 5, max_depth=most), strict=True):
+            depth = max(tree.depths, default=0)
+            demand(depth <= most, f"{depth} levels proposed for text {name!r} with a max_depth of {most}")
+
+
+def check_memory(make: Make) -> None:
+    """Without the trait `remembers` no proposal depends on requests that came before."""
+    drafter = make()
+    if drafter.traits.remembers:
+        return
+    run(SAMPLED, drafter, verify, CounterRandomness(5), 20, budget=3, request_id="earlier")
+    after, fresh = (shown(propose(each, list(TEXTS))) for each in (drafter, make()))
+    demand(after == fresh, "a proposal depends on a request that came before; declare the trait remembers")
+
+
 def check_token_ids(make: Make) -> None:
     """`token_ids` is neither changed nor kept: the engine goes on writing to it."""
     kept, fresh = make(), make()
@@ -175,10 +195,13 @@ def propose(
     budget: int = 3,
     texts: Mapping[str, list[int]] = TEXTS,
     lend: bool = False,
+    **changes: Any,
 ) -> list[TokenTree]:
     """What `drafter` proposes for the texts called `names` in one step; `lend` hands over the lists themselves."""
     contexts = [
-        SAMPLED.context(name, texts[name] if lend else list(texts[name]), CounterRandomness(len(texts[name])), budget)
+        SAMPLED.context(
+            name, texts[name] if lend else list(texts[name]), CounterRandomness(len(texts[name])), budget, **changes
+        )
         for name in names
     ]
     return drafter.propose(contexts)

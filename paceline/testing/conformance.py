@@ -16,10 +16,12 @@ from paceline.testing.table_model import run
 CHECKS: Mapping[str, Callable[[Make], None]] = {
     "shape": checks.check_shape,
     "budget": checks.check_budget,
+    "max_depth": checks.check_max_depth,
     "randomness": checks.check_randomness,
     "token_ids": checks.check_token_ids,
     "batch": checks.check_batch,
     "release": checks.check_release,
+    "memory": checks.check_memory,
     "preemption": checks.check_preemption,
     "law": checks.check_law,
     "greedy": checks.check_greedy,

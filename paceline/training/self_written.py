@@ -20,7 +20,7 @@ from paceline.types import Progress, SamplingParams
 Generate = Callable[[Sequence[Sequence[int]], Sequence[SamplingParams]], Sequence[Sequence[int]]]
 """Token ids of answers to prompts."""
 
-PER_FILE = 192
+PER_FILE = 64
 LONGEST_PROMPT = 160
 LONGEST_ANSWER = 384
 _KNOWN_BY = 8

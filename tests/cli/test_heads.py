@@ -11,13 +11,13 @@ from typer.testing import CliRunner
 from paceline.cli.main import app
 from paceline.engine import build
 from paceline.errors import InvalidParameter
+from paceline.models.heads import build as net_build
 from paceline.models.heads import registry, self_check
 from paceline.models.heads.files import read_head, save_head
-from paceline.models.heads.fit import target_print
+from paceline.models.heads.fingerprint import target_print
 from paceline.models.heads.record import HeadConfig, HeadRecord
 from paceline.models.heads.self_check import SelfCheck
 from paceline.models.loaded import LoadedModel
-from paceline.models.numba_executor.heads import build as net_build
 from paceline.models.resolve import resolve_model
 from tests.fakes import RandomCheckpoint
 from tests.models.heads.tiny_heads import LAYER, OURS, THEIRS, assert_equal, random_head
@@ -84,6 +84,16 @@ def test_convert_writes_what_can_be_read_back(target: Path, tmp_path: Path, prog
     steps = back.config.num_steps if program == "sglang" else record.config.num_steps
     layer = replace(LAYER, max_position_embeddings=64)
     assert_equal(back, replace(record, config=replace(record.config, num_steps=steps, layer=layer)))
+
+
+def test_convert_names_the_target_as_vllm_knows_it(target: Path, tmp_path: Path) -> None:
+    save_head(made_for(target, TABLED), tmp_path / "head")
+    result = run(
+        "convert", tmp_path / "head", "--to", "vllm", "-m", target, "-o", tmp_path / "out", "--verifier", "a/b"
+    )
+    assert result.exit_code == 0, result.output
+    values = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert values["speculators_config"]["verifier"]["name_or_path"] == "a/b"
 
 
 def test_convert_to_llama_cpp(target: Path, tmp_path: Path) -> None:

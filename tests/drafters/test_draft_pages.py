@@ -20,6 +20,22 @@ BEGINNING = [5, 9, 2] * 16  # three pages
 SHAPES = [{}, {"tree": "static", "expansion": (2, 2, 1)}, {"tree": "sampled", "expansion": (2, 1, 1)}]
 
 
+class Text(dict):
+    """A text, the one object for it: the texts one token longer by that token, and the logits of what follows."""
+
+    def __init__(self, parent=None, tokens=()):
+        super().__init__()
+        self.parent = parent
+        self.logits = np.random.default_rng([*tokens, 1]).normal(size=11)
+        self.tokens = tokens
+
+    def __missing__(self, token):
+        return self.setdefault(token, Text(self, (*self.tokens, token)))
+
+
+EMPTY = Text()
+
+
 class Slots(dict):
     """Slot to the text (up to and including its own token) whose keys and values lie there."""
 
@@ -40,16 +56,16 @@ class Remembering:
 
     def forward(self, rows, cache, taps=()):
         self.num_rows += len(rows.token_ids)
-        texts = []
-        for row, token in enumerate(rows.token_ids.tolist()):
-            before = rows.key_slots(row)[:-1]
-            texts.append((*(cache[int(before[-1])] if len(before) else ()), token))
-            cache[int(rows.slots[row])] = texts[-1]
-        for row, text in enumerate(texts):  # once all are written, as executors do it
-            read = [cache[int(slot)] for slot in rows.key_slots(row)]
-            assert read == [text[: i + 1] for i in range(len(text))], "keys of another text"
-        logits = [np.random.default_rng([*texts[row], 1]).normal(size=11) for row in rows.logit_rows]
-        return ForwardOutput(np.array(logits, np.float32).reshape(-1, 11))
+        texts, keys = [], [rows.key_slots(row).tolist() for row in range(len(rows.token_ids))]
+        for token, own, slot in zip(rows.token_ids.tolist(), keys, rows.slots.tolist(), strict=True):
+            texts.append((cache[own[-2]] if len(own) > 1 else EMPTY)[token])
+            cache[slot] = texts[-1]
+        for text, own in zip(texts, keys, strict=True):  # once all are written, as executors do it
+            for slot in reversed(own):
+                assert cache[slot] is text, "keys of another text"
+                text = text.parent
+            assert text is EMPTY
+        return ForwardOutput(np.array([texts[row].logits for row in rows.logit_rows], np.float32).reshape(-1, 11))
 
 
 def context(request_id, tokens, budget=4):

@@ -80,7 +80,7 @@ def test_logits_below_every_node_are_bitwise_those_of_the_path_alone(model, shap
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_any_verdict_leaves_the_cache_of_a_fresh_prefill(model, shape, temperature):
-    """A committed path per node of the tree, bonus token behind it, and the step after that."""
+    """A committed path per node of the tree, bonus token after it, and the step after that."""
     tree = _tree(DraftModel(model, 32, shape=tree_shape(**SHAPES[shape])), temperature)
     kept = []
     for node in range(-1, len(tree)):

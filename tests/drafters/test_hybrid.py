@@ -26,6 +26,7 @@ class Fixed(BaseDrafter):
     """Always the same chain, cut to its budget; counts how often it was asked."""
 
     name = "fixed"
+    traits = DrafterTraits(reads=True)
 
     def __init__(self, tokens, drawn=False):
         self.tokens, self.drawn, self.budgets, self.released = tokens, drawn, [], []
@@ -44,7 +45,7 @@ class Fixed(BaseDrafter):
 class Sure(Fixed):
     """Estimates its own proposals."""
 
-    traits = DrafterTraits(scores=True)
+    traits = DrafterTraits(scores=True, reads=True)
 
     def __init__(self, tokens, score):
         super().__init__(tokens)
@@ -96,7 +97,7 @@ def test_a_model_may_read_the_free_proposal_along():
             return super().propose(contexts)
 
     step(pair(Sure([1, 2, 3], 0.2), Reading([7] * 8, drawn=True), 0.02), [0], [7], budget=3)
-    assert seen == [(1, 2)]  # the law behind a third token is not needed for a draft of three
+    assert seen == [(1, 2)]  # the law after a third token is not needed for a draft of three
 
 
 def test_without_union_one_drafts_at_a_time():
@@ -285,11 +286,11 @@ def test_reading_costs_what_the_target_takes_for_more_rows():
 def test_rows_of_the_whole_batch_are_priced():
     """64 requests that draft fill a pass which one alone would not: nothing is drafted that pays only alone."""
     prices = FixedPrices(lambda rows, _context: max(1.0, rows / 64))
-    alone, crowded = (
+    alone, among_many = (
         step(pair(Sure([1, 2], 0.9), Fixed([7]), 5.0, prices), [0], [1], batch=BatchStats(num_decodes=size))
         for size in (1, 64)
     )
-    assert (len(alone), len(crowded)) == (2, 0)
+    assert (len(alone), len(among_many)) == (2, 0)
 
 
 def test_requests_of_a_batch_share_draft_steps_and_the_pass():

@@ -88,8 +88,8 @@ def test_the_window_is_a_tree_whose_columns_hang_below_one_chain():
     assert all(tree.tokens[head] in prompt for head in heads)
     for column, head in enumerate(heads):
         assert tree.path_to(head + 2)[-3:] == (head, head + 1, head + 2)
-        assert tree.tokens[head + 1] == 31 + column  # the first step had one level: picks behind nodes 0, 1, 2
-        assert tree.tokens[head + 2] == 42 + 2 * column  # the second had two: picks behind nodes 1, 3, 5
+        assert tree.tokens[head + 1] == 31 + column  # the first step had one level: picks after nodes 0, 1, 2
+        assert tree.tokens[head + 2] == 42 + 2 * column  # the second had two: picks after nodes 1, 3, 5
 
 
 def test_a_full_column_moves_on_by_one_and_leaves_an_ngram():
@@ -102,7 +102,7 @@ def test_a_full_column_moves_on_by_one_and_leaves_an_ngram():
         tell(drafter, "r", [], picks=np.array([0] * len(tree) + [pick]))
     assert seen == [(5,), (5, 31), (31, 32)]
     [tree] = drafter.propose([context([5], 100, num_prompt=1)])  # the root is the first token of (5, 31, 32)
-    assert tree.tokens == (31, 32, 32, 33)  # the n-gram behind 5, then the column
+    assert tree.tokens == (31, 32, 32, 33)  # the n-gram after 5, then the column
 
 
 def test_a_full_match_earns_its_bonus_token():

@@ -60,7 +60,7 @@ def greedy(model, tokens, count):
 
 
 def test_rows_on_an_overlay_are_bitwise_rows_of_their_own(model):
-    """A path of two tokens behind 37 that lie in somebody else's pages, and another request's in the same pass."""
+    """A path of two tokens after 37 that lie in somebody else's pages, and another request's in the same pass."""
     cache = model.new_cache(16)
     pages = np.array([5, 2, 9], np.int32)
     model.forward(build_rows([Part(pages, 0, TOKENS[:37], logits="none")]), cache)

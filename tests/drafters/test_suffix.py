@@ -17,7 +17,7 @@ texts = st.lists(st.integers(0, 2), min_size=1, max_size=30)
 
 
 def occurrences(sequence: list[int], corpus: list[list[int]]) -> list[tuple[int, int]]:
-    """(text, position behind it) of every occurrence."""
+    """(text, position after it) of every occurrence."""
     size = len(sequence)
     return [(n, end) for n, text in enumerate(corpus) for end in range(size, len(text) + 1)
             if text[end - size : end] == sequence]  # fmt: skip

@@ -15,7 +15,7 @@ SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=11, max_tokens=40)
 DRAFTERS = [
     {"method": "ngram"},
     {"method": "suffix"},
-    {"method": "suffix", "options": {"mode": "tree"}},
+    {"method": "suffix", "options": {"scoring": "published"}},
     {"method": "draft_model", "model": "random-0"},
     {"method": "draft_model", "model": "random-1", "num_draft_tokens": 3},
     {"method": "draft_model", "model": "random-0", "options": {"tree": "static", "expansion": [2, 2, 1]}},

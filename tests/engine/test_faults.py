@@ -5,8 +5,10 @@ import warnings
 import numpy as np
 import pytest
 
-from paceline.errors import DrafterWarning, EngineDead
+from paceline.engine import build
+from paceline.errors import DrafterWarning, EngineDead, PolicyWarning
 from paceline.sampling import TokenTree, Warper
+from paceline.speculation import LengthPolicy
 from paceline.types import SamplingParams
 from tests.engine.conftest import PROMPTS, run_all
 from tests.fakes import Babbler
@@ -66,6 +68,61 @@ def test_a_failing_drafter_changes_nobodys_text(engine_for, where):
     engine.scheduler.check_integrity()
 
 
+class BadPolicy(LengthPolicy):
+    """Drafts three tokens, and raises in one method once it was asked a few times, or answers nonsense."""
+
+    def __init__(self, where):
+        self.where, self.num_steps, self.num_after = where, 0, 0
+
+    def budgets(self, requests, batch):
+        self.num_steps += 1
+        self.num_after += self.num_steps > 5
+        wrong = {"too few": [3], "negative": [-1] * 4, "no whole numbers": [2.5] * 4}.get(self.where)
+        if self.num_steps == 5 and (wrong or self.where == "budgets"):
+            return wrong or self.fail()
+        return [3] * len(requests)
+
+    def looks(self, requests, budgets):
+        if self.num_steps == 5 and self.where == "looks outside":
+            return [len(requests)]
+        return self.fail() if self.num_steps == 5 and self.where == "looks" else ()
+
+    def keep_drafting(self, prefix, draft_laws):
+        return self.fail() if self.num_steps == 5 and self.where == "keep_drafting" else True
+
+    def observe(self, step):
+        if self.num_steps == 5 and self.where == "observe":
+            self.fail()
+
+    def fail(self):
+        raise Broken(self.where)
+
+
+@pytest.mark.parametrize(
+    "where",
+    ["budgets", "too few", "negative", "no whole numbers", "looks", "looks outside", "keep_drafting", "observe"],
+)
+def test_a_failing_policy_changes_nobodys_text(engine_for, monkeypatch, where):
+    plain = [output.token_ids for output in run_all(engine_for(), params=EACH)]
+    policy = BadPolicy(where)
+    monkeypatch.setattr(build, "make_policy", lambda *_: policy)
+    engine = engine_for({"method": "draft_model", "model": "random-0", "rule": "coupled"})
+    with pytest.warns(PolicyWarning, match="'BadPolicy' failed") as caught:
+        outputs = run_all(engine, params=EACH)
+    assert [output.token_ids for output in outputs] == plain
+    assert len(caught) == 1 and policy.num_after == 0, "it is not asked again"
+    assert 0 < max(output.stats.num_drafts for output in outputs) <= 5
+    assert engine.scheduler.pool.num_held == 0
+
+
+def test_a_policy_that_fails_where_warnings_are_errors_ends_nothing(engine_for, monkeypatch):
+    monkeypatch.setattr(build, "make_policy", lambda *_: BadPolicy("budgets"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        outputs = run_all(engine_for(FIXED, Babbler()), params=EACH)
+    assert [output.finish_reason for output in outputs] == ["length"] * 4
+
+
 def failing_law(monkeypatch, victim, after: int):
     """The warper of one request raises once it has said `after` tokens."""
     law = Warper.law
@@ -102,10 +159,11 @@ def test_an_error_in_a_text_ends_its_request_alone(engine_for, monkeypatch, stop
     params = [SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, stop=stop if n == VICTIM else ())
               for n in range(4)]  # fmt: skip
     plain = [output.token_ids for output in run_all(engine_for(), params=params)]
-    engine, pushed = engine_for(FIXED, Babbler()), TextStream.push
+    engine, pushed, victims = engine_for(FIXED, Babbler()), TextStream.push, []
 
     def push(self, token_id, may_stop=True):
         if self is engine._requests.get(str(VICTIM)).samples[0].text and len(self.text) > 5:
+            victims.append(engine.state_of(str(VICTIM)))
             raise Broken("text")
         return pushed(self, token_id, may_stop)
 
@@ -115,6 +173,7 @@ def test_an_error_in_a_text_ends_its_request_alone(engine_for, monkeypatch, stop
     monkeypatch.setattr(TextStream, "push", lenient_push)
     outputs = run_all(engine, params=params)
     assert outputs[VICTIM].finish_reason == "error" and "Broken: text" in outputs[VICTIM].outputs[0].error
+    assert victims[0].finish_reason == "error" and engine.metrics.finished == {"length": 3, "error": 1}
     others = [n for n in range(4) if n != VICTIM]
     assert [outputs[n].token_ids for n in others] == [plain[n] for n in others]
     assert engine.scheduler.pool.num_held == 0

@@ -56,7 +56,7 @@ def test_greedy_requests_show_how_sure_the_draft_is(engine_for, classifier):
 def test_cascade_is_told_of_steps(engine_for):
     engine = engine_for({**DRAFT, "policy": "cascade", "policy_options": {"base_steps": 2}})
     run_all(engine, params=GREEDY)
-    policy = engine.speculation.policy
+    policy = engine.speculation.policy.inner
     assert isinstance(policy, Cascade)
     assert policy.phase != "base"
 
@@ -64,12 +64,12 @@ def test_cascade_is_told_of_steps(engine_for):
 @pytest.mark.parametrize(("method", "whole"), [("ngram", False), ("suffix", True), ("lookahead", True)])
 def test_goodput_takes_or_leaves_drafts_that_cannot_be_shortened(engine_for, method, whole):
     for policy in ("auto", "goodput"):
-        assert engine_for({"method": method, "policy": policy}).speculation.policy.whole == whole
+        assert engine_for({"method": method, "policy": policy}).speculation.policy.inner.whole == whole
 
 
 def test_goodput_takes_or_leaves_trees(engine_for):
     tree = {"tree": "static", "expansion": [2, 1]}
-    length = engine_for({**DRAFT, "options": tree, "policy": "goodput"}).speculation.policy
+    length = engine_for({**DRAFT, "options": tree, "policy": "goodput"}).speculation.policy.inner
     assert isinstance(length, Goodput) and length.whole
 
 

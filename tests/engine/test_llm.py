@@ -1,11 +1,14 @@
 """`LLM`: many prompts at once, their order, options per prompt, and the bar that shows them."""
 
 import inspect
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.drafters import registry
 from paceline.drafters.registry import resolve_drafter
 from paceline.engine.llm import LLM
 from paceline.errors import InvalidParameter
@@ -91,10 +94,15 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_cut(llm, monkeypatch):
         llm.user_prompt("x" * 30_000_000)
 
 
-def test_auto_is_the_default_and_one_place_says_what_it_means():
+def test_auto_is_the_default_and_one_place_says_what_it_means(tiny, monkeypatch):
     assert inspect.signature(LLM).parameters["speculative"].default == "auto"
-    assert resolve_drafter(SpeculativeConfig("auto")) == SpeculativeConfig("suffix")
+    assert resolve_drafter(SpeculativeConfig("auto"), tiny) == SpeculativeConfig("suffix")
     small = SpeculativeConfig("auto", model="small.gguf", num_draft_tokens=3)
-    assert resolve_drafter(small) == SpeculativeConfig("draft_model", 3, "small.gguf")
-    assert resolve_drafter(SpeculativeConfig.of("ngram")) == SpeculativeConfig("ngram")
-    assert resolve_drafter(None) is None
+    assert resolve_drafter(small, tiny) == SpeculativeConfig("draft_model", 3, "small.gguf")
+    assert resolve_drafter(SpeculativeConfig.of("ngram"), tiny) == SpeculativeConfig("ngram")
+    assert resolve_drafter(None, tiny) is None
+    monkeypatch.setattr(registry, "best_head", lambda source: SimpleNamespace(path="heads/own"))
+    chosen = resolve_drafter(SpeculativeConfig("auto"), tiny)
+    children = ["suffix", {"method": "head", "model": "heads/own"}]
+    assert chosen == SpeculativeConfig("hybrid", options={"drafters": children})
+    assert resolve_drafter(SpeculativeConfig("auto"), replace(tiny, model=object())) == SpeculativeConfig("suffix")

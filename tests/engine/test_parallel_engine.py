@@ -1,4 +1,4 @@
-"""A parallel run behind the engine: it says what one process says, drafted or not, and ends when it is told to."""
+"""A parallel run in the engine: it says what one process says, drafted or not, and ends when it is told to."""
 
 import os
 

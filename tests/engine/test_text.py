@@ -21,7 +21,7 @@ def read(text: str, stop: list[str], min_tokens: int = 0) -> tuple[list[str], bo
 
 
 def cut(text: str, stop: list[str], min_tokens: int) -> str | None:
-    """The text before the stop string that is complete first; None when none is complete behind `min_tokens`."""
+    """The text before the stop string that is complete first; None when none is complete after `min_tokens`."""
     for end in range(min_tokens + 1, len(text) + 1):
         complete = [text[: end - len(s)] for s in stop if text[:end].endswith(s)]
         if complete:

@@ -104,13 +104,14 @@ def test_a_text_that_differs_is_found(engine_for):
 
 
 @pytest.mark.weights
-@pytest.mark.parametrize("greedy", [True, False])
-def test_the_default_model_under_load(greedy):
+def test_the_default_model_under_load():
+    """Greedy and sampled requests among each other."""
     token_bytes = 2 * 30 * 3 * 64 * 4
     plain = LLM("smollm2-135m", speculative=None, kv_cache_memory_bytes=10 * PAGE_SIZE * token_bytes, max_model_len=128)
     texts = ["List three rivers of Europe.", "def add(a, b):", "Say seagull, seagull, seagull", "Why is the sky blue?"]
     prompts = [plain.chat_prompt([{"role": "user", "content": text}]) for text in texts]
-    requests = make_load(prompts, 24, max_tokens=16, seed=4, greedy=greedy)
+    halves = [make_load(prompts, 12, max_tokens=16, seed=4, greedy=greedy) for greedy in (True, False)]
+    requests = [request for both in zip(*halves, strict=True) for request in both]
     busy = plain.drafting_with("ngram").engine
     together = run_together(busy, requests)
     assert differences(together, list(run_alone(plain.engine, requests))) == []

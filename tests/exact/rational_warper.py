@@ -4,7 +4,7 @@ A logit is the logarithm of a rational weight: a bias or a penalty multiplies th
 to the power m, and a repetition penalty of 2 takes a square root above 1 and a square below, so weights are squares.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import log
@@ -30,6 +30,8 @@ class RationalProcessors:
     min_p: Fraction = Fraction(0)
     top_k: int = 0
     top_p: Fraction = Fraction(1)
+    grammar: Callable[[tuple[int, ...]], set[int]] | None = None
+    """Tokens that may follow an output."""
 
     def law(self, roots: Sequence[Fraction], prompt: Sequence[int], history: Sequence[int]) -> Law:
         """The law at logits 2 log(roots)."""
@@ -57,7 +59,7 @@ class RationalProcessors:
         )
         return Warper(
             params, bad_word_ids=self.bad_words, eos_token_ids=self.end_ids, token_ids=[*prompt, *output],
-            num_prompt_tokens=len(prompt),
+            num_prompt_tokens=len(prompt), grammar=TableCursor(self.grammar, output) if self.grammar else None,
         )  # fmt: skip
 
     def _edited(self, token: int, weight: Fraction, prompt: Sequence[int], history: Sequence[int]) -> Fraction:
@@ -67,6 +69,8 @@ class RationalProcessors:
             weight /= self.presence * self.frequency ** list(history).count(token)
         too_early = token in self.end_ids and len(history) < self.min_tokens
         said = (*history, token)
+        if self.grammar is not None and token not in self.grammar(tuple(history)):
+            return Fraction(0)
         return Fraction(0) if too_early or any(said[-len(word) :] == word for word in self.bad_words) else weight
 
     def _truncated(self, weights: list[Fraction]) -> set[int]:
@@ -82,6 +86,34 @@ class RationalProcessors:
             nucleus.add(token)
             mass += weights[token]
         return nucleus
+
+
+class TableCursor:
+    """A `GrammarCursor` over a table of three tokens, after `output`."""
+
+    is_finished = False
+
+    def __init__(self, table: Callable[[tuple[int, ...]], set[int]], output: Sequence[int] = ()) -> None:
+        self._table, self._output = table, tuple(output)
+
+    def allowed(self, path: Sequence[int] = ()) -> np.ndarray | None:
+        said = self._output
+        for token in path:
+            if token not in self._table(said):
+                return None
+            said = (*said, token)
+        return np.array([token in self._table(said) for token in range(3)])
+
+    def forced(self) -> Sequence[int]:
+        tokens: list[int] = []
+        while len(follow := self._table((*self._output, *tokens))) == 1 and len(tokens) < 4:
+            tokens += follow
+        return tokens
+
+    def commit(self, token: int) -> None:
+        if token not in self._table(self._output):
+            raise ValueError(token)
+        self._output = (*self._output, token)
 
 
 def logits(roots: Sequence[Fraction]) -> np.ndarray:

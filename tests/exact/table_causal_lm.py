@@ -1,4 +1,4 @@
-"""A table model behind the `CausalLM` contract: drafters with a cache of their own run on it over rationals.
+"""A table model as a `CausalLM`: drafters with a cache of their own run on it over rationals.
 
 Its cache keeps the token of every slot, and its "logits" are the tokens a row attends to, read from the cache through
 the row's own slots; `warp` looks them up. A row that saw a wrong branch or a stale slot would look up a wrong law.

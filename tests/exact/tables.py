@@ -93,7 +93,7 @@ def top_tokens(row: Law, width: int) -> list[int]:
 def step(
     prefix: Prefix, target: Model, drafter: Drafter, rule: Callable[..., Verdict], randomness: Randomness
 ) -> Prefix:
-    """One turn of the decode loop: the tokens that it emits behind `prefix`."""
+    """One turn of the decode loop: the tokens that it emits after `prefix`."""
     position = len(prefix)
     tree = drafter(prefix, randomness, position)
     verdict = rule(tree, lambda node: target((*prefix, *tree.tokens_to(node))), randomness, position)
@@ -103,7 +103,7 @@ def step(
 def decoded_law(
     target: Model, drafter: Drafter, rule: Callable[..., Verdict], num_tokens: int, prompt: Prefix = PROMPT
 ) -> TextLaw:
-    """The law of the first `num_tokens` tokens that the decode loop emits behind `prompt`."""
+    """The law of the first `num_tokens` tokens that the decode loop emits after `prompt`."""
 
     @cache
     def turn(prefix: Prefix) -> TextLaw:
@@ -122,7 +122,7 @@ def decoded_law(
 
 
 def target_law(target: Model, num_tokens: int, prompt: Prefix = PROMPT) -> TextLaw:
-    """The law that the target gives to the first `num_tokens` tokens behind `prompt`, by the chain rule."""
+    """The law that the target gives to the first `num_tokens` tokens after `prompt`, by the chain rule."""
     texts: TextLaw = {(): Fraction(1)}
     for _ in range(num_tokens):
         texts = {
@@ -136,7 +136,7 @@ def target_law(target: Model, num_tokens: int, prompt: Prefix = PROMPT) -> TextL
 def verdicts(
     tree: Callable[[Randomness], TokenTree], target: Model, rule: Callable[..., Verdict]
 ) -> dict[tuple[Prefix, int], Fraction]:
-    """The law of (accepted tokens, next token) of one verification behind the empty prefix."""
+    """The law of (accepted tokens, next token) of one verification after the empty prefix."""
 
     def run(randomness: Randomness) -> tuple[Prefix, int]:
         drafted = tree(randomness)

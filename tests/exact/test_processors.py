@@ -12,11 +12,21 @@ import numpy as np
 import pytest
 
 from paceline.sampling import Law, Randomness, TokenTree, resolve
+from paceline.sampling.grammar import cut
 
-from .rational_warper import RationalProcessors, logits
-from .tables import PROMPT, Model, Prefix, decoded_law, drawn, ranked, target_law
+from .rational_warper import RationalProcessors, TableCursor, logits
+from .tables import PROMPT, Drafter, Model, Prefix, decoded_law, drawn, ranked, target_law
+
+
+def balanced(output: tuple[int, ...]) -> set[int]:
+    """A grammar with choices, with places where one token is forced, and with dead ends for most drafts."""
+    depth = output.count(0) - output.count(1)
+    return {0} if depth == 0 and not output else {1, 2} if depth else {0} if output[-1] == 2 else {0, 2}
+
 
 PROCESSORS = {
+    "grammar": RationalProcessors(grammar=balanced),
+    "grammar with others": RationalProcessors(grammar=balanced, power=2, frequency=F(2), bias={2: F(4)}),
     "temperature": RationalProcessors(power=2),
     "top-k": RationalProcessors(top_k=2),
     "top-p": RationalProcessors(top_p=F(3, 5)),
@@ -65,6 +75,20 @@ def warped(roots, processors: RationalProcessors) -> Model:
     return cache(model)
 
 
+def cut_by_grammar(propose: Drafter) -> Drafter:
+    """The drafts of `propose` as the engine verifies them."""
+
+    def cut_tree(prefix: Prefix, randomness: Randomness, position: int) -> TokenTree:
+        return cut(propose(prefix, randomness, position), TableCursor(balanced, prefix[len(PROMPT) :]))
+
+    return cut_tree
+
+
+def forced(prefix: Prefix, randomness: Randomness, position: int) -> TokenTree:
+    """What the grammar forces, nothing elsewhere."""
+    return TokenTree.chain(TableCursor(balanced, prefix[len(PROMPT) :]).forced()[:2])
+
+
 DRAFTS = {
     "chain": (lambda draft: drawn(draft, (1, 1)), "p/q"),
     "block": (lambda draft: drawn(draft, (1, 1)), "block"),
@@ -83,6 +107,35 @@ def test_decode_loop_has_the_processed_law(name: str, draft: str) -> None:
     assert decoded_law(target, drafter(drafter_model), resolve(rule), NUM_TOKENS) == target_law(target, NUM_TOKENS)
 
 
+GRAMMAR = warped(TARGET_ROOTS, PROCESSORS["grammar"])
+BLIND = warped(DRAFT_ROOTS, RationalProcessors())
+"""A draft model that does not know of the grammar."""
+
+
+@pytest.mark.parametrize("rule", ["auto", "p/q", "sample_and_match", "coupled"])
+@pytest.mark.parametrize("drafter", [ranked(BLIND, (2, 2)), cut_by_grammar(ranked(BLIND, (2, 2))), forced])
+def test_drafts_that_know_nothing_of_the_grammar_stay_in_it(drafter: Drafter, rule: str) -> None:
+    """Cut before they are verified or not, and where the grammar's forced tokens are the draft."""
+    assert decoded_law(GRAMMAR, drafter, resolve(rule), NUM_TOKENS) == target_law(GRAMMAR, NUM_TOKENS)
+
+
+def test_a_drawn_draft_is_not_cut_and_would_be_wrong_if_it_were() -> None:
+    blind = drawn(BLIND, (2, 1))
+
+    def careless(prefix: Prefix, randomness: Randomness, position: int) -> TokenTree:
+        tree = blind(prefix, randomness, position)
+        mask = TableCursor(balanced, prefix[len(PROMPT) :]).allowed()
+        assert mask is not None and cut(tree, TableCursor(balanced, prefix[len(PROMPT) :])) is tree
+        roots = [node for node in tree.children(-1) if mask[tree.tokens[node]]]
+        laws = None if tree.draft_laws is None else tuple(tree.draft_law(node) for node in roots)
+        tokens = tuple(tree.tokens[node] for node in roots)
+        return TokenTree(tokens, (-1,) * len(roots), "iid", laws, tuple(range(len(roots))))
+
+    exact = target_law(GRAMMAR, NUM_TOKENS)
+    assert decoded_law(GRAMMAR, blind, resolve("p/q"), NUM_TOKENS) == exact
+    assert decoded_law(GRAMMAR, careless, resolve("p/q"), NUM_TOKENS) != exact
+
+
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_processor_changes_the_law(name: str) -> None:
     plain, processed = (warped(TARGET_ROOTS, p) for p in (RationalProcessors(), PROCESSORS[name]))
@@ -96,11 +149,12 @@ def test_warper_agrees_with_the_rational_processors(name: str) -> None:
     for roots in (TARGET_ROOTS, DRAFT_ROOTS):
         model = warped(roots, processors)
         for length in range(NUM_TOKENS):
-            for history in target_law(warped(roots, RationalProcessors()), length):
+            reachable = model if processors.grammar else warped(roots, RationalProcessors())
+            for history in target_law(reachable, length):
                 exact = model(PROMPT + history)
                 row = logits(roots((*PROMPT, *history)[-1]))
-                for cut in range(length + 1):
-                    law = processors.warper(PROMPT, history[:cut]).law(row, history[cut:])
+                for done in range(length + 1):
+                    law = processors.warper(PROMPT, history[:done]).law(row, history[done:])
                     assert law.tokens.tolist() == exact.tokens.tolist(), history
                     np.testing.assert_allclose(law.probs, exact.probs.astype(float), rtol=0, atol=1e-12)
 

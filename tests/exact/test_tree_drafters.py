@@ -31,7 +31,7 @@ P, Q = law(3, 3, 2, 2), law(F(70), F(5), F(15), F(10))
 
 
 def drafted_by(model, budget: int, **options):
-    """The tree of a fresh draft model behind any prefix."""
+    """The tree of a fresh draft model after any prefix."""
 
     def draft(prefix: Prefix, randomness: Randomness, position: int) -> TokenTree:
         drafter = DraftModel(TableLM(model), NUM_PAGES, shape=tree_shape(**options))  # type: ignore[arg-type]
@@ -145,7 +145,7 @@ def test_draft_laws_are_those_of_the_path() -> None:
 
 
 def merged_from(models, expansions, budget: int):
-    """The tree of a fresh SpecInfer pool behind any prefix."""
+    """The tree of a fresh SpecInfer pool after any prefix."""
 
     def draft(prefix: Prefix, randomness: Randomness, position: int) -> TokenTree:
         drafter = SpecInfer([TableLM(model) for model in models], expansions, NUM_PAGES)  # type: ignore[arg-type]

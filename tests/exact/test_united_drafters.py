@@ -71,7 +71,7 @@ def test_what_was_drafted_below_a_repeated_token_is_not_lost():
 
 
 def adaptive_chain(prefix: Prefix, randomness: Randomness, position: int) -> TokenTree:
-    """Ends behind its first token unless the law there is flat: the length depends on what was drawn, lawfully."""
+    """Ends after its first token unless the law there is flat: the length depends on what was drawn, lawfully."""
     first_law = DRAFT(prefix)
     first = randomness.draw(first_law, position, "draft", 0)
     below = DRAFT((*prefix, first))

@@ -114,7 +114,7 @@ def test_long_contexts_equal_the_reference(shape):
     for executor in (fast, torch_executor.TorchModel(small_checkpoint(*shape))):
         cache = after(executor, TOKENS)
         outputs.append(executor.forward(tree, cache).logits.copy())
-        outputs.append(executor.page_attention(tree, cache)[:, : LENGTH // PAGE_SIZE])  # the tree lies behind these
+        outputs.append(executor.page_attention(tree, cache)[:, : LENGTH // PAGE_SIZE])  # the tree lies after these
         outputs.append(executor.page_attention(rows, cache))
     for ours, theirs in zip(outputs[:3], outputs[3:], strict=True):
         np.testing.assert_allclose(ours, theirs, atol=2e-4, rtol=2e-4)

@@ -294,10 +294,11 @@ def test_the_default_model_over_two_stages():
     """Drafted over two processes, plain in one: the same answer, on real weights in float32."""
     from paceline import LLM, SamplingParams
 
-    params = SamplingParams(temperature=0, max_tokens=24)
+    params = SamplingParams(temperature=0, max_tokens=16)
     texts = ["1, 2, 3, 4, 1, 2, 3, 4, 1, 2,", "The capital of France is"]
     alone = LLM("smollm2-135m", speculative=None, executor="torch", dtype="float32").generate(texts, params)
-    with LLM("smollm2-135m", speculative="ngram", pipeline_parallel_size=2, dtype="float32") as llm:
+    drafts = {"method": "ngram", "num_draft_tokens": 3, "policy": "fixed"}
+    with LLM("smollm2-135m", speculative=drafts, pipeline_parallel_size=2, dtype="float32") as llm:
         drafted = llm.generate(texts, params)
     assert [output.token_ids for output in drafted] == [output.token_ids for output in alone]
     assert sum(output.stats.num_accepted_tokens for output in drafted) > 0

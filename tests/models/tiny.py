@@ -41,7 +41,7 @@ def chain_rows(requests: Sequence[tuple[Sequence[int], int, Sequence[int]]]) -> 
 def tree_rows(
     tokens: Sequence[int], parents: Sequence[int], prefix: int, pages: Sequence[int], first_slot: int
 ) -> Rows:
-    """Rows of a draft tree behind `prefix` committed tokens; node i's key goes to slot first_slot + i."""
+    """Rows of a draft tree after `prefix` committed tokens; node i's key goes to slot first_slot + i."""
     branches: list[tuple[int, ...]] = []
     for node, parent in enumerate(parents):
         branches.append((*(branches[parent] if parent >= 0 else ()), first_slot + node))

@@ -84,13 +84,13 @@ def test_batches_of_one_are_no_batches(lists, slo_scale):
 
 
 def test_batches_serve_more_under_pressure():
-    crowd = np.arange(400) * 0.5
+    arrivals = np.arange(400) * 0.5
     alone = ControllerRules(overhead=0.0, stage_overhead=0.0)
-    assert latencies(crowd, slo=5.0).slo_attainment == 1.0
-    assert latencies(crowd, slo=5.0, rules=alone).slo_attainment < 0.6
+    assert latencies(arrivals, slo=5.0).slo_attainment == 1.0
+    assert latencies(arrivals, slo=5.0, rules=alone).slo_attainment < 0.6
 
 
-def test_two_groups_share_a_crowd():
+def test_two_groups_share_many_requests():
     result = latencies([0.0, 0.0, 0.5, 0.5], groups=((1, 1, [0]), (1, 1, [0])))
     assert result.routes is not None and np.bincount(result.routes).tolist() == [2, 2]
 

@@ -25,7 +25,7 @@ def test_a_lone_request_takes_one_pass_per_token():
 def test_drafts_that_always_stand():
     model = ServingModel(FLAT, acceptance_rate=1.0, draft_seconds=0.001, length=Fixed(4))
     result = simulate_serving([TokenRequest(0.0, 10, 21)], model)
-    assert result.num_passes == 1 + 4  # 20 tokens behind the first, five per pass
+    assert result.num_passes == 1 + 4  # 20 tokens after the first, five per pass
     assert result.latency == pytest.approx([0.01 + 4 * 0.014])
     assert result.acceptance_length == 5
 
@@ -38,12 +38,12 @@ def test_tokens_per_pass_are_those_of_the_closed_form(alpha, length):
 
 
 def test_speculation_pays_only_where_rows_are_cheap():
-    crowd = [TokenRequest(0.01 * i, 50, 40) for i in range(40)]
+    requests = [TokenRequest(0.01 * i, 50, 40) for i in range(40)]
     drafting = {"acceptance_rate": 0.7, "length": Fixed(4), "config": config()}
-    cheap, dear = (simulate_serving(crowd, ServingModel(curve, **drafting)) for curve in (FLAT, STEEP))
-    plain_cheap, plain_dear = (simulate_serving(crowd, ServingModel(curve, config=config())) for curve in (FLAT, STEEP))
-    assert cheap.throughput > 1.2 * plain_cheap.throughput
-    assert dear.throughput < plain_dear.throughput
+    cheap, dear = (simulate_serving(requests, ServingModel(curve, **drafting)) for curve in (FLAT, STEEP))
+    plain = [simulate_serving(requests, ServingModel(curve, config=config())) for curve in (FLAT, STEEP)]
+    assert cheap.throughput > 1.2 * plain[0].throughput
+    assert dear.throughput < plain[1].throughput
 
 
 def test_long_contexts_take_longer():

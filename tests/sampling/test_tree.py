@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from paceline.errors import InvalidParameter
 from paceline.sampling import ROOT_PARENT, Law, TokenTree, union
-from paceline.sampling.tree import trimmed
 
 HALF = Law(np.array([0, 1]), np.array([0.5, 0.5]))
 BUSHY = TokenTree((5, 6, 7, 8, 9), (-1, -1, 0, 2, 1))
@@ -24,14 +23,12 @@ def test_derived_facts_of_a_bushy_tree() -> None:
 
 
 @given(st.lists(st.integers(0, 100), max_size=12))
-def test_mask_says_who_is_on_the_path(choices: list[int]) -> None:
+def test_depths_and_children_agree_with_the_paths(choices: list[int]) -> None:
     parents = tuple(choice % (node + 1) - 1 for node, choice in enumerate(choices))
     tree = TokenTree(tuple(range(len(parents))), parents)
-    mask = tree.ancestor_mask()
-    assert mask.shape == (len(parents), len(parents))
     for node in range(len(tree)):
-        assert np.flatnonzero(mask[node]).tolist() == list(tree.path_to(node))
-        assert mask[node].sum() == tree.depths[node]
+        assert tree.depths[node] == len(tree.path_to(node))
+        assert node in tree.children(parents[node])
     assert tree.is_chain == (max(map(len, map(tree.children, range(-1, len(tree)))), default=0) <= 1)
 
 
@@ -52,14 +49,14 @@ def test_prune_keeps_the_first_nodes_and_their_laws() -> None:
     assert (drawn.draft_rows, drawn.draw) == ((0,), "iid")
 
 
-def test_trimming_caps_nodes_and_levels() -> None:
-    assert trimmed(BUSHY, 5, 3) is BUSHY
-    flat = trimmed(BUSHY, 5, 1)
+def test_prune_caps_nodes_and_levels() -> None:
+    assert BUSHY.prune(5, 3) is BUSHY
+    flat = BUSHY.prune(5, 1)
     assert (flat.tokens, flat.parents) == ((5, 6), (-1, -1))
-    two_levels = trimmed(BUSHY, 5, 2)
+    two_levels = BUSHY.prune(5, 2)
     assert (two_levels.tokens, two_levels.parents) == ((5, 6, 7, 9), (-1, -1, 0, 1))  # node 4 is number 3 now
-    assert trimmed(BUSHY, 3, 2).tokens == (5, 6, 7)
-    assert len(trimmed(BUSHY, 0, 3)) == len(trimmed(BUSHY, 5, 0)) == len(trimmed(TokenTree(), 5, 5)) == 0
+    assert BUSHY.prune(3, 2).tokens == (5, 6, 7)
+    assert len(BUSHY.prune(0, 3)) == len(BUSHY.prune(5, 0)) == len(TokenTree().prune(5, 5)) == 0
 
 
 drawn_trees = st.lists(st.tuples(st.integers(0, 100), st.integers(0, 1)), max_size=10).map(
@@ -74,15 +71,15 @@ drawn_trees = st.lists(st.tuples(st.integers(0, 100), st.integers(0, 1)), max_si
 
 
 @given(drawn_trees, st.integers(0, 11), st.integers(0, 5))
-def test_what_trimming_keeps_it_keeps_as_it_was(tree: TokenTree, num_nodes: int, depth: int) -> None:
+def test_what_pruning_keeps_it_keeps_as_it_was(tree: TokenTree, num_nodes: int, depth: int) -> None:
     """Of the nodes that lie high enough the first ones, in order, each with its path, its law and how it was drawn."""
     kept = [node for node in range(len(tree)) if tree.depths[node] <= depth][:num_nodes]
-    trim = trimmed(tree, num_nodes, depth)
-    assert (len(trim), trim.draw) == (len(kept), "iid")
+    pruned = tree.prune(num_nodes, depth)
+    assert (len(pruned), pruned.draw) == (len(kept), "iid")
     for new, old in enumerate(kept):
-        assert trim.tokens_to(new) == tree.tokens_to(old)
-        assert trim.draft_law(new) is tree.draft_law(old)
-        assert [kept[node] for node in trim.path_to(new)] == list(tree.path_to(old))
+        assert pruned.tokens_to(new) == tree.tokens_to(old)
+        assert pruned.draft_law(new) is tree.draft_law(old)
+        assert [kept[node] for node in pruned.path_to(new)] == list(tree.path_to(old))
 
 
 def test_trie_stores_equal_prefixes_once() -> None:

@@ -15,28 +15,39 @@ class EchoModel:
         self._name, self._num_threads = name, num_threads
         self._aborted: set[str] = set()
 
-    def chat_prompt(self, messages):
+    tokenizer = None
+
+    async def chat_tokens(self, messages, template):
         return messages[-1]["content"]
 
-    async def generate(self, prompt, params, request_id):
+    async def tokens(self, prompt, add_special_tokens):
+        return prompt
+
+    async def generate(self, prompt, params, request_id, priority, timeout):
         if prompt == "bad":
             raise InvalidParameter("prompt", "is bad", "be good")
         if prompt == "threads":
             prompt = str(self._num_threads)
         words = f"{self._name}: {prompt}".split(" ")
-        done = SimpleNamespace(finish_reason="stop", prompt_token_ids=words, token_ids=words)
+        sample = SimpleNamespace(
+            finish_reason="stop", token_ids=words, error=None, stats=None, num_predicted_tokens=0,
+            num_accepted_predictions=0,
+        )  # fmt: skip
+        metrics = SimpleNamespace(num_cached_tokens=0)
+        done = SimpleNamespace(outputs=[sample], prompt_token_ids=words, metrics=metrics)
         for number, word in enumerate(words):
             await asyncio.sleep(0.02)
             text = word if number == 0 else " " + word
             is_last = number == len(words) - 1 or request_id in self._aborted
-            yield SimpleNamespace(tokens=(SimpleNamespace(text=text),), finished=done if is_last else None)
+            tokens = (SimpleNamespace(text=text),)
+            yield SimpleNamespace(tokens=tokens, finished=done if is_last else None, completion=None, index=0)
             if is_last:
                 return
 
     async def abort(self, request_id):
         self._aborted.add(request_id)
 
-    async def prometheus_text(self):
+    async def prometheus_text(self, name):
         return f"{self._name} 1\n".encode()
 
     async def shutdown(self):

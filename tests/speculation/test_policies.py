@@ -388,3 +388,52 @@ def test_drafts_come_back_through_looks():
 @pytest.mark.parametrize("policy", [Fixed(4), Heuristic()])
 def test_other_policies_look_at_nobody(policy):
     assert not policy.looks([DraftStats()], [0])
+
+
+def reader(seconds_per_token: float, **options) -> Goodput:
+    """With a draft model whose steps cost a tenth of a pass, and which reads text at this price."""
+    prices = FixedPrices(lambda rows, _: 1 + 0.01 * rows, lambda *_: 0.1, lambda num: seconds_per_token * num)
+    return Goodput(prices, explore=0.0, **options)
+
+
+def unread(num_tokens: int, alpha: float = 0.8, num_said: int = 1, num_left: int = 500, **fields) -> DraftStats:
+    return at_rate(alpha, num_unread=num_tokens, num_said=num_said, num_left=num_left, **fields)
+
+
+def test_a_text_is_read_when_the_tokens_to_come_repay_it():
+    """A pass of 1 that brings 3 tokens saves 0.6 a token: 33 tokens to come repay a reading of 10, not one of 20."""
+    policy, batch = reader(0.1), BatchStats()
+    assert policy.budgets([unread(60)], batch)[0] > 0
+    assert policy.budgets([unread(600)], batch) == [0]
+    assert reader(0.0).budgets([unread(600)], batch)[0] > 0, "reading may be free"
+    assert policy.budgets([unread(0)], batch)[0] > 0, "it was read"
+    assert policy.budgets([unread(60, num_left=5)], batch) == [0], "the answer ends soon"
+    assert policy.budgets([unread(300, num_said=200)], batch)[0] > 0, "one that is long already becomes longer"
+    assert policy.budgets([unread(300)], batch) == [0]
+
+
+def test_of_several_requests_those_are_read_that_repay_it():
+    requests = [unread(20), unread(4000), unread(0), unread(30), unread(4000)]
+    first, long, known, second, longer = reader(0.05).budgets(requests, BatchStats(num_decodes=5))
+    assert (long, longer) == (0, 0) and min(first, known, second) > 0
+
+
+def test_a_request_whose_text_was_never_read_is_given_the_benefit_of_the_doubt():
+    """Its rates are those of earlier requests; where reading has no price a try costs little, so none is needed."""
+    policy, batch = reader(0.001), BatchStats()
+    poor = unread(10, alpha=0.01)
+    assert policy.budgets([poor], batch)[0] > 0
+    assert reader(0.0).budgets([poor], batch) == [0]
+    poor.num_drafts = 1
+    assert reader(0.001).budgets([poor], batch) == [0], "it was tried"
+
+
+def test_trying_a_request_pays_for_reading_its_text():
+    """A try for an unread text of 1000 tokens uses up more credit than 30 steps bring."""
+
+    def tries(num_unread):
+        policy = reader(0.1)
+        policy.explore, request = 0.02, unread(num_unread, alpha=0.05, num_drafts=1)
+        return sum(policy.budgets([request], BatchStats())[0] for _ in range(30))
+
+    assert tries(0) > 0 and tries(1000) == 0

@@ -5,12 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from paceline.errors import InvalidParameter
 from paceline.scheduling import PagePool, RequestState, Scheduler, SchedulerConfig, StepResult
 from paceline.speculation import (
+    BatchStats,
     CostProfile,
     DrafterTraits,
+    DraftStats,
     Fixed,
     FixedPrices,
+    Goodput,
     LearnedPrices,
     RequestOutcome,
     StepOutcome,
@@ -230,6 +234,30 @@ def test_fixed_prices_never_change():
     )  # fmt: skip
 
 
+NO_PRICES = [float("nan"), float("inf"), -1.0]
+
+
+@pytest.mark.parametrize("price", [*NO_PRICES, 0.0])
+def test_a_pass_must_cost_something(price):
+    """NaN compares false with everything: a decision over it would take whatever stands first."""
+    prices = FixedPrices(lambda *_: price)
+    with pytest.raises(InvalidParameter, match="target: a price of"):
+        prices.target(1)
+    with pytest.raises(InvalidParameter, match="target: a price of"):
+        Goodput(prices).budgets([DraftStats()] * 2, BatchStats(num_decodes=2))
+
+
+@pytest.mark.parametrize("price", NO_PRICES)
+def test_drafts_may_be_free_and_no_less(price):
+    def one_row(rows, _context):
+        return 1.0 + rows
+
+    with pytest.raises(InvalidParameter, match="draft_step: a price of"):
+        Goodput(FixedPrices(one_row, lambda *_: price)).budgets([DraftStats()] * 2, BatchStats(num_decodes=2))
+    with pytest.raises(InvalidParameter, match="reading: a price of"):
+        FixedPrices(one_row, reading=lambda _: price).reading(5)
+
+
 def test_reading_a_prompt_for_the_first_time_is_no_draft_step():
     """Of a request's drafts the first reads the prompt, and one after a step without a draft reads what was said."""
     scheduler = Scheduler(SchedulerConfig(), PagePool(8, 16), Fixed(2))
@@ -244,3 +272,29 @@ def test_reading_a_prompt_for_the_first_time_is_no_draft_step():
         prices.observe(StepOutcome([commit.outcome], seconds=StepSeconds(drafting=reading + 1.0)))
     assert state.draft_stats.num_drafts == 5
     assert prices.draft_level(0, 1) == pytest.approx(0.5)
+
+
+def test_reading_costs_its_share_of_large_passes_where_the_drafter_reads():
+    passes = LearnedPass(lambda rows, _: 1 + 0.01 * rows)
+    assert LearnedPrices(passes, replace(MODEL, reads=True)).reading(100) == pytest.approx(
+        100 * MODEL.cost_ratio * 0.01
+    )
+    for traits in (MODEL, LOOKUP, replace(MODEL, reads=True, chooses=True)):
+        assert LearnedPrices(passes, traits).reading(100) == 0
+
+
+def test_what_a_drafter_has_not_read_is_counted():
+    scheduler = Scheduler(SchedulerConfig(), PagePool(8, 16), Fixed(2))
+    state = RequestState("r", [1] * 9, SamplingParams(max_tokens=30))
+    scheduler.add(state)
+    stats = state.draft_stats
+    assert (stats.num_unread, stats.num_said, stats.num_left, stats.num_to_come) == (9, 0, 30, 30)
+    scheduler.schedule(0.0)
+    scheduler.update([StepResult("r", 9, (5,))], 0.0)
+    for drafted, tokens, unread in ((0, (7,), 10), (2, (7, 7, 8), 0), (0, (9,), 1)):
+        scheduler.schedule(0.0)
+        scheduler.update([StepResult("r", 0, tokens, drafted)], 0.0)
+        assert stats.num_unread == unread
+    assert (stats.num_said, stats.num_left) == (5, 25)
+    state.withdraw()
+    assert stats.num_unread == state.num_tokens == 15

@@ -13,7 +13,7 @@ from paceline.drafters.lookahead import Lookahead
 from paceline.drafters.registry import make_drafter
 from paceline.errors import InvalidParameter
 from paceline.sampling import Law, TokenTree
-from paceline.speculation import FixedPrices
+from paceline.speculation import DrafterTraits, FixedPrices
 from paceline.testing import CHECKS, DrafterConformance, NotConforming, check_drafter, law_of
 
 
@@ -42,7 +42,8 @@ SERVICES = SimpleNamespace(target=SimpleNamespace(source=SimpleNamespace(eos_tok
 GOOD = {
     "plain": lambda: make_drafter("plain"),
     "ngram": lambda: make_drafter("ngram"),
-    "suffix path": lambda: make_drafter("suffix"),
+    "suffix path": lambda: make_drafter("suffix", mode="path"),
+    "suffix published": lambda: make_drafter("suffix", scoring="published"),
     "suffix tree": lambda: make_drafter("suffix", mode="tree"),
     "lookahead": lambda: Lookahead(SERVICES, 2, 3, 2),  # type: ignore[arg-type]
     "jacobi": lambda: make_drafter("jacobi"),
@@ -68,6 +69,25 @@ class Traitless(Bigram):
 class TooMany(Bigram):
     def _chain(self, context):
         return TokenTree.chain([0] * (context.budget + 1))
+
+
+class TooDeep(Bigram):
+    """A tree that heeds its budget of nodes and not of levels."""
+
+    traits = DrafterTraits(branches=True)
+
+
+class Remembering(Bigram):
+    """Proposes what it saw last in whatever request, and does not say so."""
+
+    def __init__(self):
+        self.last = 0
+
+    def observe(self, outcome):
+        self.last = outcome.token_ids[-1] if outcome.finished else self.last
+
+    def propose(self, contexts):
+        return [TokenTree.chain([self.last]) for _ in contexts]
 
 
 class Miscounting(Bigram):
@@ -97,7 +117,7 @@ class Keeping(Bigram):
         return TokenTree.chain(kept[-1:])
 
 
-class Crowded(Bigram):
+class Sociable(Bigram):
     """Proposes more the more requests there are."""
 
     def propose(self, contexts):
@@ -204,9 +224,11 @@ WRONG = {
     Traitless: "has traits",
     Miscounting: "one tree per context: 1 for 3",
     TooMany: "budget of 1",
+    TooDeep: "levels proposed .* max_depth of 1",
+    Remembering: "trait remembers",
     Changing: "token_ids is changed",
     Keeping: "earlier call",
-    Crowded: "other requests of the step",
+    Sociable: "other requests of the step",
     Forgetful: "Forgetful.seen .* still holds the request",
     Stale: "former text",
     Peeking: "'target'",

@@ -47,7 +47,10 @@ class BlockRunner(PagedRunner):
 
     def draft_greedy(self, growths: Sequence[Growth], num_tokens: int) -> GreedyDraft:
         """Chains of `num_tokens` likeliest tokens, in one call of a net that can."""
-        raise NotImplementedError
+        rows = _two_way(build_rows([self._part(growth) for growth in growths]), self._size)
+        places = self._first_place + np.arange(num_tokens) + self._size * np.arange(len(growths))[:, None]
+        rows = replace(rows, logit_rows=places.reshape(-1).astype(np.int32))
+        return self._net.draft_greedy(rows, self.cache)  # type: ignore[attr-defined]
 
     def release(self, request_id: str) -> None:
         super().release(request_id)

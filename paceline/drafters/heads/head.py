@@ -60,6 +60,8 @@ class HeadDrafter:
             whole=shape.branches,
             cost_ratio=cost_ratio,
             natural_budget=shape.natural_budget if shape.branches else natural,
+            at_once=self._chains,
+            reads=isinstance(runner, AutoregressiveRunner),
             taps=config.taps,
         )
 

@@ -55,7 +55,9 @@ class StepRunner:
 
     def draft_greedy(self, growths: Sequence[Growth], num_tokens: int) -> GreedyDraft:
         """Chains of `num_tokens` likeliest tokens, in one call of a net that can."""
-        raise NotImplementedError
+        states = np.stack([self._below[growth.context.request_id][ROOT][1] for growth in growths])
+        last = np.array([growth.context.token_ids[-1] for growth in growths], np.int32)
+        return self._net.draft_greedy(states, last, num_tokens)  # type: ignore[attr-defined]
 
     def observe(self, outcome: RequestOutcome) -> None:
         """Forget the draft."""

@@ -26,11 +26,25 @@ from paceline.speculation.traits import DrafterTraits
 Mode = Literal["path", "tree"]
 
 _CHECKED_TAIL = 16  # tokens compared to notice that an id now stands for another text
-_OWN_TRUST = (6, 4, 3, 2, 1.5, 1, 0.6, 0.4, 0.25, 0.2, 0.2, 0.2)
-_PAST_TRUST = tuple(2 * trust for trust in _OWN_TRUST)
-TRUST = np.array([(0.0, *_OWN_TRUST), (0.0, *_PAST_TRUST)])
-"""[2, LONGEST_MATCH + 1] of matches by length, in the request's own text and in past outputs. Chosen on conversations
-of the default model, where halving or doubling all of them costs two per cent of the tokens per pass."""
+_TRUST = (6, 4, 3, 2, 1.5, 1, 0.6, 0.4, 0.25, 0.2, 0.2, 0.2)
+"""Of matches by length, 1 to `LONGEST_MATCH`. Chosen on conversations of the default model, where halving or doubling
+all of them costs two per cent of the tokens per pass."""
+_LESS_TRUST = 4.0
+_NO_TRUST = 1e9
+
+
+def trust(order: int) -> np.ndarray:
+    """[2, LONGEST_MATCH + 1] of matches by length, in the request's own text and in past outputs.
+
+    Beside a memory of sequences of `order` tokens, which has counted short matches far more often, past outputs are
+    heard only where they match for as long as it reaches or longer: otherwise unrelated ones cost five per cent.
+    """
+    own = np.array((0.0, *_TRUST))
+    past = own.copy()
+    if order > 1:
+        past *= _LESS_TRUST
+        past[:order] = _NO_TRUST
+    return np.stack((own, past))
 
 
 class Blended:
@@ -66,7 +80,7 @@ class Blended:
         self._least = max(min_token_prob, 1e-9)
         memory = no_memory() if memory is None else memory
         self._memory, self._order = memory.arrays, memory.info.order
-        self._past = PastOutputs(max_cached_tokens)
+        self._trust, self._past = trust(memory.info.order), PastOutputs(max_cached_tokens)
         self._requests: dict[str, _Request] = {}
         self._room = _Room(1, self._order)
         any_text = TextIndex()
@@ -107,8 +121,8 @@ class Blended:
             self._room = _Room(budget, self._order)
         room, past = self._room, self._past.index
         return _grow()(
-            _arrays(own), _arrays(past), self._memory, TRUST, budget, max_depth, self._least, self.traits.branches,
-            room.tree, room.queue, room.nodes, room.path, room.work,
+            _arrays(own), _arrays(past), self._memory, self._trust, budget, max_depth, self._least,
+            self.traits.branches, room.tree, room.queue, room.nodes, room.path, room.work,
         )  # fmt: skip
 
     def _request(self, context: DraftContext) -> "_Request":

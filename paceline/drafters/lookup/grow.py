@@ -148,8 +148,8 @@ def _candidates(own_index, past_index, memory, trust, path, depth, nodes, work):
     tokens_out, chances, own_counts, own_totals, past_counts, past_totals = work
     own, length = own_index[0], own_index[4]
     known = _remembered(memory, nodes, tokens_out, chances)
-    num = _gather(past_index, own, length, path, depth, tokens_out, known, past_counts, past_totals)
-    num = _gather(own_index, own, length, path, depth, tokens_out, num, own_counts, own_totals)
+    num = _gather(own_index, own, length, path, depth, tokens_out, known, own_counts, own_totals)
+    num = _gather(past_index, own, length, path, depth, tokens_out, num, past_counts, past_totals)
     for c in range(known, num):
         chances[c] = _UNKNOWN
     _smooth(chances, num, past_counts, past_totals, trust[1])

@@ -1,31 +1,55 @@
-"""`target_print`: what tells a target from any other, for the head that is trained for it."""
+"""`target_print`: what tells a target from any other, for the head that is trained for it or looked for beside it."""
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
-from paceline.models.download import BUILTIN_MODELS
+from paceline.models.cache_dir import cache_dir
+from paceline.models.download import BUILTIN_MODELS, weights_path
 from paceline.models.heads.record import TargetPrint
 from paceline.models.intact import file_digest
 from paceline.models.resolve import ModelSource
+from paceline.models.safetensors_folder import SafetensorsCheckpoint
 
 
 def target_print(source: ModelSource) -> TargetPrint:
-    """Name, sizes, and digests of the weights and the chat template of a model that was found.
-
-    A folder's digest is that of the digests of its safetensors files, in order of name; a hub id has none.
-    """
+    """Name, sizes, and digests of the weights and the chat template of a model that was found."""
     config = source.checkpoint.config
+    template = getattr(source.tokenizer, "chat_template_digest", "")
     return TargetPrint(
-        source.name, config.hidden_size, config.num_hidden_layers, config.vocab_size, _weights_digest(source.name),
-        source.tokenizer.chat_template_digest,
-    )  # fmt: skip
+        source.name, config.hidden_size, config.num_hidden_layers, config.vocab_size, weights_digest(source), template
+    )
 
 
-def _weights_digest(name: str) -> str:
-    if name in BUILTIN_MODELS:
-        return BUILTIN_MODELS[name].sha256
-    path = Path(name).expanduser()
-    if path.is_file():
-        return file_digest(path)
-    digests = "".join(file_digest(one) for one in sorted(path.glob("*.safetensors"))) if path.is_dir() else ""
-    return hashlib.sha256(digests.encode()).hexdigest() if digests else ""
+def weights_digest(source: ModelSource) -> str:
+    """SHA-256 of a GGUF file, or of the digests of a folder's files in order of name; empty without files.
+
+    Files are hashed once; the digest is kept in the cache until they change.
+    """
+    checkpoint = source.checkpoint
+    path = getattr(checkpoint, "path", None)
+    if path is None:
+        return ""
+    known = BUILTIN_MODELS.get(source.name)
+    if known is not None and path == weights_path(known):
+        return known.sha256
+    note = cache_dir() / "prints" / checkpoint.fingerprint
+    if note.is_file():
+        return note.read_text()
+    digest = _digest(checkpoint.weight_files) if isinstance(checkpoint, SafetensorsCheckpoint) else file_digest(path)
+    _keep(note, digest)
+    return digest
+
+
+def _digest(files: Sequence[Path]) -> str:
+    digests = "".join(file_digest(path) for path in sorted(files))
+    return hashlib.sha256(digests.encode()).hexdigest()
+
+
+def _keep(note: Path, digest: str) -> None:
+    """Write `digest` down; a cache that cannot be written costs a second the next time."""
+    try:
+        note.parent.mkdir(parents=True, exist_ok=True)
+        note.write_text(digest)
+    except OSError:
+        return

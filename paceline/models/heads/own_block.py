@@ -63,7 +63,7 @@ def read_own_block(settings: Settings) -> OwnBlock:
     own.skip("family")
     target = own.inner("target")
     prints = TargetPrint(
-        str(target.take("name")), target.count("hidden_size"), target.count("num_hidden_layers"),
+        str(target.take("name")), target.count("hidden_size"), target.count("num_hidden_layers", 0, 0),
         target.count("vocab_size"), str(target.take("sha256", "")), str(target.take("template_sha256", "")),
     )  # fmt: skip
     block = OwnBlock(

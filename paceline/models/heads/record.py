@@ -28,7 +28,7 @@ class TargetPrint:
 
     Attributes:
         name: as the registry or the hub knows it.
-        hidden_size, num_hidden_layers, vocab_size: sizes.
+        hidden_size, num_hidden_layers, vocab_size: sizes; no layers where nobody said how many.
         sha256: of the weights' file; empty where the head's file does not say.
         template_sha256: of the chat template it was trained under; empty where unknown.
     """

@@ -15,7 +15,8 @@ from paceline.errors import HeadWarning, ModelNotFound, PacelineError
 from paceline.models.cache_dir import cache_dir
 from paceline.models.download import BUILTIN_MODELS
 from paceline.models.heads.files import CARD, CONFIG, WEIGHTS, read_head
-from paceline.models.heads.fit import check_fit, target_print
+from paceline.models.heads.fingerprint import target_print
+from paceline.models.heads.fit import check_fit
 from paceline.models.heads.layouts.base import Reading
 from paceline.models.heads.own_block import KEY, read_own_block
 from paceline.models.heads.record import HeadRecord, TargetPrint
@@ -79,6 +80,22 @@ def find_heads(target: ModelSource) -> list[HeadRef]:
     beside = [_ref(config.parent, "beside", str(config.parent)) for config in _beside(target)]
     named = [ref for ref in all_heads() if ref.target is not None]
     return [ref for ref in (*beside, *named) if ref.target is None or _same(ref.target, print_)]
+
+
+def best_head(target: ModelSource, family: str | None = None) -> HeadRef | None:
+    """The head to use with `target`, None where none was made for it.
+
+    Of several, the one whose card tells the most tokens per pass; those without a figure come last.
+    """
+    known = [ref for ref in find_heads(target) if family in (None, ref.family)]
+    return max(known, key=_tokens_per_pass, default=None)
+
+
+def _tokens_per_pass(ref: HeadRef) -> float:
+    """The best figure on a head's card."""
+    accepted = ref.card.get("accepted")
+    sets = accepted.values() if isinstance(accepted, dict) else ()
+    return max((float(each.get("tokens_per_pass", 0)) for each in sets if isinstance(each, dict)), default=0.0)
 
 
 def load_head(name_or_path: str | Path, target: ModelSource | None = None, *, reading: Reading | None = None,

@@ -13,7 +13,7 @@ _RISKY = ("norm", "bias", "scale", "scaling", "rope", "rotary")
 _OFF = (None, False, 0, 0.0, 1.0, "", (), [])
 _HARMLESS = frozenset({
     "_name_or_path", "architectures", "attention_dropout", "auto_map", "bad_words_ids", "bos_token_id", "dtype",
-    "eos_token_id", "initializer_range", "license", "pad_token_id", "pretraining_tp",
+    "eos_token_id", "id2label", "initializer_range", "label2id", "license", "pad_token_id", "pretraining_tp",
     "torch_dtype", "transformers_version", "use_cache", "_attn_implementation", "output_attentions",
     "output_hidden_states", "return_dict", "chunk_size_feed_forward", "is_encoder_decoder", "problem_type", "version",
 })  # fmt: skip

@@ -31,6 +31,8 @@ class _Flight:
     chunks: "asyncio.Queue[Chunk | Exception]" = field(default_factory=asyncio.Queue)
     num_sent: int = 0
     """Characters that the client has been given."""
+    num_pieces: int = 0
+    """Tokens that it has been told of."""
     task: "asyncio.Task[None] | None" = None
 
 
@@ -149,7 +151,7 @@ class Dispatcher:
         model = self.plan.model(job.model)
         if self._is_closing:
             raise RequestRejected("the cluster is shutting down")
-        size = model.size(job.params.max_tokens)
+        size = model.size(job.expected_tokens)
         return self.controller.submit(job.request_id, job.model, self._clock(), job.slo, size)
 
     async def _fly(self, flight: _Flight) -> None:
@@ -172,16 +174,18 @@ class Dispatcher:
 
     async def _run(self, flight: _Flight, group: int) -> None:
         """One attempt; what the client has seen of an earlier one is not repeated."""
-        to_skip = flight.num_sent
+        to_skip, old_pieces = flight.num_sent, flight.num_pieces
         async with aclosing(self.groups[group].generate(flight.job)) as chunks:
             async for chunk in chunks:
                 text, to_skip = chunk.text[to_skip:], max(0, to_skip - len(chunk.text))
+                pieces, old_pieces = chunk.pieces[old_pieces:], max(0, old_pieces - len(chunk.pieces))
                 flight.num_sent += len(text)
+                flight.num_pieces += len(pieces)
                 if chunk.finish_reason is not None:
-                    self._complete(flight, replace(chunk, text=text))
+                    self._complete(flight, replace(chunk, text=text, pieces=pieces))
                     return
-                if text:
-                    flight.chunks.put_nowait(replace(chunk, text=text))
+                if text or pieces:
+                    flight.chunks.put_nowait(replace(chunk, text=text, pieces=pieces))
         raise WorkerDied(f"group {group} ended an answer without a reason")
 
     def _complete(self, flight: _Flight, last: Chunk) -> None:

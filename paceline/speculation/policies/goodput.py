@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from paceline.errors import InvalidParameter
-from paceline.speculation.best_draft import Choice, Offers, best_draft, loss_of_trying, step_seconds
+from paceline.speculation.best_draft import Choice, Offers, best_draft, loss_of_trying, step_seconds, worth_reading
 from paceline.speculation.policies.base import DraftLaw, LengthPolicy, check_least, one_more_pays
 from paceline.speculation.prices import Prices
 from paceline.speculation.records import BatchStats, DraftStats, PrefixStats
@@ -61,7 +61,8 @@ class Goodput(LengthPolicy):
     et al. 2024): `best_draft` over a batch.
 
     A drafter that often has nothing to propose costs rows only when it has. Among many requests one draft changes
-    little, so an allocation is kept for a step per 16 of them, and an empty one for 8 steps.
+    little, so an allocation is kept for a step per 16 of them, and an empty one for 8 steps. A drafter with a model of
+    its own reads a request's text before its first draft; where that costs more than it should save, it does not.
 
     Attributes:
         prices: of passes and drafts.
@@ -97,7 +98,9 @@ class Goodput(LengthPolicy):
             self._credit += self.explore * self._kept.seconds
             return self._kept.budgets
         offers = Offers.of(requests, self.max_length, self.whole)
-        best = best_draft(offers, self.prices, batch)
+        if self.prices.reading(1) and not self.whole:
+            offers = offers.hopeful(requests)
+        best = worth_reading(best_draft(offers, self.prices, batch), offers, requests, self.prices, batch)
         unit = self.max_length if self.whole else 1
         least = -(-len(requests) // _REQUESTS_PER_STEP)
         if not best.levels.any() and len(requests) >= _SOME_REQUESTS:
@@ -139,6 +142,7 @@ class Goodput(LengthPolicy):
         Credit beyond what all of them could lose is given up: it would pay for a burst some day.
         """
         levels, loss = best.levels.copy(), loss_of_trying(offers, best, self.prices, batch)
+        loss += [self.prices.reading(request.num_unread) for request in requests]
         idle = np.flatnonzero(levels == 0)
         waited = np.array([requests[place].steps_since_draft for place in idle.tolist()])
         queue = idle[np.argsort(-waited, kind="stable")]

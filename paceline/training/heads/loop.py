@@ -27,6 +27,8 @@ _TIMED_STEPS = 8
 _HYBRID_FROM = 0.6
 """Share of the run after which the loss is the LK hybrid."""
 _ETA = 3.0
+_MOST_HELD_OUT = 64
+"""Conversations that an evaluation takes: the first ones, so that every evaluation takes the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ class Trainer:
         self.recipe, self._target, self._store, self._settings = recipe, target, store, settings
         self._folder, self._watch = folder, watch
         self.progress, self.best_weights = Progress(num_steps=settings.num_steps or 0), None
-        self._held_out = [one for one in store.documents if one.conversation.is_held_out]
+        self._held_out = [one for one in store.documents if one.conversation.is_held_out][:_MOST_HELD_OUT]
         trained = [one for one in store.documents if not one.conversation.is_held_out]
         if not trained or not self._held_out:
             problem = f"{len(trained)} conversations to train on and {len(self._held_out)} held out are too few"
@@ -194,6 +196,7 @@ class Trainer:
         self._order.restore(state["order"])
         self._random.set_state(state["random"])
         self.progress = Progress(**state["progress"])
+        self.progress.num_steps = self._settings.num_steps or self.progress.num_steps
 
 
 def _loss(recipe: Recipe, batch, eta: float | None) -> torch.Tensor:

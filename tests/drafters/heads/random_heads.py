@@ -5,7 +5,10 @@ from paceline.drafters.services import DraftServices
 from paceline.drafters.trees.options import tree_shape
 from tests.models.heads import records
 
-HEADS = {"eagle3": records.eagle3}
+HEADS = {
+    "eagle3": records.eagle3, "dspark": records.dspark, "mlp_speculator": records.mlp_speculator,
+    "medusa": records.medusa,
+}  # fmt: skip
 
 
 def make_random_head(services: DraftServices, family: str = "eagle3", tree: str = "chain", **options) -> HeadDrafter:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from paceline.drafters.lookup.blended import TRUST
+from paceline.drafters.lookup.blended import trust
 from paceline.drafters.lookup.grow import LONGEST_MATCH
 
 UNKNOWN = 1e-4
@@ -34,9 +34,9 @@ def chances(
         for counts in found.values():
             for token in counts:
                 known.setdefault(token, UNKNOWN)
-    for found, trust in zip(evidence, TRUST[::-1], strict=True):
+    for found, trusted in zip(evidence, trust(1)[::-1], strict=True):
         for length, counts in sorted(found.items()):
-            total, weight = sum(counts.values()), trust[length]
+            total, weight = sum(counts.values()), trusted[length]
             known = {token: (counts[token] + weight * p) / (total + weight) for token, p in known.items()}
     return known
 

@@ -41,13 +41,22 @@ def test_a_tree_is_that_of_the_plain_twin(own, past, mode, budget):
 
 
 def test_the_request_itself_weighs_more_than_past_outputs_and_these_more_than_the_memory():
-    memory = build_memory([np.array([1, 2, 3])] * 4, MemoryInfo("v", 16, 4, 12))
+    memory = build_memory([np.array([7, 8, 1, 2, 3])] * 4, MemoryInfo("v", 16, 4, 20))
     drafter = Blended(memory, mode="path")
-    assert propose(drafter, [1, 2], 1).tokens == (3,)
-    for number in range(8):
-        finish(drafter, [1, 2, 4], str(number))
-    assert propose(drafter, [1, 2], 1, request_id="a").tokens == (4,)
-    assert propose(drafter, [1, 2, 5, 1, 2, 5, 1, 2], 1, request_id="b").tokens == (5,)
+    assert propose(drafter, [7, 8, 1, 2], 1).tokens == (3,)
+    for number in range(10):
+        finish(drafter, [7, 8, 1, 2, 4], str(number))
+    assert propose(drafter, [6, 1, 2], 1, request_id="short").tokens == (3,)  # as far as the memory reaches
+    assert propose(drafter, [7, 8, 1, 2], 1, request_id="long").tokens == (4,)
+    own = [8, 1, 2, 5] * 3
+    assert propose(drafter, [*own, 7, 8, 1, 2], 1, request_id="own").tokens == (5,)
+
+
+def test_a_crowd_of_past_followers_leaves_room_for_the_requests_own():
+    drafter = Blended(mode="path", min_token_prob=0.01)
+    for number in range(60):
+        finish(drafter, [1, 100 + number], str(number))
+    assert propose(drafter, [1, 2, 1, 2, 1], 1).tokens == (2,)
 
 
 def test_a_memory_goes_on_where_the_text_never_was():

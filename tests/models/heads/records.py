@@ -52,6 +52,15 @@ def eagle3(**changes) -> HeadRecord:
     return random_head(replace(config, **changes))
 
 
+def p_eagle(**changes) -> HeadRecord:
+    """P-EAGLE of two layers with a draft vocabulary."""
+    layer = draft_layer(num_hidden_layers=2)
+    config = HeadConfig(
+        "p_eagle", PRINT, (1, 2, 3), layer, num_layers=2, draft_vocab_size=DRAFTED, mask_token_id=129, owns_head=True
+    )
+    return random_head(replace(config, **changes))
+
+
 def dspark(**changes) -> HeadRecord:
     """DSpark of two layers with a draft vocabulary and all its parts."""
     layer = draft_layer(num_hidden_layers=2, qk_norm=True)
@@ -86,6 +95,20 @@ def mlp_speculator(**changes) -> HeadRecord:
 def medusa(**changes) -> HeadRecord:
     """Medusa with a draft vocabulary."""
     config = HeadConfig("medusa", PRINT, (NORMED,), draft_vocab_size=DRAFTED, fc_bias=True)
+    return random_head(replace(config, **changes))
+
+
+def hydra(**changes) -> HeadRecord:
+    """Hydra with two layers per head and a draft vocabulary."""
+    config = HeadConfig(
+        "hydra", PRINT, (NORMED,), draft_vocab_size=DRAFTED, block_depth=2, owns_head=True, fc_bias=True, variant="mlp"
+    )
+    return random_head(replace(config, **changes))
+
+
+def blockwise(**changes) -> HeadRecord:
+    """Blockwise heads with a draft vocabulary."""
+    config = HeadConfig("blockwise", PRINT, (NORMED,), draft_vocab_size=DRAFTED, inner_size=64)
     return random_head(replace(config, **changes))
 
 

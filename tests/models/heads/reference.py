@@ -177,3 +177,25 @@ def medusa(record: HeadRecord, embedding, head, hidden, tokens):
             name = f"blocks.{level}.layers.{block}"
             x = x + silu(x @ record.tensors[f"{name}.weight"].T + record.tensors.get(f"{name}.bias", 0))
         yield x @ (record.tensors[f"lm_heads.{level}.weight"] if record.config.owns_head else head).T
+
+
+def hydra(record: HeadRecord, embedding, head, hidden, tokens):
+    """As `mlp_speculator`."""
+    tensors, x = record.tensors, np.float64(hidden)
+    for level, above in enumerate(tokens):
+        x = np.concatenate([x, embedding[above]], axis=1)
+        y = x
+        for block in range(record.config.block_depth):
+            name = f"blocks.{level}.{block}"
+            kept = y if block else x @ tensors[f"{name}.residual.weight"].T + tensors[f"{name}.residual.bias"]
+            y = kept + silu(y @ tensors[f"{name}.linear.weight"].T + tensors[f"{name}.linear.bias"])
+        yield y @ tensors[f"lm_heads.{level}.weight"].T + tensors[f"lm_heads.{level}.bias"]
+
+
+def blockwise(record: HeadRecord, embedding, head, hidden, tokens):
+    """As `medusa`."""
+    tensors, x = record.tensors, np.float64(hidden)
+    for level in range(len(tokens)):
+        name = f"blocks.{level}"
+        inner = np.maximum(x @ tensors[f"{name}.up.weight"].T + tensors[f"{name}.up.bias"], 0)
+        yield (x + inner @ tensors[f"{name}.down.weight"].T + tensors[f"{name}.down.bias"]) @ head.T

@@ -143,6 +143,27 @@ def test_a_branch_of_a_tree_is_bitwise_its_path(fast_net):
         assert np.array_equal(alone[0], branched[row])
 
 
+def test_p_eagle_drafts_all_levels_at_once_and_one_by_one_alike(target):
+    """Against EAGLE-3's formulas over masks, and in one pass for several requests."""
+    record = records.p_eagle()
+    net, (embedding, head) = make_net(record, target), matrices(target, record)
+    hidden, starts = hidden_states(net), (13, 29)
+    mask = reference.projected(record, record.tensors["mask_hidden"][None])
+    rows = build_rows([Part(range(4 * i, 4 * i + 4), 0, TOKENS[:n], logits="last") for i, n in enumerate(starts)])
+    draft = net.draft_greedy(rows, np.concatenate([hidden[:n] for n in starts]), net.new_cache(8), 3)
+    for i, count in enumerate(starts):
+        tokens, states = [*TOKENS[:count], 129, 129], np.concatenate([hidden[:count], mask, mask])
+        expected, _ = reference.eagle3(record, embedding, head, tokens, np.float64(states))
+        assert draft.tokens[i].tolist() == record.draft_ids[expected[-3:].argmax(axis=1)].tolist()
+        laws = np.exp(expected[-3:] - expected[-3:].max(axis=1, keepdims=True))
+        np.testing.assert_allclose(draft.top_probs[i], 1 / laws.sum(axis=1), atol=1e-4)
+        cache = net.new_cache(4)
+        logits, below = run(net, cache, hidden[:count], Part(range(4), 0, TOKENS[:count], logits="last"))
+        for level in range(3):
+            np.testing.assert_allclose(logits[0], expected[count - 1 + level], atol=1e-4, rtol=1e-4)
+            logits, below = run(net, cache, below[-1:], Part(range(4), count + level, [draft.tokens[i, level]]))
+
+
 def test_what_the_kernels_do_not_cover_is_refused_with_the_way_out(target):
     with pytest.raises(InvalidParameter, match=r"dtype.*float8"):
         make_net(records.eagle3(), target, "float8")

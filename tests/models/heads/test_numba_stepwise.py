@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from paceline.errors import UnsupportedModel
 from paceline.models.numba_executor.heads.build import make_net
 
 from . import records, reference
@@ -20,8 +21,14 @@ VARIANTS = {
     "medusa": (records.medusa, {}),
     "medusa of its own": (records.medusa, {"owns_head": True, "block_depth": 3, "fc_bias": False}),
     "medusa all rows": (records.medusa, {"draft_vocab_size": 131}),
+    "hydra": (records.hydra, {}),
+    "hydra of one layer": (records.hydra, {"block_depth": 1}),
+    "blockwise": (records.blockwise, {}),
 }
-FORMULAS = {"mlp_speculator": reference.mlp_speculator, "medusa": reference.medusa}
+FORMULAS = {
+    "mlp_speculator": reference.mlp_speculator, "medusa": reference.medusa, "hydra": reference.hydra,
+    "blockwise": reference.blockwise,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +59,7 @@ def test_float32_equals_the_formulas(target, name):
 def test_a_chain_in_one_call_is_bitwise_that_of_many(target, name):
     make, changes = VARIANTS[name]
     net = make_net(make(**changes), target)
-    draft = net.draft_greedy(HIDDEN, TOKENS[0], 3)
+    draft = net.draft_greedy(net.begin(HIDDEN), TOKENS[0], 3)
     tokens, probs = draft.tokens.copy(), draft.top_probs.copy()
     for i in range(len(HIDDEN)):
         above = np.array([TOKENS[0, i], *tokens[i, :2]], np.int32)
@@ -63,9 +70,14 @@ def test_a_chain_in_one_call_is_bitwise_that_of_many(target, name):
             assert probs[i, level] == pytest.approx(law.max() / law.sum(), rel=1e-5)
 
 
-@pytest.mark.parametrize("make", [records.mlp_speculator, records.medusa])
+@pytest.mark.parametrize("make", [records.mlp_speculator, records.medusa, records.hydra])
 def test_a_row_is_bitwise_the_same_alone_and_in_any_batch(make):
     net = make_net(make(), records.load_target("w8a8"))
     together = run(net, HIDDEN, TOKENS)
     for i in range(len(HIDDEN)):
         assert np.array_equal(run(net, HIDDEN[i : i + 1], TOKENS[:, i : i + 1])[:, 0], together[:, i])
+
+
+def test_forms_that_are_not_run_are_refused(target):
+    with pytest.raises(UnsupportedModel, match=r"hydra_head_arch.*prefix-mlp"):
+        make_net(records.hydra(variant="prefix-mlp", layer=records.draft_layer()), target)

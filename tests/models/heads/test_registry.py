@@ -9,7 +9,8 @@ import pytest
 from paceline.errors import HeadWarning, InvalidParameter, ModelNotFound
 from paceline.models.heads import registry
 from paceline.models.heads.files import save_head
-from paceline.models.heads.fit import check_fit, target_print
+from paceline.models.heads.fingerprint import target_print
+from paceline.models.heads.fit import check_fit
 from paceline.models.heads.record import HeadRecord
 from paceline.models.heads.registry import all_heads, find_heads, load_head, user_heads
 from paceline.models.resolve import ModelSource

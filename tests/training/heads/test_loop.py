@@ -63,6 +63,15 @@ def test_a_time_budget_becomes_a_number_of_updates(tmp_path):
     assert again.run().step == 9
 
 
+def test_a_finished_run_can_be_made_longer(tmp_path):
+    target = tiny_target()
+    store = tiny_store(tmp_path / "taps", target)
+    assert trainer(tmp_path, "medusa", store, target, 3).run().step == 3
+    longer = trainer(tmp_path, "medusa", store, target, 5)
+    assert longer.progress.step == 3 and longer.run().step == 5
+    assert [one["step"] for one in longer.progress.curve] == [3, 5]
+
+
 def test_training_ends_when_nothing_gets_better(tmp_path):
     target = tiny_target()
     store = tiny_store(tmp_path / "taps", target)

@@ -1,4 +1,4 @@
-"""Medusa as vLLM reads it: ``blocks.{head}.layers.{block}``, ``lm_heads.{head}``, and a map of absolute token ids.
+"""Medusa as vLLM read it before 0.33: ``blocks.{head}.layers.{block}``, ``lm_heads.{head}``, a map of token ids.
 
 Heads of this project that share the target's output head are saved in it with ``original_lm_head``. Not the files of
 the Medusa repository (`medusa.py`).
@@ -77,4 +77,4 @@ def _draft_ids(files: HeadFiles, config: HeadConfig) -> np.ndarray | None:
     return checked_ids(ids, vocab_size, field)
 
 
-LAYOUT = Layout(NAME, "Medusa as vLLM reads it", matches, read, write, ("medusa",))
+LAYOUT = Layout(NAME, "Medusa as older vLLM reads it", matches, read, write, ("medusa",))

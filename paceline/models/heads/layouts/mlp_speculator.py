@@ -1,4 +1,4 @@
-"""MLP speculators of IBM's fms-fsdp, as vLLM reads them (Wertheimer et al. 2024, arXiv 2404.19124).
+"""MLP speculators of IBM's fms-fsdp (Wertheimer et al. 2024, arXiv 2404.19124); Arctic Inference and old vLLM run them.
 
 Heads of this project are saved in it too: where they read the target's own embeddings or head rows, those are left out,
 and written only for programs that cannot share them. A draft vocabulary is this project's addition (``d2t``).
@@ -105,4 +105,11 @@ def _names(tied: bool) -> Rename:
     return rename
 
 
-LAYOUT = Layout(NAME, "MLP speculators of IBM's fms; vLLM reads it", matches, read, write, ("mlp_speculator",))
+LAYOUT = Layout(
+    NAME,
+    "MLP speculators of IBM's fms; Arctic Inference and older vLLM read it",
+    matches,
+    read,
+    write,
+    ("mlp_speculator",),
+)

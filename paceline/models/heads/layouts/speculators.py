@@ -22,6 +22,8 @@ from paceline.models.heads.tensor_file import dequantised
 NAME = "speculators"
 VERSION = "0.6.0"
 """Of the format as written here."""
+VERIFIER = "verifier"
+"""Entry of a card with what vLLM shall load as the target, where that is not the target's name here."""
 _FAMILIES: dict[str, Family] = {
     "eagle3": "eagle3", "peagle": "p_eagle", "dflash": "dflash", "dspark": "dspark", "mtp": "mtp"
 }  # fmt: skip
@@ -38,7 +40,13 @@ _TAPS = {"eagle3": "eagle_aux_hidden_state_layer_ids", "p_eagle": "eagle_aux_hid
 _MARKOV = "markov_head.markov_w1.weight"
 _MARKOV_SHORT = "markov_head.markov_w1_drafted.weight"
 """Rows of the drafted tokens and one for all others: this project's files only, never a copy for other programs."""
-_LEFT_ASIDE = ("embed_requires_grad", "quantization_config", "sliding_window_non_causal", "num_nextn_predict_layers")
+_LEFT_ASIDE = (
+    "tie_word_embeddings",
+    "embed_requires_grad",
+    "quantization_config",
+    "sliding_window_non_causal",
+    "num_nextn_predict_layers",
+)
 
 
 def matches(files: HeadFiles) -> bool:
@@ -55,6 +63,8 @@ def read(files: HeadFiles, reading: Reading) -> HeadRecord:
     own = read_own_block(settings)
     inner = settings.inner("transformer_layer_config")
     config, notes = _config(settings, inner, files, _FAMILIES[kind], own, reading)
+    if _FAMILIES[kind] == "eagle3" and "norm_before_residual" not in settings.values:
+        notes += ("norm_before_residual: the file does not say; true was taken, as its trainer has it",)
     notes += settings.finish() + inner.finish()
     ids = _draft_ids(files, config)
     check_ids(own, ids, files.path)
@@ -236,12 +246,13 @@ def _markov_expanded(
 
 
 def _proposal(record: HeadRecord, kind: str) -> dict[str, Any]:
+    name = record.card.get(VERIFIER) or record.config.target.name
     architectures = record.card.get("target_architectures")
     method = {
         "proposal_type": "greedy", "speculative_tokens": record.config.num_steps, "verifier_accept_k": 1,
         "accept_tolerance": 0.0,
     }  # fmt: skip
-    verifier = {"name_or_path": record.config.target.name, "architectures": architectures or ["LlamaForCausalLM"]}
+    verifier = {"name_or_path": name, "architectures": architectures or ["LlamaForCausalLM"]}
     return {"algorithm": kind, "proposal_methods": [method], "default_proposal_method": "greedy", "verifier": verifier}
 
 

@@ -8,11 +8,11 @@ for files (`models/heads/layouts`) or for drawing (`drafters/heads`).
 import numpy as np
 
 from paceline.models.base import KVCache, Rows
-from paceline.models.heads.nets import NetOutput
+from paceline.models.heads.nets import GreedyDraft, NetOutput
 from paceline.models.heads.record import HeadRecord
 from paceline.models.numba_executor.executor import NumbaCache
 from paceline.models.numba_executor.heads.entrance import Projection, entrance_of
-from paceline.models.numba_executor.heads.greedy import GreedyDraft, drafted
+from paceline.models.numba_executor.heads.greedy import drafted
 from paceline.models.numba_executor.heads.layers import LayerBuffers, add_plain_layer, pack_layer
 from paceline.models.numba_executor.heads.machine import Tables, batch_of
 from paceline.models.numba_executor.heads.material import Material

@@ -10,12 +10,12 @@ import numpy as np
 
 from paceline.errors import UnsupportedModel
 from paceline.models.base import KVCache, Rows
-from paceline.models.heads.nets import NetOutput
+from paceline.models.heads.nets import GreedyDraft, NetOutput
 from paceline.models.heads.record import HeadConfig
 from paceline.models.numba_executor.executor import NumbaCache
 from paceline.models.numba_executor.gemm import PANEL
 from paceline.models.numba_executor.heads.entrance import Projection
-from paceline.models.numba_executor.heads.greedy import GreedyDraft
+from paceline.models.numba_executor.heads.greedy import drafted
 from paceline.models.numba_executor.heads.layers import LayerBuffers, add_keys, add_plain_layer, pack_layer
 from paceline.models.numba_executor.heads.machine import Tables, batch_of, batch_of_blocks, batch_of_states
 from paceline.models.numba_executor.heads.markov import Confidence, MarkovBias
@@ -113,9 +113,7 @@ class NumbaBlockNet:
         context = int(max(rows.lengths.max(), rows.positions.max() + 1))
         self._machine.reserve(len(rows.token_ids), len(rows.logit_rows), context, len(table))
         self._machine.run(table, batch, cache)
-        last = num_places * blocks
-        tokens, probs = (v[len(v) - last :].reshape(num_places, blocks).T for v in (batch.token_ids, batch.top_probs))
-        return GreedyDraft(tokens, probs)
+        return drafted(batch, num_places, blocks)
 
     def _inject_program(self) -> Program:
         program, layer = Program(), self._layer

@@ -6,14 +6,28 @@ from paceline.models.loaded import LoadedModel
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.numba_executor.heads.autoregressive import NumbaAutoregressiveNet
 from paceline.models.numba_executor.heads.block import NumbaBlockNet
+from paceline.models.numba_executor.heads.hydra import NumbaHydra
 from paceline.models.numba_executor.heads.material import Material
-from paceline.models.numba_executor.heads.stepwise import NumbaMedusa, NumbaMlpSpeculator, NumbaStepNet
+from paceline.models.numba_executor.heads.medusa import NumbaBlockwise, NumbaMedusa
+from paceline.models.numba_executor.heads.mlp_speculator import NumbaMlpSpeculator
+from paceline.models.numba_executor.heads.parallel_eagle import NumbaParallelEagle
+from paceline.models.numba_executor.heads.stepwise import NumbaStepNet
 from paceline.models.numba_executor.weights import STORED
 
-AUTOREGRESSIVE = ("eagle", "eagle3", "p_eagle", "mtp")
+AUTOREGRESSIVE = {
+    "eagle": NumbaAutoregressiveNet,
+    "eagle3": NumbaAutoregressiveNet,
+    "mtp": NumbaAutoregressiveNet,
+    "p_eagle": NumbaParallelEagle,
+}
 
 BLOCK = ("dflash", "dspark")
-STEPWISE = {"mlp_speculator": NumbaMlpSpeculator, "medusa": NumbaMedusa}
+STEPWISE = {
+    "mlp_speculator": NumbaMlpSpeculator,
+    "medusa": NumbaMedusa,
+    "hydra": NumbaHydra,
+    "blockwise": NumbaBlockwise,
+}
 
 Net = NumbaAutoregressiveNet | NumbaBlockNet | NumbaStepNet
 
@@ -34,7 +48,7 @@ def make_net(record: HeadRecord, target: LoadedModel, dtype: str = "auto") -> Ne
     material = Material(record, target, _dtype_of(target, dtype))
     family = record.config.family
     if family in AUTOREGRESSIVE:
-        return NumbaAutoregressiveNet(material)
+        return AUTOREGRESSIVE[family](material)
     if family in BLOCK:
         return NumbaBlockNet(material)
     if family in STEPWISE:

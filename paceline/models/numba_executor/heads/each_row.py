@@ -28,6 +28,7 @@ from paceline.models.numba_executor.heads.program import (
     NORM_PUT,
     PLACE,
     PUT,
+    RELU,
     RESIDUAL_SILU,
     SCALE,
     SOURCE,
@@ -80,6 +81,10 @@ def on_row(op, row, first, count, shape, eps, store, batch, work, keys, values, 
         _mix(floats, source, target, width, store.vectors, op[SCALE])
         norm_row(floats, target, store.vectors, op[WEIGHT], width, eps, floats, target)
         _shift_gelu(floats, target, width, store.vectors, op[BIAS])
+    elif code == RELU:
+        zero = v.splat(np.float32(0))
+        for i in range(target, target + width, v.LANES):
+            v.store(floats, i, v.maximum(v.load(floats, i), zero))
     elif code == ARGMAX:
         _best(source, width, first + row, store, batch, floats)
 
@@ -88,8 +93,8 @@ def on_row(op, row, first, count, shape, eps, store, batch, work, keys, values, 
 def _put_row(op, row, work, source, start):
     at, codes = work.places[op[TARGET], 0], work.codes
     target = Operand(
-        codes.values[at:], codes.scales[at // GROUP :], codes.offsets[at // GROUP :],
-        codes.halves[2 * at // GROUP :],
+        codes.values[at:], codes.scales[2 * at // GROUP :], codes.offsets[at // GROUP :],
+        codes.halves[2 * at // GROUP :], codes.fine,
     )  # fmt: skip
     put(target, row, work.places[op[TARGET], 1], op[TARGET_COLUMN], source, start, op[WIDTH])
 

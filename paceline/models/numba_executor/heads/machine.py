@@ -6,7 +6,6 @@ networks).
 
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from paceline.models.numba_executor.forward import Shape
 from paceline.models.numba_executor.gemm import PANEL, padded_rows
 from paceline.models.numba_executor.heads.interpret import Batch, Store, Work, run
 from paceline.models.numba_executor.heads.program import Buffer, Program
+from paceline.models.numba_executor.kernel import kernel_sources
 from paceline.models.numba_executor.operand import new_operand
 from paceline.models.numba_executor.team import Team
 from paceline.models.rope import inverse_frequencies
@@ -29,8 +29,7 @@ from paceline.models.rope import inverse_frequencies
 @cache
 def compiled_run() -> Any:
     """`interpret.run`, kept on disk until a kernel changes."""
-    here = Path(__file__).parent
-    return keep_on_disk(run, sorted([*here.glob("*.py"), *here.parent.glob("*.py")]))
+    return keep_on_disk(run, kernel_sources())
 
 
 def shape_of_layers(layer: ModelConfig | None, num_layers: int) -> Shape:

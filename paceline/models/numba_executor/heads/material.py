@@ -86,28 +86,33 @@ class Material:
         """The number of the matrix `name` in the pool, `NONE` where the head has no such tensor."""
         return self.pool.matrix(self.tensors[name]) if name in self.tensors else NONE
 
+    def linear(self, name: str) -> tuple[int, int]:
+        """The number of the matrix ``NAME.weight`` in the pool and where ``NAME.bias`` begins, `NONE` without one."""
+        return self.pool.matrix(self.tensors[f"{name}.weight"]), self.vector_or_none(f"{name}.bias")
+
     def embedding(self, name: str = EMBEDDING) -> "Embedding":
         """How the embedding of a token is looked up: in the tensor `name`, or in the target's."""
         if name in self.tensors:
-            return Embedding(LOOKUP, self.pool.table(self.tensors[name]))
+            return Embedding(LOOKUP, self.pool.table(self.tensors[name]), self.tensors[name].shape[1])
         if self._model.dtype_choice.name in STORED:
             self._uses_embedding = True
-            return Embedding(EMBED, NONE)
-        return Embedding(LOOKUP, self.pool.table(self._target.source.checkpoint.tensor("model.embed_tokens.weight")))
+            return Embedding(EMBED, NONE, self.target_config.hidden_size)
+        rows = self._target.source.checkpoint.tensor("model.embed_tokens.weight")
+        return Embedding(LOOKUP, self.pool.table(rows), rows.shape[1])
 
     def head(self, buffers: Buffers, name: str = HEAD) -> "OutputHead":
         """How logits come from hidden states: the tensor `name`, or rows of the target's head."""
         size = self.draft_vocab_size
         logits = buffers.floats(padded_rows(size), per_asked=True)
         if name in self.tensors:
-            return OutputHead(self.pool.matrix(self.tensors[name]), logits, size)
+            return OutputHead(*self.linear(name.removesuffix(".weight")), logits, size)
         if self.record.draft_ids is None and self._shares:
             self._uses_head = True
-            return OutputHead(NONE, logits, size)
+            return OutputHead(NONE, NONE, logits, size)
         rows = self._target_head()
         if self.record.draft_ids is not None:
             rows = rows[self.record.draft_ids]
-        return OutputHead(self.pool.matrix(rows), logits, size)
+        return OutputHead(self.pool.matrix(rows), NONE, logits, size)
 
     def machine(self, buffers: Buffers, num_layers: int, eps: float | None = None) -> Machine:
         """What runs the network; everything is in the pool by now. `eps` is the layers' where it is not given."""
@@ -136,23 +141,23 @@ class Material:
 class Embedding:
     """Looks up a row's token: in the target's embedding, or in a table of the head's own."""
 
-    def __init__(self, code: int, table: int) -> None:
-        self._code, self._table = code, table
+    def __init__(self, code: int, table: int, width: int) -> None:
+        self._code, self._table, self._width = code, table, width
 
     def add(self, program: Program, span: int, target: Buffer, column: int = 0) -> None:
         """target[row, column:] = the embedding of the row's token."""
-        program.add(self._code, span, None, target, target_column=column, weight=self._table, width=target.width)
+        program.add(self._code, span, None, target, target_column=column, weight=self._table, width=self._width)
 
 
 class OutputHead:
     """Logits, from rows of activations; `logits` is [asked rows, padded], of which `size` columns count."""
 
-    def __init__(self, matrix: int, logits: Buffer, size: int) -> None:
-        self._matrix, self.logits, self.size = matrix, logits, size
+    def __init__(self, matrix: int, bias: int, logits: Buffer, size: int) -> None:
+        self._matrix, self._bias, self.logits, self.size = matrix, bias, logits, size
 
     def add(self, program: Program, span: int, source: Buffer) -> None:
         """logits = head(source)."""
-        program.add(PRODUCT, span, source, self.logits, weight=self._matrix)
+        program.add(PRODUCT, span, source, self.logits, weight=self._matrix, bias=self._bias)
 
 
 def _empty(dtype: np.typing.DTypeLike) -> np.ndarray:

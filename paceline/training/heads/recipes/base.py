@@ -80,7 +80,8 @@ class Recipe(ABC):
     def record(self, weights: dict[str, Tensor], card: dict[str, object]) -> HeadRecord:
         """The head with these weights."""
         tensors = {name: values.detach().float().cpu().numpy() for name, values in weights.items()}
-        return HeadRecord(self.config, tensors, self.draft_ids, card)
+        names_all = len(self.draft_ids) == self.config.target.vocab_size
+        return HeadRecord(self.config, tensors, None if names_all else self.draft_ids, card)
 
 
 def eagle_taps(num_layers: int) -> tuple[int, int, int]:

@@ -1,0 +1,87 @@
+"""`paceline batch`: OpenAI's batch files, answered offline."""
+
+import asyncio
+import json
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from paceline.cli import options as o
+from paceline.cli.serve import need_extras
+from paceline.cli.terminal import messages, progress_bars
+
+
+def batch(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="JSON Lines of requests, as for OpenAI's batch API.")],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="Answers are added here, in the order they end.")],
+    model: o.Model = o.DEFAULT_MODEL,
+    draft: o.Draft = o.DEFAULT_DRAFT,
+    draft_model: o.DraftModel = None,
+    num_draft_tokens: o.NumDraft = None,
+    rule: o.Rule = o.DEFAULT_RULE,
+    policy: o.Policy = "auto",
+    draft_option: o.DraftOption = None,
+    dtype: o.Dtype = o.DEFAULT_DTYPE,
+    threads: o.Threads = None,
+    max_num_seqs: o.MaxNumSeqs = o.DEFAULT_MAX_NUM_SEQS,
+    kv_cache_memory_bytes: o.CacheBytes = None,
+) -> None:
+    """Answer a file of requests without a server; what an earlier run has answered is not asked again.
+
+    The model of a request's body is not looked at: --model answers all.
+
+    Examples:
+
+        paceline batch requests.jsonl answers.jsonl
+
+        paceline batch requests.jsonl answers.jsonl --draft suffix --max-num-seqs 16
+    """
+    need_extras()
+    from paceline.serving.batch import answered, read_requests
+
+    requests, done = read_requests(source), answered(target)
+    waiting = [request for request in requests if request["custom_id"] not in done]
+    if done:
+        messages.print(f"{len(requests) - len(waiting)} of {len(requests)} are answered already")
+    if not waiting:
+        return
+    speculative = o.speculative_config(draft, draft_model, num_draft_tokens, rule, policy, draft_option)
+    engine = {"dtype": dtype, "num_threads": threads, "max_num_seqs": max_num_seqs,
+              "kv_cache_memory_bytes": kv_cache_memory_bytes}  # fmt: skip
+    asyncio.run(_run(model, speculative, engine, waiting, target))
+
+
+async def _run(model: str, speculative: Any, engine: dict[str, Any], requests: list[Any], target: Path) -> None:
+    from paceline.serving.batch import run_batch
+    from paceline.serving.front import Front
+    from paceline.serving.local import LocalBackend
+    from paceline.serving.model_spec import ModelSpec
+    from paceline.serving.settings import Settings
+    from paceline.serving.worker import open_model
+
+    with progress_bars() as progress:
+        opener = partial(open_model, speculative=speculative, progress=progress, **engine)
+        backend = LocalBackend([ModelSpec(model, model)], opener)
+    front = Front(backend, Settings(max_running=engine["max_num_seqs"], max_queue=1 << 20))
+    for request in requests:
+        request["body"]["model"] = model
+    columns = TextColumn("answers"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    num_failed = 0
+    try:
+        with target.open("a", encoding="utf-8") as out, Progress(*columns, console=messages) as bar:
+            task = bar.add_task("answers", total=len(requests))
+
+            def write(line: dict[str, Any]) -> None:
+                nonlocal num_failed
+                num_failed += line["response"]["status_code"] != 200
+                out.write(json.dumps(line, ensure_ascii=False) + "\n")
+                out.flush()
+                bar.advance(task)
+
+            await run_batch(front, requests, write)
+    finally:
+        await backend.close()
+    messages.print(f"{len(requests)} answers in {target}, {num_failed} of them refused", soft_wrap=True)

@@ -1,0 +1,71 @@
+"""Head drafters as users name them: ``head`` for the best one there is, or a family's name as in vLLM."""
+
+from collections.abc import Callable, Sequence
+
+from paceline.drafters.heads.head import HeadDrafter, head_of
+from paceline.drafters.services import DraftServices
+from paceline.drafters.trees.options import TreeName, tree_shape
+from paceline.errors import InvalidParameter, ModelNotFound
+from paceline.models.heads.record import Family
+from paceline.models.heads.registry import best_head, load_head
+from paceline.models.resolve import ModelSource
+
+AUTO = "auto"
+
+
+def _maker(family: Family | None) -> Callable[..., HeadDrafter]:
+    def make(
+        services: DraftServices,
+        model: str = AUTO,
+        tree: TreeName = "chain",
+        expansion: Sequence[int] | None = None,
+        paths: Sequence[Sequence[int]] | None = None,
+        topk: int | None = None,
+        depth: int | None = None,
+        replacement: bool | None = None,
+        dtype: str | None = None,
+    ) -> HeadDrafter:
+        """A trained head that fits the target; the tree as in `tree_shape`.
+
+        Args:
+            model: a name (``smollm2-135m/eagle3``), a path, or ``auto``: the best head for the target.
+            dtype: how its weights are stored, by default as the target's.
+
+        Raises:
+            ModelNotFound: there is no head for this target, or none of that name.
+            InvalidParameter: the head is of another family or target, or the options describe no tree.
+            CorruptWeights, UnsupportedModel: its files cannot be used.
+        """
+        shape = tree_shape(tree, expansion=expansion, paths=paths, topk=topk, depth=depth, replacement=replacement)
+        source = services.target.source
+        record = load_head(_found(source, family) if model == AUTO else model, source)
+        if family not in (None, record.config.family):
+            problem = f"{model} is a head of the family {record.config.family}"
+            raise InvalidParameter("method", f"{family!r}, but {problem}", f"use {record.config.family!r} or 'head'")
+        return head_of(record, services, shape, dtype)
+
+    make.__name__ = make.__qualname__ = family or "head"
+    return make
+
+
+def _found(source: ModelSource, family: Family | None) -> str:
+    """The path of the best head."""
+    ref = best_head(source, family)
+    if ref is None:
+        kind = f"{family} head" if family else "draft head"
+        remedy = f"train one: paceline train head {family or 'eagle3'} -m {source.name}"
+        raise ModelNotFound(f"no {kind} is known for {source.name}; {remedy}, or name a folder with model=...")
+    return str(ref.path)
+
+
+head = _maker(None)
+eagle = _maker("eagle")
+eagle3 = _maker("eagle3")
+p_eagle = _maker("p_eagle")
+mtp = _maker("mtp")
+dflash = _maker("dflash")
+dspark = _maker("dspark")
+mlp_speculator = _maker("mlp_speculator")
+medusa = _maker("medusa")
+hydra = _maker("hydra")
+blockwise = _maker("blockwise")

@@ -1,0 +1,195 @@
+"""Grammars by llguidance (MIT, microsoft/llguidance): compiled once, a cursor per sample. Needs the extra ``grammar``.
+
+Not for what a grammar does to laws and drafts (`sampling/grammar.py`), nor for what users write (`limits.py`).
+"""
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from paceline.errors import InvalidParameter
+from paceline.models.tokenizer import Tokenizer
+
+_KEPT = 64
+"""Compiled grammars that are remembered."""
+_COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""JSON as `json.dumps` writes it: more tokens are forced, and no model can go on with blanks for ever."""
+
+
+class Grammars:
+    """Compiles for one vocabulary, and remembers.
+
+    Args:
+        tokenizer: of the target.
+        eos_token_ids: ids that end a text.
+        vocab_size: ids the model knows.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, eos_token_ids: Sequence[int], vocab_size: int) -> None:
+        self._tokenizer, self._eos, self._vocab_size = tokenizer, tuple(eos_token_ids), vocab_size
+        self._lock = threading.Lock()
+        self._vocabulary: Any = None
+        self._compiled: OrderedDict[tuple[str, str], Any] = OrderedDict()
+
+    def cursor(self, wanted: Mapping[str, str]) -> "Cursor":
+        """A cursor at the beginning of what is `wanted`: one kind of grammar and its source.
+
+        Raises:
+            InvalidParameter: it does not compile, is too large, or llguidance is not installed.
+        """
+        return Cursor(self.compiled(wanted).deep_copy(), self._eos, self._vocab_size)
+
+    def compiled(self, wanted: Mapping[str, str]) -> Any:
+        """The matcher that cursors are copied from; any thread may ask. Raises as `cursor`."""
+        [key] = wanted.items()
+        with self._lock:
+            if key not in self._compiled:
+                self._compiled[key] = self._compile(*key)
+            self._compiled.move_to_end(key)
+            while len(self._compiled) > _KEPT:
+                self._compiled.popitem(last=False)
+            return self._compiled[key]
+
+    def _compile(self, kind: str, source: str) -> Any:
+        try:
+            import llguidance
+        except ModuleNotFoundError:
+            problem = "grammars need llguidance"
+            raise InvalidParameter("structured_outputs", problem, "pip install 'paceline[grammar]'") from None
+        if self._vocabulary is None:
+            self._vocabulary = _vocabulary(self._tokenizer, self._eos, self._vocab_size)
+        grammar = ""
+        try:
+            grammar = _source(llguidance, kind, source)
+            problem = llguidance.LLMatcher.validate_grammar(grammar, self._vocabulary)
+        except Exception as error:  # its front ends raise what they like
+            problem = str(error)
+        if problem and not problem.startswith("WARNING"):
+            raise InvalidParameter("structured_outputs", f"{kind}: {problem[:300]}", "change the schema or grammar")
+        matcher = llguidance.LLMatcher(self._vocabulary, grammar, log_level=0)
+        if matcher.is_error():
+            raise InvalidParameter("structured_outputs", f"{kind}: {matcher.get_error()[:300]}", "simplify it")
+        return matcher
+
+
+class Cursor:
+    """A `GrammarCursor` over one matcher, which remembers the tokens of a draft it has walked into.
+
+    End tokens are never fed: a matcher that has stopped takes one without noting it, and would then go back too far.
+
+    Args:
+        matcher: at the beginning; nobody else uses it.
+        end_token_ids: ids that end a text.
+        vocab_size: ids the model knows.
+    """
+
+    def __init__(self, matcher: Any, end_token_ids: Collection[int], vocab_size: int) -> None:
+        self._matcher, self._ends = matcher, frozenset(end_token_ids)
+        self._beyond: list[int] = []
+        self._words = np.zeros(-(-vocab_size // 32), dtype=np.uint32)
+        self._vocab_size = vocab_size
+        self._is_finished = False
+
+    @property
+    def is_finished(self) -> bool:
+        """See `GrammarCursor`."""
+        return self._is_finished
+
+    def allowed(self, path: Sequence[int] = ()) -> np.ndarray | None:
+        """See `GrammarCursor`."""
+        if not self._go(path) or self._matcher.is_stopped():
+            self._check()
+            return None
+        self._matcher.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
+        self._check()
+        bits = np.unpackbits(self._words.view(np.uint8), bitorder="little")
+        return bits[: self._vocab_size].astype(bool)
+
+    def forced(self) -> Sequence[int]:
+        """See `GrammarCursor`."""
+        if self._is_finished or not self._go(()):
+            return ()
+        return self._matcher.compute_ff_tokens()
+
+    def commit(self, token: int) -> None:
+        """See `GrammarCursor`."""
+        if token in self._ends:
+            self._is_finished = True
+            return
+        if not self._go((token,)):
+            self._check()
+            raise ValueError(f"the grammar does not allow token {token} here")
+        self._beyond.clear()
+        self._is_finished = self._matcher.is_stopped()
+        self._check()
+
+    def _go(self, path: Sequence[int]) -> bool:
+        """Stand after `path`; False, and somewhere on it, when the path is impossible or has ended."""
+        shared = 0
+        for ours, theirs in zip(self._beyond, path, strict=False):
+            if ours != theirs:
+                break
+            shared += 1
+        if shared < len(self._beyond):
+            self._matcher.rollback(len(self._beyond) - shared)
+            del self._beyond[shared:]
+        ahead = list(path[shared:])
+        if self._is_finished or not self._ends.isdisjoint(ahead):
+            return False
+        if not ahead:
+            return True
+        taken = self._matcher.try_consume_tokens(ahead)
+        self._beyond += ahead[:taken]
+        return taken == len(ahead)
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise ValueError(f"the grammar failed: {self._matcher.get_error()[:300]}")
+
+
+def _vocabulary(tokenizer: Tokenizer, eos_token_ids: Sequence[int], vocab_size: int) -> Any:
+    """llguidance's form of a vocabulary; ids that pad it stand for no text."""
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    if not eos_token_ids:
+        raise InvalidParameter("structured_outputs", "the model has no end token", "use another model")
+    return LLTokenizer(
+        TokenizerWrapper(_Spelled(tokenizer, eos_token_ids[0], vocab_size)),
+        n_vocab=vocab_size,
+        eos_token=list(eos_token_ids),
+    )
+
+
+class _Spelled:
+    """A tokenizer as llguidance wants to see it."""
+
+    def __init__(self, tokenizer: Tokenizer, eos_token_id: int, vocab_size: int) -> None:
+        self.eos_token_id, self.bos_token_id = eos_token_id, tokenizer.bos_token_id
+        self.tokens = [tokenizer.token_bytes(i) if i < tokenizer.vocab_size else b"" for i in range(vocab_size)]
+        self.special_token_ids = sorted(tokenizer.special_token_ids)
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+
+def _source(llguidance: Any, kind: str, source: str) -> str:
+    """llguidance's own grammar for one of the kinds of `limits.GRAMMARS`."""
+    make = llguidance.LLMatcher
+    if kind == "json":
+        return make.grammar_from_json_schema(source, overrides=_COMPACT)
+    if kind == "regex":
+        return make.grammar_from_regex(source)
+    if kind == "choice":
+        return make.grammar_from_lark("start: " + " | ".join(json.dumps(each) for each in json.loads(source)))
+    if kind == "structural_tag":
+        return llguidance.StructTag.to_grammar([llguidance.StructTag(**tag) for tag in json.loads(source)])
+    if "::=" in source:
+        from llguidance.gbnf_to_lark import any_to_lark
+
+        source = any_to_lark(source)
+    return make.grammar_from_lark(source)

@@ -1,0 +1,67 @@
+"""`WalledPolicy`: a length policy whose errors end no request: after the first one nothing is drafted any more.
+
+Not for policies (`speculation/policies/`), nor for drafters' errors (`drafting.py`).
+"""
+
+from collections.abc import Callable, Sequence
+from operator import index
+from typing import TypeVar
+
+from paceline.errors import PolicyWarning, warn_safely
+from paceline.speculation import BatchStats, DraftStats, LengthPolicy, PrefixStats, StepOutcome
+from paceline.speculation.policies import DraftLaw
+
+Answer = TypeVar("Answer")
+
+
+class WalledPolicy(LengthPolicy):
+    """Asks `inner` until it raises or answers what is no answer; then no request drafts, which is always exact.
+
+    Attributes:
+        inner: the policy.
+        error: why it is not asked any more, None while it is.
+    """
+
+    def __init__(self, inner: LengthPolicy) -> None:
+        self.inner = inner
+        self.error: Exception | None = None
+
+    @property
+    def asks_beliefs(self) -> bool:  # type: ignore[override]
+        """As of the policy."""
+        return self.inner.asks_beliefs
+
+    def budgets(self, requests: Sequence[DraftStats], batch: BatchStats) -> list[int]:
+        """See `LengthPolicy`."""
+        return self._asked(lambda: _checked(self.inner.budgets(requests, batch), len(requests)), [0] * len(requests))
+
+    def looks(self, requests: Sequence[DraftStats], budgets: Sequence[int]) -> Sequence[int]:
+        """See `LengthPolicy`."""
+        return self._asked(lambda: [range(len(requests))[at] for at in self.inner.looks(requests, budgets)], ())
+
+    def keep_drafting(self, prefix: PrefixStats, draft_laws: Sequence[DraftLaw]) -> bool:
+        """See `LengthPolicy`."""
+        return self._asked(lambda: self.inner.keep_drafting(prefix, draft_laws), False)
+
+    def observe(self, step: StepOutcome) -> None:
+        """See `LengthPolicy`."""
+        self._asked(lambda: self.inner.observe(step), None)
+
+    def _asked(self, ask: Callable[[], Answer], otherwise: Answer) -> Answer:
+        if self.error is not None:
+            return otherwise
+        try:
+            return ask()
+        except Exception as error:
+            self.error = error
+            name = type(self.inner).__name__
+            warn_safely(f"length policy {name!r} failed, so nothing is drafted any more: {error!r}", PolicyWarning)
+            return otherwise
+
+
+def _checked(budgets: Sequence[int], num_requests: int) -> list[int]:
+    """`budgets` as whole numbers. Raises ValueError or TypeError for what is no budget for each request."""
+    whole = [index(budget) for budget in budgets]
+    if len(whole) != num_requests or min(whole, default=0) < 0:
+        raise ValueError(f"{whole} are no budgets of {num_requests} requests")
+    return whole

@@ -1,0 +1,308 @@
+"""`Answer`: writes the bodies of one request's answer in OpenAI's shape. What comes in is `protocol.py`'s."""
+
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.serving.job import Chunk, Piece, Summary
+from paceline.serving.tools import CallReader, ToolChoice
+from paceline.types import RequestStats
+
+_IMPOSSIBLE = -9999.0
+"""JSON has no infinity; vLLM writes this for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What an answer should tell besides its text.
+
+    Attributes:
+        is_chat: which of the two protocols.
+        logprobs: log-probabilities of its tokens.
+        echo: completions begin with their prompt; `prompts` are those, as texts where they are known.
+        only_echo: and end with it.
+        token_ids, prompt_logprobs, trace, stats: see `protocol.py`.
+        num_samples: of each prompt.
+        tools: on offer; None where there are none.
+    """
+
+    is_chat: bool = False
+    logprobs: bool = False
+    echo: bool = False
+    only_echo: bool = False
+    token_ids: bool = False
+    prompt_logprobs: bool = False
+    trace: bool = False
+    stats: bool = False
+    num_samples: int = 1
+    prompts: Sequence[Any] = ()
+    tools: ToolChoice | None = None
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One choice while it is gathered."""
+
+    texts: list[str] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+    last: Chunk | None = None
+
+
+class Answer:
+    """Writes the bodies of one request's answer.
+
+    Args:
+        request_id: as the client sees it.
+        model: as the client called it.
+        wish: what to tell.
+    """
+
+    def __init__(self, request_id: str, model: str, wish: Wish) -> None:
+        self._head = {"id": request_id, "created": int(time.time()), "model": model}
+        self._wish = wish
+        self._begun: set[int] = set()
+        self._counts: dict[int, tuple[int, int]] = {}
+        self._summaries: dict[int, Summary] = {}
+        self._prompts: dict[int, tuple[Piece, ...]] = {}
+        self._readers: dict[int, CallReader] = {}
+
+    @property
+    def errors(self) -> list[str]:
+        """Why samples failed, as far as they did."""
+        return [summary.error for summary in self._summaries.values() if summary.error is not None]
+
+    def whole(self, chunks: Iterable[tuple[int, Chunk]]) -> dict[str, Any]:
+        """The body of an answer in one piece, from (number of the prompt, chunk) in any order."""
+        gathered: dict[int, _Choice] = {}
+        for place, chunk in chunks:
+            number = self._note(place, chunk)
+            choice = gathered.setdefault(number, _Choice())
+            choice.texts.append(chunk.text)
+            choice.pieces += chunk.pieces
+            choice.last = chunk if chunk.finish_reason is not None or choice.last is None else choice.last
+        choices = [self._whole_choice(number, gathered[number]) for number in sorted(gathered)]
+        kind = "chat.completion" if self._wish.is_chat else "text_completion"
+        body = self._head | {"object": kind, "choices": choices, "usage": self.usage()}
+        return body | self._statistics()
+
+    def piece(self, place: int, chunk: Chunk, with_usage: bool = False) -> dict[str, Any]:
+        """The body of one event of a stream; `place` is the number of the prompt."""
+        number = self._note(place, chunk)
+        is_first = number not in self._begun
+        self._begun.add(number)
+        if self._wish.is_chat:
+            content: dict[str, Any] = {
+                "delta": ({"role": "assistant"} if is_first else {}) | self._delta(number, chunk)
+            }
+        else:
+            content = {"text": chunk.text}
+        choice = self._choice(number, content, chunk, chunk.pieces)
+        body = self._head | {"object": self._chunk_kind, "choices": [choice]}
+        return body | ({"usage": self.usage()} if with_usage else {})
+
+    def closing(self, with_usage: bool) -> dict[str, Any] | None:
+        """The body of the event after the last choice; None when there is nothing more to tell."""
+        more = self._statistics()
+        if not with_usage and not more:
+            return None
+        usage = {"usage": self.usage()} if with_usage else {}
+        return self._head | {"object": self._chunk_kind, "choices": []} | usage | more
+
+    def usage(self) -> dict[str, Any]:
+        """Counts of tokens so far; every prompt counts once, whatever the number of its samples."""
+        prompts: dict[int, int] = {}
+        for number, (prompt, _) in self._counts.items():
+            place = number // self._wish.num_samples
+            prompts[place] = max(prompt, prompts.get(place, 0))
+        prompt, output = sum(prompts.values()), sum(output for _, output in self._counts.values())
+        summaries = self._summaries.values()
+        accepted = sum(each.num_accepted_predictions for each in summaries)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": output,
+            "total_tokens": prompt + output,
+            "prompt_tokens_details": {"cached_tokens": sum(each.num_cached_tokens for each in summaries)},
+            "completion_tokens_details": {
+                "reasoning_tokens": 0,
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": sum(each.num_predicted_tokens for each in summaries) - accepted,
+            },
+        }
+
+    @property
+    def _chunk_kind(self) -> str:
+        return "chat.completion.chunk" if self._wish.is_chat else "text_completion"
+
+    def _note(self, place: int, chunk: Chunk) -> int:
+        """Count a chunk; the number of its choice."""
+        number = place * self._wish.num_samples + chunk.index
+        prompt, output = self._counts.get(number, (0, 0))
+        if chunk.finish_reason is not None:
+            shown = 0 if self._wish.only_echo else chunk.num_output_tokens
+            self._counts[number] = max(prompt, chunk.num_prompt_tokens), shown
+            self._summaries[number] = chunk.summary
+            if chunk.summary.prompt:
+                self._prompts[place] = chunk.summary.prompt
+        else:
+            self._counts[number] = prompt, output + len(chunk.pieces)
+        return number
+
+    def _whole_choice(self, number: int, choice: _Choice) -> dict[str, Any]:
+        assert choice.last is not None
+        text, pieces = "".join(choice.texts), list(choice.pieces)
+        if self._wish.only_echo:
+            text, pieces = "", []
+        if self._wish.is_chat:
+            message = {"role": "assistant", "content": text, "refusal": None} | self._calls(number, text)
+            content: dict[str, Any] = {"message": message}
+            return self._choice(number, content, choice.last, pieces)
+        prompt = list(self._prompt_of(number)) if self._wish.echo else []
+        return self._choice(number, {"text": self._echoed(number) + text}, choice.last, prompt + pieces)
+
+    def _calls(self, number: int, text: str) -> dict[str, Any]:
+        """Content and calls of a whole answer, where tools were on offer."""
+        if self._wish.tools is None:
+            return {}
+        reader = self._readers[number] = self._wish.tools.reader()
+        shown, calls = reader.push(text, ended=True)
+        return {"content": shown.strip() or None, "tool_calls": calls} if calls else {}
+
+    def _delta(self, number: int, chunk: Chunk) -> dict[str, Any]:
+        """What a chunk adds to a streamed message."""
+        if self._wish.tools is None:
+            return {"content": chunk.text}
+        reader = self._readers.setdefault(number, self._wish.tools.reader())
+        shown, calls = reader.push(chunk.text, ended=chunk.finish_reason is not None)
+        first = len(reader.calls) - len(calls)
+        told = [{"index": first + i, **call} for i, call in enumerate(calls)]
+        return {"content": shown} | ({"tool_calls": told} if told else {})
+
+    def _reason(self, number: int, chunk: Chunk) -> str | None:
+        """Why a choice ended; one that ends with calls ends for them."""
+        called = number in self._readers and bool(self._readers[number].calls)
+        return "tool_calls" if called and chunk.finish_reason == "stop" else chunk.finish_reason
+
+    def _echoed(self, number: int) -> str:
+        """The prompt of a choice as text, where it is wanted."""
+        if not self._wish.echo:
+            return ""
+        given = self._wish.prompts[number // self._wish.num_samples]
+        return given if isinstance(given, str) else _spelled(b"".join(p.spelling for p in self._prompt_of(number)))
+
+    def _prompt_of(self, number: int) -> tuple[Piece, ...]:
+        return self._prompts.get(number // self._wish.num_samples, ())
+
+    def _choice(self, number: int, content: dict[str, Any], chunk: Chunk, pieces: Sequence[Piece]) -> dict[str, Any]:
+        wish = self._wish
+        choice = {"index": number, **content, "logprobs": None, "finish_reason": self._reason(number, chunk)}
+        if wish.logprobs:
+            choice["logprobs"] = chat_logprobs(pieces) if wish.is_chat else text_logprobs(pieces)
+        if wish.token_ids:
+            choice["token_ids"] = [piece.token_id for piece in pieces if piece.provenance != "prompt"]
+        if chunk.finish_reason is None:
+            return choice | self._trace(pieces)
+        if wish.token_ids:
+            choice["prompt_token_ids"] = [piece.token_id for piece in self._prompt_of(number)]
+        if wish.prompt_logprobs:
+            choice["prompt_logprobs"] = [_alternatives(piece) for piece in self._prompt_of(number)]
+        if chunk.summary.error is not None:
+            choice["error"] = {"message": chunk.summary.error, "type": "request_failed"}
+        return choice | self._trace(pieces)
+
+    def _trace(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        if not self._wish.trace:
+            return {}
+        tokens = [{"id": p.token_id, "text": p.text, "provenance": p.provenance} for p in pieces]
+        return {"paceline": {"tokens": tokens}}
+
+    def _statistics(self) -> dict[str, Any]:
+        """What became of the drafts of each choice, where it is wanted: vLLM's names, and our own."""
+        stats = {n: each.stats for n, each in sorted(self._summaries.items()) if each.stats is not None}
+        if not self._wish.stats or not stats:
+            return {}
+        first = next(iter(stats.values()))
+        own = {"choices": [{"index": n} | draft_statistics(each) for n, each in stats.items()]}
+        return {"metrics": {"speculative_decoding": vllm_statistics(first)}, "paceline": own}
+
+
+def vllm_statistics(stats: RequestStats) -> dict[str, Any]:
+    """Acceptance of one answer as vLLM tells it."""
+    histogram = list(stats.accepted_per_pass)
+    return {
+        "mean_acceptance_length": stats.acceptance_length,
+        "draft_acceptance_rate": stats.num_accepted_tokens / stats.num_draft_tokens if stats.num_draft_tokens else None,
+        "acceptance_histogram": histogram,
+        "num_spec_steps": stats.num_drafts,
+        "num_accepted_draft_tokens": stats.num_accepted_tokens,
+        "num_draft_tokens": stats.num_draft_tokens,
+        "num_spec_tokens": len(stats.drafted_per_level),
+    }
+
+
+def draft_statistics(stats: RequestStats) -> dict[str, Any]:
+    """The same with what vLLM does not tell: passes, time, and levels of the drafts."""
+    return {
+        "num_target_passes": stats.num_target_passes,
+        "acceptance_rate": stats.acceptance_rate,
+        "acceptance_length": stats.acceptance_length,
+        "num_draft_tokens": stats.num_draft_tokens,
+        "num_accepted_tokens": stats.num_accepted_tokens,
+        "tokens_per_pass": list(stats.accepted_per_pass),
+        "drafted_per_level": list(stats.drafted_per_level),
+        "tested_per_level": list(stats.tested_per_level),
+        "accepted_per_level": list(stats.accepted_per_level),
+        "draft_seconds": stats.draft_seconds,
+        "verify_seconds": stats.verify_seconds,
+        "prefill_seconds": stats.prefill_seconds,
+    }
+
+
+def chat_logprobs(pieces: Sequence[Piece]) -> dict[str, Any]:
+    """Chat's form: one entry per token, its alternatives in falling order."""
+    return {"content": [_scored(p) for p in pieces if p.logprob is not None], "refusal": None}
+
+
+def text_logprobs(pieces: Sequence[Piece]) -> dict[str, Any]:
+    """Completions' form: four lists over the tokens; nothing predicts the first token of a prompt."""
+    offsets, offset = [], 0
+    for piece in pieces:
+        offsets.append(offset)
+        offset += len(_spelled(piece.spelling))
+    return {
+        "tokens": [_spelled(piece.spelling) for piece in pieces],
+        "token_logprobs": [_number(piece.logprob) for piece in pieces],
+        "top_logprobs": [
+            None if piece.logprob is None else {_spelled(s): _number(logprob) for _, s, logprob in piece.top}
+            for piece in pieces
+        ],
+        "text_offset": offsets,
+    }
+
+
+def _scored(piece: Piece) -> dict[str, Any]:
+    top = [_entry(spelling, logprob) for _, spelling, logprob in piece.top]
+    return _entry(piece.spelling, piece.logprob) | {"top_logprobs": top}
+
+
+def _entry(spelling: bytes, logprob: float | None) -> dict[str, Any]:
+    return {"token": _spelled(spelling), "logprob": _number(logprob), "bytes": list(spelling)}
+
+
+def _alternatives(piece: Piece) -> Mapping[str, Any] | None:
+    """vLLM's form for prompts: by token id, the token itself among them."""
+    if piece.logprob is None:
+        return None
+    told = {str(token_id): {"logprob": _number(logprob), "rank": rank, "decoded_token": _spelled(spelling)}
+            for rank, (token_id, spelling, logprob) in enumerate(piece.top, 1)}  # fmt: skip
+    own = {"logprob": _number(piece.logprob), "rank": None, "decoded_token": _spelled(piece.spelling)}
+    return {str(piece.token_id): own} | told
+
+
+def _number(logprob: float | None) -> float | None:
+    return None if logprob is None else logprob if math.isfinite(logprob) else _IMPOSSIBLE
+
+
+def _spelled(spelling: bytes) -> str:
+    return spelling.decode("utf-8", "replace")

@@ -1,0 +1,90 @@
+"""OpenAI's batch format offline: a file of requests to a file of answers, resumable. No HTTP anywhere."""
+
+import asyncio
+import json
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import InvalidParameter
+from paceline.serving.body import parse
+from paceline.serving.front import Front
+from paceline.serving.protocol import ChatRequest, CompletionRequest
+from paceline.serving.refusals import refusal_of
+
+KINDS = {"/v1/chat/completions": ChatRequest, "/v1/completions": CompletionRequest}
+"""What a line's ``url`` may be."""
+
+
+def read_requests(path: Path) -> list[dict[str, Any]]:
+    """The lines of a batch file, each with ``custom_id``, ``url`` and ``body``.
+
+    Raises:
+        InvalidParameter: it cannot be read, or a line is no request; two lines have one id.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidParameter("input", f"{path} cannot be read ({error})", "give a JSON Lines file") from None
+    requests = [_request(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    seen: set[str] = set()
+    for request in requests:
+        if request["custom_id"] in seen:
+            problem = f"custom_id {request['custom_id']!r} is there twice"
+            raise InvalidParameter("input", problem, "give every line its own")
+        seen.add(request["custom_id"])
+    return requests
+
+
+def answered(path: Path) -> set[str]:
+    """Ids that an earlier run has answered. A line that was cut off at the end of the file is removed."""
+    if not path.exists():
+        return set()
+    data = path.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]
+    if len(whole) < len(data):
+        path.write_bytes(whole)
+    try:
+        return {json.loads(line)["custom_id"] for line in whole.splitlines() if line.strip()}
+    except (ValueError, KeyError, TypeError):
+        raise InvalidParameter("output", f"{path} holds something else", "name a new file") from None
+
+
+async def run_batch(front: Front, requests: list[dict[str, Any]], write: Callable[[dict[str, Any]], None]) -> None:
+    """Answer all `requests`, as many at once as `front` lets in; `write` is given each answer as it comes."""
+    waiting: Iterator[dict[str, Any]] = iter(requests)
+
+    async def work() -> None:
+        for request in waiting:
+            write(await _answer(front, request))
+
+    await asyncio.gather(*(work() for _ in range(min(front.settings.max_running, len(requests)))))
+
+
+async def _answer(front: Front, request: dict[str, Any]) -> dict[str, Any]:
+    """A line of the output; a request that is refused has its status and error there."""
+    head = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": request["custom_id"]}
+    try:
+        body = parse(json.dumps(request["body"] | {"stream": False}).encode(), KINDS[request["url"]])
+        jobs, answer = front.prepared(body)
+        status, told = 200, await front.whole(body, jobs, answer)
+    except Exception as error:
+        refusal = refusal_of(error)
+        status, told = refusal.status, refusal.body
+    return head | {"response": {"status_code": status, "request_id": head["id"], "body": told}, "error": None}
+
+
+def _request(path: Path, number: int, line: str) -> dict[str, Any]:
+    where = f"{path} line {number}"
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        raise InvalidParameter("input", f"{where} is no JSON", "write one request per line") from None
+    if not isinstance(found, dict) or not isinstance(found.get("body"), dict):
+        raise InvalidParameter("input", f"{where} has no body", "see docs/serving.md")
+    if not isinstance(found.get("custom_id"), str):
+        raise InvalidParameter("input", f"{where} has no custom_id", "give every line its own text")
+    if found.get("url") not in KINDS:
+        raise InvalidParameter("input", f"{where}: url {found.get('url')!r}", f"use one of {', '.join(KINDS)}")
+    return found

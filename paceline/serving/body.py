@@ -1,0 +1,72 @@
+"""Bodies of requests: bounded, JSON by content type, numbers finite, read off the event loop where they are long.
+
+The content type is asked for because a web page may send anything else to this server without asking the browser's
+leave. What bodies mean is `protocol.py`'s.
+"""
+
+import asyncio
+import json
+from typing import NoReturn, TypeVar
+
+from fastapi import Request
+from pydantic import BaseModel, ValidationError
+
+from paceline.errors import InvalidParameter
+from paceline.serving.refusals import HttpRefusal
+
+_Model = TypeVar("_Model", bound=BaseModel)
+_LONG = 1 << 16
+"""Bytes from which a body is read on a thread."""
+
+
+async def read_body(request: Request, kind: type[_Model], max_bytes: int) -> _Model:
+    """The body of a request.
+
+    Raises:
+        HttpRefusal: 413 beyond `max_bytes`, counted while reading; 415 unless it is sent as JSON.
+        InvalidParameter: it is not JSON, or a field is missing or has the wrong type.
+    """
+    sent_as = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if sent_as != "application/json" and not sent_as.endswith("+json"):
+        raise HttpRefusal(415, f"the body is sent as {sent_as or 'nothing'!r}; send Content-Type: application/json")
+    data = await _bytes(request, max_bytes)
+    return await asyncio.to_thread(parse, data, kind) if len(data) > _LONG else parse(data, kind)
+
+
+def parse(data: bytes, kind: type[_Model]) -> _Model:
+    """`data` as a `kind`. Raises InvalidParameter, which names the field."""
+    try:
+        found = json.loads(data, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        problem = f"is no JSON ({str(error)[:100] or 'nested too deeply'})"
+        raise InvalidParameter("body", problem, "send one JSON object") from None
+    if not isinstance(found, dict):
+        raise InvalidParameter("body", f"is a {type(found).__name__}", "send one JSON object")
+    try:
+        return kind.model_validate(found)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        field = str(first["loc"][0]) if first["loc"] else "body"
+        where = ".".join(map(str, first["loc"]))[:120]
+        raise InvalidParameter(field, f"{where}: {first['msg'][:200]}", "see docs/serving.md") from None
+
+
+async def _bytes(request: Request, max_bytes: int) -> bytes:
+    announced = request.headers.get("content-length", "")
+    if announced.isdigit() and int(announced) > max_bytes:
+        raise _too_large(max_bytes)
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > max_bytes:
+            raise _too_large(max_bytes)
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _too_large(max_bytes: int) -> HttpRefusal:
+    return HttpRefusal(413, f"the body is larger than {max_bytes} bytes; send less, or raise --max-body-bytes")
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")

@@ -1,0 +1,63 @@
+"""What is said to clients whose request was refused or failed: a status, headers, and a body in OpenAI's shape."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.errors import EngineDead, GroupLost, InvalidParameter, PacelineError, RequestRejected, WorkerDied
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An answer that is none.
+
+    Attributes:
+        status: of HTTP.
+        body: OpenAI's error object.
+        headers: besides the usual ones.
+    """
+
+    status: int
+    body: dict[str, Any]
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class HttpRefusal(PacelineError):
+    """A request that is refused for what HTTP knows of it: its size, type, key, host or path.
+
+    Args:
+        status: of HTTP.
+        problem: what is wrong and what to do.
+        headers: besides the usual ones.
+    """
+
+    def __init__(self, status: int, problem: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(problem)
+        self.status, self.headers = status, dict(headers or {})
+
+
+def error_body(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    """OpenAI's error object."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def refusal_of(error: Exception) -> Refusal:
+    """What to say about `error`; one that is not ours says no more than that something failed."""
+    if isinstance(error, InvalidParameter):
+        unknown = error.field == "model"
+        body = error_body(str(error), "invalid_request_error", error.field, "model_not_found" if unknown else None)
+        return Refusal(404 if unknown else 400, body)
+    if isinstance(error, HttpRefusal):
+        kind = {401: "authentication_error", 429: "rate_limit_error"}.get(error.status, "invalid_request_error")
+        code = "invalid_api_key" if error.status == 401 else None
+        return Refusal(error.status, error_body(str(error), kind, code=code), error.headers)
+    if isinstance(error, RequestRejected):
+        status = 503 if error.seconds_late is None else 429
+        headers = {"Retry-After": str(max(1, math.ceil(error.seconds_late or 1)))}
+        return Refusal(status, error_body(str(error), "request_rejected"), headers)
+    if isinstance(error, GroupLost | EngineDead | WorkerDied):
+        return Refusal(503, error_body(str(error), type(error).__name__))
+    if isinstance(error, PacelineError):
+        return Refusal(500, error_body(str(error), type(error).__name__))
+    return Refusal(500, error_body("the server failed to answer this request", "internal_error"))

@@ -1,0 +1,77 @@
+"""Run an application on a socket until it is told to stop, and let it finish what it began. Not for what it answers."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from paceline.errors import InvalidParameter
+from paceline.serving.gate import Gate
+
+_AFTER_DRAIN = 5
+"""Seconds for connections to close once every answer has ended."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that is bound, so that a wrong address is known before a model is loaded; it does not listen yet.
+
+    Raises:
+        InvalidParameter: there is no such address or port, or somebody has it.
+    """
+    if not 0 <= port <= 65535:
+        raise InvalidParameter("port", f"{port} is no port", "give 0 to 65535")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        problem = f"{host}:{port} cannot be listened at ({error.strerror or error})"
+        raise InvalidParameter("port", problem, "choose another port or address") from None
+    bound.set_inheritable(True)
+    return bound
+
+
+class Server(uvicorn.Server):
+    """Drains at the first signal: no request comes in any more, those inside go on; a second one ends them.
+
+    Args:
+        app: the application.
+        gate: its gate.
+        drain_seconds: how long answers may go on.
+        on_start: called when it listens.
+    """
+
+    def __init__(self, app: Any, gate: Gate, drain_seconds: float, on_start: Callable[[], None]) -> None:
+        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=_AFTER_DRAIN, server_header=False)
+        super().__init__(config)
+        self._gate, self._seconds, self._on_start = gate, drain_seconds, on_start
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._draining: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """See uvicorn."""
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+        if not self.should_exit:
+            self._on_start()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal came; the process ends with 0 once all is done."""
+        if self._loop is None:
+            self.should_exit = True
+        else:
+            self._loop.call_soon_threadsafe(self._leave)
+
+    def _leave(self) -> None:
+        if self._draining is None:
+            self._draining = asyncio.ensure_future(self._drain())
+        else:
+            self._gate.shut.set()
+
+    async def _drain(self) -> None:
+        await self._gate.drain(self._seconds)
+        self.should_exit = True

@@ -1,0 +1,85 @@
+"""`Settings`: what a server allows and how long it waits. Not for models (`model_spec.py`) or engines."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from paceline.errors import InvalidParameter
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Limits and habits of one server.
+
+    Attributes:
+        max_body_bytes: largest body of a request, 413 beyond.
+        max_queue: requests that may wait besides `max_running`; 429 beyond.
+        max_running: requests that run at once.
+        request_timeout: seconds after which an answer ends with the tokens it has; None for never.
+        ping_seconds: a stream that has had nothing to say for so long sends a comment, so that nobody hangs up.
+        drain_seconds: how long answers may go on after SIGTERM.
+        api_keys: whoever knows one may ask; none means everybody.
+        allowed_hosts: values of the Host header that are answered; empty means all.
+        allowed_origins: web pages of these origins may ask; by default none but the server's own.
+        metrics_prefix: of the names in /metrics.
+        spec_decode_metrics: answers tell acceptance in vLLM's shape without being asked.
+        page: serve the playground at ``/``.
+    """
+
+    max_body_bytes: int = 4 << 20
+    max_queue: int = 256
+    max_running: int = 64
+    request_timeout: float | None = None
+    ping_seconds: float = 15.0
+    drain_seconds: float = 30.0
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    metrics_prefix: str = "paceline"
+    spec_decode_metrics: bool = False
+    page: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("max_body_bytes", "max_running", "ping_seconds"):
+            if not getattr(self, name) > 0:
+                raise InvalidParameter(name, f"{getattr(self, name)}", "give a number above 0")
+        for name in ("max_queue", "drain_seconds"):
+            if not getattr(self, name) >= 0:
+                raise InvalidParameter(name, f"{getattr(self, name)}", "give 0 or more")
+        if self.request_timeout is not None and not self.request_timeout > 0:
+            raise InvalidParameter(
+                "request_timeout", f"{self.request_timeout}", "give seconds above 0, or leave it out"
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens at `host`."""
+    return host in _LOOPBACK or host.startswith("127.")
+
+
+def local_names(host: str, port: int) -> tuple[str, ...]:
+    """Host headers that a server on loopback answers: others come from renamed web pages (DNS rebinding)."""
+    names = {*_LOOPBACK[:2], "[::1]", host}
+    return tuple(sorted(names | {f"{name}:{port}" for name in names}))
+
+
+def check_exposure(host: str, api_keys: tuple[str, ...], insecure: bool) -> None:
+    """Refuse to listen to other machines without a key. Raises InvalidParameter."""
+    if not is_loopback(host) and not api_keys and not insecure:
+        problem = f"{host} is reached from other machines and no API key is asked for"
+        raise InvalidParameter("host", problem, "give --api-key or --api-key-file, or say --insecure")
+
+
+def read_keys(path: Path) -> tuple[str, ...]:
+    """One key per line; empty lines and those that begin with # are passed over. Raises InvalidParameter."""
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidParameter(
+            "api_key_file", f"{path} cannot be read ({error})", "give a readable text file"
+        ) from None
+    keys = tuple(line for line in lines if line and not line.startswith("#"))
+    if not keys:
+        raise InvalidParameter("api_key_file", f"{path} holds no key", "write one key per line")
+    return keys

@@ -1,0 +1,182 @@
+"""Tools: what a chat request offers, as prompt and grammar, and the calls that an answer makes, as OpenAI tells them.
+
+A call is written as Hermes and Qwen write it, ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``; one that is
+demanded is the JSON alone, and a grammar sees to it that it fits. Nothing here ever runs a tool.
+"""
+
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.errors import InvalidParameter
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_MOST_TOOLS = 128
+_EXPLAINED = """You may call these functions:
+{tools}
+To call one, answer with {open}{{"name": NAME, "arguments": OBJECT}}{close} and nothing else."""
+
+
+class ToolChoice:
+    """Which tools a request offers, and whether it demands a call.
+
+    Args:
+        tools: OpenAI's list.
+        choice: ``none``, ``auto``, ``required``, or the function that must be called.
+
+    Raises:
+        InvalidParameter: a tool without a name or with parameters that are no schema, or a choice that is none of them.
+    """
+
+    def __init__(self, tools: Sequence[Any], choice: Any = None) -> None:
+        if len(tools) > _MOST_TOOLS:
+            raise InvalidParameter("tools", f"{len(tools)} tools", f"send at most {_MOST_TOOLS}")
+        self.tools = [_checked(i, tool) for i, tool in enumerate(tools)]
+        known = [tool["function"]["name"] for tool in self.tools]
+        self.demanded = self._demanded(choice, known)
+        self.is_active = bool(self.tools) and choice != "none"
+
+    @staticmethod
+    def _demanded(choice: Any, known: list[str]) -> list[str]:
+        """Names of which one must be called; empty when none has to."""
+        if choice in (None, "auto", "none"):
+            return []
+        if not known:
+            raise InvalidParameter("tool_choice", "is given without tools", "send tools too")
+        if choice == "required":
+            return known
+        name = choice.get("function", choice).get("name") if isinstance(choice, Mapping) else None
+        if name not in known:
+            problem = f"{str(choice)[:80]} names no tool of the request"
+            raise InvalidParameter("tool_choice", problem, "use none, auto, required, or one of the functions")
+        return [name]
+
+    @property
+    def grammar(self) -> dict[str, Any] | None:
+        """What a demanded call must look like, as `SamplingParams.structured_outputs`; None where none is demanded."""
+        if not self.demanded:
+            return None
+        calls = [_call_schema(tool["function"]) for tool in self.tools if tool["function"]["name"] in self.demanded]
+        return {"json": calls[0] if len(calls) == 1 else {"anyOf": calls}}
+
+    def explained(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """`messages` with the tools told in words, for models whose chat template does not know of tools."""
+        tools = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in self.tools)
+        told = _EXPLAINED.format(tools=tools, open=_OPEN, close=_CLOSE)
+        if messages and messages[0].get("role") == "system":
+            first = {**messages[0], "content": f"{messages[0]['content']}\n\n{told}"}
+            return [first, *messages[1:]]
+        return [{"role": "system", "content": told}, *messages]
+
+    def reader(self) -> "CallReader":
+        """Reads one answer."""
+        return CallReader([tool["function"]["name"] for tool in self.tools], bool(self.demanded))
+
+
+class CallReader:
+    """Takes the calls out of an answer while it comes; what is no call stays text.
+
+    Args:
+        names: of the tools.
+        is_call: the whole answer is one call.
+    """
+
+    def __init__(self, names: Sequence[str], is_call: bool) -> None:
+        self._names, self._is_call = frozenset(names), is_call
+        self._held = ""
+        self.calls: list[dict[str, Any]] = []
+
+    def push(self, text: str, ended: bool = False) -> tuple[str, list[dict[str, Any]]]:
+        """(text that is no call for certain, calls that are whole now); at the end whatever was held back."""
+        self._held += text
+        if self._is_call:
+            return ("", []) if not ended else self._last("", self._held)
+        shown, before = "", len(self.calls)
+        while _OPEN in self._held and _CLOSE in self._held.partition(_OPEN)[2]:
+            ahead, _, rest = self._held.partition(_OPEN)
+            inside, _, self._held = rest.partition(_CLOSE)
+            shown += ahead + self._taken(inside)
+        if ended:
+            more, _ = self._last(*self._split())
+            return shown + more, self.calls[before:]
+        keep = self._split()[0] if _OPEN in self._held else self._held[: len(self._held) - _overlap(self._held)]
+        self._held = self._held[len(keep) :]
+        return shown + keep, self.calls[before:]
+
+    def _split(self) -> tuple[str, str]:
+        """What is held: before a call that has begun, and from there on."""
+        ahead, opening, inside = self._held.partition(_OPEN)
+        return ahead, opening + inside
+
+    def _last(self, ahead: str, rest: str) -> tuple[str, list[dict[str, Any]]]:
+        """The end of the answer: a call that was never closed may be whole all the same."""
+        before, self._held = len(self.calls), ""
+        shown = ahead + self._taken(rest.removeprefix(_OPEN), rest) if rest else ahead
+        return shown, self.calls[before:]
+
+    def _taken(self, inside: str, instead: str | None = None) -> str:
+        """Nothing where `inside` is a call, which is noted; else the text to show instead."""
+        name, arguments = _name_and_arguments(inside)
+        if name not in self._names:
+            return f"{_OPEN}{inside}{_CLOSE}" if instead is None else instead
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        self.calls.append(
+            {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": {"name": name, "arguments": text}}
+        )
+        return ""
+
+
+def _name_and_arguments(inside: str) -> tuple[Any, Any]:
+    """Of a call as a model writes it; (None, None) for what is none."""
+    try:
+        found = json.loads(inside)
+    except (ValueError, RecursionError):
+        return None, None
+    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+        return None, None
+    return found["name"], found.get("arguments", found.get("parameters", {}))
+
+
+def readable_calls(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose calls have arguments as templates want them: objects, not JSON in a text."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    return message | {"tool_calls": [_with_object(call) for call in calls]}
+
+
+def _with_object(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        return {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
+    except (ValueError, RecursionError):
+        return call
+
+
+def _checked(number: int, tool: Any) -> dict[str, Any]:
+    found = tool.get("function") if isinstance(tool, Mapping) else None
+    function: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
+    name = function.get("name")
+    if not isinstance(name, str) or not 1 <= len(name) <= 64:
+        raise InvalidParameter("tools", f"tools[{number}] has no name", "send {'type': 'function', 'function': {...}}")
+    if not isinstance(function.get("parameters") or {}, Mapping):
+        raise InvalidParameter("tools", f"tools[{number}].function.parameters is no schema", "send a JSON schema")
+    return {"type": "function", "function": dict(function)}
+
+
+def _call_schema(function: Mapping[str, Any]) -> dict[str, Any]:
+    parameters = function.get("parameters") or {"type": "object"}
+    return {
+        "type": "object",
+        "properties": {"name": {"const": function["name"]}, "arguments": parameters},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+
+
+def _overlap(text: str) -> int:
+    """Characters at the end of `text` that may begin a call."""
+    return next((n for n in range(min(len(text), len(_OPEN) - 1), 0, -1) if _OPEN.startswith(text[-n:])), 0)

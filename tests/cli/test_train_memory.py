@@ -1,0 +1,70 @@
+"""`paceline train memory`: recorded answers become a file that lookups read, and bad input is named."""
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from paceline.cli.main import app, main
+from paceline.drafters.lookup.memory import read_memory
+from paceline.models.resolve import resolve_model
+from paceline.training.conversation_files import write_conversations
+from paceline.training.heads.conversations import Conversation
+
+runner = CliRunner()
+
+
+@pytest.fixture(scope="module")
+def talk(tmp_path_factory):
+    """A folder of a hundred conversations that say nearly the same."""
+    tokenizer = resolve_model("smollm2-135m").tokenizer
+    folder = tmp_path_factory.mktemp("talk")
+    said = []
+    for number in range(100):
+        prompt = tokenizer.encode(f"Question {number}:", False)
+        answer = tokenizer.encode(" The river is long and the bridge over it is old.", False)
+        said.append(Conversation(np.array([*prompt, *answer], np.int32), len(prompt), 0.0))
+    write_conversations(folder / "talk.npz", said)
+    return folder
+
+
+@pytest.mark.weights
+def test_a_memory_is_written_and_worth_something(talk, tmp_path):
+    output = tmp_path / "memory.safetensors"
+    arguments = ["train", "memory", "--answers", str(talk), "-o", str(output)]
+    result = runner.invoke(app, [*arguments, "--json"])
+    assert result.exit_code == 0, result.output
+    record = json.loads(result.stdout)
+    assert record["held_out_answers"] > 0
+    assert record["with"]["tokens_per_pass"] > 2 * record["without"]["tokens_per_pass"]
+    memory = read_memory(output)
+    assert record["tokens"] == memory.info.num_tokens
+    assert len(memory) == record["sequences"]
+    few = runner.invoke(app, [*arguments, "--json", "--tokens", "40"])
+    assert json.loads(few.stdout)["tokens"] < 60
+    shown = runner.invoke(app, arguments)
+    assert "the request and the memory" in shown.stdout
+
+
+@pytest.mark.weights
+def test_answers_that_share_words_with_a_benchmark_are_left_out(talk, tmp_path):
+    (tmp_path / "bench.jsonl").write_text('{"prompt": "Question 1: The river is long and the bridge over it is old."}')
+    arguments = ["train", "memory", "--answers", str(talk), "-o", str(tmp_path / "m"), "--json"]
+    record = json.loads(runner.invoke(app, [*arguments, "--keep-clean", str(tmp_path / "bench.jsonl")]).stdout)
+    assert record["tokens"] < json.loads(runner.invoke(app, arguments).stdout)["tokens"]
+
+
+@pytest.mark.weights
+@pytest.mark.parametrize("content", [None, b"", b"no answers"])
+def test_files_without_answers_are_named(tmp_path, capsys, monkeypatch, content):
+    path = tmp_path / "talk.npz"
+    if content is not None:
+        path.write_bytes(content)
+    monkeypatch.setattr("sys.argv", ["paceline", "train", "memory", "--answers", str(path), "-o", str(tmp_path / "m")])
+    with pytest.raises(SystemExit):
+        main()
+    error = capsys.readouterr().err
+    assert "answers" in error
+    assert "talk.npz" in error
+    assert "Traceback" not in error

@@ -1,0 +1,130 @@
+"""Text that a model writes for its heads: what is kept, and that its hidden states are those of the text."""
+
+import numpy as np
+import pytest
+
+from paceline.config import EngineConfig
+from paceline.engine.build import build_engine
+from paceline.errors import InvalidParameter
+from paceline.evaluation import head_data
+from paceline.evaluation.head_data import HeadWriter, WritingLimits
+from paceline.models.base import NORMED, pages_for
+from paceline.models.loaded import LoadedModel
+from paceline.models.resolve import ModelSource
+from paceline.models.rows import Part, build_rows
+from paceline.training.heads.conversations import ngrams_of
+from paceline.training.heads.recorder import TapRecorder
+from paceline.training.heads.shards import TapStore, to_bfloat16
+from tests.fakes import ByteTokenizer, RandomCheckpoint, small_config
+
+TAPS = (1, NORMED)
+PROMPTS = [list(f"prompt number {i}".encode()) for i in range(6)]
+
+
+class ChattyTokenizer(ByteTokenizer):
+    """Bytes with a template."""
+
+    has_chat_template = True
+
+    def apply_chat_template(self, messages):
+        return f"U:{messages[0]['content']}|A:"
+
+    def encode_chat(self, messages):
+        return self.encode(self.apply_chat_template(messages))
+
+    def decode(self, ids, **_):
+        return bytes(i for i in ids if i < 128).decode()
+
+
+@pytest.fixture
+def loaded():
+    pytest.importorskip("torch")
+    from paceline.models.torch_executor import TorchModel
+
+    checkpoint = RandomCheckpoint(small_config())
+    return LoadedModel(ModelSource("random", checkpoint, ChattyTokenizer()), TorchModel(checkpoint))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def engine(loaded, monkeypatch):
+    monkeypatch.setattr(head_data, "_ROUND", 6)
+    monkeypatch.setattr(head_data, "_PROMPT_TOKENS", 40)
+    config = EngineConfig(prefix_caching=False, max_model_len=128, profile="none")
+    return build_engine(loaded, config, None, drafter=TapRecorder(TAPS))
+
+
+def written(engine, loaded, folder, prompts=PROMPTS, benchmark=None, tokens=40):
+    store, told = TapStore(folder, TAPS), []
+    writer = HeadWriter(engine, loaded.source.tokenizer, store, prompts, benchmark, seed=3)
+    writer.write(WritingLimits(tokens, answer_tokens=12), lambda *now: told.append(now))
+    return store, told
+
+
+def test_states_are_those_of_the_text(engine, loaded, tmp_path):
+    store, told = written(engine, loaded, tmp_path)
+    assert told[-1] == (40, 40) and store.num_answer_tokens >= 40
+    assert {one.conversation.temperature for one in store.documents} == {0.0, 1.0}
+    for one in store.documents[:3]:
+        ids = one.conversation.ids[:-1].tolist()
+        assert one.conversation.ids[: one.conversation.num_prompt].tolist() in PROMPTS
+        pages = list(range(pages_for(len(ids))))
+        cache = loaded.model.new_cache(len(pages))
+        states = loaded.model.forward(build_rows([Part(pages, 0, ids, logits="none")]), cache, TAPS).taps
+        expected = np.stack([states[tap] for tap in TAPS], axis=1)
+        found = (store.rows([one], [0, 1]).astype(np.uint32) << 16).view(np.float32)
+        np.testing.assert_allclose(found, expected, rtol=0.01, atol=0.01)
+
+
+def test_a_model_writes_its_own_prompts(engine, loaded, tmp_path):
+    store, _ = written(engine, loaded, tmp_path, prompts=None, tokens=1)
+    for one in store.documents:
+        text = loaded.source.tokenizer.decode(one.conversation.ids[: one.conversation.num_prompt].tolist())
+        assert text.startswith("U:") and text.endswith("|A:") and len(text) > 6
+    assert len({tuple(one.conversation.ids.tolist()) for one in store.documents}) == len(store.documents) > 0
+
+
+def test_what_comes_next_follows_from_what_is_there(engine, loaded, tmp_path):
+    once, _ = written(engine, loaded, tmp_path / "a", tokens=80)
+    written(engine, loaded, tmp_path / "b", tokens=20)
+    twice, _ = written(engine, loaded, tmp_path / "b", tokens=80)
+    assert [one.conversation.ids.tolist() for one in once.documents] == [
+        one.conversation.ids.tolist() for one in twice.documents
+    ]
+
+
+def test_texts_of_a_benchmark_are_kept_out(engine, loaded, tmp_path, monkeypatch):
+    monkeypatch.setattr(HeadWriter, "_is_wanted", _counting(HeadWriter._is_wanted, seen := []))
+    text = " ".join(f"w{i}" for i in range(14))
+    prompts = [list(text.encode()), list(b"another prompt")]
+    store, _ = written(engine, loaded, tmp_path, prompts, ngrams_of([text]), tokens=1)
+    kept = {bytes(one.conversation.ids[: one.conversation.num_prompt].tolist()) for one in store.documents}
+    assert len(seen) == 2 and kept == {b"another prompt"}
+
+
+def test_a_model_without_a_template_needs_prompts(engine, loaded, tmp_path):
+    store = TapStore(tmp_path, TAPS)
+    with pytest.raises(InvalidParameter, match="--prompts"):
+        HeadWriter(engine, ByteTokenizer(), store, None)  # type: ignore[arg-type]
+
+
+def _counting(inner, seen):
+    def asked(self, one):
+        seen.append(one)
+        return inner(self, one)
+
+    return asked
+
+
+def test_a_folder_of_other_states_is_refused(tmp_path):
+    TapStore(tmp_path, TAPS)
+    with pytest.raises(InvalidParameter, match="use another folder"):
+        TapStore(tmp_path, (2, NORMED))
+    with pytest.raises(InvalidParameter, match="write some first"):
+        TapStore(tmp_path / "none")
+
+
+def test_bfloat16_is_the_nearest():
+    values = np.array([1.0, 1.00390625, 1.01171875, -2.5e-3, 3e38], np.float32)
+    wide = (to_bfloat16(values).astype(np.uint32) << 16).view(np.float32)
+    assert wide[0] == 1.0 and wide[1] == 1.0 and wide[2] == np.float32(1.015625)
+    np.testing.assert_allclose(wide, values, rtol=2**-8)

@@ -1,0 +1,116 @@
+"""Heads in torch against the formulas spelled out in numpy."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from paceline.errors import CorruptWeights, InvalidParameter, UnsupportedModel
+from paceline.models.base import slot_of
+from paceline.models.heads.build import make_net
+from paceline.models.loaded import LoadedModel
+from paceline.models.resolve import ModelSource
+from paceline.models.rows import Part, build_rows
+from tests.fakes import ByteTokenizer, RandomCheckpoint
+from tests.models.heads import records, reference
+
+pytest.importorskip("torch")
+
+RNG = np.random.default_rng(5)
+TOKENS = RNG.integers(0, 131, 20).astype(np.int32)
+TAPS = RNG.standard_normal((20, 3 * 96)).astype(np.float32)
+CLOSE = {"atol": 1e-4, "rtol": 1e-4}
+
+
+@pytest.fixture(scope="module")
+def target():
+    from paceline.models.torch_executor import TorchModel
+
+    checkpoint = RandomCheckpoint(records.TARGET)
+    return LoadedModel(ModelSource("random", checkpoint, ByteTokenizer()), TorchModel(checkpoint))  # type: ignore[arg-type]
+
+
+CHAINS = {
+    "eagle3": records.eagle3(),
+    "eagle3.1": records.eagle3(fc_norm=True, norm_output=True),
+    "normed before": records.eagle3(norm_before_fc=True, norm_before_residual=True, fc_bias=True),
+    "two layers": records.eagle3(layer=records.draft_layer(num_hidden_layers=2), num_layers=2),
+    "tables of its own": records.eagle3(owns_embedding=True, owns_head=True),
+    "eagle": records.reduced("eagle", fc_bias=True),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_chain_equals_the_formulas(target, name):
+    record = CHAINS[name]
+    config, tensors, net = record.config, record.tensors, make_net(record, target)
+    embedding, head = records.tables(target, record)
+    embedding, head = tensors.get("embed_tokens.weight", embedding), tensors.get("lm_head.weight", head)
+    taps = TAPS[:, : 96 * len(config.taps)]
+    hidden = net.project(taps)
+    if config.family == "eagle3":
+        np.testing.assert_allclose(hidden, reference.projected(record, taps), **CLOSE)
+    cache = net.new_cache(4)
+    first = net.forward(build_rows([Part(range(4), 0, TOKENS[:12])]), hidden[:12], cache)
+    rest = net.forward(build_rows([Part(range(4), 12, TOKENS[12:])]), hidden[12:], cache)
+    formula = reference.eagle if config.family == "eagle" else reference.eagle3
+    logits, states = formula(record, embedding, head, TOKENS, np.float64(hidden))
+    np.testing.assert_allclose(np.concatenate([first.logits, rest.logits]), logits, **CLOSE)
+    np.testing.assert_allclose(np.concatenate([first.hidden, rest.hidden]), states, **CLOSE)
+
+
+@pytest.mark.parametrize("record", [records.dspark(), records.dflash()], ids=["dspark", "dflash"])
+def test_a_block_equals_the_formulas(target, record):
+    config, tensors, net = record.config, record.tensors, make_net(record, target)
+    positions, taps = np.arange(13), TAPS[:13, : 96 * len(config.taps)]
+    cache = net.new_cache(4)
+    net.inject(taps, positions, slot_of(np.arange(4), positions), cache)
+    rows = build_rows([Part(range(4), 13, [7, *[config.mask_token_id] * (config.block_size - 1)])])
+    lengths = np.full(config.block_size, 13 + config.block_size, np.int32)
+    out = net.forward(replace(rows, natural_lengths=lengths, num_keys=lengths), cache)
+    logits, states = reference.block(record, *records.tables(target, record), taps, rows.token_ids)
+    np.testing.assert_allclose(out.hidden, states, **CLOSE)
+    np.testing.assert_allclose(out.logits, logits, **CLOSE)
+    tokens = np.array([5, 60])
+    if not config.markov_rank:
+        assert not net.bias(tokens).any() and (net.confidence(out.hidden[:2], tokens) == 1).all()
+        return
+    before = tensors["markov_head.markov_w1.weight"][tokens]
+    np.testing.assert_allclose(net.bias(tokens), before @ tensors["markov_head.markov_w2.weight"].T, **CLOSE)
+    read = np.concatenate([states[:2], before], axis=1)
+    score = read @ tensors["confidence_head.proj.weight"][0] + tensors["confidence_head.proj.bias"]
+    np.testing.assert_allclose(net.confidence(out.hidden[:2], tokens), 1 / (1 + np.exp(-score)), **CLOSE)
+
+
+STEPS = {
+    "mlp": records.mlp_speculator(scale_input=True, embedding_scale=2.0),
+    "mlp tied": records.mlp_speculator(tied=True, owns_embedding=True, owns_head=True),
+    "medusa": records.medusa(block_depth=2),
+    "medusa of its own": records.medusa(owns_head=True, fc_bias=False),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_steps_equal_the_formulas(target, name):
+    record = STEPS[name]
+    net, levels = make_net(record, target), RNG.integers(0, 131, (record.config.num_steps, 20))
+    state, found = net.begin(TAPS[:, :96]), []
+    for level, tokens in enumerate(levels):
+        logits, state = net.step(level, state, tokens)
+        found.append(logits)
+    formula = getattr(reference, record.config.family)
+    expected = list(formula(record, *records.tables(target, record), TAPS[:, :96], levels))
+    np.testing.assert_allclose(np.stack(found), np.stack(expected), **CLOSE)
+
+
+def test_what_does_not_run_is_refused(target):
+    with pytest.raises(UnsupportedModel, match="executor='numba'"):
+        make_net(records.reduced("mtp"), target)
+    with pytest.raises(UnsupportedModel, match="Markov"):
+        make_net(records.dspark(variant="gated"), target)
+    with pytest.raises(InvalidParameter, match="float32"):
+        make_net(CHAINS["eagle3"], target, "w8a8")
+    record = CHAINS["eagle3"]
+    tensors = {name: values for name, values in record.tensors.items() if name != "fc.weight"}
+    with pytest.raises(CorruptWeights, match=r"fc\.weight"):
+        make_net(replace(record, tensors=tensors), target)

@@ -1,0 +1,76 @@
+"""Batch files: every line is answered once, in its own shape, and a run that was cut off goes on."""
+
+import asyncio
+import json
+
+import pytest
+
+from paceline.engine.async_llm import AsyncLLM
+from paceline.errors import InvalidParameter
+from paceline.serving.batch import answered, read_requests, run_batch
+from paceline.serving.front import Front
+from paceline.serving.local import LocalBackend
+from paceline.serving.model_spec import ModelSpec
+from paceline.serving.settings import Settings
+from tests.serving.conftest import MODEL
+
+
+def line(custom_id, url="/v1/completions", **body):
+    return {"custom_id": custom_id, "method": "POST", "url": url, "body": {"temperature": 0, "max_tokens": 6} | body}
+
+
+def written(path, lines):
+    path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    return path
+
+
+def test_every_line_is_answered(make_llm, tmp_path):
+    messages = [{"role": "user", "content": "hi"}]
+    path = written(tmp_path / "in", [
+        line("a", prompt="abcabc", ignore_eos=True), line("b", "/v1/chat/completions", messages=messages, stream=True),
+        line("c", prompt="x", temperature=-1), line("d", prompt="abcabc", ignore_eos=True),
+    ])  # fmt: skip
+    lines = []
+
+    async def scene():
+        backend = LocalBackend([ModelSpec(MODEL, "tiny")], lambda spec: AsyncLLM(make_llm("ngram")))
+        await run_batch(Front(backend, Settings(max_running=2)), read_requests(path), lines.append)
+        await backend.close()
+
+    asyncio.run(scene())
+    told = {each["custom_id"]: each["response"] for each in lines}
+    assert {name: each["status_code"] for name, each in told.items()} == {"a": 200, "b": 200, "c": 400, "d": 200}
+    assert told["a"]["body"]["choices"] == told["d"]["body"]["choices"]
+    assert told["b"]["body"]["object"] == "chat.completion"
+    assert told["c"]["body"]["error"]["param"] == "temperature"
+
+
+def test_a_run_that_was_cut_off_goes_on(tmp_path):
+    path = tmp_path / "out"
+    assert answered(path) == set()
+    path.write_text('{"custom_id": "a"}\n{"custom_id": "b"}\n{"custom_')
+    assert answered(path) == {"a", "b"}
+    assert path.read_text() == '{"custom_id": "a"}\n{"custom_id": "b"}\n'
+    path.write_text("something else\n")
+    with pytest.raises(InvalidParameter, match="output"):
+        answered(path)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [line("a", prompt="x"), line("a", prompt="y")],
+        [line("a", url="/v1/embeddings")],
+        [{"custom_id": "a", "url": "/v1/completions"}],
+        [{"url": "/v1/completions", "body": {}}],
+        [3],
+    ],
+)
+def test_what_is_no_batch_is_refused(lines, tmp_path):
+    with pytest.raises(InvalidParameter, match="input"):
+        read_requests(written(tmp_path / "in", lines))
+    (tmp_path / "in").write_text("{")
+    with pytest.raises(InvalidParameter, match="line 1"):
+        read_requests(tmp_path / "in")
+    with pytest.raises(InvalidParameter, match="cannot be read"):
+        read_requests(tmp_path / "nowhere")

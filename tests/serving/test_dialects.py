@@ -1,0 +1,112 @@
+"""OpenAI's responses and Anthropic's messages say what chat completions say, whole and streamed."""
+
+import json
+
+import pytest
+
+from tests.serving.conftest import MODEL
+
+CHAT = {"model": MODEL, "temperature": 0, "max_tokens": 10, "ignore_eos": False}
+SAID = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "hello"}]
+MESSAGES = {"model": MODEL, "system": "Be kind.", "messages": [SAID[1]], "max_tokens": 10, "temperature": 0}
+RESPONSES = {"model": MODEL, "instructions": "Be kind.", "input": "hello", "max_output_tokens": 10, "temperature": 0}
+SCHEMA = {
+    "type": "object",
+    "properties": {"zone": {"enum": ["UTC"]}},
+    "required": ["zone"],
+    "additionalProperties": False,
+}
+
+
+def chat_text(ask):
+    return ask("/v1/chat/completions", CHAT | {"messages": SAID})[0].json()["choices"][0]["message"]["content"]
+
+
+def streamed(response):
+    """The events of a stream; their names are those of their types."""
+    assert response.status_code == 200, response.text
+    blocks = [block.split("\n") for block in response.text.strip().split("\n\n")]
+    told = [json.loads(data.removeprefix("data: ")) for _, data in blocks]
+    assert [name.removeprefix("event: ") for name, _ in blocks] == [each["type"] for each in told]
+    return told
+
+
+def test_messages(ask):
+    whole, stream, blocks = ask(
+        "/v1/messages", MESSAGES, MESSAGES | {"stream": True},
+        MESSAGES | {"system": [{"type": "text", "text": "Be kind."}],
+                    "messages": [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]},
+    )  # fmt: skip
+    answer = whole.json()
+    assert answer["content"] == [{"type": "text", "text": chat_text(ask)}]
+    assert (answer["type"], answer["role"]) == ("message", "assistant")
+    assert answer["stop_reason"] in ("end_turn", "max_tokens") and answer["usage"]["output_tokens"] <= 10
+    assert blocks.json()["content"] == answer["content"]
+    told = streamed(stream)
+    assert [each["type"] for each in told[:2]] == ["message_start", "content_block_start"]
+    assert told[-1]["type"] == "message_stop" and told[-2]["usage"] == answer["usage"]
+    texts = [each["delta"]["text"] for each in told if each["type"] == "content_block_delta"]
+    assert "".join(texts) == answer["content"][0]["text"]
+
+
+def test_responses(ask):
+    turns = {"input": [{"role": "user", "content": [{"type": "input_text", "text": "hello"}]}]}
+    whole, stream, listed = ask("/v1/responses", RESPONSES, RESPONSES | {"stream": True}, RESPONSES | turns)
+    answer = whole.json()
+    assert answer["output"][0]["content"][0]["text"] == chat_text(ask)
+    assert answer["object"] == "response" and answer["status"] in ("completed", "incomplete")
+    assert listed.json()["output"][0]["content"] == answer["output"][0]["content"]
+    told = streamed(stream)
+    assert [each["sequence_number"] for each in told] == list(range(len(told)))
+    assert told[0]["type"] == "response.created" and told[-1]["type"] == f"response.{answer['status']}"
+    texts = [each["delta"] for each in told if each["type"] == "response.output_text.delta"]
+    assert "".join(texts) == answer["output"][0]["content"][0]["text"]
+    assert told[-1]["response"]["usage"]["total_tokens"] == answer["usage"]["total_tokens"] > 10
+
+
+def test_tools_in_both(ask):
+    pytest.importorskip("llguidance")
+    ours = {"tools": [{"name": "clock", "input_schema": SCHEMA}], "tool_choice": {"type": "any"}, "max_tokens": 60}
+    whole, stream = ask("/v1/messages", MESSAGES | ours, MESSAGES | ours | {"stream": True})
+    [use] = whole.json()["content"]
+    assert (use["type"], use["name"], use["input"]) == ("tool_use", "clock", {"zone": "UTC"})
+    assert whole.json()["stop_reason"] == "tool_use"
+    assert any(each.get("delta", {}).get("partial_json") == '{"zone": "UTC"}' for each in streamed(stream))
+    theirs = {"tools": [{"type": "function", "name": "clock", "parameters": SCHEMA}], "tool_choice": "required",
+              "max_output_tokens": 60}  # fmt: skip
+    [answer] = ask("/v1/responses", RESPONSES | theirs)
+    [call] = answer.json()["output"]
+    assert (call["type"], call["name"], json.loads(call["arguments"])) == ("function_call", "clock", {"zone": "UTC"})
+    again = [
+        {"role": "user", "content": "what time?"}, call,
+        {"type": "function_call_output", "call_id": call["call_id"], "output": "noon"},
+    ]  # fmt: skip
+    assert ask("/v1/responses", RESPONSES | {"input": again})[0].status_code == 200
+    result = {"type": "tool_result", "tool_use_id": use["id"], "content": "noon"}
+    results = [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+    assert ask("/v1/messages", MESSAGES | {"messages": [SAID[1], *results]})[0].status_code == 200
+
+
+def test_responses_follow_schemas(ask):
+    pytest.importorskip("llguidance")
+    form = {"text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}, "max_output_tokens": 60}
+    [answer] = ask("/v1/responses", RESPONSES | form)
+    assert json.loads(answer.json()["output"][0]["content"][0]["text"]) == {"zone": "UTC"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("messages", MESSAGES | {"messages": []}, "messages"),
+        ("messages", MESSAGES | {"messages": [3]}, "messages[0]"),
+        ("messages", MESSAGES | {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0]"),
+        ("messages", MESSAGES | {"container": "x"}, "container"),
+        ("responses", RESPONSES | {"previous_response_id": "x"}, "previous_response_id"),
+        ("responses", RESPONSES | {"input": [{"type": "computer_call"}]}, "input[0]"),
+        ("responses", RESPONSES | {"tools": [{"type": "web_search"}]}, "tools"),
+        ("responses", RESPONSES | {"temperature": "hot"}, "temperature"),
+    ],
+)
+def test_what_is_not_served_is_refused(ask, path, body, param):
+    [answer] = ask(f"/v1/{path}", body)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == param

@@ -1,0 +1,194 @@
+"""What operators rely on: probes, limits, keys, hosts, logs, metrics, pings, and how a server goes down."""
+
+import asyncio
+import io
+import json
+
+import pytest
+
+from paceline.errors import InvalidParameter
+from paceline.serving.gate import Gate
+from paceline.serving.refusals import HttpRefusal
+from paceline.serving.run import bind
+from paceline.serving.settings import Settings, check_exposure, local_names, read_keys
+from paceline.serving.stream import PING, patiently
+from tests.serving.conftest import MODEL
+
+TEXT = {"model": MODEL, "prompt": "abcabcabc", "temperature": 0, "max_tokens": 8, "ignore_eos": True}
+COMPLETIONS = "/v1/completions"
+
+
+def test_probes_models_and_version(serving):
+    async def scene():
+        async with serving() as client:
+            for path in ("/health", "/ready", "/version", "/v1/models", f"/v1/models/{MODEL}", "/metrics"):
+                assert (await client.head(path)).status_code == 200
+                assert (await client.get(path)).status_code == 200
+            entry = (await client.get(f"/v1/models/{MODEL}")).json()
+            assert entry["id"] == MODEL and entry["max_model_len"] == 512
+            assert (await client.get("/v1/models/other")).status_code == 404
+            await client.post(COMPLETIONS, json=TEXT)
+            state = (await client.get("/api/state")).json()
+            assert state["models"][MODEL]["drafter"] == "ngram"
+            assert state["metrics"][MODEL]["generation_tokens"] == 8
+
+    asyncio.run(scene())
+
+
+def test_metrics_carry_the_served_name_and_a_prefix_of_choice(serving):
+    async def scene():
+        async with serving(Settings(metrics_prefix="vllm")) as client:
+            await client.post(COMPLETIONS, json=TEXT)
+            text = (await client.get("/metrics")).text
+            assert f'vllm:generation_tokens_total{{model_name="{MODEL}"}} 8.0' in text
+            assert 'vllm:http_requests_total{path="/v1/completions",status="200"} 1' in text
+            assert "paceline:" not in text
+
+    asyncio.run(scene())
+
+
+def test_a_full_queue_is_429_and_says_when_to_come_again(serving):
+    async def scene():
+        async with serving(Settings(max_running=2, max_queue=1)) as client:
+            body = TEXT | {"max_tokens": 150}
+            answers = await asyncio.gather(*(client.post(COMPLETIONS, json=body) for _ in range(6)))
+            statuses = sorted(answer.status_code for answer in answers)
+            assert statuses == [200, 200, 200, 429, 429, 429]
+            late = next(answer for answer in answers if answer.status_code == 429)
+            assert late.headers["retry-after"] == "1" and late.json()["error"]["type"] == "rate_limit_error"
+            assert (await client.post(COMPLETIONS, json=TEXT | {"prompt": ["a"] * 4})).status_code == 429
+            assert (await client.post(COMPLETIONS, json=TEXT)).status_code == 200
+            assert "paceline:http_requests_turned_away_total 7" in (await client.get("/metrics")).text
+            assert client.app.front.gate.num_inside == 0
+
+    asyncio.run(scene())
+
+
+def test_keys_are_asked_for(serving, tmp_path):
+    path = tmp_path / "keys"
+    path.write_text("# ours\nfirst\n\nsecond\n")
+    assert read_keys(path) == ("first", "second")
+
+    async def scene():
+        async with serving(Settings(api_keys=read_keys(path))) as client:
+            assert (await client.get("/health")).status_code == (await client.get("/ready")).status_code == 200
+            for headers in ({}, {"authorization": "Bearer third"}, {"authorization": "first"}):
+                refused = await client.post(COMPLETIONS, json=TEXT, headers=headers)
+                assert refused.status_code == 401 and refused.json()["error"]["code"] == "invalid_api_key"
+                assert (await client.get("/metrics", headers=headers)).status_code == 401
+            for headers in ({"authorization": "Bearer second"}, {"x-api-key": "first"}):
+                assert (await client.post(COMPLETIONS, json=TEXT, headers=headers)).status_code == 200
+
+    asyncio.run(scene())
+
+
+def test_only_known_hosts_and_origins_are_answered(serving):
+    async def scene():
+        settings = Settings(allowed_hosts=local_names("127.0.0.1", 8000), allowed_origins=("https://ours.example",))
+        async with serving(settings) as client:
+            for host, status in (("127.0.0.1:8000", 200), ("localhost", 200), ("evil.example", 421)):
+                assert (await client.get("/version", headers={"host": host})).status_code == status
+            own = await client.get("/version", headers={"host": "localhost", "origin": "https://ours.example"})
+            assert own.headers["access-control-allow-origin"] == "https://ours.example"
+            other = await client.get("/version", headers={"host": "localhost", "origin": "https://evil.example"})
+            assert "access-control-allow-origin" not in other.headers
+
+    asyncio.run(scene())
+
+
+def test_nobody_listens_to_other_machines_by_accident(tmp_path):
+    check_exposure("127.0.0.1", (), False)
+    check_exposure("0.0.0.0", ("key",), False)
+    check_exposure("0.0.0.0", (), True)
+    with pytest.raises(InvalidParameter, match="host"):
+        check_exposure("0.0.0.0", (), False)
+    with pytest.raises(InvalidParameter, match="api_key_file"):
+        read_keys(tmp_path)
+    taken = bind("127.0.0.1", 0)
+    taken.listen()
+    with pytest.raises(InvalidParameter, match="port"):
+        bind("127.0.0.1", taken.getsockname()[1])
+    with pytest.raises(InvalidParameter, match="port"):
+        bind("127.0.0.1", 99_999)
+    taken.close()
+
+
+def test_every_request_is_a_line_without_its_words(serving):
+    log = io.StringIO()
+
+    async def scene():
+        async with serving(log=log) as client:
+            answer = await client.post(COMPLETIONS, json=TEXT, headers={"x-request-id": "a b/c" + "x" * 99})
+            assert answer.headers["x-request-id"] == "abc" + "x" * 61
+            await client.get("/nowhere")
+
+    asyncio.run(scene())
+    first, second = map(json.loads, log.getvalue().splitlines())
+    assert (first["path"], first["status"], first["model"]) == (COMPLETIONS, 200, MODEL)
+    assert first["usage"]["completion_tokens"] == 8
+    assert second["status"] == 404 and first["id"] != second["id"]
+    assert "abcabc" not in log.getvalue()
+
+
+def test_an_answer_whose_time_is_up_ends_with_what_it_has(serving):
+    async def scene():
+        async with serving(Settings(request_timeout=0.05)) as client:
+            answer = (await client.post(COMPLETIONS, json=TEXT | {"max_tokens": 480})).json()
+            assert answer["choices"][0]["finish_reason"] in ("timeout", "length")
+
+    asyncio.run(scene())
+
+
+def test_silence_is_pinged_and_a_closing_server_ends_streams():
+    async def scene():
+        gate = Gate(1)
+
+        async def slow():
+            yield 0, "first"
+            await asyncio.sleep(0.2)
+            yield 0, "second"
+            await asyncio.sleep(60)
+
+        seen = []
+        with pytest.raises(Exception, match="shut down before"):
+            async for item in patiently(slow(), gate, 0.05):
+                seen.append(item)
+                if item == (0, "second"):
+                    gate.shut.set()
+        assert seen[0] == (0, "first") and seen[-1] == (0, "second") and None in seen
+        assert PING.startswith(":") and PING.endswith("\n\n")
+
+    asyncio.run(scene())
+
+
+def test_draining_lets_nobody_in_and_waits_for_those_inside(serving):
+    async def scene():
+        async with serving() as client:
+            gate = client.app.front.gate
+            answer = asyncio.create_task(client.post(COMPLETIONS, json=TEXT | {"max_tokens": 60}))
+            while not gate.num_inside:
+                await asyncio.sleep(0.001)
+            draining = asyncio.create_task(gate.drain(30))
+            await asyncio.sleep(0)
+            assert (await client.get("/ready")).status_code == 503
+            assert (await client.get("/health")).status_code == 200
+            refused = await client.post(COMPLETIONS, json=TEXT)
+            assert refused.status_code == 503
+            await draining
+            assert (await answer).status_code == 200 and not gate.shut.is_set()
+
+    asyncio.run(scene())
+
+
+def test_a_gate_counts():
+    async def scene():
+        gate = Gate(2)
+        with gate.inside(2):
+            assert gate.is_full
+            with pytest.raises(HttpRefusal), gate.inside():
+                raise AssertionError
+            await gate.drain(0)
+            assert gate.shut.is_set()
+        assert gate.num_inside == 0 and gate.num_turned_away == 1
+
+    asyncio.run(scene())

@@ -1,0 +1,91 @@
+"""`response_format` and its relatives over HTTP: valid, the same with and without drafts, refused with a reason."""
+
+import asyncio
+import json
+
+import pytest
+
+from tests.serving.conftest import MODEL, events
+
+pytest.importorskip("llguidance")
+
+CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "temperature": 1, "seed": 4}
+SCHEMA = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["cat", "dog"]}, "tame": {"type": "boolean"}},
+    "required": ["kind", "tame"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "pet", "strict": True, "schema": SCHEMA}}
+CHATS = "/v1/chat/completions"
+
+
+def content(response):
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]["message"]["content"]
+
+
+@pytest.mark.parametrize("speculative", [None, "ngram"])
+def test_json_schemas(ask, speculative):
+    whole, streamed, plain, samples = ask(
+        CHATS, CHAT | {"response_format": FORMAT}, CHAT | {"response_format": FORMAT, "stream": True},
+        CHAT | {"response_format": FORMAT, "speculative": False}, CHAT | {"response_format": FORMAT, "n": 3},
+        speculative=speculative,
+    )  # fmt: skip
+    pet = json.loads(content(whole))
+    assert set(pet) == {"kind", "tame"} and whole.json()["choices"][0]["finish_reason"] == "stop"
+    assert content(plain) == content(whole)
+    deltas = [event["choices"][0]["delta"]["content"] for event in events(streamed)]
+    assert "".join(deltas) == content(whole)
+    assert all(set(json.loads(each["message"]["content"])) == set(pet) for each in samples.json()["choices"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "texts"),
+    [
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, {"yes", "no"}),
+        ({"guided_regex": "a{3}"}, {"aaa"}),
+        ({"guided_json": {"const": "x"}}, {'"x"'}),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"const": 5}}}}, {"5"}),
+    ],
+)
+def test_other_ways_to_ask(ask, asked, texts):
+    assert content(ask(CHATS, CHAT | asked)[0]) in texts
+
+
+def test_json_mode_is_an_object(ask):
+    body = CHAT | {"response_format": {"type": "json_object"}, "temperature": 0.5, "max_tokens": 300}
+    [answer] = ask(CHATS, body)
+    if answer.json()["choices"][0]["finish_reason"] == "stop":
+        assert isinstance(json.loads(content(answer)), dict)
+    assert content(answer).startswith("{")
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": FORMAT, "structured_outputs": {"regex": "a"}}, "response_format"),
+        ({"guided_regex": "("}, "structured_outputs"),
+        ({"structured_outputs": {"json": {"enum": ["x" * 70_000]}}}, "structured_outputs.json"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused(ask, asked, param):
+    [response] = ask(CHATS, CHAT | asked)
+    assert response.status_code == 400 and response.json()["error"]["param"] == param
+
+
+def test_many_grammars_at_once(serving):
+    """Each its own, beside requests without one."""
+
+    async def scene():
+        async with serving() as client:
+            bodies = [CHAT | {"seed": i, "guided_choice": [f"text {i}", f"other {i}"]} for i in range(12)]
+            bodies += [CHAT | {"seed": i, "max_tokens": 20} for i in range(4)]
+            return await asyncio.gather(*(client.post(CHATS, json=body) for body in bodies))
+
+    answers = asyncio.run(scene())
+    for i, answer in enumerate(answers[:12]):
+        assert content(answer) in (f"text {i}", f"other {i}")
+    assert all(answer.status_code == 200 for answer in answers)

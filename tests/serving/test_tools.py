@@ -1,0 +1,111 @@
+"""Tools: demanded calls fit their schema, free ones are taken out of the text, in whole answers and in streams."""
+
+import json
+
+import pytest
+
+from paceline.errors import InvalidParameter
+from paceline.serving.tools import CallReader, ToolChoice, readable_calls
+from tests.serving.conftest import MODEL, events
+
+
+def tool(name, **properties):
+    parameters = {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+    return {"type": "function", "function": {"name": name, "description": "d", "parameters": parameters}}
+
+
+TOOLS = [tool("weather", city={"enum": ["Oslo", "Rome"]}), tool("clock", zone={"enum": ["UTC"]})]
+CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "temperature": 0, "tools": TOOLS}
+CHATS = "/v1/chat/completions"
+CALL = '<tool_call>\n{"name": "clock", "arguments": {"zone": "UTC"}}\n</tool_call>'
+
+
+def called(choice):
+    return [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in choice["tool_calls"]]
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_a_demanded_call_fits_its_schema(ask, choice):
+    pytest.importorskip("llguidance")
+    whole, streamed = ask(CHATS, CHAT | {"tool_choice": choice}, CHAT | {"tool_choice": choice, "stream": True})
+    answer = whole.json()["choices"][0]
+    [(name, arguments)] = called(answer["message"])
+    assert answer["finish_reason"] == "tool_calls" and answer["message"]["content"] is None
+    assert name in ({"weather", "clock"} if choice == "required" else {"weather"})
+    assert arguments in ({"city": "Oslo"}, {"city": "Rome"}, {"zone": "UTC"})
+    pieces = [event["choices"][0] for event in events(streamed)]
+    calls = [call for piece in pieces for call in piece["delta"].get("tool_calls", [])]
+    assert called({"tool_calls": calls}) == [(name, arguments)] and calls[0]["index"] == 0
+    assert pieces[-1]["finish_reason"] == "tool_calls"
+    assert "".join(piece["delta"]["content"] for piece in pieces) == ""
+
+
+def test_tools_reach_the_template_unless_they_may_not_be_used(ask):
+    body = {"temperature": 0, "max_tokens": 5, "ignore_eos": True}
+    offered, refused, none = ask(CHATS, CHAT | body, CHAT | body | {"tool_choice": "none"}, CHAT | body | {"tools": []})
+    tokens = [answer.json()["usage"]["prompt_tokens"] for answer in (offered, refused, none)]
+    assert tokens[0] > tokens[1] == tokens[2]
+    assert offered.json()["choices"][0]["message"]["content"] is not None
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("text", "shown", "names"),
+    [
+        (f"Let me see. {CALL}", "Let me see. ", ["clock"]),
+        (f"{CALL}{CALL} done", " done", ["clock", "clock"]),
+        ("a < b, <tool_box> and <tool_call", "a < b, <tool_box> and <tool_call", []),
+        (CALL.removesuffix("\n</tool_call>"), "", ["clock"]),
+        ("<tool_call>no json</tool_call>", "<tool_call>no json</tool_call>", []),
+        ('<tool_call>{"name": "unknown", "arguments": {}}</tool_call>',
+         '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>', []),
+        ("<tool_call>[1]</tool_call>", "<tool_call>[1]</tool_call>", []),
+    ],
+)  # fmt: skip
+def test_calls_are_taken_out_however_the_text_is_cut(text, shown, names, size):
+    reader = CallReader(["clock", "weather"], False)
+    seen, calls = "", []
+    for start in range(0, len(text), size):
+        more, fresh = reader.push(text[start : start + size])
+        seen, calls = seen + more, calls + fresh
+    more, fresh = reader.push("", ended=True)
+    assert seen + more == shown
+    assert [call["function"]["name"] for call in calls + fresh] == names
+
+
+def test_models_without_tools_in_their_template_are_told_in_words():
+    choice = ToolChoice(TOOLS)
+    told = choice.explained([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}])
+    assert told[0]["content"].startswith("Be brief.") and '"weather"' in told[0]["content"] and len(told) == 2
+    assert choice.explained([{"role": "user", "content": "hi"}])[0]["role"] == "system"
+    assert choice.grammar is None and choice.is_active and not ToolChoice(TOOLS, "none").is_active
+
+
+def test_earlier_calls_are_objects_for_the_template():
+    call = {"id": "1", "type": "function", "function": {"name": "clock", "arguments": '{"zone": "UTC"}'}}
+    message = readable_calls({"role": "assistant", "content": "", "tool_calls": [call]})
+    assert message["tool_calls"][0]["function"]["arguments"] == {"zone": "UTC"}
+    broken = {"role": "assistant", "content": "", "tool_calls": [{"function": {"arguments": "{"}}, 3]}
+    assert readable_calls(broken) == broken
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "field"),
+    [
+        ([{"type": "function"}], None, "tools"),
+        ([{"type": "function", "function": {"name": "x", "parameters": 3}}], None, "tools"),
+        (TOOLS * 65, None, "tools"),
+        ([], "required", "tool_choice"),
+        (TOOLS, {"type": "function", "function": {"name": "other"}}, "tool_choice"),
+        (TOOLS, "perhaps", "tool_choice"),
+    ],
+)
+def test_what_cannot_be_called_is_refused(tools, choice, field):
+    with pytest.raises(InvalidParameter) as caught:
+        ToolChoice(tools, choice)
+    assert caught.value.field == field
