@@ -51,7 +51,7 @@ def by_name(found):
 
 def test_an_honest_engine_passes_and_faults_put_in_are_found(plain):
     ticks = count(step=1.0)
-    found = audit(plain, PROMPTS, AuditPlan(NGRAM, minutes=0.5, max_tokens=40), clock=lambda: next(ticks))
+    found = audit(plain, PROMPTS, AuditPlan(NGRAM, minutes=0.3, max_tokens=40), clock=lambda: next(ticks))
     checks = by_name(found)
     assert checks["controls"].verdict == "PROVED", checks["controls"].says
     assert {name: check.verdict for name, check in checks.items()} == {
