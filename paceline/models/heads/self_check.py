@@ -62,6 +62,11 @@ def make_check(target: CausalLM, net: Net, tokens: Sequence[int]) -> dict[str, o
     return {"tokens": chosen, "acceptance": round(first_share(target, net, chosen), 4)}
 
 
+def with_check(record: HeadRecord, target: CausalLM, net: Net, tokens: Sequence[int]) -> HeadRecord:
+    """`record` with the check that `make_check` makes of `tokens` in its card."""
+    return replace(record, card={**record.card, KEY: make_check(target, net, tokens)})
+
+
 def own_text(target: CausalLM, prompt: Sequence[int], num_tokens: int = NUM_TOKENS) -> list[int]:
     """`prompt` and the `num_tokens` likeliest tokens after it, a pass each."""
     tokens, num_pages = list(prompt), pages_for(len(prompt) + num_tokens)
