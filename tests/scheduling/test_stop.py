@@ -52,12 +52,13 @@ def test_stop_strings_are_asked_of_the_request_once_per_token_in_order():
     assert heard == [5, 6]
 
 
-def test_the_request_hears_tokens_it_may_not_stop_at():
+def test_the_request_hears_every_token_and_sees_to_min_tokens_itself():
+    """It knows which of its rules may end a text that early: stop strings may not, a grammar that is complete may."""
     heard = []
 
     def find(token):
         heard.append(token)
-        return True
+        return len(heard) > 2
 
     assert reasons([5, 6, 7], StopChecker([]), find, stop=["x"], min_tokens=2) == [None, None, "stop"]
     assert heard == [5, 6, 7]
