@@ -11,6 +11,7 @@ import numpy as np
 
 from paceline.models.base import CausalLM, pages_for, slot_of
 from paceline.models.heads.nets import AutoregressiveNet, BlockNet, StepNet
+from paceline.models.heads.record import HeadRecord
 from paceline.models.rows import Part, build_rows
 
 Net = AutoregressiveNet | BlockNet | StepNet
