@@ -11,6 +11,7 @@ import numpy as np
 
 from paceline.models.base import CausalLM, pages_for, slot_of
 from paceline.models.heads.nets import AutoregressiveNet, BlockNet, StepNet
+from paceline.models.heads.record import HeadRecord
 from paceline.models.rows import Part, build_rows
 
 Net = AutoregressiveNet | BlockNet | StepNet
@@ -60,6 +61,11 @@ def make_check(target: CausalLM, net: Net, tokens: Sequence[int]) -> dict[str, o
     """
     chosen = [int(token) for token in tokens[-NUM_TOKENS:]]
     return {"tokens": chosen, "acceptance": round(first_share(target, net, chosen), 4)}
+
+
+def with_check(record: HeadRecord, target: CausalLM, net: Net, tokens: Sequence[int]) -> HeadRecord:
+    """`record` with the check that `make_check` makes of `tokens` in its card."""
+    return replace(record, card={**record.card, KEY: make_check(target, net, tokens)})
 
 
 def own_text(target: CausalLM, prompt: Sequence[int], num_tokens: int = NUM_TOKENS) -> list[int]:

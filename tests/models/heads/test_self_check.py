@@ -8,7 +8,7 @@ import pytest
 from paceline.models.base import ForwardOutput, Rows
 from paceline.models.heads.nets import NetOutput
 from paceline.models.heads.record import HeadRecord
-from paceline.models.heads.self_check import first_share, make_check, own_text, run_self_check
+from paceline.models.heads.self_check import first_share, own_text, run_self_check, with_check
 from tests.models.heads.tiny_heads import OURS, VOCAB, WIDTH, random_head
 
 TOKENS = np.random.default_rng(5).integers(0, VOCAB, 64).tolist()
@@ -102,8 +102,7 @@ def test_the_share_is_that_of_tokens_in_the_heads_vocabulary(form: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_states_of_another_place_fail_the_check_of_a_good_release(form: str) -> None:
-    check = make_check(Target(), FORMS[form](record(form)), TOKENS)  # type: ignore[arg-type]
-    good = replace(record(form), card={"check": check})
+    good = with_check(record(form), Target(), FORMS[form](record(form)), TOKENS)  # type: ignore[arg-type]
     passed = run_self_check(Target(), FORMS[form](good), good.card)  # type: ignore[arg-type]
     assert passed is not None and passed.passed and passed.measured == pytest.approx(passed.expected, abs=1e-3)
     failed = run_self_check(Target(), FORMS[form](good, shift=1), good.card)  # type: ignore[arg-type]
