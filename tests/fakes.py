@@ -16,6 +16,7 @@ def small_config(model_type: str = "llama", **changes) -> ModelConfig:
         "model_type": model_type, "vocab_size": 131, "hidden_size": 96, "intermediate_size": 160,
         "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16, "norm_eps": 1e-5,
         "max_position_embeddings": 512, "tie_word_embeddings": True, "attention_bias": model_type == "qwen2",
+        "qk_norm": model_type in ("qwen3", "qwen3_moe"),
     }  # fmt: skip
     return ModelConfig(**(values | changes))
 

@@ -116,7 +116,7 @@ def test_two_streams_at_once_keep_their_tokens_apart(plain):
     assert [tuple(s) for s in seen] == alone
 
 
-@pytest.mark.parametrize("dtype", ["float32", "int8", "w8a8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "w8a8"])
 def test_other_weight_types_keep_their_promise_too(dtype):
     llm = LLM("smollm2-135m", speculative=None, dtype=dtype)
     params = SamplingParams(temperature=0, max_tokens=24)

@@ -115,6 +115,11 @@ class LLM:
         return self._loaded.source.tokenizer
 
     @property
+    def loaded(self) -> LoadedModel:
+        """The weights and where they come from, shared by all that draft with them."""
+        return self._loaded
+
+    @property
     def source(self) -> ModelSource:
         """Where the target came from."""
         return self._loaded.source
@@ -318,7 +323,7 @@ def _start_compiler(model: str, config: EngineConfig) -> None:
         return
     from paceline.models.numba_executor.ahead import compile_ahead
 
-    compile_ahead(builtin.dtype if config.dtype == "auto" else config.dtype, config.kv_cache_dtype)
+    compile_ahead(builtin.dtype if config.dtype == "auto" else config.dtype, config.kv_cache_dtype, builtin.blocks)
 
 
 @contextmanager

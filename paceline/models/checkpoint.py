@@ -60,6 +60,11 @@ class StoredBlocks:
 class KeepsBlocks(Protocol):
     """What a `Checkpoint` has besides when its matrices are stored in blocks that kernels can multiply."""
 
+    @property
+    def storages(self) -> frozenset[str]:
+        """Every way in which tensors are stored, see `Checkpoint.storage`."""
+        ...
+
     def blocks(self, name: str) -> StoredBlocks | None:
         """The tensor called `name` as it is stored; None where its rows cannot be had so. Raises as `tensor` does."""
         ...

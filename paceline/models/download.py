@@ -39,6 +39,7 @@ class BuiltinModel:
         num_bytes, sha256: of the weight file.
         licence: of the weights.
         dtype: what ``auto`` takes for them, known before they are here (`dtypes.choose_dtype`).
+        blocks: the kinds of blocks that they are stored in.
     """
 
     name: str
@@ -48,7 +49,8 @@ class BuiltinModel:
     num_bytes: int
     sha256: str
     licence: str
-    dtype: str = "bfloat16"
+    dtype: str = "gguf"
+    blocks: tuple[str, ...] = ()
 
 
 BUILTIN_MODELS = {
@@ -62,6 +64,7 @@ BUILTIN_MODELS = {
             num_bytes=98_362_432,
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             licence="Apache-2.0",
+            blocks=("Q4_1", "Q8_0"),
         ),
     )
 }

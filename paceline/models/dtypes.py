@@ -1,7 +1,7 @@
-"""What dtype ``auto`` means: the smallest one that leaves the model's text as its file has it, on this machine.
+"""What dtype ``auto`` means: the fastest one that leaves the weights as the file has them, on this machine.
 
-A dtype changes a model's text, so nothing is chosen for speed that rounds further than the file did: never int8 or
-w8a8. Not for what a dtype is (`numba_executor/weights.py`, `torch_executor`).
+A dtype changes a model's text, so nothing is chosen for speed that rounds weights further than the file did: never int8
+or w8a8. Not for what a dtype is (`numba_executor/weights.py`, `torch_executor`).
 """
 
 from dataclasses import dataclass
@@ -9,12 +9,14 @@ from math import prod
 from pathlib import Path
 from typing import Literal
 
-from paceline.models.checkpoint import Checkpoint
+from paceline.models.checkpoint import Checkpoint, KeepsBlocks
+from paceline.models.numba_executor.blocks.formats import FORMATS, GROUP
 from paceline.models.tensor_names import tensor_shapes
 
 AUTO = "auto"
 _CPUINFO = Path("/proc/cpuinfo")
 _MEMINFO = Path("/proc/meminfo")
+_FLOATS = frozenset({"F32", "F16", "BF16"})
 _NATIVE_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
 
@@ -38,9 +40,11 @@ def choose_dtype(asked: str, checkpoint: Checkpoint, executor: Literal["numba", 
     if executor == "torch" and not _multiplies_bfloat16(device):
         return DtypeChoice("float32", f"{device} has no arithmetic in bfloat16")
     stored = checkpoint.storage
+    if executor == "numba" and _multiplies_blocks(checkpoint):
+        return DtypeChoice("gguf", f"multiplies the file's {stored} blocks as they are")
     if stored == "BF16":
         return DtypeChoice("bfloat16", "as the file has it")
-    if stored not in ("F32", "F16"):
+    if stored not in _FLOATS:
         return DtypeChoice("bfloat16", f"its rounding is far below that of the file's {stored} blocks")
     num_parameters = sum(prod(shape) for shape in tensor_shapes(checkpoint.config).values())
     if 4 * num_parameters > _available_memory() // 2:
@@ -48,6 +52,16 @@ def choose_dtype(asked: str, checkpoint: Checkpoint, executor: Literal["numba", 
             "bfloat16", f"the file has {stored}, which in float32 would take over half of the free memory"
         )
     return DtypeChoice("float32", f"holds the file's {stored} unrounded; bfloat16 takes half the bytes")
+
+
+def _multiplies_blocks(checkpoint: Checkpoint) -> bool:
+    """Whether most weights are blocks, each kind has a kernel, and heads can be rounded in whole groups."""
+    return (
+        isinstance(checkpoint, KeepsBlocks)
+        and checkpoint.storage in FORMATS
+        and checkpoint.storages <= {*FORMATS, *_FLOATS}
+        and checkpoint.config.head_dim % GROUP == 0
+    )
 
 
 def _multiplies_bfloat16(device: str) -> bool:

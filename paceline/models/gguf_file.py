@@ -80,6 +80,11 @@ class GGUFCheckpoint:
             num_bytes[entry.storage] += entry.num_bytes
         return num_bytes.most_common(1)[0][0]
 
+    @property
+    def storages(self) -> frozenset[str]:
+        """See `KeepsBlocks`."""
+        return frozenset(entry.storage for entry in self._header.tensors.values())
+
     def names(self) -> Sequence[str]:
         """transformers' names of the model's tensors, in order of use."""
         return tuple(self._gguf_names)

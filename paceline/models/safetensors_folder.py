@@ -17,13 +17,17 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import CorruptWeights, ModelNotFound, UnsupportedModel
+from paceline.models.checkpoint import StoredBlocks
 from paceline.models.config import ModelConfig
+from paceline.models.int4_tensors import Int4Matrix, scheme_of
 from paceline.models.json_file import read_json
 from paceline.models.tensor_names import base_prefix, check_complete, check_depth, tensor_shapes
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
-_BYTES_PER_VALUE = {"F32": 4, "F16": 2, "BF16": 2}
+_BYTES_PER_VALUE = {"F32": 4, "F16": 2, "BF16": 2, "I32": 4, "I64": 8}
+_WHOLE = {"I32": np.int32, "I64": np.int64}
+_INT4 = "INT4"
 _LENGTH_BYTES = 8
 _LARGEST_HEADER = 100_000_000
 """The format's own limit."""
@@ -50,12 +54,14 @@ class SafetensorsCheckpoint:
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
-        self._config = ModelConfig.from_hf(_config_values(self._folder))
+        values = _config_values(self._folder)
+        self._config, self._int4 = ModelConfig.from_hf(values), scheme_of(values)
         self._files = _weight_files(self._folder)
         entries = {name: entry for path in self._files for name, entry in _read_header(path).items()}
         self._entries = _with_prefix(entries, base_prefix(self._config))
         check_depth(self._config, len(entries), self._folder)
-        check_complete(self._config, {name: e.shape for name, e in self._entries.items()}, self._folder)
+        found = {name: e.shape for name, e in self._entries.items()}
+        check_complete(self._config, found | self._int4_shapes(), self._folder)
 
     def __reduce__(self):
         """To another process a checkpoint travels as its path."""
@@ -88,10 +94,22 @@ class SafetensorsCheckpoint:
     @property
     def storage(self) -> str:
         """The number format with the most values."""
+        if self._int4_shapes():
+            return _INT4
         num_values: Counter[str] = Counter()
         for entry in self._entries.values():
             num_values[entry.storage] += math.prod(entry.shape)
         return num_values.most_common(1)[0][0]
+
+    @property
+    def storages(self) -> frozenset[str]:
+        """See `KeepsBlocks`."""
+        floats = {entry.storage for entry in self._entries.values() if entry.storage not in _WHOLE}
+        return frozenset(floats | {_INT4} if self._int4_shapes() else floats)
+
+    def blocks(self, name: str) -> StoredBlocks | None:
+        """See `KeepsBlocks`: layers of 4-bit codes; None for the others."""
+        return self._int4_matrix(name).blocks() if self._is_int4(name) else None
 
     def names(self) -> Sequence[str]:
         """Names of the tensors the model needs, in order of use."""
@@ -104,10 +122,11 @@ class SafetensorsCheckpoint:
             CorruptWeights: there is no such tensor.
             UnsupportedModel: it is stored in a format other than float32, float16 and bfloat16.
         """
-        entry = self._entries.get(name)
-        if entry is None:
-            raise CorruptWeights(f"{self._folder}: has no tensor {name}; download the model again")
-        if entry.storage not in _BYTES_PER_VALUE:
+        return self._int4_matrix(name).values() if self._is_int4(name) else self._floats(name)
+
+    def _floats(self, name: str) -> np.ndarray:
+        entry = self._entry(name)
+        if entry.storage not in _BYTES_PER_VALUE or entry.storage in _WHOLE:
             raise UnsupportedModel(
                 f"{self._folder}: {name} is stored as {entry.storage}; take the model in bfloat16, float16 or float32"
             )
@@ -117,6 +136,37 @@ class SafetensorsCheckpoint:
             return (upper.astype(np.uint32) << 16).view(np.float32).reshape(entry.shape)
         kind = np.float32 if entry.storage == "F32" else np.float16
         return np.frombuffer(entry.data, kind, count, entry.start).astype(np.float32).reshape(entry.shape)
+
+    def _stored(self, name: str) -> np.ndarray:
+        """A tensor of whole numbers as it is, one of floats as float32."""
+        entry = self._entry(name)
+        if entry.storage not in _WHOLE:
+            return self._floats(name)
+        count = math.prod(entry.shape)
+        return np.frombuffer(entry.data, _WHOLE[entry.storage], count, entry.start).reshape(entry.shape)
+
+    def _entry(self, name: str) -> _Entry:
+        entry = self._entries.get(name)
+        if entry is None:
+            raise CorruptWeights(f"{self._folder}: has no tensor {name}; download the model again")
+        return entry
+
+    def _is_int4(self, name: str) -> bool:
+        return self._int4 is not None and f"{name.removesuffix('weight')}{self._int4.stem}" in self._entries
+
+    def _int4_matrix(self, name: str) -> Int4Matrix:
+        assert self._int4 is not None
+        return self._int4.matrix(name.removesuffix(".weight"), self._stored, self._entries)
+
+    def _int4_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name to shape of every weight that is stored as 4-bit codes."""
+        if self._int4 is None:
+            return {}
+        end = f".{self._int4.stem}"
+        return {
+            f"{name.removesuffix(end)}.weight": self._int4.shape(entry.shape)
+            for name, entry in self._entries.items() if name.endswith(end)
+        }  # fmt: skip
 
 
 def _config_values(folder: Path) -> dict[str, Any]:

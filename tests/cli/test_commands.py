@@ -59,7 +59,7 @@ def test_generate_streams_text_and_closes_with_a_table():
     result = runner.invoke(app, arguments)
     assert result.exit_code == 0
     assert result.stdout == json.loads(invoke(*arguments, "--json"))["text"] + "\n"
-    for words in ("tokens/s", "acceptance length", "speed-up, theory", "same text", "Drafting", "bfloat16"):
+    for words in ("tokens/s", "acceptance length", "speed-up, theory", "same text", "Drafting", "gguf"):
         assert words in result.stderr
 
 

@@ -14,12 +14,29 @@ def stored(storage):
 
 
 @pytest.mark.parametrize(
-    ("storage", "dtype"), [("BF16", "bfloat16"), ("F32", "float32"), ("F16", "float32"), ("Q4_K", "bfloat16")]
+    ("storage", "dtype"), [("BF16", "bfloat16"), ("F32", "float32"), ("F16", "float32"), ("IQ2_S", "bfloat16")]
 )
 def test_the_kernels_hold_what_the_file_says(storage, dtype):
     choice = choose_dtype("auto", stored(storage), "numba", "cpu")
     assert choice.name == dtype
     assert choice.reason
+
+
+@pytest.mark.parametrize(
+    ("storage", "others", "head_dim", "dtype"),
+    [
+        ("Q4_K", {"Q6_K", "F32"}, 64, "gguf"),
+        ("Q4_K", {"IQ2_S"}, 64, "bfloat16"),
+        ("Q4_K", set(), 16, "bfloat16"),
+        ("BF16", {"Q8_0"}, 64, "bfloat16"),
+    ],
+)
+def test_blocks_are_multiplied_as_they_are_where_every_kind_has_a_kernel(storage, others, head_dim, dtype):
+    checkpoint = stored(storage)
+    checkpoint.config = small_config(head_dim=head_dim)
+    checkpoint.storages, checkpoint.blocks = frozenset({storage, *others}), lambda name: None
+    assert choose_dtype("auto", checkpoint, "numba", "cpu").name == dtype
+    assert choose_dtype("auto", checkpoint, "torch", "cpu").name in ("bfloat16", "float32")
 
 
 def test_float32_must_fit_into_half_of_the_free_memory(monkeypatch):

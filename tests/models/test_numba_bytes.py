@@ -94,12 +94,14 @@ def test_a_group_is_rounded_by_its_own_largest_value():
     rows[1, 40] = 1000.0
     rows[2, 32:64] = 0.0
     codes = rounded(rows)
-    values, scales = codes.values.reshape(9, 32).astype(np.float32), codes.scales.reshape(9, 1)
+    values, scales = codes.values.reshape(9, 32).astype(np.float32), codes.scales.reshape(9, 2)[:, :1]
     groups = rows.reshape(9, 32)
     largest = np.abs(groups).max(axis=1, keepdims=True)
     np.testing.assert_allclose(scales, largest / 127, rtol=1e-6)
     assert (np.abs(values * scales - groups) <= largest / 254 * 1.0001).all()
     assert np.array_equal(codes.offsets, -128 * codes.values.reshape(9, 32).astype(np.int32).sum(axis=1))
+    assert np.array_equal(codes.scales[::2], codes.scales[1::2])
+    assert np.array_equal(codes.halves, -128 * codes.values.reshape(18, 16).astype(np.int32).sum(axis=1))
     out = np.zeros(96, np.float32)
     entry(operand.read_row.py_func)(codes, 1, 96, out)
     assert np.array_equal(out, (values * scales).reshape(3, 96)[1])
@@ -119,7 +121,7 @@ def test_products_are_the_rounded_rows_times_the_stored_weights(num_rows):
         codes, 2, num_rows, depth, gemm.pack(stored), 0, column_scales, column_scales[:0], 0, out, 0, padded, 0,
         padded // 32, True, np.zeros(1, np.float32),
     )  # fmt: skip
-    x = codes.values.astype(np.float64) * np.repeat(codes.scales, 32)
+    x = codes.values.astype(np.float64) * np.repeat(codes.scales, 16)
     expected = 1 + x.reshape(-1, depth)[2:] @ ((stored.astype(np.float64) - 128) * scales[:, None]).T
     np.testing.assert_allclose(out.reshape(num_rows, padded)[:, :columns], expected, atol=1e-4)
 

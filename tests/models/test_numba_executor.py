@@ -46,7 +46,7 @@ def run(model, cache, *parts, taps=()):
     return output.logits.copy(), output.taps
 
 
-@pytest.mark.parametrize("model_type", ["llama", "qwen2"])
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("changes", [{}, {"head_dim": 64, "num_attention_heads": 2}, {"tie_word_embeddings": False}])
 def test_float32_logits_equal_the_reference(model_type, changes):
     torch_executor = pytest.importorskip("paceline.models.torch_executor")

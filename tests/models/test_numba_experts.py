@@ -11,7 +11,7 @@ from paceline.theory.experts import expected_experts
 from tests.fakes import RandomCheckpoint, mixture_config
 
 TOKENS = np.random.default_rng(1).integers(0, 131, 60).tolist()
-FAMILIES = ("qwen2_moe", "mixtral")
+FAMILIES = ("qwen2_moe", "qwen3_moe", "mixtral")
 pytestmark = pytest.mark.usefixtures("own_weight_cache")
 
 

@@ -5,6 +5,7 @@ The logits it returns live in a buffer of the model and hold until its next pass
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,15 @@ from paceline.models.numba_executor.experts import ExpertScratch
 from paceline.models.numba_executor.forward import Batch, Scratch, Shape, Weights, num_counters
 from paceline.models.numba_executor.gemm import PANEL
 from paceline.models.numba_executor.kernel_cache import compiled_forward
-from paceline.models.numba_executor.operand import new_operand
+from paceline.models.numba_executor.operand import Operand, new_operand
 from paceline.models.numba_executor.team import Team
-from paceline.models.numba_executor.weights import ROUNDS, load_weights, shape_of
+from paceline.models.numba_executor.weights import BLOCKS, ROUNDS, load_weights, shape_of
 from paceline.models.rope import inverse_frequencies
 from paceline.models.rows import Part, build_rows
 from paceline.types import Progress
 
+MakeOperand = Callable[[int], Operand]
+"""Room for so many activations, in the form that a dtype's products read."""
 NOT_WEIGHED = np.zeros(0, np.float32)
 """Where a pass would add up attention per page, in a pass that does not."""
 
@@ -96,8 +99,9 @@ class NumbaModel:
         self._shape = shape_of(checkpoint.config)
         self.dtype_choice = choose_dtype(dtype, checkpoint, "numba", "cpu")
         dtype = self.dtype_choice.name
-        self._rounds = dtype in ROUNDS
-        self._cache_dtype = _cache_dtype(kv_cache_dtype, "float16" if self._rounds else "float32")
+        rounds = dtype in ROUNDS
+        self._operand = partial(new_operand, rounds=rounds, fine=dtype == BLOCKS)
+        self._cache_dtype = _cache_dtype(kv_cache_dtype, "float16" if rounds else "float32")
         no_tables = np.zeros(0, np.float32)
         self._weights = Weights(**load(checkpoint, dtype, progress), rope_cos=no_tables, rope_sin=no_tables)
         self._team = Team(num_threads)
@@ -218,7 +222,7 @@ class NumbaModel:
         if self._scratch is None or any(n > r for n, r in zip(need, self._room, strict=True)):
             need = (num_rows, asked, context if context <= self._room[2] else 2 * context, num_taps * num_rows)
             self._room = tuple(max(n, r) for n, r in zip(need, self._room, strict=True))
-            self._scratch = _new_scratch(self._shape, self._rounds, self._team.num_threads, *self._room)
+            self._scratch = _new_scratch(self._shape, self._operand, self._team.num_threads, *self._room)
         self._counters.reverse()
         self._counters[0][:] = 0
         return self._scratch._replace(counters=self._counters[0])
@@ -236,9 +240,9 @@ def _cache_dtype(name: str, default: str) -> str:
 
 
 def _new_scratch(
-    shape: Shape, rounds: bool, num_threads: int, rows: int, asked: int, context: int, tapped_rows: int
+    shape: Shape, operand: MakeOperand, num_threads: int, rows: int, asked: int, context: int, tapped_rows: int
 ) -> Scratch:
-    """Buffers for passes up to these sizes; with `rounds` activations are rounded for the products."""
+    """Buffers for passes up to these sizes; `operand` makes those that products read."""
 
     def floats(*size: int) -> np.ndarray:
         return np.empty(size, np.float32)
@@ -247,10 +251,10 @@ def _new_scratch(
     return Scratch(
         counters=np.zeros(0, np.int64),
         hidden=floats(rows * shape.hidden),
-        normed=new_operand(max(rows, asked) * shape.hidden, rounds),
+        normed=operand(max(rows, asked) * shape.hidden),
         qkv=floats(rows * shape.qkv),
-        mixed=new_operand(rows * shape.heads * shape.head_dim, rounds),
-        inner=new_operand(rows * shape.inner, rounds),
+        mixed=operand(rows * shape.heads * shape.head_dim),
+        inner=operand(rows * shape.inner),
         logits=floats(asked * shape.vocab),
         taps=floats(tapped_rows * shape.hidden),
         page_mass=NOT_WEIGHED,
@@ -263,11 +267,11 @@ def _new_scratch(
         page_starts=np.empty((num_threads, pages + 1 + PAGES_AHEAD), np.int64),
         value_starts=np.empty((num_threads, (pages + 1) * PAGE_SIZE), np.int64),
         sums=floats(num_threads, query_heads * 2 * shape.head_dim),
-        experts=_expert_scratch(shape, rounds, rows),
+        experts=_expert_scratch(shape, operand, rows),
     )
 
 
-def _expert_scratch(shape: Shape, rounds: bool, rows: int) -> ExpertScratch:
+def _expert_scratch(shape: Shape, operand: MakeOperand, rows: int) -> ExpertScratch:
     def floats(size: int) -> np.ndarray:
         return np.empty(size, np.float32)
 
@@ -284,10 +288,10 @@ def _expert_scratch(shape: Shape, rounds: bool, rows: int) -> ExpertScratch:
         order=numbers(pairs),
         starts=numbers(shape.experts + 1),
         active=numbers(shape.experts + 1),
-        sorted=new_operand(pairs * shape.hidden, rounds),
-        inner=new_operand(pairs * shape.inner, rounds),
+        sorted=operand(pairs * shape.hidden),
+        inner=operand(pairs * shape.inner),
         out=floats(pairs * shape.hidden),
-        shared_inner=new_operand(shared_rows * shape.shared_inner, rounds),
+        shared_inner=operand(shared_rows * shape.shared_inner),
         shared_out=floats(shared_rows * shape.hidden),
         touched=numbers(shape.layers),
     )

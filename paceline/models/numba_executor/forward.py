@@ -50,6 +50,8 @@ class Shape(NamedTuple):
 class Weights(NamedTuple):
     """Packed panels, their scales per output column, and vectors; one flat array per kind over all layers.
 
+    `query_norm` and `key_norm` [layers, head_dim] are empty where heads have no norm of their own.
+
     Panels are an array of numbers, or `Blocks` as a GGUF file has them, whose arrays of scales are empty.
     `gate_up` interleaves panels: gate panel 0, up panel 0, gate panel 1, ... `qkv` stacks query, key and value rows.
     Experts are matrices of `gate_up` and `down` like layers: number layer * experts + expert.
@@ -70,6 +72,8 @@ class Weights(NamedTuple):
     down_scales: np.ndarray
     attention_norm: np.ndarray
     mlp_norm: np.ndarray
+    query_norm: np.ndarray
+    key_norm: np.ndarray
     final_norm: np.ndarray
     experts: ExpertWeights
     rope_cos: np.ndarray
@@ -119,11 +123,14 @@ class Scratch(NamedTuple):
 
 
 @kernel
-def _place_row(row, layer, shape, weights, batch, qkv, keys, values, layer_stride):
-    """Rotate a row's queries and keys and write its key and value into the cache."""
+def _place_row(row, layer, shape, eps, weights, batch, qkv, keys, values, layer_stride):
+    """Norm (where the model does) and rotate a row's queries and keys; write its key and value into the cache."""
     dim, half = shape.head_dim, shape.head_dim // 2
     start = row * shape.qkv
     for head in range(shape.heads + shape.kv_heads):
+        if len(weights.query_norm) > 0:
+            norm = weights.query_norm if head < shape.heads else weights.key_norm
+            norm_row(qkv, start + head * dim, norm, layer * dim, dim, eps, qkv, start + head * dim)
         rotate(qkv, start + head * dim, weights.rope_cos, weights.rope_sin, batch.positions[row] * half, half)
     page, place = divmod(batch.slots[row], PAGE_SIZE)
     for head in range(shape.kv_heads):
@@ -147,12 +154,12 @@ def _norm_rows(scratch, phase, thread, num_threads, num_rows, weight, weight_sta
 
 
 @kernel
-def _place_rows(phase, layer, num_threads, num_rows, shape, weights, batch, scratch, keys, values, layer_stride):
+def _place_rows(phase, layer, num_threads, num_rows, shape, eps, weights, batch, scratch, keys, values, layer_stride):
     size = chunk(num_rows, num_threads)
     first = take(scratch.counters, phase, size, num_rows)
     while first >= 0:
         for row in range(first, min(first + size, num_rows)):
-            _place_row(row, layer, shape, weights, batch, scratch.qkv, keys, values, layer_stride)
+            _place_row(row, layer, shape, eps, weights, batch, scratch.qkv, keys, values, layer_stride)
         first = take(scratch.counters, phase, size, num_rows)
 
 
@@ -190,7 +197,9 @@ def _layer(layer, met, thread, num_threads, num_rows, shape, eps, weights, batch
         weights.qkv_bias, layer, shape.qkv, scratch.qkv, False, scratch.wide[thread],
     )  # fmt: skip
     met = barrier(counters, met, num_threads)
-    _place_rows(phase + 2, layer, num_threads, num_rows, shape, weights, batch, scratch, keys, values, layer_stride)
+    _place_rows(
+        phase + 2, layer, num_threads, num_rows, shape, eps, weights, batch, scratch, keys, values, layer_stride
+    )
     met = barrier(counters, met, num_threads)
     _attend_rows(phase + 3, layer, thread, num_threads, num_rows, shape, batch, scratch, keys, values, layer_stride)
     met = barrier(counters, met, num_threads)

@@ -113,7 +113,7 @@ def _sums_of_bytes(context, builder, w, w_pointer, depth, rows_of) -> list[ir.Va
     """Integer sums of four products at a time over a group, then one fused multiply-add with the group's scale."""
     dot, steps = dot8.choose_dot(context), GROUP // dot8.BYTES
     groups = builder.sdiv(depth, _I64(GROUP))
-    x_rows, scales, offsets = rows_of(0, depth), rows_of(1, groups), rows_of(2, groups)
+    x_rows, scales, offsets = rows_of(0, depth), rows_of(1, builder.mul(groups, _I64(2))), rows_of(2, groups)
 
     def group(number, sums):
         def step(k, totals):
@@ -130,7 +130,8 @@ def _sums_of_bytes(context, builder, w, w_pointer, depth, rows_of) -> list[ir.Va
         starts = [dot8.splat_ir(builder, builder.gep(row, [number])) for row in offsets for _ in range(2)]
         totals = v.accumulate_ir(builder, _I64(steps), starts, step)
         totals = [builder.sitofp(total, v.VECTOR_IR) for total in totals]
-        factors = [v.splat_ir(builder, builder.load(builder.gep(row, [number]))) for row in scales]
+        pair = builder.mul(number, _I64(2))  # both halves of a group have the same scale here
+        factors = [v.splat_ir(builder, builder.load(builder.gep(row, [pair]))) for row in scales]
         return [v.fma_ir(builder, total, factors[i // 2], sums[i]) for i, total in enumerate(totals)]
 
     return v.accumulate_ir(builder, groups, [v.ZERO] * (2 * len(x_rows)), group)

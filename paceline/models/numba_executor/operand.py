@@ -1,9 +1,9 @@
-"""Activations as a product reads them: floats as they are, or rounded to 8 bits in groups of 32.
+"""Activations as a product reads them: floats as they are, or rounded to 8 bits in groups of 32 or 16.
 
-In the dtypes ``w8a8`` and ``gguf`` each 32 activations of a row share a scale, largest magnitude / 127, so that a few
-large ones spoil their own group only (the same groups as llama.cpp's Q8_0). Rounding looks at one row's group and
-nothing else, and products of integers are exact, so a row's result still does not depend on which rows share its pass.
-Not the place for the products (`gemm.py`).
+In the dtype ``w8a8`` each 32 activations of a row share a scale, largest magnitude / 127, so that a few large ones
+spoil their own group only (the same groups as llama.cpp's Q8_0); in ``gguf`` each 16 do, which halves what rounding
+costs. Rounding looks at one row's group and nothing else, and products of integers are exact, so a row's result still
+does not depend on which rows share its pass. Not the place for the products (`gemm.py`).
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
@@ -31,24 +31,26 @@ class Operand(NamedTuple):
 
     Attributes:
         values: flat [rows, depth], float32, or int8 codes.
-        scales: flat [rows, depth / 32] float32, what a group's codes are multiplied with; empty for floats.
-        offsets: flat [rows, depth / 32] int32, -128 times the sum of a group's codes: takes back what weights stored
+        scales: flat [rows, depth / 16] float32, what 16 codes are multiplied with; empty for floats.
+        offsets: flat [rows, depth / 32] int32, -128 times the sum of 32 codes: takes back what weights stored
             as unsigned bytes have too much. Empty for floats.
-        halves: flat [rows, depth / 16] int32, the same for half a group: blocks with a scale per 16 weights need it.
-            Empty for floats.
+        halves: flat [rows, depth / 16] int32, the same for 16 codes. Empty for floats.
+        fine: 1 where 16 activations share a scale, 0 where 32 do (both halves then have the same).
     """
 
     values: np.ndarray
     scales: np.ndarray
     offsets: np.ndarray
     halves: np.ndarray
+    fine: int
 
 
-def new_operand(size: int, rounds: bool) -> Operand:
-    """Room for `size` (rows times depth) activations, as floats or as codes."""
+def new_operand(size: int, rounds: bool, fine: bool = False) -> Operand:
+    """Room for `size` (rows times depth) activations, as floats or as codes, with `fine` scaled by 16 and not by 32."""
     groups = size // GROUP if rounds else 0
     values = np.empty(size, np.int8 if rounds else np.float32)
-    return Operand(values, np.empty(groups, np.float32), np.empty(groups, np.int32), np.empty(2 * groups, np.int32))
+    scales, halves = np.empty(2 * groups, np.float32), np.empty(2 * groups, np.int32)
+    return Operand(values, scales, np.empty(groups, np.int32), halves, int(fine))
 
 
 @intrinsic
@@ -77,18 +79,25 @@ def _put_floats(operand, row, depth, column, source, start, size):
         v.store(operand.values, row * depth + column + i, v.load(source, start + i))
 
 
+@kernel
+def _put_half(operand, at, lanes, largest):
+    """Sixteen activations, the largest of magnitude `largest`, from index `at` on; returns -128 times their sum."""
+    factor = HIGHEST / largest if largest > SMALLEST else np.float32(0)
+    total = -128 * _store_codes(operand.values, at, lanes, factor)
+    operand.scales[at // v.LANES] = largest / HIGHEST
+    operand.halves[at // v.LANES] = total
+    return total
+
+
 def _put_codes(operand, row, depth, column, source, start, size):
     for i in range(0, size, GROUP):
         low, high = v.load(source, start + i), v.load(source, start + i + v.LANES)
-        largest = v.max_lanes(v.maximum(_magnitude(low), _magnitude(high)))
-        factor = HIGHEST / largest if largest > SMALLEST else np.float32(0)
+        first, second = v.max_lanes(_magnitude(low)), v.max_lanes(_magnitude(high))
+        if operand.fine == 0:
+            first = second = max(first, second)
         at = row * depth + column + i
-        first = -128 * _store_codes(operand.values, at, low, factor)
-        second = -128 * _store_codes(operand.values, at + v.LANES, high, factor)
-        operand.scales[at // GROUP] = largest / HIGHEST
-        operand.offsets[at // GROUP] = first + second
-        operand.halves[at // v.LANES] = first
-        operand.halves[at // v.LANES + 1] = second
+        total = _put_half(operand, at, low, first) + _put_half(operand, at + v.LANES, high, second)
+        operand.offsets[at // GROUP] = total
 
 
 def put(operand, row, depth, column, source, start, size):
@@ -111,16 +120,16 @@ def copy_row(source, row, target, place, depth):
         target.values[place * depth + i] = source.values[row * depth + i]
     groups = depth // GROUP if len(source.scales) > 0 else 0
     for i in range(groups):
-        target.scales[place * groups + i] = source.scales[row * groups + i]
         target.offsets[place * groups + i] = source.offsets[row * groups + i]
         for half in range(2):
-            target.halves[2 * (place * groups + i) + half] = source.halves[2 * (row * groups + i) + half]
+            to, at = 2 * (place * groups + i) + half, 2 * (row * groups + i) + half
+            target.scales[to], target.halves[to] = source.scales[at], source.halves[at]
 
 
 @kernel
 def read_row(source, row, depth, out):
     """out[0:depth] = a row as floats."""
-    groups = depth // GROUP if len(source.scales) > 0 else 0
+    groups = depth // v.LANES if len(source.scales) > 0 else 0
     for i in range(depth):
         value = np.float32(source.values[row * depth + i])
-        out[i] = value * source.scales[row * groups + i // GROUP] if groups else value
+        out[i] = value * source.scales[row * groups + i // v.LANES] if groups else value

@@ -38,10 +38,10 @@ BLOCKS = "gguf"
 """The dtype of matrices in the blocks of a file."""
 ROUNDS = ("w8a8", BLOCKS)
 """Dtypes that round activations, in groups of 32."""
-LAYOUT = 1
+LAYOUT = 2
 """Raise it when the packing changes: converted weights of another layout are made anew."""
 
-SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen2_moe", "mixtral")
+SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "mixtral")
 
 
 def shape_of(config: ModelConfig) -> Shape:
@@ -304,6 +304,9 @@ def _vectors(checkpoint: Checkpoint, shape: Shape) -> Iterator[tuple[str, np.nda
     yield "attention_norm", np.concatenate([checkpoint.tensor(p + "input_layernorm.weight") for p in layers])
     yield "mlp_norm", np.concatenate([checkpoint.tensor(p + "post_attention_layernorm.weight") for p in layers])
     yield "final_norm", checkpoint.tensor("model.norm.weight")
+    for name, part in (("query_norm", "q_norm"), ("key_norm", "k_norm")):
+        norms = [checkpoint.tensor(f"{p}self_attn.{part}.weight") for p in layers if checkpoint.config.qk_norm]
+        yield name, _flat([np.zeros(0, np.float32), *norms])
     bias = np.zeros((shape.layers if checkpoint.config.attention_bias else 0, shape.qkv), np.float32)
     for i in range(len(bias)):
         stacked = np.concatenate([checkpoint.tensor(f"{layers[i]}self_attn.{x}_proj.bias") for x in "qkv"])

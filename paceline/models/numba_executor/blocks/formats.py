@@ -31,6 +31,7 @@ class BlockFormat:
         stepped: whether scales are whole numbers under a float16 number per 256 weights.
         signed: whether those whole numbers are signed.
         shifts: whether there is a shift besides the scale.
+        zero_points: whether a shift is stored as the code of a weight of 0: it is minus the scale times that.
         table: what the sixteen codes stand for (then `zero` is that of the table's entries); empty for themselves.
     """
 
@@ -41,6 +42,7 @@ class BlockFormat:
     stepped: bool = False
     signed: bool = False
     shifts: bool = False
+    zero_points: bool = False
     table: tuple[int, ...] = ()
 
     @property
@@ -82,11 +84,15 @@ class BlockFormat:
 _IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _IQ4 = tuple(128 + value for value in _IQ4_VALUES)
 
+INT4 = "INT4"
+"""The name here of blocks of 32 codes with a scale and a zero point, as GPTQ and AWQ have them; GGUF has no such."""
+
 FORMATS = {
     f.name: f
     for f in (
         BlockFormat("Q4_0", (4,), zero=8),
         BlockFormat("Q4_1", (4,), shifts=True),
+        BlockFormat(INT4, (4,), shifts=True, zero_points=True),
         BlockFormat("Q5_0", (4, 1), zero=16),
         BlockFormat("Q5_1", (4, 1), shifts=True),
         BlockFormat("Q8_0", (8,), zero=128),
@@ -99,7 +105,7 @@ FORMATS = {
         BlockFormat("IQ4_XS", (4,), zero=128, stepped=True, signed=True, table=_IQ4),
     )
 }
-"""By GGUF's names."""
+"""By GGUF's names and `INT4`."""
 
 NAMES = tuple(FORMATS)
 """Their order is their number in files of converted weights."""

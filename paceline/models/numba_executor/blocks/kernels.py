@@ -25,10 +25,9 @@ from paceline.models.numba_executor.kernel import entry, kernel_sources
 TILE_ROWS = 8
 """Most rows of activations that one call multiplies."""
 
-TILE_SIGNATURE = types.void(*[types.int64] * 11)
-"""Rows (1 to 8) and groups; addresses of the first row's codes, scales, offsets and halves (`Operand`); of the panel,
-of the bias of its 32 outputs (0 for none), of the output; elements from a row of it to the next; 1 to add to what it
-holds."""
+TILE_SIGNATURE = types.void(*[types.int64] * 10)
+"""Rows (1 to 8) and groups; addresses of the first row's codes, scales and halves (`Operand`), of the panel, of the
+bias of its 32 outputs (0 for none), of the output; elements from a row of it to the next; 1 to add to what it holds."""
 ROW_SIGNATURE = types.void(*[types.int64] * 4)
 """Groups; address of the panel; which of its 32 rows; address of the floats to write."""
 
@@ -43,23 +42,24 @@ def _pointer(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type, offset: ir
 
 
 @intrinsic(prefer_literal=True)
-def _multiply(typingctx, rows, form, groups, codes, scales, offsets, halves, panel, bias, out, stride, add):
+def _multiply(typingctx, rows, form, groups, codes, scales, halves, panel, bias, out, stride, add):
     """The products of `rows` (a literal) rows with a panel in the format named `form` (a literal)."""
     if not isinstance(rows, types.IntegerLiteral) or not isinstance(form, types.StringLiteral):
         return None
     count, fmt = rows.literal_value, FORMATS[form.literal_value]
 
     def emit(context, builder, sig, args):
-        groups, codes, scales, offsets, halves, panel, bias, out, stride, add = args[2:]
+        groups, codes, scales, halves, panel, bias, out, stride, add = args[2:]
 
         def row_pointers(address, kind, per_group):
             size = builder.mul(groups, _I64(per_group))
             return [_pointer(builder, address, kind, builder.mul(size, _I64(row))) for row in range(count)]
 
-        totals = row_pointers(offsets, ir.IntType(32), 1) if fmt.span == 32 else row_pointers(halves, ir.IntType(32), 2)
         rows = Activations(
-            row_pointers(codes, ir.IntType(8), 32), row_pointers(scales, ir.FloatType(), 1), totals
-        )  # fmt: skip
+            row_pointers(codes, ir.IntType(8), 32),
+            row_pointers(scales, ir.FloatType(), 2),
+            row_pointers(halves, ir.IntType(32), 2),
+        )
         sums = emit_sums(context, builder, fmt, _pointer(builder, panel, ir.IntType(8)), groups, rows)
         sums = _where(builder, bias, sums, lambda i: _pointer(builder, bias, ir.FloatType(), _I64(i % 2 * v.LANES)))
 
@@ -71,7 +71,7 @@ def _multiply(typingctx, rows, form, groups, codes, scales, offsets, halves, pan
             v.store_ir(builder, total, place(i))
         return context.get_dummy_value()
 
-    return types.void(rows, form, *[types.int64] * 10), emit
+    return types.void(rows, form, *[types.int64] * 9), emit
 
 
 def _where(builder: ir.IRBuilder, flag: ir.Value, sums: list[ir.Value], place: Callable) -> list[ir.Value]:
@@ -109,23 +109,23 @@ def _read(typingctx, form, groups, panel, column, out):
 def make_tile(form: str) -> Callable[..., None]:
     """The kernel for up to 8 rows and a panel in the format named `form`, see `TILE_SIGNATURE`."""
 
-    def tile(rows, groups, codes, scales, offsets, halves, panel, bias, out, stride, add):
+    def tile(rows, groups, codes, scales, halves, panel, bias, out, stride, add):
         if rows == 1:
-            _multiply(1, form, groups, codes, scales, offsets, halves, panel, bias, out, stride, add)
+            _multiply(1, form, groups, codes, scales, halves, panel, bias, out, stride, add)
         elif rows == 2:
-            _multiply(2, form, groups, codes, scales, offsets, halves, panel, bias, out, stride, add)
+            _multiply(2, form, groups, codes, scales, halves, panel, bias, out, stride, add)
         elif rows == 3:
-            _multiply(3, form, groups, codes, scales, offsets, halves, panel, bias, out, stride, add)
+            _multiply(3, form, groups, codes, scales, halves, panel, bias, out, stride, add)
         elif rows == 4:
-            _multiply(4, form, groups, codes, scales, offsets, halves, panel, bias, out, stride, add)
+            _multiply(4, form, groups, codes, scales, halves, panel, bias, out, stride, add)
         elif rows == 5:
-            _multiply(5, form, groups, codes, scales, offsets, halves, panel, bias, out, stride, add)
+            _multiply(5, form, groups, codes, scales, halves, panel, bias, out, stride, add)
         elif rows == 6:
-            _multiply(6, form, groups, codes, scales, offsets, halves, panel, bias, out, stride, add)
+            _multiply(6, form, groups, codes, scales, halves, panel, bias, out, stride, add)
         elif rows == 7:
-            _multiply(7, form, groups, codes, scales, offsets, halves, panel, bias, out, stride, add)
+            _multiply(7, form, groups, codes, scales, halves, panel, bias, out, stride, add)
         else:
-            _multiply(8, form, groups, codes, scales, offsets, halves, panel, bias, out, stride, add)
+            _multiply(8, form, groups, codes, scales, halves, panel, bias, out, stride, add)
 
     return _compiled(tile, TILE_SIGNATURE)
 

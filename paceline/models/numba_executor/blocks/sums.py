@@ -1,8 +1,8 @@
 """The inner loop over a panel of blocks, as LLVM code for one format and one number of rows.
 
-Per group of 32 weights: integer sums of code times activation, exact in any order and with any instruction; made
-floats, times the weights' scale, and added with one fused multiply-add by the activations' scale. A shift of the
-weights adds shift * (sum of the group's activations). Groups follow one another in one order, so a row's result
+Per 16 weights: integer sums of code times activation, exact in any order and with any instruction; made floats, times
+the activations' scale. Per span: added with one fused multiply-add by the weights' scale. A shift of the weights adds
+shift * (sum of the span's activations). Groups follow one another in one order, so a row's result
 depends, bit for bit, neither on the rows beside it nor on the processor. Not for what calls it (`kernels.py`).
 """
 
@@ -22,17 +22,19 @@ from paceline.models.numba_executor.blocks.lookup import look_up
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 _SHORTS = ir.VectorType(ir.IntType(16), LINE // 2)
 _HALVES = range(PANEL // v.LANES)
+_PARTS = 2
+"""Scales of activations in a group."""
 PREFETCH_BYTES = 8192
 """How far ahead weights are asked for from memory; the processor's own prefetching stops at every 4 KiB page."""
 OFFSET_BITS = 7
-"""`Operand.offsets` are sums times -2^7."""
+"""`Operand.halves` are sums times -2^7."""
 
 Pair = list[ir.Value]
 """A vector for rows 0 to 15 of the panel, and one for 16 to 31."""
 
 
 class Activations(NamedTuple):
-    """Pointers to the first element of every row: codes, scales, and sums times -128 per group or per half group."""
+    """Pointers to the first element of every row: codes; scales, and sums times -128, of every 16 codes."""
 
     codes: list[ir.Value]
     scales: list[ir.Value]
@@ -83,22 +85,24 @@ class _Emitter:
         return self._halves_at(unit, 0), self._back(self._halves_at(unit, 2 * PANEL)) if self.form.shifts else None
 
     def group(self, group: _Group, rows: Activations, sums: list[ir.Value]) -> list[ir.Value]:
-        """The sums after one more group."""
-        builder, spans = self.builder, GROUP // self.form.span
+        """The sums after one more group, half by half: 16 activations share a scale."""
+        builder = self.builder
         for line in range(0, self.form.group_bytes, LINE):
             v.prefetch_ir(builder, builder.gep(group.start, [_I64(line + PREFETCH_BYTES)]))
-        steps = STEPS // spans
-        registers = self.registers(group.start)
-        factors = [v.splat_ir(builder, builder.load(builder.gep(row, [group.number]))) for row in rows.scales]
-        for span in range(spans):
-            at = builder.add(builder.mul(group.number, _I64(spans)), _I64(span))
+        registers, parts, shift = self.registers(group.start), None, None
+        for half in range(_PARTS):
+            at = builder.add(builder.mul(group.number, _I64(_PARTS)), _I64(half))
+            factors = [v.splat_ir(builder, builder.load(builder.gep(row, [at]))) for row in rows.scales]
             offsets = [dot8.splat_ir(builder, builder.gep(row, [at])) for row in rows.sums]
             totals = [self._start(offset) for offset in offsets for _ in _HALVES]
-            for step in range(span * steps, (span + 1) * steps):
+            for step in range(half * STEPS // _PARTS, (half + 1) * STEPS // _PARTS):
                 totals = self._dots(registers(step), step, group, rows, totals)
-            sums = self._scaled(totals, self._scales(group, span), factors, sums)
+            parts = self._times(totals, [factor for factor in factors for _ in _HALVES], parts)
             if self.form.shifts:
-                sums = self._shifted(offsets, self._shifts(group, span), factors, sums)
+                shift = self._times(offsets, factors, shift)
+            if half == _PARTS - 1 or self.form.span < GROUP:
+                sums = self._scaled(parts, shift, group, half, sums)
+                parts = shift = None
         return sums
 
     def _start(self, offset: ir.Value) -> ir.Value:
@@ -114,15 +118,23 @@ class _Emitter:
         codes = [dot8.splat_ir(builder, builder.gep(row, [at])) for row in rows.codes]
         return [self.dot(builder, total, pair[i % 2], codes[i // 2]) for i, total in enumerate(totals)]
 
-    def _scaled(self, totals: list[ir.Value], scales: Pair, factors: list[ir.Value], sums: list[ir.Value]) -> list:
-        builder = self.builder
-        floats = [builder.fmul(builder.sitofp(t, v.VECTOR_IR), scales[i % 2]) for i, t in enumerate(totals)]
-        return [v.fma_ir(builder, x, factors[i // 2], sums[i]) for i, x in enumerate(floats)]
+    def _times(self, totals: list[ir.Value], factors: list[ir.Value], old: list[ir.Value] | None) -> list[ir.Value]:
+        """Integers as floats times the activations' scales, added to `old`."""
+        floats = [self.builder.sitofp(total, v.VECTOR_IR) for total in totals]
+        if old is None:
+            return [self.builder.fmul(x, factor) for x, factor in zip(floats, factors, strict=True)]
+        return [v.fma_ir(self.builder, x, factor, y) for x, factor, y in zip(floats, factors, old, strict=True)]
 
-    def _shifted(self, offsets: list[ir.Value], shifts: Pair, factors: list[ir.Value], sums: list[ir.Value]) -> list:
-        builder = self.builder
-        totals = [builder.fmul(builder.sitofp(o, v.VECTOR_IR), f) for o, f in zip(offsets, factors, strict=True)]
-        return [v.fma_ir(builder, shifts[i % 2], totals[i // 2], old) for i, old in enumerate(sums)]
+    def _scaled(self, parts: list[ir.Value], shift: list[ir.Value] | None, group: _Group, half: int,
+                sums: list[ir.Value]) -> list[ir.Value]:  # fmt: skip
+        """The sums plus a span's products times the weights' scale, plus its activations times their shift."""
+        span = half if self.form.span < GROUP else 0
+        scales = self._scales(group, span)
+        sums = [v.fma_ir(self.builder, part, scales[i % 2], sums[i]) for i, part in enumerate(parts)]
+        if shift is None:
+            return sums
+        shifts = self._shifts(group, span)
+        return [v.fma_ir(self.builder, shifts[i % 2], shift[i // 2], old) for i, old in enumerate(sums)]
 
     def registers(self, start: ir.Value) -> Callable[[int], Pair]:
         """step -> the codes that it multiplies, looked up where the format has a table."""
@@ -161,6 +173,9 @@ class _Emitter:
         """Shifts divided by -128, exactly: they are multiplied with sums that are -128 times too large."""
         at = self.form.code_bytes + self.form.scale_bytes
         numbers = self._numbers(group, at, span, group.shifts, False)
+        if self.form.zero_points:
+            scales = self._scales(group, span)
+            numbers = [self.builder.fneg(self.builder.fmul(z, s)) for z, s in zip(numbers, scales, strict=True)]
         return numbers if self.form.stepped else self._back(numbers)
 
     def _back(self, pair: Pair) -> Pair:

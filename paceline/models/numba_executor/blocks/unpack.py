@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.models.numba_executor.blocks.formats import GROUP, BlockFormat
+from paceline.models.numba_executor.blocks.formats import GROUP, INT4, BlockFormat
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -19,7 +19,7 @@ class Codes:
     Attributes:
         codes: [n, k] uint8, before the format's table.
         scales: [n, k / unit] float16.
-        shifts: the same for shifts, with their sign; None without.
+        shifts: the same for shifts, with their sign, or for zero points; None without.
         scale_steps, shift_steps: [n, k / span] whole numbers that `scales` and `shifts` are multiplied with in stepped
             formats, uint8 or int8; else None.
     """
@@ -36,7 +36,8 @@ class Codes:
         codes = (table[self.codes] - form.zero).reshape(len(self.codes), -1, form.span)
         spans = codes * _spread(self.scales, self.scale_steps, form)[:, :, None]
         if self.shifts is not None:
-            spans += _spread(self.shifts, self.shift_steps, form)[:, :, None]
+            shifts = _spread(self.shifts, self.shift_steps, form)
+            spans += (-shifts * self.scales.astype(np.float32) if form.zero_points else shifts)[:, :, None]
         return spans.reshape(self.codes.shape)
 
 
@@ -168,6 +169,6 @@ def _iq4_xs(raw: np.ndarray) -> Codes:
 
 
 _READERS: dict[str, Callable[[np.ndarray], Codes]] = {
-    "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0, "IQ4_NL": _q4_0,
+    "Q4_0": _q4_0, "Q4_1": _q4_1, INT4: _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0, "IQ4_NL": _q4_0,
     "Q2_K": _q2_k, "Q3_K": _q3_k, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "IQ4_XS": _iq4_xs,
 }  # fmt: skip

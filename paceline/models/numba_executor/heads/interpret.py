@@ -45,7 +45,7 @@ class Store(NamedTuple):
         table_places: [tables, 3] where a table begins in `tables` and in `table_scales`, and its width.
         draft_ids: [draft vocabulary] int32 target ids.
         head, head_scales: the target's output head; empty where it is not shared.
-        embedding, embedding_scales: the target's embedding; empty where it is not shared.
+        embedding, embedding_scales: the target's embedding, see `matrix.py`.
         rope_cos, rope_sin: flat [positions, head_dim / 2].
     """
 
@@ -139,8 +139,8 @@ def _multiply(number, op, count, num_threads, store, work, thread):
     source, codes = work.places[op[SOURCE], 0], work.codes
     target = work.places[op[TARGET], 0] + op[TARGET_COLUMN]
     x = Operand(
-        codes.values[source:], codes.scales[source // GROUP :], codes.offsets[source // GROUP :],
-        codes.halves[2 * source // GROUP :],
+        codes.values[source:], codes.scales[2 * source // GROUP :], codes.offsets[source // GROUP :],
+        codes.halves[2 * source // GROUP :], codes.fine,
     )  # fmt: skip
     bias = store.vectors[:0] if op[BIAS] == NONE else store.vectors[op[BIAS] :]
     columns, depth = work.places[op[TARGET], 1], work.places[op[SOURCE], 1]
@@ -159,12 +159,12 @@ def _gate(number, op, count, num_threads, store, work, thread):
     start, scale, columns, depth = store.matrices[op[WEIGHT]]
     source, target, codes = work.places[op[SOURCE], 0], work.places[op[TARGET], 0], work.codes
     x = Operand(
-        codes.values[source:], codes.scales[source // GROUP :], codes.offsets[source // GROUP :],
-        codes.halves[2 * source // GROUP :],
+        codes.values[source:], codes.scales[2 * source // GROUP :], codes.offsets[source // GROUP :],
+        codes.halves[2 * source // GROUP :], codes.fine,
     )  # fmt: skip
     out = Operand(
-        codes.values[target:], codes.scales[target // GROUP :], codes.offsets[target // GROUP :],
-        codes.halves[2 * target // GROUP :],
+        codes.values[target:], codes.scales[2 * target // GROUP :], codes.offsets[target // GROUP :],
+        codes.halves[2 * target // GROUP :], codes.fine,
     )  # fmt: skip
     gated_product(
         work.counters, number, thread, num_threads, count, _Depth(depth), x, store.panels[start:],
@@ -183,8 +183,8 @@ def _attend(number, op, first, count, num_threads, shape, batch, work, keys, val
     lent = _Attending(
         work.floats[work.places[op[SOURCE], 0] :],
         Operand(
-            codes.values[target:], codes.scales[target // GROUP :], codes.offsets[target // GROUP :],
-            codes.halves[2 * target // GROUP :],
+            codes.values[target:], codes.scales[2 * target // GROUP :], codes.offsets[target // GROUP :],
+            codes.halves[2 * target // GROUP :], codes.fine,
         ),
         work.page_mass, work.scores, work.page_starts, work.value_starts, work.sums,
     )  # fmt: skip

@@ -1,0 +1,204 @@
+"""4-bit integer weights in safetensors folders: GPTQ, AWQ, and compressed-tensors' pack-quantized (w4a16).
+
+Each keeps a linear layer as codes of 4 bits, eight to a 32-bit number, with a float16 scale and maybe a zero point per
+group of 32 to 128 inputs: weight = scale * (code - zero point). Here they become rows of blocks of 32 codes, the form
+in which the kernels multiply them (Q4_0 where the zero point is 8 everywhere, else `INT4`); a scale is repeated for
+every 32 of its group. Not for reading files (`safetensors_folder.py`).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from paceline.errors import CorruptWeights, UnsupportedModel
+from paceline.models.checkpoint import StoredBlocks
+
+_PER_WORD = 8
+_BLOCK = 32
+_MIDDLE = 8
+"""The code of a weight of 0 where codes are symmetric."""
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Which of eight neighbouring columns each nibble of an AWQ word holds, lowest first."""
+_INT4_BYTES, _Q4_0_BYTES = 20, 18
+
+Read = Callable[[str], np.ndarray]
+"""Name of a stored tensor to its values as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Int4Matrix:
+    """A linear layer [n, k]: codes uint8 [n, k], scales float16 [n, groups], zeros uint8 [n, groups]."""
+
+    codes: np.ndarray
+    scales: np.ndarray
+    zeros: np.ndarray
+
+    @property
+    def group(self) -> int:
+        """Inputs that share a scale."""
+        return self.codes.shape[1] // self.scales.shape[1]
+
+    def values(self) -> np.ndarray:
+        """The weights [n, k] as float32."""
+        n, k = self.codes.shape
+        whole = self.codes.reshape(n, -1, self.group).astype(np.float32) - self.zeros[:, :, None]
+        return (whole * self.scales.astype(np.float32)[:, :, None]).reshape(n, k)
+
+    def blocks(self) -> StoredBlocks:
+        """Rows of blocks of 32 codes."""
+        n, k = self.codes.shape
+        repeat = self.group // _BLOCK
+        halves = self.codes.reshape(n, k // _BLOCK, 2, _BLOCK // 2)
+        nibbles = halves[:, :, 0] | halves[:, :, 1] << 4
+        heads = [np.repeat(self.scales, repeat, axis=1)]
+        symmetric = bool((self.zeros == _MIDDLE).all())
+        if not symmetric:
+            heads.append(np.repeat(self.zeros.astype(np.float16), repeat, axis=1))
+        parts = [head[:, :, None].view(np.uint8) for head in heads]
+        rows = np.concatenate([*parts, nibbles], axis=2).reshape(n, -1)
+        return StoredBlocks("Q4_0", rows, _Q4_0_BYTES) if symmetric else StoredBlocks("INT4", rows, _INT4_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Int4Scheme:
+    """How a folder's linear layers are stored.
+
+    Attributes:
+        method: ``gptq``, ``awq`` or ``compressed-tensors``.
+        stem: the stored tensor, after the layer's name, that says a layer is stored so.
+        zero_offset: added to stored zero points; GPTQ's first format stores them less 1.
+    """
+
+    method: str
+    stem: str
+    zero_offset: int = 0
+
+    def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        """[n, k] of a layer whose stored codes have this shape."""
+        if len(stored) != 2:
+            return stored
+        first, second = stored
+        shapes = {"gptq": (second, _PER_WORD * first), "awq": (_PER_WORD * second, first)}
+        return shapes.get(self.method, (first, _PER_WORD * second))
+
+    def matrix(self, layer: str, read: Read, names: Mapping[str, Any]) -> Int4Matrix:
+        """The layer called `layer` (without ``.weight``) of the folder whose stored tensors are `names`.
+
+        Raises:
+            CorruptWeights: parts are missing or do not fit together.
+            UnsupportedModel: inputs sorted in another order (GPTQ's act-order), or groups that are no multiple of 32.
+        """
+        try:
+            found = _READERS[self.method](layer, read, names, self.zero_offset)
+        except (KeyError, ValueError) as error:
+            raise CorruptWeights(f"{layer}: its 4-bit parts do not fit together ({error}); download it again") from None
+        if found.codes.shape[1] % found.scales.shape[1] or found.group % _BLOCK:
+            raise UnsupportedModel(
+                f"group_size: {layer} has groups of {found.group}, not a multiple of {_BLOCK}; take one with 128"
+            )
+        return found
+
+
+def scheme_of(config: Mapping[str, Any]) -> Int4Scheme | None:
+    """How a model is quantised, by the ``quantization_config`` of its config.json; None when it is not.
+
+    Raises:
+        UnsupportedModel: quantised in another way, which is named.
+    """
+    quantization = config.get("quantization_config")
+    if quantization is None:
+        return None
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+    if method == "gptq" and quantization.get("bits") == 4:
+        return Int4Scheme("gptq", "qweight", 0 if quantization.get("checkpoint_format") == "gptq_v2" else 1)
+    if method == "awq" and quantization.get("bits", 4) == 4 and quantization.get("version", "gemm") == "gemm":
+        return Int4Scheme("awq", "qweight")
+    if method == "compressed-tensors" and _is_w4a16(quantization):
+        return Int4Scheme("compressed-tensors", "weight_packed")
+    raise UnsupportedModel(
+        f"quantization_config: {method!r} with {_bits_of(quantization)} is not implemented, only 4-bit gptq, awq "
+        "(gemm) and compressed-tensors (pack-quantized, weights only); take one of these, a GGUF file, or the "
+        "unquantised model"
+    )
+
+
+def _is_w4a16(quantization: Mapping[str, Any]) -> bool:
+    groups = quantization.get("config_groups")
+    if quantization.get("format") != "pack-quantized" or not isinstance(groups, dict):
+        return False
+    weights = [group.get("weights") or {} for group in groups.values()]
+    rounds = any(group.get("input_activations") for group in groups.values())
+    return not rounds and all(w.get("num_bits") == 4 and w.get("type", "int") == "int" for w in weights)
+
+
+def _bits_of(quantization: Any) -> str:
+    bits = quantization.get("bits") if isinstance(quantization, dict) else None
+    form = quantization.get("format") if isinstance(quantization, dict) else None
+    return f"{bits} bits" if bits else f"format {form!r}"
+
+
+def _nibbles(words: np.ndarray) -> np.ndarray:
+    """[.., m] int32 as [.., m, 8] codes, lowest bits first."""
+    shifts = np.arange(_PER_WORD, dtype=np.uint32) * 4
+    return (words.view(np.uint32)[..., None] >> shifts & 15).astype(np.uint8)
+
+
+def _along_rows(words: np.ndarray) -> np.ndarray:
+    """Words [m, n] that hold eight rows each, as [8 m, n]."""
+    return _nibbles(words).transpose(0, 2, 1).reshape(-1, words.shape[1])
+
+
+def _along_columns(words: np.ndarray) -> np.ndarray:
+    """Words [m, n] that hold eight columns each, as [m, 8 n]."""
+    return _nibbles(words).reshape(len(words), -1)
+
+
+def _awq_columns(words: np.ndarray) -> np.ndarray:
+    """As `_along_columns`, in AWQ's order of eight."""
+    codes = np.empty((*words.shape, _PER_WORD), np.uint8)
+    codes[..., _AWQ_ORDER] = _nibbles(words)
+    return codes.reshape(len(words), -1)
+
+
+def _gptq(layer: str, read: Read, names: Mapping[str, Any], zero_offset: int) -> Int4Matrix:
+    codes, scales = _along_rows(read(f"{layer}.qweight")), read(f"{layer}.scales")
+    zeros = _along_columns(read(f"{layer}.qzeros")) + np.uint8(zero_offset)
+    if f"{layer}.g_idx" in names:
+        expected = np.arange(len(codes)) // (len(codes) // len(scales))
+        if not np.array_equal(read(f"{layer}.g_idx"), expected):
+            raise UnsupportedModel(
+                f"desc_act: {layer} has its inputs sorted by importance (act-order); take a checkpoint without it"
+            )
+    return _transposed(codes, scales, zeros)
+
+
+def _awq(layer: str, read: Read, names: Mapping[str, Any], zero_offset: int) -> Int4Matrix:
+    codes, zeros = (_awq_columns(read(f"{layer}.{part}")) for part in ("qweight", "qzeros"))
+    return _transposed(codes, read(f"{layer}.scales"), zeros)
+
+
+def _transposed(codes: np.ndarray, scales: np.ndarray, zeros: np.ndarray) -> Int4Matrix:
+    """Of [k, n], [groups, n], [groups, n]."""
+    if zeros.shape != scales.shape or codes.shape[1] != scales.shape[1]:
+        raise ValueError(f"codes {codes.shape}, scales {scales.shape}, zero points {zeros.shape}")
+    parts = (codes, scales.astype(np.float16), zeros)
+    return Int4Matrix(*(np.ascontiguousarray(part.T) for part in parts))
+
+
+def _compressed(layer: str, read: Read, names: Mapping[str, Any], zero_offset: int) -> Int4Matrix:
+    rows, columns = (int(size) for size in read(f"{layer}.weight_shape"))
+    codes = _along_columns(read(f"{layer}.weight_packed"))[:, :columns]
+    scales = read(f"{layer}.weight_scale").astype(np.float16).reshape(rows, -1)
+    zeros = np.full(scales.shape, _MIDDLE, np.uint8)
+    if f"{layer}.weight_zero_point" in names:
+        zeros = _along_rows(read(f"{layer}.weight_zero_point"))[:rows].reshape(scales.shape)
+    if codes.shape != (rows, columns):
+        raise ValueError(f"codes {codes.shape}, shape {(rows, columns)}")
+    return Int4Matrix(np.ascontiguousarray(codes), scales, zeros)
+
+
+_READERS: dict[str, Callable[[str, Read, Mapping[str, Any], int], Int4Matrix]] = {
+    "gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed,
+}  # fmt: skip

@@ -1,0 +1,141 @@
+"""4-bit safetensors: every way of packing gives the weights it was packed from, in float32 and in blocks."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from paceline.errors import CorruptWeights, UnsupportedModel
+from paceline.models.dtypes import choose_dtype
+from paceline.models.int4_tensors import scheme_of
+from paceline.models.numba_executor.blocks.formats import FORMATS
+from paceline.models.numba_executor.blocks.unpack import unpack
+from paceline.models.safetensors_folder import SafetensorsCheckpoint
+from tests.fakes import RandomCheckpoint, small_config
+
+GROUP = 32
+CONFIG = small_config(hidden_size=64, intermediate_size=96, num_attention_heads=2, num_key_value_heads=2, head_dim=32)
+HF = {
+    "model_type": "llama", "vocab_size": 131, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+    "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32, "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 512, "tie_word_embeddings": True,
+}  # fmt: skip
+CT = {
+    "quant_method": "compressed-tensors", "format": "pack-quantized",
+    "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int", "group_size": GROUP}}},
+}  # fmt: skip
+
+
+def word(codes):
+    """Eight codes in a 32-bit number, the first in the lowest bits."""
+    total = 0
+    for place, code in enumerate(codes):
+        total |= int(code) << 4 * place
+    return np.uint32(total).astype(np.int32)
+
+
+def packed(codes, axis, order=(0, 1, 2, 3, 4, 5, 6, 7)):
+    """Codes packed by eight along an axis, one word at a time."""
+    codes = codes if axis == 1 else codes.T
+    words = [[word([row[i + o] for o in order]) for i in range(0, len(row), 8)] for row in codes]
+    return np.array(words if axis == 1 else np.array(words).T, np.int32)
+
+
+def gptq(codes, scales, zeros, offset=1):
+    groups = np.arange(codes.shape[1], dtype=np.int32) // GROUP
+    return {
+        "qweight": packed(codes.T, 0), "scales": np.ascontiguousarray(scales.T), "g_idx": groups,
+        "qzeros": packed(zeros.T - offset, 1),
+    }  # fmt: skip
+
+
+def awq(codes, scales, zeros):
+    order = (0, 2, 4, 6, 1, 3, 5, 7)
+    return {
+        "qweight": packed(codes.T, 1, order), "scales": np.ascontiguousarray(scales.T),
+        "qzeros": packed(zeros.T, 1, order),
+    }  # fmt: skip
+
+
+def compressed(codes, scales, zeros):
+    parts = {
+        "weight_packed": packed(codes, 1), "weight_scale": scales, "weight_shape": np.array(codes.shape, np.int64),
+    }  # fmt: skip
+    return parts if (zeros == 8).all() else parts | {"weight_zero_point": packed(zeros, 0)}
+
+
+SCHEMES = {
+    "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": GROUP}, gptq, False),
+    "gptq-symmetric": ({"quant_method": "gptq", "bits": 4, "group_size": GROUP}, gptq, True),
+    "awq": ({"quant_method": "awq", "bits": 4, "version": "gemm"}, awq, False),
+    "compressed-symmetric": (CT, compressed, True),
+    "compressed": (CT, compressed, False),
+}
+
+
+def write(folder, scheme, change=lambda tensors: None):
+    """A folder with all linear layers in 4 bits; returns their weights by name."""
+    quantization, pack, symmetric = SCHEMES[scheme]
+    checkpoint, tensors, weights = RandomCheckpoint(CONFIG), {}, {}
+    rng = np.random.default_rng(0)
+    for name in checkpoint.names():
+        values = checkpoint.tensor(name)
+        if values.ndim == 1 or "embed" in name:
+            tensors[name] = values.astype(np.float16)
+            continue
+        n, groups = len(values), values.shape[1] // GROUP
+        codes = rng.integers(0, 16, values.shape)
+        zeros = np.full((n, groups), 8) if symmetric else rng.integers(1, 16, (n, groups))
+        scales = rng.uniform(0.01, 0.02, (n, groups)).astype(np.float16)
+        parts = pack(codes, scales, zeros)
+        tensors |= {f"{name.removesuffix('weight')}{part}": np.ascontiguousarray(x) for part, x in parts.items()}
+        spread = [np.repeat(x, GROUP, axis=1).astype(np.float32) for x in (scales, zeros)]
+        weights[name] = spread[0] * (codes - spread[1])
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(HF | {"quantization_config": quantization}))
+    return weights
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_codes_come_back_as_they_were_packed(scheme, tmp_path):
+    expected = write(tmp_path, scheme)
+    checkpoint = SafetensorsCheckpoint(tmp_path)
+    assert len(expected) == 7 * 3
+    for name, weights in expected.items():
+        np.testing.assert_allclose(checkpoint.tensor(name), weights, rtol=1e-6)
+        stored = checkpoint.blocks(name)
+        assert stored is not None
+        assert stored.storage == ("Q4_0" if "symmetric" in scheme else "INT4")
+        form = FORMATS[stored.storage]
+        np.testing.assert_allclose(unpack(stored.rows, form, stored.block_bytes).values(form), weights, rtol=1e-5)
+    assert checkpoint.blocks("model.norm.weight") is None
+    assert choose_dtype("auto", checkpoint, "numba", "cpu").name == "gguf"
+
+
+def test_other_quantisations_are_refused_by_name():
+    assert scheme_of({}) is None
+    for quantization, words in [
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
+        ({"quant_method": "gptq", "bits": 3}, "gptq.*3 bits"),
+        ({"quant_method": "fp8"}, "fp8"),
+        (CT | {"format": "float-quantized"}, "float-quantized"),
+        ("quanto", "quanto"),
+    ]:
+        with pytest.raises(UnsupportedModel, match=f"quantization_config.*{words}"):
+            scheme_of({"quantization_config": quantization})
+
+
+def test_inputs_in_another_order_and_missing_parts_are_named(tmp_path):
+    name = "model.layers.0.mlp.up_proj"
+
+    def shuffle(tensors):
+        tensors[f"{name}.g_idx"] = tensors[f"{name}.g_idx"][::-1].copy()
+
+    write(tmp_path, "gptq", shuffle)
+    with pytest.raises(UnsupportedModel, match=r"desc_act.*up_proj"):
+        SafetensorsCheckpoint(tmp_path).tensor(f"{name}.weight")
+    write(tmp_path, "gptq", lambda tensors: tensors.update({f"{name}.scales": np.ones((2, 95), np.float16)}))
+    with pytest.raises(CorruptWeights, match=r"up_proj.*do not fit"):
+        SafetensorsCheckpoint(tmp_path).tensor(f"{name}.weight")
