@@ -19,7 +19,10 @@ pytest.importorskip("torch")
 RNG = np.random.default_rng(5)
 TOKENS = RNG.integers(0, 131, 20).astype(np.int32)
 TAPS = RNG.standard_normal((20, 3 * 96)).astype(np.float32)
-CLOSE = {"atol": 1e-4, "rtol": 1e-4}
+
+
+def close(found, expected):
+    np.testing.assert_allclose(found, expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +52,14 @@ def test_a_chain_equals_the_formulas(target, name):
     taps = TAPS[:, : 96 * len(config.taps)]
     hidden = net.project(taps)
     if config.family == "eagle3":
-        np.testing.assert_allclose(hidden, reference.projected(record, taps), **CLOSE)
+        close(hidden, reference.projected(record, taps))
     cache = net.new_cache(4)
     first = net.forward(build_rows([Part(range(4), 0, TOKENS[:12])]), hidden[:12], cache)
     rest = net.forward(build_rows([Part(range(4), 12, TOKENS[12:])]), hidden[12:], cache)
     formula = reference.eagle if config.family == "eagle" else reference.eagle3
     logits, states = formula(record, embedding, head, TOKENS, np.float64(hidden))
-    np.testing.assert_allclose(np.concatenate([first.logits, rest.logits]), logits, **CLOSE)
-    np.testing.assert_allclose(np.concatenate([first.hidden, rest.hidden]), states, **CLOSE)
+    close(np.concatenate([first.logits, rest.logits]), logits)
+    close(np.concatenate([first.hidden, rest.hidden]), states)
 
 
 @pytest.mark.parametrize("record", [records.dspark(), records.dflash()], ids=["dspark", "dflash"])
@@ -69,17 +72,17 @@ def test_a_block_equals_the_formulas(target, record):
     lengths = np.full(config.block_size, 13 + config.block_size, np.int32)
     out = net.forward(replace(rows, natural_lengths=lengths, num_keys=lengths), cache)
     logits, states = reference.block(record, *records.tables(target, record), taps, rows.token_ids)
-    np.testing.assert_allclose(out.hidden, states, **CLOSE)
-    np.testing.assert_allclose(out.logits, logits, **CLOSE)
+    close(out.hidden, states)
+    close(out.logits, logits)
     tokens = np.array([5, 60])
     if not config.markov_rank:
         assert not net.bias(tokens).any() and (net.confidence(out.hidden[:2], tokens) == 1).all()
         return
     before = tensors["markov_head.markov_w1.weight"][tokens]
-    np.testing.assert_allclose(net.bias(tokens), before @ tensors["markov_head.markov_w2.weight"].T, **CLOSE)
+    close(net.bias(tokens), before @ tensors["markov_head.markov_w2.weight"].T)
     read = np.concatenate([states[:2], before], axis=1)
     score = read @ tensors["confidence_head.proj.weight"][0] + tensors["confidence_head.proj.bias"]
-    np.testing.assert_allclose(net.confidence(out.hidden[:2], tokens), 1 / (1 + np.exp(-score)), **CLOSE)
+    close(net.confidence(out.hidden[:2], tokens), 1 / (1 + np.exp(-score)))
 
 
 STEPS = {
@@ -100,7 +103,7 @@ def test_steps_equal_the_formulas(target, name):
         found.append(logits)
     formula = getattr(reference, record.config.family)
     expected = list(formula(record, *records.tables(target, record), TAPS[:, :96], levels))
-    np.testing.assert_allclose(np.stack(found), np.stack(expected), **CLOSE)
+    close(np.stack(found), np.stack(expected))
 
 
 def test_what_does_not_run_is_refused(target):
