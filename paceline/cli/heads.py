@@ -22,6 +22,7 @@ app = typer.Typer(help="Look at draft heads, convert them, check them.", no_args
 
 _LAYOUTS = {"vllm": None, "sglang": "sglang", "llama.cpp": None, "paceline": None}
 """Name of the layout for each program; None for the one that this project saves the family in."""
+_QUESTION = "Explain why the sky is blue."
 _READING = "Reading files that leave things open"
 
 Head = Annotated[str, typer.Argument(help="Name such as smollm2-135m/eagle3, folder, file, or hub id.")]
@@ -103,6 +104,8 @@ def inspect(
     for note in record.notes:
         print(f"note: {note}")
     for name, value in record.card.items():
+        if isinstance(value, dict) and "tokens" in value and "acceptance" in value:
+            value = f"{value['acceptance']:.1%} of first drafted tokens on a stored text"
         print(f"{name}: {json.dumps(value, default=str)}")
 
 
@@ -169,28 +172,37 @@ def verify(
     taps: Taps = None,
     norm_output: NormOutput = None,
     any_weights: AnyWeights = False,
+    store: Annotated[bool, typer.Option("--store", help="Measure anew, and store text and share in the card.")] = False,
     as_json: o.Json = False,
 ) -> None:
     """Load a head strictly and let it draft over the text in its card; exit code 1 when far too few tokens are right.
 
-    Every tensor must be known and of the right shape, the target must be the one it was trained for.
+    Every tensor must be known and of the right shape, the target must be the one it was trained for. The text is the
+    target's own; --store has it written, which whoever releases a head does once.
 
     Examples:
 
         paceline heads verify smollm2-135m/eagle3
 
-        paceline heads verify ./head -m target.gguf --json
+        paceline heads verify ./head -m target.gguf --store
     """
     from paceline.config import EngineConfig
     from paceline.engine.build import load
     from paceline.models.heads.build import make_net
-    from paceline.models.heads.self_check import run_self_check
+    from paceline.models.heads.files import store_in_card
+    from paceline.models.heads.registry import head_path
+    from paceline.models.heads.self_check import KEY, make_check, own_text, run_self_check
 
     config = EngineConfig(dtype=dtype, num_threads=threads, executor=executor)  # type: ignore[arg-type]
     with progress_bars() as progress:
         loaded = load(model, config, progress)
         record = _load(head, loaded.source, taps, norm_output, any_weights)
-        check = run_self_check(loaded.model, make_net(record, loaded))
+        net, card = make_net(record, loaded), record.card
+        if store:
+            made = make_check(loaded.model, net, own_text(loaded.model, _opening(loaded.source)))
+            store_in_card(head_path(head), KEY, made)
+            card = {KEY: made}
+        check = run_self_check(loaded.model, net, card)
     passed = check is None or check.passed
     if as_json:
         print(json.dumps({"loaded": True, "check": asdict(check) if check else None, "passed": passed}))
@@ -229,6 +241,13 @@ def _source(model: str) -> "ModelSource":
 
     with progress_bars() as progress:
         return resolve_model(model, progress=lambda done, total: progress("downloading", done, total))
+
+
+def _opening(source: "ModelSource") -> list[int]:
+    """A question in the model's template, or the beginning of a text."""
+    if source.tokenizer.has_chat_template:
+        return source.tokenizer.encode_chat([{"role": "user", "content": _QUESTION}])
+    return source.tokenizer.encode(_QUESTION)
 
 
 def _tables(source: "ModelSource") -> "TargetTables":

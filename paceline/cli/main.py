@@ -19,7 +19,7 @@ app = typer.Typer(
 
 COMMANDS = {
     "Use a model": ("generate", "chat", "serve", "batch", "models", "demo"),
-    "Choose and measure": ("bench", "tune", "tree", "layers"),
+    "Choose and measure": ("bench", "advise", "audit", "tune", "tree", "layers"),
     "Plan many models on many devices": ("place", "place-map", "simulate"),
 }
 GROUPS = {"Choose and measure": ("theory", "train", "heads")}

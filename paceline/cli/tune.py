@@ -56,10 +56,11 @@ def tune(
     plan = TunePlan(sorted(rows or ROWS), sorted(contexts or CONTEXTS), rounds)
     config = EngineConfig(dtype=dtype, num_threads=threads, executor=executor)  # type: ignore[arg-type]
     loaded, profile = _profile_of(model, config, plan)
-    choices = trade_off(profile.prefill_cost, sorted(profile.prefill_cost.rows), num_decodes, context)
-    choice = choose_budget(choices, target_ms / 1000 if target_ms else None)
-    profile = profile.with_choice(choice.token_budget, choice.chunk, num_decodes, target_ms)
     path = output or profile_path(loaded, dtype)
+    profile.write(path)  # what was measured stays, whatever is wrong with what was asked of it
+    choices = trade_off(profile.prefill_cost, sorted(profile.prefill_cost.rows), num_decodes, context)
+    choice = choose_budget(choices, None if target_ms is None else target_ms / 1000)
+    profile = profile.with_choice(choice.token_budget, choice.chunk, num_decodes, target_ms)
     profile.write(path)
     if draft_model:
         draft, its_profile = _profile_of(draft_model, config, plan)
@@ -72,6 +73,7 @@ def tune(
     show_table(_cost_table(profile), standard_output)
     show_table(_choice_table(choices, choice, num_decodes, context), standard_output)
     print(_verdict(profile))
+    print(_batches(profile))
     print(f"profile: {path}")
 
 
@@ -88,6 +90,15 @@ def _verdict(profile: Profile) -> str:
     return (
         f"Drafting is cheap here: a pass that checks {cheap - 1} drafted tokens takes at most 1.1 times a plain one, "
         "so it pays where one in ten passes gains a token."
+    )
+
+
+def _batches(profile: Profile) -> str:
+    """What is besides the rows: further requests, and the step around the pass."""
+    context = max(profile.segment_seconds)
+    return (
+        f"Each further request in a pass adds {1000 * profile.segment_seconds[context]:.2f} ms at {context} tokens of "
+        f"context; a step takes {1000 * (profile.step_overhead or 0):.2f} ms besides its pass."
     )
 
 

@@ -115,6 +115,11 @@ class LLM:
         return self._loaded.source.tokenizer
 
     @property
+    def loaded(self) -> LoadedModel:
+        """The weights and where they come from, shared by all that draft with them."""
+        return self._loaded
+
+    @property
     def source(self) -> ModelSource:
         """Where the target came from."""
         return self._loaded.source

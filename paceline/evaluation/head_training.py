@@ -85,6 +85,9 @@ def train_head(job: HeadJob, config: EngineConfig, progress: NamedProgress = sil
     torch.set_num_threads(config.num_threads or torch.get_num_threads())
     torch.manual_seed(job.loop.seed)
     recipe = recipe_type(target, _draft_ids(job, loaded, store, run), job.num_draft_tokens)
+    if recipe.config.layer is not None:
+        longest = max(len(one.conversation.ids) for one in store.documents)
+        recipe.config = replace(recipe.config, max_positions=longest)
     spent = time.monotonic() - began
     loop = replace(job.loop, seconds=max(job.loop.seconds - spent, 1.0)) if job.loop.seconds else job.loop
     trainer = Trainer(recipe, target, store, loop, run, watch)

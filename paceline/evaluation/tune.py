@@ -1,25 +1,30 @@
 """Measuring t(rows, context) of a loaded model: what `paceline tune` does before it decides anything."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
 
 from paceline.config import EngineConfig
-from paceline.engine.build import silent
+from paceline.engine.build import build_engine, silent
 from paceline.engine.profiles import dtype_of, executor_name, machine, num_threads
 from paceline.errors import InvalidParameter
 from paceline.models.base import PAGE_SIZE, CausalLM, KVCache, Rows, pages_for
 from paceline.models.loaded import LoadedModel
 from paceline.models.rows import Logits, Part, build_rows
 from paceline.scheduling.profile import Profile
-from paceline.types import NamedProgress, Progress
+from paceline.speculation import CostProfile
+from paceline.types import NamedProgress, Progress, SamplingParams
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 CONTEXTS = (32, 256, 1024)
 FILL_ROWS = 256
+SEGMENTS = 8
+"""Requests of the passes that tell what one more request costs."""
+OVERHEAD_TOKENS, OVERHEAD_CACHE = 24, 1 << 24
+"""Plain steps whose time besides the pass is measured, and bytes of their cache."""
 CHUNK_ROWS = 16
 """Passes with fewer rows are not measured as prompt chunks."""
 
@@ -71,6 +76,7 @@ def profile_model(
     def told(what: str) -> Progress:
         return lambda done, total: progress(f"{what} of {source.name}", done, total)
 
+    seconds = measure(model, plan, "all", told("decoding passes"))
     return Profile(
         model=source.name,
         fingerprint=source.checkpoint.fingerprint,
@@ -78,9 +84,47 @@ def profile_model(
         executor=executor_name(model),
         threads=num_threads(model),
         machine=machine(),
-        seconds=measure(model, plan, "all", told("decoding passes")),
+        seconds=seconds,
         prefill_seconds=measure(model, plan.at_least(CHUNK_ROWS), "last", told("prompt passes")),
+        segment_seconds=measure_segments(model, plan),
+        step_overhead=measure_overhead(loaded, config, CostProfile.by_context(seconds)),
     )
+
+
+def measure_segments(model: CausalLM, plan: TunePlan, num_requests: int = SEGMENTS) -> dict[int, float]:
+    """Context to the seconds that one more request adds to a pass of as many rows, never negative.
+
+    A pass of `num_requests` requests of one row each, against one of a single request with as many rows: the same
+    products, but keys and values of all contexts are read.
+    """
+    limit = model.config.max_position_embeddings
+    contexts = [c for c in plan.contexts if c + num_requests <= limit] or [max(0, limit - num_requests)]
+    pages = pages_for(max(contexts) + num_requests)
+    cache = model.new_cache(pages * num_requests)
+    tables = [range(i * pages, (i + 1) * pages) for i in range(num_requests)]
+    token_ids = list(range(1, num_requests + 1))
+    found = {}
+    for context in contexts:
+        together = build_rows([Part(tables[0], context, token_ids)])
+        apart = build_rows([Part(table, context, [token]) for table, token in zip(tables, token_ids, strict=True)])
+        times = _medians(model, cache, {1: together, num_requests: apart}, plan)
+        found[context] = max(0.0, (times[num_requests] - times[1]) / (num_requests - 1))
+    return found
+
+
+def measure_overhead(
+    loaded: LoadedModel, config: EngineConfig, cost: CostProfile, clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """Seconds of an engine's plain step that its pass of one row does not account for, never negative."""
+    engine = build_engine(loaded, replace(config, profile="none", kv_cache_memory_bytes=OVERHEAD_CACHE), None)
+    params = SamplingParams(temperature=0, max_tokens=OVERHEAD_TOKENS, ignore_eos=True)
+    engine.add_request("overhead", [1] * PAGE_SIZE, params)
+    steps: list[float] = []
+    while engine.has_unfinished_requests:
+        started = clock()
+        engine.step()
+        steps.append(clock() - started)
+    return max(0.0, median(steps[1:] or steps) - cost(1, PAGE_SIZE))
 
 
 def measure(

@@ -44,8 +44,10 @@ def trade_off(
         context: mean tokens in the cache before a row.
 
     Raises:
-        InvalidParameter: no budget is larger than `num_decodes`.
+        InvalidParameter: no budget is larger than `num_decodes`, or that is negative.
     """
+    if num_decodes < 0:
+        raise InvalidParameter("num_decodes", f"{num_decodes} is less than 0", "0 reads prompts alone")
     fitting = [budget for budget in budgets if budget > num_decodes]
     if not fitting:
         problem = f"{num_decodes} requests fill every budget of {list(budgets)}"
@@ -59,8 +61,10 @@ def choose_budget(choices: Sequence[BudgetChoice], target_seconds: float | None 
     """The largest budget whose pass takes at most `target_seconds`; without a target the smallest that is `ENOUGH`.
 
     Raises:
-        InvalidParameter: even the smallest budget takes longer.
+        InvalidParameter: even the smallest budget takes longer, or the target is not above 0.
     """
+    if target_seconds is not None and not target_seconds > 0:
+        raise InvalidParameter("target_ms", f"{1000 * target_seconds:g} is not above 0", "leave it out for no target")
     if target_seconds is None:
         return min((c for c in choices if c.share >= ENOUGH), key=lambda c: c.token_budget)
     meeting = [choice for choice in choices if choice.seconds <= target_seconds]

@@ -5,9 +5,11 @@ Not for measuring (`evaluation/tune.py`), nor for where profiles are kept (`engi
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from paceline.errors import InvalidParameter
 from paceline.speculation.cost import CostProfile
@@ -29,6 +31,9 @@ class Profile:
         token_budget: rows of a step chosen for `target_ms`, None when nothing was chosen.
         target_ms: milliseconds a step may take with that budget.
         chunk: prompt tokens of such a step with `num_decodes` requests decoding beside.
+        segment_seconds: context to the seconds that each further request adds to a pass of as many rows: its keys and
+            values are read too. Empty where it was not measured.
+        step_overhead: seconds of an engine's plain step that its pass does not account for; None where not measured.
     """
 
     model: str
@@ -43,6 +48,8 @@ class Profile:
     target_ms: float | None = None
     chunk: int | None = None
     num_decodes: int | None = None
+    segment_seconds: Mapping[int, float] = field(default_factory=dict)
+    step_overhead: float | None = None
 
     @property
     def cost(self) -> CostProfile:
@@ -53,6 +60,17 @@ class Profile:
     def prefill_cost(self) -> CostProfile:
         """`prefill_seconds` as a function."""
         return CostProfile.by_context(self.prefill_seconds)
+
+    def batch_seconds(self, rows: float, num_requests: float, context: float = 0) -> float:
+        """Seconds of a pass over `rows` rows of `num_requests` requests, each with `context` tokens before its rows."""
+        return self.cost(rows, context) + max(0.0, num_requests - 1) * self._segment(context)
+
+    def _segment(self, context: float) -> float:
+        """`segment_seconds` at a context, on straight lines between the measured ones."""
+        if not self.segment_seconds:
+            return 0.0
+        contexts = sorted(self.segment_seconds)
+        return float(np.interp(context, contexts, [self.segment_seconds[each] for each in contexts]))
 
     def with_choice(self, token_budget: int, chunk: int, num_decodes: int, target_ms: float | None) -> "Profile":
         """The same measurements with what was chosen from them."""
@@ -88,6 +106,8 @@ class Profile:
             raise InvalidParameter("profile", f"{path} has version {version!r}, not {VERSION}", _REMEDY)
         try:
             values |= {name: _numbers(values[name]) for name in ("seconds", "prefill_seconds")}
+            segments = values.get("segment_seconds", {})
+            values["segment_seconds"] = {int(context): float(seconds) for context, seconds in segments.items()}
             profile = cls(**values)
             profile.cost(1)
             profile.prefill_cost(1)

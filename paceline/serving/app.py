@@ -10,18 +10,21 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from paceline.errors import PacelineError
+from paceline.serving.anthropic import Messages
 from paceline.serving.body import read_body
-from paceline.serving.dialects import AnyBody, Messages, Responses
+from paceline.serving.dialects import AnyBody
 from paceline.serving.front import Front
 from paceline.serving.guard import Guard
 from paceline.serving.job import Backend
 from paceline.serving.operations import add_models, add_operations
 from paceline.serving.playground import add_page
-from paceline.serving.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from paceline.serving.protocol import ChatRequest, CompletionRequest
 from paceline.serving.refusals import error_body, refusal_of
 from paceline.serving.request_log import RequestLog
+from paceline.serving.responses import Responses
 from paceline.serving.settings import Settings
 from paceline.serving.stream import ClientGone
+from paceline.serving.tokenizing import DetokenizeRequest, TokenizeRequest
 
 CLIENT_CLOSED_REQUEST = 499
 

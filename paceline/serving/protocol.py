@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from paceline.errors import InvalidParameter
 from paceline.serving.job import NO_LIMIT, Job
+from paceline.serving.message import Message, check_text
 from paceline.serving.tools import ToolChoice, readable_calls
 from paceline.types import SamplingParams
 
@@ -44,41 +45,6 @@ _SAMPLING = (
     "speculative",
 )  # fmt: skip
 """Fields that the sampler calls the same."""
-
-
-class Part(BaseModel):
-    """A piece of a message."""
-
-    type: str
-    text: str | None = None
-    refusal: str | None = None
-
-
-class Message(BaseModel):
-    """One turn of a conversation; fields a template may know (``name``, ``tool_calls``) are kept."""
-
-    model_config = ConfigDict(extra="allow")
-    role: str
-    content: str | list[Part] | None = None
-
-    def flat(self, where: str) -> dict[str, Any]:
-        """The message with its content as one text.
-
-        Raises:
-            InvalidParameter: a part that is no text.
-        """
-        extra = {key: value for key, value in (self.model_extra or {}).items() if value is not None}
-        role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": self._text(where), **extra}
-
-    def _text(self, where: str) -> str:
-        if not isinstance(self.content, list):
-            return self.content or ""
-        for number, part in enumerate(self.content):
-            if part.type not in ("text", "input_text", "output_text", "refusal"):
-                remedy = "send text parts only: this model reads no images, sounds or files"
-                raise InvalidParameter(f"{where}.content[{number}]", f"a part of type {part.type!r}", remedy)
-        return "".join(part.text or part.refusal or "" for part in self.content)
 
 
 class StreamOptions(BaseModel):
@@ -284,46 +250,11 @@ class ChatRequest(Request):
     only_echo: ClassVar[bool] = False
 
 
-class TokenizeRequest(BaseModel):
-    """POST /tokenize, as vLLM has it."""
-
-    model: str | None = None
-    prompt: str | None = None
-    messages: list[Message] | None = None
-    add_special_tokens: bool = True
-    return_token_strs: bool = False
-
-    def job(self) -> Job:
-        """The job whose prompt is to be tokenised. Raises InvalidParameter unless there is one prompt."""
-        if (self.prompt is None) == (self.messages is None):
-            raise InvalidParameter("prompt", "give either this or messages", "give one of the two")
-        if self.messages is not None:
-            messages = [message.flat(f"messages[{number}]") for number, message in enumerate(self.messages)]
-            return Job("tokenize", self.model or "", messages=messages)
-        check_text("prompt", self.prompt or "")
-        return Job("tokenize", self.model or "", self.prompt, add_special_tokens=self.add_special_tokens)
-
-
-class DetokenizeRequest(BaseModel):
-    """POST /detokenize, as vLLM has it."""
-
-    model: str | None = None
-    tokens: list[int]
-
-
 def split_samples(job: Job) -> list[Job]:
     """One job for each sample, with its seed, for backends that do not run them together."""
     if job.params.n == 1:
         return [job]
     return [replace(job, request_id=f"{job.request_id}-{i}", params=job.params.sample(i)) for i in range(job.params.n)]
-
-
-def check_text(field: str, text: str) -> None:
-    """Raises InvalidParameter for what no UTF-8 file could hold."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InvalidParameter(field, "holds half a surrogate pair", "send valid Unicode") from None
 
 
 def _prompts(prompt: str | list[int] | list[str] | list[list[int]]) -> list[str | tuple[int, ...]]:

@@ -71,7 +71,7 @@ class FixedPrices:
     Args:
         target: t(M, context), e.g. a `CostProfile`.
         draft_step: seconds of one draft step by the number of requests that share it and their context.
-        reading: seconds in which the drafter reads so many tokens of a request's text.
+        reading: seconds in which the drafter reads a number of tokens of a request's text.
 
     Raises:
         InvalidParameter: when asked, a price that is negative or not finite, or a pass that costs nothing.

@@ -7,9 +7,9 @@ Not for the house's own proofs over rationals, which are in ``tests/exact``, nor
 ``paceline audit``'s.
 """
 
+from paceline.sampling.enumeration import EnumeratedRandomness, law_of
 from paceline.testing.checks import NotConforming
 from paceline.testing.conformance import CHECKS, DrafterConformance, Report, check_drafter
-from paceline.testing.enumeration import EnumeratedRandomness, law_of
 from paceline.testing.table_model import TableModel, plain_law, run
 
 __all__ = [

@@ -11,8 +11,8 @@ import numpy as np
 
 from paceline.drafters.base import BaseDrafter, DraftContext, Drafter
 from paceline.sampling import CounterRandomness, TokenTree, resolve, verify
+from paceline.sampling.enumeration import EnumeratedRandomness, law_of
 from paceline.speculation import DrafterTraits, RequestOutcome
-from paceline.testing.enumeration import EnumeratedRandomness, law_of
 from paceline.testing.table_model import TableModel, plain_law, run
 
 Make = Callable[[], Drafter]

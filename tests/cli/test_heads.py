@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import gguf
 import pytest
@@ -118,12 +119,28 @@ def test_verify(target: Path, tmp_path: Path, monkeypatch, check: SelfCheck | No
     loaded = LoadedModel(resolve_model(str(target)), object())  # type: ignore[arg-type]
     monkeypatch.setattr(build, "load", lambda *_: loaded)
     monkeypatch.setattr(net_build, "make_net", lambda record, target: record)
-    monkeypatch.setattr(self_check, "run_self_check", lambda model, net: check)
+    monkeypatch.setattr(self_check, "run_self_check", lambda *_: check)
     result = run("verify", tmp_path / "head", "-m", target)
     assert result.exit_code == code
     expected = "Its card stores no text" if check is None else "as expected" if check.passed else "far too low"
     assert expected in result.stdout
     assert json.loads(run("verify", tmp_path / "head", "-m", target, "--json").stdout)["passed"] is (code == 0)
+
+
+def test_verify_stores_what_it_measured(target: Path, tmp_path: Path, monkeypatch) -> None:
+    save_head(made_for(target, TABLED), tmp_path / "head")
+    before = (tmp_path / "head" / "model.safetensors").read_bytes()
+    loaded = LoadedModel(resolve_model(str(target)), object())  # type: ignore[arg-type]
+    monkeypatch.setattr(build, "load", lambda *_: loaded)
+    monkeypatch.setattr(net_build, "make_net", lambda record, target: SimpleNamespace(record=record))
+    monkeypatch.setattr(self_check, "own_text", lambda model, prompt: [*prompt, 1, 2, 3])
+    monkeypatch.setattr(self_check, "first_share", lambda model, net, tokens: 0.4)
+    result = run("verify", tmp_path / "head", "-m", target, "--store")
+    assert result.exit_code == 0 and "right for 40.0% of stored tokens" in result.stdout, result.output
+    card = read_head(tmp_path / "head").card
+    assert card["check"]["tokens"][-3:] == [1, 2, 3] and card["licence"] == "Apache-2.0"  # type: ignore[index]
+    assert (tmp_path / "head" / "model.safetensors").read_bytes() == before
+    assert "acceptance: 0.4" in (tmp_path / "head" / "CARD.md").read_text()
 
 
 @pytest.mark.parametrize("command", ["list", "inspect", "convert", "verify"])

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from paceline.cli.main import app, main
 from paceline.drafters.lookup.memory import read_memory
 from paceline.models.resolve import resolve_model
-from paceline.training.conversation_files import write_conversations
+from paceline.training.conversation_files import read_all, write_conversations
 from paceline.training.heads.conversations import Conversation
 
 runner = CliRunner()
@@ -41,10 +41,9 @@ def test_a_memory_is_written_and_worth_something(talk, tmp_path):
     memory = read_memory(output)
     assert record["tokens"] == memory.info.num_tokens
     assert len(memory) == record["sequences"]
-    few = runner.invoke(app, [*arguments, "--json", "--tokens", "40"])
-    assert json.loads(few.stdout)["tokens"] < 60
-    shown = runner.invoke(app, arguments)
+    shown = runner.invoke(app, [*arguments, "--tokens", "40"])
     assert "the request and the memory" in shown.stdout
+    assert 40 <= read_memory(output).info.num_tokens < 60
 
 
 @pytest.mark.weights
@@ -52,7 +51,8 @@ def test_answers_that_share_words_with_a_benchmark_are_left_out(talk, tmp_path):
     (tmp_path / "bench.jsonl").write_text('{"prompt": "Question 1: The river is long and the bridge over it is old."}')
     arguments = ["train", "memory", "--answers", str(talk), "-o", str(tmp_path / "m"), "--json"]
     record = json.loads(runner.invoke(app, [*arguments, "--keep-clean", str(tmp_path / "bench.jsonl")]).stdout)
-    assert record["tokens"] < json.loads(runner.invoke(app, arguments).stdout)["tokens"]
+    counted = [one for one in read_all([talk]) if not one.is_held_out]
+    assert record["tokens"] == sum(len(one.answer) for one in counted) - len(counted[0].answer)
 
 
 @pytest.mark.weights

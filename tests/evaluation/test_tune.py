@@ -1,6 +1,7 @@
 """Measuring a model, keeping the profile, and an engine that reads it."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
@@ -11,6 +12,7 @@ from paceline.engine import build, profiles
 from paceline.engine.profiles import cached_profile, find_profile, profile_path
 from paceline.errors import InvalidParameter
 from paceline.evaluation.tune import TunePlan, measure, profile_model
+from paceline.scheduling.profile import Profile
 
 PLAN = TunePlan(rows=(1, 4, 32), contexts=(0, 64), rounds=2)
 CONFIG = EngineConfig(dtype="float32")
@@ -93,10 +95,31 @@ def test_tune_prints_what_it_keeps_in_the_cache(tune_cli, tiny):
     assert profile_path(tiny, "auto").exists()
 
 
-def test_a_target_that_cannot_be_met_is_refused_by_name(tune_cli):
-    result = tune_cli("--target-ms", "0.0001")
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (["--target-ms", "0.0001"], "target_ms"),
+        (["--target-ms", "0"], "target_ms"),
+        (["--num-decodes", "-1"], "num_decodes"),
+    ],
+)
+def test_what_cannot_be_met_is_refused_by_name_after_the_profile_was_kept(tune_cli, tiny, arguments, field):
+    result = tune_cli(*arguments)
     assert isinstance(result.exception, InvalidParameter)
-    assert "target_ms" in str(result.exception)
+    assert result.exception.field == field
+    assert profile_path(tiny, "auto").exists(), "two minutes of measuring are lost"
+
+
+def test_further_requests_and_the_step_itself_are_measured(tiny, tmp_path):
+    profile = profile_model(tiny, CONFIG, PLAN)
+    assert set(profile.segment_seconds) == {0, 64}
+    assert min(profile.segment_seconds.values()) >= 0
+    assert profile.step_overhead is not None
+    profile.write(tmp_path / "p.json")
+    assert Profile.read(tmp_path / "p.json") == profile
+    one, both = replace(profile, segment_seconds={0: 1.0, 100: 3.0}), profile.cost(4, 50)
+    assert one.batch_seconds(4, 3, 50) == pytest.approx(both + 2 * 2.0)
+    assert one.batch_seconds(4, 1, 50) == both
 
 
 def test_a_damaged_profile_in_the_cache_is_removed(tiny):

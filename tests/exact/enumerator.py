@@ -5,8 +5,8 @@ from fractions import Fraction
 from numbers import Rational
 from typing import Any, TypeVar
 
-from paceline.testing import enumeration
-from paceline.testing.enumeration import EnumeratedRandomness
+from paceline.sampling import enumeration
+from paceline.sampling.enumeration import EnumeratedRandomness
 
 T = TypeVar("T", bound=Hashable)
 

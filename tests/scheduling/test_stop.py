@@ -52,15 +52,18 @@ def test_stop_strings_are_asked_of_the_request_once_per_token_in_order():
     assert heard == [5, 6]
 
 
-def test_the_request_hears_tokens_it_may_not_stop_at():
+def test_the_request_hears_every_token_and_decides_for_itself():
+    """It knows of `min_tokens`, and that a complete grammar ends a text however short it is."""
     heard = []
 
     def find(token):
         heard.append(token)
-        return True
+        return len(heard) == 2
 
-    assert reasons([5, 6, 7], StopChecker([]), find, stop=["x"], min_tokens=2) == [None, None, "stop"]
-    assert heard == [5, 6, 7]
+    assert reasons([5, 6, 7], StopChecker([]), find, stop=["x"], min_tokens=3) == [None, "stop"]
+    assert heard == [5, 6]
+    grammar = {"structured_outputs": {"regex": "ab"}}
+    assert reasons([5, 6, 7], StopChecker([]), lambda token: token == 5, min_tokens=3, **grammar) == ["stop"]
 
 
 def test_requests_without_stop_strings_are_never_asked_for_them():

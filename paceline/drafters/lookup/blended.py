@@ -21,6 +21,8 @@ from paceline.errors import InvalidParameter
 from paceline.models.kernel_disk import keep_on_disk
 from paceline.sampling.tree import TokenTree
 from paceline.speculation.outcome import RequestOutcome
+from paceline.speculation.prices import Prices
+from paceline.speculation.records import BatchStats
 from paceline.speculation.traits import DrafterTraits
 
 Mode = Literal["path", "tree"]
@@ -31,6 +33,8 @@ _TRUST = (6, 4, 3, 2, 1.5, 1, 0.6, 0.4, 0.25, 0.2, 0.2, 0.2)
 all of them costs two per cent of the tokens per pass."""
 _LESS_TRUST = 4.0
 _NO_TRUST = 1e9
+_FEW, _TOKENS_PER_STEP = 4, 2
+_LEAST_WORTH, _MOST_WORTH = 0.02, 0.5
 
 
 def trust(order: int) -> np.ndarray:
@@ -47,6 +51,18 @@ def trust(order: int) -> np.ndarray:
     return np.stack((own, past))
 
 
+def worth_a_row(prices: Prices, batch: BatchStats) -> float:
+    """The chance to be accepted, in [0.02, 0.5], at which a drafted row brings what the step's other rows do.
+
+    Of a step in which every request drafts a few rows and gets two tokens.
+    """
+    size = max(1, batch.num_decodes)
+    plain = batch.num_prefill_rows + size
+    drafted = prices.target(plain + _FEW * size, batch.mean_context)
+    row = (drafted - prices.target(plain, batch.mean_context)) / (_FEW * size)
+    return min(max(row * _TOKENS_PER_STEP * size / drafted, _LEAST_WORTH), _MOST_WORTH)
+
+
 class Blended:
     """Drafts from several kinds of evidence at once.
 
@@ -55,6 +71,8 @@ class Blended:
         mode: ``tree`` proposes the nodes most likely to be reached, ``path`` one continuation.
         min_token_prob: nodes with a smaller estimated chance to be reached are not proposed.
         max_cached_tokens: past output tokens kept; the oldest outputs leave first, 0 keeps none.
+        prices: of passes; with them nodes are proposed that are worth their rows (`worth_a_row`), and `min_token_prob`
+            counts only without.
 
     Raises:
         InvalidParameter: an unknown mode, a number out of range.
@@ -68,6 +86,7 @@ class Blended:
         mode: Mode = "tree",
         min_token_prob: float = 0.1,
         max_cached_tokens: int = 32_768,
+        prices: Prices | None = None,
     ) -> None:
         if mode not in ("path", "tree"):
             raise InvalidParameter("mode", f"{mode!r} is unknown", "use 'path' or 'tree'")
@@ -77,7 +96,7 @@ class Blended:
             raise InvalidParameter("max_cached_tokens", f"{max_cached_tokens} is negative", "give 0 or more")
         remembers = max_cached_tokens > 0
         self.traits = DrafterTraits(mode == "tree", whole=True, deterministic=True, remembers=remembers, scores=True)
-        self._least = max(min_token_prob, 1e-9)
+        self._least, self._prices = max(min_token_prob, 1e-9), prices
         memory = no_memory() if memory is None else memory
         self._memory, self._order = memory.arrays, memory.info.order
         self._trust, self._past = trust(memory.info.order), PastOutputs(max_cached_tokens)
@@ -89,6 +108,8 @@ class Blended:
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
         """One tree per context, empty when nothing in it is likely enough."""
+        if self._prices is not None and contexts:
+            self._least = worth_a_row(self._prices, contexts[0].batch)
         return [self._tree(context) for context in contexts]
 
     def observe(self, outcome: RequestOutcome) -> None:

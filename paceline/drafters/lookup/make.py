@@ -8,6 +8,7 @@ from paceline.drafters.services import DraftServices
 from paceline.drafters.suffix import Suffix
 from paceline.errors import InvalidParameter
 
+_LEAST = 0.1
 Scoring = Literal["blended", "published"]
 
 
@@ -16,7 +17,7 @@ def make_suffix(
     scoring: Scoring = "blended",
     memory: str | None = None,
     mode: Mode | None = None,
-    min_token_prob: float = 0.1,
+    min_token_prob: float | None = None,
     max_cached_tokens: int = 32_768,
     max_depth: int | None = None,
     max_spec_factor: float | None = None,
@@ -30,7 +31,8 @@ def make_suffix(
         memory: a file that `paceline train memory` wrote, the name of a built-in model, ``none``, or ``auto``, the
             default: the model's own memory, from the cache, beside its weights, or shipped; none where there is none.
         mode: ``path`` proposes one continuation, ``tree`` several; blended trees and published paths by default.
-        min_token_prob: nodes with a smaller estimated chance are not proposed.
+        min_token_prob: nodes with a smaller estimated chance are not proposed. Left out, those are proposed that are
+            worth their rows by the engine's prices when blended, and 0.1 otherwise.
         max_cached_tokens: past output tokens kept; the oldest outputs leave first, 0 keeps none.
         max_depth, max_spec_factor, max_spec_offset: of the published scoring only, see `Suffix`.
 
@@ -46,7 +48,7 @@ def make_suffix(
             raise InvalidParameter("memory", "the published scoring reads none", "use scoring=blended")
         return Suffix(
             mode=mode or "path",
-            min_token_prob=min_token_prob,
+            min_token_prob=_LEAST if min_token_prob is None else min_token_prob,
             max_cached_tokens=max_cached_tokens,
             **given,  # type: ignore[arg-type]
         )
@@ -57,4 +59,6 @@ def make_suffix(
     if services is None and memory not in (None, "auto", "none"):
         raise InvalidParameter("memory", "belongs to a model, and there is none here", "make it through LLM(...)")
     found = find_memory(memory or "auto", services.target.source) if services else None
-    return Blended(found, mode or "tree", min_token_prob, max_cached_tokens)
+    prices = services.prices if services and min_token_prob is None else None
+    least = _LEAST if min_token_prob is None else min_token_prob
+    return Blended(found, mode or "tree", least, max_cached_tokens, prices)

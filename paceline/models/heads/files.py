@@ -26,6 +26,7 @@ from paceline.models.heads.layouts import (
     speculators,
 )
 from paceline.models.heads.layouts.base import HeadFiles, Layout, Reading, TargetTables
+from paceline.models.heads.own_block import KEY
 from paceline.models.heads.record import HeadRecord
 from paceline.models.heads.shapes import head_shapes
 from paceline.models.heads.tensor_file import Storage, read_pickle, read_safetensors, write_safetensors
@@ -109,6 +110,21 @@ def save_head(record: HeadRecord, folder: str | Path, *, storage: Storage = "flo
         for path in work.iterdir():
             os.replace(path, target / path.name)
     return target
+
+
+def store_in_card(folder: str | Path, name: str, value: object) -> None:
+    """Put an entry into the card of a head of this project, and leave everything else as it is.
+
+    Raises:
+        InvalidParameter: the head is in another program's files, which have no card.
+    """
+    place = Path(folder).expanduser()
+    values = read_json(place / CONFIG)
+    if KEY not in values:
+        raise InvalidParameter("head", f"{place} has no card", "convert it first: paceline heads convert --to paceline")
+    values[KEY].setdefault("card", {})[name] = value
+    (place / CONFIG).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    (place / CARD).write_text(card_text(read_head(place)), encoding="utf-8")
 
 
 def layout_for(record: HeadRecord, name: str | None = None) -> Layout:

@@ -11,7 +11,6 @@ import numpy as np
 
 from paceline.models.base import CausalLM, pages_for, slot_of
 from paceline.models.heads.nets import AutoregressiveNet, BlockNet, StepNet
-from paceline.models.heads.record import HeadRecord
 from paceline.models.rows import Part, build_rows
 
 Net = AutoregressiveNet | BlockNet | StepNet
@@ -42,26 +41,36 @@ class SelfCheck:
         )
 
 
-def run_self_check(target: CausalLM, net: Net) -> SelfCheck | None:
-    """The check of a head that is ready to run; None where its card stores no tokens.
+def run_self_check(target: CausalLM, net: Net, card: Mapping[str, object]) -> SelfCheck | None:
+    """The check in the `card` of a head that is ready to run; None where it stores no tokens.
 
     One pass of the target over the stored tokens, and the head's own passes.
     """
-    stored = net.record.card.get(KEY)
+    stored = card.get(KEY)
     if not isinstance(stored, Mapping):
         return None
     return SelfCheck(first_share(target, net, stored["tokens"]), float(stored["acceptance"]))
 
 
-def with_check(record: HeadRecord, target: CausalLM, net: Net, tokens: Sequence[int]) -> HeadRecord:
-    """`record` with the check of its release in its card.
+def make_check(target: CausalLM, net: Net, tokens: Sequence[int]) -> dict[str, object]:
+    """The entry `KEY` of a release's card.
 
     Args:
-        tokens: text of the target's own, with its prompt; the first `NUM_TOKENS` are stored.
+        tokens: text of the target's own with its prompt; the last `NUM_TOKENS` are stored.
     """
-    chosen = [int(token) for token in tokens[:NUM_TOKENS]]
-    share = first_share(target, net, chosen)
-    return replace(record, card={**record.card, KEY: {"tokens": chosen, "acceptance": round(share, 4)}})
+    chosen = [int(token) for token in tokens[-NUM_TOKENS:]]
+    return {"tokens": chosen, "acceptance": round(first_share(target, net, chosen), 4)}
+
+
+def own_text(target: CausalLM, prompt: Sequence[int], num_tokens: int = NUM_TOKENS) -> list[int]:
+    """`prompt` and the `num_tokens` likeliest tokens after it, a pass each."""
+    tokens, num_pages = list(prompt), pages_for(len(prompt) + num_tokens)
+    cache, start = target.new_cache(num_pages), 0
+    for _ in range(num_tokens):
+        rows = build_rows([Part(range(num_pages), start, tokens[start:], logits="last")])
+        start = len(tokens)
+        tokens.append(int(target.forward(rows, cache).logits[0].argmax()))
+    return tokens
 
 
 def first_share(target: CausalLM, net: Net, tokens: Sequence[int]) -> float:

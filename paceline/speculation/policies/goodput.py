@@ -97,10 +97,12 @@ class Goodput(LengthPolicy):
         if self._kept and self._kept.holds(requests, batch):
             self._credit += self.explore * self._kept.seconds
             return self._kept.budgets
-        offers = Offers.of(requests, self.max_length, self.whole)
-        if self.prices.reading(1) and not self.whole:
+        offers, reads = Offers.of(requests, self.max_length, self.whole), self.prices.reading(1) > 0
+        if reads and not self.whole:
             offers = offers.hopeful(requests)
-        best = worth_reading(best_draft(offers, self.prices, batch), offers, requests, self.prices, batch)
+        best = best_draft(offers, self.prices, batch)
+        if reads:
+            best = worth_reading(best, offers, requests, self.prices, batch)
         unit = self.max_length if self.whole else 1
         least = -(-len(requests) // _REQUESTS_PER_STEP)
         if not best.levels.any() and len(requests) >= _SOME_REQUESTS:

@@ -19,23 +19,35 @@ def intervals(arm: str, count: int, num_cells: int = 18, **machine):
         file = BenchFile(None, {"arms": [each.label for each in some]})
         run_bench(some, plan, file)
         assert bases_of(some)[1] == {"plain": "plain (again)"}
-        yield time_ratio(pairs_of(file.measurements, arm, "plain", decode=True), draws=400)
+        yield time_ratio(pairs_of(file.measurements, arm, "plain", decode=True), draws=1000)
 
 
-def test_plain_against_itself_covers_one_in_95_percent_of_benches():
-    found = list(intervals("plain (again)", 200))
-    assert 0.93 <= np.mean([one.low <= 1 <= one.high for one in found]) <= 0.97
-    assert np.mean([one.p < 0.05 for one in found]) <= 0.08
+def test_intervals_of_equal_arms_cover_1_in_95_percent():
+    """500 comparisons of an arm with itself: 18 prompts in 3 families, jitter of 4 %."""
+    rng = np.random.default_rng(1)
+    ones, strata = np.ones(18), [str(i % 3) for i in range(18)]
+    covered = []
+    for _ in range(500):
+        first, second = np.exp(0.04 * rng.standard_normal((2, 18)))
+        interval = time_ratio(Pairs(first, ones, second, ones, strata), draws=1000)
+        covered.append(interval.low <= 1 <= interval.high)
+    assert 0.93 <= np.mean(covered) <= 0.97
+
+
+def test_plain_against_itself_is_called_equal_on_a_machine_that_drifts():
+    found = list(intervals("plain (again)", 60))
+    assert np.mean([one.low <= 1 <= one.high for one in found]) >= 0.88
+    assert np.mean([one.p < 0.05 for one in found]) <= 0.12
 
 
 def test_few_prompts_widen_the_interval_as_they_should():
-    covered = [one.low <= 1 <= one.high for one in intervals("plain (again)", 150, num_cells=7)]
-    assert np.mean(covered) >= 0.91
+    covered = [one.low <= 1 <= one.high for one in intervals("plain (again)", 80, num_cells=7)]
+    assert np.mean(covered) >= 0.89
 
 
 def test_a_slowdown_of_3_percent_is_found():
     """Jitter of 3 % an answer: 60 prompts tell 0.97 from 1 in nine benches of ten."""
-    found = list(intervals("fast", 30, num_cells=60, speedup=0.97))
+    found = list(intervals("fast", 12, num_cells=60, speedup=0.97))
     assert np.mean([one.high < 1 for one in found]) >= 0.9
 
 

@@ -8,7 +8,7 @@ import pytest
 from paceline.models.base import ForwardOutput, Rows
 from paceline.models.heads.nets import NetOutput
 from paceline.models.heads.record import HeadRecord
-from paceline.models.heads.self_check import first_share, run_self_check, with_check
+from paceline.models.heads.self_check import first_share, make_check, own_text, run_self_check
 from tests.models.heads.tiny_heads import OURS, VOCAB, WIDTH, random_head
 
 TOKENS = np.random.default_rng(5).integers(0, VOCAB, 64).tolist()
@@ -27,7 +27,7 @@ class Target:
         return num_pages
 
     def forward(self, rows: Rows, cache: int, taps: tuple[int, ...] = ()) -> ForwardOutput:
-        logits = np.eye(VOCAB, dtype=np.float32)[successor(rows.token_ids)]
+        logits = np.eye(VOCAB, dtype=np.float32)[successor(rows.token_ids[rows.logit_rows])]
         states = np.repeat(rows.positions[:, None], WIDTH, axis=1).astype(np.float32)
         return ForwardOutput(logits, {tap: states for tap in taps})
 
@@ -102,12 +102,18 @@ def test_the_share_is_that_of_tokens_in_the_heads_vocabulary(form: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_states_of_another_place_fail_the_check_of_a_good_release(form: str) -> None:
-    good = with_check(record(form), Target(), FORMS[form](record(form)), TOKENS)  # type: ignore[arg-type]
-    passed = run_self_check(Target(), FORMS[form](good))  # type: ignore[arg-type]
+    check = make_check(Target(), FORMS[form](record(form)), TOKENS)  # type: ignore[arg-type]
+    good = replace(record(form), card={"check": check})
+    passed = run_self_check(Target(), FORMS[form](good), good.card)  # type: ignore[arg-type]
     assert passed is not None and passed.passed and passed.measured == pytest.approx(passed.expected, abs=1e-3)
-    failed = run_self_check(Target(), FORMS[form](good, shift=1))  # type: ignore[arg-type]
+    failed = run_self_check(Target(), FORMS[form](good, shift=1), good.card)  # type: ignore[arg-type]
     assert failed is not None and not failed.passed and "far too low" in str(failed)
 
 
+def test_text_of_its_own_goes_on_from_the_prompt() -> None:
+    tokens = own_text(Target(), [3, 5], 4)  # type: ignore[arg-type]
+    assert tokens[:2] == [3, 5] and tokens[2:] == successor(tokens[1:-1]).tolist()
+
+
 def test_a_card_without_tokens_cannot_be_checked() -> None:
-    assert run_self_check(Target(), Step(record("medusa"))) is None  # type: ignore[arg-type]
+    assert run_self_check(Target(), Step(record("medusa")), {}) is None  # type: ignore[arg-type]

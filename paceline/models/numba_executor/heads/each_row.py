@@ -12,7 +12,6 @@ import numpy as np
 
 from paceline.models.base import PAGE_SIZE
 from paceline.models.numba_executor import vector as v
-from paceline.models.numba_executor.gemm import PANEL, stored_weight
 from paceline.models.numba_executor.heads.program import (
     ARGMAX,
     BIAS,
@@ -39,6 +38,7 @@ from paceline.models.numba_executor.heads.program import (
     WIDTH,
 )
 from paceline.models.numba_executor.kernel import kernel
+from paceline.models.numba_executor.matrix import read_weights
 from paceline.models.numba_executor.operand import GROUP, Operand, put
 from paceline.models.numba_executor.rowwise import norm_row, rotate
 
@@ -54,7 +54,7 @@ def on_row(op, row, first, count, shape, eps, store, batch, work, keys, values, 
     target = work.places[op[TARGET], 0] + row * work.places[op[TARGET], 1] + op[TARGET_COLUMN]
     floats = work.floats
     if code == EMBED:
-        _embed(token, store.embedding, store.embedding_scales, width, floats, target)
+        read_weights(store.embedding, store.embedding_scales, token, width, floats, target)
     elif code == LOOKUP:
         _look_up(token, op[WEIGHT], store, floats, target)
     elif code == NORM:
@@ -130,14 +130,6 @@ def _shift_gelu(floats, start, size, vectors, shift):
     for i in range(size):
         x = floats[start + i] + vectors[shift + i]
         floats[start + i] = np.float32(0.5) * x * (np.float32(1) + np.float32(math.erf(x * _SQRT_HALF)))
-
-
-@kernel
-def _embed(token, panels, scales, size, out, start):
-    """The target's embedding, column `token % 32` of panel `token // 32`."""
-    panel, scale = token // PANEL * size * PANEL, scales[token]
-    for i in range(size):
-        out[start + i] = stored_weight(panels, panel, i, token % PANEL) * scale
 
 
 @kernel

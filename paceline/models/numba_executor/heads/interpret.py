@@ -45,7 +45,7 @@ class Store(NamedTuple):
         table_places: [tables, 3] where a table begins in `tables` and in `table_scales`, and its width.
         draft_ids: [draft vocabulary] int32 target ids.
         head, head_scales: the target's output head; empty where it is not shared.
-        embedding, embedding_scales: the target's embedding; empty where it is not shared.
+        embedding, embedding_scales: the target's embedding, see `matrix.py`.
         rope_cos, rope_sin: flat [positions, head_dim / 2].
     """
 

@@ -54,7 +54,7 @@ class Material:
         self.record, self.dtype, self.pool, self.tensors = record, dtype, Pool(dtype), record.tensors
         self._target, self._model = target, target.model
         self._shares = self._model.dtype_choice.name == dtype
-        self._uses_head = self._uses_embedding = False
+        self._uses_head = False
         _check_widths(record, dtype)
 
     @property
@@ -94,11 +94,7 @@ class Material:
         """How the embedding of a token is looked up: in the tensor `name`, or in the target's."""
         if name in self.tensors:
             return Embedding(LOOKUP, self.pool.table(self.tensors[name]), self.tensors[name].shape[1])
-        if self._model.dtype_choice.name in STORED:
-            self._uses_embedding = True
-            return Embedding(EMBED, NONE, self.target_config.hidden_size)
-        rows = self._target.source.checkpoint.tensor("model.embed_tokens.weight")
-        return Embedding(LOOKUP, self.pool.table(rows), rows.shape[1])
+        return Embedding(EMBED, NONE, self.target_config.hidden_size)
 
     def head(self, buffers: Buffers, name: str = HEAD) -> "OutputHead":
         """How logits come from hidden states: the tensor `name`, or rows of the target's head."""
@@ -119,11 +115,12 @@ class Material:
         weights, ids = self._model.shared_weights, self.record.draft_ids
         stored = self.pool.arrays()
         none, no_scales = _empty(stored["panels"].dtype), _empty(np.float32)
-        shared = {"head": none, "head_scales": no_scales, "embedding": none, "embedding_scales": no_scales}
-        if self._uses_head:
-            shared |= {"head": weights.head, "head_scales": weights.head_scales}
-        if self._uses_embedding:
-            shared |= {"embedding": weights.embedding, "embedding_scales": weights.embedding_scales}
+        shared = {  # the embedding whether it is used or not: what is compiled depends on its type
+            "head": weights.head if self._uses_head else none,
+            "head_scales": weights.head_scales if self._uses_head else no_scales,
+            "embedding": weights.embedding,
+            "embedding_scales": weights.embedding_scales,
+        }
         draft_ids = _empty(np.int32) if ids is None else np.asarray(ids, np.int32).copy()
         draft_ids.flags.writeable = False
         layer = self.record.config.layer

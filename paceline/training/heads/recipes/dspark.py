@@ -30,7 +30,6 @@ class DSparkRecipe(Recipe):
             "dspark", target.about, eagle_taps(target.about.num_hidden_layers), layer, _LAYERS, num_steps,
             draft_vocab_size, mask_token_id=target.mask_token_id, sample_from_anchor=True,
             markov_rank=min(_RANK, target.config.hidden_size), confidence=True, variant="vanilla",
-            max_positions=target.config.max_position_embeddings,
         )  # fmt: skip
 
     def build(self, target: Target) -> nn.Module:

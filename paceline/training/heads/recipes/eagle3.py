@@ -27,7 +27,6 @@ class Eagle3Recipe(Recipe):
         )
         return HeadConfig(
             "eagle3", target.about, taps, layer, 1, num_steps, draft_vocab_size, fc_norm=True, norm_output=True,
-            max_positions=target.config.max_position_embeddings,
         )  # fmt: skip
 
     def build(self, target: Target) -> nn.Module:

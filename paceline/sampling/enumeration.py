@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from paceline.sampling import ROOT, Law
-from paceline.sampling.randomness import Purpose
+from paceline.sampling.law import Law
+from paceline.sampling.randomness import ROOT, Purpose
 
 Outcome = TypeVar("Outcome", bound=Hashable)
 Key = tuple[int, str, int]

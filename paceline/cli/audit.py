@@ -1,0 +1,168 @@
+"""`paceline audit`: does speculation change what a model says? Evidence for your model, settings and prompts."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.cli import options as o
+from paceline.cli.terminal import output, progress_bars
+from paceline.errors import InvalidParameter
+
+if TYPE_CHECKING:
+    from paceline.evaluation.audit.verdict import Check, Verdict
+
+WHAT = "What is audited"
+
+
+def audit(
+    model: Annotated[str, typer.Argument(help="Built-in name, GGUF file, folder or hub id.")] = o.DEFAULT_MODEL,
+    prompts: Annotated[
+        str, o.option(WHAT, "--prompts", "--traffic", help="builtin, or your own: a .jsonl or .txt file.")
+    ] = "builtin",
+    url: Annotated[
+        str | None, o.option(WHAT, "--url", help="Audit this OpenAI server instead: URL or URL#MODEL.")
+    ] = None,
+    plain_url: Annotated[str | None, o.option(WHAT, "--plain-url", help="The same server without speculation.")] = None,
+    checks: Annotated[
+        str | None,
+        o.option(WHAT, "--checks", help="a,b,c of rows, rule, greedy, coupled, load, accounting, law, controls."),
+    ] = None,
+    detect: Annotated[
+        str | None, o.option(WHAT, "--detect", help="lenience=1.05: exit 3 unless this effect is excluded.")
+    ] = None,
+    alpha: Annotated[float, o.option(WHAT, "--alpha", help="Chance of a false alarm, however long it runs.")] = 1e-6,
+    minutes: Annotated[float, o.option(WHAT, "--minutes", help="About how long it may take.")] = 5.0,
+    strict: Annotated[bool, o.option(WHAT, "--strict", help="Near ties are inconclusive: exit 3.")] = False,
+    ledger: Annotated[
+        Path | None, o.option(o.OUTPUT, "--ledger", help="Add the evidence of this run to this file, night by night.")
+    ] = None,
+    html: Annotated[Path | None, o.option(o.OUTPUT, "--html", help="Write the page here too.")] = None,
+    draft: o.Draft = o.DEFAULT_DRAFT,
+    draft_model: o.DraftModel = None,
+    num_draft_tokens: o.NumDraft = None,
+    rule: o.Rule = o.DEFAULT_RULE,
+    policy: o.Policy = "auto",
+    draft_option: o.DraftOption = None,
+    policy_option: o.PolicyOption = None,
+    max_tokens: o.MaxTokens = 64,
+    raw: o.Raw = False,
+    dtype: o.Dtype = o.DEFAULT_DTYPE,
+    threads: o.Threads = None,
+    executor: o.ExecutorName = "auto",
+    as_json: o.Json = False,
+) -> None:
+    """Test whether speculation changes what a model says, and end with a page that says what was found.
+
+    Rows bit for bit, the rule over every coin, greedy and seeded texts, texts under load, counters, and sampled text
+    against the model's own probabilities. Faults put in on purpose must be found by the same tests. Exit 0: proved or
+    consistent; 1: lossy; 3: inconclusive; 2: the question was wrong.
+
+    Examples:
+
+        paceline audit smollm2-135m --minutes 2
+
+        paceline audit target.gguf --draft draft_model --draft-model small.gguf --detect lenience=1.1 --html audit.html
+
+        paceline audit --traffic log.jsonl --draft suffix --ledger audit.json --json
+
+        paceline audit --url http://localhost:8000 --plain-url http://localhost:8001 --prompts questions.jsonl
+    """
+    from paceline.evaluation.audit import show
+    from paceline.evaluation.prompts import load_prompts
+    from paceline.evaluation.provenance import provenance
+
+    texts = [prompt.text for prompt in load_prompts(prompts)]
+    least = _lenience(detect)
+    if url is not None:
+        title, verdict, found, excluded, seconds, code = _remote(url, plain_url, texts, max_tokens, raw, strict)
+    else:
+        config = o.speculative_config(draft, draft_model, num_draft_tokens, rule, policy, draft_option, policy_option)
+        if config is None:
+            raise InvalidParameter("draft", "none drafts nothing, so there is nothing to audit", "name a drafter")
+        engine = {"dtype": dtype, "num_threads": threads, "executor": executor}
+        wanted = (o.names(checks), alpha, minutes, least, max_tokens)
+        title, verdict, found, excluded, seconds, code = _local(
+            model, config, texts, engine, wanted, ledger, raw, strict
+        )
+    record = show.as_json(verdict, found, excluded, seconds=seconds, exit_code=code, provenance=provenance())
+    if html:
+        html.write_text(show.page(title, verdict, found, excluded, record), encoding="utf-8")
+    if not as_json:
+        for line in show.lines(title, verdict, found, excluded, seconds):
+            output.print(line, soft_wrap=True)
+    else:
+        print(json.dumps(record))
+    raise typer.Exit(code)
+
+
+Found = tuple[str, "Verdict", "list[Check]", float | None, float, int]
+
+
+def _local(
+    model: str, config: Any, texts: list[str], engine: dict[str, Any], wanted: tuple, ledger: Path | None, raw: bool,
+    strict: bool,
+) -> Found:  # fmt: skip
+    """An audit of a model here: (title, verdict, checks, smallest effect excluded, seconds, exit code)."""
+    from dataclasses import asdict
+
+    from paceline.drafters.registry import resolve_drafter
+    from paceline.evaluation.audit import show
+    from paceline.evaluation.audit.ledger import fingerprint, read_bets, write_bets
+    from paceline.evaluation.audit.run import CHECKS, AuditPlan
+    from paceline.evaluation.audit.run import audit as run
+
+    names, alpha, minutes, detect, max_tokens = wanted
+    plain = o.load_llm(model, None, **engine)
+    spec = asdict(resolve_drafter(config, plain.loaded) or config)
+    plan = AuditPlan(spec, minutes, names or CHECKS, alpha, detect, max_tokens)
+    ids = [plain.user_prompt(text, raw) for text in texts]
+    key = fingerprint(plain.loaded.source.checkpoint.fingerprint, {"dtype": plain.dtype, "speculative": spec})
+    bets = read_bets(ledger, key) if ledger else None
+    with progress_bars() as progress:
+        from paceline.evaluation.audit.betting import Bets
+
+        bets = bets or Bets()
+        found = run(plain, ids, plan, bets, progress)
+    if ledger:
+        write_bets(ledger, key, bets)
+    title = show.title_of(f"{model} ({plain.dtype})", spec["method"])
+    checks = list(found.checks)
+    return title, found.verdict, checks, found.smallest_effect_excluded, found.seconds, found.exit_code(strict)
+
+
+def _remote(url: str, plain_url: str | None, texts: list[str], max_tokens: int, raw: bool, strict: bool) -> Found:
+    """An audit of a server; as `_local`."""
+    import time
+
+    from paceline.evaluation.audit.remote import remote_audit
+    from paceline.evaluation.audit.verdict import exit_code, overall
+    from paceline.evaluation.endpoint import connect
+
+    if plain_url is None:
+        remedy = "start it a second time without speculation and name that"
+        raise InvalidParameter("plain_url", "is missing: a server's text is held against its own plain text", remedy)
+    started = time.monotonic()
+    spec, plain = (connect(*_address(each)) for each in (url, plain_url))
+    checks = remote_audit(spec, plain, texts, max_tokens, raw=raw)
+    verdict = overall(checks)
+    title = f"Audit of {spec.model} at {url} ({spec.dialect})"
+    return title, verdict, checks, None, time.monotonic() - started, exit_code(verdict, strict)
+
+
+def _address(url: str) -> tuple[str, str | None]:
+    base, _, model = url.partition("#")
+    return base, model or None
+
+
+def _lenience(text: str | None) -> float | None:
+    if text is None:
+        return None
+    name, _, value = text.partition("=")
+    try:
+        if name != "lenience" or not float(value) > 1:
+            raise ValueError
+    except ValueError:
+        raise InvalidParameter("detect", f"{text!r} cannot be read", "write e.g. lenience=1.05") from None
+    return float(value)

@@ -1,0 +1,68 @@
+"""Texts to replay: logged answers that are the target's own, or fresh ones where a log has none."""
+
+from collections.abc import Sequence
+
+from paceline.engine.llm import LLM
+from paceline.engine.score import score
+from paceline.evaluation.advise.replay import Text
+from paceline.evaluation.prompts import Prompt
+from paceline.types import NamedProgress, SamplingParams
+
+ON_POLICY = 0.9
+"""Share of greedy picks below which a logged greedy answer counts as another model's."""
+_BATCH = 8
+
+
+def texts_of(
+    llm: LLM,
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+    raw: bool = False,
+    progress: NamedProgress = lambda what, done, total: None,
+) -> tuple[list[Text], int]:
+    """(a text for every prompt that has an answer, how many of a log were another model's).
+
+    Args:
+        prompts: with logged answers, or without: then the target answers, plainly.
+        params: how it answers; logged answers are cut to `max_tokens`.
+        progress: told (what, prompts done, prompts).
+    """
+    texts: list[Text | None] = []
+    waiting: list[int] = []
+    num_foreign = 0
+    for number, prompt in enumerate(prompts):
+        progress("reading the log", number, len(prompts))
+        ids = tuple(llm.user_prompt(prompt.text, raw))
+        said = () if prompt.answer is None else tuple(llm.tokenizer.encode(prompt.answer, add_special_tokens=False))
+        text = Text(ids, said[: params.max_tokens], len(said) >= params.max_tokens, prompt.family)
+        is_own = bool(said) and is_on_policy(llm, text, params)
+        num_foreign += bool(said) and not is_own
+        texts.append(text)
+        if not is_own:
+            waiting.append(number)
+    progress("reading the log", len(prompts), len(prompts))
+    for start in range(0, len(waiting), _BATCH):
+        progress("answering", start, len(waiting))
+        some = waiting[start : start + _BATCH]
+        outputs = llm.generate([list(_known(texts, number).prompt) for number in some], params)
+        for number, output in zip(some, outputs, strict=True):
+            is_cut = output.finish_reason == "length"
+            texts[number] = Text(output.prompt_token_ids, output.token_ids, is_cut, prompts[number].family)
+    progress("answering", len(waiting), len(waiting))
+    return [text for text in texts if text is not None and text.num_decoded], num_foreign
+
+
+def is_on_policy(llm: LLM, text: Text, params: SamplingParams) -> bool:
+    """Whether a logged answer is what this model says: its greedy picks, or possible draws of its law."""
+    scores = score(llm.loaded.model, [*text.prompt, *text.output], len(text.prompt), params)
+    if params.is_greedy:
+        return bool((scores.ranks == 0).mean() >= ON_POLICY)
+    # Under its own law a token's surprise is its entropy on average; another model's text surprises more.
+    surprise = -scores.logprobs.mean()
+    return bool(surprise <= scores.entropies.mean() + 3 / len(scores) ** 0.5 * max(1.0, float(scores.entropies.std())))
+
+
+def _known(texts: Sequence[Text | None], number: int) -> Text:
+    text = texts[number]
+    assert text is not None
+    return text

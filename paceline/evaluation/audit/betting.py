@@ -1,0 +1,122 @@
+"""A test of a sampled text against its laws by betting: valid at every stop, and evidence of several runs multiplies.
+
+If the text follows p, then E = prod a_t(x_t) / p_t(x_t) is a test martingale for every rival law a_t that was fixed
+before x_t, and P(sup E >= 1 / alpha) <= alpha (Ville). A mixture of rivals is one too. Under a rival's law E grows by
+KL(a || p) a token, so tokens needed are (ln 1 / alpha + ln rivals) / KL. The inverse 1 / E_a tests the rival itself:
+where it reaches 20, that effect is excluded at 95 %. Shafer 2021; Ramdas et al. 2023 (2210.01948).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf, log
+from typing import Any
+
+import numpy as np
+
+from paceline.evaluation.audit.rivals import LENIENCES, RIVALS, draft_quantile, lenience_name, ratios
+from paceline.sampling.law import Law
+
+UNFORESEEN = "unforeseen"
+HEDGE = 0.02
+"""Share of p in every bet: a fault that is nearly a rival must not end that rival's wealth by one token."""
+_BINS = 10
+_EXCLUDED = float(np.log(20))
+
+
+@dataclass(slots=True)
+class Bets:
+    """Wealth on every rival, and what it says.
+
+    Attributes:
+        log_wealth: by rival, natural logarithm of its wealth.
+        num_tokens, num_drafted: places seen, and those where something was drafted.
+        peak: the largest logarithm of the mixture's wealth so far.
+        log_pure: by degree of lenience, wealth without the hedge, which its exclusion is read from.
+    """
+
+    log_wealth: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*_NAMES, UNFORESEEN), 0.0))
+    num_tokens: int = 0
+    num_drafted: int = 0
+    peak: float = 0.0
+    log_pure: dict[str, float] = field(default_factory=lambda: dict.fromkeys(map(lenience_name, LENIENCES), 0.0))
+    _bins: np.ndarray = field(default_factory=lambda: np.ones(_BINS))
+    _rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any]) -> "Bets":
+        """Bets that go on with the wealth of earlier, independent runs, as `as_record` told it."""
+        bets = cls(num_tokens=record["tokens"], num_drafted=record["drafted_tokens"])
+        for own, name in ((bets.log_wealth, "log_wealth"), (bets.log_pure, "log_pure")):
+            own |= {rival: float(record[name].get(rival, 0.0)) for rival in own}
+        bets.peak = max(0.0, bets.log_e)
+        return bets
+
+    def as_record(self) -> dict[str, Any]:
+        """JSON-ready, without infinities."""
+        wealth = {name: {rival: max(value, -1e9) for rival, value in own.items()}
+                  for name, own in (("log_wealth", self.log_wealth), ("log_pure", self.log_pure))}  # fmt: skip
+        return {"tokens": self.num_tokens, "drafted_tokens": self.num_drafted, **wealth}
+
+    @property
+    def log_e(self) -> float:
+        """Logarithm of the wealth of all rivals mixed in equal parts."""
+        return _log_mean(np.array(list(self.log_wealth.values())))
+
+    @property
+    def p_value(self) -> float:
+        """An upper bound on the chance that an exact text looks like this, at whatever moment one stops."""
+        return float(np.exp(-max(0.0, self.peak)))
+
+    @property
+    def favourite(self) -> str:
+        """The rival with the largest wealth."""
+        return max(self.log_wealth, key=lambda name: self.log_wealth[name])
+
+    def feed(self, p: Law, q: Law | None, token: int) -> None:
+        """One token that was said.
+
+        Args:
+            p: the law it should have been drawn from.
+            q: the draft's law at the place, known before the token; None where nothing was drafted.
+        """
+        self.num_tokens += 1
+        self.num_drafted += q is not None
+        if not p.prob(token) > 0:
+            self.peak = float("inf")
+            return
+        gains = ratios(p, q, token)
+        for name, gain in zip(_NAMES, gains.tolist(), strict=True):
+            self.log_wealth[name] += log((1 - HEDGE) * gain + HEDGE)
+            if name in self.log_pure:
+                self.log_pure[name] += log(gain) if gain > 0 else -inf
+        if q is not None:
+            self._bet_on_histogram(draft_quantile(p, q, token, float(self._rng.random())))
+        self.peak = max(self.peak, self.log_e)
+
+    def is_excluded(self, factor: float) -> bool:
+        """Whether a rule that is `factor` times too lenient would give such a text in less than one run of 20."""
+        return self.log_pure[lenience_name(factor)] <= -_EXCLUDED
+
+    def smallest_excluded(self) -> float | None:
+        """The smallest lenience such that it and every larger one of the grid is excluded; None when none is."""
+        found = None
+        for factor in sorted(LENIENCES, reverse=True):
+            if not self.is_excluded(factor):
+                break
+            found = factor
+        return found
+
+    def _bet_on_histogram(self, quantile: float) -> None:
+        """A bet that the quantiles go on as they were: for faults that no rival describes."""
+        place = min(int(quantile * _BINS), _BINS - 1)
+        self.log_wealth[UNFORESEEN] += float(np.log(_BINS * self._bins[place] / self._bins.sum()))
+        self._bins[place] += 1
+
+
+_NAMES = tuple(rival.name for rival in RIVALS)
+
+
+def _log_mean(values: np.ndarray) -> float:
+    """log(mean(exp(values))) without overflow."""
+    largest = float(values.max())
+    return -np.inf if np.isneginf(largest) else largest + float(np.log(np.exp(values - largest).mean()))

@@ -1,0 +1,85 @@
+"""Faults put in on purpose, by rules and settings that are known to be lossy: a test that misses them is blind."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any
+
+from paceline.engine.llm import LLM
+from paceline.evaluation.audit.betting import Bets
+from paceline.evaluation.audit.identity import greedy_check
+from paceline.evaluation.audit.law import answers_without_end, bet, places_of
+from paceline.evaluation.audit.rule import Case, rule_check
+from paceline.evaluation.audit.verdict import Check
+from paceline.sampling import resolve
+from paceline.types import SamplingParams
+
+_LEAST = 400
+"""Tokens after which a fault of the law may count as missed."""
+Prompts = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """One fault and whether it was found.
+
+    Attributes:
+        name: of the fault.
+        check: that it must be found by.
+        found: whether it was.
+        after: tokens until then, where the check counts tokens.
+    """
+
+    name: str
+    check: str
+    found: bool
+    after: int | None = None
+
+
+def rule_controls(cases: Sequence[Case]) -> list[Control]:
+    """Lossy rules under the enumeration."""
+    rules: dict[str, dict[str, float]] = {"lenient": {"lenience": 0.9}, "uniform_coin": {"bound": 0.9}, "typical": {}}
+    found = {name: rule_check(cases, {name: resolve(name, **options)}).verdict for name, options in rules.items()}
+    return [Control(f"rule {name}", "rule", verdict == "LOSSY") for name, verdict in found.items()]
+
+
+def greedy_control(plain: LLM, spec: dict[str, Any], prompts: Prompts, max_tokens: int) -> Control:
+    """Greedy text under a rule that accepts whatever has a hundredth of the best token's probability."""
+    lenient = plain.drafting_with(spec | {"rule": "lenient_greedy", "rule_options": {"lenience": 0.01}})
+    check = greedy_check(plain, lenient, prompts, max_tokens)
+    return Control("greedy text by a lenient rule", "greedy", check.verdict == "LOSSY")
+
+
+def law_controls(
+    plain: LLM, spec: dict[str, Any], prompts: Prompts, max_tokens: int, log_alpha: float, seconds: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> list[Control]:  # fmt: skip
+    """Sampled text by a lenient rule, and text sampled at another temperature, each for half of the time."""
+    params = SamplingParams(temperature=1.0, max_tokens=max_tokens)
+    colder = SamplingParams(temperature=0.5, max_tokens=max_tokens)
+    lenient = plain.drafting_with(spec | {"rule": "lenient", "rule_options": {"lenience": 0.01}})
+    cold = (places_of(plain, [prompt], colder, scored_as=params) for prompts_ in repeat(prompts) for prompt in prompts_)
+    found = []
+    for name, batches in (
+        ("sampled text at temperature 0.5 in place of 1", cold),
+        ("sampled text by a rule a hundred times too lenient", answers_without_end(lenient, prompts, params)),
+    ):
+        bets = bet(batches, Bets(), log_alpha, clock() + seconds / 2, clock=clock, least=_LEAST)
+        found.append(Control(name, "law", bets.peak >= -log_alpha, bets.num_tokens))
+    return found
+
+
+def controls_check(controls: Sequence[Control]) -> Check:
+    """What became of all of them."""
+    missed = [control.name for control in controls if not control.found]
+    evidence = {"faults": {c.name: {"check": c.check, "found": c.found, "tokens": c.after} for c in controls}}
+    if missed:
+        says = f"{len(missed)} of {len(controls)} faults put in on purpose were not found: {'; '.join(missed)}"
+        return Check("controls", "UNTESTED", says, evidence)
+    return Check("controls", "PROVED", f"all {len(controls)} faults put in on purpose were found", evidence)
+
+
+def blind_checks(controls: Sequence[Control]) -> set[str]:
+    """Checks that a fault escaped."""
+    return {control.check for control in controls if not control.found}

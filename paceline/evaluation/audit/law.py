@@ -1,0 +1,113 @@
+"""The law check: sampled answers of the whole pipeline, bet on token by token against the target's own laws."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import cycle
+
+import numpy as np
+
+from paceline.engine.llm import LLM
+from paceline.engine.score import laws_of
+from paceline.evaluation.audit.betting import Bets
+from paceline.evaluation.audit.recorder import Recorder
+from paceline.evaluation.audit.verdict import Check
+from paceline.sampling.law import Law
+from paceline.types import SamplingParams
+
+BATCH = 4
+"""Answers that are asked together before they are scored."""
+
+Place = tuple[Law, Law | None, int]
+"""(target's law, draft's law or None, the token that was said)."""
+
+
+def places_of(
+    llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingParams, reads_drafts: bool = True,
+    scored_as: SamplingParams | None = None,
+) -> Iterator[Place]:  # fmt: skip
+    """Every output token of fresh answers to `prompts`, with the laws that were known before it.
+
+    Args:
+        llm: what is audited.
+        prompts: token ids; answered together.
+        params: without a seed.
+        reads_drafts: False where the rule accepts by blocks: a place's round then says something about its token.
+        scored_as: settings whose law the answers are held against; `params` unless a fault is put in.
+    """
+    recorder = Recorder(llm.engine.drafter)
+    with llm.engine.watched_by(recorder):
+        outputs = llm.generate([list(prompt) for prompt in prompts], params)
+    loaded = llm.loaded
+    for output in outputs:
+        text, first = [*output.prompt_token_ids, *output.token_ids], len(output.prompt_token_ids)
+        drafts = recorder.draft_laws(output.request_id, text, first)
+        laws = laws_of(loaded.model, text, first, scored_as or params, loaded.source.eos_token_ids)
+        for (token, law), draft in zip(laws, drafts, strict=True):
+            yield law, draft if reads_drafts else None, token
+
+
+def bet(
+    batches: Iterable[Iterable[Place]],
+    bets: Bets,
+    log_alpha: float,
+    deadline: float,
+    is_enough: Callable[[Bets], bool] = lambda bets: False,
+    least: int = 0,
+    clock: Callable[[], float] = time.monotonic,
+) -> Bets:
+    """Feed `bets` until a fault is found, enough is known, or the time is up.
+
+    Args:
+        log_alpha: logarithm of the level; a fault is found when the mixture's wealth reaches its inverse.
+        deadline: on `clock`.
+        is_enough: asked after every batch.
+        least: tokens that are bet on whatever the time.
+    """
+    for batch in batches:
+        for law, draft, token in batch:
+            bets.feed(law, draft, token)
+        if bets.peak >= -log_alpha or (clock() > deadline and bets.num_tokens >= least) or is_enough(bets):
+            break
+    return bets
+
+
+def answers_without_end(
+    llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingParams, reads_drafts: bool = True
+) -> Iterator[Iterator[Place]]:
+    """Batches of places of answers to `prompts`, round and round."""
+    waiting = cycle(prompts)
+    while True:
+        batch = [next(waiting) for _ in range(min(BATCH, len(prompts)))]
+        yield places_of(llm, batch, params, reads_drafts)
+
+
+def law_check(bets: Bets, log_alpha: float) -> Check:
+    """What the bets say."""
+    excluded = bets.smallest_excluded()
+    evidence = {
+        "tokens": bets.num_tokens,
+        "drafted_tokens": bets.num_drafted,
+        "log_e": _finite(bets.log_e),
+        "peak_log_e": _finite(bets.peak),
+        "p_value": bets.p_value,
+        "alpha": float(np.exp(log_alpha)),
+        "smallest_effect_excluded": excluded,
+        "favourite": bets.favourite,
+        "log_wealth": {name: round(_finite(value), 3) for name, value in bets.log_wealth.items()},
+    }
+    if bets.peak >= -log_alpha:
+        says = f"the text does not follow the target's law (p < {bets.p_value:.1g}); likeliest cause: {bets.favourite}"
+        return Check("law", "LOSSY", says, evidence)
+    if not bets.num_drafted:
+        says = f"nothing was drafted in {bets.num_tokens} sampled tokens: nothing was tested; give prompts to copy from"
+        return Check("law", "UNTESTED", says, evidence)
+    text = f"{bets.num_drafted} drafted places in {bets.num_tokens} sampled tokens follow the target's law"
+    if excluded is None:
+        return Check("law", "CONSISTENT", f"{text}; too few to exclude any lenience of the grid", evidence)
+    says = f"{text}; excluded at 95 %: acceptance too generous by a factor of {excluded:g} or more"
+    return Check("law", "CONSISTENT", says, evidence)
+
+
+def _finite(value: float) -> float:
+    """JSON has no infinities."""
+    return float(np.clip(value, -1e9, 1e9))

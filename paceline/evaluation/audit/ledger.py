@@ -1,0 +1,51 @@
+"""The ledger: wealth of earlier audits of the same weights and settings, so that evidence adds up night by night."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import InvalidParameter
+from paceline.evaluation.audit.betting import Bets
+
+FORMAT, VERSION = "paceline-audit-ledger", 1
+
+
+def fingerprint(weights: str, settings: Mapping[str, Any]) -> str:
+    """The name under which wealth is kept: these weights, run and drafted for in this way."""
+    text = json.dumps([weights, dict(settings)], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def read_bets(path: Path, key: str) -> Bets:
+    """The bets of earlier audits, fresh ones where there are none.
+
+    Raises:
+        InvalidParameter: the file is no ledger.
+    """
+    entry = _read(path).get(key)
+    return Bets() if entry is None else Bets.of_record(entry)
+
+
+def write_bets(path: Path, key: str, bets: Bets) -> None:
+    """Keep the wealth that `bets` have by now, in one move."""
+    ledger = _read(path)
+    number = ledger.get(key, {}).get("audits", 0) + 1
+    ledger[key] = {"audits": number, **bets.as_record()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(path.name + ".unfinished")
+    unfinished.write_text(json.dumps({"format": FORMAT, "version": VERSION, "ledger": ledger}, indent=1) + "\n")
+    unfinished.replace(path)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        values = json.loads(path.read_text())
+        if values["format"] != FORMAT or values["version"] != VERSION:
+            raise ValueError
+        return dict(values["ledger"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InvalidParameter("ledger", f"{path} is no ledger of version {VERSION}", "name another file") from None

@@ -1,0 +1,63 @@
+"""Who drafted what, place by place: the draft's law at every token of an answer, known before the token was."""
+
+from collections.abc import Sequence
+
+from paceline.drafters.base import DraftContext, Drafter
+from paceline.sampling.law import Law
+from paceline.sampling.tree import ROOT_PARENT, TokenTree
+from paceline.speculation.outcome import RequestOutcome
+
+
+class Recorder:
+    """A drafter that lets another one draft and writes down what it proposed.
+
+    Args:
+        inner: the drafter that is asked.
+    """
+
+    def __init__(self, inner: Drafter) -> None:
+        self.inner, self.name, self.traits = inner, inner.name, inner.traits
+        self._rounds: dict[str, list[tuple[int, TokenTree]]] = {}
+
+    def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
+        """See `Drafter`."""
+        trees = self.inner.propose(contexts)
+        for context, tree in zip(contexts, trees, strict=True):
+            kept = tree.prune(context.budget) if len(tree) > context.budget else tree
+            self._rounds.setdefault(context.request_id, []).append((len(context.token_ids), kept))
+        return trees
+
+    def observe(self, outcome: RequestOutcome) -> None:
+        """See `Drafter`."""
+        self.inner.observe(outcome)
+
+    def release(self, request_id: str) -> None:
+        """See `Drafter`; what was written down stays until it is read."""
+        self.inner.release(request_id)
+
+    def draft_laws(self, request_id: str, token_ids: Sequence[int], first: int) -> list[Law | None]:
+        """[n] the law that proposed each of ``token_ids[first:]``; None where nothing was drafted. Read once.
+
+        Of several siblings the first one's law counts. A place belongs to the last round that began before it and whose
+        tree the text had followed until then.
+        """
+        laws: list[Law | None] = [None] * (len(token_ids) - first)
+        rounds = self._rounds.pop(request_id, [])
+        for number, (start, tree) in enumerate(rounds):
+            end = rounds[number + 1][0] if number + 1 < len(rounds) else len(token_ids)
+            node = ROOT_PARENT
+            for place in range(start, min(end, len(token_ids))):
+                children = tree.children(node)
+                if not children:
+                    break
+                if place >= first:
+                    laws[place - first] = _law_of(tree, children[0])
+                followed = [child for child in children if tree.tokens[child] == token_ids[place]]
+                if not followed:
+                    break
+                node = followed[0]
+        return laws
+
+
+def _law_of(tree: TokenTree, node: int) -> Law:
+    return Law.one_hot(tree.tokens[node]) if tree.draw == "one_hot" else tree.draft_law(node)

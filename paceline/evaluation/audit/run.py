@@ -1,0 +1,217 @@
+"""One audit of a model on this machine: the checks in order, each with its share of the time."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import log
+from typing import Any
+
+from paceline.engine.llm import LLM
+from paceline.errors import InvalidParameter
+from paceline.evaluation.audit.betting import Bets
+from paceline.evaluation.audit.controls import (
+    Control,
+    blind_checks,
+    controls_check,
+    greedy_control,
+    law_controls,
+    rule_controls,
+)
+from paceline.evaluation.audit.identity import (
+    accounting_check,
+    coupled_check,
+    greedy_check,
+    load_check,
+    rows_check,
+)
+from paceline.evaluation.audit.law import answers_without_end, bet, law_check
+from paceline.evaluation.audit.rule import Case, case_of, rule_check
+from paceline.evaluation.audit.verdict import Check, Verdict, exit_code, overall, without_blind
+from paceline.sampling import AUTO, Verifier, is_lossy, resolve
+from paceline.types import NamedProgress, SamplingParams
+
+CHECKS = ("rows", "rule", "greedy", "coupled", "load", "accounting", "law", "controls")
+SHARES = {"greedy": 0.15, "coupled": 0.12, "load": 0.12, "accounting": 0.08, "controls": 0.2}
+"""Of the whole time; the law check takes what is left."""
+_KEEP_SEEDS = (AUTO, "coupled", "sample_and_match")
+_NUM_CASES = 2
+_LEAST_PROMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class AuditPlan:
+    """What is asked of an audit.
+
+    Attributes:
+        speculative: how drafts are made, as `SpeculativeConfig` takes it.
+        minutes: in all.
+        checks: some of `CHECKS`.
+        alpha: chance of a false alarm in the law check, however long it runs.
+        detect: a lenience (1.05: acceptance 5 % too generous) that must be excluded; None to exclude what time allows.
+        max_tokens: of an answer.
+    """
+
+    speculative: dict[str, Any]
+    minutes: float = 5.0
+    checks: Sequence[str] = CHECKS
+    alpha: float = 1e-6
+    detect: float | None = None
+    max_tokens: int = 64
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.checks if name not in CHECKS]
+        if unknown:
+            raise InvalidParameter("checks", f"{unknown[0]!r} is unknown", f"use some of {', '.join(CHECKS)}")
+        if not self.minutes > 0:
+            raise InvalidParameter("minutes", f"{self.minutes} is not above 0", "give it some time")
+        if not 0 < self.alpha < 1:
+            raise InvalidParameter("alpha", f"{self.alpha} is not in (0, 1)", "1e-6 is usual")
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What was found.
+
+    Attributes:
+        checks: in order.
+        verdict: of all of them.
+        smallest_effect_excluded: acceptance too generous by this factor or more is excluded at 95 %; None when nothing
+            of the grid is.
+        is_detected: the effect that was asked for is excluded.
+        seconds: it took.
+    """
+
+    checks: tuple[Check, ...]
+    verdict: Verdict
+    smallest_effect_excluded: float | None
+    is_detected: bool
+    seconds: float
+
+    def exit_code(self, strict: bool = False) -> int:
+        """For a build; see `verdict.exit_code`."""
+        return exit_code(self.verdict, strict, self.is_detected)
+
+
+def audit(
+    plain: LLM,
+    prompts: Sequence[Sequence[int]],
+    plan: AuditPlan,
+    bets: Bets | None = None,
+    progress: NamedProgress = lambda what, done, total: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Audit:
+    """Run the checks of `plan`.
+
+    Args:
+        plain: the model, decoding plainly; what drafts shares its weights.
+        prompts: token ids, those that draft well (copying) first or in turns.
+        bets: with the wealth of earlier audits.
+        progress: told (check, checks done, checks).
+        clock: seconds, monotonic.
+    """
+    return _Audit(plain, prompts, plan, bets or Bets(), progress, clock).run()
+
+
+class _Audit:
+    """One audit under way."""
+
+    def __init__(
+        self, plain: LLM, prompts: Sequence[Sequence[int]], plan: AuditPlan, bets: Bets, progress: NamedProgress,
+        clock: Callable[[], float],
+    ) -> None:  # fmt: skip
+        self.plain, self.prompts, self.plan, self.bets = plain, prompts, plan, bets
+        self.progress, self.clock = progress, clock
+        self.started = clock()
+        self.spec = plain.drafting_with(plan.speculative)
+        self.rule = str(plan.speculative.get("rule", AUTO))
+        self.cases: list[Case] = []
+        self.controls: list[Control] = []
+        self.token_seconds = self._pace()
+
+    def run(self) -> Audit:
+        """All checks in order, the controls before the law check, which takes the time that is left."""
+        order = [name for name in ("rows", "rule", "greedy", "coupled", "load", "accounting", "controls", "law")]
+        wanted = [name for name in order if name in self.plan.checks]
+        checks = []
+        for number, name in enumerate(wanted):
+            self.progress(f"audit: {name}", number, len(wanted))
+            checks.append(getattr(self, f"_{name}")())
+        self.progress("audit", len(wanted), len(wanted))
+        checks = without_blind(checks, blind_checks(self.controls))
+        excluded = self.bets.smallest_excluded()
+        detected = self.plan.detect is None or (excluded is not None and excluded <= self.plan.detect)
+        return Audit(tuple(checks), overall(checks), excluded, detected, self.clock() - self.started)
+
+    def _rows(self) -> Check:
+        return rows_check(self.plain.loaded.model)
+
+    def _rule(self) -> Check:
+        rules: dict[str, Verifier] = {self.rule: resolve(self.rule, **self.plan.speculative.get("rule_options", {}))}
+        if self.rule == AUTO:
+            rules |= {name: resolve(name) for name in ("p/q", "sample_and_match")}
+        check = rule_check(self._places(), rules)
+        if "controls" in self.plan.checks:
+            self.controls += rule_controls(self._places())
+        return check
+
+    def _greedy(self) -> Check:
+        return greedy_check(self.plain, self.spec, self._some("greedy", 3), self.plan.max_tokens)
+
+    def _coupled(self) -> Check:
+        if self.rule not in _KEEP_SEEDS:
+            return Check("coupled", "UNTESTED", f"rule {self.rule!r} promises the law, not the same text for a seed")
+        return coupled_check(self.plain, self.spec, self._some("coupled", 3), self.plan.max_tokens)
+
+    def _load(self) -> Check:
+        prompts = self._some("load", 3)
+        return load_check(self.plain, self.spec, prompts, self.plan.max_tokens, self.rule in _KEEP_SEEDS)
+
+    def _accounting(self) -> Check:
+        return accounting_check(self.plain, self.spec, self._some("accounting", 5), self.plan.max_tokens)
+
+    def _controls(self) -> Check:
+        seconds = SHARES["controls"] * 60 * self.plan.minutes
+        if "greedy" in self.plan.checks and not is_lossy(self.rule):
+            few = self.prompts[:2]
+            self.controls.append(greedy_control(self.plain, self.plan.speculative, few, self.plan.max_tokens))
+        if "law" in self.plan.checks:
+            few = self.prompts[: max(2, len(self.prompts) // 2)]
+            self.controls += law_controls(
+                self.plain, self.plan.speculative, few, self.plan.max_tokens, log(self.plan.alpha), seconds, self.clock
+            )
+        return controls_check(self.controls)
+
+    def _law(self) -> Check:
+        params = SamplingParams(temperature=1.0, max_tokens=self.plan.max_tokens)
+        detect = self.plan.detect
+
+        def is_enough(bets: Bets) -> bool:
+            excluded = bets.smallest_excluded()
+            return detect is not None and excluded is not None and excluded <= detect
+
+        batches = answers_without_end(self.spec, self.prompts, params, reads_drafts=self.rule != "block")
+        deadline = self.started + 60 * self.plan.minutes
+        bet(batches, self.bets, log(self.plan.alpha), deadline, is_enough, clock=self.clock)
+        return law_check(self.bets, log(self.plan.alpha))
+
+    def _places(self) -> list[Case]:
+        """Places of the user's own prompts where the rule is enumerated; made once."""
+        if not self.cases:
+            params = SamplingParams(temperature=1.0)
+            some = self.prompts[:_NUM_CASES]
+            self.cases = [case_of(self.plain.loaded.model, None, prompt, params) for prompt in some]
+        return self.cases
+
+    def _some(self, check: str, answers_per_prompt: int) -> Sequence[Sequence[int]]:
+        """As many prompts as the check's share of the time allows, and never fewer than a handful."""
+        seconds = SHARES[check] * 60 * self.plan.minutes
+        each = answers_per_prompt * self.plan.max_tokens * self.token_seconds
+        return self.prompts[: max(_LEAST_PROMPTS, int(seconds / each))]
+
+    def _pace(self) -> float:
+        """Seconds of a plainly decoded token."""
+        params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+        self.plain.generate([list(self.prompts[0])], params)
+        began = self.clock()
+        output = self.plain.generate([list(self.prompts[0])], params)[0]
+        return max(self.clock() - began, 1e-6) / len(output.token_ids)

@@ -1,0 +1,88 @@
+"""What an audit shows: a page for people, one object for scripts."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.evaluation import html
+from paceline.evaluation.audit.run import Audit
+from paceline.evaluation.audit.verdict import Check, Verdict
+
+QUESTIONS = {
+    "rows": "Does a token's score depend on what else is in its pass?",
+    "rule": "Does the rule that accepts drafts keep the model's probabilities, over every coin?",
+    "greedy": "Is the greedy text the same with and without drafts, alone and in company?",
+    "coupled": "With a seed, is the sampled text the same with and without drafts?",
+    "load": "Do requests say the same when many come, go and are cancelled?",
+    "accounting": "Are lengths, stops, counters and the origin of each token told rightly?",
+    "law": "Does sampled text follow the model's own probabilities, token by token?",
+    "controls": "Are faults that were put in on purpose found by these tests?",
+    "company": "Does the server say the same when it is asked many things at once?",
+}
+MEANINGS: dict[Verdict, str] = {
+    "PROVED": "No difference is possible in what was tested: it was compared bit for bit, or enumerated.",
+    "CONSISTENT": "Nothing was found; what would have been found is said with each check.",
+    "NUMERIC": "Texts differ at near ties only, as rounding makes them; the sampler is not to blame.",
+    "LOSSY": "Speculation changes what this model says.",
+    "UNTESTED": "There is no evidence either way.",
+}
+
+
+def title_of(model: str, drafter: str) -> str:
+    """What was audited."""
+    return f"Audit of {model} with drafts by {drafter}"
+
+
+def verdict_line(verdict: Verdict, excluded: float | None) -> str:
+    """The verdict, and the smallest effect that it excludes."""
+    text = f"{verdict}. {MEANINGS[verdict]}"
+    if excluded is not None and verdict not in ("LOSSY", "UNTESTED"):
+        text += f" Excluded at 95 %: a rule that accepts drafts {excluded:g} times too readily, or more so."
+    return text
+
+
+def lines(title: str, verdict: Verdict, checks: Sequence[Check], excluded: float | None, seconds: float) -> list[str]:
+    """The page, as text."""
+    shown = [title, "", verdict_line(verdict, excluded), ""]
+    for check in checks:
+        shown += [f"{check.verdict:<11} {QUESTIONS.get(check.name, check.name)}", f"{'':<11} {check.says}."]
+    shown += ["", f"It took {seconds:.0f} s. What the words mean: docs/audit.md"]
+    return shown
+
+
+def page(title: str, verdict: Verdict, checks: Sequence[Check], excluded: float | None, data: Mapping[str, Any]) -> str:
+    """The page, as HTML without network."""
+    rows = [(QUESTIONS.get(check.name, check.name), check.verdict, check.says) for check in checks]
+    sections = [
+        html.paragraph(verdict_line(verdict, excluded), "verdict"),
+        html.table(("question", "verdict", "why"), rows),
+        html.heading("What the verdicts mean"),
+        html.table(("verdict", "meaning"), list(MEANINGS.items())),
+    ]
+    wealth = next((check.evidence.get("log_wealth") for check in checks if check.name == "law"), None)
+    if wealth:
+        sections.append(html.heading("Bets against the text"))
+        sections.append(html.paragraph(_BETS))
+        sections.append(html.table(("had this been wrong", "log wealth"), [(n, f"{w:.1f}") for n, w in wealth.items()]))
+    return html.page(title, sections, data)
+
+
+_BETS = (
+    "Each line bets on one way the text could be wrong. Wealth grows if it is, and shrinks if the text follows the "
+    "model's own probabilities. The text is called lossy when the wealth of all together reaches the inverse of the "
+    "chance of a false alarm."
+)
+
+
+def as_json(verdict: Verdict, checks: Sequence[Check], excluded: float | None, **more: Any) -> dict[str, Any]:
+    """The object that scripts read."""
+    return {
+        "verdict": verdict,
+        "checks": {check.name: {"verdict": check.verdict, "says": check.says, **check.evidence} for check in checks},
+        "smallest_effect_excluded": excluded,
+        **more,
+    }
+
+
+def of_audit(found: Audit) -> tuple[Verdict, Sequence[Check], float | None]:
+    """The arguments that the functions here share."""
+    return found.verdict, found.checks, found.smallest_effect_excluded

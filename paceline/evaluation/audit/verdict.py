@@ -1,0 +1,66 @@
+"""What an audit can say, and what it means for a build."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+Verdict = Literal["PROVED", "CONSISTENT", "NUMERIC", "LOSSY", "UNTESTED"]
+"""``PROVED``: equal bit for bit, or by enumeration. ``CONSISTENT``: nothing found, with the smallest effect that was
+excluded. ``NUMERIC``: differences at near ties only. ``LOSSY``: a difference that chance does not explain.
+``UNTESTED``: no evidence either way."""
+
+EXIT_OK, EXIT_LOSSY, EXIT_INCONCLUSIVE = 0, 1, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The answer to one question.
+
+    Attributes:
+        name: of the check.
+        verdict: see `Verdict`.
+        says: one sentence for people.
+        evidence: numbers behind it, JSON-ready.
+    """
+
+    name: str
+    verdict: Verdict
+    says: str
+    evidence: dict[str, Any] = field(default_factory=dict)
+
+
+def overall(checks: Sequence[Check]) -> Verdict:
+    """The verdict of an audit: any loss is a loss; else the weakest of what was tested, controls left out."""
+    tested = [check.verdict for check in checks if check.name != "controls" and check.verdict != "UNTESTED"]
+    if "LOSSY" in tested:
+        return "LOSSY"
+    if not tested:
+        return "UNTESTED"
+    if "NUMERIC" in tested:
+        return "NUMERIC"
+    return "CONSISTENT" if "CONSISTENT" in tested else "PROVED"
+
+
+def without_blind(checks: Sequence[Check], blind: Collection[str]) -> list[Check]:
+    """`checks`, those in `blind` counted as untested: a fault that was put in on purpose escaped them."""
+    says = "a fault that was put in on purpose was not found, so this proves nothing: "
+    return [
+        replace(check, verdict="UNTESTED", says=says + check.says)
+        if check.name in blind and check.verdict != "LOSSY"
+        else check
+        for check in checks
+    ]
+
+
+def exit_code(verdict: Verdict, strict: bool = False, is_detected: bool = True) -> int:
+    """0 proved or consistent, 1 lossy, 3 inconclusive.
+
+    Args:
+        strict: differences at near ties are inconclusive too.
+        is_detected: the effect that was asked for with ``--detect`` is excluded.
+    """
+    if verdict == "LOSSY":
+        return EXIT_LOSSY
+    if verdict == "UNTESTED" or (verdict == "NUMERIC" and strict) or not is_detected:
+        return EXIT_INCONCLUSIVE
+    return EXIT_OK

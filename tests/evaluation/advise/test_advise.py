@@ -1,0 +1,139 @@
+"""Predictions by hand, flags of every engine, and the command on a tiny model."""
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from paceline.cli import options
+from paceline.cli.main import app
+from paceline.config import EngineConfig
+from paceline.engine.llm import LLM
+from paceline.errors import InvalidParameter
+from paceline.evaluation.advise.flags import engine_names, flags_for
+from paceline.evaluation.advise.predict import MeasuredPrices, advice_of, best_of, predict
+from paceline.evaluation.advise.replay import Text, replay_chain
+from paceline.scheduling.profile import Profile
+
+TEXTS = [Text((1,) * 10, (2,) * 41) for _ in range(8)]
+
+
+def profile(slope: float = 0.1, **changes) -> Profile:
+    """A pass takes 1 s and `slope` for every further row."""
+    table = {0: {rows: 1 + slope * (rows - 1) for rows in (1, 2, 4, 8, 16, 64)}}
+    return Profile("m", "f", "float32", "x", 1, "here", table, table, **changes)
+
+
+def chains(chance: float, k: int):
+    return [replay_chain(np.full(40, chance), k) for _ in TEXTS]
+
+
+def test_a_perfect_lookup_is_worth_its_tokens_over_its_rows():
+    found = predict("x", 3, "float32", TEXTS, chains(1.0, 3), MeasuredPrices(profile()))
+    assert found.tokens_per_pass == 4
+    assert found.predicted == pytest.approx(4 / 1.3)
+    assert found.low < found.predicted < found.high
+    assert found.break_even == pytest.approx(1.3)
+    assert found.losing_share == 0
+
+
+def test_what_is_never_accepted_loses_what_its_rows_cost():
+    found = predict("x", 3, "float32", TEXTS, chains(0.0, 3), MeasuredPrices(profile()))
+    assert found.predicted == pytest.approx(40 / (37 * 1.3 + 1.2 + 1.1 + 1), rel=1e-6)
+    assert found.losing_share == 1
+    assert best_of([found]) is None
+    assert advice_of([found]).startswith("do not speculate: 0.7")
+
+
+def test_a_draft_model_pays_for_its_steps_and_for_reading_the_prompt():
+    prices = MeasuredPrices(profile(), 1, profile(0.0))
+    found = predict("x", 3, "float32", TEXTS, chains(1.0, 3), prices)
+    assert found.predicted == pytest.approx(40 / (10 * (1.3 + 3) + 1), rel=1e-6)
+
+
+def test_overhead_and_further_requests_are_part_of_both_sides():
+    own = profile(step_overhead=1.0, segment_seconds={0: 0.5})
+    found = predict("x", 3, "float32", TEXTS, chains(1.0, 3), MeasuredPrices(own, 4))
+    plain = 1.3 + 3 * 0.5 + 1.0
+    assert found.predicted == pytest.approx(4 * plain / (2.5 + 3 * 0.5 + 1.0))
+
+
+def test_the_best_is_the_largest_that_surely_gains():
+    sure = predict("x", 3, "float32", TEXTS, chains(1.0, 3), MeasuredPrices(profile()))
+    few = predict("y", 8, "float32", TEXTS[:2], chains(1.0, 8)[:2], MeasuredPrices(profile()))
+    assert few.low is None
+    assert best_of([few, sure]) == sure
+    assert "x, 3 drafted tokens" in advice_of([few, sure])
+    assert advice_of([few]).startswith("too few texts")
+
+
+@pytest.mark.parametrize("engine", engine_names())
+def test_flags_of_every_engine(engine):
+    told = flags_for(engine, "draft_model:small.gguf", 5)
+    assert "small.gguf" in told["flags"]
+    assert "5" in told["flags"]
+    assert "4" in flags_for(engine, "ngram", 4)["flags"]
+    assert flags_for(engine, None)["flags"]
+    assert flags_for(engine, "layer_skip", 4)["flags"] is None
+    assert told["source"]
+
+
+def test_vllm_takes_json():
+    flags = flags_for("vllm", "ngram", 4)["flags"]
+    assert json.loads(flags.split("'")[1]) == {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}
+
+
+@pytest.fixture
+def command(tiny, monkeypatch, tmp_path):
+    llm = LLM.__new__(LLM)
+    config = EngineConfig(dtype="float32", kv_cache_memory_bytes=1 << 21, profile="none")
+    llm._set_up(tiny, config, None, lambda *_: None)
+    monkeypatch.setattr(options, "load_llm", lambda name, speculative, **engine: llm)
+    log, own = tmp_path / "log.jsonl", tmp_path / "profile.json"
+    own.write_text(json.dumps(profile().as_dict()))
+    lines = [{"prompt": f"abcabcabc {i}", "category": "x"} for i in range(6)]
+    lines.append({"prompt": "someone else", "answer": "said this, and it is not what this model says", "category": "x"})
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    arguments = ["advise", "any", "--traffic", str(log), "--profile", str(own), "--max-tokens", "20", "-k", "2,4"]
+    return lambda *more: CliRunner().invoke(app, [*arguments, *more])
+
+
+def test_the_object_that_scripts_read(command, tmp_path):
+    export = tmp_path / "speculation_profile.json"
+    result = command("--json", "-c", "1,4", "--for", "paceline,vllm,sglang", "--export", str(export))
+    assert result.exit_code == 0, result.output
+    record = json.loads(result.stdout.splitlines()[-1])
+    assert {(one["draft"], one["k"], one["batch"]) for one in record["candidates"]} == {
+        (draft, k, batch) for draft in ("ngram", "suffix") for k in (2, 4) for batch in (1, 4)
+    }
+    for one in record["candidates"]:
+        assert one["low"] <= one["predicted"] <= one["high"]
+        assert one["dtype"] == "float32"
+    assert record["advice"]
+    assert record["foreign_texts"] == 1
+    assert set(record["flags"]) == {"paceline", "vllm", "sglang"}
+    kept = json.loads(export.read_text())["candidates"]
+    assert {one["k"] for one in kept} == {2, 4}
+    assert all(0 <= rate <= 1 for one in kept for rate in one["conditional_acceptance"])
+
+
+def test_people_get_a_table_and_what_was_measured(command):
+    result = command("--validate", "0.001", "--candidates", "ngram")
+    assert result.exit_code == 0, result.output
+    assert "break-even" in result.stderr
+    assert "paceline serve" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [(["--candidates", "hybrid"], "candidates"), (["--for", "nope"], "for"), (["-c", "x"], "concurrency")],
+)
+def test_bad_input_names_its_field(command, arguments, field):
+    result = command(*arguments)
+    assert isinstance(result.exception, InvalidParameter)
+    assert result.exception.field == field
+
+
+def test_it_explains_itself():
+    assert "Examples" in CliRunner().invoke(app, ["advise", "--help"]).stdout

@@ -1,0 +1,220 @@
+"""Audits of a small random model: an honest one passes, lossy rules and tampered engines do not."""
+
+import json
+from dataclasses import replace
+from itertools import count
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from paceline.cli import options
+from paceline.cli.main import app
+from paceline.config import EngineConfig
+from paceline.engine.llm import LLM
+from paceline.errors import InvalidParameter
+from paceline.evaluation.audit import identity
+from paceline.evaluation.audit.recorder import Recorder
+from paceline.evaluation.audit.remote import fisher
+from paceline.evaluation.audit.rule import case_of, rule_check
+from paceline.evaluation.audit.run import AuditPlan, audit
+from paceline.evaluation.audit.verdict import Check, exit_code, overall, without_blind
+from paceline.sampling import Law, TokenTree, resolve, verify
+from paceline.types import SamplingParams
+from tests.evaluation.bench.openai_server import Fake, serving
+
+PROMPTS = [list(b"abcabcabcabc"), list(b"one two one two one"), list(b"xyxyxyxy"), list(b"the cat the cat")]
+NGRAM = {"method": "ngram", "options": {"prompt_lookup_min": 1}, "num_draft_tokens": 4, "policy": "fixed"}
+
+
+@pytest.fixture
+def plain(tiny):
+    llm = LLM.__new__(LLM)
+    config = EngineConfig(dtype="float32", kv_cache_memory_bytes=1 << 21, profile="none")
+    llm._set_up(tiny, config, None, lambda *_: None)
+    return llm
+
+
+@pytest.fixture
+def command(plain, monkeypatch, tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_text("\n".join(bytes(prompt).decode() for prompt in PROMPTS))
+    monkeypatch.setattr(options, "load_llm", lambda name, speculative, **engine: plain)
+    arguments = ["audit", "any", "--prompts", str(path), "--max-tokens", "12", "--draft", "ngram", "-k", "4"]
+    arguments += ["--policy", "fixed", "--draft-option", "prompt_lookup_min=1", "--minutes", "0.02"]
+    return lambda *more: CliRunner().invoke(app, [*arguments, *more])
+
+
+def by_name(found):
+    return {check.name: check for check in found.checks}
+
+
+def test_an_honest_engine_passes_and_faults_put_in_are_found(plain):
+    ticks = count(step=1.0)
+    found = audit(plain, PROMPTS, AuditPlan(NGRAM, minutes=0.3, max_tokens=40), clock=lambda: next(ticks))
+    checks = by_name(found)
+    assert checks["controls"].verdict == "PROVED", checks["controls"].says
+    assert {name: check.verdict for name, check in checks.items()} == {
+        "rows": "PROVED", "rule": "PROVED", "greedy": "CONSISTENT", "coupled": "CONSISTENT", "load": "CONSISTENT",
+        "accounting": "CONSISTENT", "controls": "PROVED", "law": "CONSISTENT",
+    }  # fmt: skip
+    assert found.verdict == "CONSISTENT"
+    assert found.exit_code() == 0
+    assert checks["law"].evidence["drafted_tokens"] > 20
+    assert checks["law"].evidence["p_value"] > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("rule", "rule_options", "by"),
+    [
+        ("lenient", {"lenience": 0.1}, {"rule", "law"}),
+        ("typical", {}, {"rule", "law"}),
+        ("lenient_greedy", {"lenience": 0.01}, {"greedy"}),
+    ],
+)
+def test_a_lossy_rule_is_called_lossy(plain, rule, rule_options, by):
+    spec = NGRAM | {"rule": rule, "rule_options": rule_options}
+    plan = AuditPlan(spec, minutes=0.1, checks=("rule", "greedy", "law"), max_tokens=24)
+    found = audit(plain, PROMPTS, plan)
+    assert found.verdict == "LOSSY"
+    assert found.exit_code() == 1
+    assert by <= {name for name, check in by_name(found).items() if check.verdict == "LOSSY"}
+
+
+def test_a_rule_that_tosses_the_wrong_coin_fails_the_enumeration(tiny):
+    case = case_of(tiny.model, None, PROMPTS[0], SamplingParams(temperature=1.0))
+
+    class Tampered:
+        def __init__(self, inner):
+            self.inner = inner
+
+        def coin(self, probability, position, node):
+            return self.inner.coin(min(1.0, 1.01 * probability), position, node)
+
+        def draw(self, law, position, purpose, node=-1):
+            return self.inner.draw(law, position, purpose, node)
+
+    wrong = rule_check(
+        [case], {"tampered": lambda tree, target, randomness, at: verify(tree, target, Tampered(randomness), at)}
+    )
+    assert wrong.verdict == "LOSSY"
+    assert rule_check([case], {name: resolve(name) for name in ("p/q", "block", "auto")}).verdict == "PROVED"
+
+
+def test_a_model_whose_rows_depend_on_their_company_is_numeric(tiny, monkeypatch):
+    class Noisy:
+        config = tiny.model.config
+        new_cache = tiny.model.new_cache
+
+        def forward(self, rows, cache, taps=()):
+            output = tiny.model.forward(rows, cache)
+            return replace(output, logits=output.logits + np.float32(1e-5 * len(rows.token_ids)))
+
+    assert identity.rows_check(tiny.model).verdict == "PROVED"
+    assert identity.rows_check(Noisy()).verdict == "NUMERIC"
+
+
+def test_false_books_are_found(plain, monkeypatch):
+    spec = plain.drafting_with(NGRAM)
+    honest = spec.generate
+
+    def forged(prompts, params):
+        outputs = honest(prompts, params)
+        return [replace(o, outputs=(replace(o.outputs[0], provenance=o.outputs[0].provenance[:-1]),)) for o in outputs]
+
+    monkeypatch.setattr(spec, "generate", forged)
+    check = identity.accounting_check(plain, spec, PROMPTS[:1], 12)
+    assert check.verdict == "LOSSY"
+    assert "provenance" in check.says
+
+
+def test_drafts_are_written_down_place_by_place():
+    trees = iter(
+        [TokenTree.chain([7, 8]), TokenTree(), TokenTree.chain([4], [Law(np.array([4, 5]), np.array([0.5, 0.5]))])]
+    )
+
+    class Inner:
+        name, traits = "inner", None
+
+        def propose(self, contexts):
+            return [next(trees) for _ in contexts]
+
+    class Context:
+        request_id, budget = "a", 9
+
+        def __init__(self, length):
+            self.token_ids = [0] * length
+
+    recorder = Recorder(Inner())  # type: ignore[arg-type]
+    for length in (3, 5, 6):
+        recorder.propose([Context(length)])  # type: ignore[list-item]
+    laws = recorder.draft_laws("a", [1, 1, 1, 7, 9, 2, 5], 3)
+    assert [None if law is None else law.tokens.tolist() for law in laws] == [[7], [8], None, [4, 5]]
+
+
+def test_the_object_that_scripts_read(command, tmp_path):
+    page, ledger = tmp_path / "audit.html", tmp_path / "ledger.json"
+    result = command("--json", "--html", str(page), "--ledger", str(ledger))
+    assert result.exit_code == 0, result.output
+    record = json.loads(result.stdout.splitlines()[-1])
+    assert record["verdict"] == "CONSISTENT"
+    assert set(record["checks"]) == {"rows", "rule", "greedy", "coupled", "load", "accounting", "controls", "law"}
+    assert all(check["verdict"] for check in record["checks"].values())
+    assert "smallest_effect_excluded" in record
+    assert "CONSISTENT" in page.read_text()
+    [entry] = json.loads(ledger.read_text())["ledger"].values()
+    assert entry["audits"] == 1
+
+
+def test_people_get_a_page_and_builds_an_exit_code(command):
+    result = command("--checks", "rows,rule", "--rule", "typical")
+    assert result.exit_code == 1, result.output
+    assert "LOSSY. Speculation changes what this model says." in result.stdout
+    assert "docs/audit.md" in result.stdout
+    assert command("--checks", "rows,law", "--detect", "lenience=1.001", "--alpha", "1e-9").exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [(["--checks", "nope"], "checks"), (["--detect", "1.1"], "detect"), (["--minutes", "0"], "minutes"),
+     (["--draft", "none", "-k", "1"], "num_draft_tokens"), (["--url", "http://127.0.0.1:9"], "plain_url")],
+)  # fmt: skip
+def test_bad_input_names_its_field(command, arguments, field):
+    result = command(*arguments)
+    assert isinstance(result.exception, InvalidParameter)
+    assert result.exception.field == field
+
+
+def test_servers_are_held_against_their_own_plain_text(command):
+    honest = Fake(lambda body: list(body["messages"][0]["content"]))
+    broken = Fake(lambda body: [*body["messages"][0]["content"][:-1], "!"])
+    with serving(honest) as plain, serving(Fake(honest.say)) as spec, serving(broken) as wrong:
+        same = command("--url", spec, "--plain-url", plain, "--json")
+        different = command("--url", wrong, "--plain-url", plain, "--json")
+    record = json.loads(same.stdout.splitlines()[-1])
+    assert same.exit_code == 0
+    assert record["checks"]["greedy"]["verdict"] == "CONSISTENT"
+    assert record["checks"]["law"]["verdict"] == "UNTESTED"
+    checks = json.loads(different.stdout.splitlines()[-1])["checks"]
+    assert checks["greedy"]["different"] == 4
+    assert checks["greedy"]["examples"][0]["speculative"].endswith("!")
+    assert checks["greedy"]["verdict"] == "UNTESTED", "4 of 4 against 0 of 4 has p = 1/70"
+
+
+def test_fishers_test_by_hand():
+    assert fisher(4, 0, 4) == pytest.approx(1 / 70)
+    assert fisher(3, 3, 8) > 0.5
+
+
+def test_what_a_verdict_means_for_a_build():
+    def verdict(*names):
+        return overall([Check(str(i), name, "") for i, name in enumerate(names)])
+
+    assert verdict("PROVED", "CONSISTENT", "LOSSY", "UNTESTED") == "LOSSY"
+    assert verdict("PROVED", "NUMERIC", "CONSISTENT") == "NUMERIC"
+    assert verdict("PROVED", "UNTESTED") == "PROVED"
+    assert verdict("UNTESTED") == "UNTESTED"
+    assert [exit_code(v) for v in ("PROVED", "CONSISTENT", "NUMERIC", "LOSSY", "UNTESTED")] == [0, 0, 0, 1, 3]
+    assert exit_code("NUMERIC", strict=True) == 3
+    [law] = without_blind([Check("law", "CONSISTENT", "x")], {"law"})
+    assert law.verdict == "UNTESTED"

@@ -1,0 +1,62 @@
+"""Both executors run the same head: results within 1e-4 in float32, for each family that both have."""
+
+import numpy as np
+import pytest
+
+from paceline.models.numba_executor.heads.build import make_net
+from paceline.models.rows import Part, build_rows
+
+from . import records
+from .test_numba_block import block_rows, filled
+
+RNG = np.random.default_rng(11)
+TOKENS = RNG.integers(0, 131, 30).tolist()
+TAPS = RNG.standard_normal((30, 3 * 96)).astype(np.float32)
+pytestmark = pytest.mark.usefixtures("own_weight_cache")
+pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def target():
+    return records.load_target("float32")
+
+
+def both(target, record):
+    """The head on the CPU kernels and in torch."""
+    from paceline.models.torch_executor.heads import build
+
+    return make_net(record, target), build.make_net(record, target)
+
+
+def close(ours, theirs):
+    np.testing.assert_allclose(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("flags", [{}, {"fc_norm": True, "norm_output": True}, {"norm_before_residual": True}])
+def test_eagle3(target, flags):
+    nets, rows = both(target, records.eagle3(**flags)), build_rows([Part(range(2), 0, TOKENS)])
+    hidden = [net.project(TAPS).copy() for net in nets]
+    close(*hidden)
+    outputs = [net.forward(rows, hidden[0], net.new_cache(2)) for net in nets]
+    for ours, theirs in zip(*outputs, strict=True):
+        close(ours, theirs)
+
+
+def test_dspark(target):
+    nets, tokens = both(target, records.dspark()), np.array([5, 60, 7, 7], np.int32)
+    outputs = [net.forward(block_rows(net, 21), filled(net, 21)) for net in nets]
+    states = outputs[0].hidden.copy()
+    for ours, theirs in zip(*outputs, strict=True):
+        close(ours, theirs)
+    close(*(net.bias(tokens) for net in nets))
+    close(*(net.confidence(states, tokens) for net in nets))
+
+
+@pytest.mark.parametrize("make", [records.mlp_speculator, records.medusa])
+def test_heads_without_attention(target, make):
+    nets, above = both(target, make()), np.array(TOKENS[:5], np.int32)
+    states = [net.begin(TAPS[:5, :96]).copy() for net in nets]
+    for level in range(3):
+        found = [net.step(level, own, above) for net, own in zip(nets, states, strict=True)]
+        close(found[0][0], found[1][0])
+        states = [below.copy() for _, below in found]
