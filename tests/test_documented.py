@@ -52,10 +52,14 @@ def untyped(node: Function, is_method: bool) -> list[str]:
 
 @cache
 def protocol_methods() -> set[str]:
-    """Names of methods that some protocol of the package documents."""
+    """Names of methods that some protocol or abstract class of the package documents."""
     classes = [node for path in PACKAGE.rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))
-               if isinstance(node, ast.ClassDef) and "Protocol" in map(ast.unparse, node.bases)]  # fmt: skip
-    methods = [node for each in classes for node in each.body if isinstance(node, Function)]
+               if isinstance(node, ast.ClassDef)]  # fmt: skip
+    methods = [
+        node for each in classes for node in each.body
+        if isinstance(node, Function)
+        and ("Protocol" in map(ast.unparse, each.bases) or "abstractmethod" in decorators(node))
+    ]  # fmt: skip
     return {node.name for node in methods if ast.get_docstring(node)}
 
 

@@ -57,6 +57,7 @@ class BlockRunner(PagedRunner):
         self._blocks.pop(request_id, None)
 
     def num_rows(self, growth: Growth) -> int:
+        """The block, however little of it the tree takes."""
         return self._size
 
     def key_of(self, token_ids: Sequence[int]) -> Sequence[int]:
