@@ -6,6 +6,7 @@ vocabulary has probability 0 in it and can still be said by the target. Costs a 
 one in all). Use one that was trained for this very target.
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,9 +23,11 @@ from paceline.drafters.heads.stepwise import StepRunner
 from paceline.drafters.services import DraftServices
 from paceline.drafters.trees.growth import TreeShape
 from paceline.drafters.trees.options import CHAIN
+from paceline.errors import HeadWarning
 from paceline.models.heads.build import make_net
 from paceline.models.heads.nets import AutoregressiveNet, BlockNet, StepNet
 from paceline.models.heads.record import HeadRecord, weights_read
+from paceline.models.heads.self_check import run_self_check
 from paceline.models.size import num_parameters
 from paceline.sampling.tree import TokenTree
 from paceline.speculation.outcome import RequestOutcome
@@ -104,9 +107,15 @@ def head_of(
 
     Raises:
         UnsupportedModel: the target's executor cannot run it, or hand out its taps.
+
+    Warns:
+        HeadWarning: over the text on its card it does far worse than its maker saw.
     """
     target = services.target
     net = make_net(record, target, dtype or "auto")
+    check = run_self_check(target.model, net, record.card)
+    if check is not None and not check.passed:
+        warnings.warn(str(check), HeadWarning, stacklevel=2)
     states = HiddenStates(record.config.taps, target.model, services.cache)
     runner = make_runner(net, states, services.num_pages, target.model.config.vocab_size)
     ratio = weights_read(record) / num_parameters(target.model.config)

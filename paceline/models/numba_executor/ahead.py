@@ -13,9 +13,15 @@ import numpy as np
 
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
+from paceline.models.heads.record import HeadConfig, HeadRecord, TargetPrint
+from paceline.models.heads.shapes import head_shapes
+from paceline.models.loaded import LoadedModel
 from paceline.models.numba_executor.blocks.kernels import addresses
 from paceline.models.numba_executor.executor import NumbaModel
+from paceline.models.numba_executor.heads.build import make_net
 from paceline.models.numba_executor.weights import convert, stored_arrays
+from paceline.models.resolve import ModelSource
+from paceline.models.rows import Part, build_rows
 from paceline.models.tensor_names import tensor_shapes
 
 _SMALL = ModelConfig(
@@ -42,7 +48,19 @@ def _compile(dtype: str, kv_cache_dtype: str, blocks: tuple[str, ...]) -> None:
         addresses(name)
     model = NumbaModel(_Blank(), dtype, 1, kv_cache_dtype=kv_cache_dtype, load=_in_memory)
     model.warm_up()
+    _run_head(model)
     model.close()
+
+
+def _run_head(model: NumbaModel) -> None:
+    """One function runs the heads of all families, so any of them has it compiled."""
+    about = TargetPrint("blank", _SMALL.hidden_size, 1, _SMALL.vocab_size)
+    config = HeadConfig("eagle3", about, (0,), _SMALL, num_layers=1, draft_vocab_size=_SMALL.vocab_size)
+    tensors = {name: np.zeros(shape, np.float32) for name, shape in head_shapes(config).items()}
+    target = LoadedModel(ModelSource("blank", _Blank(), None), model)  # type: ignore[arg-type]
+    net = make_net(HeadRecord(config, tensors), target)
+    rows = build_rows([Part([0], 0, [0])])
+    net.forward(rows, np.zeros((1, _SMALL.hidden_size), np.float32), net.new_cache(1))  # type: ignore[union-attr]
 
 
 class _Blank:
