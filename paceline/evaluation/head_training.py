@@ -21,7 +21,7 @@ from paceline.models.base import NORMED
 from paceline.models.heads.build import make_net
 from paceline.models.heads.files import save_head
 from paceline.models.heads.record import HeadRecord
-from paceline.models.heads.self_check import with_check
+from paceline.models.heads.self_check import KEY, make_check
 from paceline.models.loaded import LoadedModel
 from paceline.training.heads.conversations import coverage, draft_vocabulary
 from paceline.training.heads.loop import LoopSettings, Progress, Trainer, Watch
@@ -95,9 +95,9 @@ def train_head(job: HeadJob, config: EngineConfig, progress: NamedProgress = sil
     weights = trainer.best_weights or trainer.mean.weights
     record = recipe.record(weights, card(job, target, store, recipe, done))
     text = next(one.conversation.ids for one in store.documents if one.conversation.is_held_out)
-    checked = with_check(record, loaded.model, make_net(record, loaded), text.tolist())
+    check = make_check(loaded.model, make_net(record, loaded), text.tolist())
     loaded.close()
-    return checked, done
+    return replace(record, card={**record.card, KEY: check}), done
 
 
 def save_trained(record: HeadRecord, folder: Path, release: bool) -> Path:

@@ -1,6 +1,5 @@
 """`paceline train head` from end to end with a random model of a few thousand weights."""
 
-import hashlib
 import json
 from typing import Any
 
@@ -12,6 +11,7 @@ from paceline.cli.train_head import seconds_of
 from paceline.errors import InvalidParameter
 from paceline.models.base import NORMED
 from paceline.models.heads.files import read_head
+from paceline.models.heads.fingerprint import target_print
 from paceline.training.heads import conversations
 from tests.evaluation.test_head_data import ChattyTokenizer
 from tests.fakes import RandomCheckpoint, small_config
@@ -33,6 +33,7 @@ def machine(monkeypatch):
     monkeypatch.setattr(resolve, "resolve_model", lambda name: source)
     monkeypatch.setattr(head_data, "_ROUND", 12)
     monkeypatch.setattr(conversations, "HELD_OUT_SHARE", 3)
+    return source
 
 
 def run(*arguments):
@@ -50,7 +51,7 @@ def test_a_head_is_trained_saved_and_gone_on_with(machine, tmp_path):
     assert first["step"] == 2 and first["output"] == str(folder) and plot.exists()
     record = read_head(folder)
     assert record.config.family == "medusa" and record.config.taps == (NORMED,)
-    assert record.config.target.template_sha256 == hashlib.sha256(b"U:..|A:").hexdigest()
+    assert record.config.target == target_print(machine)
     card: dict[str, Any] = dict(record.card)
     assert card["training"]["updates"] == 2 and 0 < card["draft_vocabulary"]["coverage"] <= 1
     shards = sorted((tmp_path / "work" / "taps").glob("shard-*"))
