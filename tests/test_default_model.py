@@ -79,9 +79,7 @@ def test_text_is_plain_text_whatever_the_default_policy_finds(plain, prompts, al
 
 
 def test_the_chat_template_and_the_answer_are_sensible(plain):
-    output = plain.chat([{"role": "user", "content": "What is the capital of France?"}], SamplingParams(temperature=0))[
-        0
-    ]
+    output = plain.chat([{"role": "user", "content": "Name the capital of France."}], SamplingParams(temperature=0))[0]
     assert "Paris" in output.text
     assert output.finish_reason == "stop"
     assert "<|im_end|>" not in output.text
