@@ -52,7 +52,9 @@ Draft = Annotated[
         help=f"Drafter: {', '.join(_DRAFTERS)}, or module:Class (docs/drafters.md).",
     ),
 ]  # fmt: skip
-DraftModel = Annotated[str | None, option(DRAFTING, "--draft-model", help="Smaller model of the same vocabulary, or a draft head.")]
+DraftModel = Annotated[
+    str | None, option(DRAFTING, "--draft-model", help="Smaller model of the same vocabulary, or a draft head.")
+]
 NumDraft = Annotated[
     int | None,
     option(
