@@ -22,7 +22,7 @@ SAMPLED = [SamplingParams(temperature=0.7, seed=seed, max_tokens=30) for seed in
 SPECULATIVE = [
     None,
     {"method": "ngram", "policy": "fixed"},
-    {"method": "suffix", "options": {"mode": "tree"}, "policy": "fixed"},
+    {"method": "suffix", "options": {"mode": "tree", "min_token_prob": 0.1}, "policy": "fixed"},
 ]
 
 
