@@ -12,6 +12,8 @@ import paceline
 
 MAY_NEED = {
     "paceline.models.torch_executor": {"torch"},
+    "paceline.training.heads": {"torch"},
+    "paceline.evaluation.head_training": {"torch"},
     "paceline.serving": {"fastapi", "pydantic", "starlette", "uvicorn", "prometheus_client", "httpx"},
 }
 """Rooms whose modules may import what an extra brings."""

@@ -53,6 +53,8 @@ def look_inside(wheel: Path) -> None:
     assert message_from_bytes(content)["Description-Content-Type"] == "text/markdown"
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "paceline").rglob("*.py")} | {"paceline/py.typed"}
     assert sources <= names, f"missing in the wheel: {sorted(sources - names)}"
+    heads = {str(path.relative_to(ROOT)) for path in (ROOT / "paceline" / "heads").rglob("*") if path.is_file()}
+    assert heads and heads <= names, f"missing in the wheel: {sorted(heads - names)}"
     assert any(name.endswith("licenses/LICENSE") for name in names), "the licence is missing in the wheel"
     rest = {name.partition("/")[0] for name in names}
     assert all(each == "paceline" or each.endswith(".dist-info") for each in rest), rest
