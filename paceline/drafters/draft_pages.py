@@ -5,7 +5,7 @@ request that is not being drafted for is given up; its pages keep their content 
 left of its text is found again and only the rest is read anew. Bookkeeping only: passes are `draft_runner.py`'s.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -103,6 +103,21 @@ class DraftPages:
             return False
         kept.pages += self.pool.allocate(missing)
         return True
+
+    def seat(self, request_ids: Sequence[str], seats: Callable[[int, Sequence[str]], bool]) -> int:
+        """How many of the first of `request_ids` find room together, at least one.
+
+        Room is taken from requests that are not among them, the one longest ago first; for the first of them, from the
+        last of them as well.
+
+        Args:
+            seats: (place in `request_ids`, requests that may be given up) to whether that request found room.
+        """
+        others = [each for each in self._kept if each not in request_ids]
+        for place in range(len(request_ids)):
+            if not seats(place, others if place else [*others, *request_ids[:0:-1]]):
+                return place
+        return len(request_ids)
 
     def share(self, kept: Kept) -> None:
         """Let others find its full pages, whose rows have been run, and use theirs where equal ones were there."""

@@ -52,17 +52,9 @@ class DraftRunner:
         return num_tokens + growth.max_rows <= self._most and num_tokens + growth.context.budget <= self._limit
 
     def admit(self, growths: Sequence[Growth]) -> Sequence[Growth]:
-        """The first of `growths` that find room together, at least one, their long prompts read but for the end.
-
-        Room is taken from requests that are not among them, the one longest ago first; for the first of them, from
-        the last of them as well.
-        """
+        """The first of `growths` that find room together, at least one, their long prompts read but for the end."""
         ids = [growth.context.request_id for growth in growths]
-        others = [each for each in self.pages if each not in ids]
-        for place, growth in enumerate(growths):
-            if not self._seat(growth, others if place else [*others, *ids[:0:-1]]):
-                return growths[:place]
-        return growths
+        return growths[: self.pages.seat(ids, lambda place, victims: self._seat(growths[place], victims))]
 
     def score(self, work: Sequence[tuple[Growth, Sequence[int]]]) -> list[np.ndarray]:
         """One pass: for each admitted growth the logits [len(nodes), vocab] below its `nodes`, good until the next.

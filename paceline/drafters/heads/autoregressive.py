@@ -69,8 +69,9 @@ class AutoregressiveRunner(PagedRunner):
     def _committed(self, growth: Growth, kept: Kept, last: int, logits) -> tuple[Part, np.ndarray]:
         """Rows from where the cache ends to `last` - 1, fed with the target's states; they count as kept."""
         context, start = growth.context, len(kept.tokens)
-        part = Part(kept.pages, start, context.token_ids[start + 1 : last + 1], logits=logits)
-        kept.tokens += self.key_of(context.token_ids)[start:last]
+        following = context.token_ids[start + 1 : last + 1]
+        part = Part(kept.pages, start, following, logits=logits)
+        kept.tokens += following if start else self.key_of(context.token_ids[: last + 1])
         return part, self._net.project(self.states.take(context, start, last)).copy()
 
     def _nodes(self, growth: Growth, nodes: Sequence[int]) -> tuple[Part, np.ndarray]:

@@ -32,11 +32,7 @@ class PagedRunner:
     def admit(self, growths: Sequence[Growth]) -> Sequence[Growth]:
         """The first of `growths` that find room together, at least one, their long prompts read but for the end."""
         ids = [growth.context.request_id for growth in growths]
-        others = [each for each in self.pages if each not in ids]
-        for place, growth in enumerate(growths):
-            if not self._seat(growth, others if place else [*others, *ids[:0:-1]]):
-                return growths[:place]
-        return growths
+        return growths[: self.pages.seat(ids, lambda place, victims: self._seat(growths[place], victims))]
 
     def observe(self, outcome: RequestOutcome) -> None:
         """Keep the rows of committed tokens; forget the draft."""
