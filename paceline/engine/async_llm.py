@@ -94,13 +94,14 @@ class AsyncLLM:
         *,
         priority: int = 0,
         timeout: float | None = None,
+        cache_salt: str = "",
     ) -> AsyncGenerator[StepOutput, None]:
         """The output, step by step: new tokens of one sample at a time; the last item has `finished`.
 
         Args:
             prompt: text or token ids.
             request_id: for `abort`; made up when left out.
-            priority, timeout: see `Engine.add_request`.
+            priority, timeout, cache_salt: see `Engine.add_request`.
 
         Raises:
             InvalidParameter: before the first item, when the request cannot be run.
@@ -113,7 +114,7 @@ class AsyncLLM:
         where = asyncio.get_running_loop(), inbox
 
         def add(engine: Engine) -> None:
-            engine.add_request(name, token_ids, params, priority=priority, timeout=timeout)
+            engine.add_request(name, token_ids, params, priority=priority, timeout=timeout, cache_salt=cache_salt)
             self._inboxes[name] = where
 
         added = self._thread.call(add)

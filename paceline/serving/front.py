@@ -59,7 +59,7 @@ class Front:
 
     async def generate(self, request: Request, body: CompletionRequest | ChatRequest) -> Response:
         """The answer to either kind of request, whole or streamed."""
-        jobs, answer = self.prepared(body)
+        jobs, answer = self.prepared(body, _caller(request))
         request.scope.setdefault("state", {})["noted"] = {"model": body.model, "stream": body.stream}
         if body.stream and not body.echo:
             return await self._streamed(request, body, jobs, answer)
@@ -76,7 +76,7 @@ class Front:
         if body.n != 1:
             raise InvalidParameter("n", "is not part of this protocol", "leave it out")
         body.stream_options.include_usage = True
-        jobs, answer = self.prepared(body)
+        jobs, answer = self.prepared(body, _caller(request))
         request.scope.setdefault("state", {})["noted"] = {"model": body.model, "stream": body.stream}
         if not body.stream:
             return JSONResponse(dialect.answer(await unless_gone(request, self.whole(body, jobs, answer))))
@@ -84,10 +84,12 @@ class Front:
         told = _retold(plain.body_iterator, dialect, body.model or "")
         return StreamingResponse(told, media_type="text/event-stream", headers=_STREAM_HEADERS)
 
-    def prepared(self, body: CompletionRequest | ChatRequest) -> tuple[list[Job], Answer]:
-        """The jobs that a request asks for, and the writer of its answer. Raises InvalidParameter."""
+    def prepared(self, body: CompletionRequest | ChatRequest, caller: str = "") -> tuple[list[Job], Answer]:
+        """The jobs that a request of `caller` asks for, and the writer of its answer. Raises InvalidParameter."""
         request_id = f"{'chatcmpl' if isinstance(body, ChatRequest) else 'cmpl'}-{uuid.uuid4().hex}"
         body.model = self.served_name(body.model)
+        if caller and not self.settings.shared_cache:
+            body.cache_salt = f"{caller} {body.cache_salt}"
         jobs = [self._with_tools(self._bounded(job), body) for job in body.jobs(request_id)]
         answer = Answer(request_id, body.model, _wish(body, jobs, self.settings))
         if self.text is None:
@@ -131,6 +133,10 @@ class Front:
         """The job with the server's own time limit."""
         limits = [each for each in (job.timeout, self.settings.request_timeout) if each is not None]
         return replace(job, timeout=min(limits)) if limits else job
+
+
+def _caller(request: Request) -> str:
+    return request.scope.get("state", {}).get("caller", "")
 
 
 async def _retold(lines: Any, dialect: Dialect, model: str) -> AsyncIterator[str]:

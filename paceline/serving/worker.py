@@ -41,7 +41,7 @@ class Worker:
         """The answer step by step."""
         llm = self._llms[job.model]
         prompt = await self._token_ids(job)
-        how: dict[str, Any] = {"priority": job.priority, "timeout": job.timeout}
+        how: dict[str, Any] = {"priority": job.priority, "timeout": job.timeout, "cache_salt": job.cache_salt}
         async with aclosing(llm.generate(prompt, job.params, job.request_id, **how)) as outputs:
             async for output in outputs:
                 yield _chunk(output, llm.tokenizer if job.detail else None)
