@@ -20,6 +20,8 @@ from paceline.types import SamplingParams
 
 _T = TypeVar("_T")
 _Mail = StepOutput | EngineDead
+_SHORT = 4096
+"""Token ids that are checked on the event loop."""
 
 
 class AsyncLLM:
@@ -107,7 +109,8 @@ class AsyncLLM:
             InvalidParameter: before the first item, when the request cannot be run.
             EngineDead: the engine failed or was shut down.
         """
-        token_ids = await self.tokens(prompt) if isinstance(prompt, str) else self._llm.token_ids_of(prompt)
+        is_short = not isinstance(prompt, str) and len(prompt) <= _SHORT
+        token_ids = self._llm.token_ids_of(prompt) if is_short else await self.tokens(prompt)
         name = f"request-{next(self._numbers)}" if request_id is None else request_id
         params = await self._aside(self._llm.prepared, sampling_params or SamplingParams())
         inbox: asyncio.Queue[_Mail] = asyncio.Queue()
