@@ -240,7 +240,7 @@ class Scheduler:
         if not self.config.prefix_caching:
             return
         first = len(request.page_digests)
-        extend_digests(request.page_digests, request.token_ids, self.pool.page_size, request.num_computed)
+        extend_digests(request.page_digests, request.token_ids, self.pool.page_size, request.num_computed, request.salt)
         for index in range(first, len(request.page_digests)):
             self.pool.publish(request.page_table[index], request.page_digests[index])
 

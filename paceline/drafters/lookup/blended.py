@@ -17,6 +17,7 @@ from paceline.drafters.lookup import grow as compiled
 from paceline.drafters.lookup.grow import LONGEST_MATCH, MOST_CANDIDATES
 from paceline.drafters.lookup.memory import Memory, no_memory
 from paceline.drafters.lookup.texts import PastOutputs, TextIndex
+from paceline.drafters.past_pools import PastPools
 from paceline.errors import InvalidParameter
 from paceline.models.kernel_disk import keep_on_disk
 from paceline.sampling.tree import TokenTree
@@ -87,12 +88,13 @@ class Blended:
         self._least = max(min_token_prob, 1e-9)
         memory = no_memory() if memory is None else memory
         self._memory, self._order = memory.arrays, memory.info.order
-        self._trust, self._past = trust(memory.info.order), PastOutputs(max_cached_tokens)
+        self._trust = trust(memory.info.order)
+        self._past = PastPools(lambda: PastOutputs(max_cached_tokens), max_cached_tokens)
         self._requests: dict[str, _Request] = {}
         self._room = _Room(1, self._order)
         any_text = TextIndex()
         any_text.append([0])
-        self._grown(any_text, 1, 1)  # compiles, or reads what was compiled
+        self._grown(any_text, self._past.of(b"").index, 1, 1)  # compiles, or reads what was compiled
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
         """One tree per context, empty when nothing in it is likely enough."""
@@ -102,7 +104,7 @@ class Blended:
         """A finished request's output joins the past outputs."""
         request = self._requests.get(outcome.request_id)
         if request is not None and outcome.finished:
-            self._past.add(outcome.token_ids[request.num_prompt_tokens :])
+            self._past.add(request.salt, outcome.token_ids[request.num_prompt_tokens :])
             self.release(outcome.request_id)
 
     def release(self, request_id: str) -> None:
@@ -112,15 +114,16 @@ class Blended:
     def _tree(self, context: DraftContext) -> TokenTree:
         request = self._request(context)
         budget = context.budget if self.traits.branches else context.longest
-        size = self._grown(request.index, budget, context.max_depth)
+        past = self._past.of(context.salt).index
+        size = self._grown(request.index, past, budget, context.max_depth)
         tokens, parents, reached = (array[:size].tolist() for array in self._room.tree)
         return TokenTree(tuple(tokens), tuple(parents), chances=tuple([min(1.0, chance) for chance in reached]))
 
-    def _grown(self, own: TextIndex, budget: int, max_depth: int) -> int:
-        """Grow the tree of a text into the room; the number of its nodes."""
+    def _grown(self, own: TextIndex, past: TextIndex, budget: int, max_depth: int) -> int:
+        """Grow the tree of a text, among past ones, into the room; the number of its nodes."""
         if budget > self._room.budget:
             self._room = _Room(budget, self._order)
-        room, past = self._room, self._past.index
+        room = self._room
         return _grow()(
             _arrays(own), _arrays(past), self._memory, self._trust, budget, max_depth, self._least,
             self.traits.branches, room.tree, room.queue, room.nodes, room.path, room.work,
@@ -130,7 +133,7 @@ class Blended:
         """The request's text, with what is new; begun anew when the id now stands for another text."""
         request = self._requests.get(context.request_id)
         if request is None or not request.is_prefix_of(context.token_ids):
-            request = self._requests[context.request_id] = _Request(context.num_prompt_tokens)
+            request = self._requests[context.request_id] = _Request(context.num_prompt_tokens, context.salt)
         request.index.append(context.token_ids[request.index.length :])
         return request
 
@@ -138,9 +141,9 @@ class Blended:
 class _Request:
     """A request's own text."""
 
-    def __init__(self, num_prompt_tokens: int) -> None:
+    def __init__(self, num_prompt_tokens: int, salt: bytes) -> None:
         self.index = TextIndex()
-        self.num_prompt_tokens = num_prompt_tokens
+        self.num_prompt_tokens, self.salt = num_prompt_tokens, salt
 
     def is_prefix_of(self, token_ids: Sequence[int]) -> bool:
         """True when `token_ids` is what was linked so far, perhaps longer, as far as length and last tokens tell."""
