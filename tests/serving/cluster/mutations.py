@@ -157,7 +157,8 @@ def _damage_rows(random: Random) -> tuple[str, str, Verdict]:
     time, model = rows[row].split(",")
     deeds: dict[str, tuple[str, Verdict]] = {
         "text": ("soon,0", "refused"), "column": (time, "refused"), "more": (f"{time},{model},7", "refused"),
-        "comma": (f"1,5,{model}", "refused"), "model": (f"{time},9", "refused"), "huge": (f"{time},{10**11}", "refused"),
+        "comma": (f"1,5,{model}", "refused"),
+        "model": (f"{time},9", "refused"), "huge": (f"{time},{10**11}", "refused"),
         "share": (f"{time},0.5", "refused"), "negative": (f"{time},-1", "refused"), "nan": (f"nan,{model}", "refused"),
         "infinite": (f"inf,{model}", "refused"), "order": (f"0.0,{model}", "refused" if row > 1 else "any"),
         "blank": (rows[row] + "\n", "same"), "spaces": (f" {time} , {'ab'[int(model)]} ", "same"),
