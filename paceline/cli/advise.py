@@ -11,6 +11,7 @@ from rich.table import Table
 from paceline.cli import options as o
 from paceline.cli.groups import Machine, grouped
 from paceline.cli.terminal import messages, output, progress_bars, show_table
+from paceline.errors import InvalidParameter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,6 +50,21 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
+class Times:
+    """Where the times of rounds come from."""
+
+    profile: Annotated[
+        Path | None, o.option(TIMES, "--profile", help="A file of `paceline tune`; measured when left out.")
+    ] = None
+    url: Annotated[
+        str | None, o.option(TIMES, "--url", help="URL[#MODEL] of a plain server: advise for it, by its pace alone.")
+    ] = None
+    draft_url: Annotated[
+        str | None, o.option(TIMES, "--draft-url", help="The draft model served alone, for its pace; with --url.")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
 class Wishes:
     """What is done with the advice."""
 
@@ -70,9 +86,7 @@ def advise(
     model: Annotated[str, typer.Argument(help="Built-in name, GGUF file, folder or hub id.")] = o.DEFAULT_MODEL,
     *,
     question: Question,
-    profile: Annotated[
-        Path | None, o.option(TIMES, "--profile", help="A file of `paceline tune`; measured when left out.")
-    ] = None,
+    times: Times,
     wishes: Wishes,
     machine: Machine,
 ) -> None:
@@ -90,21 +104,45 @@ def advise(
         paceline advise --candidates head --spec 'wide={"method": "head", "options": {"tree": "dynamic"}}'
 
         paceline advise --traffic log.jsonl --for vllm,llama.cpp --validate 5 --json
+
+        paceline advise none --url http://localhost:8080 --candidates ngram,suffix --for llama.cpp
     """
     from paceline.evaluation.advise.flags import all_flags
 
     all_flags(o.names(wishes.engines), None)
     sizes = o.numbers("concurrency", question.batch, int)
-    llm = o.load_llm(model, None, **machine.engine())
-    advice = _ask(llm, question, profile, sizes, machine)
-    checked = _validate(llm, advice, question, wishes.validate) if wishes.validate else None
+    if times.url is not None and wishes.validate:
+        raise InvalidParameter("validate", "is given beside --url", "measure the server with paceline bench --url")
+    llm = None if times.url is not None else o.load_llm(model, None, **machine.engine())
+    advice = _ask_server(model, times, question, sizes) if llm is None else _ask(llm, question, times, sizes, machine)
+    checked = _validate(llm, advice, question, wishes.validate) if llm and wishes.validate else None
     record = _record(advice, sizes[0], o.names(wishes.engines), checked)
     if wishes.export:
         wishes.export.write_text(json.dumps(advice.export(model, question.temperature), indent=1) + "\n")
     print(json.dumps(record)) if wishes.as_json else _show(advice.predictions, record)
 
 
-def _ask(llm: "LLM", question: Question, profile: Path | None, sizes: list[int], machine: Machine) -> "Advice":
+def _ask_server(model: str, times: Times, question: Question, sizes: list[int]) -> "Advice":
+    """The same for a server; `model` lends its tokenizer, or is none where the server tells tokens."""
+    from paceline.evaluation.advise.run import wanted_of
+    from paceline.evaluation.advise.server import take_server_advice
+    from paceline.evaluation.endpoint import connect_to
+    from paceline.evaluation.prompts import load_prompts
+    from paceline.models.resolve import resolve_model
+    from paceline.types import SamplingParams
+
+    server, draft = (connect_to(url) if url else None for url in (times.url, times.draft_url))
+    assert server is not None
+    prompts = load_prompts(question.traffic, per_family=question.per_family)
+    params = SamplingParams(temperature=question.temperature, max_tokens=question.max_tokens)
+    named = o.names(question.candidates) if question.candidates is not None else ["ngram", "suffix"]
+    wanted = wanted_of(named, o.numbers("num_draft_tokens", question.lengths, int), question.spec or ())
+    tokenizer = None if model == o.NONE else resolve_model(model).tokenizer
+    with progress_bars() as progress:
+        return take_server_advice(server, draft, prompts, wanted, params, sizes, tokenizer, progress)
+
+
+def _ask(llm: "LLM", question: Question, times: Times, sizes: list[int], machine: Machine) -> "Advice":
     """Texts, times, replays."""
     from paceline.config import EngineConfig
     from paceline.evaluation.advise.run import default_candidates, take_advice, wanted_of
@@ -117,7 +155,7 @@ def _ask(llm: "LLM", question: Question, profile: Path | None, sizes: list[int],
     named = o.names(question.candidates) if question.candidates is not None else default_candidates(llm.loaded)
     wanted = wanted_of(named, o.numbers("num_draft_tokens", question.lengths, int), question.spec or ())
     config = EngineConfig(**machine.engine())
-    measured = Profile.read(profile) if profile else None
+    measured = Profile.read(times.profile) if times.profile else None
     with progress_bars() as progress:
         return take_advice(llm, prompts, wanted, params, sizes, config, measured, question.raw, progress)
 
