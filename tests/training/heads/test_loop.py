@@ -22,7 +22,9 @@ def trainer(folder, family, store, target, num_steps, **more):
     return Trainer(RECIPES[family](target, IDS, 3), store, settings, folder / family)
 
 
-@pytest.mark.parametrize(("family", "steps", "rate"), [("eagle3", 80, 3e-2), ("mlp_speculator", 120, 3e-2)])
+@pytest.mark.parametrize(
+    ("family", "steps", "rate"), [("eagle3", 80, 3e-2), ("mlp_speculator", 120, 3e-2), ("hass", 80, 3e-2)]
+)
 def test_a_small_head_learns_a_rule_by_heart(tmp_path, family, steps, rate):
     target = tiny_target()
     store = tiny_store(tmp_path / "taps", target, num=8)

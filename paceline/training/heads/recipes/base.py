@@ -14,7 +14,7 @@ from paceline.models.heads.record import HeadConfig, HeadRecord, TargetPrint
 from paceline.training.heads.batches import Batch, make_batch
 from paceline.training.heads.evaluate import evaluate
 from paceline.training.heads.figures import Evaluation
-from paceline.training.heads.losses import Read, law_loss
+from paceline.training.heads.losses import LossParts, Read, law_loss
 from paceline.training.heads.shards import Document, TapStore
 from paceline.training.run.trainee import Moment, Trainee
 
@@ -76,21 +76,28 @@ class Recipe(Trainee):
         """What makes the logits of every step of the batch's anchors."""
 
     def loss(self, store: TapStore, documents: Sequence[Document], moment: Moment) -> Tensor:
-        """The weighted loss of all steps, per anchor: soft cross entropy, towards the end the LK hybrid."""
+        """The weighted loss of all steps, per anchor."""
         batch = make_batch(store, documents, self.config.taps, moment.share, moment.random)
-        eta = _ETA if moment.done >= _HYBRID_FROM else None
-        with torch.autocast("cpu", torch.bfloat16):
-            reads = self.read(batch)
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.rows.dtype == torch.bfloat16):
+            reads = self.read_in_training(batch, moment)
         total, accepted, count = torch.zeros(()), [], max(len(batch.anchors), 1)
         for step, read in enumerate(reads):
             kept = batch.labelled(step)
             added = None if read.added is None else (read.added[0][kept], read.added[1])
             weights = torch.full((int(kept.sum()),), self.decay**step / count)
-            parts = law_loss(Read(read.hidden[kept].float(), added), batch.teacher(step), self.rows, weights, eta)
+            parts = self.step_loss(Read(read.hidden[kept].float(), added), batch.teacher(step), weights, moment)
             total = total + parts.loss
             accepted.append(parts.acceptance)
         further = self.further_loss(batch, reads, accepted)
         return total if further is None else total + further
+
+    def read_in_training(self, batch: Batch, moment: Moment) -> list[Read]:
+        """As `read`, where training reads something else than serving does."""
+        return self.read(batch)
+
+    def step_loss(self, read: Read, teacher: Tensor, weights: Tensor, moment: Moment) -> LossParts:
+        """The loss of one step: soft cross entropy, towards the end of the run the LK hybrid; see `law_loss`."""
+        return law_loss(read, teacher, self.rows, weights, _ETA if moment.done >= _HYBRID_FROM else None)
 
     def evaluate(self, store: TapStore, documents: Sequence[Document]) -> Evaluation:
         """See `Trainee.evaluate`."""
