@@ -14,6 +14,7 @@ import torch
 from paceline.config import EngineConfig
 from paceline.engine.build import load, silent
 from paceline.errors import UnsupportedModel
+from paceline.evaluation.training_card import run_card, shown
 from paceline.evaluation.training_text import TextJob, open_store, text_card, write_text
 from paceline.models.resolve import ModelSource, resolve_model
 from paceline.models.save_folder import config_values, save_model
@@ -22,7 +23,6 @@ from paceline.training.drafts.net import DraftNet, spread_layers
 from paceline.training.drafts.texts import teacher_of
 from paceline.training.heads.shards import TapStore
 from paceline.training.heads.target import training_target
-from paceline.training.run.card import run_card, shown
 from paceline.training.run.loop import LoopSettings, Progress, Trainer, Watch
 from paceline.types import NamedProgress
 

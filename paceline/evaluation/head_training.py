@@ -13,6 +13,7 @@ import torch
 
 from paceline.config import EngineConfig
 from paceline.engine.build import load, silent
+from paceline.evaluation.training_card import run_card, shown
 from paceline.evaluation.training_text import TextJob, open_store, text_card, write_text
 from paceline.models.heads.build import make_net
 from paceline.models.heads.files import save_head
@@ -24,7 +25,6 @@ from paceline.training.heads.recipes import recipe_of
 from paceline.training.heads.recipes.base import Recipe, Target
 from paceline.training.heads.shards import TapStore
 from paceline.training.heads.target import training_target
-from paceline.training.run.card import run_card, shown
 from paceline.training.run.loop import LoopSettings, Progress, Trainer, Watch
 from paceline.types import NamedProgress
 
