@@ -13,7 +13,7 @@ from paceline.cli.terminal import messages, progress_bars
 
 
 def head(
-    family: Annotated[str, typer.Argument(help="eagle3, dspark, mlp_speculator, medusa, eagle or hass.")],
+    family: Annotated[str, typer.Argument(help="eagle3, dspark, mlp_speculator, medusa, blockwise, eagle or hass.")],
     model: o.Model = o.DEFAULT_MODEL,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the head [cache].")] = None,
     time_budget: t.TimeBudget = "60m",

@@ -27,6 +27,26 @@ def evaluate(recipe: "Recipe", store: TapStore, documents: Sequence[Document]) -
     return figures(_stood(recipe, store, greedy), means, recipe.num_steps)
 
 
+@torch.no_grad()
+def rank_accuracies(recipe: "Recipe", store: TapStore, documents: Sequence[Document],
+                    num_ranks: int = 8) -> list[list[float]]:  # fmt: skip
+    """Per step how often guess 1, 2, ... is the text's token, over greedy answers: marginal, not cumulative.
+
+    For heads whose guesses do not depend on the tokens above them, it is what Medusa's tree is made from
+    (`theory.best_tree`).
+    """
+    greedy = [one for one in documents if one.conversation.temperature == 0]
+    hits, places = torch.zeros(recipe.num_steps, num_ranks), torch.zeros(recipe.num_steps, 1)
+    ids, most = torch.from_numpy(recipe.draft_ids), min(num_ranks, len(recipe.draft_ids))
+    for batch in _batches(recipe, store, greedy):
+        for step, read in enumerate(_reads(recipe, batch)):
+            kept = batch.labelled(step)
+            guesses = ids[logits_of(read, recipe.rows)[kept].topk(most, dim=-1).indices]
+            hits[step, :most] += (guesses == batch.tokens(step + 1)[kept, None]).sum(0)
+            places[step] += int(kept.sum())
+    return (hits / places.clamp(min=1)).tolist()
+
+
 def _stood(recipe: "Recipe", store: TapStore, documents: Sequence[Document]) -> list[Tensor]:
     """Per text [places, steps] 1 where the drafted token is the text's, 0 where not, -1 after its end."""
     found = []

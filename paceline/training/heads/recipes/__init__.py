@@ -2,6 +2,7 @@
 
 from paceline.errors import InvalidParameter
 from paceline.training.heads.recipes.base import Recipe, Target
+from paceline.training.heads.recipes.blockwise import BlockwiseRecipe
 from paceline.training.heads.recipes.dspark import DSparkRecipe
 from paceline.training.heads.recipes.eagle import EagleRecipe, HassRecipe
 from paceline.training.heads.recipes.eagle3 import Eagle3Recipe
@@ -10,7 +11,7 @@ from paceline.training.heads.recipes.mlp_speculator import MlpSpeculatorRecipe
 
 RECIPES: dict[str, type[Recipe]] = {
     "eagle3": Eagle3Recipe, "dspark": DSparkRecipe, "mlp_speculator": MlpSpeculatorRecipe, "medusa": MedusaRecipe,
-    "eagle": EagleRecipe, "hass": HassRecipe,
+    "eagle": EagleRecipe, "hass": HassRecipe, "blockwise": BlockwiseRecipe,
 }  # fmt: skip
 """By name; `eagle` and `hass` train one family in two ways."""
 
