@@ -72,7 +72,7 @@ class Suffix:
         self._factor, self._offset = max_spec_factor, max_spec_offset
         branches = mode == "tree"
         self.traits = DrafterTraits(
-            branches, whole=True, deterministic=True, remembers=max_cached_tokens > 0, scores=True
+            branches, whole=True, deterministic=True, remembers=max_cached_tokens > 0, estimates=True
         )
         self._follow = partial(follow_tree if mode == "tree" else follow_path, min_token_prob=min_token_prob)
         self._past = PastPools(lambda: _PastOutputs(max_depth, max_cached_tokens), max_cached_tokens)
@@ -108,18 +108,13 @@ class Suffix:
         """Forget a request (not the past outputs); its counts are built anew when it comes back."""
         self._requests.pop(request_id, None)
 
-    def expected_accepted(self, request_id: str) -> float:
-        """The score of the latest proposal for a request: the estimated number of tokens that stand; 0 for none."""
-        request = self._requests.get(request_id)
-        return request.score if request else 0.0
-
     def _tree(self, request: "_Request", context: DraftContext) -> TokenTree:
         budget = context.budget if self.traits.branches else context.longest
         own = self._best(request.matches(context.token_ids), budget)
         past = self._best(request.past_matches(self._past.of(context.salt).trie, context.token_ids), budget)
         best = past if past.score > own.score else own
-        request.score = best.score
-        return TokenTree(tuple(best.tokens), tuple(best.parents)).prune(budget, context.max_depth)
+        tree = TokenTree(tuple(best.tokens), tuple(best.parents), chances=tuple(best.chances))
+        return tree.prune(budget, context.max_depth)
 
     def _best(self, places: Sequence[Place], budget: int) -> Draft:
         def limit_of(length: int) -> int:
@@ -142,7 +137,6 @@ class _Request:
 
     def __init__(self, max_depth: int, num_prompt_tokens: int, salt: bytes) -> None:
         self.num_prompt_tokens, self.salt = num_prompt_tokens, salt
-        self.score = 0.0
         self._trie = SuffixTrie(max_depth)
         self._text = self._trie.new_text()
         self._own, self._past = _Lookup(), _Lookup()

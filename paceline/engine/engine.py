@@ -319,6 +319,7 @@ class Engine:
         if len(tree):
             result.num_draft_tokens, result.depth = len(tree), max(tree.depths)
             result.tokens, result.parents = tree.tokens, tree.parents
+            result.promised = sum(tree.chances or ())
             result.rejected, result.num_refused = verdict.kind == "recovered", verdict.num_rejected
             result.is_own = request_id in self._drafting.own
             if self.drafter.traits.watches:

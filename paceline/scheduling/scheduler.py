@@ -299,6 +299,7 @@ def _outcome(grant: Grant, result: StepResult, count: int) -> RequestOutcome:
         outcome.tokens, outcome.parents, outcome.picks = result.tokens, result.parents, result.picks
         outcome.num_accepted = min(len(result.token_ids) - 1, count)
         outcome.level_refused = result.rejected and is_whole
+        outcome.promised = result.promised if is_whole else 0.0
         outcome.num_refused = max(result.num_refused, result.rejected) if is_whole else 0
     if result.taps is not None:
         num_computed = grant.num_prefill_tokens or count

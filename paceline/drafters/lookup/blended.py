@@ -22,8 +22,6 @@ from paceline.errors import InvalidParameter
 from paceline.models.kernel_disk import keep_on_disk
 from paceline.sampling.tree import TokenTree
 from paceline.speculation.outcome import RequestOutcome
-from paceline.speculation.prices import Prices
-from paceline.speculation.records import BatchStats
 from paceline.speculation.traits import DrafterTraits
 
 Mode = Literal["path", "tree"]
@@ -34,8 +32,10 @@ _TRUST = (6, 4, 3, 2, 1.5, 1, 0.6, 0.4, 0.25, 0.2, 0.2, 0.2)
 all of them costs two per cent of the tokens per pass."""
 _LESS_TRUST = 4.0
 _NO_TRUST = 1e9
-_FEW, _TOKENS_PER_STEP = 4, 2
-_LEAST_WORTH, _MOST_WORTH = 0.02, 0.5
+LEAST_CHANCE = 0.02
+"""A row that costs less than a fiftieth of a token is found on no machine."""
+MOST_NODES = 16
+"""Beyond, the chances of nodes are below 0.04 on conversations, and each takes 3 microseconds to find."""
 
 
 def trust(order: int) -> np.ndarray:
@@ -52,28 +52,15 @@ def trust(order: int) -> np.ndarray:
     return np.stack((own, past))
 
 
-def worth_a_row(prices: Prices, batch: BatchStats) -> float:
-    """The chance to be accepted, in [0.02, 0.5], at which a drafted row brings what the step's other rows do.
-
-    Of a step in which every request drafts a few rows and gets two tokens.
-    """
-    size = max(1, batch.num_decodes)
-    plain = batch.num_prefill_rows + size
-    drafted = prices.target(plain + _FEW * size, batch.mean_context)
-    row = (drafted - prices.target(plain, batch.mean_context)) / (_FEW * size)
-    return min(max(row * _TOKENS_PER_STEP * size / drafted, _LEAST_WORTH), _MOST_WORTH)
-
-
 class Blended:
     """Drafts from several kinds of evidence at once.
 
     Args:
         memory: of the model's answers, None for none.
         mode: ``tree`` proposes the nodes most likely to be reached, ``path`` one continuation.
-        min_token_prob: nodes with a smaller estimated chance to be reached are not proposed.
-        max_cached_tokens: past output tokens kept, of all salts together; the oldest outputs leave first, 0 keeps none.
-        prices: of passes; with them nodes are proposed that are worth their rows (`worth_a_row`), and `min_token_prob`
-            counts only without.
+        min_token_prob: nodes with a smaller estimated chance to be accepted are not proposed. How many of the others
+            are worth their rows, the length policy says, which sees their chances.
+        max_cached_tokens: past output tokens kept; the oldest outputs leave first, 0 keeps none.
 
     Raises:
         InvalidParameter: an unknown mode, a number out of range.
@@ -85,9 +72,8 @@ class Blended:
         self,
         memory: Memory | None = None,
         mode: Mode = "tree",
-        min_token_prob: float = 0.1,
+        min_token_prob: float = LEAST_CHANCE,
         max_cached_tokens: int = 32_768,
-        prices: Prices | None = None,
     ) -> None:
         if mode not in ("path", "tree"):
             raise InvalidParameter("mode", f"{mode!r} is unknown", "use 'path' or 'tree'")
@@ -96,8 +82,10 @@ class Blended:
         if max_cached_tokens < 0:
             raise InvalidParameter("max_cached_tokens", f"{max_cached_tokens} is negative", "give 0 or more")
         remembers = max_cached_tokens > 0
-        self.traits = DrafterTraits(mode == "tree", whole=True, deterministic=True, remembers=remembers, scores=True)
-        self._least, self._prices = max(min_token_prob, 1e-9), prices
+        self.traits = DrafterTraits(
+            mode == "tree", True, natural_budget=MOST_NODES, deterministic=True, remembers=remembers, estimates=True
+        )
+        self._least = max(min_token_prob, 1e-9)
         memory = no_memory() if memory is None else memory
         self._memory, self._order = memory.arrays, memory.info.order
         self._trust = trust(memory.info.order)
@@ -110,8 +98,6 @@ class Blended:
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
         """One tree per context, empty when nothing in it is likely enough."""
-        if self._prices is not None and contexts:
-            self._least = worth_a_row(self._prices, contexts[0].batch)
         return [self._tree(context) for context in contexts]
 
     def observe(self, outcome: RequestOutcome) -> None:
@@ -125,19 +111,13 @@ class Blended:
         """Forget a request (not the past outputs); its text is linked anew when it comes back."""
         self._requests.pop(request_id, None)
 
-    def expected_accepted(self, request_id: str) -> float:
-        """The estimated number of tokens of the latest proposal for a request that stand; 0 for none."""
-        request = self._requests.get(request_id)
-        return request.score if request else 0.0
-
     def _tree(self, context: DraftContext) -> TokenTree:
         request = self._request(context)
         budget = context.budget if self.traits.branches else context.longest
         past = self._past.of(context.salt).index
         size = self._grown(request.index, past, budget, context.max_depth)
         tokens, parents, reached = (array[:size].tolist() for array in self._room.tree)
-        request.score = sum(reached)
-        return TokenTree(tuple(tokens), tuple(parents))
+        return TokenTree(tuple(tokens), tuple(parents), chances=tuple([min(1.0, chance) for chance in reached]))
 
     def _grown(self, own: TextIndex, past: TextIndex, budget: int, max_depth: int) -> int:
         """Grow the tree of a text, among past ones, into the room; the number of its nodes."""
@@ -159,12 +139,11 @@ class Blended:
 
 
 class _Request:
-    """A request's own text, and the score of its latest proposal."""
+    """A request's own text."""
 
     def __init__(self, num_prompt_tokens: int, salt: bytes) -> None:
         self.index = TextIndex()
         self.num_prompt_tokens, self.salt = num_prompt_tokens, salt
-        self.score = 0.0
 
     def is_prefix_of(self, token_ids: Sequence[int]) -> bool:
         """True when `token_ids` is what was linked so far, perhaps longer, as far as length and last tokens tell."""
