@@ -131,6 +131,14 @@ class Answer:
             },
         }
 
+    def noted(self) -> dict[str, Any]:
+        """What operators are told of an answer that has ended: counts only."""
+        stats = next((each.stats for each in self._summaries.values() if each.stats is not None), None)
+        drafts = {} if stats is None or not stats.num_drafts else {
+            "acceptance_rate": stats.acceptance_rate, "acceptance_length": stats.acceptance_length,
+        }  # fmt: skip
+        return {"usage": self.usage()} | drafts
+
     @property
     def _chunk_kind(self) -> str:
         return "chat.completion.chunk" if self._wish.is_chat else "text_completion"
