@@ -229,7 +229,7 @@ async def _listen(
 ) -> None:  # fmt: skip
     """Serve until told to stop; then answer what was accepted."""
     from paceline.serving.app import build_app
-    from paceline.serving.run import Server, bind
+    from paceline.serving.run import Server, bind, settle_memory
 
     bound = bound or bind(host, port)
     shown = f"[{host}]" if ":" in host else host
@@ -240,6 +240,7 @@ async def _listen(
 
     with _request_log(log) as stream, _telemetry(otel) as telemetry:
         app = build_app(backend, settings, stream, telemetry)
+        settle_memory()
         await Server(app, app.front.gate, settings.drain_seconds, say).serve(sockets=[bound])
 
 
