@@ -25,9 +25,9 @@ _PARTS = 2
 """Scales of activations in a group."""
 PREFETCH_BYTES = 8192
 """How far ahead weights are asked for from memory, where there are rows enough to keep the arithmetic busy."""
-PREFETCH_FROM = 3
-"""Rows from which on that pays. With fewer, the processor reads ahead by itself as fast as memory gives, and asking
-costs a quarter of that; unless codes lie in several planes, which it does not follow (`benchmarks/block_cost.py`)."""
+PREFETCH_FROM = 2
+"""Rows from which on that pays. With one, the processor reads ahead by itself as fast as memory gives, and asking costs
+a quarter of that; unless codes lie in several planes (`benchmarks/block_cost.py`)."""
 OFFSET_BITS = 7
 """`Operand.halves` are sums times -2^7."""
 
@@ -170,16 +170,12 @@ class _Emitter:
         lines: dict[int, ir.Value] = {}
 
         def register(step: int) -> ir.Value:
-            value, done, at = None, self.lift, 0
-            for bits in self.form.planes:
-                fields = 8 // bits
-                line, shift = at + step // fields * LINE, step % fields * bits
-                if line not in lines:
-                    lines[line] = dot8.load_ir(self.builder, self.builder.gep(start, [_I64(line)]))
-                part = self._field(lines[line], shift, bits, done)
+            value = None
+            for field in self.form.fields(step):
+                if field.line not in lines:
+                    lines[field.line] = dot8.load_ir(self.builder, self.builder.gep(start, [_I64(field.line * LINE)]))
+                part = self._field(lines[field.line], field.start, field.bits, field.place + self.lift)
                 value = part if value is None else self.builder.or_(value, part)
-                done += bits
-                at += bits * HALF * GROUP // 8
             return look_up(self.context, self.builder, value, self.form.table) if self.form.table else value
 
         return register
