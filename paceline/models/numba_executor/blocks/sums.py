@@ -24,8 +24,8 @@ _SHORTS = ir.VectorType(ir.IntType(16), LINE // 2)
 _PARTS = 2
 """Scales of activations in a group."""
 PREFETCH_BYTES = 8192
-"""How far ahead weights are asked for from memory. On an idle machine one thread with one row is faster without (29 GB a
-second for 21), but not beside other programs, and with two rows and more never."""
+"""How far ahead weights are asked for from memory. On an idle machine one thread with one row is faster without (29
+GB/s and not 21), but not beside other programs, and with two rows and more never."""
 OFFSET_BITS = 7
 """`Operand.halves` are sums times -2^7."""
 
