@@ -10,7 +10,7 @@ import math
 import mmap
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from paceline.models.checkpoint import StoredBlocks
 from paceline.models.config import ModelConfig
 from paceline.models.int4_tensors import Int4Matrix, scheme_of
 from paceline.models.json_file import read_json
-from paceline.models.tensor_names import base_prefix, check_complete, check_depth, tensor_shapes
+from paceline.models.sources import Source, base_prefix, check_complete, transformers_sources
+from paceline.models.tensor_names import check_depth
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -61,7 +62,8 @@ class SafetensorsCheckpoint:
         self._entries = _with_prefix(entries, base_prefix(self._config))
         check_depth(self._config, len(entries), self._folder)
         found = {name: e.shape for name, e in self._entries.items()}
-        check_complete(self._config, found | self._int4_shapes(), self._folder)
+        shapes = found | self._int4_shapes()
+        self._sources = check_complete(transformers_sources(self._config), shapes, self._folder)
 
     def __reduce__(self):
         """To another process a checkpoint travels as its path."""
@@ -109,11 +111,13 @@ class SafetensorsCheckpoint:
 
     def blocks(self, name: str) -> StoredBlocks | None:
         """See `KeepsBlocks`: layers of 4-bit codes; None for the others."""
-        return self._int4_matrix(name).blocks() if self._is_int4(name) else None
+        source = self._source(name)
+        stored = self._int4_matrix(source.name).blocks() if self._is_int4(source.name) else None
+        return replace(stored, rows=source.rows(stored.rows)) if stored else None
 
     def names(self) -> Sequence[str]:
-        """Names of the tensors the model needs, in order of use."""
-        return tuple(tensor_shapes(self._config))
+        """See `Checkpoint.names`."""
+        return tuple(self._sources)
 
     def tensor(self, name: str) -> np.ndarray:
         """The tensor called `name` as float32.
@@ -122,7 +126,14 @@ class SafetensorsCheckpoint:
             CorruptWeights: there is no such tensor.
             UnsupportedModel: it is stored in a format other than float32, float16 and bfloat16.
         """
-        return self._int4_matrix(name).values() if self._is_int4(name) else self._floats(name)
+        source = self._source(name)
+        stored = self._int4_matrix(source.name).values() if self._is_int4(source.name) else self._floats(source.name)
+        return source.values(stored)
+
+    def _source(self, name: str) -> Source:
+        if name not in self._sources:
+            raise CorruptWeights(f"{self._folder}: has no tensor {name}; the model has {len(self._sources)} others")
+        return self._sources[name]
 
     def _floats(self, name: str) -> np.ndarray:
         entry = self._entry(name)
@@ -197,10 +208,22 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _with_prefix(entries: dict[str, _Entry], prefix: str) -> dict[str, _Entry]:
-    """Names as the model with its head has them; a checkpoint of the bare model lacks the prefix."""
+    """Names as the model with its head has them; a checkpoint of the bare model lacks the prefix.
+
+    A model of text and images keeps its language model under a name of its own.
+    """
+    for inner in ("language_model.model.", "model.language_model."):
+        if any(name.startswith(inner) for name in entries):
+            return {_without(name, inner, prefix): entry for name, entry in entries.items()}
     if any(name.startswith(prefix) for name in entries):
         return entries
     return {name if name.startswith("lm_head.") else prefix + name: entry for name, entry in entries.items()}
+
+
+def _without(name: str, inner: str, prefix: str) -> str:
+    if name.startswith(inner):
+        return prefix + name.removeprefix(inner)
+    return name.removeprefix("language_model.")
 
 
 def _read_header(path: Path) -> dict[str, _Entry]:

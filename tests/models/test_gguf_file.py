@@ -14,10 +14,10 @@ from paceline.models.config import ModelConfig
 from paceline.models.gguf_file import GGUFCheckpoint
 from paceline.models.gguf_header import BLOCKS
 from paceline.models.safetensors_folder import SafetensorsCheckpoint
-from paceline.models.tensor_names import gguf_name, tensor_shapes
+from paceline.models.tensor_names import tensor_shapes
 from paceline.models.tokenizer import Tokenizer
 
-from .tiny import add_pair, as_gguf, gguf_metadata, header_bytes, write_gguf
+from .tiny import add_pair, as_gguf, gguf_metadata, gguf_name, header_bytes, write_gguf
 from .vocabularies import byte_level_gguf, sentencepiece_gguf
 
 WIDE = ModelConfig("qwen2", 8, 256, 256, 1, 2, 1, 128, 1e-5, 32, tie_word_embeddings=True, attention_bias=True)
@@ -39,7 +39,7 @@ def wide_tensors(replaced: dict[str, np.ndarray | None] | None = None) -> dict[s
     return {name: values for name, values in (tensors | (replaced or {})).items() if values is not None}
 
 
-@pytest.mark.parametrize("family", ["llama", "llama-biased", "qwen2", "qwen3", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "llama-biased", "qwen2", "qwen3"])
 def test_a_converted_model_is_the_same_model(family, tiny_models, tmp_path):
     original = SafetensorsCheckpoint(tiny_models[family][0])
     ours = GGUFCheckpoint(as_gguf(tmp_path / "model.gguf", original))
@@ -169,13 +169,13 @@ def test_files_no_writer_would_write(content, error, says, tmp_path):
 
 def test_missing_tensors_are_named(tmp_path):
     path = write_gguf(tmp_path / "m.gguf", gguf_metadata(WIDE), wide_tensors({"blk.0.ffn_up.weight": None}))
-    with pytest.raises(CorruptWeights, match=r"m\.gguf: 1 of 14 tensors are missing.*mlp\.up_proj\.weight"):
+    with pytest.raises(CorruptWeights, match=r"m\.gguf: tensors are missing, first blk\.0\.ffn_up\.weight"):
         GGUFCheckpoint(path)
 
 
 def test_wrong_shapes_are_named(tmp_path):
     tensors = wide_tensors({"blk.0.ffn_up.weight": np.ones((128, 256), np.float32)})
-    with pytest.raises(CorruptWeights, match=r"up_proj\.weight has shape \(128, 256\)"):
+    with pytest.raises(CorruptWeights, match=r"ffn_up\.weight has shape \(128, 256\)"):
         GGUFCheckpoint(write_gguf(tmp_path / "m.gguf", gguf_metadata(WIDE), tensors))
 
 
