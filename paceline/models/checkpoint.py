@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from paceline.errors import CorruptWeights
 from paceline.models.config import ModelConfig
 
 
@@ -55,6 +56,17 @@ class StoredBlocks:
     storage: str
     rows: np.ndarray
     block_bytes: int
+
+
+def finite(values: np.ndarray, name: str, file: object) -> np.ndarray:
+    """`values`, the tensor called `name` in `file`.
+
+    Raises:
+        CorruptWeights: one of them is not a finite number: every answer would be made of it.
+    """
+    if not np.isfinite(values).all():
+        raise CorruptWeights(f"{file}: {name} holds numbers that are not finite; download the model again")
+    return values
 
 
 @runtime_checkable

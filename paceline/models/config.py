@@ -112,7 +112,7 @@ class ModelConfig:
             values = {**inner, **ids}
         model_type = values.get("model_type")
         if not isinstance(model_type, str) or model_type not in FAMILIES:
-            raise unknown_architecture("model_type", shown(model_type))
+            raise unknown_architecture("model_type", model_type)
         return _from_hf(FAMILIES[model_type], values)
 
     @classmethod

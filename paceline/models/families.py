@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.errors import UnsupportedModel
-from paceline.models.fields import Fields, refuse
+from paceline.models.fields import Fields, refuse, shown
 
 MOST_LAYERS = 10_000
 _NOTHING: Mapping[str, Any] = {}
@@ -304,4 +304,4 @@ def family_of_gguf(architecture: object, has_experts: bool) -> Family:
 def unknown_architecture(name: str, value: object) -> UnsupportedModel:
     """The error about a family that cannot be run."""
     supported = ", ".join(FAMILIES)
-    return UnsupportedModel(f"{name}: {value!r} is not an architecture Paceline runs; use one of {supported}")
+    return UnsupportedModel(f"{name}: {shown(value)} is not an architecture Paceline runs; use one of {supported}")

@@ -6,7 +6,7 @@ For ``config.json``, GGUF metadata and the settings of tokenizers alike. Null co
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from paceline.errors import UnsupportedModel
 
@@ -66,7 +66,7 @@ class Fields:
     def text(self, name: str, default: str) -> str:
         """A string."""
         value = self.get(name, default)
-        if not isinstance(value, str):
+        if not is_text(value):
             raise refuse(name, f"{shown(value)} is not text")
         return value
 
@@ -116,6 +116,11 @@ def is_number(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     return abs(value) <= 1e300 and math.isfinite(value)
+
+
+def is_text(value: object) -> TypeGuard[str]:
+    """Whether `value` is a string that UTF-8 can say; JSON can spell halves of letters, which it cannot."""
+    return isinstance(value, str) and "\0" not in value and not any("\ud800" <= c <= "\udfff" for c in value)
 
 
 def check_items(name: str, values: Sequence[Any], kind: type | tuple[type, ...]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import CorruptWeights, ModelNotFound, UnsupportedModel
-from paceline.models.checkpoint import StoredBlocks
+from paceline.models.checkpoint import StoredBlocks, finite
 from paceline.models.config import ModelConfig
 from paceline.models.fields import Fields
 from paceline.models.gguf_header import BLOCKS, GGUFHeader, TensorEntry, read_header
@@ -96,10 +96,10 @@ class GGUFCheckpoint:
         """The tensor called `name` as float32.
 
         Raises:
-            CorruptWeights: there is no such tensor.
+            CorruptWeights: there is no such tensor, or it holds numbers that are not finite.
         """
         source = self._source(name)
-        return source.values(self._read(self._header.tensors[source.name]))
+        return finite(source.values(self._read(self._header.tensors[source.name])), name, self._path)
 
     def blocks(self, name: str) -> StoredBlocks | None:
         """See `KeepsBlocks`: rows of blocks straight from the memory map; None for a flat tensor."""
@@ -109,6 +109,7 @@ class GGUFCheckpoint:
             return None
         raw = np.frombuffer(self._data, np.uint8, entry.num_bytes, entry.offset)
         rows = raw.reshape(math.prod(entry.shape[:-1]), -1)
+        _check_scales(rows, entry, self._path)
         return StoredBlocks(entry.storage, source.rows(rows), BLOCKS[entry.storage][2])
 
     def _source(self, name: str) -> Source:
@@ -132,6 +133,22 @@ class GGUFCheckpoint:
     def _rope_factors(self) -> tuple[float, ...] | None:
         entries = [self._header.tensors[name] for name in _ROPE_FACTORS if name in self._header.tensors]
         return tuple(self._read(entries[0]).reshape(-1).tolist()) if entries else None
+
+
+_SCALES = {
+    "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,),
+    "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,),
+}  # fmt: skip
+"""Where a block has its float16 numbers."""
+
+
+def _check_scales(rows: np.ndarray, entry: TensorEntry, path: Path) -> None:
+    """Refuse blocks [rows, bytes] with a scale that is not finite."""
+    blocks = rows.reshape(-1, BLOCKS[entry.storage][2])
+    for at in _SCALES.get(entry.storage, ()):
+        high = np.ascontiguousarray(blocks[:, at + 1]) & 0x7C
+        if (high == 0x7C).any():  # all bits of the exponent
+            raise CorruptWeights(f"{path}: {entry.name} holds scales that are not finite; download the model again")
 
 
 def _map_file(path: Path) -> mmap.mmap:

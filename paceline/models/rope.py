@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.models.fields import Fields, refuse
+from paceline.models.fields import Fields, refuse, shown
 
 DEFAULT_THETA = 10000.0
 _FULL, _SLIDING = "full_attention", "sliding_attention"
@@ -59,7 +59,7 @@ def _scaled(kind: str, scaling: Fields, fields: Fields, theta: float, dim: int, 
         return _yarn(scaling, theta, dim, longest)
     if kind in ("longrope", "su"):
         return _longrope(scaling, fields, dim, longest)
-    raise refuse("rope_scaling", f"{kind!r} is not implemented, only {_KINDS}")
+    raise refuse("rope_scaling", f"{shown(kind)} is not implemented, only {_KINDS}")
 
 
 def rope_from_gguf(own: Fields, head_dim: int, longest: int, factors: tuple[float, ...] | None) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def rope_from_gguf(own: Fields, head_dim: int, longest: int, factors: tuple[floa
     dim = own.whole("rope.dimension_count", head_dim, least=2, most=head_dim)
     kind = own.text("rope.scaling.type", "none")
     if dim % 2 or kind not in ("none", "linear", "yarn", "longrope"):
-        raise refuse("rope.scaling.type", f"{kind!r} over {dim} is not implemented, only none, {_KINDS}")
+        raise refuse("rope.scaling.type", f"{shown(kind)} over {dim} is not implemented, only none, {_KINDS}")
     out: dict[str, Any] = {"rope_theta": theta, "rotary_dim": dim if dim < head_dim else None}
     factor = own.number("rope.scaling.factor", 1.0) if kind in ("linear", "yarn") else 1.0
     original = own.whole("rope.scaling.original_context_length", longest)
