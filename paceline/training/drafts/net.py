@@ -111,7 +111,7 @@ def spread_layers(num_layers: int, kept: int) -> list[int]:
 
 
 def _check(config: ModelConfig) -> None:
-    plain = config.norm == "rms" and config.position_embedding == "rotary" and config.mlp == "gated_silu"
+    plain = config.has_plain_layers and config.embedding_scale == 1.0 and not config.logit_softcap
     if not plain or config.mlp_bias or config.experts is not None:
         problem = f"draft: {config.model_type} models with this feed-forward, norm or position are not trained"
         raise UnsupportedModel(f"{problem}; take a Llama, Mistral, Qwen2 or Qwen3 model without experts")
