@@ -132,7 +132,8 @@ class Dispatcher:
         if ask is None or self.controller.health[group] is not Health.READY:
             return b""
         try:
-            return await asyncio.wait_for(ask(), self._supervision.timeout)
+            async with asyncio.timeout(self._supervision.timeout):
+                return await ask()
         except Exception:  # a scraper must not fail with a group
             return b""
 
@@ -241,13 +242,14 @@ class Dispatcher:
             self._flights[ticket.request_id].turn.set_result(Turn(group, self._lives[group].number))
 
     async def _supervise(self, group: int) -> None:
-        while self.controller.health[group] is not Health.LOST:
+        while self.controller.health[group] is not Health.LOST and not self._is_over:
             await asyncio.sleep(self._supervision.heartbeat)
             if self.controller.health[group] is not Health.READY:
                 continue
             turn = Turn(group, self._lives[group].number)
             try:
-                await asyncio.wait_for(self.groups[group].check(), self._supervision.timeout)
+                async with asyncio.timeout(self._supervision.timeout):
+                    await self.groups[group].check()
             except TimeoutError:
                 self._handle_death(turn, f"no sign of life for {self._supervision.timeout:g} s")
             except Exception as error:
@@ -322,7 +324,8 @@ class Dispatcher:
     async def _load(self, group: int) -> None:
         started, limit = self._clock(), self._supervision.start_timeout
         try:
-            await asyncio.wait_for(self.groups[group].start(), limit)
+            async with asyncio.timeout(limit):
+                await self.groups[group].start()
         except TimeoutError:
             raise WorkerDied(f"group {group} did not start within {limit:g} s") from None
         life = self._lives[group]
@@ -340,7 +343,8 @@ class Dispatcher:
             return
         found = []
         for group, ask in enumerate(asks):
-            known = await asyncio.wait_for(ask(), self._supervision.start_timeout) if ask else {}
+            async with asyncio.timeout(self._supervision.start_timeout):
+                known = await ask() if ask else {}
             found.append(tuple(known.get(spec.name) for spec in self.plan.held_by(group)))
         self.plan = replace(self.plan, pass_profiles=tuple(found))
         self.controller = _controller(self.plan)
@@ -348,7 +352,8 @@ class Dispatcher:
     async def _kill(self, group: int) -> None:
         """End what there is of a group. One that cannot be ended is no reason not to start another."""
         try:
-            await asyncio.wait_for(self.groups[group].kill(), self._supervision.timeout)
+            async with asyncio.timeout(self._supervision.timeout):
+                await self.groups[group].kill()
         except Exception as error:
             self.events.record("group_not_ended", group=group, reason=f"{type(error).__name__}: {error}")
 

@@ -13,8 +13,9 @@ from dataclasses import replace
 from paceline.placement.tokens import Outlook, TokenAsk, TokenGroup, TokenProfile
 from paceline.serving.cluster.ticket import Standing, Ticket
 
-NOMINAL = TokenProfile({0: {1: 0.001}})
-"""Stands for a model that nobody has measured: the first answer says how fast it is, later ones correct that."""
+NOMINAL = TokenProfile({0: {1: 0.001, 8: 0.002, 64: 0.008}})
+"""Stands for a model that nobody has measured: the first answer says how fast it is, later ones correct that. More
+rows take longer, as they do everywhere in the end, so that requests spread over groups."""
 
 LEARNING = 0.2
 """Weight of an answer in the group's speed, on a scale of factors."""
