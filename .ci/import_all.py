@@ -13,7 +13,12 @@ import paceline
 MAY_NEED = {
     "paceline.models.torch_executor": {"torch"},
     "paceline.training.heads": {"torch"},
+    "paceline.training.run": {"torch"},
+    "paceline.training.drafts": {"torch"},
+    "paceline.evaluation.draft_training": {"torch"},
     "paceline.evaluation.head_training": {"torch"},
+    "paceline.evaluation.training_card": {"torch"},
+    "paceline.evaluation.training_text": {"torch"},
     "paceline.serving": {"fastapi", "pydantic", "starlette", "uvicorn", "prometheus_client", "httpx"},
 }
 """Rooms whose modules may import what an extra brings."""

@@ -4,36 +4,29 @@ Every part goes on where it was ended: text is kept in shards, the network in ch
 trained (`training/heads/recipes/`).
 """
 
-import platform
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from paceline import __version__
 from paceline.config import EngineConfig
-from paceline.engine.build import build_engine, load, silent
-from paceline.evaluation.head_data import HeadWriter, WritingLimits
-from paceline.models.base import NORMED
+from paceline.engine.build import load, silent
+from paceline.evaluation.training_card import run_card, shown
+from paceline.evaluation.training_text import TextJob, open_store, text_card, write_text
 from paceline.models.heads.build import make_net
 from paceline.models.heads.files import save_head
 from paceline.models.heads.record import HeadRecord
 from paceline.models.heads.self_check import KEY, make_check
 from paceline.models.loaded import LoadedModel
 from paceline.training.heads.conversations import coverage, draft_vocabulary
-from paceline.training.heads.loop import LoopSettings, Progress, Trainer, Watch
 from paceline.training.heads.recipes import recipe_of
-from paceline.training.heads.recipes.base import Recipe, Target, eagle_taps
-from paceline.training.heads.recorder import TapRecorder
+from paceline.training.heads.recipes.base import Recipe, Target
 from paceline.training.heads.shards import TapStore
 from paceline.training.heads.target import training_target
+from paceline.training.run.loop import LoopSettings, Progress, Trainer, Watch
 from paceline.types import NamedProgress
-
-_WRITING_SHARE = 0.4
-"""Of a time budget, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,30 +35,17 @@ class HeadJob:
 
     Attributes:
         family: one of `RECIPES`.
-        model: the target's name.
-        work: folder of the text and the checkpoint.
-        tokens: of the target's answers to train on.
+        text: to learn from.
         loop: how long and how; its `seconds` are those of the whole job.
         num_draft_tokens: of a draft.
         draft_vocabulary: most tokens that the head names.
-        prompts: token ids to answer; None has the target write them.
-        benchmark: word runs that no text may hold.
     """
 
     family: str
-    model: str
-    work: Path
-    tokens: int
+    text: TextJob
     loop: LoopSettings
     num_draft_tokens: int = 3
     draft_vocabulary: int = 8192
-    prompts: Sequence[Sequence[int]] | None = None
-    benchmark: frozenset[tuple[str, ...]] = frozenset()
-
-
-def writing_config(config: EngineConfig) -> EngineConfig:
-    """As `config`, for writing many texts at once with every state handed out."""
-    return replace(config, prefix_caching=False, max_num_seqs=96, max_num_batched_tokens=1024)
 
 
 def train_head(job: HeadJob, config: EngineConfig, progress: NamedProgress = silent,
@@ -76,12 +56,12 @@ def train_head(job: HeadJob, config: EngineConfig, progress: NamedProgress = sil
         InvalidParameter, UnsupportedModel: see `recipe_of`, `HeadWriter`, `training_target` and `Trainer`.
     """
     began, recipe_type = time.monotonic(), recipe_of(job.family)
-    run = job.work / "runs" / job.family
-    loaded = load(job.model, config, progress)
+    run = job.text.work / "runs" / job.family
+    loaded = load(job.text.model, config, progress)
     target = training_target(loaded.source)
-    store = TapStore(job.work / "taps", (*eagle_taps(target.about.num_hidden_layers), NORMED))
+    store = open_store(job.text, loaded)
     if not (run / "checkpoint.pt").exists():
-        _write(job, loaded, config, store, progress)
+        write_text(job.text, loaded, config, store, progress)
     torch.set_num_threads(config.num_threads or torch.get_num_threads())
     torch.manual_seed(job.loop.seed)
     recipe = recipe_type(target, _draft_ids(job, loaded, store, run), job.num_draft_tokens)
@@ -90,7 +70,7 @@ def train_head(job: HeadJob, config: EngineConfig, progress: NamedProgress = sil
         recipe.config = replace(recipe.config, max_positions=longest)
     spent = time.monotonic() - began
     loop = replace(job.loop, seconds=max(job.loop.seconds - spent, 1.0)) if job.loop.seconds else job.loop
-    trainer = Trainer(recipe, target, store, loop, run, watch)
+    trainer = Trainer(recipe, store, loop, run, watch)
     done = trainer.run()
     weights = trainer.best_weights or trainer.mean.weights
     record = recipe.record(weights, card(job, target, store, recipe, done))
@@ -112,36 +92,18 @@ def card(job: HeadJob, target: Target, store: TapStore, recipe: Recipe, done: Pr
     return {
         "licence": "as the target's: the text was written by it",
         "training": {
-            "command": f"paceline train head {job.family} -m {job.model}",
-            "conversations": len(store.documents),
-            "answer_tokens": store.num_answer_tokens,
-            "prompts": "written by the target from its chat template" if job.prompts is None else "given",
-            "updates": done.step,
-            "rows_seen": done.tokens,
-            "minutes": round(done.seconds / 60, 1),
-            "machine": f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}",
-            "paceline": __version__,
+            "command": f"paceline train head {job.family} -m {job.text.model}",
+            **text_card(job.text, store),
+            **run_card(done),
         },
         "draft_vocabulary": {"tokens": len(recipe.draft_ids), "coverage": coverage(counts, recipe.draft_ids)},
-        "held_out": {name: best[name] for name in _SHOWN if name in best},
+        "held_out": shown(best),
     }
-
-
-_SHOWN = ("step", "greedy", "eal", "replayed", "sampled", "sampled_eal", "num_places")
-
-
-def _write(job: HeadJob, loaded: LoadedModel, config: EngineConfig, store: TapStore, progress: NamedProgress) -> None:
-    if store.num_answer_tokens >= job.tokens:
-        return
-    engine = build_engine(loaded, writing_config(config), None, drafter=TapRecorder(store.taps))
-    writer = HeadWriter(engine, loaded.source.tokenizer, store, job.prompts, set(job.benchmark), job.loop.seed)
-    seconds = job.loop.seconds * _WRITING_SHARE if job.loop.seconds else None
-    writer.write(WritingLimits(job.tokens, seconds), lambda done, total: progress("text written", done, total))
 
 
 def _draft_ids(job: HeadJob, loaded: LoadedModel, store: TapStore, run: Path):
     """The draft vocabulary: that of the checkpoint where there is one."""
-    from paceline.training.heads.checkpoint import read_checkpoint
+    from paceline.training.run.checkpoint import read_checkpoint
 
     state = read_checkpoint(run)
     if state is not None:

@@ -6,6 +6,7 @@ files (`gguf_vocabulary.py`, `tokenizer_folder.py`).
 
 import codecs
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -20,6 +21,8 @@ from paceline.models.gguf_vocabulary import backend_from_gguf
 Scheme = Literal["byte_level", "sentencepiece"]
 """How a token's name spells its bytes: GPT-2's letters for bytes, or text with ``▁`` for a space and ``<0x0A>``."""
 
+_LONG_TEXT = 4096
+"""Characters from which encoding takes more than a few milliseconds."""
 _META_SPACE = "▁"
 _BYTE_NAME = re.compile("<0x[0-9A-Fa-f]{2}>")
 
@@ -48,7 +51,7 @@ class Tokenizer:
     def __init__(self, backend: Backend, scheme: Scheme, *, bos_token: str | None = None, eos_token: str | None = None,
                  chat_template: str | None = None, strips_space: bool = False) -> None:  # fmt: skip
         self._backend = backend
-        self._scheme = scheme
+        self._scheme: Scheme = scheme
         self._strips_space = strips_space
         added = backend.get_added_tokens_decoder()
         self._literal = {i: token.content.encode() for i, token in added.items()}
@@ -116,7 +119,10 @@ class Tokenizer:
 
         `add_special_tokens` puts in what the model wants around a text (a BOS token, say); off for a rendered chat.
         """
-        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) < _LONG_TEXT:
+            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return encoding.ids  # a batch lets other threads of Python run, which one text does not
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token stands for, which need not be whole characters; none for ids that pad the vocabulary."""
@@ -175,6 +181,15 @@ class Tokenizer:
             return self._backend.get_vocab(True) == other._backend.get_vocab(True)
         return self.vocabulary_fingerprint() == other.vocabulary_fingerprint()
 
+    def files(self) -> dict[str, str]:
+        """Name to content of the files from which `tokenizer_from_folder` and transformers make this tokenizer."""
+        pipeline = json.loads(self._backend.to_str())
+        pipeline["decoder"] = _decoder(self._scheme, self._strips_space)
+        settings = {key: text for key, text in self._template_variables.items() if text}
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+        found = {"tokenizer.json": json.dumps(pipeline), "tokenizer_config.json": json.dumps(settings, indent=2)}
+        return found | ({"chat_template.jinja": self._template_source} if self._template_source is not None else {})
+
     def _spell(self, name: str) -> bytes:
         if self._scheme == "byte_level":
             if all(letter in _BYTE_OF_LETTER for letter in name):
@@ -183,6 +198,21 @@ class Tokenizer:
         if _BYTE_NAME.fullmatch(name):
             return bytes([int(name[3:5], 16)])
         return name.replace(_META_SPACE, " ").encode()
+
+
+def _decoder(scheme: Scheme, strips_space: bool) -> dict[str, Any]:
+    """The decoder of a tokenizer.json whose tokens spell their bytes so."""
+    if scheme == "byte_level":
+        return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    steps: list[dict[str, Any]] = [
+        {"type": "Replace", "pattern": {"String": _META_SPACE}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
+    return {
+        "type": "Sequence",
+        "decoders": [*steps, {"type": "Strip", "content": " ", "start": 1, "stop": 0}] if strips_space else steps,
+    }
 
 
 class StreamDecoder:

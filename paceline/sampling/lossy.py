@@ -1,8 +1,9 @@
 """Rules that change the law of the text to accept more: never a default, and marked lossy wherever they appear.
 
-What each rule relaxes at temperature 0, where the law is one-hot: `lenient` and `lenient_greedy` compare tokens by the
-law before it was made one-hot (Leviathan et al. 2023, appendix A.5); `typical` is exact match there, as published, and
-a coin from U(0, b) accepts no impossible token either, so those two are exact there (`LOSSY_AT_ZERO`, `may_change`).
+At temperature 0 the law is one-hot, and what a rule relaxes there differs: `lenient`, `lenient_greedy` and `top_k`
+compare tokens by the law before it was made one-hot (Leviathan et al. 2023, appendix A.5); `distance` compares ids; `typical` is exact
+match there, as published, and a coin from U(0, b) accepts no impossible token either, so those two are exact there
+(`LOSSY_AT_ZERO`, `may_change`).
 Not the place for exact rules (`verify.py`, `block.py`, `coupled.py`). `LOSSY` lists every rule of this module.
 """
 
@@ -61,20 +62,43 @@ def verify_lenient_greedy(
     its most probable one; lenience = 1 is greedy decoding (but for exact ties). Leviathan et al. 2023, appendix A.5,
     which prints the inequality the wrong way round. Other arguments as in `verify`.
     """
-    path: list[int] = []
-    node = ROOT
-    num_rejected = 0
-    while True:
-        law, children = target(node), tree.children(node)
-        chances = _chances(law, [tree.tokens[child] for child in children])
-        good = [(p, -child) for p, child in zip(chances, children, strict=True) if p >= lenience]
-        num_rejected += len(children) - len(good)
-        if not good:
-            break
-        node = -max(good)[1]
-        path.append(node)
-    kind = "recovered" if children else "bonus" if path else "target"
-    return Verdict(tuple(path), law.mode, kind, num_rejected)
+
+    def stands(law: Law, tokens: list[int]) -> list[bool]:
+        law = _before_zero(law)
+        return [law.prob(token) / law.probs.max() >= lenience for token in tokens]
+
+    return _walk_greedily(tree, target, stands)
+
+
+def verify_top_k(
+    tree: TokenTree, target: TargetLaws, randomness: Randomness, position: int, *, k: float = 2
+) -> Verdict:
+    """Lossy: greedy decoding that accepts a child among the `k` most probable tokens; k = 1 is greedy decoding.
+
+    Stern et al. 2018, section 5.1, of blockwise decoding. Laws at temperature 0, the child that goes on and the token
+    after the path are as in `verify_lenient_greedy`, other arguments as in `verify`.
+    """
+
+    def stands(law: Law, tokens: list[int]) -> list[bool]:
+        best = set(_before_zero(law).top(int(k))[0])
+        return [token in best for token in tokens]
+
+    return _walk_greedily(tree, target, stands)
+
+
+def verify_distance(
+    tree: TokenTree, target: TargetLaws, randomness: Randomness, position: int, *, distance: float = 2
+) -> Verdict:
+    """Lossy: greedy decoding that accepts a child whose id is at most `distance` away from the target's own token's.
+
+    For vocabularies whose ids are an order, as brightness is; 0 is greedy decoding. Stern et al. 2018, section 5.2.
+    Other arguments as in `verify_top_k`.
+    """
+
+    def stands(law: Law, tokens: list[int]) -> list[bool]:
+        return [abs(token - law.mode) <= distance for token in tokens]
+
+    return _walk_greedily(tree, target, stands)
 
 
 def verify_typical(
@@ -107,12 +131,28 @@ def verify_typical(
     return Verdict(path, law.mode, kind, num_rejected)
 
 
-def _chances(law: Law, tokens: list[int]) -> list[Any]:
-    """p(x) / max p of each of `tokens`, by the law before temperature 0 made it one-hot."""
-    if tokens and isinstance(law, GreedyLaw):
-        law = law.smooth()
-    most = law.probs.max()
-    return [law.prob(token) / most for token in tokens]
+def _walk_greedily(tree: TokenTree, target: TargetLaws, stands: Callable[[Law, list[int]], list[bool]]) -> Verdict:
+    """Down the most probable of the children that stand, then the target's most probable token."""
+    path: list[int] = []
+    node = ROOT
+    num_rejected = 0
+    while True:
+        law, children = target(node), tree.children(node)
+        tokens = [tree.tokens[child] for child in children]
+        good = [child for child, fine in zip(children, stands(law, tokens), strict=True) if fine] if children else []
+        num_rejected += len(children) - len(good)
+        if not good:
+            break
+        smooth = _before_zero(law)
+        node = max(good, key=lambda child: (smooth.prob(tree.tokens[child]), -child))
+        path.append(node)
+    kind = "recovered" if children else "bonus" if path else "target"
+    return Verdict(tuple(path), law.mode, kind, num_rejected)
+
+
+def _before_zero(law: Law) -> Law:
+    """The law before temperature 0 made it one-hot."""
+    return law.smooth() if isinstance(law, GreedyLaw) else law
 
 
 def typical_threshold(law: Law, epsilon: float = 0.09, delta: float = 0.3) -> float:
@@ -148,11 +188,11 @@ def _relaxed_level(
     return None, law, len(tried)
 
 
-LOSSY = frozenset({verify_lenient, verify_lenient_greedy, verify_uniform_coin, verify_typical})
-"""Every rule that changes the law of the text."""
+LOSSY_AT_ZERO = frozenset({verify_lenient, verify_lenient_greedy, verify_top_k, verify_distance})
+"""Rules that change the text at temperature 0 too."""
 
-LOSSY_AT_ZERO = frozenset({verify_lenient, verify_lenient_greedy})
-"""Those that change the text at temperature 0 too."""
+LOSSY = LOSSY_AT_ZERO | {verify_uniform_coin, verify_typical}
+"""Every rule that changes the law of the text."""
 
 
 def may_change(rule: Callable[..., Verdict], is_greedy: bool) -> bool:

@@ -12,7 +12,15 @@ from typing import Protocol
 from paceline.errors import InvalidParameter
 from paceline.sampling.block import verify_block
 from paceline.sampling.coupled import verify_coupled, verify_sample_and_match
-from paceline.sampling.lossy import LOSSY, verify_lenient, verify_lenient_greedy, verify_typical, verify_uniform_coin
+from paceline.sampling.lossy import (
+    LOSSY,
+    verify_distance,
+    verify_lenient,
+    verify_lenient_greedy,
+    verify_top_k,
+    verify_typical,
+    verify_uniform_coin,
+)
 from paceline.sampling.randomness import CounterRandomness, Randomness, fresh_seed
 from paceline.sampling.tree import TokenTree
 from paceline.sampling.verify import TargetLaws, Verdict, verify
@@ -48,9 +56,14 @@ RULES: dict[str, Callable[..., Verdict]] = {
     "lenient_greedy": verify_lenient_greedy,
     "uniform_coin": verify_uniform_coin,
     "typical": verify_typical,
+    "top_k": verify_top_k,
+    "distance": verify_distance,
 }
 """Every rule by the name a configuration uses."""
 
+
+_STRICTEST = {"k": 1, "distance": 0}
+"""Options that are whole numbers, with their least values; all others are in (0, 1]."""
 
 _TOSSES_COINS = frozenset({"p/q", "block", "lenient", "uniform_coin"})
 """Rules whose text depends on where drafts end, even with a seed."""
@@ -97,7 +110,7 @@ def resolve(name: str, **options: float) -> Verifier:
     """The rule called `name` with its options bound, e.g. ``resolve("lenient", lenience=0.3)``.
 
     Raises:
-        InvalidParameter: no such rule, no such option, or an option outside (0, 1].
+        InvalidParameter: no such rule, no such option, or an option outside its range: (0, 1], or `_STRICTEST` on.
     """
     rule = _rule(name)
     known = option_names(name)
@@ -105,7 +118,10 @@ def resolve(name: str, **options: float) -> Verifier:
         if option not in known:
             remedy = f"use {', '.join(known)}" if known else "leave it out"
             raise InvalidParameter(option, f"is no option of the rule {name!r}", remedy)
-        if not 0 < value <= 1:
+        if option in _STRICTEST and (value < _STRICTEST[option] or value != int(value)):
+            strictest = _STRICTEST[option]
+            raise InvalidParameter(option, f"{value!r} is no whole number from {strictest} on", f"{strictest} is exact")
+        if option not in _STRICTEST and not 0 < value <= 1:
             raise InvalidParameter(option, f"{value!r} is not in (0, 1]", "1 is the strictest")
     return partial(rule, **options) if options else rule
 

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.cli.main import app
-from paceline.cli.train_head import seconds_of
+from paceline.cli.train_options import seconds_of
 from paceline.errors import InvalidParameter
 from paceline.models.base import NORMED
 from paceline.models.heads.files import read_head

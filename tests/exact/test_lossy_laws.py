@@ -49,6 +49,14 @@ def picked(target: Row, draft: Row, stands: Callable[[F], bool]) -> Row:
     return tuple(row)
 
 
+def near(target: Row, draft: Row, reach: int) -> Row:
+    """The draft's law on ids near the target's most probable token, and the rest on that."""
+    own = target.index(max(target))
+    row = [q if abs(i - own) <= reach else F(0) for i, q in enumerate(draft)]
+    row[own] += 1 - sum(row)
+    return tuple(row)
+
+
 def distance(one: Row, other: Row) -> F:
     """Total variation."""
     return sum((abs(a - b) for a, b in zip(one, other, strict=True)), F(0)) / 2
@@ -65,6 +73,8 @@ def test_every_lossy_law_is_the_one_its_formula_says(target: Row, draft: Row, st
         "uniform_coin": ({"bound": strictness}, uniform_coin(target, draft, strictness)),
         "lenient_greedy": ({"lenience": strictness}, picked(target, draft, lambda p: p >= strictness * most)),
         "typical": ({"epsilon": strictness, "delta": 1}, picked(target, draft, lambda p: p > threshold)),
+        "top_k": ({"k": 2}, picked(target, draft, lambda p: p >= sorted(target)[-2])),
+        "distance": ({"distance": 1}, near(target, draft, 1)),
     }
     assert set(wanted) == {name for name in RULES if is_lossy(name)}
     for rule, (options, formula) in wanted.items():
@@ -92,6 +102,19 @@ def test_the_strictest_option_is_exact(rule: str) -> None:
     option = {"lenient": "lenience", "uniform_coin": "bound"}[rule]
     for target, draft in PAIRS:
         assert emitted(rule, target, draft, **{option: F(1)}) == target
+
+
+@pytest.mark.parametrize(("rule", "option"), [("top_k", {"k": 1}), ("distance", {"distance": 0})])
+def test_the_strictest_criterion_of_blockwise_decoding_is_greedy(rule: str, option: dict) -> None:
+    for target, draft in PAIRS:
+        greedy = tuple(F(int(p == max(target))) for p in target)
+        assert emitted(rule, target, draft, length=2, greedy=True, **option) == greedy
+
+
+@pytest.mark.parametrize(("rule", "option"), [("top_k", {"k": 3}), ("distance", {"distance": 2})])
+def test_the_loosest_criterion_says_what_the_draft_says(rule: str, option: dict) -> None:
+    for target, draft in PAIRS:
+        assert emitted(rule, target, draft, greedy=True, **option) == draft
 
 
 @pytest.mark.parametrize("rule", ["lenient", "lenient_greedy"])

@@ -86,18 +86,22 @@ def test_greedy_lenience_accepts_at_or_above_the_share() -> None:
 
 
 def test_lossy_rules_say_so() -> None:
-    assert {name for name in RULES if is_lossy(name)} == {"lenient", "lenient_greedy", "uniform_coin", "typical"}
+    assert {name for name in RULES if is_lossy(name)} == {
+        "lenient", "lenient_greedy", "uniform_coin", "typical", "top_k", "distance",
+    }  # fmt: skip
     assert {RULES[name] for name in RULES if is_lossy(name)} == LOSSY
     for name, rule in RULES.items():
         assert (rule.__doc__ or "").startswith("Lossy") == is_lossy(name)
 
 
-@pytest.mark.parametrize("options", [{}, {"bound": 0.5}, {"epsilon": 0.5}, {"lenience": 0.5}])
+@pytest.mark.parametrize("options", [{}, {"bound": 0.5}, {"epsilon": 0.5}, {"lenience": 0.5}, {"k": 3}])
 def test_which_rules_may_change_a_text(options: dict) -> None:
     names = [name for name in RULES if set(options) <= set(option_names(name))]
     for name in names:
         assert may_change(resolve(name, **options), is_greedy=False) == is_lossy(name)
-        assert may_change(resolve(name, **options), is_greedy=True) == (name in ("lenient", "lenient_greedy"))
+        assert may_change(resolve(name, **options), is_greedy=True) == (
+            name in ("lenient", "lenient_greedy", "top_k", "distance")
+        )
 
 
 def test_greedy_lenience_judges_by_logits() -> None:
@@ -186,3 +190,11 @@ def test_drafts_share_the_targets_noise_where_its_pick_decides_a_seeded_text() -
     assert coupled == {("coupled", None), ("coupled", 5), ("auto", 5)}
     assert rules.judge("auto", resolve("auto"), 5, 0).verify is verify_coupled
     assert rules.judge("auto", resolve("auto"), None, 0).verify is rules.verify_auto
+
+
+@pytest.mark.parametrize(
+    ("rule", "option"), [("top_k", {"k": 0}), ("top_k", {"k": 1.5}), ("distance", {"distance": -1})]
+)
+def test_criteria_of_blockwise_decoding_are_whole_numbers(rule: str, option: dict) -> None:
+    with pytest.raises(InvalidParameter, match="whole number"):
+        resolve(rule, **option)

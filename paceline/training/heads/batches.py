@@ -1,4 +1,4 @@
-"""Documents in a fixed random order, and batches of them as tensors.
+"""Batches of documents as tensors.
 
 Row p of a document holds the target's hidden states after token p. An *anchor* is a row whose next token begins a
 draft: step j of it reads token p + 1 + j and is to name token p + 2 + j, whose law the target gives at row p + 1 + j.
@@ -6,7 +6,6 @@ draft: step j of it reads token p + 1 + j and is to name token p + 2 + j, whose 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -70,35 +69,3 @@ def make_batch(store: TapStore, documents: Sequence[Document], taps: Sequence[in
         ends.append(torch.full_like(found, start))
     following = np.concatenate([one.conversation.ids[1:] for one in documents]).astype(np.int64)
     return Batch(rows[:, :-1], rows[:, -1], torch.from_numpy(following), lengths, torch.cat(anchors), torch.cat(ends))
-
-
-class Order:
-    """Which documents come next: every one once, shuffled anew each time.
-
-    Args:
-        documents: to train on.
-        seed: of the order.
-    """
-
-    def __init__(self, documents: Sequence[Document], seed: int) -> None:
-        self._documents, self._rng = list(documents), np.random.default_rng(seed)
-        self._left: list[int] = []
-        self.epochs = -1
-
-    def take(self, num_rows: int) -> list[Document]:
-        """The next documents, at least `num_rows` rows together."""
-        taken: list[Document] = []
-        while sum(one.num_rows for one in taken) < num_rows:
-            if not self._left:
-                self._left, self.epochs = self._rng.permutation(len(self._documents)).tolist(), self.epochs + 1
-            taken.append(self._documents[self._left.pop()])
-        return taken
-
-    def state(self) -> dict[str, Any]:
-        """What `restore` goes on from."""
-        return {"left": list(self._left), "epochs": self.epochs, "rng": self._rng.bit_generator.state}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on as at `state`; documents that came since are taken in at the next shuffle."""
-        self._left, self.epochs = list(state["left"]), state["epochs"]
-        self._rng.bit_generator.state = state["rng"]

@@ -1,98 +1,53 @@
-"""What a head is worth on held-out text: expected accepted length, in the one definition used everywhere.
-
-EAL = 1 + sum over k of the probability that the first k drafted tokens stand: tokens per pass of the target with chains
-of that length. At temperature 0 a drafted token stands when it is the target's next token, and `replayed` walks
-the texts as a decoder would; above, it stands with probability sum min(p, q), p over the whole vocabulary.
-"""
+"""The figures (`figures.py`) of a head in training, from the target's hidden states of held-out text."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from paceline.training.heads.batches import Batch, make_batch
+from paceline.training.heads.figures import Evaluation, figures
 from paceline.training.heads.losses import logits_of
-from paceline.training.heads.recipes.base import Recipe, Target
 from paceline.training.heads.shards import Document, TapStore
+
+if TYPE_CHECKING:
+    from paceline.training.heads.recipes.base import Recipe
 
 _ROWS = 2048
 """Rows of a batch."""
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """Figures of one evaluation.
-
-    Attributes:
-        greedy: share of drafted tokens that stand at each step, given that those before did, on greedy answers.
-        eal: expected accepted length on greedy answers.
-        replayed: tokens per pass when they are decoded with the head.
-        sampled: mean acceptance of each step on sampled answers; empty where there are none.
-        sampled_eal: expected accepted length there, 0 where there are none.
-        num_places: places drafted from on greedy answers.
-    """
-
-    greedy: tuple[float, ...]
-    eal: float
-    replayed: float
-    sampled: tuple[float, ...]
-    sampled_eal: float
-    num_places: int
-
-    @property
-    def score(self) -> float:
-        """What checkpoints are chosen by: the mean of both lengths, or the one there is."""
-        found = [value for value in (self.eal if self.num_places else 0.0, self.sampled_eal) if value]
-        return sum(found) / len(found) if found else 0.0
-
-
-def expected_length(rates: Sequence[float]) -> float:
-    """1 + sum over k of the product of the first k conditional rates."""
-    total, product = 1.0, 1.0
-    for rate in rates:
-        product *= rate
-        total += product
-    return total
-
-
 @torch.no_grad()
-def evaluate(recipe: Recipe, target: Target, store: TapStore, documents: Sequence[Document]) -> Evaluation:
+def evaluate(recipe: "Recipe", store: TapStore, documents: Sequence[Document]) -> Evaluation:
     """The head's figures on these documents."""
     greedy = [one for one in documents if one.conversation.temperature == 0]
     sampled = [one for one in documents if one.conversation.temperature > 0]
-    stood = _stood(recipe, store, greedy)
-    rates, first = _rates(stood, recipe.num_steps)
-    means = _acceptance(recipe, target, store, sampled) if sampled else []
-    accepted = [one.clamp(min=0).cumprod(1).sum(1).tolist() for one in stood]
-    return Evaluation(
-        tuple(rates), expected_length(rates), replayed(accepted), tuple(means),
-        expected_length(means) if means else 0.0, len(first),
-    )  # fmt: skip
+    means = _acceptance(recipe, store, sampled) if sampled else []
+    return figures(_stood(recipe, store, greedy), means, recipe.num_steps)
 
 
-def replayed(accepted: Sequence[Sequence[int]]) -> float:
-    """Tokens per pass of decoding texts in which a draft from place i has `accepted[text][i]` tokens that stand."""
-    tokens = passes = 0
-    for text in accepted:
-        place = 0
-        while place < len(text):
-            length = min(1 + int(text[place]), len(text) - place)
-            tokens, passes, place = tokens + length, passes + 1, place + length
-    return tokens / passes if passes else 0.0
+@torch.no_grad()
+def rank_accuracies(recipe: "Recipe", store: TapStore, documents: Sequence[Document],
+                    num_ranks: int = 8) -> list[list[float]]:  # fmt: skip
+    """Per step how often guess 1, 2, ... is the text's token, over greedy answers: marginal, not cumulative.
+
+    For heads whose guesses do not depend on the tokens above them, it is what Medusa's tree is made from
+    (`theory.best_tree`).
+    """
+    greedy = [one for one in documents if one.conversation.temperature == 0]
+    hits, places = torch.zeros(recipe.num_steps, num_ranks), torch.zeros(recipe.num_steps, 1)
+    ids, most = torch.from_numpy(recipe.draft_ids), min(num_ranks, len(recipe.draft_ids))
+    for batch in _batches(recipe, store, greedy):
+        for step, read in enumerate(_reads(recipe, batch)):
+            kept = batch.labelled(step)
+            guesses = ids[logits_of(read, recipe.rows)[kept].topk(most, dim=-1).indices]
+            hits[step, :most] += (guesses == batch.tokens(step + 1)[kept, None]).sum(0)
+            places[step] += int(kept.sum())
+    return (hits / places.clamp(min=1)).tolist()
 
 
-def _rates(stood: Sequence[Tensor], num_steps: int) -> tuple[list[float], Tensor]:
-    """Per step the share that stands of the places that are reached and have a next token, and which stand."""
-    if not stood:
-        return [0.0] * num_steps, torch.zeros(0, num_steps)
-    values = torch.cat(list(stood))
-    first = values.clamp(min=0).cumprod(1)
-    reached = torch.cat([torch.ones(len(first), 1), first[:, :-1]], dim=1) * (values >= 0)
-    return (first.sum(0) / reached.sum(0).clamp(min=1)).tolist(), first
-
-
-def _stood(recipe: Recipe, store: TapStore, documents: Sequence[Document]) -> list[Tensor]:
+def _stood(recipe: "Recipe", store: TapStore, documents: Sequence[Document]) -> list[Tensor]:
     """Per text [places, steps] 1 where the drafted token is the text's, 0 where not, -1 after its end."""
     found = []
     for batch in _batches(recipe, store, documents):
@@ -105,26 +60,26 @@ def _stood(recipe: Recipe, store: TapStore, documents: Sequence[Document]) -> li
     return found
 
 
-def _acceptance(recipe: Recipe, target: Target, store: TapStore, documents: Sequence[Document]) -> list[float]:
+def _acceptance(recipe: "Recipe", store: TapStore, documents: Sequence[Document]) -> list[float]:
     """Per step the mean of sum min(p, q)."""
     totals, places = torch.zeros(recipe.num_steps), torch.zeros(recipe.num_steps)
     for batch in _batches(recipe, store, documents):
         for step, read in enumerate(_reads(recipe, batch)):
             kept = batch.labelled(step)
-            teacher = batch.teacher(step).to(target.head.dtype)
-            law = (teacher @ target.head.T).float().softmax(-1)[:, torch.from_numpy(recipe.draft_ids).long()]
+            teacher = batch.teacher(step).to(recipe.target.head.dtype)
+            law = (teacher @ recipe.target.head.T).float().softmax(-1)[:, torch.from_numpy(recipe.draft_ids).long()]
             drafted = logits_of(read, recipe.rows)[kept].softmax(-1)
             totals[step] += torch.minimum(law, drafted).sum()
             places[step] += len(drafted)
     return (totals / places.clamp(min=1)).tolist()
 
 
-def _reads(recipe: Recipe, batch: Batch):
+def _reads(recipe: "Recipe", batch: Batch):
     with torch.autocast("cpu", torch.bfloat16):
         return recipe.read(batch)
 
 
-def _batches(recipe: Recipe, store: TapStore, documents: Sequence[Document]):
+def _batches(recipe: "Recipe", store: TapStore, documents: Sequence[Document]):
     waiting: list[Document] = []
     for one in documents:
         waiting.append(one)

@@ -9,6 +9,8 @@ at a time: no logits are kept.
   lam = exp(-eta * a), held constant in the backward pass.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +30,11 @@ class Read(NamedTuple):
 
     hidden: Tensor
     added: tuple[Tensor, Tensor] | None = None
+
+
+Criterion = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+"""From the head's logits and the target's laws, [n, m] each, the loss [n], the acceptance [n] and the gradient [n, m]
+of the loss by the logits."""
 
 
 class LossParts(NamedTuple):
@@ -71,7 +78,7 @@ def logits_of(read: Read, rows: Tensor) -> Tensor:
 class _FusedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, inputs: Tensor | None, added: Tensor | None, teacher: Tensor, rows: Tensor,
-                weights: Tensor, eta: float | None) -> Any:  # fmt: skip
+                weights: Tensor, criterion: "Criterion", teacher_rows: Tensor) -> Any:  # fmt: skip
         pair = None if inputs is None or added is None else (inputs, added)
         total, acceptance, hits = (
             hidden.new_zeros(()),
@@ -82,9 +89,9 @@ class _FusedLoss(torch.autograd.Function):
         for start in range(0, len(hidden), CHUNK):
             part = slice(start, start + CHUNK)
             logits = logits_of(Read(hidden[part], pair and (pair[0][part], pair[1])), rows)
-            law = (teacher[part].to(rows.dtype) @ rows.T).float()
+            law = (teacher[part].to(teacher_rows.dtype) @ teacher_rows.T).float()
             hits[part] = logits.argmax(-1) == law.argmax(-1)
-            loss, acceptance[part], by_logits = row_gradients(logits, law.softmax(-1), eta)
+            loss, acceptance[part], by_logits = criterion(logits, law.softmax(-1))
             total += (loss * weights[part]).sum()
             by_logits = by_logits.mul_(weights[part, None]).to(rows.dtype)
             gradients[0][part] = (by_logits @ rows).to(hidden.dtype)
@@ -98,7 +105,7 @@ class _FusedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *outputs: Tensor) -> Any:
         gradients = [one * outputs[0] for one in ctx.saved_tensors]
-        return (*gradients, *[None] * (7 - len(gradients)))
+        return (*gradients, *[None] * (8 - len(gradients)))
 
 
 def law_loss(read: Read, teacher: Tensor, rows: Tensor, weights: Tensor, eta: float | None = None) -> LossParts:
@@ -110,5 +117,16 @@ def law_loss(read: Read, teacher: Tensor, rows: Tensor, weights: Tensor, eta: fl
         weights: [n] of each place.
         eta: see `row_gradients`.
     """
+    return fused_loss(read, teacher, rows, weights, partial(row_gradients, eta=eta))
+
+
+def fused_loss(read: Read, teacher: Tensor, rows: Tensor, weights: Tensor, criterion: Criterion,
+               teacher_rows: Tensor | None = None) -> LossParts:  # fmt: skip
+    """As `law_loss` for any criterion of both laws.
+
+    Args:
+        teacher_rows: [m, h'] the target's head rows where the head's own are others; then `teacher` is [n, h'].
+    """
     inputs, added = read.added or (None, None)
-    return LossParts(*_FusedLoss.apply(read.hidden, inputs, added, teacher, rows, weights, eta))  # type: ignore[misc]
+    theirs = rows if teacher_rows is None else teacher_rows
+    return LossParts(*_FusedLoss.apply(read.hidden, inputs, added, teacher, rows, weights, criterion, theirs))  # type: ignore[misc]

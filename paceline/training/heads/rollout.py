@@ -1,23 +1,33 @@
-"""Training-time test of EAGLE-3 (Li et al. 2025, section 3.2): chains drafted from anchors while training.
+"""Chains drafted from anchors while training: EAGLE-3's training-time test, and HASS's context alignment.
 
-The step j of the chain of anchor p reads the text's token p + 1 + j and its own output of step j - 1, and attends to
-the true keys of rows 0..p and to its own keys of steps 1..j: what a draft sees when it is served.
+In EAGLE-3 (Li et al. 2025, section 3.2) step j of the chain of anchor p reads the text's token p + 1 + j and its own
+output of step j - 1, and attends to the true keys of rows 0..p and to its own keys of steps 1..j: what a draft sees
+when it is served. HASS's alignment (Zhang et al. 2024, section 3.2) sees the same, and does not train a step by what
+later ones make of it.
 """
 
 import torch
 from torch import Tensor
 
+from paceline.models.torch_executor.heads.eagle import Eagle
 from paceline.models.torch_executor.heads.eagle3 import Eagle3
 from paceline.training.heads.attention import Keys, attend, parts_of
 from paceline.training.heads.batches import Batch
 
 
-def rollout(net: Eagle3, batch: Batch, num_steps: int) -> list[Tensor]:
-    """What the head reads at every step of every anchor's chain: `num_steps` times [S, hidden]."""
+def rollout(net: Eagle3 | Eagle, batch: Batch, num_steps: int, detached: bool = False,
+            noise: Tensor | None = None) -> list[Tensor]:  # fmt: skip
+    """What the head reads at every step of every anchor's chain: `num_steps` times [S, hidden].
+
+    Args:
+        detached: no gradient goes from a step to the output of the one before.
+        noise: [N, hidden] that is added to the target's states.
+    """
     layer, anchors = net.layer, batch.anchors
     positions = torch.cat([torch.arange(n, device=anchors.device) for n in batch.lengths])
     parts = parts_of(anchors, batch.lengths)
-    inputs, residual = net.enter(batch.next_tokens, net.project(batch.taps))
+    states = net.project(batch.taps)
+    inputs, residual = net.enter(batch.next_tokens, states if noise is None else states + noise)
     rows = Keys(*layer.self_attn.keys_values(inputs, positions))
     x, residual = inputs[anchors], residual[anchors]
     chain: list[Keys] = []
@@ -30,7 +40,7 @@ def rollout(net: Eagle3, batch: Batch, num_steps: int) -> list[Tensor]:
         read, fed = net.finish(layer.leave(residual, mixed).float())
         outputs.append(read)
         if step + 1 < num_steps:
-            x, residual = net.enter(batch.tokens(step + 1), fed)
+            x, residual = net.enter(batch.tokens(step + 1), fed.detach() if detached else fed)
     return outputs
 
 

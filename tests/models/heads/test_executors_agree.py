@@ -52,7 +52,7 @@ def test_dspark(target):
     close(*(net.confidence(states, tokens) for net in nets))
 
 
-@pytest.mark.parametrize("make", [records.mlp_speculator, records.medusa])
+@pytest.mark.parametrize("make", [records.mlp_speculator, records.medusa, records.blockwise])
 def test_heads_without_attention(target, make):
     nets, above = both(target, make()), np.array(TOKENS[:5], np.int32)
     states = [net.begin(TAPS[:5, :96]).copy() for net in nets]

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from paceline.training.heads.batches import Order, make_batch
+from paceline.training.heads.batches import make_batch
 from paceline.training.heads.conversations import (
     coverage,
     draft_vocabulary,
@@ -10,6 +10,7 @@ from paceline.training.heads.conversations import (
     is_held_out,
     ngrams_of,
 )
+from paceline.training.run.order import Order
 from tests.training.heads.tiny import TAPS, tiny_store, tiny_target
 
 

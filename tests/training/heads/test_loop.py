@@ -5,11 +5,12 @@ import pytest
 import torch
 
 from paceline.errors import InvalidParameter
-from paceline.training.heads.evaluate import evaluate, expected_length, replayed
-from paceline.training.heads.loop import LoopSettings, Trainer
-from paceline.training.heads.optimiser import rate_at
+from paceline.training.heads.evaluate import evaluate
+from paceline.training.heads.figures import expected_length, replayed
 from paceline.training.heads.recipes import RECIPES
 from paceline.training.heads.shards import TapStore
+from paceline.training.run.loop import LoopSettings, Trainer
+from paceline.training.run.optimiser import rate_at
 from tests.training.heads.tiny import TAPS, tiny_store, tiny_target
 
 IDS = np.arange(29, dtype=np.int32)
@@ -18,19 +19,21 @@ IDS = np.arange(29, dtype=np.int32)
 def trainer(folder, family, store, target, num_steps, **more):
     torch.manual_seed(0)
     settings = LoopSettings(num_steps=num_steps, rows=64, share=0.7, **more)
-    return Trainer(RECIPES[family](target, IDS, 3), target, store, settings, folder / family)
+    return Trainer(RECIPES[family](target, IDS, 3), store, settings, folder / family)
 
 
-@pytest.mark.parametrize(("family", "steps", "rate"), [("eagle3", 80, 3e-2), ("mlp_speculator", 120, 3e-2)])
+@pytest.mark.parametrize(
+    ("family", "steps", "rate"), [("eagle3", 80, 3e-2), ("mlp_speculator", 120, 3e-2), ("hass", 80, 3e-2)]
+)
 def test_a_small_head_learns_a_rule_by_heart(tmp_path, family, steps, rate):
     target = tiny_target()
     store = tiny_store(tmp_path / "taps", target, num=8)
     run = trainer(tmp_path, family, store, target, steps, rate=rate)
     done = run.run()
     assert done.step == steps and done.curve[-1]["num_places"] > 0
-    run.recipe.net.load_state_dict(run.mean.weights)
+    run.trainee.net.load_state_dict(run.mean.weights)
     trained = [one for one in store.documents if not one.conversation.is_held_out]
-    assert min(evaluate(run.recipe, target, store, trained).greedy) > 0.95
+    assert min(evaluate(run.trainee, store, trained).greedy) > 0.95
 
 
 @pytest.mark.parametrize("family", list(RECIPES))
@@ -47,8 +50,8 @@ def test_an_ended_run_goes_on_bit_for_bit(tmp_path, family):
     second = trainer(tmp_path / "b", family, TapStore(tmp_path / "taps"), target, 8)
     second.run()
     assert second.progress.step == 8 and second.progress.tokens == whole.progress.tokens
-    for name, values in whole.recipe.net.state_dict().items():
-        assert torch.equal(values, second.recipe.net.state_dict()[name]), name
+    for name, values in whole.trainee.net.state_dict().items():
+        assert torch.equal(values, second.trainee.net.state_dict()[name]), name
         assert torch.equal(whole.mean.weights[name], second.mean.weights[name]), name
 
 
@@ -57,9 +60,9 @@ def test_a_time_budget_becomes_a_number_of_updates(tmp_path):
     store = tiny_store(tmp_path / "taps", target)
     torch.manual_seed(0)
     recipe = RECIPES["medusa"](target, IDS, 3)
-    run = Trainer(recipe, target, store, LoopSettings(seconds=1e-6, rows=64), tmp_path / "run")
+    run = Trainer(recipe, store, LoopSettings(seconds=1e-6, rows=64), tmp_path / "run")
     assert run.run().num_steps == 9
-    again = Trainer(recipe, target, store, LoopSettings(seconds=1e6, rows=64), tmp_path / "run")
+    again = Trainer(recipe, store, LoopSettings(seconds=1e6, rows=64), tmp_path / "run")
     assert again.run().step == 9
 
 

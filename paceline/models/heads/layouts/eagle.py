@@ -1,7 +1,9 @@
 """EAGLE-1, EAGLE-2 and HASS: one file format (SafeAILab/EAGLE, `cnets1.py`).
 
 Layer 0 has no norm before attention, and neither a final norm nor a head is stored: the target's serve. The config's
-``bias`` is that of ``fc``, and its absence means true. EAGLE-3 is another format (`eagle3.py`).
+``bias`` is that of ``fc``, and its absence means true. Others know no draft vocabulary: only files of this project hold
+one (``d2t``), and copies for other programs leave it out, which changes no weight. EAGLE-3 is another format
+(`eagle3.py`).
 """
 
 from typing import Any
@@ -9,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from paceline.models.base import NORMED
+from paceline.models.heads import draft_ids as vocabulary
 from paceline.models.heads.layer_config import layer_values, read_layer
 from paceline.models.heads.layouts.base import HeadFiles, Layout, Parts, Reading, TargetTables, assemble, without
-from paceline.models.heads.own_block import KEY, own_block, read_own_block
+from paceline.models.heads.own_block import KEY, check_ids, own_block, read_own_block
 from paceline.models.heads.record import HeadConfig, HeadRecord
 from paceline.models.heads.shapes import layer_of
 from paceline.models.heads.strict import Settings
@@ -37,16 +40,20 @@ def read(files: HeadFiles, reading: Reading) -> HeadRecord:
     settings.skip("model_type", "draft_vocab_size")
     name = next((key for key in ("bias", "eagle_fc_bias") if key in settings.values), "bias")
     target = own.target or reading.print_of(files.path, hidden_size=layer.hidden_size, vocab_size=layer.vocab_size)
+    offsets = files.tensors.get("d2t") if own.target is not None else None
+    size = layer.vocab_size if offsets is None else len(offsets)
+    ids = None if offsets is None else vocabulary.from_offsets(offsets, size, target.vocab_size, files.path)
+    check_ids(own, ids, files.path)
     config = HeadConfig(
         family="eagle", target=target, taps=(NORMED,), layer=layer, num_layers=layer.num_hidden_layers,
-        num_steps=_STEPS, draft_vocab_size=layer.vocab_size, fc_bias=settings.flag(name, True),
+        num_steps=_STEPS, draft_vocab_size=size, fc_bias=settings.flag(name, True),
         owns_embedding=own.owns_embedding and any("embed_tokens" in tensor for tensor in files.tensors),
         max_positions=own.max_positions or layer.max_position_embeddings,
     )  # fmt: skip
     said = f"{name}={config.fc_bias}" if name in settings.values else "absent, which means true"
     notes = (f"bias of fc: {said}", *settings.finish())
     ignored = () if config.owns_embedding else ("embed_tokens.",)
-    return assemble(files, Parts(config, None, own.card, notes), without("model."), (*ignored, "layers.0.dummy"))
+    return assemble(files, Parts(config, ids, own.card, notes), without("model."), (*ignored, "layers.0.dummy"))
 
 
 def write(record: HeadRecord, tables: TargetTables | None = None) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -54,7 +61,9 @@ def write(record: HeadRecord, tables: TargetTables | None = None) -> tuple[dict[
     config = record.config
     values = layer_values(layer_of(config), config.num_layers)
     values |= {"architectures": ["LlamaForCausalLMEagle"], "bias": config.fc_bias, KEY: own_block(record)}
-    return values, dict(record.tensors)
+    if record.draft_ids is None or tables is not None:
+        return values, dict(record.tensors)
+    return values, {**record.tensors, "d2t": vocabulary.to_offsets(record.draft_ids)}
 
 
 LAYOUT = Layout(NAME, "EAGLE-1, EAGLE-2, HASS; SGLang and vLLM read it", matches, read, write, ("eagle",))

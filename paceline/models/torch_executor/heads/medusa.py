@@ -27,20 +27,20 @@ class MedusaHead(nn.Module):
         return x
 
 
-class Medusa(nn.Module):
-    """The network; arguments as `SharesTables`."""
+class StateOnly(nn.Module):
+    """Heads that look at the target's hidden state alone, one block per place.
 
+    Args:
+        config: of the head.
+        head: [draft vocabulary, hidden] rows of the target's head.
+    """
+
+    blocks: nn.ModuleList
     head_rows: Tensor
 
-    def __init__(self, config: HeadConfig, embedding: Tensor, head: Tensor) -> None:
+    def __init__(self, config: HeadConfig, head: Tensor) -> None:
         super().__init__()
         self.config = config
-        width = config.target.hidden_size
-        self.blocks = nn.ModuleList(
-            MedusaHead(width, config.block_depth, config.fc_bias) for _ in range(config.num_steps)
-        )
-        if config.owns_head:
-            self.lm_heads = nn.ModuleList(linear(width, config.draft_vocab_size) for _ in range(config.num_steps))
         self.register_buffer("head_rows", head, persistent=False)
 
     def width(self, level: int) -> int:
@@ -61,4 +61,21 @@ class Medusa(nn.Module):
 
     def rows_of(self, level: int) -> Tensor:
         """[draft vocabulary, hidden] of head `level`."""
+        return self.head_rows
+
+
+class Medusa(StateOnly):
+    """The network; arguments as `SharesTables`."""
+
+    def __init__(self, config: HeadConfig, embedding: Tensor, head: Tensor) -> None:
+        super().__init__(config, head)
+        width = config.target.hidden_size
+        self.blocks = nn.ModuleList(
+            MedusaHead(width, config.block_depth, config.fc_bias) for _ in range(config.num_steps)
+        )
+        if config.owns_head:
+            self.lm_heads = nn.ModuleList(linear(width, config.draft_vocab_size) for _ in range(config.num_steps))
+
+    def rows_of(self, level: int) -> Tensor:
+        """See `StateOnly.rows_of`."""
         return self.lm_heads[level].weight if self.config.owns_head else self.head_rows  # type: ignore[return-value]

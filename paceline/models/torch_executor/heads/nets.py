@@ -14,6 +14,7 @@ from paceline.models.base import KVCache, Rows
 from paceline.models.heads.nets import NetOutput
 from paceline.models.heads.record import HeadRecord
 from paceline.models.torch_executor.cache import SegmentView, TorchKVCache, segment_views
+from paceline.models.torch_executor.heads.blockwise import Blockwise
 from paceline.models.torch_executor.heads.dspark import DSpark
 from paceline.models.torch_executor.heads.eagle import Eagle
 from paceline.models.torch_executor.heads.eagle3 import Eagle3
@@ -111,7 +112,7 @@ class TorchBlockNet(_PagedNet):
 
 
 class TorchStepNet:
-    """See `StepNet`; for `MlpSpeculator` and `Medusa`, whose state is the target's hidden state itself."""
+    """See `StepNet`; for `MlpSpeculator`, and for heads whose state is the target's hidden state itself."""
 
     def __init__(self, record: HeadRecord, net: Any) -> None:
         self.record, self.net = record, net
@@ -139,6 +140,7 @@ NETS: dict[str, tuple[type[nn.Module], type]] = {
     "eagle3": (Eagle3, TorchAutoregressiveNet), "eagle": (Eagle, TorchAutoregressiveNet),
     "dspark": (DSpark, TorchBlockNet), "dflash": (DSpark, TorchBlockNet),
     "mlp_speculator": (MlpSpeculator, TorchStepNet), "medusa": (Medusa, TorchStepNet),
+    "blockwise": (Blockwise, TorchStepNet),
 }  # fmt: skip
 """Network and shape by family."""
 

@@ -1,16 +1,19 @@
-"""One recipe per family: the description of a new head, and what it reads for a batch of anchors."""
+"""One recipe per method: the description of a new head, and what it reads for a batch of anchors."""
 
 from paceline.errors import InvalidParameter
 from paceline.training.heads.recipes.base import Recipe, Target
+from paceline.training.heads.recipes.blockwise import BlockwiseRecipe
 from paceline.training.heads.recipes.dspark import DSparkRecipe
+from paceline.training.heads.recipes.eagle import EagleRecipe, HassRecipe
 from paceline.training.heads.recipes.eagle3 import Eagle3Recipe
 from paceline.training.heads.recipes.medusa import MedusaRecipe
 from paceline.training.heads.recipes.mlp_speculator import MlpSpeculatorRecipe
 
 RECIPES: dict[str, type[Recipe]] = {
     "eagle3": Eagle3Recipe, "dspark": DSparkRecipe, "mlp_speculator": MlpSpeculatorRecipe, "medusa": MedusaRecipe,
+    "eagle": EagleRecipe, "hass": HassRecipe, "blockwise": BlockwiseRecipe,
 }  # fmt: skip
-"""By family."""
+"""By name; `eagle` and `hass` train one family in two ways."""
 
 
 def recipe_of(family: str) -> type[Recipe]:

@@ -1,6 +1,6 @@
 """What a recipe is, and what training knows of the target."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,8 +11,16 @@ from torch import Tensor, nn
 
 from paceline.models.config import ModelConfig
 from paceline.models.heads.record import HeadConfig, HeadRecord, TargetPrint
-from paceline.training.heads.batches import Batch
-from paceline.training.heads.losses import Read
+from paceline.training.heads.batches import Batch, make_batch
+from paceline.training.heads.evaluate import evaluate
+from paceline.training.heads.figures import Evaluation
+from paceline.training.heads.losses import LossParts, Read, law_loss
+from paceline.training.heads.shards import Document, TapStore
+from paceline.training.run.trainee import Moment, Trainee
+
+_HYBRID_FROM = 0.6
+"""Share of the run after which the loss is the LK hybrid."""
+_ETA = 3.0
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -35,7 +43,7 @@ class Target:
     mask_token_id: int = 0
 
 
-class Recipe(ABC):
+class Recipe(Trainee):
     """A head in training: its network, and what the network reads for a batch.
 
     Args:
@@ -48,10 +56,8 @@ class Recipe(ABC):
     decay: ClassVar[float] = 0.8
     """Weight of the loss of a step over that of the step before."""
 
-    net: nn.Module
-
     def __init__(self, target: Target, draft_ids: np.ndarray, num_steps: int) -> None:
-        self.draft_ids, self.num_steps = draft_ids, num_steps
+        self.target, self.draft_ids, self.num_steps = target, draft_ids, num_steps
         self.rows = target.head[torch.from_numpy(draft_ids).long()].contiguous()
         self.config = self.describe(target, len(draft_ids), num_steps)
         self.net = self.build(target)
@@ -68,6 +74,38 @@ class Recipe(ABC):
     @abstractmethod
     def read(self, batch: Batch) -> list[Read]:
         """What makes the logits of every step of the batch's anchors."""
+
+    def loss(self, store: TapStore, documents: Sequence[Document], moment: Moment) -> Tensor:
+        """The weighted loss of all steps, per anchor."""
+        batch = make_batch(store, documents, self.config.taps, moment.share, moment.random)
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.rows.dtype == torch.bfloat16):
+            reads = self.read_in_training(batch, moment)
+        total, accepted, count = torch.zeros(()), [], max(len(batch.anchors), 1)
+        for step, read in enumerate(reads):
+            kept = batch.labelled(step)
+            added = None if read.added is None else (read.added[0][kept], read.added[1])
+            weights = torch.full((int(kept.sum()),), self.decay**step / count)
+            parts = self.step_loss(Read(read.hidden[kept].float(), added), batch.teacher(step), weights, moment)
+            total = total + parts.loss
+            accepted.append(parts.acceptance)
+        further = self.further_loss(batch, reads, accepted)
+        return total if further is None else total + further
+
+    def read_in_training(self, batch: Batch, moment: Moment) -> list[Read]:
+        """As `read`, where training reads something else than serving does."""
+        return self.read(batch)
+
+    def step_loss(self, read: Read, teacher: Tensor, weights: Tensor, moment: Moment) -> LossParts:
+        """The loss of one step: soft cross entropy, towards the end of the run the LK hybrid; see `law_loss`."""
+        return law_loss(read, teacher, self.rows, weights, _ETA if moment.done >= _HYBRID_FROM else None)
+
+    def evaluate(self, store: TapStore, documents: Sequence[Document]) -> Evaluation:
+        """See `Trainee.evaluate`."""
+        return evaluate(self, store, documents)
+
+    def kept(self) -> dict[str, Tensor]:
+        """The draft vocabulary."""
+        return {"draft_ids": torch.from_numpy(self.draft_ids)}
 
     def further_loss(self, batch: Batch, reads: Sequence[Read], acceptance: Sequence[Tensor]) -> Tensor | None:
         """A loss beside that of the laws; None for none.

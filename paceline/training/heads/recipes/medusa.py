@@ -6,7 +6,7 @@ from torch import nn
 
 from paceline.models.base import NORMED
 from paceline.models.heads.record import HeadConfig
-from paceline.models.torch_executor.heads.medusa import Medusa
+from paceline.models.torch_executor.heads.medusa import Medusa, StateOnly
 from paceline.training.heads.batches import Batch
 from paceline.training.heads.losses import Read
 from paceline.training.heads.recipes.base import Recipe, Target
@@ -27,5 +27,5 @@ class MedusaRecipe(Recipe):
         return Medusa(self.config, target.embedding, self.rows)
 
     def read(self, batch: Batch) -> list[Read]:
-        net, hidden = cast(Medusa, self.net), batch.normed[batch.anchors]
+        net, hidden = cast(StateOnly, self.net), batch.normed[batch.anchors]
         return [Read(net.read(step, hidden)) for step in range(self.num_steps)]

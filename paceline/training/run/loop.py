@@ -5,6 +5,8 @@ number of steps), never from the clock. Only the planned number does, once, wher
 to the first checkpoint.
 """
 
+import resource
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -14,19 +16,16 @@ from typing import Any
 import torch
 
 from paceline.errors import InvalidParameter
-from paceline.training.heads.batches import Order, make_batch
-from paceline.training.heads.checkpoint import read_checkpoint, write_checkpoint
-from paceline.training.heads.evaluate import Evaluation, evaluate
-from paceline.training.heads.losses import law_loss
-from paceline.training.heads.optimiser import Mean, Optimiser, rate_at
-from paceline.training.heads.recipes.base import Recipe, Target
+from paceline.training.heads.figures import Evaluation
 from paceline.training.heads.shards import TapStore
+from paceline.training.run.checkpoint import read_checkpoint, write_checkpoint
+from paceline.training.run.interrupt import Interrupt
+from paceline.training.run.optimiser import Mean, Optimiser, rate_at
+from paceline.training.run.order import Order
+from paceline.training.run.trainee import Moment, Trainee
 
 _TIMED_STEPS = 8
 """Steps after which the number that fits a time budget is known."""
-_HYBRID_FROM = 0.6
-"""Share of the run after which the loss is the LK hybrid."""
-_ETA = 3.0
 _MOST_HELD_OUT = 64
 """Conversations that an evaluation takes: the first ones, so that every evaluation takes the same."""
 
@@ -71,6 +70,7 @@ class Progress:
         epochs: times that every document has been seen.
         curve: evaluations, each with step, seconds and tokens.
         loss: of the latest step.
+        peak_bytes: most memory that the program has held, its model and data included.
     """
 
     step: int = 0
@@ -80,6 +80,7 @@ class Progress:
     epochs: int = 0
     curve: list[dict[str, Any]] = field(default_factory=list)
     loss: float = 0.0
+    peak_bytes: int = 0
 
     @property
     def best(self) -> dict[str, Any] | None:
@@ -91,16 +92,16 @@ Watch = Callable[[Progress], None]
 
 
 class Trainer:
-    """One run of one recipe.
+    """One run of one trainee.
 
     Args:
         folder: of its checkpoint; a run that is there is gone on with.
         watch: told after every step.
     """
 
-    def __init__(self, recipe: Recipe, target: Target, store: TapStore, settings: LoopSettings, folder: Path,
+    def __init__(self, trainee: Trainee, store: TapStore, settings: LoopSettings, folder: Path,
                  watch: Watch = lambda progress: None) -> None:  # fmt: skip
-        self.recipe, self._target, self._store, self._settings = recipe, target, store, settings
+        self.trainee, self._store, self._settings = trainee, store, settings
         self._folder, self._watch = folder, watch
         self.progress, self.best_weights = Progress(num_steps=settings.num_steps or 0), None
         self._held_out = [one for one in store.documents if one.conversation.is_held_out][:_MOST_HELD_OUT]
@@ -109,49 +110,57 @@ class Trainer:
             problem = f"{len(trained)} conversations to train on and {len(self._held_out)} held out are too few"
             raise InvalidParameter("tokens", problem, "have more text written")
         self._order, self._random = Order(trained, settings.seed), torch.Generator().manual_seed(settings.seed)
-        self._optimiser, self.mean = Optimiser(recipe.net), Mean(recipe.net)
+        self._optimiser, self.mean = Optimiser(trainee.net), Mean(trainee.net)
         self._resume()
 
     def run(self) -> Progress:
-        """Train until the plan is done or the head no longer gets better."""
-        began, last = time.monotonic(), time.monotonic()
-        spent = self.progress.seconds
-        while not self._planned or self.progress.step < self.progress.num_steps:
-            self.step()
-            self.progress.seconds = spent + time.monotonic() - began
-            if not self._planned and self.progress.step >= _TIMED_STEPS:
-                self._plan()
-            self._watch(self.progress)
-            if time.monotonic() - last > self._settings.evaluate_every:
-                self.evaluate()
-                last = time.monotonic()
-                if self._is_stale:
-                    break
+        """Train until the plan is done or the network no longer gets better.
+
+        Raises:
+            KeyboardInterrupt: at Ctrl-C, after the update at hand and its checkpoint.
+        """
+        with Interrupt() as interrupt:
+            began, last = time.monotonic(), time.monotonic()
+            spent = self.progress.seconds
+            while not self._planned or self.progress.step < self.progress.num_steps:
+                self.step()
+                self.progress.seconds = spent + time.monotonic() - began
+                if not self._planned and self.progress.step >= _TIMED_STEPS:
+                    self._plan()
+                self._watch(self.progress)
+                if interrupt.asked:
+                    self.save()
+                    raise KeyboardInterrupt
+                if time.monotonic() - last > self._settings.evaluate_every:
+                    self.evaluate()
+                    last = time.monotonic()
+                    if self._is_stale:
+                        break
         if not self.progress.curve or self.progress.curve[-1]["step"] != self.progress.step:
             self.evaluate()
         return self.progress
 
     def step(self) -> None:
         """One update."""
-        settings, progress = self._settings, self.progress
+        settings, progress, net = self._settings, self.progress, self.trainee.net
         documents = self._order.take(settings.rows)
-        batch = make_batch(self._store, documents, self.recipe.config.taps, settings.share, self._random)
         planned = progress.num_steps or 1 << 30
-        eta = _ETA if progress.step >= _HYBRID_FROM * planned else None
-        loss = _loss(self.recipe, batch, eta)
+        loss = self.trainee.loss(self._store, documents, Moment(progress.step / planned, settings.share, self._random))
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.recipe.net.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         self._optimiser.step(rate_at(progress.step, planned, settings.rate))
-        self.mean.update(self.recipe.net, progress.step)
-        progress.step, progress.tokens = progress.step + 1, progress.tokens + sum(batch.lengths)
+        self.mean.update(net, progress.step)
+        progress.step, progress.tokens = progress.step + 1, progress.tokens + sum(one.num_rows for one in documents)
         progress.epochs, progress.loss = self._order.epochs, float(loss.detach())
+        progress.peak_bytes = max(progress.peak_bytes, peak_bytes())
 
     def evaluate(self) -> Evaluation:
         """Measure the mean weights on held-out text, note it, keep them if they are the best, write a checkpoint."""
-        own = {name: one.clone() for name, one in self.recipe.net.state_dict().items()}
-        self.recipe.net.load_state_dict(self.mean.weights)
-        found = evaluate(self.recipe, self._target, self._store, self._held_out)
-        self.recipe.net.load_state_dict(own)
+        net = self.trainee.net
+        own = {name: one.clone() for name, one in net.state_dict().items()}
+        net.load_state_dict(self.mean.weights)
+        found = self.trainee.evaluate(self._store, self._held_out)
+        net.load_state_dict(own)
         progress = self.progress
         before = progress.best
         about = {"step": progress.step, "seconds": round(progress.seconds, 1), "tokens": progress.tokens}
@@ -164,9 +173,9 @@ class Trainer:
     def save(self) -> None:
         """Write the checkpoint."""
         write_checkpoint(self._folder, {
-            "net": self.recipe.net.state_dict(), "mean": self.mean.weights, "best": self.best_weights,
+            "net": self.trainee.net.state_dict(), "mean": self.mean.weights, "best": self.best_weights,
             "optimiser": self._optimiser.state(), "order": self._order.state(), "random": self._random.get_state(),
-            "progress": asdict(self.progress), "draft_ids": torch.from_numpy(self.recipe.draft_ids),
+            "progress": asdict(self.progress), **self.trainee.kept(),
         })  # fmt: skip
 
     @property
@@ -190,7 +199,7 @@ class Trainer:
         state = read_checkpoint(self._folder)
         if state is None:
             return
-        self.recipe.net.load_state_dict(state["net"])
+        self.trainee.net.load_state_dict(state["net"])
         self.mean.weights, self.best_weights = state["mean"], state["best"]
         self._optimiser.restore(state["optimiser"])
         self._order.restore(state["order"])
@@ -199,17 +208,7 @@ class Trainer:
         self.progress.num_steps = self._settings.num_steps or self.progress.num_steps
 
 
-def _loss(recipe: Recipe, batch, eta: float | None) -> torch.Tensor:
-    """The weighted loss of all steps, per anchor."""
-    with torch.autocast("cpu", torch.bfloat16):
-        reads = recipe.read(batch)
-    total, accepted, count = torch.zeros(()), [], max(len(batch.anchors), 1)
-    for step, read in enumerate(reads):
-        kept = batch.labelled(step)
-        added = None if read.added is None else (read.added[0][kept], read.added[1])
-        weights = torch.full((int(kept.sum()),), recipe.decay**step / count)
-        parts = law_loss(type(read)(read.hidden[kept].float(), added), batch.teacher(step), recipe.rows, weights, eta)
-        total = total + parts.loss
-        accepted.append(parts.acceptance)
-    further = recipe.further_loss(batch, reads, accepted)
-    return total if further is None else total + further
+def peak_bytes() -> int:
+    """Most memory that this program has held so far, in bytes."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,0 +1,103 @@
+"""`paceline train draft`: a whole draft model for your own model, distilled from it."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from paceline.cli import options as o
+from paceline.cli import train_options as t
+from paceline.cli.terminal import messages, progress_bars, show_table
+from paceline.cli.terminal import output as standard_output
+from paceline.errors import InvalidParameter
+
+_RATES = {True: 1e-3, False: 2e-4}
+"""Highest learning rates, of layers of the target and of a whole model."""
+
+
+def draft(
+    model: o.Model = o.DEFAULT_MODEL,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the draft model [cache].")] = None,
+    begin_with: Annotated[
+        str | None, typer.Option("--begin-with", help="Smaller model of the same vocabulary, in place of layers.")
+    ] = None,
+    layers: Annotated[
+        str | None, typer.Option("--layers", help="Layers to keep: how many, or which (0,1,28,29) [4; all].")
+    ] = None,
+    divergence: Annotated[
+        str, typer.Option("--divergence", help="Distance: forward_kl, reverse_kl, jsd, tvd or tvd++.")
+    ] = "forward_kl",
+    on_policy: Annotated[
+        float, typer.Option("--on-policy", help="Share of texts that the draft writes itself, 0 to 1.")
+    ] = 0.0,
+    num_draft_tokens: Annotated[int, typer.Option("--num-draft-tokens", "-k", help="Drafts that are measured.")] = 4,
+    rate: Annotated[float | None, typer.Option("--rate", help="Highest learning rate [1e-3; 2e-4].")] = None,
+    time_budget: t.TimeBudget = "60m",
+    tokens: t.Tokens = 2_000_000,
+    prompts: t.Prompts = None,
+    exclude: t.Exclude = None,
+    steps: t.Steps = None,
+    work: t.Work = None,
+    plot: t.Plot = None,
+    seed: t.Seed = 0,
+    dtype: o.Dtype = "w8a8",
+    threads: o.Threads = None,
+    as_json: o.Json = False,
+) -> None:
+    """Distil a draft model (DistillSpec): a few layers of the model, or a smaller model, learn to say what it says.
+
+    The model writes its own text, or the draft goes on to its prompts (--on-policy) and the model corrects it. The
+    result is an ordinary model folder. Ended runs go on where they were: start the same command again.
+
+    Examples:
+
+        paceline train draft -m smollm2-135m --layers 4 --time-budget 60m -o my-draft
+
+        paceline generate -m smollm2-135m -d draft_model --draft-model my-draft "Why is the sky blue?"
+
+        paceline train draft -m target.gguf --begin-with small.gguf --divergence tvd --on-policy 0.5
+    """
+    from paceline.config import EngineConfig
+    from paceline.evaluation.draft_training import DraftJob, train_draft
+    from paceline.models.cache_dir import cache_dir
+    from paceline.training.run.loop import LoopSettings
+
+    text = t.text_job(model, work, tokens, time_budget, seed, prompts, exclude)
+    rate = rate or _RATES[begin_with is None]
+    loop = LoopSettings(num_steps=steps, seconds=t.seconds_of(time_budget), rate=rate, seed=seed)
+    kept = _layers(layers) if layers is not None else (4 if begin_with is None else None)
+    job = DraftJob(text, loop, begin_with, kept, divergence, on_policy, num_draft_tokens)
+    folder = output or cache_dir() / "drafts" / t.slug(model) / job.name
+    with progress_bars() as progress:
+        config = EngineConfig(dtype=dtype, num_threads=threads)
+        done = train_draft(job, config, folder, progress, t.TrainingBar(progress))
+    if plot is not None:
+        t.draw_curve(done, "draft model", plot)
+    if as_json:
+        print(json.dumps({"output": str(folder), **asdict(done)}))
+        return
+    _show(done.curve[0], done.best or done.curve[0])
+    messages.print(f"{folder}: a draft model for {model}, {done.step} updates")
+
+
+def _show(before: dict, after: dict) -> None:
+    table = Table("held-out text", "before", "after")
+    for name, key in (("tokens per pass, temperature 0", "replayed"), ("expected at temperature 1", "sampled_eal")):
+        table.add_row(name, f"{before[key]:.2f}", f"{after[key]:.2f}")
+    for name, key in (("acceptance, temperature 0", "greedy"), ("acceptance, temperature 1", "sampled")):
+        table.add_row(name, *(f"{point[key][0]:.3f}" if point[key] else "-" for point in (before, after)))
+    show_table(table, standard_output)
+
+
+def _layers(text: str) -> int | tuple[int, ...]:
+    """A number of layers, or which ones."""
+    try:
+        numbers = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        numbers = ()
+    if not numbers or min(numbers) < 0 or (len(numbers) == 1 and "," not in text and numbers[0] < 1):
+        raise InvalidParameter("layers", f"{text!r} names no layers", "write how many (4) or which (0,1,28,29)")
+    return numbers[0] if "," not in text else numbers

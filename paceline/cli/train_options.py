@@ -1,0 +1,89 @@
+"""What the commands that train have in common: options, times, the bar, the plot."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.cli.prompts import prompt_ids, read_prompts, read_text
+from paceline.errors import InvalidParameter
+
+if TYPE_CHECKING:
+    from paceline.evaluation.training_text import TextJob
+    from paceline.training.run.loop import Progress
+    from paceline.types import NamedProgress
+
+TimeBudget = Annotated[str, typer.Option("--time-budget", help="For text and training: 90s, 60m, 1.5h.")]
+Tokens = Annotated[int, typer.Option("--tokens", help="Answer tokens to have written, at most.")]
+Prompts = Annotated[Path | None, typer.Option("--prompts", help="Your own prompts to be answered; a line each.")]
+Exclude = Annotated[
+    Path | None, typer.Option("--exclude", help="Benchmark whose texts (13 words in a row) are kept out.")
+]
+Steps = Annotated[int | None, typer.Option("--steps", help="Updates, in place of what the time allows.")]
+Work = Annotated[Path | None, typer.Option("--work", help="Folder of text and checkpoints [cache].")]
+Plot = Annotated[Path | None, typer.Option("--plot", help="Draw the learning curve (.png, .svg).")]
+Seed = Annotated[int, typer.Option("--seed", help="Of text, order and start.")]
+
+_WRITING_SHARE = 0.4
+"""Of a time budget, at most."""
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def seconds_of(text: str) -> float:
+    """Seconds of ``90s``, ``60m``, ``1.5h`` or a plain number of seconds. Raises InvalidParameter for others."""
+    number, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS else (text, "s")
+    try:
+        found = float(number) * _UNITS[unit]
+    except ValueError:
+        found = 0.0
+    if not 0 < found < 1e9:
+        raise InvalidParameter("time_budget", f"{text!r} is no time", "write 90s, 60m or 1.5h")
+    return found
+
+
+def text_job(model: str, work: Path | None, tokens: int, time_budget: str, seed: int, prompts: Path | None,
+             exclude: Path | None) -> "TextJob":  # fmt: skip
+    """The text that a command asks for; by default in the cache, where every command for the model finds it."""
+    from paceline.evaluation.training_text import TextJob
+    from paceline.models.cache_dir import cache_dir
+    from paceline.models.resolve import resolve_model
+    from paceline.training.heads.conversations import ngrams_of
+
+    given = None
+    if prompts is not None:
+        tokenizer = resolve_model(model).tokenizer
+        given = [prompt_ids(tokenizer, text, False) for text in read_prompts(prompts)]
+    benchmark = frozenset(ngrams_of(read_text("exclude", exclude).splitlines())) if exclude else frozenset()
+    place = work or cache_dir() / "head-training" / slug(model)
+    return TextJob(model, place, tokens, seconds_of(time_budget) * _WRITING_SHARE, seed, given, benchmark)
+
+
+class TrainingBar:
+    """Shows updates, and the latest EAL in the bar's name."""
+
+    def __init__(self, progress: "NamedProgress") -> None:
+        self._progress, self._name = progress, "training"
+
+    def __call__(self, now: "Progress") -> None:
+        name = f"training (EAL {now.curve[-1]['eal']:.2f})" if now.curve else "training"
+        if name != self._name:
+            self._progress(self._name, 1, 1)
+            self._name = name
+        self._progress(name, now.step, max(now.num_steps, now.step + 1))
+
+
+def draw_curve(done: "Progress", what: str, path: Path) -> None:
+    """Tokens per pass on held-out text against minutes of training."""
+    from paceline.theory.curves import Chart, Series
+    from paceline.theory.plots import draw
+
+    minutes = [point["seconds"] / 60 for point in done.curve]
+    lines = [Series("temperature 0", minutes, [point["replayed"] for point in done.curve])]
+    if any(point["sampled_eal"] for point in done.curve):
+        lines.append(Series("temperature 1 (expected)", minutes, [point["sampled_eal"] for point in done.curve]))
+    draw(Chart(f"{what}: held-out text", "minutes of training", "tokens per pass", tuple(lines)), path)
+
+
+def slug(model: str) -> str:
+    """A model's name as that of a folder."""
+    return "".join(c if c.isalnum() or c in "-._" else "-" for c in model.removesuffix(".gguf")).strip("-.")

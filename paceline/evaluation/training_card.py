@@ -1,0 +1,28 @@
+"""What a trained network's card says of its run."""
+
+import platform
+from typing import Any
+
+import torch
+
+from paceline import __version__
+from paceline.training.run.loop import Progress
+
+_SHOWN = ("step", "greedy", "eal", "replayed", "sampled", "sampled_eal", "num_places")
+
+
+def run_card(done: Progress) -> dict[str, Any]:
+    """What a card says of a training run."""
+    return {
+        "updates": done.step,
+        "rows_seen": done.tokens,
+        "minutes": round(done.seconds / 60, 1),
+        "peak_megabytes": round(done.peak_bytes / 1e6),
+        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}",
+        "paceline": __version__,
+    }
+
+
+def shown(evaluation: dict[str, Any]) -> dict[str, Any]:
+    """What a card says of an evaluation of a run's curve."""
+    return {name: evaluation[name] for name in _SHOWN if name in evaluation}

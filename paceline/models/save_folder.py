@@ -1,0 +1,74 @@
+"""Writing a model as transformers has it: ``config.json``, ``model.safetensors`` in bfloat16, the tokenizer's files.
+
+For Llama-like models that were trained here, whole or from layers of another. Not for reading (`safetensors_folder.py`)
+or for draft heads (`heads/files.py`).
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.errors import UnsupportedModel
+from paceline.models.config import ModelConfig
+from paceline.models.heads.tensor_file import write_safetensors
+from paceline.models.tensor_names import check_complete
+from paceline.models.tokenizer import Tokenizer
+
+_ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
+                  "qwen3": "Qwen3ForCausalLM"}  # fmt: skip
+
+
+def save_model(folder: Path, config: ModelConfig, tensors: Mapping[str, np.ndarray], tokenizer: Tokenizer,
+               card: Mapping[str, Any]) -> Path:  # fmt: skip
+    """Write a model and return its folder; `card` becomes ``paceline.json``, which says how it was made.
+
+    Raises:
+        UnsupportedModel: the family or a setting has no ``config.json`` that would be read back as it is.
+        CorruptWeights: `tensors` are not those of `config`.
+    """
+    values = config_values(config)
+    check_complete(config, {name: one.shape for name, one in tensors.items()}, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {"config.json": json.dumps(values, indent=2), "paceline.json": json.dumps(card, indent=2)}
+    for name, text in {**texts, **tokenizer.files()}.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    part = folder / "partial.safetensors"
+    write_safetensors(part, {name: np.asarray(one, np.float32) for name, one in tensors.items()}, "bfloat16")
+    os.replace(part, folder / "model.safetensors")
+    return folder
+
+
+def config_values(config: ModelConfig) -> dict[str, Any]:
+    """The ``config.json`` of a model. Raises as `save_model`."""
+    values = {
+        "architectures": [_ARCHITECTURES.get(config.model_type)],
+        "model_type": config.model_type,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "rms_norm_eps": config.norm_eps,
+        "max_position_embeddings": config.max_position_embeddings,
+        "rope_theta": config.rope_theta,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "attention_bias": config.attention_out_bias,
+        "mlp_bias": config.mlp_bias,
+        "hidden_act": "silu",
+        "sliding_window": None,
+        "bos_token_id": config.bos_token_id,
+        "eos_token_id": list(config.eos_token_ids) or None,
+        "torch_dtype": "bfloat16",
+    }
+    if config.model_type not in _ARCHITECTURES or ModelConfig.from_hf(values) != config:
+        raise UnsupportedModel(
+            f"model_type: a {config.model_type} model with these settings cannot be written; "
+            f"take one of {', '.join(_ARCHITECTURES)} with plain rotary positions"
+        )
+    return values

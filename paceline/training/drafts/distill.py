@@ -1,0 +1,109 @@
+"""DistillSpec (Zhou et al. 2024): a draft model whose law is brought near the target's.
+
+    min over q of E over texts (x, y) of 1 / |y| * sum over t of D(p(. | x, y<t), q(. | x, y<t))         (their eq. 3)
+
+Texts are the target's own (off-policy), what the draft itself goes on to (on-policy: no gradient by the choice of
+tokens), or some of each (mixed). Distances D are in `divergences.py`.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.errors import InvalidParameter
+from paceline.training.drafts.divergences import criterion_of
+from paceline.training.drafts.net import DraftNet
+from paceline.training.drafts.texts import Teacher, Texts, continued, make_texts, stored_states
+from paceline.training.heads.figures import Evaluation, figures
+from paceline.training.heads.losses import Read, fused_loss, logits_of
+from paceline.training.heads.shards import Document, TapStore
+from paceline.training.run.trainee import Moment, Trainee
+
+_MOST_MEASURED = 24
+"""Texts of an evaluation: every place of one costs a product with the whole vocabulary."""
+
+
+class DistillRecipe(Trainee):
+    """A draft model in training.
+
+    Args:
+        net: the draft.
+        target_head: [vocabulary, hidden] of the target, in the number format of the product.
+        divergence: one of `DIVERGENCES`.
+        on_policy: share of the texts that the draft writes itself, 0 to 1; above 0 `teacher` must be given.
+        teacher: the target's states of new texts.
+        ends: token ids that end a text.
+        num_steps: tokens of a draft, for the figures.
+
+    Raises:
+        InvalidParameter: an unknown divergence, a share out of range, no teacher.
+    """
+
+    def __init__(self, net: DraftNet, target_head: Tensor, divergence: str = "forward_kl", on_policy: float = 0.0,
+                 teacher: Teacher | None = None, ends: Sequence[int] = (), num_steps: int = 4) -> None:  # fmt: skip
+        if not 0 <= on_policy <= 1:
+            raise InvalidParameter("on_policy", f"{on_policy} is no share", "give a number from 0 to 1")
+        if on_policy and teacher is None:
+            raise InvalidParameter("teacher", "is needed for on-policy texts", "give the target's states")
+        if len(net.head) < len(target_head):
+            problem = f"names {len(net.head)} tokens and the target {len(target_head)}"
+            raise InvalidParameter("draft", problem, "choose a draft model of the same family")
+        self.net, self._draft, self.num_steps = net, net, num_steps
+        self._criterion, self._on_policy, self._teacher, self._ends = criterion_of(divergence), on_policy, teacher, ends
+        self._target_head, self._head = target_head, net.head[: len(target_head)]
+
+    def loss(self, store: TapStore, documents: Sequence[Document], moment: Moment) -> Tensor:
+        """See `Trainee.loss`: every document weighs the same."""
+        texts = self._texts(store, documents, moment)
+        with torch.autocast("cpu", torch.bfloat16, enabled=self._head.dtype == torch.bfloat16):
+            hidden = self.net(texts.tokens, texts.lengths)
+        rows = texts.labelled
+        read = Read(hidden[rows].float())
+        parts = fused_loss(read, texts.normed[rows], self._head, texts.weights, self._criterion, self._target_head)
+        return parts.loss
+
+    @torch.no_grad()
+    def evaluate(self, store: TapStore, documents: Sequence[Document]) -> Evaluation:
+        """See `Trainee.evaluate`; a draft is given the text's own tokens, as it is while its tokens stand."""
+        stood, total, places = [], 0.0, 0
+        for one in documents[:_MOST_MEASURED]:
+            ids, num_prompt = one.conversation.ids, one.conversation.num_prompt
+            texts = make_texts([ids], [num_prompt], stored_states(store, [one]))
+            logits = self._logits(texts)
+            if one.conversation.temperature == 0:
+                stood.append(runs_of(logits.argmax(-1) == texts.following[texts.labelled], self.num_steps))
+            else:
+                law = logits_of(Read(texts.normed[texts.labelled]), self._target_head).softmax(-1)
+                total += float(torch.minimum(law, logits.softmax(-1)).sum())
+                places += len(logits)
+        return figures(stood, [total / places] * self.num_steps if places else [], self.num_steps)
+
+    def _logits(self, texts: Texts) -> Tensor:
+        """[labelled, vocabulary] of the draft."""
+        with torch.autocast("cpu", torch.bfloat16, enabled=self._head.dtype == torch.bfloat16):
+            hidden = self.net(texts.tokens, texts.lengths)
+        return logits_of(Read(hidden[texts.labelled].float()), self._head)
+
+    def _texts(self, store: TapStore, documents: Sequence[Document], moment: Moment) -> Texts:
+        """The target's texts, some of them gone on with by the draft in place of the target."""
+        own = torch.rand(len(documents), generator=moment.random) < self._on_policy
+        ids = [one.conversation.ids for one in documents]
+        normed = list(stored_states(store, documents).split([len(one) - 1 for one in ids]))
+        chosen = own.nonzero()[:, 0].tolist()
+        if chosen and self._teacher is not None:
+            prompts = [ids[i][: documents[i].conversation.num_prompt] for i in chosen]
+            sizes = [len(documents[i].conversation.answer) for i in chosen]
+            written = continued(self._draft, prompts, sizes, self._ends, moment.random)
+            states = self._teacher([one[:-1] for one in written]).split([len(one) - 1 for one in written])
+            for i, text, found in zip(chosen, written, states, strict=True):
+                ids[i], normed[i] = text, found
+        num_prompts = [one.conversation.num_prompt for one in documents]
+        return make_texts(ids, num_prompts, torch.cat(normed), moment.share, moment.random)
+
+
+def runs_of(hits: Tensor, num_steps: int) -> Tensor:
+    """[n, steps] whether the draft's token i + step is the text's, -1 after the end, of hits [n] place by place."""
+    places = torch.arange(len(hits))[:, None] + torch.arange(num_steps)
+    inside = places < len(hits)
+    return torch.where(inside, hits[places.clamp(max=max(len(hits) - 1, 0))].float(), -1.0)

@@ -1,0 +1,129 @@
+"""`DraftNet`: a Llama-like model that can be trained: all of an existing one, or some of its layers.
+
+Embedding and head are frozen and not among the parameters; names of layers are transformers'. Rows are those of whole
+documents one after the other. Not for serving it (the executors) or for writing it (`save.py`).
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from paceline.errors import UnsupportedModel
+from paceline.models.base import checked_layers
+from paceline.models.checkpoint import Checkpoint
+from paceline.models.config import ModelConfig
+from paceline.models.torch_executor.heads.blocks import DecoderLayer, Norm
+from paceline.training.heads.attention import Keys, Part, attend
+
+
+class DraftNet(nn.Module):
+    """The network of a checkpoint.
+
+    Args:
+        layers: which of its layers to take, by number; None takes all.
+
+    Raises:
+        UnsupportedModel: the family is not Llama-like, or has biases or experts in its feed-forward.
+        InvalidParameter: a layer that it does not have.
+    """
+
+    embedding: Tensor
+    head: Tensor
+
+    def __init__(self, checkpoint: Checkpoint, layers: Sequence[int] | None = None) -> None:
+        super().__init__()
+        config = checkpoint.config
+        _check(config)
+        chosen = checked_layers(range(config.num_hidden_layers) if layers is None else layers, config.num_hidden_layers)
+        self.config = config
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in chosen)
+        self.norm = Norm(config.hidden_size, config.norm_eps)
+        own = {f"layers.{i}.": f"model.layers.{layer}." for i, layer in enumerate(chosen)}
+        self.load_state_dict({name: _tensor(checkpoint, _theirs(name, own)) for name in self.state_dict()})
+        embedding = _tensor(checkpoint, "model.embed_tokens.weight").bfloat16()
+        head = embedding if config.tie_word_embeddings else _tensor(checkpoint, "lm_head.weight").bfloat16()
+        self.register_buffer("embedding", embedding, persistent=False)
+        self.register_buffer("head", head, persistent=False)
+
+    def forward(self, tokens: Tensor, lengths: Sequence[int], kept: list[Keys] | None = None) -> Tensor:
+        """[N, hidden] float32 that the head is multiplied with, after each of N tokens.
+
+        Args:
+            tokens: [N] of all documents.
+            lengths: tokens of each.
+            kept: receives the keys and values of each layer.
+        """
+        positions = torch.cat([torch.arange(n, device=tokens.device) for n in lengths])
+        parts, x = documents_of(lengths), self.embedding[tokens].float()
+        for layer in self.layers:
+            normed, residual = layer.enter(x)  # type: ignore[operator]
+            keys = Keys(*layer.self_attn.keys_values(normed, positions))  # type: ignore[union-attr, operator]
+            if kept is not None:
+                kept.append(keys)
+            mixed = attend(layer.self_attn.queries(normed, positions), keys, None, parts)  # type: ignore[union-attr, operator]
+            x = layer.leave(residual, mixed).float()  # type: ignore[operator]
+        return self.norm(x)
+
+    def step(self, tokens: Tensor, positions: Tensor, cache: list[Keys]) -> Tensor:
+        """[D, hidden] after one more token of each of D documents.
+
+        Args:
+            cache: of each layer keys and values [D, longest, key heads, D], in which these are put at `positions` [D].
+        """
+        x, rows = self.embedding[tokens].float(), torch.arange(len(tokens))
+        seen = (torch.arange(cache[0].keys.shape[1]) <= positions[:, None])[:, None, None]
+        for layer, kept in zip(self.layers, cache, strict=True):
+            normed, residual = layer.enter(x)  # type: ignore[operator]
+            kept.keys[rows, positions], kept.values[rows, positions] = layer.self_attn.keys_values(normed, positions)  # type: ignore[union-attr, operator]
+            query = layer.self_attn.queries(normed, positions)[:, :, None]  # type: ignore[union-attr, operator]
+            keys, values = kept.keys.transpose(1, 2), kept.values.transpose(1, 2)
+            mixed = functional.scaled_dot_product_attention(query, keys, values, attn_mask=seen, enable_gqa=True)
+            x = layer.leave(residual, mixed.flatten(1)).float()  # type: ignore[operator]
+        return self.norm(x)
+
+    def tensors(self, weights: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+        """The whole model with these weights in place of its own, by transformers' names, float32."""
+        found = {f"model.{name}": one for name, one in weights.items()}
+        found["model.embed_tokens.weight"] = self.embedding
+        if not self.config.tie_word_embeddings:
+            found["lm_head.weight"] = self.head
+        return {name: one.detach().float().numpy() for name, one in found.items()}
+
+
+def documents_of(lengths: Sequence[int]) -> list[Part]:
+    """Rows of whole documents, of which each sees those before it in its own."""
+    parts, start = [], 0
+    for length in lengths:
+        rows = slice(start, start + length)
+        parts.append(Part(rows, rows, torch.ones(length, length, dtype=torch.bool).tril()))
+        start += length
+    return parts
+
+
+def spread_layers(num_layers: int, kept: int) -> list[int]:
+    """`kept` of `num_layers` layers, the first and the last among them, the others as evenly between as can be."""
+    if kept == 1:
+        return [0]
+    return [round(i * (num_layers - 1) / (kept - 1)) for i in range(kept)]
+
+
+def _check(config: ModelConfig) -> None:
+    plain = config.norm == "rms" and config.position_embedding == "rotary" and config.mlp == "gated_silu"
+    if not plain or config.mlp_bias or config.experts is not None:
+        problem = f"draft: {config.model_type} models with this feed-forward, norm or position are not trained"
+        raise UnsupportedModel(f"{problem}; take a Llama, Mistral, Qwen2 or Qwen3 model without experts")
+
+
+def _theirs(name: str, own: dict[str, str]) -> str:
+    """The checkpoint's name of a tensor of the net."""
+    for mine, theirs in own.items():
+        if name.startswith(mine):
+            return theirs + name.removeprefix(mine)
+    return f"model.{name}"
+
+
+def _tensor(checkpoint: Checkpoint, name: str) -> Tensor:
+    return torch.from_numpy(checkpoint.tensor(name).copy()).float()

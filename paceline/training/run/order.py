@@ -1,0 +1,40 @@
+"""Which documents come next, reproducibly."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from paceline.training.heads.shards import Document
+
+
+class Order:
+    """Which documents come next: every one once, shuffled anew each time.
+
+    Args:
+        documents: to train on.
+        seed: of the order.
+    """
+
+    def __init__(self, documents: Sequence[Document], seed: int) -> None:
+        self._documents, self._rng = list(documents), np.random.default_rng(seed)
+        self._left: list[int] = []
+        self.epochs = -1
+
+    def take(self, num_rows: int) -> list[Document]:
+        """The next documents, at least `num_rows` rows together."""
+        taken: list[Document] = []
+        while sum(one.num_rows for one in taken) < num_rows:
+            if not self._left:
+                self._left, self.epochs = self._rng.permutation(len(self._documents)).tolist(), self.epochs + 1
+            taken.append(self._documents[self._left.pop()])
+        return taken
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` goes on from."""
+        return {"left": list(self._left), "epochs": self.epochs, "rng": self._rng.bit_generator.state}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on as at `state`; documents that came since are taken in at the next shuffle."""
+        self._left, self.epochs = list(state["left"]), state["epochs"]
+        self._rng.bit_generator.state = state["rng"]

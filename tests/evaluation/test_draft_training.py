@@ -1,0 +1,88 @@
+"""`paceline train draft` from end to end: a draft is trained, written, gone on with, and drafts for its target."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from paceline.cli.main import app
+from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.models.resolve import resolve_model
+from paceline.models.tokenizer import Tokenizer
+from paceline.types import SamplingParams
+from tests.fakes import RandomCheckpoint, small_config
+from tests.models.vocabularies import byte_level_gguf
+
+pytest.importorskip("torch")
+
+TOKENIZER = Tokenizer.from_gguf(byte_level_gguf())
+PROMPTS = "\n".join(f"the cat sat on mat {i}" for i in range(8))
+
+
+@pytest.fixture
+def loaded(monkeypatch):
+    """A random model under every name, and every third prompt held out."""
+    from paceline.evaluation import draft_training, head_data
+    from paceline.models import resolve
+    from paceline.models.loaded import LoadedModel
+    from paceline.models.torch_executor import TorchModel
+    from paceline.training.heads import conversations
+
+    checkpoint = RandomCheckpoint(small_config(vocab_size=TOKENIZER.vocab_size, eos_token_ids=tuple(range(40))))
+    source = resolve.ModelSource("random", checkpoint, TOKENIZER)
+    found = LoadedModel(source, TorchModel(checkpoint))
+    monkeypatch.setattr(draft_training, "load", lambda *_: found)
+    monkeypatch.setattr(resolve, "resolve_model", lambda name: source)
+    monkeypatch.setattr(head_data, "_ROUND", 8)
+    monkeypatch.setattr(conversations, "HELD_OUT_SHARE", 3)
+    return found
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["train", "draft", *map(str, arguments)])
+
+
+def test_a_draft_is_trained_written_and_drafts(loaded, tmp_path, monkeypatch):
+    from paceline.engine.build import build_engine
+    from paceline.models.loaded import LoadedModel
+    from paceline.models.torch_executor import TorchModel
+
+    prompts, folder = tmp_path / "prompts.txt", tmp_path / "draft"
+    prompts.write_text(PROMPTS)
+    common = ["--prompts", prompts, "--work", tmp_path / "work", "--tokens", 300, "--threads", 1, "-o", folder]
+    wishes = ["--layers", "0,2", "--on-policy", 0.5, "--divergence", "jsd", "--steps", 2]
+    found = run(*common, *wishes, "--json")
+    assert found.exit_code == 0, found.output
+    first = json.loads(found.stdout)
+    assert first["step"] == 2 and [one["step"] for one in first["curve"]] == [0, 2] and first["peak_bytes"] > 1e6
+    card = json.loads((folder / "paceline.json").read_text())
+    assert card["divergence"] == "jsd" and card["training"]["updates"] == 2 and "replayed" in card["before"]
+    again = run(*common, *wishes)
+    assert again.exit_code == 0 and "tokens per pass" in again.output
+    monkeypatch.undo()
+    source = resolve_model(str(folder))
+    assert source.checkpoint.config.num_hidden_layers == 2 and source.tokenizer.same_vocabulary(TOKENIZER)
+    draft = LoadedModel(source, TorchModel(source.checkpoint))
+    monkeypatch.setattr("paceline.engine.build.load", lambda *_: draft)
+    config = EngineConfig(max_model_len=64, profile="none")
+    texts = []
+    for spec in (None, SpeculativeConfig("draft_model", 3, str(folder), policy="fixed")):
+        engine = build_engine(loaded, config, spec)
+        engine.add_request("a", TOKENIZER.encode("the cat"), SamplingParams(temperature=0, max_tokens=20))
+        while engine.has_unfinished_requests:
+            outputs = engine.step()
+        texts.append(outputs[0].finished.outputs[0].token_ids)
+    assert texts[0] == texts[1] and len(texts[0]) > 0
+
+
+@pytest.mark.parametrize(
+    ("wishes", "complaint"),
+    [
+        (["--layers", "some"], "write how many"), (["--layers", "0,9"], "count from 0"),
+        (["--divergence", "l2"], "choose one of: forward_kl"), (["--on-policy", 3], "from 0 to 1"),
+        (["--time-budget", "soon"], "write 90s"),
+    ],
+)  # fmt: skip
+def test_bad_wishes_are_refused(loaded, tmp_path, wishes, complaint):
+    found = run("--work", tmp_path, "--tokens", 0, *wishes)
+    assert found.exit_code and complaint in str(found.exception or found.output)

@@ -1,0 +1,42 @@
+"""A random target of three layers, texts of its own with its states, and drafts that begin with one of its layers."""
+
+from pathlib import Path
+
+import numpy as np
+
+from paceline.models.base import NORMED
+from paceline.models.torch_executor import TorchModel
+from paceline.training.drafts.net import DraftNet
+from paceline.training.drafts.texts import teacher_of
+from paceline.training.heads.conversations import Conversation, is_held_out
+from paceline.training.heads.shards import TapStore, to_bfloat16
+from tests.fakes import RandomCheckpoint, small_config
+
+CONFIG = small_config(vocab_size=30, hidden_size=32, intermediate_size=48, num_attention_heads=4, head_dim=8)
+TARGET = RandomCheckpoint(CONFIG, seed=4)
+LENGTH, PROMPT = 14, 4
+
+
+def teacher():
+    return teacher_of(TorchModel(TARGET))
+
+
+def net(layers=(0,)) -> DraftNet:
+    """With tables in float32, so that sums can be compared."""
+    found = DraftNet(TARGET, layers)
+    found.embedding, found.head = found.embedding.float(), found.head.float()
+    return found
+
+
+def tiny_store(folder: Path, num: int = 8, held_out: int = 4) -> TapStore:
+    """Random tokens read by the target, half of the texts called greedy, and some that are held out."""
+    rng, texts = np.random.default_rng(0), []
+    for i in range(num + held_out):
+        ids = rng.integers(0, 30, LENGTH).astype(np.int32)
+        while is_held_out(ids[:PROMPT]) != (i >= num):
+            ids[:PROMPT] = rng.integers(0, 30, PROMPT)
+        texts.append(Conversation(ids, PROMPT, float(i % 2)))
+    store = TapStore(folder, (0, NORMED))
+    states = teacher()([one.ids[:-1] for one in texts]).float().numpy().reshape(len(texts), LENGTH - 1, 1, -1)
+    store.add(texts, [to_bfloat16(np.repeat(one, 2, axis=1)) for one in states])
+    return store
