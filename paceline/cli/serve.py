@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import options as o
+from paceline.cli.serve_audit import AuditBeside
 from paceline.cli.terminal import messages, progress_bars
 from paceline.errors import InvalidParameter
 from paceline.serving.settings import Settings, check_exposure, is_loopback, local_names
@@ -102,6 +103,12 @@ def serve(
     shared_cache: o.SharedCache = False,
     page: o.Page = True,
     request_log: o.RequestLogFile = None,
+    audit_rate: Annotated[
+        float | None, typer.Option("--audit-rate", help="Share of sampled answers to test in quiet moments, e.g. 0.01.")
+    ] = None,
+    audit_ledger: Annotated[
+        Path | None, typer.Option("--audit-ledger", help="Add the evidence of --audit-rate to this file.")
+    ] = None,
 ) -> None:
     """Answer OpenAI's completions and chat completions over HTTP.
 
@@ -137,6 +144,8 @@ def serve(
     if cluster is not None:
         if model is not None:
             raise InvalidParameter("model", f"{model!r} is given beside --cluster", "the plan names its models")
+        if audit_rate is not None:
+            raise InvalidParameter("audit_rate", "is given beside --cluster", "audit one engine, without --cluster")
         if threads is not None or tensor_parallel_size * pipeline_parallel_size > 1:
             problem = "threads or parallel sizes are given beside --cluster"
             raise InvalidParameter("cluster", problem, "leave them out: the plan and --num-cpus decide them")
@@ -153,7 +162,8 @@ def serve(
         "kv_cache_memory_bytes": kv_cache_memory_bytes, "kv_cache_dtype": kv_cache_dtype,
     }  # fmt: skip
     name = model or o.DEFAULT_MODEL
-    _serve_one(name, served_model_name or name, speculative, engine, settings, host, port, request_log)
+    audit = None if audit_rate is None else AuditBeside(audit_rate, audit_ledger)
+    _serve_one(name, served_model_name or name, speculative, engine, settings, host, port, request_log, audit)
 
 
 def _keys_of(path: Path | None) -> tuple[str, ...]:
@@ -173,7 +183,7 @@ def _settings(
 
 def _serve_one(
     path: str, name: str, speculative: "SpeculativeConfig | None", engine: dict[str, Any], settings: Settings,
-    host: str, port: int, log: Path | None,
+    host: str, port: int, log: Path | None, audit: AuditBeside | None = None,
 ) -> None:  # fmt: skip
     from paceline.serving.local import LocalBackend
     from paceline.serving.model_spec import ModelSpec
@@ -183,8 +193,10 @@ def _serve_one(
     bound = bind(host, port)
     with progress_bars() as progress:
         opener = partial(open_model, speculative=speculative, progress=progress, **engine)
-        backend = LocalBackend([ModelSpec(name, path)], opener)
-    asyncio.run(_listen(backend, settings=settings, host=host, port=port, log=log, bound=bound))
+        watched = opener if audit is None else audit.opener(opener)
+        backend = LocalBackend([ModelSpec(name, path)], watched, bytes if audit is None else audit.metrics)
+    listening = _listen(backend, settings=settings, host=host, port=port, log=log, bound=bound)
+    asyncio.run(listening if audit is None else audit.beside(listening))
 
 
 def _serve_cluster(
