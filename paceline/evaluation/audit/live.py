@@ -1,7 +1,7 @@
 """`serve --audit-rate`: a share of the answers a server gives is bet on, while it has nothing else to do.
 
 Which requests are taken is drawn before anything of their text is known, and answers that a client broke off count up
-to where they were: otherwise what users do with a text would look like a fault. Wealth goes to a ledger and to /metrics.
+to where they were: else what users do with a text would look like a fault. Wealth goes to a ledger and to /metrics.
 Not for audits that ask prompts of their own (`run.py`).
 """
 
