@@ -4,11 +4,14 @@ Every part goes on where it was ended: text is kept in shards, the network in ch
 trained (`training/heads/recipes/`).
 """
 
+import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from paceline.config import EngineConfig
@@ -20,13 +23,20 @@ from paceline.models.heads.files import save_head
 from paceline.models.heads.record import HeadRecord
 from paceline.models.heads.self_check import KEY, make_check
 from paceline.models.loaded import LoadedModel
+from paceline.theory.tree_shape import best_tree, expected_tree_tokens
 from paceline.training.heads.conversations import coverage, draft_vocabulary
+from paceline.training.heads.evaluate import rank_accuracies
 from paceline.training.heads.recipes import recipe_of
 from paceline.training.heads.recipes.base import Recipe, Target
+from paceline.training.heads.recipes.medusa import MedusaRecipe
 from paceline.training.heads.shards import TapStore
 from paceline.training.heads.target import training_target
+from paceline.training.run.checkpoint import read_checkpoint
 from paceline.training.run.loop import LoopSettings, Progress, Trainer, Watch
 from paceline.types import NamedProgress
+
+_TREE_NODES = 16
+_MOST_MEASURED = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +74,7 @@ def train_head(job: HeadJob, config: EngineConfig, progress: NamedProgress = sil
         write_text(job.text, loaded, config, store, progress)
     torch.set_num_threads(config.num_threads or torch.get_num_threads())
     torch.manual_seed(job.loop.seed)
-    recipe = recipe_type(target, _draft_ids(job, loaded, store, run), job.num_draft_tokens)
+    recipe = recipe_type(target, chosen_vocabulary(job.draft_vocabulary, loaded, store, run), job.num_draft_tokens)
     if recipe.config.layer is not None:
         longest = max(len(one.conversation.ids) for one in store.documents)
         recipe.config = replace(recipe.config, max_positions=longest)
@@ -73,7 +83,7 @@ def train_head(job: HeadJob, config: EngineConfig, progress: NamedProgress = sil
     trainer = Trainer(recipe, store, loop, run, watch)
     done = trainer.run()
     weights = trainer.best_weights or trainer.mean.weights
-    record = recipe.record(weights, card(job, target, store, recipe, done))
+    record = recipe.record(weights, card(job, target, store, recipe, done) | _tree(recipe, weights, store))
     text = next(one.conversation.ids for one in store.documents if one.conversation.is_held_out)
     check = make_check(loaded.model, make_net(record, loaded), text.tolist())
     loaded.close()
@@ -101,10 +111,18 @@ def card(job: HeadJob, target: Target, store: TapStore, recipe: Recipe, done: Pr
     }
 
 
-def _draft_ids(job: HeadJob, loaded: LoadedModel, store: TapStore, run: Path):
-    """The draft vocabulary: that of the checkpoint where there is one."""
-    from paceline.training.run.checkpoint import read_checkpoint
+def _tree(recipe: Recipe, weights: dict[str, torch.Tensor], store: TapStore) -> dict[str, Any]:
+    """The card's entry on trees, of heads whose guesses do not depend on each other."""
+    if not isinstance(recipe, MedusaRecipe):
+        return {}
+    recipe.net.load_state_dict(weights)
+    held_out = [one for one in store.documents if one.conversation.is_held_out]
+    accuracies = rank_accuracies(recipe, store, held_out[:_MOST_MEASURED])
+    return {"tree": tree_card(accuracies)} if any(map(any, accuracies)) else {}
 
+
+def chosen_vocabulary(most: int, loaded: LoadedModel, store: TapStore, run: Path) -> np.ndarray:
+    """[at least `most`] int32 ids that a head names: those of the run's checkpoint where there is one."""
     state = read_checkpoint(run)
     if state is not None:
         return state["draft_ids"].numpy()
@@ -112,5 +130,15 @@ def _draft_ids(job: HeadJob, loaded: LoadedModel, store: TapStore, run: Path):
     blank = [i for i in range(min(tokenizer.vocab_size, size)) if not tokenizer.decode([i]).strip()]
     always = {*tokenizer.special_token_ids, *loaded.source.eos_token_ids, *blank}
     always = sorted(i for i in always if i < size)
-    most = max(job.draft_vocabulary, len(always))
-    return draft_vocabulary(store.counts(size), most, always)
+    return draft_vocabulary(store.counts(size), max(most, len(always)), always)
+
+
+def tree_card(accuracies: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """What a card says of the best static tree of heads that stand by themselves (`theory.best_tree`)."""
+    paths = best_tree(accuracies, _TREE_NODES)
+    return {
+        "rank_accuracies": [[round(share, 4) for share in row] for row in accuracies],
+        "paths": [list(path) for path in paths],
+        "tokens_per_pass": float(expected_tree_tokens(accuracies, paths)),
+        "use": f"--draft-option tree=static --draft-option paths='{json.dumps(paths)}'",
+    }

@@ -1,9 +1,9 @@
 """Rules that change the law of the text to accept more: never a default, and marked lossy wherever they appear.
 
 At temperature 0 the law is one-hot, and what a rule relaxes there differs: `lenient`, `lenient_greedy` and `top_k`
-compare tokens by the law before it was made one-hot (Leviathan et al. 2023, appendix A.5); `distance` compares ids; `typical` is exact
-match there, as published, and a coin from U(0, b) accepts no impossible token either, so those two are exact there
-(`LOSSY_AT_ZERO`, `may_change`).
+compare tokens by the law before it was made one-hot (Leviathan et al. 2023, appendix A.5); `distance` compares ids;
+`typical` is exact match there, as published, and a coin from U(0, b) accepts no impossible token either, so those two
+are exact there (`LOSSY_AT_ZERO`, `may_change`).
 Not the place for exact rules (`verify.py`, `block.py`, `coupled.py`). `LOSSY` lists every rule of this module.
 """
 

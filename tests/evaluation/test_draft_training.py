@@ -86,3 +86,25 @@ def test_a_draft_is_trained_written_and_drafts(loaded, tmp_path, monkeypatch):
 def test_bad_wishes_are_refused(loaded, tmp_path, wishes, complaint):
     found = run("--work", tmp_path, "--tokens", 0, *wishes)
     assert found.exit_code and complaint in str(found.exception or found.output)
+
+
+def test_heads_and_a_changed_target_are_saved_as_models_of_their_own(loaded, tmp_path, monkeypatch):
+    from paceline.evaluation import joint_training
+    from paceline.models.heads.files import read_head
+    from paceline.models.heads.fingerprint import target_print
+
+    monkeypatch.setattr(joint_training, "load", lambda *_: loaded)
+    monkeypatch.setattr(joint_training, "resolve_model", resolve_model)
+    prompts, folder = tmp_path / "prompts.txt", tmp_path / "changed"
+    prompts.write_text(PROMPTS)
+    arguments = ["--prompts", prompts, "--work", tmp_path / "work", "--tokens", 100, "--threads", 1, "--steps", 2]
+    found = CliRunner().invoke(app, ["train", "joint", "blockwise", *map(str, arguments), "-o", str(folder), "--json"])
+    assert found.exit_code == 0, found.output
+    assert set(json.loads(found.stdout)["drift"]) == {"kl", "other_best_token"}
+    source, head = resolve_model(str(folder / "target")), read_head(folder / "heads")
+    assert source.checkpoint.config == loaded.model.config and source.tokenizer.same_vocabulary(TOKENIZER)
+    assert head.config.family == "blockwise" and head.config.target == target_print(source)
+    card = json.loads((folder / "target" / "paceline.json").read_text())
+    assert "says other text" in card["changed_target"] and card["tree"]["tokens_per_pass"] >= 1
+    refused = CliRunner().invoke(app, ["train", "joint", "eagle3", "-o", str(folder), "--work", str(tmp_path)])
+    assert "choose one of: medusa" in str(refused.exception or refused.output)
