@@ -123,10 +123,14 @@ class EngineConfig:
         for name in ("num_threads", "tensor_parallel_size", "pipeline_parallel_size", "max_model_len", "max_num_seqs",
                      "max_num_batched_tokens", "kv_cache_memory_bytes"):  # fmt: skip
             value = getattr(self, name)
-            if value is not None and not (isinstance(value, Integral) and int(value) >= 1):
+            whole = isinstance(value, Integral) and not isinstance(value, bool)
+            if value is not None and not (whole and int(value) >= 1):
                 raise InvalidParameter(
                     name, f"{value!r} is not a whole number of 1 or more", "change it, or leave it out"
                 )
+        for name in ("dtype", "device", "kv_cache_dtype", "profile"):
+            if not isinstance(getattr(self, name), str):
+                raise InvalidParameter(name, f"{getattr(self, name)!r} is no text", "see docs/api.md for its values")
         if self.memory_fraction is not None:
             if self.kv_cache_memory_bytes is not None:
                 raise InvalidParameter("memory_fraction", "is given beside kv_cache_memory_bytes", "give one of them")

@@ -300,3 +300,16 @@ def _shown(value: Any) -> str:
         return _REPR.repr(value)
     except ValueError:  # Python prints no integer of more than some thousand digits
         return f"a {type(value).__name__} of thousands of digits"
+
+
+def unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of a JSON file, for `json.loads(..., object_pairs_hook=unrepeated)`.
+
+    Raises:
+        ValueError: a key is given twice; JSON's own reader keeps the last without a word.
+    """
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is given twice")
+    return values

@@ -1,7 +1,7 @@
 """`paceline advise`: should you speculate on your traffic, with what, and how far; before you switch anything on."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,54 +9,91 @@ import typer
 from rich.table import Table
 
 from paceline.cli import options as o
+from paceline.cli.groups import Machine, grouped
 from paceline.cli.terminal import messages, output, progress_bars, show_table
+from paceline.errors import InvalidParameter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.engine.llm import LLM
     from paceline.evaluation.advise.predict import Prediction
+    from paceline.evaluation.advise.run import Advice
 
-WHAT = "What is asked"
+WHAT, TIMES, RESULT = "What is asked", "What rounds cost", "What comes of it"
 _SHOWN = 12
 
 
-def advise(
-    model: Annotated[str, typer.Argument(help="Built-in name, GGUF file, folder or hub id.")] = o.DEFAULT_MODEL,
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is replayed, on what."""
+
     traffic: Annotated[
         str, o.option(WHAT, "--traffic", "--prompts", help="builtin, or your log: .jsonl with prompt and answer.")
-    ] = "builtin",
+    ] = "builtin"
     candidates: Annotated[
-        str, o.option(WHAT, "--candidates", help="a,b,c: ngram, suffix, draft_model:NAME.")
-    ] = "ngram,suffix",
-    lengths: Annotated[str, o.option(WHAT, "--num-draft-tokens", "-k", help="Most drafted tokens to try.")] = "2,4,8",
-    batch: Annotated[str, o.option(WHAT, "--concurrency", "-c", help="Requests that decode at once.")] = "1,4,16",
-    temperature: o.Temperature = o.DEFAULT_TEMPERATURE,
-    max_tokens: o.MaxTokens = o.DEFAULT_MAX_TOKENS,
-    per_family: Annotated[int | None, o.option(WHAT, "--per-family", help="Most texts of each kind.")] = None,
+        str | None,
+        o.option(
+            WHAT, "--candidates", help="a,b,c of drafters; NAME:MODEL lends a model; default what fits the model."
+        ),
+    ] = None
+    spec: Annotated[
+        list[str] | None,
+        o.option(WHAT, "--spec", help='LABEL={"method": ...}: a configuration, e.g. a tree; repeatable.'),
+    ] = None
+    lengths: Annotated[str, o.option(WHAT, "--num-draft-tokens", "-k", help="Most drafted tokens to try.")] = "2,4,8"
+    batch: Annotated[str, o.option(WHAT, "--concurrency", "-c", help="Requests that decode at once.")] = "1,4,16"
+    temperature: o.Temperature = o.DEFAULT_TEMPERATURE
+    max_tokens: o.MaxTokens = o.DEFAULT_MAX_TOKENS
+    per_family: Annotated[int | None, o.option(WHAT, "--per-family", help="Most texts of each kind.")] = None
+    raw: o.Raw = False
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Where the times of rounds come from."""
+
     profile: Annotated[
-        Path | None, o.option(WHAT, "--profile", help="A file of `paceline tune`; measured when left out.")
-    ] = None,
+        Path | None, o.option(TIMES, "--profile", help="A file of `paceline tune`; measured when left out.")
+    ] = None
+    url: Annotated[
+        str | None, o.option(TIMES, "--url", help="URL[#MODEL] of a plain server: advise for it, by its pace alone.")
+    ] = None
+    draft_url: Annotated[
+        str | None, o.option(TIMES, "--draft-url", help="The draft model served alone, for its pace; with --url.")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What is done with the advice."""
+
     engines: Annotated[
         str,
-        o.option(WHAT, "--for", help="Engines to write flags for: paceline, vllm, sglang, llama.cpp, tensorrt-llm."),
-    ] = "paceline",
+        o.option(RESULT, "--for", help="Engines to write flags for: paceline, vllm, sglang, llama.cpp, tensorrt-llm."),
+    ] = "paceline"
     validate: Annotated[
-        float | None, o.option(WHAT, "--validate", help="Minutes to measure the best and others in, against it.")
-    ] = None,
+        float | None, o.option(RESULT, "--validate", help="Minutes to measure the best and others in, against it.")
+    ] = None
     export: Annotated[
         Path | None, o.option(o.OUTPUT, "--export", help="Write acceptance by place here (JSON), for simulators.")
-    ] = None,
-    raw: o.Raw = False,
-    dtype: o.Dtype = o.DEFAULT_DTYPE,
-    threads: o.Threads = None,
-    executor: o.ExecutorName = "auto",
-    as_json: o.Json = False,
+    ] = None
+    as_json: o.Json = False
+
+
+@grouped
+def advise(
+    model: Annotated[str, typer.Argument(help="Built-in name, GGUF file, folder or hub id.")] = o.DEFAULT_MODEL,
+    *,
+    question: Question,
+    times: Times,
+    wishes: Wishes,
+    machine: Machine,
 ) -> None:
     """Predict what speculation would bring on your traffic, without generating where your log has the answers.
 
     Each candidate drafts again for every logged answer; what its rounds cost comes from `paceline tune` or a short
-    measurement. Lookups and greedy draft models are exact given the text, sampled ones unbiased.
+    measurement. Greedy answers are exact given the text, whatever drafts; sampled ones exact or unbiased.
 
     Examples:
 
@@ -64,72 +101,88 @@ def advise(
 
         paceline advise target.gguf --traffic log.jsonl --candidates suffix,draft_model:small.gguf -k 2,4,8 -c 1,8
 
+        paceline advise --candidates head --spec 'wide={"method": "head", "options": {"tree": "dynamic"}}'
+
         paceline advise --traffic log.jsonl --for vllm,llama.cpp --validate 5 --json
+
+        paceline advise none --url http://localhost:8080 --candidates ngram,suffix --for llama.cpp
     """
-    from paceline.config import EngineConfig
     from paceline.evaluation.advise.flags import all_flags
-    from paceline.evaluation.advise.predict import advice_of, best_of
-    from paceline.evaluation.advise.run import predictions_of, profile_of, replayed
-    from paceline.evaluation.advise.texts import texts_of
+
+    all_flags(o.names(wishes.engines), None)
+    sizes = o.numbers("concurrency", question.batch, int)
+    if times.url is not None and wishes.validate:
+        raise InvalidParameter("validate", "is given beside --url", "measure the server with paceline bench --url")
+    llm = None if times.url is not None else o.load_llm(model, None, **machine.engine())
+    advice = _ask_server(model, times, question, sizes) if llm is None else _ask(llm, question, times, sizes, machine)
+    checked = _validate(llm, advice, question, wishes.validate) if llm and wishes.validate else None
+    record = _record(advice, sizes[0], o.names(wishes.engines), checked)
+    if wishes.export:
+        wishes.export.write_text(json.dumps(advice.export(model, question.temperature), indent=1) + "\n")
+    print(json.dumps(record)) if wishes.as_json else _show(advice.predictions, record)
+
+
+def _ask_server(model: str, times: Times, question: Question, sizes: list[int]) -> "Advice":
+    """The same for a server; `model` lends its tokenizer, or is none where the server tells tokens."""
+    from paceline.evaluation.advise.run import wanted_of
+    from paceline.evaluation.advise.server import take_server_advice
+    from paceline.evaluation.endpoint import connect_to
     from paceline.evaluation.prompts import load_prompts
-    from paceline.evaluation.provenance import provenance
+    from paceline.models.resolve import resolve_model
+    from paceline.types import SamplingParams
+
+    server, draft = (connect_to(url) if url else None for url in (times.url, times.draft_url))
+    assert server is not None
+    prompts = load_prompts(question.traffic, per_family=question.per_family)
+    params = SamplingParams(temperature=question.temperature, max_tokens=question.max_tokens)
+    named = o.names(question.candidates) if question.candidates is not None else ["ngram", "suffix"]
+    wanted = wanted_of(named, o.numbers("num_draft_tokens", question.lengths, int), question.spec or ())
+    tokenizer = None if model == o.NONE else resolve_model(model).tokenizer
+    with progress_bars() as progress:
+        return take_server_advice(server, draft, prompts, wanted, params, sizes, tokenizer, progress)
+
+
+def _ask(llm: "LLM", question: Question, times: Times, sizes: list[int], machine: Machine) -> "Advice":
+    """Texts, times, replays."""
+    from paceline.config import EngineConfig
+    from paceline.evaluation.advise.run import default_candidates, take_advice, wanted_of
+    from paceline.evaluation.prompts import load_prompts
     from paceline.scheduling.profile import Profile
     from paceline.types import SamplingParams
 
-    sizes = o.numbers("concurrency", batch, int)
-    all_flags(o.names(engines), None)
-    prompts = load_prompts(traffic, per_family=per_family)
-    params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
-    llm = o.load_llm(model, None, dtype=dtype, num_threads=threads, executor=executor)
-    config = EngineConfig(dtype=dtype, num_threads=threads, executor=executor)  # type: ignore[arg-type]
+    prompts = load_prompts(question.traffic, per_family=question.per_family)
+    params = SamplingParams(temperature=question.temperature, max_tokens=question.max_tokens)
+    named = o.names(question.candidates) if question.candidates is not None else default_candidates(llm.loaded)
+    wanted = wanted_of(named, o.numbers("num_draft_tokens", question.lengths, int), question.spec or ())
+    config = EngineConfig(**machine.engine())
+    measured = Profile.read(times.profile) if times.profile else None
     with progress_bars() as progress:
-        measured = Profile.read(profile) if profile else profile_of(llm.loaded, config, progress)
-        texts, num_foreign = texts_of(llm, prompts, params, raw, progress)
-        every = o.numbers("num_draft_tokens", lengths, int)
-        found = replayed(llm, o.names(candidates), every, texts, params, config, progress)
-    predictions = predictions_of(found, texts, measured, sizes, llm.dtype)
-    best = best_of(predictions, sizes[0])
-    flags = all_flags(o.names(engines), best.draft if best else None, best.k if best else 0)
-    checked = _validate(llm, predictions, [p.text for p in prompts], params, validate, raw) if validate else None
-    if export:
-        head = {"format": "paceline-speculation-profile", "version": 1, "model": model, "temperature": temperature}
-        export.write_text(json.dumps(head | {"candidates": [one.record() for one in found]}, indent=1) + "\n")
-    record = {
-        "candidates": [asdict(one) for one in predictions], "advice": advice_of(predictions, sizes[0]), "flags": flags,
-        "texts": len(texts), "foreign_texts": num_foreign, "validation": checked, "provenance": provenance(),
+        return take_advice(llm, prompts, wanted, params, sizes, config, measured, question.raw, progress)
+
+
+def _record(advice: "Advice", size: int, engines: list[str], checked: list[dict[str, Any]] | None) -> dict[str, Any]:
+    """The object that scripts read."""
+    from paceline.evaluation.advise.flags import all_flags
+    from paceline.evaluation.advise.predict import advice_of, best_of
+    from paceline.evaluation.provenance import provenance
+
+    best = best_of(advice.predictions, size)
+    flags = all_flags(engines, advice.method_of(best) if best else None, best.k if best else 0)
+    return {
+        "candidates": [asdict(one) for one in advice.predictions], "advice": advice_of(advice.predictions, size),
+        "flags": flags, "texts": len(advice.texts), "foreign_texts": advice.num_foreign, "validation": checked,
+        "provenance": provenance(),
     }  # fmt: skip
-    if as_json:
-        print(json.dumps(record))
-        return
-    _show(predictions, record)
 
 
-def _validate(
-    llm: "LLM", predictions: "Sequence[Prediction]", texts: list[str], params: Any, minutes: float, raw: bool
-) -> list[dict[str, Any]]:
+def _validate(llm: "LLM", advice: "Advice", question: Question, minutes: float) -> list[dict[str, Any]]:
     """The best candidates and two others, measured against plain decoding: predicted and measured side by side."""
-    from paceline.evaluation.advise.run import specs_to_validate
-    from paceline.evaluation.bench.own_arms import bases_of, own_arms
-    from paceline.evaluation.bench.record import BenchFile
-    from paceline.evaluation.bench.run import Plan, cells_of, run_bench
-    from paceline.evaluation.bench.summary import tables_of
-    from paceline.evaluation.prompts import Prompt
+    from paceline.evaluation.advise.validate import validate
+    from paceline.evaluation.prompts import load_prompts
 
-    arms, _ = own_arms(llm, specs_to_validate(predictions), raw)
-    seed = None if params.is_greedy else 0
-    cells = cells_of([Prompt(text) for text in texts], [params.temperature], seed=seed, max_tokens=params.max_tokens)
-    file = BenchFile(None, {"arms": [arm.label for arm in arms]})
+    prompts = load_prompts(question.traffic, per_family=question.per_family)
     with progress_bars() as progress:
-        run_bench(arms, Plan(cells, minutes=minutes), file, progress)
-    if not file.measurements:
-        return []
-    measured = {one.arm: one.decode for one in tables_of(file.measurements, *bases_of(arms))[0].arms}
-    return [
-        {"draft": one.draft, "k": one.k, "predicted": one.predicted, "low": one.low, "high": one.high,
-         "measured": interval.ratio, "measured_low": interval.low, "measured_high": interval.high}
-        for one in predictions
-        if one.batch == 1 and (interval := measured.get(f"{one.draft} k={one.k}")) is not None
-    ]  # fmt: skip
+        return validate(llm, advice, prompts, minutes, question.raw, progress)
 
 
 def _show(predictions: "Sequence[Prediction]", record: dict[str, Any]) -> None:

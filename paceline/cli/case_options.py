@@ -40,23 +40,43 @@ def load_case(
     seed: int = 0,
 ) -> "Case":
     """The case in `file` with whatever else is given in place of its own; without a file everything must be given."""
-    from paceline.placement.case_file import case_from, read_mapping
+    from paceline.placement.case_file import case_from
+    from paceline.placement.fields import read_mapping
 
+    check_seed(seed)
     values = {} if file is None else read_mapping(file)
     if profiles is not None:
-        given = read_mapping(profiles)
+        given = read_mapping(profiles, "profiles")
         values["profiles"] = given.get("profiles", given)
     if models:
         values["models"] = [model for text in models for model in _models(text)]
     replaced = {"num_devices": num_devices, "mem_budget": mem_budget, "duration": duration}
     values |= {name: value for name, value in replaced.items() if value is not None}
     if duration is not None or models:
-        values.pop("arrivals", None)
+        for described in ("arrivals", "n_requests", "arrivals_sha256"):
+            values.pop(described, None)
         values.setdefault("seed", seed)
     if not values:
         remedy = "give --case FILE, or --num-devices, --mem-budget, --profiles, --model and --duration"
         raise InvalidParameter("case", "nothing to place", remedy)
     return case_from(values, Path() if file is None else file.parent, "case" if file is None else file.stem)
+
+
+def check_seed(seed: int) -> None:
+    """Raise InvalidParameter for a seed that generators refuse."""
+    if seed < 0:
+        raise InvalidParameter("seed", f"{seed}", "give 0 or more")
+
+
+def check_outputs(output: Path | None, plot: Path | None = None) -> None:
+    """Raise InvalidParameter where nothing could be written, before anything is searched."""
+    from paceline.theory.plots import check_drawable
+
+    if output is not None and (output.is_dir() or not output.parent.is_dir()):
+        problem = f"{output} is a folder" if output.is_dir() else f"there is no folder {output.parent}"
+        raise InvalidParameter("output", problem, "name a file in a folder that is there")
+    if plot is not None:
+        check_drawable(plot)
 
 
 def scaled(case: "Case", rate: float = 1.0, cv: float = 1.0, slo: float = 1.0, seed: int = 0) -> "Case":

@@ -147,6 +147,9 @@ MetricsPrefix = Annotated[
 SpecMetrics = Annotated[
     bool, option(SERVER, "--per-request-spec-decode-metrics", help="Answers tell acceptance, in vLLM's shape.")
 ]
+SharedCache = Annotated[
+    bool, option(SERVER, "--shared-cache", help="Cached prompts and remembered texts are shared between API keys.")
+]
 Page = Annotated[bool, option(SERVER, "--page/--no-page", help="Serve the playground at /.")]
 RequestLogFile = Annotated[
     Path | None,

@@ -70,6 +70,7 @@ def place(
     from paceline.placement.coplacement import coplan
     from paceline.theory.plots import draw
 
+    c.check_outputs(output, plot)
     loaded = c.load_case(case, profiles, model, num_devices, mem_budget, duration, seed)
     loaded = c.scaled(loaded, rate_scale, cv_scale, slo_scale, seed)
     with _progress() as progress:

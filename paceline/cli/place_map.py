@@ -45,6 +45,8 @@ def place_map(
     from paceline.placement.parallel_map import example_case, parallel_map
     from paceline.theory.plots import draw
 
+    c.check_seed(seed)
+    c.check_outputs(None, output)
     given = (case, profiles, model, num_devices, mem_budget, duration)
     loaded = example_case(seed=seed) if not any(given) else c.load_case(*given, seed)
     across, comma, down = (word.strip() for word in over.partition(","))

@@ -99,6 +99,7 @@ def serve(
     allowed_origin: o.AllowedOrigin = None,
     metrics_prefix: o.MetricsPrefix = _SETTINGS.metrics_prefix,
     per_request_spec_decode_metrics: o.SpecMetrics = False,
+    shared_cache: o.SharedCache = False,
     page: o.Page = True,
     request_log: o.RequestLogFile = None,
 ) -> None:
@@ -131,6 +132,7 @@ def serve(
         max_running=max_num_seqs, max_body_bytes=max_body_bytes, request_timeout=request_timeout,
         ping_seconds=ping_seconds, drain_seconds=drain_seconds, allowed_origins=tuple(allowed_origin or ()),
         metrics_prefix=metrics_prefix, spec_decode_metrics=per_request_spec_decode_metrics, page=page,
+        shared_cache=shared_cache,
     )  # fmt: skip
     if cluster is not None:
         if model is not None:

@@ -2,16 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from paceline.cli import case_options as c
 from paceline.cli.terminal import show_table
-from paceline.errors import InvalidParameter
-
-if TYPE_CHECKING:
-    from paceline.placement import Placement
 
 
 def simulate(
@@ -41,13 +37,12 @@ def simulate(
     from paceline.cli.show_plan import group_table, model_table, result_record
     from paceline.placement import simulate as run
     from paceline.placement.coplacement import resolve
+    from paceline.placement.plan_file import read_placement
 
     loaded = c.load_case(case, profiles, model, num_devices, mem_budget, duration, seed)
     loaded = c.scaled(loaded, rate_scale, cv_scale, slo_scale, seed)
-    placement, places = _read_plan(plan)
+    placement, places = read_placement(plan, loaded.models)
     indices = {each.name: m for m, each in enumerate(loaded.models)}
-    if unknown := [name for name in places if name not in indices]:
-        raise InvalidParameter("plan", f"places the drafter of {unknown[0]!r}", "simulate the case that was planned")
     loaded = resolve(loaded, {indices[name]: place for name, place in places.items()})
     result = run(placement, loaded)
     if as_json:
@@ -56,15 +51,3 @@ def simulate(
     show_table(group_table(loaded, placement, result))
     show_table(model_table(loaded, placement, result))
     print(f"{result.slo_attainment:.2%} of requests in time, mean latency {result.mean_latency_served:.3f} s")
-
-
-def _read_plan(path: Path) -> tuple["Placement", dict[str, Any]]:
-    """The placement, and where each drafter lives by the name of its target."""
-    from paceline.placement import Placement
-    from paceline.placement.case_file import read_mapping
-
-    values = read_mapping(path)
-    groups, places = values.get("groups"), values.get("drafts", {})
-    if not isinstance(groups, list) or not isinstance(places, dict):
-        raise InvalidParameter("plan", f"{path} has no list of groups", "give a file of paceline place --output")
-    return Placement.from_lists(groups), places

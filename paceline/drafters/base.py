@@ -69,6 +69,7 @@ class DraftContext:
         guess: tokens that may well follow, from somebody cheaper. A drafter with a model may read them along with the
             text, to know its laws after them should it draw the same; never a reason to propose them. Fewer than
             `budget`.
+        salt: texts of requests with another one must not be used for this one (`cache_salt`).
     """
 
     request_id: str
@@ -89,6 +90,7 @@ class DraftContext:
     max_depth: int = 1 << 30
     batch: BatchStats = _ALONE
     guess: Sequence[int] = ()
+    salt: bytes = b""
 
     @property
     def longest(self) -> int:

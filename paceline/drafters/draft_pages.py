@@ -25,6 +25,7 @@ class Kept:
         digests: of the leading full pages that others may share; these are not written again.
         row_tokens, row_parents: of the nodes; a guess that was read along comes first, a chain.
         ahead: logits [vocab] below the rows of that guess.
+        salt: who may share its pages.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -34,6 +35,7 @@ class Kept:
     row_parents: list[int] = field(default_factory=list)
     row_of_node: dict[int, int] = field(default_factory=dict)
     ahead: list[np.ndarray] = field(default_factory=list)
+    salt: bytes = b""
 
     def read_along(self, guess: Sequence[int], logits: np.ndarray) -> None:
         """Count the chain `guess` as run, with the logits [len(guess), vocab] below its tokens."""
@@ -85,9 +87,9 @@ class DraftPages:
         """What is kept for a request, if anything; its turn stays as it is."""
         return self._kept.get(request_id)
 
-    def recall(self, request_id: str, token_ids: Sequence[int]) -> Kept:
+    def recall(self, request_id: str, token_ids: Sequence[int], salt: bytes = b"") -> Kept:
         """What is there of `token_ids`, never the last one: it must be run for its logits. Its turn is the latest."""
-        kept = self._kept.pop(request_id, None) or self._found(token_ids)
+        kept = self._kept.pop(request_id, None) or self._found(token_ids, salt)
         self._kept[request_id] = kept
         self.truncate(kept, min(common_prefix(kept.tokens, token_ids), len(token_ids) - 1))
         return kept
@@ -124,7 +126,7 @@ class DraftPages:
         known = len(kept.digests)
         if len(kept.tokens) < (known + 1) * PAGE_SIZE:
             return
-        extend_digests(kept.digests, kept.tokens, PAGE_SIZE, len(kept.tokens))
+        extend_digests(kept.digests, kept.tokens, PAGE_SIZE, len(kept.tokens), kept.salt)
         for index in range(known, len(kept.digests)):
             self.pool.publish(kept.pages[index], kept.digests[index])
         found = self.pool.longest_prefix(kept.digests)
@@ -156,13 +158,13 @@ class DraftPages:
         """Raise RuntimeError if the counts of pages disagree."""
         self.pool.check_integrity(kept.pages for kept in self._kept.values())
 
-    def _found(self, token_ids: Sequence[int]) -> Kept:
+    def _found(self, token_ids: Sequence[int], salt: bytes) -> Kept:
         """The longest beginning of `token_ids` that lies in pages of others."""
         digests: list[bytes] = []
-        extend_digests(digests, token_ids, PAGE_SIZE, len(token_ids) - 1)
+        extend_digests(digests, token_ids, PAGE_SIZE, len(token_ids) - 1, salt)
         pages = self.pool.longest_prefix(digests)
         self.pool.share(pages)
-        return Kept(list(token_ids[: len(pages) * PAGE_SIZE]), pages, digests[: len(pages)])
+        return Kept(list(token_ids[: len(pages) * PAGE_SIZE]), pages, digests[: len(pages)], salt=salt)
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

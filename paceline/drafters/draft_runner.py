@@ -89,7 +89,7 @@ class DraftRunner:
     def _seat(self, growth: Growth, victims: Sequence[str]) -> bool:
         """Make room for the request's tokens and its tree, and read a long prompt's beginning; False: no room."""
         token_ids = growth.context.token_ids
-        kept = self.pages.recall(growth.context.request_id, token_ids)
+        kept = self.pages.recall(growth.context.request_id, token_ids, growth.context.salt)
         if not self.pages.extend(kept, len(token_ids) + growth.max_rows + len(self._guess(growth)), victims):
             return False
         while len(token_ids) - len(kept.tokens) > self._max_prefill:

@@ -40,20 +40,28 @@ _MORE = 1
 _EXPLORE_EVERY = 8
 """A child with a model that is not asked any more is tried after 8 steps, then after twice as many, and so on."""
 
+
 EMPTY = TokenTree()
 
 
 @dataclass(slots=True)
 class _Proposal:
-    """What a child proposed for a request, and the tokens that are expected of it."""
+    """What a child proposed for a request.
+
+    Attributes:
+        tree: all of it; a free one may be longer than what is worth verifying.
+        kept: the part of a free one that is.
+        tokens, worth: tokens expected of that part, and tokens per second with it over tokens per second without.
+    """
 
     child: int
     tree: TokenTree
-    score: float | None
-    expected: float
+    kept: TokenTree = EMPTY
+    tokens: float = 0.0
+    worth: float = 1.0
 
 
-NOTHING = _Proposal(-1, EMPTY, None, 0.0)
+NOTHING = _Proposal(-1, EMPTY)
 
 
 @dataclass(slots=True)
@@ -85,7 +93,7 @@ class _Plan:
     @property
     def guess(self) -> tuple[int, ...]:
         """Free tokens that the child may read along, fewer than it drafts: nobody asks for the law after the last."""
-        tree = self.free.tree
+        tree = self.free.kept
         return tree.tokens_to(len(tree) - 1)[: self.length - 1] if len(tree) else ()
 
 
@@ -128,9 +136,9 @@ class Hybrid:
         if not contexts:
             return []
         work = [(context, self._begin(context)) for context in contexts]
-        for child in self._free:
-            self._ask(child, [(*each, each[0].budget) for each in work], None)
         step = StepPrices(self._children, contexts)
+        for child in self._free:
+            self._ask(child, [(*each, each[0].budget) for each in work], step)
         plans = [self._plan(*each, step) for each in work]
         for child in self._models:
             asked = [
@@ -178,10 +186,10 @@ class Hybrid:
         emitted = token_ids[request.length :]
         for child, record in enumerate(request.records):
             proposal = made.get(child, NOTHING)
-            record.learn(proposal.tree, proposal.score, emitted)
+            record.learn(proposal.tree, emitted)
         request.length, request.waiting = len(token_ids), []
 
-    def _ask(self, child: int, work: Sequence[tuple[DraftContext, _Request, int]], step: StepPrices | None) -> None:
+    def _ask(self, child: int, work: Sequence[tuple[DraftContext, _Request, int]], step: StepPrices) -> None:
         """Let a child propose for (context, request, budget); what it proposes waits in the requests."""
         if not work:
             return
@@ -189,16 +197,22 @@ class Hybrid:
         lent = [self._lent(child, context, request.records[child], budget, step) for context, request, budget in work]
         started = self._clock()
         trees = drafter.propose(lent)
-        if step is not None:
+        if child in self._models:
             self._learn_price(child, work, trees, self._clock() - started)
         for (context, request, budget), tree in zip(work, trees, strict=True):
             if child in self._free and tree.draw != "one_hot":
                 problem = f"{drafter.name!r} has none and draws its tokens"
                 raise InvalidParameter("cost_ratio", problem, "give it one, e.g. 0.1: free drafters must choose theirs")
-            score = self._children[child].score(context.request_id)
             request.num_read[child] = len(context.token_ids)
-            tree = tree.prune(budget, context.max_depth)
-            request.waiting.append(_Proposal(child, tree, score, request.records[child].expected(tree, score)))
+            proposal = _Proposal(child, tree.prune(budget, context.max_depth))
+            if child in self._free:
+                best = step.best_nodes(request.records[child].chances(proposal.tree))
+                proposal.kept, proposal.tokens, proposal.worth = (
+                    proposal.tree.prune(best.number),
+                    best.tokens,
+                    best.worth,
+                )
+            request.waiting.append(proposal)
 
     def _learn_price(
         self, child: int, work: Sequence[tuple[DraftContext, _Request, int]], trees: Sequence[TokenTree], seconds: float
@@ -211,12 +225,12 @@ class Hybrid:
             self._children[child].learn_price(max(depths), len(depths), seconds, context)
 
     def _lent(
-        self, child: int, context: DraftContext, record: TrackRecord, budget: int, step: StepPrices | None
+        self, child: int, context: DraftContext, record: TrackRecord, budget: int, step: StepPrices
     ) -> DraftContext:
         """The context as a child sees it: noise of its own; with a model, a draft that ends when it stops paying."""
         randomness = Apart(context.randomness, child * _NODES_PER_CHILD)
         lent = replace(context, budget=budget, randomness=randomness)
-        if step is None:
+        if child in self._free:
             return lent
         prices, acceptance = step.of[child], record.rates.acceptance
 
@@ -230,9 +244,8 @@ class Hybrid:
 
     def _plan(self, context: DraftContext, request: _Request, step: StepPrices) -> _Plan:
         """Who drafts, from what is promised. Nothing has been drawn yet, and nothing drawn may change it."""
-        free = max(request.waiting, key=lambda proposal: proposal.expected, default=NOTHING)
-        worth = (1 + free.expected) / step.with_rows(len(free.tree))
-        plan, worth = (_Plan(free), worth) if worth > 1 else (_Plan(NOTHING), 1.0)
+        free = max(request.waiting, key=lambda proposal: proposal.worth, default=NOTHING)
+        plan, worth = _Plan(free), free.worth
         for child in self._models:
             best = step.best(child, request.records[child].rates, context.longest)
             if self._should_ask(child, context, request, step, best.worth if best.length else 0.0, worth):
@@ -243,7 +256,7 @@ class Hybrid:
     def _drawing(self, child: int, context: DraftContext, free: _Proposal, step: StepPrices, best: BestLength) -> _Plan:
         """The plan in which `child` drafts, with the free proposal beside it where that is worth its rows."""
         length = max(best.length, 1)
-        beside = free.tree.prune(context.budget - length)
+        beside = free.kept.prune(context.budget - length)
         if not self._is_worth_rows(free, beside, step, best):
             beside = EMPTY
         traits = self._children[child].traits
@@ -281,14 +294,14 @@ class Hybrid:
         """
         if not self._unite or not len(beside):
             return False
-        added = free.expected * len(beside) / len(free.tree) / (1 + best.tokens)
-        return added > (step.with_rows(best.length + len(beside)) - step.with_rows(best.length)) * max(best.worth, 1.0)
+        added = free.tokens * len(beside) / len(free.kept) / (1 + best.tokens)
+        return added > (step.rows[best.length + len(beside)] - step.rows[best.length]) * max(best.worth, 1.0)
 
     def _joined(self, request: _Request, plan: _Plan) -> TokenTree:
         """The tree to verify."""
         drawn = next((p.tree for p in request.waiting if p.child == plan.drawing), EMPTY)
         if not len(drawn):
-            return plan.free.tree
+            return plan.free.kept
         if not len(plan.beside) or drawn.draw == "without_replacement":
             return drawn
         return union([plan.beside, drawn])

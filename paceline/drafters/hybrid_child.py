@@ -5,7 +5,7 @@ Not the place for deciding who drafts (`hybrid.py`).
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Protocol, cast
+from typing import Any
 
 import numpy as np
 
@@ -13,18 +13,9 @@ from paceline.drafters.base import Drafter
 from paceline.drafters.registry import make_drafter, option_names
 from paceline.drafters.services import DraftServices
 from paceline.errors import InvalidParameter
-from paceline.speculation.best_draft import step_seconds
 from paceline.speculation.outcome import StepOutcome
 from paceline.speculation.prices import LearnedDraft, Prices
 from paceline.speculation.records import BatchStats
-
-
-class Scored(Protocol):
-    """What a drafter with the trait `scores` has besides `Drafter`."""
-
-    def expected_accepted(self, request_id: str) -> float:
-        """Tokens of the latest proposal for a request that are likely to stand."""
-        ...
 
 
 class Child:
@@ -53,13 +44,11 @@ class Child:
         """Whether it only looks things up."""
         return self.traits.is_lookup
 
-    def score(self, request_id: str) -> float | None:
-        """Its own estimate of its latest proposal, None when it makes none."""
-        return cast(Scored, self.drafter).expected_accepted(request_id) if self.traits.scores else None
-
-    def step_prices(self, batch: BatchStats, longest: int) -> np.ndarray:
-        """[longest + 1] seconds of a step in which every request of `batch` drafts 0, 1, ... levels with this child."""
-        return np.array([step_seconds(self, batch, levels) for levels in range(longest + 1)])
+    def draft_seconds(self, batch: BatchStats, longest: int) -> np.ndarray:
+        """[longest + 1] seconds in which every request of `batch` drafts 0, 1, ... levels with this child."""
+        size = max(1, batch.num_decodes)
+        levels = [self.draft_level(level, size, batch.mean_context) for level in range(longest)]
+        return np.concatenate(([0.0], np.cumsum(levels)))
 
     def learn_price(self, depth: int, num_requests: int, seconds: float, context: float) -> None:
         """Drafts of `depth` levels for `num_requests` requests took `seconds`."""

@@ -21,6 +21,20 @@ _TIE = 1e-12  # a longer draft must win by more than float noise
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class BestNodes:
+    """What of a proposal is worth verifying.
+
+    Attributes:
+        number: nodes, the first that many.
+        tokens, worth: as of `BestLength`.
+    """
+
+    number: int
+    tokens: float
+    worth: float
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class BestLength:
     """A child's best offer to one request.
 
@@ -41,23 +55,30 @@ class StepPrices:
     Attributes:
         size: requests that decode.
         plain_seconds: of the step without drafts.
+        rows: [levels + 1] prices of steps in which every request verifies 0, 1, ... rows that cost nothing to draft.
         of: by the place of each child with a model, the prices [levels + 1] of steps in which all draft with it.
     """
 
     def __init__(self, children: Sequence[Child], contexts: Sequence[DraftContext]) -> None:
-        self._batch, self._prices = contexts[0].batch, children[0]
+        batch, most = contexts[0].batch, max(context.budget for context in contexts)
         longest = min(LONGEST, max(context.longest for context in contexts))
-        self.size = max(1, self._batch.num_decodes)
-        self.plain_seconds = self._seconds(0)
+        self.size = max(1, batch.num_decodes)
+        rows = batch.num_prefill_rows + self.size * np.arange(1, most + 2)
+        seconds = np.array([children[0].target(num_rows, batch.mean_context) for num_rows in rows.tolist()])
+        self.plain_seconds = float(seconds[0])
+        self.rows = seconds / self.plain_seconds
         self.of = {
-            at: child.step_prices(self._batch, longest) / self.plain_seconds
+            at: self.rows[: longest + 1] + child.draft_seconds(batch, longest) / self.plain_seconds
             for at, child in enumerate(children)
             if not child.is_free
         }
 
-    def with_rows(self, num_rows: int) -> float:
-        """A step in which every request verifies `num_rows` rows that cost nothing to draft."""
-        return self._seconds(num_rows) / self.plain_seconds
+    def best_nodes(self, chances: Sequence[float]) -> BestNodes:
+        """The nodes with the most tokens per second, the fewest on ties; `chances` to be accepted are descending."""
+        tokens = np.concatenate(([0.0], np.cumsum(np.minimum.accumulate(chances) if len(chances) else chances)))
+        worth = (1 + tokens) / self.rows[: len(tokens)]
+        number = int(np.argmax(worth >= worth.max() * (1 - _TIE)))
+        return BestNodes(number, float(tokens[number]), float(worth[number]))
 
     def best(self, child: int, rates: DraftRates, longest: int) -> BestLength:
         """The length with the most tokens per second, the shortest on ties (Leviathan et al. 2023, theorem 3.8)."""
@@ -66,10 +87,6 @@ class StepPrices:
         worth = (1 + tokens) / prices
         length = int(np.argmax(worth >= worth.max() * (1 - _TIE)))
         return BestLength(length, float(tokens[length]), float(worth[length]))
-
-    def _seconds(self, num_rows: int) -> float:
-        rows = self._batch.num_prefill_rows + self.size * (1 + num_rows)
-        return self._prices.target(rows, self._batch.mean_context)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

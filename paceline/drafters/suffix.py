@@ -13,6 +13,7 @@ from functools import partial
 from typing import Literal
 
 from paceline.drafters.base import DraftContext
+from paceline.drafters.past_pools import PastPools
 from paceline.drafters.suffix_trie import Draft, Matches, Place, SuffixTrie, best_draft, follow_path, follow_tree
 from paceline.errors import InvalidParameter
 from paceline.sampling.tree import TokenTree
@@ -43,8 +44,8 @@ class Suffix:
         max_spec_factor, max_spec_offset: how far a match is trusted.
         min_token_prob: nodes with a smaller estimated chance are not proposed.
         mode: ``path`` proposes one continuation, ``tree`` several.
-        max_cached_tokens: past output tokens kept; the oldest outputs leave first, 0 keeps none. A token takes up to
-            about 1.5 kB, the more the outputs repeat each other.
+        max_cached_tokens: past output tokens kept, of all salts together; the oldest outputs leave first, 0 keeps none.
+            A token takes up to about 1.5 kB, the more the outputs repeat each other.
     """
 
     name = "suffix"
@@ -71,10 +72,10 @@ class Suffix:
         self._factor, self._offset = max_spec_factor, max_spec_offset
         branches = mode == "tree"
         self.traits = DrafterTraits(
-            branches, whole=True, deterministic=True, remembers=max_cached_tokens > 0, scores=True
+            branches, whole=True, deterministic=True, remembers=max_cached_tokens > 0, estimates=True
         )
         self._follow = partial(follow_tree if mode == "tree" else follow_path, min_token_prob=min_token_prob)
-        self._past = _PastOutputs(max_depth, max_cached_tokens)
+        self._past = PastPools(lambda: _PastOutputs(max_depth, max_cached_tokens), max_cached_tokens)
         self._requests: dict[str, _Request] = {}
         self.work = 0
         """Trie nodes visited so far to count texts."""
@@ -91,32 +92,29 @@ class Suffix:
             share = left // (len(contexts) - number)
             work = request.count(context.token_ids, max(LEAST_SHARE, share))
             left, self.work = left - work, self.work + work
-        self.work += self._past.catch_up(max(left, WORK_PER_STEP // 4))
+        salts = dict.fromkeys(context.salt for context in contexts)
+        for salt in salts:
+            self.work += self._past.of(salt).catch_up(max(left, WORK_PER_STEP // 4) // len(salts))
         return [self._tree(*each) for each in zip(requests, contexts, strict=True)]
 
     def observe(self, outcome: RequestOutcome) -> None:
         """A finished request's output joins the past outputs; nothing is counted yet."""
         request = self._requests.get(outcome.request_id)
         if request is not None and outcome.finished:
-            self._past.add(outcome.token_ids[request.num_prompt_tokens :])
+            self._past.add(request.salt, outcome.token_ids[request.num_prompt_tokens :])
             self.release(outcome.request_id)
 
     def release(self, request_id: str) -> None:
         """Forget a request (not the past outputs); its counts are built anew when it comes back."""
         self._requests.pop(request_id, None)
 
-    def expected_accepted(self, request_id: str) -> float:
-        """The score of the latest proposal for a request: the estimated number of tokens that stand; 0 for none."""
-        request = self._requests.get(request_id)
-        return request.score if request else 0.0
-
     def _tree(self, request: "_Request", context: DraftContext) -> TokenTree:
         budget = context.budget if self.traits.branches else context.longest
         own = self._best(request.matches(context.token_ids), budget)
-        past = self._best(request.past_matches(self._past.trie, context.token_ids), budget)
+        past = self._best(request.past_matches(self._past.of(context.salt).trie, context.token_ids), budget)
         best = past if past.score > own.score else own
-        request.score = best.score
-        return TokenTree(tuple(best.tokens), tuple(best.parents)).prune(budget, context.max_depth)
+        tree = TokenTree(tuple(best.tokens), tuple(best.parents), chances=tuple(best.chances))
+        return tree.prune(budget, context.max_depth)
 
     def _best(self, places: Sequence[Place], budget: int) -> Draft:
         def limit_of(length: int) -> int:
@@ -128,16 +126,17 @@ class Suffix:
         """The counts of a request; begun anew when the id now stands for another text."""
         request = self._requests.get(context.request_id)
         if request is None or not request.is_prefix_of(context.token_ids):
-            request = self._requests[context.request_id] = _Request(self._max_depth, context.num_prompt_tokens)
+            request = self._requests[context.request_id] = _Request(
+                self._max_depth, context.num_prompt_tokens, context.salt
+            )
         return request
 
 
 class _Request:
     """Suffix counts of one request, and how long its latest matches were."""
 
-    def __init__(self, max_depth: int, num_prompt_tokens: int) -> None:
-        self.num_prompt_tokens = num_prompt_tokens
-        self.score = 0.0
+    def __init__(self, max_depth: int, num_prompt_tokens: int, salt: bytes) -> None:
+        self.num_prompt_tokens, self.salt = num_prompt_tokens, salt
         self._trie = SuffixTrie(max_depth)
         self._text = self._trie.new_text()
         self._own, self._past = _Lookup(), _Lookup()
@@ -195,7 +194,7 @@ class _PastOutputs:
     def __init__(self, max_depth: int, max_tokens: int) -> None:
         self.trie = SuffixTrie(max_depth)
         self._max_tokens = max_tokens
-        self._num_tokens = 0
+        self.num_tokens = 0
         self._outputs: deque[_Output] = deque()
         self._uncounted: deque[_Output] = deque()  # the latest of them
         self._leaving: deque[_Output] = deque()  # no longer among them
@@ -208,10 +207,10 @@ class _PastOutputs:
         output = _Output(kept, self.trie)
         self._outputs.append(output)
         self._uncounted.append(output)
-        self._num_tokens += len(kept)
-        while self._num_tokens > self._max_tokens:
+        self.num_tokens += len(kept)
+        while self.num_tokens > self._max_tokens:
             oldest = self._outputs.popleft()
-            self._num_tokens -= len(oldest.tokens)
+            self.num_tokens -= len(oldest.tokens)
             self._leaving.append(oldest)
             if self._uncounted[0] is oldest:
                 self._uncounted.popleft()

@@ -37,14 +37,19 @@ class Place(NamedTuple):
 
 
 class Draft(NamedTuple):
-    """Proposed nodes, parents before children, and the sum of their estimated chances to be reached."""
+    """Proposed nodes, parents before children, and their estimated chances to be accepted, most likely first."""
 
     tokens: list[int]
     parents: list[int]
-    score: float
+    chances: list[float]
+
+    @property
+    def score(self) -> float:
+        """Tokens expected to be accepted."""
+        return sum(self.chances)
 
 
-NO_DRAFT = Draft([], [], 0.0)
+NO_DRAFT = Draft([], [], [])
 
 
 class Text:
@@ -219,13 +224,14 @@ def follow_path(place: Place, limit: int, min_token_prob: float) -> Draft:
     """
     node, offset = place
     tokens: list[int] = []
-    chance, score = 1.0, 0.0
+    chances: list[float] = []
+    chance = 1.0
     while len(tokens) < limit:
         if node.children is None:
             start = node.next + offset
             rest = node.text[start : start + limit - len(tokens)]
             tokens += rest
-            score += chance * len(rest)
+            chances += [chance] * len(rest)
             break
         most = 0
         token, follower = -1, node
@@ -236,16 +242,17 @@ def follow_path(place: Place, limit: int, min_token_prob: float) -> Draft:
         if not most or chance < min_token_prob:
             break
         tokens.append(token)
-        score += chance
+        chances.append(chance)
         node, offset = follower, 0
-    return Draft(tokens, list(range(ROOT_PARENT, len(tokens) - 1)), score)
+    return Draft(tokens, list(range(ROOT_PARENT, len(tokens) - 1)), chances)
 
 
 def follow_tree(place: Place, limit: int, min_token_prob: float) -> Draft:
     """The `limit` most probable nodes below `place`, best first; chances as in `follow_path`."""
     tokens: list[int] = []
     parents: list[int] = []
-    score, pushed = 0.0, 0
+    chances: list[float] = []
+    pushed = 0
     queue: list[tuple[float, int, int, int, Place]] = []
     here, parent, chance = place, ROOT_PARENT, 1.0
     while True:
@@ -253,12 +260,12 @@ def follow_tree(place: Place, limit: int, min_token_prob: float) -> Draft:
             heappush(queue, (-reached, -pushed, token, parent, follower))
             pushed += 1
         if not queue or len(tokens) >= limit:
-            return Draft(tokens, parents, score)
+            return Draft(tokens, parents, chances)
         negative, _, token, above, here = heappop(queue)
         parent, chance = len(tokens), -negative
         tokens.append(token)
         parents.append(above)
-        score += chance
+        chances.append(chance)
 
 
 def _branch() -> Node:

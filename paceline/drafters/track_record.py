@@ -8,10 +8,7 @@ from collections.abc import Sequence
 
 from paceline.sampling.tree import TokenTree
 from paceline.speculation.outcome import followed
-from paceline.speculation.records import ENGINE_MEMORY, MEMORY, DraftRates
-
-_PRIOR = 2.0
-"""A drafter's own estimates begin as if this many tokens had been expected, and accepted."""
+from paceline.speculation.records import ENGINE_MEMORY, MEMORY, DraftRates, Estimates
 
 
 class TrackRecord:
@@ -19,6 +16,7 @@ class TrackRecord:
 
     Attributes:
         rates: of its proposals, verified or not.
+        estimates: how its own estimates turned out, where it makes some.
         steps_since_draft: steps in which it proposed nothing, since it last did.
 
     Args:
@@ -33,23 +31,24 @@ class TrackRecord:
         self.rates = rates or DraftRates()
         self.steps_since_draft = 0
         self._memory, self._of_all = memory, of_all
-        self._accepted = self._expected = _PRIOR
+        self.estimates = Estimates()
 
-    def expected(self, tree: TokenTree, score: float | None) -> float:
-        """Tokens of `tree` that are likely to stand.
+    def chances(self, tree: TokenTree) -> list[float]:
+        """[nodes] the chance of each node of a free proposal to be accepted, descending.
 
-        Args:
-            score: the drafter's own estimate, corrected by how its estimates turned out; None for drafters that have
-                none, whose acceptance rates by level are taken.
+        Its own estimates, corrected by how they turned out; where it makes none, the node's share of what is expected
+        of its level.
         """
         if not len(tree):
-            return 0.0
-        depth = max(tree.depths)
-        if score is None:
-            return float(self.rates.survival(depth).sum())
-        return min(score * self._accepted / self._expected, float(depth))
+            return []
+        if tree.chances is None:
+            depths = tree.depths
+            rates = self.rates.survival(max(depths)).tolist()
+            return [rates[depth - 1] / depths.count(depth) for depth in depths]
+        correction = self.estimates.correction
+        return [min(1.0, chance * correction) for chance in tree.chances]
 
-    def learn(self, tree: TokenTree, score: float | None, emitted: Sequence[int]) -> None:
+    def learn(self, tree: TokenTree, emitted: Sequence[int]) -> None:
         """Compare a proposal with the tokens that were committed after its root, wherever they came from."""
         if not emitted:
             return
@@ -62,7 +61,6 @@ class TrackRecord:
         self.rates.learn(len(tree), num_kept, refused, memory=self._memory)
         if self._of_all is not None:
             self._of_all.learn(len(tree), num_kept, refused, memory=ENGINE_MEMORY)
-        if score:
+        if tree.chances:
             seen = num_kept / max(tree.depths) if goes_on and not refused else 1.0  # how much of it could be judged
-            self._accepted = MEMORY * self._accepted + num_kept
-            self._expected = MEMORY * self._expected + score * seen
+            self.estimates.learn(sum(tree.chances) * seen, num_kept)

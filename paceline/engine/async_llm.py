@@ -20,6 +20,8 @@ from paceline.types import SamplingParams
 
 _T = TypeVar("_T")
 _Mail = StepOutput | EngineDead
+_SHORT = 4096
+"""Token ids that are checked on the event loop."""
 
 
 class AsyncLLM:
@@ -94,26 +96,28 @@ class AsyncLLM:
         *,
         priority: int = 0,
         timeout: float | None = None,
+        cache_salt: str = "",
     ) -> AsyncGenerator[StepOutput, None]:
         """The output, step by step: new tokens of one sample at a time; the last item has `finished`.
 
         Args:
             prompt: text or token ids.
             request_id: for `abort`; made up when left out.
-            priority, timeout: see `Engine.add_request`.
+            priority, timeout, cache_salt: see `Engine.add_request`.
 
         Raises:
             InvalidParameter: before the first item, when the request cannot be run.
             EngineDead: the engine failed or was shut down.
         """
-        token_ids = await self.tokens(prompt) if isinstance(prompt, str) else self._llm.token_ids_of(prompt)
+        is_short = not isinstance(prompt, str) and len(prompt) <= _SHORT
+        token_ids = self._llm.token_ids_of(prompt) if is_short else await self.tokens(prompt)
         name = f"request-{next(self._numbers)}" if request_id is None else request_id
         params = await self._aside(self._llm.prepared, sampling_params or SamplingParams())
         inbox: asyncio.Queue[_Mail] = asyncio.Queue()
         where = asyncio.get_running_loop(), inbox
 
         def add(engine: Engine) -> None:
-            engine.add_request(name, token_ids, params, priority=priority, timeout=timeout)
+            engine.add_request(name, token_ids, params, priority=priority, timeout=timeout, cache_salt=cache_salt)
             self._inboxes[name] = where
 
         added = self._thread.call(add)

@@ -21,6 +21,7 @@ from paceline.scheduling.request import RequestState
 from paceline.speculation import RequestOutcome
 from paceline.speculation.outcome import followed
 
+_NOTHING = TokenTree()
 Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
 
@@ -43,7 +44,7 @@ class _Look:
         depth = max(tree.depths, default=0)
         return RequestOutcome(
             self.request.request_id, asked=True, num_draft_tokens=len(tree), depth=depth, num_accepted=num_kept,
-            level_refused=goes_on,
+            level_refused=goes_on, promised=sum(tree.chances or ()),
         )  # fmt: skip
 
 
@@ -75,7 +76,9 @@ class Drafting:
             for grant in grants
         ]
         looking = [self._looking(state, live, plan) for state in plan.looks]
-        trees = self._proposals([*contexts, *looking], live)
+        trees = self._worth(
+            [*(grant.request for grant in grants), *plan.looks], plan, self._proposals([*contexts, *looking], live)
+        )
         for state in plan.looks:
             tree = trees.pop(state.request_id, None)
             if tree is not None:
@@ -134,6 +137,27 @@ class Drafting:
             return {
                 request_id: live[request_id].trimmed(tree) for request_id, tree in alone.items() if tree is not None
             }
+
+    def _worth(
+        self, requests: Sequence[RequestState], plan: StepPlan, trees: dict[str, TokenTree]
+    ) -> dict[str, TokenTree]:
+        """The trees, those whose nodes come with chances cut to what the policy finds worth verifying."""
+        told = [
+            (state, tree)
+            for state in requests
+            if not state.fixed_drafts and (tree := trees.get(state.request_id, _NOTHING)).chances
+        ]
+        if not told:
+            return trees
+        others = sum([len(tree) for tree in (*trees.values(), *self.own.values())]) - sum(
+            [len(tree) for _, tree in told]
+        )
+        batch = replace(plan.batch, num_prefill_rows=plan.batch.num_prefill_rows + others) if others else plan.batch
+        counts = self._speculation.policy.trim(
+            [tree.chances or () for _, tree in told], [state.draft_stats for state, _ in told], batch
+        )
+        worth = [(state, tree, max(n, state.least_drafts)) for (state, tree), n in zip(told, counts, strict=True)]
+        return trees | {state.request_id: tree.prune(n) for state, tree, n in worth}
 
     def _propose_one(self, context: DraftContext) -> TokenTree:
         [tree] = self.drafter.propose([context])

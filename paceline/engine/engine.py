@@ -29,6 +29,7 @@ from paceline.models.rows import Part, build_rows
 from paceline.models.tokenizer import Tokenizer
 from paceline.sampling import TokenTree, Verdict
 from paceline.scheduling.batch import Commit, Grant, StepPlan, StepResult
+from paceline.scheduling.pages import salt_of
 from paceline.scheduling.request import RequestState
 from paceline.scheduling.scheduler import Scheduler
 from paceline.speculation import LearnedPrices, StepOutcome, StepSeconds
@@ -107,12 +108,15 @@ class Engine:
         *,
         priority: int = 0,
         timeout: float | None = None,
+        cache_salt: str = "",
     ) -> None:
         """Queue a request.
 
         Args:
             priority: smaller runs earlier, as in vLLM; equal ones run in order of arrival.
             timeout: seconds after which it ends with the tokens it has, reason ``timeout``.
+            cache_salt: it shares cached pages and remembered texts only with requests of the same salt, so that no
+                other can tell from its times what was asked.
 
         Raises:
             InvalidParameter: an empty or too long prompt, an id the model does not know, a name already in use.
@@ -120,12 +124,13 @@ class Engine:
         self._check_door(request_id, prompt_token_ids, timeout)
         now = self._clock()
         deadline = None if timeout is None else now + timeout
+        salt = salt_of(cache_salt)
         samples: list[LiveSample] = []
         for index in range(params.n):
             own = params if params.n == 1 else params.sample(index)
             name = request_id if params.n == 1 else f"{index}_{request_id}"
             leader = samples[0].state if samples else None
-            state = RequestState(name, prompt_token_ids, own, now, priority, deadline, leader)
+            state = RequestState(name, prompt_token_ids, own, now, priority, deadline, leader, salt)
             self.speculation.shape(own, state)
             judge = self.speculation.judge_of(own, self._num_samples + index)
             vocab_size = self._model.config.vocab_size
@@ -286,6 +291,7 @@ class Engine:
         if len(tree):
             result.num_draft_tokens, result.depth = len(tree), max(tree.depths)
             result.tokens, result.parents = tree.tokens, tree.parents
+            result.promised = sum(tree.chances or ())
             result.rejected, result.num_refused = verdict.kind == "recovered", verdict.num_rejected
             result.is_own = request_id in self._drafting.own
             if self.drafter.traits.watches:

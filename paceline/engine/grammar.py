@@ -7,6 +7,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,11 @@ class Grammars:
         self._lock = threading.Lock()
         self._vocabulary: Any = None
         self._compiled: OrderedDict[tuple[str, str], Any] = OrderedDict()
+
+    def warm_up(self) -> None:
+        """Read the vocabulary, which takes a moment in which Python stands still, where llguidance is installed."""
+        with suppress(InvalidParameter):
+            self.compiled({"regex": "x"})
 
     def cursor(self, wanted: Mapping[str, str]) -> "Cursor":
         """A cursor at the beginning of what is `wanted`: one kind of grammar and its source.

@@ -57,6 +57,7 @@ def draft_context(
         end_token_ids=live.end_token_ids,
         max_depth=max_depth,
         batch=batch,
+        salt=state.salt,
     )
 
 

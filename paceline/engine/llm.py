@@ -152,6 +152,7 @@ class LLM:
         *,
         priority: int | Sequence[int] = 0,
         timeout: float | None = None,
+        cache_salt: str = "",
         progress: bool = False,
     ) -> list[RequestOutput]:
         """Answers to one prompt or many, in their order; many share every pass.
@@ -161,6 +162,7 @@ class LLM:
             sampling_params: for all, or one for each prompt.
             priority: for all, or one for each prompt; smaller runs earlier.
             timeout: seconds after which whatever is not done ends with the tokens it has, reason ``timeout``.
+            cache_salt: see `Engine.add_request`.
             progress: show a progress bar.
 
         Raises:
@@ -174,7 +176,7 @@ class LLM:
         try:
             for prompt, params, own in zip(items, each, priorities, strict=True):
                 with _at(len(ids), len(items)):
-                    ids.append(self._add(prompt, params, priority=own, timeout=timeout))
+                    ids.append(self._add(prompt, params, priority=own, timeout=timeout, cache_salt=cache_salt))
             outputs = self._finished(ids)
             for output in watched(outputs, len(ids)) if progress else outputs:
                 finished[output.request_id] = output
@@ -190,6 +192,7 @@ class LLM:
         *,
         priority: int | Sequence[int] = 0,
         timeout: float | None = None,
+        cache_salt: str = "",
         progress: bool = False,
     ) -> list[RequestOutput]:
         """Answers to one conversation or many: lists of ``{"role": ..., "content": ...}``.
@@ -199,7 +202,8 @@ class LLM:
         one = not messages or isinstance(messages[0], Mapping)
         conversations: Any = [messages] if one else messages
         prompts = [self.chat_prompt(c) for c in conversations]
-        return self.generate(prompts, sampling_params, priority=priority, timeout=timeout, progress=progress)
+        how: dict[str, Any] = {"priority": priority, "timeout": timeout, "cache_salt": cache_salt, "progress": progress}
+        return self.generate(prompts, sampling_params, **how)
 
     def chat_prompt(self, messages: Sequence[Message], template: Mapping[str, Any] | None = None) -> list[int]:
         """Token ids of a conversation in the model's chat template, ready for the answer.

@@ -39,6 +39,13 @@ class WalledPolicy(LengthPolicy):
         """See `LengthPolicy`."""
         return self._asked(lambda: [range(len(requests))[at] for at in self.inner.looks(requests, budgets)], ())
 
+    def trim(
+        self, chances: Sequence[Sequence[float]], requests: Sequence[DraftStats], batch: BatchStats
+    ) -> Sequence[int]:
+        """See `LengthPolicy`."""
+        nothing = [0] * len(chances)
+        return self._asked(lambda: _checked(self.inner.trim(chances, requests, batch), len(chances)), nothing)
+
     def keep_drafting(self, prefix: PrefixStats, draft_laws: Sequence[DraftLaw]) -> bool:
         """See `LengthPolicy`."""
         return self._asked(lambda: self.inner.keep_drafting(prefix, draft_laws), False)

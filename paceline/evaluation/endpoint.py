@@ -16,6 +16,7 @@ from typing import Any
 
 from paceline.errors import InvalidParameter
 from paceline.evaluation.bench.arms import Answer, Cell
+from paceline.models.tokenizer import Tokenizer
 from paceline.types import SamplingParams
 
 TIMEOUT = 600.0
@@ -65,6 +66,12 @@ def connect(url: str, model: str | None = None) -> Server:
     if name is None:
         raise InvalidParameter("url", f"{url} lists no model", "name one: LABEL=URL#MODEL")
     return Server(base, str(name), dialect_of(base, listed), counters(base) is not None)
+
+
+def connect_to(address: str) -> Server:
+    """`connect` to ``URL`` or ``URL#MODEL``."""
+    url, _, model = address.partition("#")
+    return connect(url, model or None)
 
 
 def dialect_of(base: str, listed: Any = None) -> str:
@@ -126,9 +133,9 @@ def complete(
         usage, timings = event.get("usage") or usage, event.get("timings") or timings
     tokens = int(usage.get("completion_tokens") or timings.get("predicted_n") or len(pieces))
     ended = last or clock()
-    return _with_timings(
-        Answer(tokens, "".join(pieces), (first or ended) - started, ended - started), timings
-    )  # fmt: skip
+    read = usage.get("prompt_tokens")
+    answer = Answer(tokens, "".join(pieces), (first or ended) - started, ended - started, prompt_tokens=read)
+    return _with_timings(answer, timings)
 
 
 def request_body(server: Server, prompt: str, params: SamplingParams, raw: bool) -> dict[str, Any]:
@@ -147,6 +154,32 @@ def request_body(server: Server, prompt: str, params: SamplingParams, raw: bool)
     if params.ignore_eos and server.dialect in ("vllm", "sglang", "llama-server", "paceline"):
         body["ignore_eos"] = True
     return body | _NO_CACHE.get(server.dialect, {})
+
+
+def tokens_of(server: Server, text: str, tokenizer: Tokenizer | None = None, is_prompt: bool = False) -> list[int]:
+    """The token ids of a text by the server's own ``/tokenize``, or by `tokenizer` where it has none.
+
+    Args:
+        is_prompt: it is what a user says, and goes into the chat template.
+
+    Raises:
+        InvalidParameter: neither the server nor anybody here knows its tokens.
+    """
+    message = [{"role": "user", "content": text}]
+    if server.dialect == "llama-server":
+        if is_prompt:
+            told = _post_json(f"{server.url}/apply-template", {"messages": message})
+            text = str(told["prompt"]) if told else text
+        told = _post_json(f"{server.url}/tokenize", {"content": text, "add_special": is_prompt, "parse_special": True})
+    else:
+        what = {"messages": message} if is_prompt else {"prompt": text, "add_special_tokens": False}
+        told = _post_json(f"{server.url}/tokenize", {"model": server.model} | what)
+    if isinstance(told, Mapping) and isinstance(told.get("tokens"), list):
+        return [int(token) for token in told["tokens"]]
+    if tokenizer is None:
+        problem, remedy = f"{server.url} has no /tokenize", "name the model too, for its tokenizer"
+        raise InvalidParameter("url", problem, remedy)
+    return list(tokenizer.encode_chat(message) if is_prompt else tokenizer.encode(text, add_special_tokens=False))
 
 
 class EndpointArm:
@@ -244,6 +277,16 @@ def _as_event(body: Mapping[str, Any]) -> dict[str, Any]:
     """A whole answer in the shape of one event."""
     choices = [dict(choice) | {"delta": choice.get("message") or {}} for choice in body.get("choices", [])]
     return dict(body) | {"choices": choices}
+
+
+def _post_json(url: str, body: Mapping[str, Any]) -> Any:
+    """The answer to a body, None where there is none."""
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=_QUICK) as response:
+            return json.loads(response.read())
+    except (OSError, ValueError):
+        return None
 
 
 def _get(url: str) -> str | None:

@@ -21,6 +21,8 @@ from paceline.models.gguf_vocabulary import backend_from_gguf
 Scheme = Literal["byte_level", "sentencepiece"]
 """How a token's name spells its bytes: GPT-2's letters for bytes, or text with ``▁`` for a space and ``<0x0A>``."""
 
+_LONG_TEXT = 4096
+"""Characters from which encoding takes more than a few milliseconds."""
 _META_SPACE = "▁"
 _BYTE_NAME = re.compile("<0x[0-9A-Fa-f]{2}>")
 
@@ -117,7 +119,10 @@ class Tokenizer:
 
         `add_special_tokens` puts in what the model wants around a text (a BOS token, say); off for a rendered chat.
         """
-        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) < _LONG_TEXT:
+            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return encoding.ids  # a batch lets other threads of Python run, which one text does not
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token stands for, which need not be whole characters; none for ids that pad the vocabulary."""

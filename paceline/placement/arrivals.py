@@ -12,6 +12,12 @@ from paceline.errors import InvalidParameter
 from paceline.placement.model import PlacedModel
 from paceline.placement.workload import Workload, merge
 
+MAX_REQUESTS = 200_000_000
+"""Of one drawn stream: 2.4 GB with its models."""
+
+LEAST_CV = 1e-6
+"""Gaps more even than this are a clock's."""
+
 LEAST_GAPS = 2
 """Gaps a window must have before its burstiness is believed; sparser ones count as Poisson."""
 
@@ -36,6 +42,10 @@ def gamma_times(rate: float, cv: float, duration: float, rng: np.random.Generato
             raise InvalidParameter(field, f"{value} is not 0 or more", "give a finite number, 0 or more")
     if rate == 0 or duration == 0:
         return np.empty(0)
+    if rate * duration > MAX_REQUESTS:
+        problem = f"{rate:g} requests per second for {duration:g} s are {rate * duration:.3g} requests"
+        raise InvalidParameter("rate", problem, f"draw up to {MAX_REQUESTS:g}")
+    cv = cv if cv > LEAST_CV else 0.0
     chunks, end = [_first_arrival(rate, cv, rng)], 0.0
     while (end := chunks[-1][-1]) < duration:
         count = int(1.1 * rate * (duration - end)) + 64
@@ -53,6 +63,9 @@ def _first_arrival(rate: float, cv: float, rng: np.random.Generator) -> np.ndarr
 
 def draw_for_models(models: Sequence[PlacedModel], duration: float, seed: int = 0) -> Workload:
     """Gamma arrivals over [0, duration) at every model's own rate and cv, each from a generator of its own."""
+    total = sum(model.rate for model in models) * duration
+    if total > MAX_REQUESTS:
+        raise InvalidParameter("rate", f"all models together get {total:.3g} requests", f"draw up to {MAX_REQUESTS:g}")
     rngs = np.random.default_rng(seed).spawn(len(models))
     return merge([gamma_times(m.rate, m.cv, duration, rng) for m, rng in zip(models, rngs, strict=True)])
 
@@ -102,6 +115,9 @@ def fit(workload: Workload, window: float, num_models: int | None = None) -> Fit
         raise InvalidParameter("window", f"{window} is not above 0", "give seconds, e.g. 60")
     num_models = workload.num_models if num_models is None else num_models
     num_windows = int(workload.duration // window) + 1 if workload.num_requests else 0
+    if num_windows * num_models > MAX_REQUESTS:
+        problem = f"{num_windows} windows of {window:g} s for {num_models} models"
+        raise InvalidParameter("window", problem, "take longer ones")
     rates, cvs = np.zeros((num_windows, num_models)), np.ones((num_windows, num_models))
     edges = np.arange(1, num_windows) * window
     for model in range(num_models):

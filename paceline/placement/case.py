@@ -1,5 +1,6 @@
 """`Case`: all a planner needs to know. Its files are read by `case_file.py`."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -33,9 +34,9 @@ class Case:
     def __post_init__(self) -> None:
         if not self.models:
             raise InvalidParameter("models", "the list is empty", "name at least one model")
-        names = [model.name for model in self.models]
+        names = Counter(model.name for model in self.models)
         for model in self.models:
-            if names.count(model.name) > 1:
+            if names[model.name] > 1:
                 raise InvalidParameter("models", f"two are called {model.name!r}", "give each its own name")
             if model.profile_type not in self.profiles:
                 problem = f"no profile for type {model.profile_type!r} of model {model.name!r}"

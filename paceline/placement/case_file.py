@@ -6,9 +6,13 @@ time and model, its path relative to the case file) or ``duration`` in seconds (
 drawn at the models' rates. A model without ``slo`` has no deadline. A profile entry may have ``batch_latency``
 {batch size: [s per stage]}. A model may have ``draft`` {type, output_tokens, acceptance_rate, num_draft_tokens,
 verify_ratio, hand_over}; its own profile then holds seconds of one pass, the drafter's of one draft token.
+
+A key that is not in this list is refused. ``name`` names the case. What data sets say about themselves may be there
+too: ``n_requests`` and ``arrivals_sha256`` are compared with the arrivals; ``note``, ``policies`` and
+``num_devices_per_node`` are passed over.
 """
 
-import json
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +21,30 @@ from paceline.placement.arrivals import draw_for_models
 from paceline.placement.case import Case
 from paceline.placement.cluster import Cluster
 from paceline.placement.drafting import Drafting
+from paceline.placement.fields import (
+    field_of,
+    number_of,
+    numbers_of,
+    only_known,
+    read_mapping,
+    shown,
+    text_of,
+    whole_of,
+)
 from paceline.placement.model import NO_SLO, PlacedModel
 from paceline.placement.profile import ModelProfile, ParallelConfig, Stages
 from paceline.placement.traces import read_arrivals
-from paceline.placement.workload import Workload
+from paceline.placement.workload import MAX_SECONDS, Workload
+
+_CASE_KEYS = (
+    "name", "num_devices", "mem_budget", "models", "profiles", "arrivals", "duration", "seed",
+    "note", "policies", "num_devices_per_node", "n_requests", "arrivals_sha256",
+)  # fmt: skip
+_MODEL_KEYS = ("name", "type", "rate", "cv", "slo", "path", "draft")
+_PROFILE_KEYS = ("op", "pp", "latency", "weight_mem", "batch_latency")
+
+MOST_BYTES = 1e18
+"""Of a device's memory, or of a stage's weights."""
 
 
 def read_case(path: str | Path) -> Case:
@@ -41,11 +65,12 @@ def case_from(values: dict[str, Any], folder: Path, name: str) -> Case:
         folder: what `arrivals` is relative to.
         name: of the case, when the fields give none.
     """
-    models = tuple(_read_model(i, model) for i, model in enumerate(_field(values, "models", list)))
-    profiles = {name: _read_profile(name, rows) for name, rows in _field(values, "profiles", dict).items()}
-    cluster = Cluster(_whole(values, "num_devices"), _number(values, "mem_budget"))
+    only_known(values, _CASE_KEYS, "case")
+    models = tuple(_read_model(i, model) for i, model in enumerate(field_of(values, "models", list)))
+    profiles = {str(name): _read_profile(name, rows) for name, rows in field_of(values, "profiles", dict).items()}
+    cluster = Cluster(whole_of(values, "num_devices"), number_of(values, "mem_budget", most=MOST_BYTES))
     return Case(
-        name=str(values.get("name", name)),
+        name=text_of(values, "name", name),
         cluster=cluster,
         models=models,
         profiles=profiles,
@@ -54,121 +79,96 @@ def case_from(values: dict[str, Any], folder: Path, name: str) -> Case:
     )
 
 
-def read_mapping(path: Path) -> dict[str, Any]:
-    """The mapping in a JSON or YAML file. Raises InvalidParameter when there is none."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidParameter("case", f"cannot read {path} ({error})", "give a JSON or YAML file") from None
-    try:
-        values = _parse_yaml(text) if path.suffix in (".yaml", ".yml") else json.loads(text)
-    except ValueError as error:
-        raise InvalidParameter("case", f"{path} cannot be parsed ({error})", "mend it, or check its suffix") from None
-    if not isinstance(values, dict):
-        raise InvalidParameter("case", f"{path} holds no mapping", "write the fields of a case at its top level")
-    return values
-
-
-def _parse_yaml(text: str) -> Any:
-    import yaml  # its import takes longer than reading a JSON case
-
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(error) from None
-
-
 def _read_workload(values: dict[str, Any], models: tuple[PlacedModel, ...], folder: Path) -> Workload:
     if not models:
         raise InvalidParameter("models", "the list is empty", "name at least one model")
     if "arrivals" in values:
         names = [model.name for model in models]
-        workload = read_arrivals(folder / str(values["arrivals"]), names)
+        path = folder / text_of(values, "arrivals")
+        workload = read_arrivals(path, names)
+        _check_described(values, path, workload)
     else:
         if "duration" not in values:
             raise InvalidParameter("arrivals", "missing", "give a CSV, or a duration in seconds to draw arrivals for")
-        workload = draw_for_models(models, _number(values, "duration"), seed=_whole(values, "seed", 0))
+        duration = number_of(values, "duration", most=MAX_SECONDS)
+        workload = draw_for_models(models, duration, seed=_seed(values))
     if workload.num_requests == 0:
         raise InvalidParameter("arrivals", "there are none", "give requests, or positive rates and a longer duration")
     return workload
 
 
+def _seed(values: dict[str, Any]) -> int:
+    seed = whole_of(values, "seed", 0)
+    if seed < 0:
+        raise InvalidParameter("seed", f"{seed}", "give 0 or more")
+    return seed
+
+
+def _check_described(values: dict[str, Any], path: Path, workload: Workload) -> None:
+    """Refuse arrivals that are not those the case was made with, where it says so."""
+    if "n_requests" in values and whole_of(values, "n_requests") != workload.num_requests:
+        problem = f"{path} has {workload.num_requests} requests, n_requests says {values['n_requests']}"
+        raise InvalidParameter("arrivals", problem, "bring the whole file, or leave n_requests out")
+    wanted = values.get("arrivals_sha256")
+    if wanted is not None and hashlib.sha256(path.read_bytes()).hexdigest() != wanted:
+        raise InvalidParameter("arrivals", f"{path} does not have arrivals_sha256", "bring the file, or leave it out")
+
+
 def _read_model(index: int, values: Any) -> PlacedModel:
     where = f"models[{index}]"
     if not isinstance(values, dict):
-        raise InvalidParameter(where, f"{values!r} is no mapping", "give name, type, rate, cv, slo")
+        raise InvalidParameter(where, f"{shown(values)} is no mapping", "give name, type, rate, cv, slo")
+    only_known(values, _MODEL_KEYS, where)
     slo = values.get("slo")
     return PlacedModel(
-        name=str(values.get("name", f"m{index}")),
-        profile_type=str(_field(values, "type", str, where)),
-        rate=_number(values, "rate", 0.0, where),
-        cv=_number(values, "cv", 1.0, where),
-        slo=NO_SLO if slo is None else _number(values, "slo", where=where),
-        path=_field(values, "path", str, where) if "path" in values else None,
+        name=text_of(values, "name", f"m{index}", where),
+        profile_type=text_of(values, "type", where=where),
+        rate=number_of(values, "rate", 0.0, where),
+        cv=number_of(values, "cv", 1.0, where),
+        slo=NO_SLO if slo is None else number_of(values, "slo", where=where),
+        path=field_of(values, "path", str, where) if "path" in values else None,
     )
 
 
 def _read_draft(index: int, model: dict[str, Any]) -> Drafting:
     where = f"models[{index}].draft"
-    values = _field(model, "draft", dict, f"models[{index}]")
+    values = field_of(model, "draft", dict, f"models[{index}]")
     known = ("type", "output_tokens", "acceptance_rate", "num_draft_tokens", "verify_ratio", "hand_over")
-    if unknown := sorted(map(str, set(values) - set(known))):
-        raise InvalidParameter(where, f"sets {', '.join(unknown)}", f"use {', '.join(known)}")
-    given = {name: _number(values, name, where=where) for name in known[1:] if name in values or name in known[:3]}
+    only_known(values, known, where)
+    given = {name: number_of(values, name, where=where) for name in known[1:] if name in values or name in known[:3]}
     if "num_draft_tokens" in given:
-        given["num_draft_tokens"] = _whole(values, "num_draft_tokens", where=where)
-    return Drafting(profile_type=str(_field(values, "type", str, where)), **given)  # pyright: ignore[reportArgumentType]
+        given["num_draft_tokens"] = whole_of(values, "num_draft_tokens", where=where)
+    return Drafting(profile_type=text_of(values, "type", where=where), **given)  # pyright: ignore[reportArgumentType]
 
 
 def _read_profile(name: str, rows: Any) -> ModelProfile:
     where = f"profiles.{name}"
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise InvalidParameter(where, "is no list of entries", "give [{op, pp, latency, weight_mem}, ...]")
-    return ModelProfile(name, dict(_read_entry(row, where) for row in rows))
+    entries = [_read_entry(row, where) for row in rows]
+    if len({parallel for parallel, _ in entries}) < len(entries):
+        raise InvalidParameter(where, "a split (op, pp) is given twice", "give one entry for each")
+    return ModelProfile(str(name), dict(entries))
 
 
 def _read_entry(row: dict[str, Any], where: str) -> tuple[ParallelConfig, Stages]:
-    parallel = ParallelConfig(_whole(row, "op", 1, where), _whole(row, "pp", 1, where))
-    batches = _field(row, "batch_latency", dict, where) if "batch_latency" in row else {}
-    try:
-        sizes = {int(size): size for size in batches}
-    except ValueError:
-        problem = f"sizes {list(batches)}"
-        raise InvalidParameter(f"{where}.batch_latency", problem, "use whole numbers as keys") from None
+    only_known(row, _PROFILE_KEYS, where)
+    parallel = ParallelConfig(whole_of(row, "op", 1, where), whole_of(row, "pp", 1, where))
     stages = Stages(
-        latency=_numbers(row, "latency", where),
-        weight_mem=_numbers(row, "weight_mem", where),
-        batch_latency={size: _numbers(batches, key, f"{where}.batch_latency") for size, key in sizes.items()},
+        latency=numbers_of(row, "latency", where, most=MAX_SECONDS),
+        weight_mem=numbers_of(row, "weight_mem", where, most=MOST_BYTES),
+        batch_latency=_read_batches(row, where),
     )
     return parallel, stages
 
 
-def _field(values: dict[str, Any], name: str, kind: type, where: str = "") -> Any:
-    label = f"{where}.{name}" if where else name
-    if not isinstance(values.get(name), kind):
-        found = repr(values[name]) if name in values else "missing"
-        raise InvalidParameter(label, found, f"give a {kind.__name__}")
-    return values[name]
-
-
-def _number(values: dict[str, Any], name: str, default: float | None = None, where: str = "") -> float:
-    value = values.get(name, default)
+def _read_batches(row: dict[str, Any], where: str) -> dict[int, tuple[float, ...]]:
+    batches = field_of(row, "batch_latency", dict, where) if "batch_latency" in row else {}
+    label = f"{where}.batch_latency"
     try:
-        if isinstance(value, bool) or value is None:
-            raise ValueError
-        return float(value)  # a string too: YAML reads 2.0e9 as one
-    except (TypeError, ValueError):
-        label = f"{where}.{name}" if where else name
-        problem = repr(value) if name in values else "missing"
-        raise InvalidParameter(label, problem, "give a number") from None
-
-
-def _whole(values: dict[str, Any], name: str, default: int | None = None, where: str = "") -> int:
-    value = _number(values, name, default, where)
-    if not value.is_integer():
-        raise InvalidParameter(f"{where}.{name}" if where else name, f"{value}", "give a whole number")
-    return int(value)
-
-
-def _numbers(values: dict[str, Any], name: str, where: str) -> tuple[float, ...]:
-    return tuple(_number({name: value}, name, where=where) for value in _field(values, name, list, where))
+        sizes = [int(str(size)) for size in batches]
+    except ValueError:
+        raise InvalidParameter(label, f"sizes {shown(list(batches))}", "use whole numbers as keys") from None
+    if len(set(sizes)) < len(sizes) or min(sizes, default=2) < 2:
+        raise InvalidParameter(label, f"sizes {shown(list(batches))}", "give each size above 1 once")
+    return {size: numbers_of(batches, key, label, MAX_SECONDS) for size, key in zip(sizes, batches, strict=True)}

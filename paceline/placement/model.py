@@ -8,6 +8,10 @@ NO_SLO = 1e9
 """A deadline, in seconds, that stands for none: from here on every request is in time and mean latency is compared."""
 
 
+MAX_CV = 100.0
+"""Burstier arrivals than this come as a few bursts in years."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlacedModel:
     """One of the models that share a cluster.
@@ -36,8 +40,9 @@ class PlacedModel:
             raise InvalidParameter(
                 "rate", f"{self.rate} for model {self.name!r}", "give requests per second, 0 or more"
             )
-        if not 0 <= self.cv < float("inf"):
-            raise InvalidParameter("cv", f"{self.cv} for model {self.name!r}", "give 0 or more; 1 is Poisson")
+        if not 0 <= self.cv <= MAX_CV:
+            problem = f"{self.cv} for model {self.name!r}"
+            raise InvalidParameter("cv", problem, f"give 0 to {MAX_CV:g}; 1 is Poisson")
         if not self.slo > 0:
             raise InvalidParameter(
                 "slo", f"{self.slo} s for model {self.name!r}", "give seconds above 0, or leave it out"

@@ -3,11 +3,13 @@
 Plain data: searching for a good one is `search/`, telling how it fares is `simulator/`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from paceline.errors import InvalidParameter
 from paceline.placement.cluster import Cluster
+from paceline.placement.fields import shown
 from paceline.placement.model import PlacedModel
 from paceline.placement.profile import ModelProfile, ParallelConfig
 
@@ -45,13 +47,18 @@ class Placement:
     @classmethod
     def from_lists(cls, groups: Sequence[Sequence]) -> "Placement":
         """From ``[[tensor degree, pipeline degree, [model indices]], ...]``, the form of a plan file."""
-        try:
-            made = [Group(ParallelConfig(int(op), int(pp)), tuple(map(int, models))) for op, pp, models in groups]
-        except (TypeError, ValueError) as error:
-            if isinstance(error, InvalidParameter):
-                raise
-            remedy = "write [[tensor, pipeline, [model indices]], ...]"
-            raise InvalidParameter("groups", f"cannot be read ({error})", remedy) from None
+        remedy = "write [[tensor, pipeline, [model indices]], ...]"
+        if isinstance(groups, str | Mapping) or not isinstance(groups, Iterable):
+            raise InvalidParameter("groups", f"{shown(groups)} is no list", remedy)
+        made = []
+        for index, entry in enumerate(groups):
+            try:
+                tensor, pipeline, models = entry
+                made.append(Group(ParallelConfig(_whole(tensor), _whole(pipeline)), tuple(map(_whole, models))))
+            except (TypeError, ValueError, OverflowError) as error:
+                if isinstance(error, InvalidParameter):
+                    raise
+                raise InvalidParameter("groups", f"number {index}, {shown(entry)}, cannot be read", remedy) from None
         return cls(tuple(made))
 
     def to_lists(self) -> list[list]:
@@ -70,6 +77,13 @@ class Placement:
             for model in group.models:
                 counts[model] += 1
         return counts
+
+
+def _whole(value: Any) -> int:
+    """A degree or an index, as it is: 1.9 is none."""
+    if isinstance(value, bool) or value != int(value) or not 0 <= value < 2**31:
+        raise ValueError(f"{shown(value)} is no whole number from 0")
+    return int(value)
 
 
 def group_mem(group: Group, models: Sequence[PlacedModel], profiles: Mapping[str, ModelProfile]) -> tuple[float, ...]:

@@ -7,6 +7,9 @@ import numpy as np
 
 from paceline.errors import InvalidParameter
 
+MAX_SECONDS = 1e9
+"""Thirty years: times beyond are seconds since an epoch, or milliseconds."""
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -17,14 +20,15 @@ class Workload:
         models: int32 [requests], index of the model asked for.
 
     Raises:
-        InvalidParameter: lengths that differ, times out of order or not finite, or a negative model index.
+        InvalidParameter: lengths that differ, times out of order, negative, not finite or above `MAX_SECONDS`, or a
+            model index that is no index.
     """
 
     times: np.ndarray
     models: np.ndarray
 
     def __post_init__(self) -> None:
-        times, models = np.asarray(self.times, np.float64), np.asarray(self.models, np.int32)
+        times, models = np.asarray(self.times, np.float64), _indices(self.models)
         if times.ndim != 1 or times.shape != models.shape:
             raise InvalidParameter("arrivals", f"{times.shape} times, {models.shape} models", "give one model per time")
         if not np.isfinite(times).all():
@@ -34,8 +38,9 @@ class Workload:
             first = falls[0] + 1
             problem = f"request {first} at {times[first]} s comes after one at {times[first - 1]} s"
             raise InvalidParameter("arrivals", problem, "sort them by time")
-        if len(models) and models.min() < 0:
-            raise InvalidParameter("arrivals", f"model index {models.min()}", "use indices from 0")
+        if len(times) and not 0 <= times[0] <= times[-1] <= MAX_SECONDS:
+            problem = f"times from {times[0]:g} to {times[-1]:g} s"
+            raise InvalidParameter("arrivals", problem, f"count seconds from 0, up to {MAX_SECONDS:g}")
         object.__setattr__(self, "times", times)
         object.__setattr__(self, "models", models)
 
@@ -72,6 +77,16 @@ class Workload:
         if not 0 < factor < float("inf"):
             raise InvalidParameter("rate_scale", f"{factor} is not above 0", "give a factor above 0")
         return Workload(self.times / factor, self.models)
+
+
+def _indices(models: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Model indices as int32. Raises InvalidParameter for what is none."""
+    found = np.asarray(models)
+    if found.dtype != np.int32 or (found.size and found.min() < 0):
+        wrong = [m for m in found.ravel().tolist() if not (0 <= m < 2**31 and m == int(m))]
+        if wrong:
+            raise InvalidParameter("arrivals", f"model index {wrong[0]}", "use indices from 0")
+    return found.astype(np.int32)
 
 
 def merge(streams: Sequence[np.ndarray]) -> Workload:

@@ -32,10 +32,12 @@ class TokenTree:
         draft_laws: the laws nodes were drawn from, None when `draw` is ``one_hot``.
         draft_rows: n indices into `draft_laws` (siblings of several drafters may differ); None when `draw` is
             ``one_hot``.
+        chances: n estimates, in [0, 1], that the node will be accepted, most likely nodes first: what its drafter
+            knows of a proposal that it chose. None where it estimates nothing. Verification never looks at them.
 
     Raises:
-        InvalidParameter: the fields do not describe a tree, or siblings that were not drawn independently repeat a
-            token.
+        InvalidParameter: the fields do not describe a tree, siblings that were not drawn independently repeat a token,
+            or nodes that were drawn come with chances: leaving some out by what they are would change the text's law.
     """
 
     tokens: tuple[int, ...] = ()
@@ -43,11 +45,13 @@ class TokenTree:
     draw: Draw = "one_hot"
     draft_laws: tuple[Law, ...] | None = None
     draft_rows: tuple[int, ...] | None = None
+    chances: tuple[float, ...] | None = None
     _children: tuple[tuple[int, ...], ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         _check_shape(self)
         _check_laws(self)
+        _check_chances(self)
         children: list[list[int]] = [[] for _ in range(len(self.tokens) + 1)]
         for node, parent in enumerate(self.parents):
             children[parent + 1].append(node)
@@ -130,9 +134,11 @@ class TokenTree:
         if len(nodes) == len(self):
             return self
         number = {node: i for i, node in enumerate(nodes)} | {ROOT_PARENT: ROOT_PARENT}
-        rows = None if self.draft_rows is None else tuple([self.draft_rows[node] for node in nodes])
+        tokens = tuple([self.tokens[node] for node in nodes])
         parents = tuple([number[self.parents[node]] for node in nodes])
-        return TokenTree(tuple([self.tokens[node] for node in nodes]), parents, self.draw, self.draft_laws, rows)
+        rows = None if self.draft_rows is None else tuple([self.draft_rows[node] for node in nodes])
+        chances = None if self.chances is None else tuple([self.chances[node] for node in nodes])
+        return TokenTree(tokens, parents, self.draw, self.draft_laws, rows, chances)
 
 
 def union(trees: Sequence[TokenTree]) -> TokenTree:
@@ -198,6 +204,16 @@ def _check_shape(tree: TokenTree) -> None:
     for node, parent in enumerate(tree.parents):
         if not ROOT_PARENT <= parent < node:
             raise InvalidParameter("parents", f"node {node} has parent {parent}", "number parents before children")
+
+
+def _check_chances(tree: TokenTree) -> None:
+    if tree.chances is None:
+        return
+    if tree.draw != "one_hot":
+        raise InvalidParameter("chances", f"given for draw={tree.draw!r}", "leave them out, or choose the nodes")
+    if len(tree.chances) != len(tree.tokens) or not all([0 <= chance <= 1 for chance in tree.chances]):
+        problem = f"{tree.chances} for {len(tree.tokens)} tokens"
+        raise InvalidParameter("chances", problem, "give every node a probability")
 
 
 def _check_laws(tree: TokenTree) -> None:

@@ -99,7 +99,7 @@ class StepResult:
         num_draft_tokens, depth: nodes and levels verified.
         rejected: the target's own token replaced a drafted one (recovered, not bonus).
         num_refused: nodes that were compared with the target and refused.
-        tokens, parents, picks, taps, is_own: as of `RequestOutcome`, for the drafter.
+        promised, tokens, parents, picks, taps, is_own: as of `RequestOutcome`, for the drafter.
     """
 
     request_id: str
@@ -109,6 +109,7 @@ class StepResult:
     rejected: bool = False
     depth: int = 0
     num_refused: int = 0
+    promised: float = 0.0
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     picks: Any = None

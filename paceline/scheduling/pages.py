@@ -21,10 +21,21 @@ def page_digest(previous: bytes, token_ids: Sequence[int]) -> bytes:
     return blake2b(previous + array("q", token_ids).tobytes(), digest_size=16).digest()
 
 
-def extend_digests(digests: list[bytes], token_ids: Sequence[int], page_size: int, num_tokens: int) -> None:
-    """Append to `digests` those of the further full pages of the first `num_tokens` tokens, in place."""
+def salt_of(text: str) -> bytes:
+    """What sets the pages of requests with one `cache_salt` apart from all others: 16 bytes, none for no salt."""
+    return blake2b(text.encode("utf-8", "replace"), digest_size=16, person=b"cache_salt").digest() if text else b""
+
+
+def extend_digests(
+    digests: list[bytes], token_ids: Sequence[int], page_size: int, num_tokens: int, salt: bytes = b""
+) -> None:
+    """Append to `digests` those of the further full pages of the first `num_tokens` tokens, in place.
+
+    Args:
+        salt: of `salt_of`; pages under different salts never have equal digests.
+    """
     for start in range(len(digests) * page_size, num_tokens - page_size + 1, page_size):
-        digests.append(page_digest(digests[-1] if digests else b"", token_ids[start : start + page_size]))
+        digests.append(page_digest(digests[-1] if digests else salt, token_ids[start : start + page_size]))
 
 
 class PagePool:

@@ -12,9 +12,12 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import InvalidParameter
+from paceline.limits import unrepeated
 from paceline.speculation.cost import CostProfile
 
 FORMAT, VERSION = "paceline-profile", 1
+MOST_SECONDS = 1e9
+"""Of a pass: a number beyond is a damaged file's."""
 _REMEDY = "measure anew with `paceline tune`"
 
 
@@ -65,6 +68,19 @@ class Profile:
         """Seconds of a pass over `rows` rows of `num_requests` requests, each with `context` tokens before its rows."""
         return self.cost(rows, context) + max(0.0, num_requests - 1) * self._segment(context)
 
+    def _check_kinds(self) -> None:
+        """Raise ValueError for a field that is no text or number of its kind."""
+        for name in ("model", "fingerprint", "dtype", "executor", "machine"):
+            if not isinstance(getattr(self, name), str):
+                raise ValueError(f"{name} is no text")
+        for name in ("threads", "token_budget", "chunk", "num_decodes"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+                raise ValueError(f"{name} is {value!r}")
+        for name in ("target_ms", "step_overhead"):
+            if getattr(self, name) is not None:
+                _seconds(getattr(self, name))
+
     def _segment(self, context: float) -> float:
         """`segment_seconds` at a context, on straight lines between the measured ones."""
         if not self.segment_seconds:
@@ -95,27 +111,35 @@ class Profile:
             InvalidParameter: there is no such file, it is no profile, of another version, or damaged.
         """
         try:
-            values: Any = json.loads(path.read_text())
+            values: Any = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unrepeated)
         except OSError as error:
             raise InvalidParameter("profile", f"{path} cannot be read: {error.strerror}", _REMEDY) from error
-        except ValueError as error:
-            raise InvalidParameter("profile", f"{path} is not JSON", _REMEDY) from error
+        except (ValueError, RecursionError) as error:
+            raise InvalidParameter("profile", f"{path} is not JSON ({error})", _REMEDY) from error
         if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
             raise InvalidParameter("profile", f"{path} is no cost profile", _REMEDY)
-        if (version := values.pop("version", None)) != VERSION:
+        if (version := values.pop("version", None)) != VERSION or version is True:
             raise InvalidParameter("profile", f"{path} has version {version!r}, not {VERSION}", _REMEDY)
         try:
             values |= {name: _numbers(values[name]) for name in ("seconds", "prefill_seconds")}
             segments = values.get("segment_seconds", {})
-            values["segment_seconds"] = {int(context): float(seconds) for context, seconds in segments.items()}
+            values["segment_seconds"] = {int(context): _seconds(seconds) for context, seconds in segments.items()}
             profile = cls(**values)
+            profile._check_kinds()
             profile.cost(1)
             profile.prefill_cost(1)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise InvalidParameter("profile", f"{path} is damaged ({error})", _REMEDY) from error
         return profile
 
 
 def _numbers(tables: Mapping[str, Mapping[str, float]]) -> dict[int, dict[int, float]]:
     """JSON's keys are texts; ours are numbers."""
-    return {int(c): {int(r): float(s) for r, s in table.items()} for c, table in tables.items()}
+    return {int(c): {int(r): _seconds(s) for r, s in table.items()} for c, table in tables.items()}
+
+
+def _seconds(value: Any) -> float:
+    """A number from 0 to `MOST_SECONDS`. Raises ValueError for another."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST_SECONDS:
+        raise ValueError(f"{value!r} is no time")
+    return float(value)

@@ -37,6 +37,7 @@ class RequestState:
         deadline: when its time is up, in seconds on the caller's clock; None for never.
         leader: the request that computes the same prompt first, so that this one can share its pages (samples of one
             prompt).
+        salt: requests with another one never share pages or remembered texts with it (`pages.salt_of`).
         token_ids: prompt and committed output. One list that only grows, so that drafters may read it without copies.
         num_computed: leading tokens whose keys and values are in the cache. Committed tokens only.
         page_table: page ids in order of position; at least ``num_computed`` slots.
@@ -64,6 +65,7 @@ class RequestState:
     priority: int = 0
     deadline: float | None = None
     leader: "RequestState | None" = field(default=None, repr=False)
+    salt: bytes = b""
     status: Status = Status.WAITING
     token_ids: list[int] = field(init=False)
     num_computed: int = 0

@@ -240,7 +240,7 @@ class Scheduler:
         if not self.config.prefix_caching:
             return
         first = len(request.page_digests)
-        extend_digests(request.page_digests, request.token_ids, self.pool.page_size, request.num_computed)
+        extend_digests(request.page_digests, request.token_ids, self.pool.page_size, request.num_computed, request.salt)
         for index in range(first, len(request.page_digests)):
             self.pool.publish(request.page_table[index], request.page_digests[index])
 
@@ -299,6 +299,7 @@ def _outcome(grant: Grant, result: StepResult, count: int) -> RequestOutcome:
         outcome.tokens, outcome.parents, outcome.picks = result.tokens, result.parents, result.picks
         outcome.num_accepted = min(len(result.token_ids) - 1, count)
         outcome.level_refused = result.rejected and is_whole
+        outcome.promised = result.promised if is_whole else 0.0
         outcome.num_refused = max(result.num_refused, result.rejected) if is_whole else 0
     if result.taps is not None:
         num_computed = grant.num_prefill_tokens or count

@@ -146,7 +146,7 @@ class StepBuilder:
             return pool.fork(leader.page_table[: pool.pages_for(known)]), leader.page_digests[: known // pool.page_size]
         digests: list[bytes] = []
         if self.config.prefix_caching and request.params.prompt_logprobs is None:
-            extend_digests(digests, request.token_ids, pool.page_size, known)
+            extend_digests(digests, request.token_ids, pool.page_size, known, request.salt)
         cached = pool.longest_prefix(digests)
         pool.share(cached)
         return cached, digests[: len(cached)]

@@ -1,5 +1,6 @@
 """The HTTP application: routes and what is said when things go wrong. It knows neither engines nor clusters."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -106,13 +107,8 @@ def _add_generation(app: FastAPI, front: Front) -> None:
         model = front.served_name(body.model)
         text = front.at_hand()
         tokens = await text.tokenize(replace(body.job(), model=model))
-        answer: dict[str, Any] = {
-            "count": len(tokens), "max_model_len": text.describe(model).get("max_model_len"),
-            "tokens": [token_id for token_id, _ in tokens], "token_strs": None,
-        }  # fmt: skip
-        if body.return_token_strs:
-            answer["token_strs"] = [spelling.decode("utf-8", "replace") for _, spelling in tokens]
-        return JSONResponse(answer)
+        told = asyncio.to_thread(body.answer, tokens, text.describe(model).get("max_model_len"))
+        return JSONResponse(await told)
 
     @app.post("/detokenize")
     async def detokenize(request: Request) -> Response:

@@ -16,6 +16,7 @@ Body = dict[str, Any]
 SAME = (
     "model", "temperature", "top_p", "top_k", "stream", "seed", "speculative", "prediction", "paceline", "metadata",
     "user", "store", "tool_choice", "parallel_tool_calls", "service_tier", "timeout", "top_logprobs",
+    "cache_salt", "priority",
 )  # fmt: skip
 """Fields that all protocols call the same."""
 

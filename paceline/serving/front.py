@@ -13,13 +13,15 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from paceline.errors import InvalidParameter
 from paceline.serving.answers import Answer, Wish
+from paceline.serving.body import is_long
 from paceline.serving.dialects import AnyBody, Dialect
 from paceline.serving.gate import Gate
 from paceline.serving.job import Backend, Job, TextBackend
 from paceline.serving.protocol import ChatRequest, CompletionRequest, split_samples
 from paceline.serving.refusals import HttpRefusal
+from paceline.serving.rendering import rendered, response
 from paceline.serving.settings import Settings
-from paceline.serving.stream import DONE, PING, event, events, gather, run, unless_gone
+from paceline.serving.stream import DONE, PING, events, gather, run, unless_gone
 
 _STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _EARLY_SECONDS = 1.0
@@ -59,16 +61,17 @@ class Front:
 
     async def generate(self, request: Request, body: CompletionRequest | ChatRequest) -> Response:
         """The answer to either kind of request, whole or streamed."""
-        jobs, answer = self.prepared(body)
+        jobs, answer = await self._prepared(request, body)
         request.scope.setdefault("state", {})["noted"] = {"model": body.model, "stream": body.stream}
         if body.stream and not body.echo:
             return await self._streamed(request, body, jobs, answer)
         whole = await unless_gone(request, self.whole(body, jobs, answer))
         request.scope["state"]["noted"] |= {"usage": whole["usage"]}
         if not body.stream:
-            return JSONResponse(whole)
+            return await response(whole)
         usage = {} if body.include_usage else {"usage": None}
-        return StreamingResponse(iter([event(whole | usage), DONE]), media_type="text/event-stream")
+        told = f"data: {(await rendered(whole | usage)).decode()}\n\n"
+        return StreamingResponse(iter([told, DONE]), media_type="text/event-stream")
 
     async def translated(self, request: Request, asked: AnyBody, dialect: Dialect) -> Response:
         """The answer in another protocol."""
@@ -76,7 +79,7 @@ class Front:
         if body.n != 1:
             raise InvalidParameter("n", "is not part of this protocol", "leave it out")
         body.stream_options.include_usage = True
-        jobs, answer = self.prepared(body)
+        jobs, answer = await self._prepared(request, body)
         request.scope.setdefault("state", {})["noted"] = {"model": body.model, "stream": body.stream}
         if not body.stream:
             return JSONResponse(dialect.answer(await unless_gone(request, self.whole(body, jobs, answer))))
@@ -84,21 +87,30 @@ class Front:
         told = _retold(plain.body_iterator, dialect, body.model or "")
         return StreamingResponse(told, media_type="text/event-stream", headers=_STREAM_HEADERS)
 
-    def prepared(self, body: CompletionRequest | ChatRequest) -> tuple[list[Job], Answer]:
-        """The jobs that a request asks for, and the writer of its answer. Raises InvalidParameter."""
+    def prepared(self, body: CompletionRequest | ChatRequest, caller: str = "") -> tuple[list[Job], Answer]:
+        """The jobs that a request of `caller` asks for, and the writer of its answer. Raises InvalidParameter."""
         request_id = f"{'chatcmpl' if isinstance(body, ChatRequest) else 'cmpl'}-{uuid.uuid4().hex}"
         body.model = self.served_name(body.model)
+        if caller and not self.settings.shared_cache:
+            body.cache_salt = f"{caller} {body.cache_salt}"
         jobs = [self._with_tools(self._bounded(job), body) for job in body.jobs(request_id)]
         answer = Answer(request_id, body.model, _wish(body, jobs, self.settings))
         if self.text is None:
             jobs = [single for job in jobs for single in split_samples(job)]
         return jobs, answer
 
+    async def _prepared(self, request: Request, body: CompletionRequest | ChatRequest) -> tuple[list[Job], Answer]:
+        """`prepared`, beside the event loop where there is much to prepare."""
+        if is_long(request):
+            return await asyncio.to_thread(self.prepared, body, _caller(request))
+        return self.prepared(body, _caller(request))
+
     async def whole(self, body: CompletionRequest | ChatRequest, jobs: list[Job], answer: Answer) -> dict[str, Any]:
         """The body of an answer in one piece."""
         with self.gate.inside(len(jobs)):
             async with aclosing(run(self.backend, jobs, 1 if self.text else body.n)) as chunks:
-                return answer.whole(await gather(chunks, self.gate))
+                found = await gather(chunks, self.gate)
+        return await asyncio.to_thread(answer.whole, found) if jobs[0].detail else answer.whole(found)
 
     async def _streamed(self, request: Request, body: Any, jobs: list[Job], answer: Answer) -> StreamingResponse:
         """The first piece is awaited a little before the status is sent, so that a refusal has a status of its own."""
@@ -131,6 +143,10 @@ class Front:
         """The job with the server's own time limit."""
         limits = [each for each in (job.timeout, self.settings.request_timeout) if each is not None]
         return replace(job, timeout=min(limits)) if limits else job
+
+
+def _caller(request: Request) -> str:
+    return request.scope.get("state", {}).get("caller", "")
 
 
 async def _retold(lines: Any, dialect: Dialect, model: str) -> AsyncIterator[str]:

@@ -17,7 +17,7 @@ OPEN_PATHS = frozenset(("/health", "/ready", "/", "/page"))
 
 
 class Guard:
-    """ASGI middleware.
+    """ASGI middleware; the state of a request that it lets in has ``caller``, the hash of its key or "".
 
     Args:
         app: what is guarded.
@@ -44,6 +44,7 @@ class Guard:
             return
         try:
             self._check(scope["path"], headers)
+            scope.setdefault("state", {})["caller"] = _hash(_key(headers)).hex() if self._keys else ""
         except HttpRefusal as error:
             refusal = refusal_of(error)
             await JSONResponse(refusal.body, refusal.status, dict(refusal.headers))(scope, receive, send)

@@ -25,6 +25,7 @@ class Job:
         priority: smaller runs earlier.
         timeout: seconds after which it ends with the tokens it has; None for never.
         add_special_tokens: put in what the model wants around a text prompt.
+        cache_salt: see `Engine.add_request`.
         detail: chunks carry `Piece`s, and the last one the prompt's.
     """
 
@@ -40,6 +41,7 @@ class Job:
     timeout: float | None = None
     add_special_tokens: bool = True
     detail: bool = False
+    cache_salt: str = ""
 
     def with_seed(self, seed: int) -> "Job":
         """The same, drawing from `seed` unless it is greedy or has a seed already: its text is the same each time."""

@@ -3,8 +3,8 @@
 A null stands for the field's default, as with OpenAI. A field that asks for nothing is passed over; one with a meaning
 that is not served is refused. Beyond OpenAI's, with vLLM's names: ``top_k``, ``min_p``, ``repetition_penalty``,
 ``ignore_eos``, ``min_tokens``, ``stop_token_ids``, ``bad_words``, ``prompt_logprobs``, ``return_token_ids``,
-``add_special_tokens``, ``priority``. Our own: ``speculative``, ``prediction`` on both endpoints, ``logprobs_mode``,
-``timeout``, ``slo`` (seconds from arrival to answer, clusters only) and ``paceline``.
+``add_special_tokens``, ``priority``, ``cache_salt``. Our own: ``speculative``, ``prediction`` on both endpoints,
+``logprobs_mode``, ``timeout``, ``slo`` (seconds from arrival to answer, clusters only) and ``paceline``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -96,6 +96,7 @@ class Request(BaseModel):
     guided_grammar: str | None = None
     priority: int = 0
     timeout: float | None = None
+    cache_salt: str = ""
     slo: float | None = None
     stream: bool = False
     stream_options: StreamOptions = Field(default_factory=StreamOptions)
@@ -162,7 +163,7 @@ class Request(BaseModel):
         detail = self.wants_pieces or params.logprobs is not None
         return Job(
             request_id, self.model or "", params=params, stream=self.stream, slo=self.slo, priority=self.priority,
-            timeout=self.timeout, detail=detail, **more,
+            timeout=self.timeout, detail=detail, cache_salt=self.cache_salt, **more,
         )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ class Settings:
         allowed_origins: web pages of these origins may ask; by default none but the server's own.
         metrics_prefix: of the names in /metrics.
         spec_decode_metrics: answers tell acceptance in vLLM's shape without being asked.
+        shared_cache: requests of different API keys may share cached prompts and remembered texts.
         page: serve the playground at ``/``.
     """
 
@@ -38,6 +39,7 @@ class Settings:
     allowed_origins: tuple[str, ...] = ()
     metrics_prefix: str = "paceline"
     spec_decode_metrics: bool = False
+    shared_cache: bool = False
     page: bool = True
 
     def __post_init__(self) -> None:

@@ -17,6 +17,7 @@ from paceline.serving.answers import Answer
 from paceline.serving.gate import Gate
 from paceline.serving.job import Backend, Chunk, Job
 from paceline.serving.refusals import error_body, refusal_of
+from paceline.serving.rendering import rendered
 
 _T = TypeVar("_T")
 Chunks = AsyncGenerator[tuple[int, Chunk], None]
@@ -85,10 +86,10 @@ async def events(
     at_end, always = usage
     async with aclosing(chunks):
         if first is not None:
-            yield event(answer.piece(*first, always))
+            yield await _told(answer, first, always)
         try:
             async for item in patiently(chunks, gate, ping):
-                yield PING if item is None else event(answer.piece(*item, always))
+                yield PING if item is None else await _told(answer, item, always)
         except Exception as error:
             yield event(refusal_of(error).body)
             return
@@ -99,6 +100,14 @@ async def events(
             yield event(error_body(answer.errors[0], "request_failed"))
             return
         yield DONE
+
+
+async def _told(answer: Answer, item: tuple[int, Chunk], always: bool) -> str:
+    """The event of a chunk; one that tells of a whole prompt is written beside the event loop."""
+    if not item[1].summary.prompt:
+        return event(answer.piece(*item, always))
+    body = await asyncio.to_thread(answer.piece, *item, always)
+    return f"data: {(await rendered(body)).decode()}\n\n"
 
 
 async def patiently(chunks: Chunks, gate: Gate, ping: float) -> AsyncGenerator[tuple[int, Chunk] | None, None]:

@@ -1,5 +1,8 @@
 """POST /tokenize and /detokenize, as vLLM has them: what comes in."""
 
+from collections.abc import Sequence
+from typing import Any
+
 from pydantic import BaseModel
 
 from paceline.errors import InvalidParameter
@@ -25,6 +28,12 @@ class TokenizeRequest(BaseModel):
             return Job("tokenize", self.model or "", messages=messages)
         check_text("prompt", self.prompt or "")
         return Job("tokenize", self.model or "", self.prompt, add_special_tokens=self.add_special_tokens)
+
+    def answer(self, tokens: Sequence[tuple[int, bytes]], max_model_len: int | None) -> dict[str, Any]:
+        """What is told of the prompt's tokens, each with its bytes."""
+        spelled = [spelling.decode("utf-8", "replace") for _, spelling in tokens] if self.return_token_strs else None
+        ids = [token_id for token_id, _ in tokens]
+        return {"count": len(ids), "max_model_len": max_model_len, "tokens": ids, "token_strs": spelled}
 
 
 class DetokenizeRequest(BaseModel):

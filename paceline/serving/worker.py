@@ -1,5 +1,6 @@
 """`Worker`: the models of one group, in the process that runs them. Who asks, and from where, is not its business."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -23,7 +24,9 @@ def open_model(
     spec: ModelSpec, speculative: SpeculativeConfig | None = None, progress: NamedProgress = silent, **engine: Any
 ) -> AsyncLLM:
     """A model ready to be asked; its own options go before those of `engine`."""
-    return AsyncLLM(LLM(spec.path, speculative=speculative, progress=progress, **(engine | dict(spec.engine))))
+    llm = LLM(spec.path, speculative=speculative, progress=progress, **(engine | dict(spec.engine)))
+    llm.engine.grammars.warm_up()
+    return AsyncLLM(llm)
 
 
 class Worker:
@@ -41,10 +44,13 @@ class Worker:
         """The answer step by step."""
         llm = self._llms[job.model]
         prompt = await self._token_ids(job)
-        how: dict[str, Any] = {"priority": job.priority, "timeout": job.timeout}
+        how: dict[str, Any] = {"priority": job.priority, "timeout": job.timeout, "cache_salt": job.cache_salt}
         async with aclosing(llm.generate(prompt, job.params, job.request_id, **how)) as outputs:
             async for output in outputs:
-                yield _chunk(output, llm.tokenizer if job.detail else None)
+                if job.detail and output.finished:  # its whole prompt is told of
+                    yield await asyncio.to_thread(_chunk, output, llm.tokenizer)
+                else:
+                    yield _chunk(output, llm.tokenizer if job.detail else None)
 
     async def whole(self, job: Job) -> Chunk:
         """The answer of one sample in one piece."""
@@ -58,8 +64,8 @@ class Worker:
 
     async def tokenize(self, job: Job) -> list[tuple[int, bytes]]:
         """See `TextBackend.tokenize`."""
-        token_bytes = self._llms[job.model].tokenizer.token_bytes
-        return [(token_id, token_bytes(token_id)) for token_id in await self._token_ids(job)]
+        token_bytes, token_ids = self._llms[job.model].tokenizer.token_bytes, await self._token_ids(job)
+        return await asyncio.to_thread(lambda: [(token_id, token_bytes(token_id)) for token_id in token_ids])
 
     async def detokenize(self, model: str, token_ids: Sequence[int]) -> str:
         """See `TextBackend.detokenize`."""

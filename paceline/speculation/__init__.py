@@ -6,7 +6,7 @@ No tensor library, no clock and no tokens that were just drawn: the same code de
 from paceline.speculation.best_draft import Choice, Offers, best_draft
 from paceline.speculation.cost import CostProfile
 from paceline.speculation.outcome import RequestOutcome, StepOutcome, StepSeconds
-from paceline.speculation.policies import Fixed, Goodput, Heuristic, LengthPolicy, make_policy
+from paceline.speculation.policies import Fixed, Goodput, GoodputByNode, Heuristic, LengthPolicy, make_policy
 from paceline.speculation.prices import FixedPrices, LearnedPrices, Prices
 from paceline.speculation.records import BatchStats, DraftRates, DraftStats, PrefixStats
 from paceline.speculation.traits import DEFAULT_NUM_DRAFT_TOKENS, DrafterTraits
@@ -22,6 +22,7 @@ __all__ = [
     "Fixed",
     "FixedPrices",
     "Goodput",
+    "GoodputByNode",
     "Heuristic",
     "LearnedPrices",
     "LengthPolicy",

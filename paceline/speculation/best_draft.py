@@ -94,6 +94,29 @@ def best_draft(offers: Offers, prices: Prices, batch: BatchStats) -> Choice:
     return max(choices, key=lambda choice: choice.rate)
 
 
+def worth_verifying(chances: Sequence[np.ndarray], prices: Prices, batch: BatchStats) -> Choice:
+    """How many nodes of each proposal to verify, the first that many, for the most expected tokens per second.
+
+    Nodes of all requests are taken in order of their chances, as many as make the rate of the step largest, the fewest
+    on ties: `best_draft` where proposals are known already and each node is an offer of its own.
+
+    Args:
+        chances: per proposal, [nodes] that the node will be accepted, descending.
+
+    Returns:
+        The choice, whose `levels` are nodes.
+    """
+    request = np.repeat(np.arange(len(chances)), [len(one) for one in chances])
+    tokens = np.concatenate(chances)
+    order = np.argsort(-tokens, kind="stable")
+    rows = batch.num_prefill_rows + batch.num_decodes + np.arange(len(tokens) + 1.0)
+    all_tokens, seconds = batch.num_decodes + _running(tokens[order]), _passes(rows, prices, batch.mean_context)
+    rates = all_tokens / seconds
+    taken = int(np.argmax(rates >= rates.max() * (1 - _TIE)))
+    counts = np.bincount(request[order[:taken]], minlength=len(chances))
+    return Choice(counts, float(rows[taken]), float(all_tokens[taken]), float(seconds[taken]))
+
+
 def worth_reading(
     choice: Choice, offers: Offers, requests: Sequence[DraftStats], prices: Prices, batch: BatchStats
 ) -> Choice:

@@ -24,6 +24,7 @@ class RequestOutcome:
         num_draft_tokens, depth: nodes and levels of the drafted tree that was verified; 0 for a plain decode.
         tokens, parents: that tree, as of `TokenTree`; empty where tokens are only simulated.
         num_accepted: drafted tokens among the new ones.
+        promised: accepted tokens that the drafter expected of that tree; 0 where it estimates nothing.
         num_refused: drafted nodes that were compared with the target and refused.
         level_refused: all siblings of a level were.
         wanted: nodes that the length policy asked for.
@@ -46,6 +47,7 @@ class RequestOutcome:
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     num_accepted: int = 0
+    promised: float = 0.0
     num_refused: int = 0
     level_refused: bool = False
     wanted: int = 0

@@ -7,7 +7,7 @@ none is spent on measuring. `FixedPrices` never change: for simulators, replays 
 
 from bisect import bisect_right
 from collections.abc import Callable
-from math import exp, hypot, inf, log
+from math import ceil, exp, floor, hypot, inf, log, log2
 from typing import Protocol
 
 from paceline.errors import InvalidParameter
@@ -23,6 +23,8 @@ CPU_BALANCE, GPU_BALANCE = 8.0, 200.0
 _LEVEL, _SHAPE = 0.1, 0.05
 """Weight of the newest pass in how fast the machine is now, and in how passes compare with each other: the speed of a
 machine changes within seconds and is the same for all passes, the shape of the curve does not change."""
+_REACH = 2.0
+"""Powers of two up to which a pass tells of passes over more and fewer rows, the less the further away."""
 _NEWEST = 0.2
 """Weight of the newest draft."""
 _OUTLIER = 2.0
@@ -111,10 +113,11 @@ class LearnedPrices:
 
     def __init__(self, passes: "LearnedPass", traits: DrafterTraits = _LOOKUP) -> None:
         self.passes, self.drafts = passes, LearnedDraft(passes, traits)
+        self._besides = MovingAverage(0.0)
 
     def target(self, rows: float, context: float = 0.0) -> float:
-        """See `Prices`."""
-        return self.passes(rows, context)
+        """See `Prices`; what a step does besides passes and drafts counts as part of its pass."""
+        return self.passes(rows, context) + self._besides.value
 
     def draft_level(self, level: int, num_requests: int, context: float = 0.0) -> float:
         """See `Prices`."""
@@ -129,6 +132,7 @@ class LearnedPrices:
         if step.only_decodes and step.is_complete:
             rows = step.num_decodes + step.num_draft_tokens
             self.passes.observe(rows, step.seconds.verifying, step.mean_context)
+            self._besides.learn(step.seconds.scheduling + step.seconds.committing)
         asked = [one for one in step.requests if one.asked]
         if asked or step.num_looks:
             self.drafts.observe_step(asked, step.num_looks, step.seconds.drafting, step.mean_context)
@@ -142,8 +146,9 @@ def roofline(balance: float) -> PassSeconds:
 class LearnedPass:
     """Seconds of a target pass: a prior, times how fast the machine is, times a learned shape.
 
-    The shape is a factor for each power of two of rows, on straight lines between; a pass moves the two around it. So
-    passes over 9 and over 11 rows teach the same line, and the price of one more row does not hang on two samples.
+    The shape is a factor for each power of two of rows, on straight lines between; a pass moves those within a factor
+    of four. So passes over 9 and over 11 rows teach the same line, the price of one more row does not hang on two
+    samples, and the curve keeps the prior's form: a corner would draw every draft to itself.
 
     Args:
         prior: what a pass is expected to cost; only its shape matters once a pass was seen.
@@ -173,8 +178,9 @@ class LearnedPass:
             return
         surprise = log(seconds / self(rows, context))
         surprise = min(max(surprise, -log(_OUTLIER)), log(_OUTLIER))
-        left, right, share = _place(rows)
-        for knot, weight in ((left, 1 - share), (right, share)):
+        place = log2(rows)
+        for knot in range(max(0, ceil(place - _REACH)), min(len(_KNOTS), floor(place + _REACH) + 1)):
+            weight = 1 - abs(knot - place) / _REACH
             self._weight[knot] += weight
             self._shape[knot] += weight * max(_SHAPE, 1 / (1 + self._weight[knot])) * surprise
         self._level += _LEVEL * surprise

@@ -23,6 +23,12 @@ ENGINE_PRIOR_DRAFTS = 8.0
 _BORROWED = 4.0
 """Drafts for which the rate of the level above counts in the rate of a level. A request remembers about 7 drafts: with
 1 the replay of recorded answers loses 1 per cent to noise, with many a drafter good in its later levels is missed."""
+ESTIMATE_PRIOR, ESTIMATE_MEMORY, MOST_CORRECTION = 8.0, 0.95, 1.2
+"""Estimates begin as if 8 tokens had been promised and accepted, and 20 proposals are remembered. A drafter that erred
+on the low side may have been lucky, and rows that are not worth verifying are dear, so little is added."""
+SAVING_MEMORY, _FIRST_SAVING = 0.9, 2.0
+"""What a proposal saves is remembered for about 10 of them; before the first it is taken to save twice its price, so
+that 7 in vain are made for a request before it is left alone."""
 _SOON = 32
 """Tokens that any answer is taken to have left; one of n tokens is expected to get n more."""
 _LARGEST_UNIT = 1e100
@@ -152,6 +158,44 @@ class DraftRates:
         self.tested = [one * scale for one in self.tested]
 
 
+@dataclass(slots=True)
+class Estimates:
+    """How a drafter's own estimates for one request turned out.
+
+    Attributes:
+        promised, kept: tokens that were expected to be accepted, and those that were; moving sums.
+        saving: seconds that a proposal was worth, on average and as estimated; None before the first.
+    """
+
+    promised: float = ESTIMATE_PRIOR
+    kept: float = ESTIMATE_PRIOR
+    saving: float | None = None
+
+    @property
+    def correction(self) -> float:
+        """What an estimate is multiplied with, at most `MOST_CORRECTION`."""
+        return min(MOST_CORRECTION, self.kept / self.promised)
+
+    def is_worth(self, price: float) -> bool:
+        """Whether a proposal that takes `price` seconds to make saves as much."""
+        return self.saving is None or self.saving >= price
+
+    def weigh(self, saving: float, price: float) -> None:
+        """A proposal that took `price` seconds to make should save `saving`, 0 where no node was worth its row."""
+        before = _FIRST_SAVING * price if self.saving is None else self.saving
+        self.saving = SAVING_MEMORY * before + (1 - SAVING_MEMORY) * saving
+
+    def learn(self, promised: float, kept: float) -> None:
+        """`promised` tokens were expected of a proposal, or of the part of it that could be judged."""
+        self.promised = _moved(self.promised, promised)
+        self.kept = _moved(self.kept, kept)
+
+
+def _moved(total: float, newest: float) -> float:
+    """A moving sum that draws back to where it began."""
+    return ESTIMATE_MEMORY * total + (1 - ESTIMATE_MEMORY) * ESTIMATE_PRIOR + newest
+
+
 def tokens_to_come(num_said: int, most: int) -> int:
     """Tokens expected after `num_said`, at most `most`: answers end early as often as not, and long ones later."""
     return min(max(1, most), _SOON + num_said)
@@ -174,6 +218,7 @@ class DraftStats:
         num_unread: tokens since the latest draft, the prompt too before the first: a drafter with keys and values of
             its own has to read them.
         memory: weight of the past in the rates, per draft.
+        estimates: of its drafter, where it makes some.
     """
 
     rates: DraftRates = field(default_factory=DraftRates)
@@ -188,6 +233,7 @@ class DraftStats:
     num_left: int = 0
     num_unread: int = 0
     memory: float = MEMORY
+    estimates: Estimates = field(default_factory=Estimates)
 
     @property
     def num_to_come(self) -> int:
@@ -206,6 +252,8 @@ class DraftStats:
             self.steps_since_draft += 1
             return
         self.num_drafts += 1
+        if outcome.promised:
+            self.estimates.learn(outcome.promised, outcome.num_accepted)
         self.last_budget, self.last_depth = outcome.wanted, outcome.depth
         self.last_accepted_tokens = outcome.num_accepted
         self.steps_since_draft = 0

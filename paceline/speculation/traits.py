@@ -25,8 +25,7 @@ class DrafterTraits:
         deterministic: proposals are chosen and never drawn, so that they may be looked at without verifying them.
         remembers: proposals for one request may depend on the texts of other requests.
         chooses: it weighs for itself which of several ways to draft pays, so that its average says nothing of the next.
-        scores: it has a method `expected_accepted(request_id)`: how many tokens of its latest proposal for a request
-            it expects to stand.
+        estimates: its trees say how likely each node is to be accepted, and come with their most likely nodes first.
         watches: it is told the target's most probable token at every node it proposed.
         at_once: greedy chains are drafted whole, in one call, and paid for whole, so that asking for more tokens than
             will be wanted costs something.
@@ -41,7 +40,7 @@ class DrafterTraits:
     deterministic: bool = False
     remembers: bool = False
     chooses: bool = False
-    scores: bool = False
+    estimates: bool = False
     watches: bool = False
     at_once: bool = False
     reads: bool = False

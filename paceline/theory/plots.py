@@ -20,16 +20,9 @@ def draw(chart: Chart | HeatMap, path: str | Path) -> Path:
     Raises:
         InvalidParameter: matplotlib is not installed, the format is unknown or the folder does not exist.
     """
-    path = Path(path)
-    if path.suffix.lower() not in FORMATS:
-        raise InvalidParameter("path", f"cannot write {path.name!r}", f"end the name in {', '.join(FORMATS)}")
-    if not path.parent.is_dir():
-        raise InvalidParameter("path", f"there is no folder {path.parent}", "create it first")
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        remedy = "run: pip install 'paceline[plots]'"
-        raise InvalidParameter("matplotlib", "is not installed, and plots need it", remedy) from None
+    path = check_drawable(path)
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     if isinstance(chart, HeatMap):
@@ -38,6 +31,21 @@ def draw(chart: Chart | HeatMap, path: str | Path) -> Path:
         _draw_curves(axes, chart)
     axes.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.y_label)
     figure.savefig(path, dpi=150)
+    return path
+
+
+def check_drawable(path: str | Path) -> Path:
+    """`path`, where something can be drawn into it. Raises InvalidParameter as `draw` does."""
+    path = Path(path)
+    if path.suffix.lower() not in FORMATS:
+        raise InvalidParameter("path", f"cannot write {path.name!r}", f"end the name in {', '.join(FORMATS)}")
+    if not path.parent.is_dir():
+        raise InvalidParameter("path", f"there is no folder {path.parent}", "create it first")
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        remedy = "run: pip install 'paceline[plots]'"
+        raise InvalidParameter("matplotlib", "is not installed, and plots need it", remedy) from None
     return path
 
 

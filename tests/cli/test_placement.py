@@ -169,6 +169,13 @@ def test_drafters_get_a_place_that_a_plan_file_keeps(tmp_path):
         (("--model", "small speed=2"), "model", "speed"),
         (("--model", "small count=0"), "model", "count=0"),
         (("--duration", "0"), "arrivals", "none"),
+        (("--seed", "-1"), "seed", "-1"),
+        (("--mem-budget", "inf"), "mem_budget", "inf"),
+        (("--model", "small rate=1e12"), "rate", "2e+14"),
+        (("--num-devices", "1000000000"), "num_devices", "65536"),
+        (("--output", "nowhere/plan.json"), "output", "nowhere"),
+        (("--plot", "nowhere/plan.png"), "path", "nowhere"),
+        (("--time-budget", "nan"), "time_budget", "nan"),
     ],
 )
 def test_bad_flags_are_refused_by_name_and_number(case_file, arguments, field, number):
@@ -193,6 +200,15 @@ def test_a_plan_for_another_cluster_is_refused(case_file, tmp_path):
     assert "3 devices" in str(refusal("simulate", "--plan", plan, "--case", case_file))
     plan.write_text("{}")
     assert refusal("simulate", "--plan", plan, "--case", case_file).field == "plan"
+
+
+def test_a_plan_for_other_models_is_refused(case_file, tmp_path):
+    plan = tmp_path / "plan.json"
+    invoke("place", "--case", case_file, "--output", plan)
+    other = ("--model", "small rate=1 slo=0.3 name=a", "--model", "small rate=1 slo=0.3 name=c")
+    assert "model 1 is 'b'" in str(refusal("simulate", "--plan", plan, "--case", case_file, *other))
+    invoke("place", "--case", case_file, "--policy", "clockwork++", "--window", 100, "--output", plan)
+    assert "for each window" in str(refusal("simulate", "--plan", plan, "--case", case_file))
 
 
 def test_help_names_every_policy():

@@ -13,8 +13,11 @@ def no_warp(_logits: np.ndarray, _history: Sequence[int]) -> Law:
     raise AssertionError("a drafter without logits has nothing to warp")
 
 
-def context(token_ids: Sequence[int], budget: int = 10, request_id: str = "r", num_prompt: int = 1) -> DraftContext:
-    return DraftContext(request_id, token_ids, num_prompt, budget, SamplingParams(), no_warp, CounterRandomness(0))
+def context(
+    token_ids: Sequence[int], budget: int = 10, request_id: str = "r", num_prompt: int = 1, salt: bytes = b""
+) -> DraftContext:
+    randomness = CounterRandomness(0)
+    return DraftContext(request_id, token_ids, num_prompt, budget, SamplingParams(), no_warp, randomness, salt=salt)
 
 
 def propose(drafter: Drafter, token_ids: Sequence[int], budget: int = 10, **fields) -> TokenTree:

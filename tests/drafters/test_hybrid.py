@@ -9,6 +9,7 @@ import pytest
 from paceline.drafters.base import BaseDrafter
 from paceline.drafters.hybrid import Hybrid
 from paceline.drafters.hybrid_child import Child
+from paceline.drafters.hybrid_step import StepPrices
 from paceline.drafters.registry import make_drafter
 from paceline.errors import InvalidParameter
 from paceline.sampling import Law, TokenTree
@@ -43,16 +44,16 @@ class Fixed(BaseDrafter):
 
 
 class Sure(Fixed):
-    """Estimates its own proposals."""
+    """Estimates its own proposals: `score` tokens of them will be accepted."""
 
-    traits = DrafterTraits(scores=True, reads=True)
+    traits = DrafterTraits(estimates=True, reads=True)
 
     def __init__(self, tokens, score):
         super().__init__(tokens)
         self.score = score
 
-    def expected_accepted(self, request_id):
-        return self.score
+    def _chain(self, tokens):
+        return replace(super()._chain(tokens), chances=(self.score / max(1, len(self.tokens)),) * len(tokens))
 
 
 def stopped():
@@ -297,9 +298,12 @@ def test_requests_of_a_batch_share_draft_steps_and_the_pass():
     """Four requests and two prompt rows: a level is one draft step of four rows, and four rows more to verify."""
     model = Child(Fixed([7]), FixedPrices(lambda rows, context: rows + context), 0.5)
     batch = BatchStats(num_decodes=4, num_prefill_rows=2, mean_context=10.0)
-    assert model.step_prices(batch, 2).tolist() == [16.0, 20.0 + 7.0, 24.0 + 14.0]
+    assert model.draft_seconds(batch, 2).tolist() == [0.0, 7.0, 14.0]
     free = Child(Fixed([7]), FixedPrices(lambda rows, context: rows + context))
-    assert free.step_prices(batch, 2).tolist() == [16.0, 20.0, 24.0]
+    assert free.draft_seconds(batch, 2).tolist() == [0.0, 0.0, 0.0]
+    step = StepPrices([free, model], [replace(context([0], 2), batch=batch)])
+    assert (step.plain_seconds * step.rows).tolist() == [16.0, 20.0, 24.0]
+    assert (step.plain_seconds * step.of[1]).tolist() == [16.0, 20.0 + 7.0, 24.0 + 14.0]
 
 
 def test_a_model_whose_drafts_take_longer_than_it_declares_is_asked_no_more():

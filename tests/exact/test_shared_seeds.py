@@ -73,7 +73,7 @@ class Remembers(BaseDrafter):
     """
 
     name = "remembers"
-    traits = DrafterTraits(deterministic=True, remembers=True, scores=True)
+    traits = DrafterTraits(deterministic=True, remembers=True, estimates=True)
 
     def __init__(self, score: float = 0.3) -> None:
         self._score = score
@@ -87,14 +87,11 @@ class Remembers(BaseDrafter):
         if outcome.finished:
             self._next |= {text[:end]: text[end] for end in range(len(PROMPT), len(text))}
 
-    def expected_accepted(self, request_id: str) -> float:
-        return self._score
-
     def _chain(self, text: Tokens, longest: int) -> TokenTree:
         tokens: Tokens = ()
         while len(tokens) < longest:
             tokens += (self._next.get(text + tokens, 0),)
-        return TokenTree.chain(tokens)
+        return replace(TokenTree.chain(tokens), chances=(self._score / longest,) * longest)
 
 
 class Draws(BaseDrafter):

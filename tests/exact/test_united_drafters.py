@@ -95,16 +95,16 @@ class Chooser(BaseDrafter):
     """Proposes the likeliest tokens of GUESS, and is as sure of itself as it is told to be."""
 
     name = "chooser"
-    traits = DrafterTraits(branches=True, deterministic=True, scores=True)
+    traits = DrafterTraits(branches=True, deterministic=True, estimates=True)
 
     def __init__(self, confidence: float, shape=(2, 1)) -> None:
         self._confidence, self._draft = confidence, ranked(GUESS, shape)
 
     def propose(self, contexts):
-        return [self._draft(tuple(c.token_ids), c.randomness, 0).prune(c.budget) for c in contexts]
+        return [self._sure(self._draft(tuple(c.token_ids), c.randomness, 0)).prune(c.budget) for c in contexts]
 
-    def expected_accepted(self, request_id) -> float:
-        return self._confidence
+    def _sure(self, tree: TokenTree) -> TokenTree:
+        return replace(tree, chances=(self._confidence / len(tree),) * len(tree))
 
 
 class Drawer(BaseDrafter):

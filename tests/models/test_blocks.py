@@ -76,8 +76,8 @@ def two_rows(name: str):
     """The kernel for two rows and the one that reads a row back, compiled here and now."""
 
     @njit
-    def multiply(groups, codes, scales, halves, panel, out):
-        kernels._multiply(2, name, groups, codes, scales, halves, panel, 0, out, 32, 0)
+    def multiply(groups, codes, scales, halves, totals, panel, out):
+        kernels._multiply(2, name, groups, codes, scales, halves, totals, panel, 0, out, 32, 0)
 
     @njit
     def read(groups, panel, column, out):
@@ -90,7 +90,7 @@ def run_two_rows(name: str, packed: np.ndarray, x: operand.Operand, depth: int) 
     """([2, 32] products, [32, depth] weights read back)."""
     multiply, read = two_rows(name)
     out, rows = np.zeros((2, 32), np.float32), np.zeros((32, depth), np.float32)
-    rounded_rows = (array.ctypes.data for array in (x.values, x.scales, x.halves))
+    rounded_rows = (array.ctypes.data for array in (x.values, x.scales, x.halves, x.totals))
     multiply(depth // 32, *rounded_rows, packed.ctypes.data, out.ctypes.data)
     for column in range(32):
         read(depth // 32, packed.ctypes.data, column, rows[column].ctypes.data)

@@ -51,3 +51,35 @@ def test_bad_azure_traces_are_refused(tmp_path):
     with pytest.raises(InvalidParameter, match="cannot read"):
         read_azure_trace(tmp_path / "nowhere.csv")
     assert np.isfinite(read_azure_trace(write(tmp_path, "h\n2023-11-16,1,1\n")).times).all()
+
+
+def test_a_file_without_a_header_keeps_its_first_row(tmp_path):
+    assert read_arrivals(write(tmp_path, "0.5,1\n2,0\n")).times.tolist() == [0.5, 2.0]
+
+
+def test_seconds_since_an_epoch_count_from_the_first_request(tmp_path):
+    assert read_arrivals(write(tmp_path, "time,model\n1700000000.5,0\n1700000002,0\n")).times.tolist() == [0.0, 1.5]
+    with pytest.raises(InvalidParameter, match="milliseconds"):
+        read_arrivals(write(tmp_path, "time,model\n1700000000500,0\n"))
+
+
+def test_functions_of_2019_are_counts_by_the_minute(tmp_path):
+    header = "HashOwner,HashApp,HashFunction,Trigger," + ",".join(map(str, range(1, 1441)))
+    rows = ["o,a,f,http," + ",".join(["3", "0", "1", *["0"] * 1437]), "o,a,g,http," + ",".join(["2", *["0"] * 1439])]
+    workload = read_arrivals(write(tmp_path, "\n".join([header, *rows])), names=["chat", "code"])
+    assert np.bincount(workload.models).tolist() == [4, 2]
+    minutes = np.floor(workload.times_of(0) / 60)
+    assert minutes.tolist() == [0, 0, 0, 2] and (workload.times_of(1) < 60).all()
+    with pytest.raises(InvalidParameter, match="line 2"):
+        read_arrivals(write(tmp_path, f"{header}\no,a,f,http,-1\n"))
+
+
+def test_functions_of_2021_are_invocations(tmp_path):
+    header = "app,func,end_timestamp,duration\n"
+    workload = read_arrivals(
+        write(tmp_path, header + "a,f,15.5,5.0\na,g,12.0,1.0\na,f,20,0\na,h,21,1\n"), ["chat", "code"]
+    )
+    assert workload.times.tolist() == pytest.approx([10.5, 11.0, 20.0, 20.0])
+    assert workload.models.tolist() == [0, 1, 0, 0]
+    with pytest.raises(InvalidParameter, match="line 2"):
+        read_arrivals(write(tmp_path, header + "a,f,soon,1\n"))

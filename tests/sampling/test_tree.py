@@ -142,3 +142,20 @@ def test_trees_are_immutable_and_independent_draws_may_repeat() -> None:
     assert tree.children(ROOT_PARENT) == (0, 1)
     with pytest.raises(AttributeError):
         tree.tokens = (2,)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_chances_stay_with_their_nodes():
+    tree = TokenTree((5, 6, 7), (-1, 0, -1), chances=(0.9, 0.5, 0.3))
+    assert tree.prune(2).chances == (0.9, 0.5)
+    assert tree.prune(3, max_depth=1).chances == (0.9, 0.3)
+
+
+@pytest.mark.parametrize("chances", [(0.5,), (0.5, 1.5), (0.5, float("nan"))])
+def test_chances_are_one_probability_per_node(chances):
+    with pytest.raises(InvalidParameter, match="chances"):
+        TokenTree((1, 2), (-1, 0), chances=chances)
+
+
+def test_drawn_nodes_have_no_chances():
+    with pytest.raises(InvalidParameter, match="chances"):
+        TokenTree((1,), (-1,), "iid", (Law.one_hot(1),), (0,), (0.5,))

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import InvalidParameter
-from paceline.scheduling.pages import PagePool, extend_digests, page_digest
+from paceline.scheduling.pages import PagePool, extend_digests, page_digest, salt_of
 
 
 def digests_of(token_ids: list[int], page_size: int) -> list[bytes]:
@@ -211,3 +211,13 @@ def test_any_order_of_operations_conserves_pages(operations):
     for table in tables:
         pool.release(table)
     assert pool.num_free == 6
+
+
+def test_equal_tokens_under_different_salts_have_different_digests():
+    tokens, found = list(range(8)), []
+    for salt in (b"", salt_of("a"), salt_of("b")):
+        digests: list[bytes] = []
+        extend_digests(digests, tokens, 4, 8, salt)
+        found.append(digests)
+    assert len({digest for digests in found for digest in digests}) == 6
+    assert salt_of("") == b"" and salt_of("a") == salt_of("a")

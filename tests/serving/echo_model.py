@@ -23,7 +23,7 @@ class EchoModel:
     async def tokens(self, prompt, add_special_tokens):
         return prompt
 
-    async def generate(self, prompt, params, request_id, priority, timeout):
+    async def generate(self, prompt, params, request_id, priority, timeout, cache_salt=""):
         if prompt == "bad":
             raise InvalidParameter("prompt", "is bad", "be good")
         if prompt == "threads":

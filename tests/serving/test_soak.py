@@ -1,7 +1,6 @@
 """Many clients at once, good, broken and impatient: nobody hurts anybody else, and nothing is left over."""
 
 import asyncio
-import json
 import random
 from contextlib import suppress
 
@@ -10,27 +9,11 @@ import pytest
 from paceline.serving.settings import Settings
 from paceline.types import SamplingParams
 from tests.serving.conftest import MODEL
+from tests.serving.traffic import mutated
 
 GOOD = {"model": MODEL, "prompt": "abcabcabc", "temperature": 0, "max_tokens": 16, "ignore_eos": True}
 COMPLETIONS = "/v1/completions"
 JSON_TYPE = {"content-type": "application/json"}
-WRONG = [None, -1, 1e308, -1e308, 2**63, 0.5, "x", "", [], [[]], {}, {"a": 1}, True, ["\u0000"], [None]]
-FIELDS = [
-    "prompt", "max_tokens", "temperature", "top_p", "top_k", "min_p", "n", "stop", "logit_bias", "seed",
-    "logprobs", "echo", "stream", "stream_options", "speculative", "prediction", "response_format",
-    "structured_outputs", "paceline", "tools", "bad_words", "stop_token_ids", "min_tokens", "presence_penalty",
-    "repetition_penalty", "priority", "timeout", "prompt_logprobs", "logprobs_mode", "guided_regex", "user",
-    "model",
-]  # fmt: skip
-
-
-def mutated(rng: random.Random) -> bytes:
-    """A body that is wrong in one or two places, as JSON or as bytes."""
-    body = GOOD | {rng.choice(FIELDS): rng.choice(WRONG) for _ in range(rng.randint(1, 2))}
-    data = bytearray(json.dumps(body).encode())
-    if rng.random() < 0.3:
-        data[rng.randrange(len(data))] = rng.randrange(256)
-    return bytes(data[: rng.randrange(1, len(data))] if rng.random() < 0.1 else data)
 
 
 async def impatient(client, rng):
@@ -50,7 +33,7 @@ def test_nobody_hurts_anybody(serving, make_llm, seed):
             if number % 3 == 0:
                 return "good", await client.post(COMPLETIONS, json=GOOD)
             if number % 3 == 1:
-                return "wrong", await client.post(COMPLETIONS, content=mutated(rng), headers=JSON_TYPE)
+                return "wrong", await client.post(COMPLETIONS, content=mutated(rng, GOOD), headers=JSON_TYPE)
             with suppress(TimeoutError):
                 await impatient(client, rng)
             return "gone", None

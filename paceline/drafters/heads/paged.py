@@ -61,7 +61,7 @@ class PagedRunner:
     def _seat(self, growth: Growth, victims: Sequence[str]) -> bool:
         """Make room for the request's rows and its tree, and read a long prompt's beginning; False: no room."""
         keys = self.key_of(growth.context.token_ids)
-        kept = self.pages.recall(growth.context.request_id, keys)
+        kept = self.pages.recall(growth.context.request_id, keys, growth.context.salt)
         self.pages.share(kept)
         if not self.pages.extend(kept, len(keys) + 1 + self.num_rows(growth), victims):
             return False

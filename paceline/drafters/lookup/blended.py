@@ -17,12 +17,11 @@ from paceline.drafters.lookup import grow as compiled
 from paceline.drafters.lookup.grow import LONGEST_MATCH, MOST_CANDIDATES
 from paceline.drafters.lookup.memory import Memory, no_memory
 from paceline.drafters.lookup.texts import PastOutputs, TextIndex
+from paceline.drafters.past_pools import PastPools
 from paceline.errors import InvalidParameter
 from paceline.models.kernel_disk import keep_on_disk
 from paceline.sampling.tree import TokenTree
 from paceline.speculation.outcome import RequestOutcome
-from paceline.speculation.prices import Prices
-from paceline.speculation.records import BatchStats
 from paceline.speculation.traits import DrafterTraits
 
 Mode = Literal["path", "tree"]
@@ -33,8 +32,10 @@ _TRUST = (6, 4, 3, 2, 1.5, 1, 0.6, 0.4, 0.25, 0.2, 0.2, 0.2)
 all of them costs two per cent of the tokens per pass."""
 _LESS_TRUST = 4.0
 _NO_TRUST = 1e9
-_FEW, _TOKENS_PER_STEP = 4, 2
-_LEAST_WORTH, _MOST_WORTH = 0.02, 0.5
+LEAST_CHANCE = 0.02
+"""A row that costs less than a fiftieth of a token is found on no machine."""
+MOST_NODES = 16
+"""Beyond, the chances of nodes are below 0.04 on conversations, and each takes 3 microseconds to find."""
 
 
 def trust(order: int) -> np.ndarray:
@@ -51,28 +52,15 @@ def trust(order: int) -> np.ndarray:
     return np.stack((own, past))
 
 
-def worth_a_row(prices: Prices, batch: BatchStats) -> float:
-    """The chance to be accepted, in [0.02, 0.5], at which a drafted row brings what the step's other rows do.
-
-    Of a step in which every request drafts a few rows and gets two tokens.
-    """
-    size = max(1, batch.num_decodes)
-    plain = batch.num_prefill_rows + size
-    drafted = prices.target(plain + _FEW * size, batch.mean_context)
-    row = (drafted - prices.target(plain, batch.mean_context)) / (_FEW * size)
-    return min(max(row * _TOKENS_PER_STEP * size / drafted, _LEAST_WORTH), _MOST_WORTH)
-
-
 class Blended:
     """Drafts from several kinds of evidence at once.
 
     Args:
         memory: of the model's answers, None for none.
         mode: ``tree`` proposes the nodes most likely to be reached, ``path`` one continuation.
-        min_token_prob: nodes with a smaller estimated chance to be reached are not proposed.
+        min_token_prob: nodes with a smaller estimated chance to be accepted are not proposed. How many of the others
+            are worth their rows, the length policy says, which sees their chances.
         max_cached_tokens: past output tokens kept; the oldest outputs leave first, 0 keeps none.
-        prices: of passes; with them nodes are proposed that are worth their rows (`worth_a_row`), and `min_token_prob`
-            counts only without.
 
     Raises:
         InvalidParameter: an unknown mode, a number out of range.
@@ -84,9 +72,8 @@ class Blended:
         self,
         memory: Memory | None = None,
         mode: Mode = "tree",
-        min_token_prob: float = 0.1,
+        min_token_prob: float = LEAST_CHANCE,
         max_cached_tokens: int = 32_768,
-        prices: Prices | None = None,
     ) -> None:
         if mode not in ("path", "tree"):
             raise InvalidParameter("mode", f"{mode!r} is unknown", "use 'path' or 'tree'")
@@ -95,52 +82,48 @@ class Blended:
         if max_cached_tokens < 0:
             raise InvalidParameter("max_cached_tokens", f"{max_cached_tokens} is negative", "give 0 or more")
         remembers = max_cached_tokens > 0
-        self.traits = DrafterTraits(mode == "tree", whole=True, deterministic=True, remembers=remembers, scores=True)
-        self._least, self._prices = max(min_token_prob, 1e-9), prices
+        self.traits = DrafterTraits(
+            mode == "tree", True, natural_budget=MOST_NODES, deterministic=True, remembers=remembers, estimates=True
+        )
+        self._least = max(min_token_prob, 1e-9)
         memory = no_memory() if memory is None else memory
         self._memory, self._order = memory.arrays, memory.info.order
-        self._trust, self._past = trust(memory.info.order), PastOutputs(max_cached_tokens)
+        self._trust = trust(memory.info.order)
+        self._past = PastPools(lambda: PastOutputs(max_cached_tokens), max_cached_tokens)
         self._requests: dict[str, _Request] = {}
         self._room = _Room(1, self._order)
         any_text = TextIndex()
         any_text.append([0])
-        self._grown(any_text, 1, 1)  # compiles, or reads what was compiled
+        self._grown(any_text, self._past.of(b"").index, 1, 1)  # compiles, or reads what was compiled
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
         """One tree per context, empty when nothing in it is likely enough."""
-        if self._prices is not None and contexts:
-            self._least = worth_a_row(self._prices, contexts[0].batch)
         return [self._tree(context) for context in contexts]
 
     def observe(self, outcome: RequestOutcome) -> None:
         """A finished request's output joins the past outputs."""
         request = self._requests.get(outcome.request_id)
         if request is not None and outcome.finished:
-            self._past.add(outcome.token_ids[request.num_prompt_tokens :])
+            self._past.add(request.salt, outcome.token_ids[request.num_prompt_tokens :])
             self.release(outcome.request_id)
 
     def release(self, request_id: str) -> None:
         """Forget a request (not the past outputs); its text is linked anew when it comes back."""
         self._requests.pop(request_id, None)
 
-    def expected_accepted(self, request_id: str) -> float:
-        """The estimated number of tokens of the latest proposal for a request that stand; 0 for none."""
-        request = self._requests.get(request_id)
-        return request.score if request else 0.0
-
     def _tree(self, context: DraftContext) -> TokenTree:
         request = self._request(context)
         budget = context.budget if self.traits.branches else context.longest
-        size = self._grown(request.index, budget, context.max_depth)
+        past = self._past.of(context.salt).index
+        size = self._grown(request.index, past, budget, context.max_depth)
         tokens, parents, reached = (array[:size].tolist() for array in self._room.tree)
-        request.score = sum(reached)
-        return TokenTree(tuple(tokens), tuple(parents))
+        return TokenTree(tuple(tokens), tuple(parents), chances=tuple([min(1.0, chance) for chance in reached]))
 
-    def _grown(self, own: TextIndex, budget: int, max_depth: int) -> int:
-        """Grow the tree of a text into the room; the number of its nodes."""
+    def _grown(self, own: TextIndex, past: TextIndex, budget: int, max_depth: int) -> int:
+        """Grow the tree of a text, among past ones, into the room; the number of its nodes."""
         if budget > self._room.budget:
             self._room = _Room(budget, self._order)
-        room, past = self._room, self._past.index
+        room = self._room
         return _grow()(
             _arrays(own), _arrays(past), self._memory, self._trust, budget, max_depth, self._least,
             self.traits.branches, room.tree, room.queue, room.nodes, room.path, room.work,
@@ -150,18 +133,17 @@ class Blended:
         """The request's text, with what is new; begun anew when the id now stands for another text."""
         request = self._requests.get(context.request_id)
         if request is None or not request.is_prefix_of(context.token_ids):
-            request = self._requests[context.request_id] = _Request(context.num_prompt_tokens)
+            request = self._requests[context.request_id] = _Request(context.num_prompt_tokens, context.salt)
         request.index.append(context.token_ids[request.index.length :])
         return request
 
 
 class _Request:
-    """A request's own text, and the score of its latest proposal."""
+    """A request's own text."""
 
-    def __init__(self, num_prompt_tokens: int) -> None:
+    def __init__(self, num_prompt_tokens: int, salt: bytes) -> None:
         self.index = TextIndex()
-        self.num_prompt_tokens = num_prompt_tokens
-        self.score = 0.0
+        self.num_prompt_tokens, self.salt = num_prompt_tokens, salt
 
     def is_prefix_of(self, token_ids: Sequence[int]) -> bool:
         """True when `token_ids` is what was linked so far, perhaps longer, as far as length and last tokens tell."""

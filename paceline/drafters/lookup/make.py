@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from paceline.drafters.lookup.blended import Blended, Mode
+from paceline.drafters.lookup.blended import LEAST_CHANCE, Blended, Mode
 from paceline.drafters.lookup.find import find_memory
 from paceline.drafters.services import DraftServices
 from paceline.drafters.suffix import Suffix
@@ -31,8 +31,8 @@ def make_suffix(
         memory: a file that `paceline train memory` wrote, the name of a built-in model, ``none``, or ``auto``, the
             default: the model's own memory, from the cache, beside its weights, or shipped; none where there is none.
         mode: ``path`` proposes one continuation, ``tree`` several; blended trees and published paths by default.
-        min_token_prob: nodes with a smaller estimated chance are not proposed. Left out, those are proposed that are
-            worth their rows by the engine's prices when blended, and 0.1 otherwise.
+        min_token_prob: nodes with a smaller estimated chance are not proposed; 0.02 by default when blended, and 0.1
+            otherwise. Which of the others are worth their rows, the length policy says.
         max_cached_tokens: past output tokens kept; the oldest outputs leave first, 0 keeps none.
         max_depth, max_spec_factor, max_spec_offset: of the published scoring only, see `Suffix`.
 
@@ -59,6 +59,5 @@ def make_suffix(
     if services is None and memory not in (None, "auto", "none"):
         raise InvalidParameter("memory", "belongs to a model, and there is none here", "make it through LLM(...)")
     found = find_memory(memory or "auto", services.target.source) if services else None
-    prices = services.prices if services and min_token_prob is None else None
-    least = _LEAST if min_token_prob is None else min_token_prob
-    return Blended(found, mode or "tree", least, max_cached_tokens, prices)
+    least = LEAST_CHANCE if min_token_prob is None else min_token_prob
+    return Blended(found, mode or "tree", least, max_cached_tokens)

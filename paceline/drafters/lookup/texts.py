@@ -74,12 +74,13 @@ class PastOutputs:
 
     Attributes:
         index: where they are looked up.
+        num_tokens: how many are kept.
     """
 
     def __init__(self, max_tokens: int) -> None:
         self.index = TextIndex()
         self._max_tokens = max_tokens
-        self._num_tokens = 0
+        self.num_tokens = 0
         self._outputs: deque[np.ndarray] = deque()
 
     def add(self, token_ids: Sequence[int]) -> None:
@@ -88,10 +89,10 @@ class PastOutputs:
         if not len(kept):
             return
         self._outputs.append(kept)
-        self._num_tokens += len(kept)
-        while self._num_tokens > self._max_tokens:
+        self.num_tokens += len(kept)
+        while self.num_tokens > self._max_tokens:
             oldest = self._outputs.popleft()
-            self._num_tokens -= len(oldest)
+            self.num_tokens -= len(oldest)
             self.index.begin += len(oldest) + 1
         if self.index.begin > self._max_tokens:  # as many are forgotten as are kept: begin anew
             self.index = TextIndex()

@@ -22,14 +22,16 @@ class MeasuredPrices:
     Attributes:
         profile: of the target.
         num_requests: that decode together.
-        draft: profile of the draft model, None for lookups.
-        proposal_seconds: of a lookup's proposal for one request.
+        draft: profile of the draft model; None where whole proposals were timed.
+        proposal_seconds: of a whole proposal for one request.
+        has_model: a proposal runs a model; for many requests it costs as much more as a target pass over as many rows.
     """
 
     profile: Profile
     num_requests: int = 1
     draft: Profile | None = None
     proposal_seconds: float = 0.0
+    has_model: bool = False
 
     def target(self, rows: float, context: float = 0.0) -> float:
         """See `RoundPrices`."""
@@ -38,8 +40,15 @@ class MeasuredPrices:
     def draft_level(self, level: int, num_requests: int, context: float = 0.0) -> float:
         """See `RoundPrices`."""
         if self.draft is None:
-            return num_requests * self.proposal_seconds if level == 0 else 0.0
+            return self._proposals(num_requests, context) if level == 0 else 0.0
         return self.draft.batch_seconds(num_requests, num_requests, context)
+
+    def _proposals(self, num_requests: int, context: float) -> float:
+        """Seconds of proposals that were timed for one request at a time."""
+        if not self.has_model:
+            return num_requests * self.proposal_seconds
+        cost = self.profile.cost
+        return self.proposal_seconds * cost(num_requests, context) / cost(1, context)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,25 +1,18 @@
-"""Acceptance by replay: what a drafter would have drafted for a text that is there already, and what would have stood.
+"""Acceptance by replay: a text that is there already, the rounds it would have taken, and their expectation.
 
-Lookups are asked for real, round after round, on the text so far: a chosen draft stands exactly where it is the text,
-greedy or sampled, so the rounds are those of a real run with a fixed length. A draft model reads the text once: greedy
-drafts stand while its own choice is the text; a drawn draft stands, given the text, with min(1, q(x)/p(x)), and the
-expected rounds follow by dynamic programming over the text. Not for drafters with state inside a round (trees, heads).
+A draft model reads the text once: greedy drafts stand while its own choice is the text; a drawn draft stands, given the
+text, with min(1, q(x)/p(x)), and the expected rounds follow by dynamic programming over the text. Drafters that must be
+asked for real, round after round (lookups, heads, trees, hybrids), are in `walk.py`.
 """
 
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from paceline.drafters.base import DraftContext, Drafter
 from paceline.engine.score import Scores
 from paceline.errors import InvalidParameter
-from paceline.sampling import CounterRandomness, Law
-from paceline.speculation import RequestOutcome
-from paceline.speculation.outcome import followed
-from paceline.types import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +24,14 @@ class Text:
         output: token ids, the first of which the prefill brings.
         is_cut: it ended by its length, so that an engine would have drafted no further.
         family: of its prompt.
+        seed: that it was sampled with; None where nobody knows.
     """
 
     prompt: tuple[int, ...]
     output: tuple[int, ...]
     is_cut: bool = True
     family: str = "all"
+    seed: int | None = None
 
     @property
     def num_decoded(self) -> int:
@@ -82,54 +77,6 @@ class Rounds:
             self.accepted[level] += weight * (level < kept)
 
 
-def replay_lookup(
-    drafter: Drafter, texts: Sequence[Text], most: int, clock: Callable[[], float] = time.perf_counter
-) -> list[Rounds]:
-    """The rounds of every text, in order: a drafter that remembers knows the answers before it.
-
-    Args:
-        drafter: fresh; makes its proposals from text alone.
-        most: tokens of a draft.
-        clock: seconds.
-    """
-    return [_walk(drafter, f"text-{number}", text, most, clock) for number, text in enumerate(texts)]
-
-
-def _walk(drafter: Drafter, name: str, text: Text, most: int, clock: Callable[[], float]) -> Rounds:
-    whole = [*text.prompt, *text.output]
-    said, end = len(text.prompt) + 1, len(text.prompt) + len(text.output)
-    rounds, params = Rounds(text.num_decoded), SamplingParams(temperature=0)
-    drafter.observe(RequestOutcome(name, whole[:said], 1, num_prefill_tokens=len(text.prompt), finished=said == end))
-    is_drafting = False
-    while said < end:
-        depth = min(most, end - said - 1) if text.is_cut else most
-        tree, seconds = None, 0.0
-        if depth > 0:
-            context = DraftContext(
-                name, whole[:said], len(text.prompt), most, params, _no_law, CounterRandomness(0), max_depth=depth
-            )
-            began = clock()
-            [tree] = drafter.propose([context])
-            seconds = clock() - began
-            tree = tree.prune(most)
-        tokens, parents = (tree.tokens, tree.parents) if tree is not None else ((), ())
-        kept, goes_on = followed(tokens, parents, whole[said:end])
-        said = min(end, said + kept + 1)
-        rounds.add(len(tokens), kept, goes_on)
-        rounds.draft_seconds += seconds
-        drafter.observe(
-            RequestOutcome(
-                name, whole[:said], min(kept + 1, end), num_draft_tokens=len(tokens),
-                depth=max(tree.depths, default=0) if tree is not None else 0, tokens=tokens, parents=parents,
-                num_accepted=kept, num_refused=int(goes_on), level_refused=goes_on, asked=depth > 0,
-                in_a_row=is_drafting, finished=said == end,
-            )
-        )  # fmt: skip
-        is_drafting = bool(tokens)
-    drafter.release(name)
-    return rounds
-
-
 def standing(target: Scores, draft: Scores, is_greedy: bool) -> np.ndarray:
     """[n] the chance that a drafted token stands at each place of a text, given the text.
 
@@ -150,31 +97,49 @@ def replay_chain(stands: np.ndarray, most: int, is_cut: bool = True) -> Rounds:
         stands: [tokens after the first] as `standing` gives them, the first token's left out.
         most: tokens of a draft.
         is_cut: as in `Text`.
-
-    With R(j) rounds expected after j decoded tokens, reached with chance w(j): w(j + a + 1) += w(j) P(a stand at j).
     """
     if most < 1:
         raise InvalidParameter("num_draft_tokens", f"{most} is less than 1", "draft at least one token")
     count = len(stands)
+
+    def offer(place: int) -> Offer:
+        size = min(most, count - place - 1) if is_cut else most
+        return size, stands[place : place + size]
+
+    return expected_rounds(count, offer)
+
+
+Offer = tuple[int, Sequence[float] | np.ndarray]
+"""(tokens of a draft, the chance of each to stand when those before it do; shorter where the text ends)."""
+
+
+def expected_rounds(count: int, offer: Callable[[int], Offer]) -> Rounds:
+    """The expected rounds over `count` decoded tokens when `offer` tells the draft at each place.
+
+    A place is reached with chance w(j), and w(j + a + 1) += w(j) P(a tokens stand at j): dynamic programming forwards.
+    Offers are asked only for places that are reached.
+    """
     rounds, reached = Rounds(count), np.zeros(count + 1)
     reached[0] = 1.0 if count else 0.0
     for place in range(count):
         weight = float(reached[place])
         if weight == 0.0:
             continue
-        size = min(most, count - place - 1) if is_cut else most
-        survival = weight
-        for kept in range(min(size, count - place) + 1):
-            at = place + kept
-            is_last = kept == size or at >= count
-            chance = survival if is_last else survival * (1.0 - float(stands[at]))
+        size, stands = offer(place)
+        for kept, chance in enumerate(_chances(stands, min(size, count - place))):
             if chance > 0:
-                reached[min(count, at + 1)] += chance
-                rounds.add(size, kept, not is_last, chance)
-            if is_last:
-                break
-            survival *= float(stands[at])
+                reached[min(count, place + kept + 1)] += weight * chance
+                rounds.add(size, kept, kept < min(size, count - place), weight * chance)
     return rounds
+
+
+def _chances(stands: Sequence[float] | np.ndarray, size: int) -> list[float]:
+    """[size + 1] the chance that exactly so many of the first `size` tokens stand."""
+    chances, survival = [], 1.0
+    for chance in stands[:size]:
+        chances.append(survival * (1.0 - float(chance)))
+        survival *= float(chance)
+    return [*chances, survival]
 
 
 def acceptance_by_place(rounds: Sequence[Rounds]) -> list[float]:
@@ -185,7 +150,3 @@ def acceptance_by_place(rounds: Sequence[Rounds]) -> list[float]:
         tested.update(dict(enumerate(one.tested)))  # type: ignore[arg-type]
         accepted.update(dict(enumerate(one.accepted)))  # type: ignore[arg-type]
     return [accepted[level] / tested[level] for level in sorted(tested) if tested[level]]
-
-
-def _no_law(_logits: np.ndarray, _path: Sequence[int]) -> Law:
-    raise InvalidParameter("draft", "this drafter asks for laws, and a replay has none", "use a lookup")

@@ -1,6 +1,7 @@
 """Texts to replay: logged answers that are the target's own, or fresh ones where a log has none."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from paceline.engine.llm import LLM
 from paceline.engine.score import score
@@ -44,10 +45,12 @@ def texts_of(
     for start in range(0, len(waiting), _BATCH):
         progress("answering", start, len(waiting))
         some = waiting[start : start + _BATCH]
-        outputs = llm.generate([list(_known(texts, number).prompt) for number in some], params)
-        for number, output in zip(some, outputs, strict=True):
+        seeds = [None if params.is_greedy else number for number in some]
+        asked = [replace(params, seed=seed) for seed in seeds]
+        outputs = llm.generate([list(_known(texts, number).prompt) for number in some], asked)
+        for number, seed, output in zip(some, seeds, outputs, strict=True):
             is_cut = output.finish_reason == "length"
-            texts[number] = Text(output.prompt_token_ids, output.token_ids, is_cut, prompts[number].family)
+            texts[number] = Text(output.prompt_token_ids, output.token_ids, is_cut, prompts[number].family, seed)
     progress("answering", len(waiting), len(waiting))
     return [text for text in texts if text is not None and text.num_decoded], num_foreign
 

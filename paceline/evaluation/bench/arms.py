@@ -25,6 +25,7 @@ class Answer:
         accepted_per_pass: histogram; entry i counts the passes that emitted i + 1 tokens.
         drafted_per_level, tested_per_level, accepted_per_level: as in `RequestStats`.
         draft_seconds, verify_seconds, other_seconds, prefill_seconds: where the time went.
+        prompt_tokens: as the arm counts them.
     """
 
     tokens: int
@@ -44,6 +45,7 @@ class Answer:
     verify_seconds: float | None = None
     other_seconds: float | None = None
     prefill_seconds: float | None = None
+    prompt_tokens: int | None = None
 
     def says(self, other: "Answer") -> bool:
         """Whether both say the same: by token ids where both have them, else by text."""

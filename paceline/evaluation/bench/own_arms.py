@@ -8,7 +8,7 @@ from paceline.drafters.registry import option_names
 from paceline.engine.llm import LLM
 from paceline.errors import InvalidParameter
 from paceline.evaluation.bench.arms import WARM_UP, Arm, EngineArm
-from paceline.evaluation.endpoint import EndpointArm, connect
+from paceline.evaluation.endpoint import EndpointArm, connect_to
 
 PLAIN, AGAIN = "plain", "plain (again)"
 _PLAIN_SPEC = {"method": "plain", "num_draft_tokens": 0}
@@ -80,11 +80,11 @@ def url_arms(urls: Sequence[str], plain_urls: Sequence[str], raw: bool = False, 
     for label, url in named.items():
         base = PLAIN
         if label in plain:
-            base, server = f"{label} {PLAIN}", connect(*_address(plain[label]))
+            base, server = f"{label} {PLAIN}", connect_to(plain[label])
             arms += [EndpointArm(server, base, base, raw), EndpointArm(server, f"{base} (again)", base, raw)]
         elif not has_own:
             raise InvalidParameter("url", f"{label!r} has nothing to be compared with", f"add --plain-url {label}=URL")
-        arms.append(EndpointArm(connect(*_address(url)), label, base, raw))
+        arms.append(EndpointArm(connect_to(url), label, base, raw))
     return arms
 
 
@@ -105,11 +105,6 @@ def _labelled(text: str) -> tuple[str, str]:
     if not equals or "://" not in url:
         raise InvalidParameter("url", f"{text!r} is not LABEL=URL", "write e.g. vllm=http://localhost:8000")
     return label, url
-
-
-def _address(url: str) -> tuple[str, str | None]:
-    base, _, model = url.partition("#")
-    return base, model or None
 
 
 def _is_class(draft: str) -> bool:

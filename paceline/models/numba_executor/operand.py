@@ -22,6 +22,7 @@ from paceline.models.numba_executor.dot8 import SUMS_IR
 from paceline.models.numba_executor.kernel import OPTIONS, kernel
 
 HIGHEST = np.float32(127)
+_FROM_OFFSET = np.float32(-1 / 128)
 SMALLEST = np.float32(1e-30)
 """A group whose largest magnitude is below is all zeros: 127 over it would not be a number to multiply with."""
 
@@ -35,6 +36,7 @@ class Operand(NamedTuple):
         offsets: flat [rows, depth / 32] int32, -128 times the sum of 32 codes: takes back what weights stored
             as unsigned bytes have too much. Empty for floats.
         halves: flat [rows, depth / 16] int32, the same for 16 codes. Empty for floats.
+        totals: flat [rows, depth / 32] float32, the sum of 32 rounded activations. Empty for floats.
         fine: 1 where 16 activations share a scale, 0 where 32 do (both halves then have the same).
     """
 
@@ -42,6 +44,7 @@ class Operand(NamedTuple):
     scales: np.ndarray
     offsets: np.ndarray
     halves: np.ndarray
+    totals: np.ndarray
     fine: int
 
 
@@ -50,7 +53,17 @@ def new_operand(size: int, rounds: bool, fine: bool = False) -> Operand:
     groups = size // GROUP if rounds else 0
     values = np.empty(size, np.int8 if rounds else np.float32)
     scales, halves = np.empty(2 * groups, np.float32), np.empty(2 * groups, np.int32)
-    return Operand(values, scales, np.empty(groups, np.int32), halves, int(fine))
+    offsets, totals = np.empty(groups, np.int32), np.empty(groups, np.float32)
+    return Operand(values, scales, offsets, halves, totals, int(fine))
+
+
+@kernel(forceinline=True)
+def operand_from(x, start):
+    """The operand without the first `start` (a multiple of 32) values."""
+    group = start // GROUP
+    return Operand(
+        x.values[start:], x.scales[2 * group :], x.offsets[group:], x.halves[2 * group :], x.totals[group:], x.fine
+    )
 
 
 @intrinsic
@@ -89,6 +102,12 @@ def _put_half(operand, at, lanes, largest):
     return total
 
 
+@kernel
+def _total(operand, half):
+    """The sum of sixteen rounded activations."""
+    return np.float32(operand.halves[half]) * operand.scales[half] * _FROM_OFFSET
+
+
 def _put_codes(operand, row, depth, column, source, start, size):
     for i in range(0, size, GROUP):
         low, high = v.load(source, start + i), v.load(source, start + i + v.LANES)
@@ -98,6 +117,7 @@ def _put_codes(operand, row, depth, column, source, start, size):
         at = row * depth + column + i
         total = _put_half(operand, at, low, first) + _put_half(operand, at + v.LANES, high, second)
         operand.offsets[at // GROUP] = total
+        operand.totals[at // GROUP] = _total(operand, at // v.LANES) + _total(operand, at // v.LANES + 1)
 
 
 def put(operand, row, depth, column, source, start, size):
@@ -121,6 +141,7 @@ def copy_row(source, row, target, place, depth):
     groups = depth // GROUP if len(source.scales) > 0 else 0
     for i in range(groups):
         target.offsets[place * groups + i] = source.offsets[row * groups + i]
+        target.totals[place * groups + i] = source.totals[row * groups + i]
         for half in range(2):
             to, at = 2 * (place * groups + i) + half, 2 * (row * groups + i) + half
             target.scales[to], target.halves[to] = source.scales[at], source.halves[at]

@@ -38,7 +38,7 @@ BLOCKS = "gguf"
 """The dtype of matrices in the blocks of a file."""
 ROUNDS = ("w8a8", BLOCKS)
 """Dtypes that round activations, in groups of 32."""
-LAYOUT = 2
+LAYOUT = 3
 """Raise it when the packing changes: converted weights of another layout are made anew."""
 
 SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "mixtral")

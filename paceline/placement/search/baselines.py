@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import cycle
 
+import numpy as np
+
 from paceline.errors import InvalidParameter
 from paceline.placement.case import Case
 from paceline.placement.placement import Placement
@@ -78,15 +80,14 @@ def clockwork(search: Search, window: float = 60.0) -> Iterator[Window]:
         search: of the whole case; its clock limits the windows' searches.
         window: seconds.
     """
-    if not window > 0:
+    if not 0 < window < float("inf"):
         raise InvalidParameter("window", f"{window} s", "give seconds above 0")
     workload = search.case.workload
-    for index in range(int(workload.duration // window) + 1):
+    for index in np.unique(workload.times // window):
         part = workload.between(index * window, (index + 1) * window)
-        if part.num_requests:
-            search.check_time()
-            yield _plan_window(replace(search.case, workload=part), index * window, window)
-            search.report((index + 1) * window / workload.duration)
+        search.check_time()
+        yield _plan_window(replace(search.case, workload=part), float(index * window), window)
+        search.report(min(1.0, float((index + 1) * window / workload.duration)))
 
 
 def _plan_window(case: Case, start: float, length: float) -> Window:

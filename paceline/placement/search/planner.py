@@ -123,7 +123,7 @@ def _search(search: Search, policy: str, window: float) -> tuple[list[Window], b
 def _check(case: Case, policy: str, time_budget: float | None, effort: int | None) -> None:
     if policy != CLOCKWORK:
         policy_named(policy)
-    if time_budget is not None and not time_budget > 0:
+    if time_budget is not None and not 0 < time_budget < float("inf"):
         raise InvalidParameter("time_budget", f"{time_budget} s", "give seconds above 0, or leave it out")
     if effort is not None and effort < 1:
         raise InvalidParameter("effort", f"{effort} simulated requests", "give 1 or more, or leave it out")

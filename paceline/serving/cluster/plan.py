@@ -10,7 +10,7 @@ out), seconds from arrival to answer, options of `EngineConfig`, and the tokens 
 the cluster learns service times as it runs.
 """
 
-import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +18,9 @@ from typing import Any
 
 from paceline.errors import InvalidParameter
 from paceline.placement import Placement
+from paceline.placement.fields import field_of, number_of, only_known, read_mapping, shown, text_of, whole_of
 from paceline.placement.model import NO_SLO
+from paceline.placement.plan_file import PLAN_KEYS
 from paceline.serving.cluster.group_queue import GroupQueue
 from paceline.serving.model_spec import ModelSpec
 
@@ -45,17 +47,17 @@ class ClusterPlan:
     overhead: float = 0.0
 
     def __post_init__(self) -> None:
-        names = [model.name for model in self.models]
+        names = Counter(model.name for model in self.models)
         if not self.placement.groups:
             raise InvalidParameter("groups", "the list is empty", "plan at least one group")
         for name in names:
-            if names.count(name) > 1:
+            if names[name] > 1:
                 raise InvalidParameter("models", f"two are called {name!r}", "give each its own name")
         for index, group in enumerate(self.placement.groups):
             for model in group.models:
-                if not 0 <= model < len(names):
-                    problem = f"group {index} holds model {model}, there are {len(names)}"
-                    raise InvalidParameter("groups", problem, f"use indices 0 to {len(names) - 1}")
+                if not 0 <= model < len(self.models):
+                    problem = f"group {index} holds model {model}, there are {len(self.models)}"
+                    raise InvalidParameter("groups", problem, f"use indices 0 to {len(self.models) - 1}")
         if self.stage_seconds is not None:
             self._check_stage_seconds()
         if not 0 <= self.overhead < float("inf"):
@@ -113,24 +115,20 @@ def read_plan(path: str | Path) -> ClusterPlan:
     Raises:
         InvalidParameter: the file or a field cannot be used; the message names it.
     """
-    try:
-        values = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InvalidParameter("cluster", f"cannot read {path} ({error})", "give a plan's JSON file") from None
-    if not isinstance(values, dict):
-        raise InvalidParameter("cluster", f"{path} holds no object", "write the fields of a plan at its top level")
-    return plan_of(values)
+    return plan_of(read_mapping(Path(path), "cluster"))
 
 
 def plan_of(values: Mapping[str, Any]) -> ClusterPlan:
     """The plan that a plan file's object describes."""
+    only_known(values, PLAN_KEYS, "cluster")
     models = values.get("serving") or values.get("models")
     groups = values.get("groups")
     for name, found in (("models", models), ("groups", groups)):
         if not isinstance(found, list) or not found:
-            raise InvalidParameter(name, "missing" if not found else repr(found), "give a list, see docs/cluster.md")
+            raise InvalidParameter(name, "missing" if not found else shown(found), "give a list, see docs/cluster.md")
     assert models and groups
-    apart = [name for name, place in (values.get("drafts") or {}).items() if place == "apart"]
+    drafts = field_of(values, "drafts", dict) if values.get("drafts") is not None else {}
+    apart = [name for name, place in drafts.items() if place == "apart"]
     if apart:
         problem = f"the drafter of {apart[0]!r} has a device of its own, which no engine can start"
         raise InvalidParameter("drafts", problem, "plan without that model's draft block")
@@ -148,32 +146,28 @@ def _model(index: int, value: Any) -> ModelSpec:
     if isinstance(value, str):
         return ModelSpec(value, value)
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        raise InvalidParameter(where, f"{value!r}", "give a name, or an object with a name")
-    unknown = sorted(set(value) - set(_MODEL_KEYS))
-    if unknown:
-        raise InvalidParameter(where, f"unknown key {unknown[0]!r}", f"use {', '.join(_MODEL_KEYS)}")
-    engine = value.get("engine") or {}
-    if not isinstance(engine, dict):
-        raise InvalidParameter(f"{where}.engine", f"{engine!r}", "give an object of engine options")
-    slo = _seconds(f"{where}.slo", value.get("slo"), float("inf"))
-    tokens = value.get("num_tokens")
-    if tokens is not None and not isinstance(tokens, int):
-        raise InvalidParameter(f"{where}.num_tokens", f"{tokens!r}", "give a whole number")
-    path = value.get("path") or value["name"]
-    return ModelSpec(value["name"], str(path), float("inf") if slo >= NO_SLO else slo, engine, tokens)
+        raise InvalidParameter(where, shown(value), "give a name, or an object with a name")
+    only_known(value, _MODEL_KEYS, where)
+    given = {key: each for key, each in value.items() if each is not None}
+    engine = field_of(given, "engine", dict, where) if "engine" in given else {}
+    slo = _seconds(f"{where}.slo", given.get("slo"), float("inf"))
+    tokens = whole_of(given, "num_tokens", where=where) if "num_tokens" in given else None
+    path = text_of(given, "path", value["name"], where)
+    return ModelSpec(text_of(value, "name"), path, float("inf") if slo >= NO_SLO else slo, engine, tokens)
 
 
 def _seconds(name: str, value: Any, default: float) -> float:
     if value is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidParameter(name, repr(value), "give seconds")
-    return float(value)
+    return number_of({name: value}, name)
 
 
 def _stage_seconds(values: Any) -> tuple[tuple[tuple[float, ...], ...], ...]:
     try:
-        return tuple(tuple(tuple(map(float, stages)) for stages in models) for models in values)
-    except (TypeError, ValueError) as error:
+        return tuple(
+            tuple(tuple(_seconds("stage_seconds", each, 0.0) for each in stages) for stages in models)
+            for models in values
+        )
+    except TypeError:
         remedy = "give [groups][models of the group][stages] seconds"
-        raise InvalidParameter("stage_seconds", f"cannot be read ({error})", remedy) from None
+        raise InvalidParameter("stage_seconds", f"{shown(values)} cannot be read", remedy) from None

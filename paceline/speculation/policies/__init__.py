@@ -10,6 +10,7 @@ from typing import Any
 
 from paceline.errors import InvalidParameter
 from paceline.speculation.policies.base import DraftLaw, LengthPolicy
+from paceline.speculation.policies.by_node import GoodputByNode
 from paceline.speculation.policies.cascade import Cascade
 from paceline.speculation.policies.confidence import Confidence
 from paceline.speculation.policies.disco import Classifier, Disco
@@ -27,6 +28,7 @@ __all__ = [
     "DraftLaw",
     "Fixed",
     "Goodput",
+    "GoodputByNode",
     "Heuristic",
     "LengthPolicy",
     "make_policy",
@@ -55,6 +57,8 @@ def make_policy(
     given = {"num_draft_tokens": most, "most": most, "max_length": most, "prices": prices,
              "whole": traits.whole, "can_look": traits.deterministic}  # fmt: skip
     policy = _POLICIES["goodput" if name == "auto" else name]
+    if policy is Goodput and traits.estimates:
+        policy = GoodputByNode
     parameters = inspect.signature(policy).parameters
     known = [parameter for parameter in parameters if parameter not in given]
     for option in options:

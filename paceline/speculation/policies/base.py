@@ -46,6 +46,20 @@ class LengthPolicy:
         """
         return ()
 
+    def trim(
+        self, chances: Sequence[Sequence[float]], requests: Sequence[DraftStats], batch: BatchStats
+    ) -> Sequence[int]:
+        """Nodes to verify of each proposal that says how likely its nodes are, the first that many; all by default.
+
+        Asked after the drafter; every such proposal is chosen and none drawn, so the choice may rest on what it says.
+
+        Args:
+            chances: per proposal, by node, descending.
+            requests: whose proposals they are.
+            batch: the step; rows of drafts that say nothing count as rows of prompts.
+        """
+        return [len(one) for one in chances]
+
     def keep_drafting(self, prefix: PrefixStats, draft_laws: Sequence[DraftLaw]) -> bool:
         """Asked before each further token is drawn, with the laws of the tokens drawn so far (never empty)."""
         return True

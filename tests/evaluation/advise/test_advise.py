@@ -127,7 +127,7 @@ def test_people_get_a_table_and_what_was_measured(command):
 
 @pytest.mark.parametrize(
     ("arguments", "field"),
-    [(["--candidates", "hybrid"], "candidates"), (["--for", "nope"], "for"), (["-c", "x"], "concurrency")],
+    [(["--candidates", "lookahead"], "candidates"), (["--for", "nope"], "for"), (["-c", "x"], "concurrency")],
 )
 def test_bad_input_names_its_field(command, arguments, field):
     result = command(*arguments)

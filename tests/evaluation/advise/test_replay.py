@@ -6,7 +6,8 @@ import pytest
 from paceline.drafters.registry import make_drafter
 from paceline.engine.score import score
 from paceline.errors import InvalidParameter
-from paceline.evaluation.advise.replay import Text, acceptance_by_place, replay_chain, replay_lookup, standing
+from paceline.evaluation.advise.replay import Text, acceptance_by_place, replay_chain, standing
+from paceline.evaluation.advise.walk import replay_lookup
 from paceline.types import SamplingParams
 from tests.engine.conftest import PROMPTS, load_random, run_all
 

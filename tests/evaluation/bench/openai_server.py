@@ -14,10 +14,11 @@ class Fake:
         say: (body of the request) to the pieces of the answer.
         pages: further GET paths and their bodies.
         timings: told with each answer, as llama-server does.
+        posts: further POST paths, and functions of the body that answer them.
     """
 
-    def __init__(self, say: Callable[[dict], list[str]], owner: str = "fake", pages=None, timings=None) -> None:
-        self.say, self.owner, self.pages, self.timings = say, owner, pages or {}, timings
+    def __init__(self, say: Callable[[dict], list[str]], owner: str = "fake", pages=None, timings=None, posts=None):
+        self.say, self.owner, self.pages, self.timings, self.posts = say, owner, pages or {}, timings, posts or {}
         self.bodies: list[dict] = []
 
 
@@ -38,6 +39,12 @@ def serving(fake: Fake):
 
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if self.path in fake.posts or "completions" not in self.path:
+                known = fake.posts.get(self.path)
+                self.send_response(200 if known else 404)
+                self.end_headers()
+                self.wfile.write(json.dumps(known(body) if known else {}).encode())
+                return
             fake.bodies.append(body)
             pieces = fake.say(body)
             self.send_response(200)

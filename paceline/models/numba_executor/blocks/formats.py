@@ -1,14 +1,18 @@
-"""What each kind of block holds and how its codes lie in a packed panel.
+"""What each kind of block holds and how its numbers lie in a packed panel.
 
 A weight is scale * (code - zero) + shift, for a scale and a shift that `span` neighbours in a row share. In *flat*
 formats both are float16 numbers. In *stepped* formats a float16 number per 256 weights is multiplied with a whole
-number per span. A panel has 32 rows of the matrix; 32 weights of each are a group, stored as bit planes (`pack.py`).
+number per span. A panel has 32 rows of the matrix, in two halves one after the other; 32 weights of each row are a
+group, stored as bit planes (`pack.py`).
 """
 
 from dataclasses import dataclass
 
 PANEL = 32
 """Rows of the matrix in a panel: outputs that are computed together."""
+HALF = 16
+"""Rows in half a panel: the lanes of a vector. With one register per row of activations for integer sums and one for
+float sums, eight rows and more fit into the registers; with a whole panel they would not."""
 GROUP = 32
 """Weights of a row in a group. As many activations share a scale, and as many outputs a panel: who computes a panel can
 round it."""
@@ -46,34 +50,35 @@ class BlockFormat:
     table: tuple[int, ...] = ()
 
     @property
-    def code_bytes(self) -> int:
-        """Bytes of a group's codes in a panel."""
-        return sum(self.planes) * PANEL * GROUP // 8
-
-    @property
-    def scale_bytes(self) -> int:
-        """Bytes of a group's scales in a panel, or of its shifts: whole numbers are bytes."""
-        return PANEL * GROUP // self.span * (1 if self.stepped else 2)
-
-    @property
-    def group_bytes(self) -> int:
-        """Bytes of a group in a panel: codes, scales, shifts."""
-        return self.code_bytes + self.scale_bytes * (1 + self.shifts)
-
-    @property
     def unit(self) -> int:
         """Weights of a row that lie together: a group, or all under one float16 number."""
         return SUPER if self.stepped else GROUP
 
     @property
+    def code_bytes(self) -> int:
+        """Bytes of a group's codes in half a panel."""
+        return sum(self.planes) * HALF * GROUP // 8
+
+    @property
+    def float_bytes(self) -> int:
+        """Bytes of the float16 numbers of a unit in half a panel, which it begins with: scales, then shifts."""
+        return 2 * HALF * (1 + self.shifts)
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of the whole numbers of a unit, which are next, for scales or for shifts; 0 in flat formats."""
+        return HALF * (SUPER // self.span) if self.stepped else 0
+
+    @property
     def head_bytes(self) -> int:
-        """Bytes of the float16 numbers at the start of a unit."""
-        return 2 * PANEL * (1 + self.shifts) if self.stepped else 0
+        """Bytes before the codes of a unit; large units keep codes at the beginning of a line."""
+        size = self.float_bytes + self.step_bytes * (1 + self.shifts)
+        return -(-size // LINE) * LINE if self.stepped else size
 
     @property
     def unit_bytes(self) -> int:
-        """Bytes of a unit in a panel."""
-        return self.head_bytes + self.group_bytes * (self.unit // GROUP)
+        """Bytes of a unit in half a panel."""
+        return self.head_bytes + self.code_bytes * (self.unit // GROUP)
 
     @property
     def largest_code(self) -> int:

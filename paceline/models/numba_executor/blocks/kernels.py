@@ -18,21 +18,21 @@ from numba.extending import intrinsic
 
 from paceline.models.kernel_disk import keep_on_disk
 from paceline.models.numba_executor import vector as v
-from paceline.models.numba_executor.blocks.formats import FORMATS, PANEL
+from paceline.models.numba_executor.blocks.formats import FORMATS, GROUP, HALF, PANEL
 from paceline.models.numba_executor.blocks.sums import Activations, emit_column, emit_sums
 from paceline.models.numba_executor.kernel import entry, kernel_sources
 
 TILE_ROWS = 8
 """Most rows of activations that one call multiplies."""
 
-TILE_SIGNATURE = types.void(*[types.int64] * 10)
-"""Rows (1 to 8) and groups; addresses of the first row's codes, scales and halves (`Operand`), of the panel, of the
-bias of its 32 outputs (0 for none), of the output; elements from a row of it to the next; 1 to add to what it holds."""
+TILE_SIGNATURE = types.void(*[types.int64] * 11)
+"""Rows (1 to 8) and groups; addresses of the first row's codes, scales, halves and totals (`Operand`), of the panel, of
+the bias of its 32 outputs (0 for none), of the output; elements from a row of it to the next; 1 to add to what it
+holds."""
 ROW_SIGNATURE = types.void(*[types.int64] * 4)
 """Groups; address of the panel; which of its 32 rows; address of the floats to write."""
 
 _I64 = ir.IntType(64)
-_HALVES = PANEL // v.LANES
 
 
 def _pointer(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type, offset: ir.Value | None = None) -> ir.Value:
@@ -42,36 +42,44 @@ def _pointer(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type, offset: ir
 
 
 @intrinsic(prefer_literal=True)
-def _multiply(typingctx, rows, form, groups, codes, scales, halves, panel, bias, out, stride, add):
+def _multiply(typingctx, rows, form, groups, codes, scales, halves, totals, panel, bias, out, stride, add):
     """The products of `rows` (a literal) rows with a panel in the format named `form` (a literal)."""
     if not isinstance(rows, types.IntegerLiteral) or not isinstance(form, types.StringLiteral):
         return None
     count, fmt = rows.literal_value, FORMATS[form.literal_value]
 
     def emit(context, builder, sig, args):
-        groups, codes, scales, halves, panel, bias, out, stride, add = args[2:]
+        groups, codes, scales, halves, totals, panel, bias, out, stride, add = args[2:]
 
         def row_pointers(address, kind, per_group):
             size = builder.mul(groups, _I64(per_group))
             return [_pointer(builder, address, kind, builder.mul(size, _I64(row))) for row in range(count)]
 
-        rows = Activations(
-            row_pointers(codes, ir.IntType(8), 32),
+        x = Activations(
+            row_pointers(codes, ir.IntType(8), GROUP),
             row_pointers(scales, ir.FloatType(), 2),
             row_pointers(halves, ir.IntType(32), 2),
+            row_pointers(totals, ir.FloatType(), 1),
         )
-        sums = emit_sums(context, builder, fmt, _pointer(builder, panel, ir.IntType(8)), groups, rows)
-        sums = _where(builder, bias, sums, lambda i: _pointer(builder, bias, ir.FloatType(), _I64(i % 2 * v.LANES)))
+        half_bytes = builder.mul(builder.sdiv(groups, _I64(fmt.unit // GROUP)), _I64(fmt.unit_bytes))
 
-        def place(i):
-            at = builder.add(builder.mul(stride, _I64(i // _HALVES)), _I64(i % _HALVES * v.LANES))
-            return _pointer(builder, out, ir.FloatType(), at)
+        def half(number, _):
+            start = _pointer(builder, panel, ir.IntType(8), builder.mul(number, half_bytes))
+            column = builder.mul(number, _I64(HALF))
+            sums = emit_sums(context, builder, fmt, start, groups, x)
+            sums = _where(builder, bias, sums, lambda _: _pointer(builder, bias, ir.FloatType(), column))
 
-        for i, total in enumerate(_where(builder, add, sums, place)):
-            v.store_ir(builder, total, place(i))
+            def place(row):
+                return _pointer(builder, out, ir.FloatType(), builder.add(builder.mul(stride, _I64(row)), column))
+
+            for row, total in enumerate(_where(builder, add, sums, place)):
+                v.store_ir(builder, total, place(row))
+            return []
+
+        v.accumulate_ir(builder, _I64(PANEL // HALF), [], half)
         return context.get_dummy_value()
 
-    return types.void(rows, form, *[types.int64] * 9), emit
+    return types.void(rows, form, *[types.int64] * 10), emit
 
 
 def _where(builder: ir.IRBuilder, flag: ir.Value, sums: list[ir.Value], place: Callable) -> list[ir.Value]:
@@ -99,8 +107,10 @@ def _read(typingctx, form, groups, panel, column, out):
 
     def emit(context, builder, sig, args):
         _, groups, panel, column, out = args
-        start, target = _pointer(builder, panel, ir.IntType(8)), _pointer(builder, out, ir.FloatType())
-        emit_column(context, builder, fmt, start, groups, column, target)
+        half_bytes = builder.mul(builder.sdiv(groups, _I64(fmt.unit // GROUP)), _I64(fmt.unit_bytes))
+        half, column = builder.sdiv(column, _I64(HALF)), builder.srem(column, _I64(HALF))
+        start = _pointer(builder, panel, ir.IntType(8), builder.mul(half, half_bytes))
+        emit_column(context, builder, fmt, start, groups, column, _pointer(builder, out, ir.FloatType()))
         return context.get_dummy_value()
 
     return types.void(form, *[types.int64] * 4), emit
@@ -109,23 +119,23 @@ def _read(typingctx, form, groups, panel, column, out):
 def make_tile(form: str) -> Callable[..., None]:
     """The kernel for up to 8 rows and a panel in the format named `form`, see `TILE_SIGNATURE`."""
 
-    def tile(rows, groups, codes, scales, halves, panel, bias, out, stride, add):
+    def tile(rows, groups, codes, scales, halves, totals, panel, bias, out, stride, add):
         if rows == 1:
-            _multiply(1, form, groups, codes, scales, halves, panel, bias, out, stride, add)
+            _multiply(1, form, groups, codes, scales, halves, totals, panel, bias, out, stride, add)
         elif rows == 2:
-            _multiply(2, form, groups, codes, scales, halves, panel, bias, out, stride, add)
+            _multiply(2, form, groups, codes, scales, halves, totals, panel, bias, out, stride, add)
         elif rows == 3:
-            _multiply(3, form, groups, codes, scales, halves, panel, bias, out, stride, add)
+            _multiply(3, form, groups, codes, scales, halves, totals, panel, bias, out, stride, add)
         elif rows == 4:
-            _multiply(4, form, groups, codes, scales, halves, panel, bias, out, stride, add)
+            _multiply(4, form, groups, codes, scales, halves, totals, panel, bias, out, stride, add)
         elif rows == 5:
-            _multiply(5, form, groups, codes, scales, halves, panel, bias, out, stride, add)
+            _multiply(5, form, groups, codes, scales, halves, totals, panel, bias, out, stride, add)
         elif rows == 6:
-            _multiply(6, form, groups, codes, scales, halves, panel, bias, out, stride, add)
+            _multiply(6, form, groups, codes, scales, halves, totals, panel, bias, out, stride, add)
         elif rows == 7:
-            _multiply(7, form, groups, codes, scales, halves, panel, bias, out, stride, add)
+            _multiply(7, form, groups, codes, scales, halves, totals, panel, bias, out, stride, add)
         else:
-            _multiply(8, form, groups, codes, scales, halves, panel, bias, out, stride, add)
+            _multiply(8, form, groups, codes, scales, halves, totals, panel, bias, out, stride, add)
 
     return _compiled(tile, TILE_SIGNATURE)
 

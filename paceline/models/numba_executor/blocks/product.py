@@ -71,7 +71,7 @@ def _caller(signature):
     result = types.void(types.int64, *signature.args)
     if len(signature.args) == len(ROW_SIGNATURE.args):
         return intrinsic(lambda typingctx, address, a, b, c, d: (result, emit))
-    return intrinsic(lambda typingctx, address, a, b, c, d, e, f, g, h, i, j: (result, emit))
+    return intrinsic(lambda typingctx, address, a, b, c, d, e, f, g, h, i, j, k: (result, emit))
 
 
 _call_tile, _call_row = _caller(TILE_SIGNATURE), _caller(ROW_SIGNATURE)
@@ -94,8 +94,9 @@ def multiply_blocks(
                 at = (first_row + row) * groups
                 _call_tile(
                     w.tiles[number], min(TILE_ROWS, block_end - row), groups, address_of(x.values, at * GROUP),
-                    address_of(x.scales, 2 * at), address_of(x.halves, 2 * at), address_of(w.data, w.starts[number]),
-                    shift, address_of(out, out_first + column + row * out_stride), out_stride, 1 if add else 0,
+                    address_of(x.scales, 2 * at), address_of(x.halves, 2 * at), address_of(x.totals, at),
+                    address_of(w.data, w.starts[number]), shift,
+                    address_of(out, out_first + column + row * out_stride), out_stride, 1 if add else 0,
                 )  # fmt: skip
 
 

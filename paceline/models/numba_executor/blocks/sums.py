@@ -1,4 +1,4 @@
-"""The inner loop over a panel of blocks, as LLVM code for one format and one number of rows.
+"""The inner loop over half a panel of blocks, as LLVM code for one format and one number of rows.
 
 Per 16 weights: integer sums of code times activation, exact in any order and with any instruction; made floats, times
 the activations' scale. Per span: added with one fused multiply-add by the weights' scale. A shift of the weights adds
@@ -16,107 +16,121 @@ from llvmlite import ir
 
 from paceline.models.numba_executor import dot8
 from paceline.models.numba_executor import vector as v
-from paceline.models.numba_executor.blocks.formats import GROUP, LINE, PANEL, STEPS, BlockFormat
+from paceline.models.numba_executor.blocks.formats import GROUP, HALF, LINE, STEPS, BlockFormat
 from paceline.models.numba_executor.blocks.lookup import look_up
 
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 _SHORTS = ir.VectorType(ir.IntType(16), LINE // 2)
-_HALVES = range(PANEL // v.LANES)
 _PARTS = 2
 """Scales of activations in a group."""
 PREFETCH_BYTES = 8192
-"""How far ahead weights are asked for from memory; the processor's own prefetching stops at every 4 KiB page."""
+"""How far ahead weights are asked for from memory, where there are rows enough to keep the arithmetic busy."""
+PREFETCH_FROM = 3
+"""Rows from which on that pays. With fewer, the processor reads ahead by itself as fast as memory gives, and asking
+costs a quarter of that; unless codes lie in several planes, which it does not follow (`benchmarks/block_cost.py`)."""
 OFFSET_BITS = 7
 """`Operand.halves` are sums times -2^7."""
 
-Pair = list[ir.Value]
-"""A vector for rows 0 to 15 of the panel, and one for 16 to 31."""
-
 
 class Activations(NamedTuple):
-    """Pointers to the first element of every row: codes; scales, and sums times -128, of every 16 codes."""
+    """Pointers to the first element of every row, see `Operand`."""
 
     codes: list[ir.Value]
     scales: list[ir.Value]
-    sums: list[ir.Value]
+    halves: list[ir.Value]
+    totals: list[ir.Value]
 
 
 class _Group(NamedTuple):
-    """Where a group of weights begins, its number in the row, and the float16 numbers above it, already widened."""
+    """A group of weights: where its codes begin, its number in the row; its unit, its number in that."""
+
+    codes: ir.Value
+    number: ir.Value
+    unit: "_Unit"
+    index: ir.Value
+
+
+class _Unit(NamedTuple):
+    """Where a unit begins, and its float16 numbers as vectors over the rows of the panel: scales and shifts."""
 
     start: ir.Value
-    number: ir.Value
-    scales: Pair | None
-    shifts: Pair | None
+    scales: ir.Value
+    shifts: ir.Value | None
 
 
-def emit_sums(context: Any, builder: ir.IRBuilder, form: BlockFormat, panel: ir.Value, groups: ir.Value,
+def emit_sums(context: Any, builder: ir.IRBuilder, form: BlockFormat, start: ir.Value, groups: ir.Value,
               rows: Activations) -> list[ir.Value]:  # fmt: skip
-    """Two vectors per row: the products of the rows with all 32 rows of the `panel` (a byte pointer)."""
-    emit = _Emitter(context, builder, form)
+    """A vector per row: its products with the 16 rows of half a panel that begins at the byte pointer `start`."""
+    asks = len(form.planes) > 1 or len(rows.codes) >= PREFETCH_FROM
+    emit = _Emitter(context, builder, form, asks)
     per_unit = form.unit // GROUP
 
     def unit(number: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-        start = builder.gep(panel, [builder.mul(number, _I64(form.unit_bytes))])
-        scales, shifts = emit.heads(start)
+        unit = emit.unit(builder.gep(start, [builder.mul(number, _I64(form.unit_bytes))]))
+        first = builder.mul(number, _I64(per_unit))
 
         def group(index: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-            offset = builder.add(_I64(form.head_bytes), builder.mul(index, _I64(form.group_bytes)))
-            absolute = builder.add(builder.mul(number, _I64(per_unit)), index)
-            return emit.group(_Group(builder.gep(start, [offset]), absolute, scales, shifts), rows, sums)
+            return emit.group(emit.group_of(unit, first, index), rows, sums)
 
         return v.accumulate_ir(builder, _I64(per_unit), sums, group)
 
-    zeros = [v.ZERO] * (2 * len(rows.codes))
+    zeros = [v.ZERO] * len(rows.codes)
     return v.accumulate_ir(builder, builder.sdiv(groups, _I64(per_unit)), zeros, unit)
 
 
 class _Emitter:
     """Writes the code for a group of one format."""
 
-    def __init__(self, context: Any, builder: ir.IRBuilder, form: BlockFormat) -> None:
-        self.context, self.builder, self.form = context, builder, form
+    def __init__(self, context: Any, builder: ir.IRBuilder, form: BlockFormat, prefetches: bool = False) -> None:
+        self.context, self.builder, self.form, self.prefetches = context, builder, form, prefetches
         self.dot = dot8.choose_dot(context, form.largest_code)
+        bits = form.zero.bit_length()
+        self.lift = OFFSET_BITS + 1 - bits if bits and self.dot is dot8.dot_512 else 0
+        """How far codes are moved up, and scales down, so that a weight of 0 is 128, which `Operand` has sums for.
+        Where bytes are added in 16 bits there is no room for it."""
 
-    def heads(self, unit: ir.Value) -> tuple[Pair | None, Pair | None]:
-        """The float16 numbers at the start of a unit as floats: scales, shifts."""
-        if not self.form.stepped:
-            return None, None
-        return self._halves_at(unit, 0), self._back(self._halves_at(unit, 2 * PANEL)) if self.form.shifts else None
+    def unit(self, start: ir.Value) -> _Unit:
+        """The unit at `start`; what it begins with is asked for as far ahead as its codes."""
+        self._prefetch(start, self.form.head_bytes)
+        down = ir.Constant(v.VECTOR_IR, [2.0**-self.lift] * v.LANES)
+        scales = self.builder.fmul(self._floats_at(start, 0), down) if self.lift else self._floats_at(start, 0)
+        return _Unit(start, scales, self._floats_at(start, 2 * HALF) if self.form.shifts else None)
+
+    def group_of(self, unit: _Unit, first: ir.Value, index: ir.Value) -> _Group:
+        """Group number `index` of a unit whose first is number `first` of the row."""
+        at = self.builder.add(_I64(self.form.head_bytes), self.builder.mul(index, _I64(self.form.code_bytes)))
+        return _Group(self.builder.gep(unit.start, [at]), self.builder.add(first, index), unit, index)
 
     def group(self, group: _Group, rows: Activations, sums: list[ir.Value]) -> list[ir.Value]:
         """The sums after one more group, half by half: 16 activations share a scale."""
-        builder = self.builder
-        for line in range(0, self.form.group_bytes, LINE):
-            v.prefetch_ir(builder, builder.gep(group.start, [_I64(line + PREFETCH_BYTES)]))
-        registers, parts, shift = self.registers(group.start), None, None
+        self._prefetch(group.codes, self.form.code_bytes)
+        registers, parts = self.registers(group.codes), None
         for half in range(_PARTS):
-            at = builder.add(builder.mul(group.number, _I64(_PARTS)), _I64(half))
-            factors = [v.splat_ir(builder, builder.load(builder.gep(row, [at]))) for row in rows.scales]
-            offsets = [dot8.splat_ir(builder, builder.gep(row, [at])) for row in rows.sums]
-            totals = [self._start(offset) for offset in offsets for _ in _HALVES]
+            at = self.builder.add(self.builder.mul(group.number, _I64(_PARTS)), _I64(half))
+            totals = [self._start(self.builder.gep(row, [at])) for row in rows.halves]
             for step in range(half * STEPS // _PARTS, (half + 1) * STEPS // _PARTS):
                 totals = self._dots(registers(step), step, group, rows, totals)
-            parts = self._times(totals, [factor for factor in factors for _ in _HALVES], parts)
-            if self.form.shifts:
-                shift = self._times(offsets, factors, shift)
+            factors = [self._splat(row, at) for row in rows.scales]
+            parts = self._times(totals, factors, parts)
             if half == _PARTS - 1 or self.form.span < GROUP:
-                sums = self._scaled(parts, shift, group, half, sums)
-                parts = shift = None
-        return sums
+                scale = self.scale(group, half if self.form.span < GROUP else 0)
+                sums = [v.fma_ir(self.builder, part, scale, old) for part, old in zip(parts, sums, strict=True)]
+                parts = None
+        return self._shifted(group, rows, sums) if self.form.shifts else sums
 
     def _start(self, offset: ir.Value) -> ir.Value:
-        """-zero times the sum of a span's activations, from that sum times -128; exact."""
+        """-zero times the sum of a span's activations, from the address of that sum times -128; exact."""
         if not self.form.zero:
             return ir.Constant(dot8.SUMS_IR, [0] * v.LANES)
-        less = OFFSET_BITS + 1 - self.form.zero.bit_length()
-        return self.builder.ashr(offset, ir.Constant(dot8.SUMS_IR, [less] * v.LANES)) if less else offset
+        less = OFFSET_BITS + 1 - self.form.zero.bit_length() - self.lift
+        offsets = dot8.splat_ir(self.builder, offset)
+        return self.builder.ashr(offsets, ir.Constant(dot8.SUMS_IR, [less] * v.LANES)) if less else offsets
 
-    def _dots(self, pair: Pair, step: int, group: _Group, rows: Activations, totals: list[ir.Value]) -> list[ir.Value]:
-        builder = self.builder
-        at = builder.add(builder.mul(group.number, _I64(GROUP)), _I64(step * dot8.BYTES))
-        codes = [dot8.splat_ir(builder, builder.gep(row, [at])) for row in rows.codes]
-        return [self.dot(builder, total, pair[i % 2], codes[i // 2]) for i, total in enumerate(totals)]
+    def _dots(self, register: ir.Value, step: int, group: _Group, rows: Activations,
+              totals: list[ir.Value]) -> list[ir.Value]:  # fmt: skip
+        at = self.builder.add(self.builder.mul(group.number, _I64(GROUP)), _I64(step * dot8.BYTES))
+        codes = [dot8.splat_ir(self.builder, self.builder.gep(row, [at])) for row in rows.codes]
+        return [self.dot(self.builder, total, register, code) for total, code in zip(totals, codes, strict=True)]
 
     def _times(self, totals: list[ir.Value], factors: list[ir.Value], old: list[ir.Value] | None) -> list[ir.Value]:
         """Integers as floats times the activations' scales, added to `old`."""
@@ -125,35 +139,50 @@ class _Emitter:
             return [self.builder.fmul(x, factor) for x, factor in zip(floats, factors, strict=True)]
         return [v.fma_ir(self.builder, x, factor, y) for x, factor, y in zip(floats, factors, old, strict=True)]
 
-    def _scaled(self, parts: list[ir.Value], shift: list[ir.Value] | None, group: _Group, half: int,
-                sums: list[ir.Value]) -> list[ir.Value]:  # fmt: skip
-        """The sums plus a span's products times the weights' scale, plus its activations times their shift."""
-        span = half if self.form.span < GROUP else 0
-        scales = self._scales(group, span)
-        sums = [v.fma_ir(self.builder, part, scales[i % 2], sums[i]) for i, part in enumerate(parts)]
-        if shift is None:
-            return sums
-        shifts = self._shifts(group, span)
-        return [v.fma_ir(self.builder, shifts[i % 2], shift[i // 2], old) for i, old in enumerate(sums)]
+    def _shifted(self, group: _Group, rows: Activations, sums: list[ir.Value]) -> list[ir.Value]:
+        """The sums plus every span's shift times the sum of its activations."""
+        spans = GROUP // self.form.span
+        for span in range(spans):
+            shift = self.shift(group, span)
+            if spans == 1:
+                totals = [self._splat(row, group.number) for row in rows.totals]
+            else:
+                totals = [self._half_total(group, span, *row) for row in zip(rows.halves, rows.scales, strict=True)]
+            sums = [v.fma_ir(self.builder, shift, total, old) for total, old in zip(totals, sums, strict=True)]
+        return sums
 
-    def registers(self, start: ir.Value) -> Callable[[int], Pair]:
+    def _half_total(self, group: _Group, half: int, halves: ir.Value, scales: ir.Value) -> ir.Value:
+        """The sum of sixteen activations as a float, in every lane."""
+        at = self.builder.add(self.builder.mul(group.number, _I64(_PARTS)), _I64(half))
+        total = self.builder.sitofp(self.builder.load(self.builder.gep(halves, [at])), ir.FloatType())
+        scaled = self.builder.fmul(total, self.builder.load(self.builder.gep(scales, [at])))
+        return v.splat_ir(self.builder, self.builder.fmul(scaled, ir.Constant(ir.FloatType(), -(2.0**-OFFSET_BITS))))
+
+    def _splat(self, row: ir.Value, at: ir.Value) -> ir.Value:
+        return v.splat_ir(self.builder, self.builder.load(self.builder.gep(row, [at])))
+
+    def _prefetch(self, start: ir.Value, size: int) -> None:
+        for line in range(0, size if self.prefetches else 0, LINE):
+            v.prefetch_ir(self.builder, self.builder.gep(start, [_I64(line + PREFETCH_BYTES)]), locality=1)
+
+    def registers(self, start: ir.Value) -> Callable[[int], ir.Value]:
         """step -> the codes that it multiplies, looked up where the format has a table."""
         lines: dict[int, ir.Value] = {}
 
-        def register(number: int) -> ir.Value:
-            value, done, at = None, 0, 0
+        def register(step: int) -> ir.Value:
+            value, done, at = None, self.lift, 0
             for bits in self.form.planes:
                 fields = 8 // bits
-                line, shift = at + number // fields * LINE, number % fields * bits
+                line, shift = at + step // fields * LINE, step % fields * bits
                 if line not in lines:
                     lines[line] = dot8.load_ir(self.builder, self.builder.gep(start, [_I64(line)]))
                 part = self._field(lines[line], shift, bits, done)
                 value = part if value is None else self.builder.or_(value, part)
                 done += bits
-                at += bits * PANEL * GROUP // 8
+                at += bits * HALF * GROUP // 8
             return look_up(self.context, self.builder, value, self.form.table) if self.form.table else value
 
-        return lambda step: [register(2 * step + half) for half in _HALVES]
+        return register
 
     def _field(self, line: ir.Value, shift: int, bits: int, place: int) -> ir.Value:
         """Bits shift .. shift + bits - 1 of every byte, moved to `place`."""
@@ -166,82 +195,73 @@ class _Emitter:
         mask = ((2**bits - 1) << place) * 0x0101
         return builder.bitcast(builder.and_(shorts, ir.Constant(_SHORTS, [mask] * (LINE // 2))), dot8.SUMS_IR)
 
-    def _scales(self, group: _Group, span: int) -> Pair:
-        return self._numbers(group, self.form.code_bytes, span, group.scales, self.form.signed)
+    def scale(self, group: _Group, span: int) -> ir.Value:
+        """The scales of the panel's rows for one span of a group."""
+        if not self.form.stepped:
+            return group.unit.scales
+        return self.builder.fmul(group.unit.scales, self._steps(group, span, self.form.float_bytes, self.form.signed))
 
-    def _shifts(self, group: _Group, span: int) -> Pair:
-        """Shifts divided by -128, exactly: they are multiplied with sums that are -128 times too large."""
-        at = self.form.code_bytes + self.form.scale_bytes
-        numbers = self._numbers(group, at, span, group.shifts, False)
+    def shift(self, group: _Group, span: int) -> ir.Value:
+        """What is added to the weights of one span of a group."""
+        numbers = group.unit.shifts
         if self.form.zero_points:
-            scales = self._scales(group, span)
-            numbers = [self.builder.fneg(self.builder.fmul(z, s)) for z, s in zip(numbers, scales, strict=True)]
-        return numbers if self.form.stepped else self._back(numbers)
+            return self.builder.fneg(self.builder.fmul(numbers, group.unit.scales))
+        if not self.form.stepped:
+            return numbers
+        return self.builder.fmul(
+            numbers, self._steps(group, span, self.form.float_bytes + self.form.step_bytes, signed=False)
+        )
 
-    def _back(self, pair: Pair) -> Pair:
-        factor = ir.Constant(v.VECTOR_IR, [-(2.0**-OFFSET_BITS)] * v.LANES)
-        return [self.builder.fmul(x, factor) for x in pair]
-
-    def _numbers(self, group: _Group, at: int, span: int, heads: Pair | None, signed: bool) -> Pair:
-        """Float16 numbers, or whole ones times those at the head of the unit."""
-        if heads is None:
-            return self._halves_at(group.start, at)
-        steps = [self._bytes_at(group.start, at + span * PANEL + half * v.LANES, signed) for half in _HALVES]
-        return [self.builder.fmul(head, step) for head, step in zip(heads, steps, strict=True)]
-
-    def _halves_at(self, start: ir.Value, at: int) -> Pair:
-        kind = ir.VectorType(ir.HalfType(), v.LANES)
-        stored = [self._load(kind, start, at + 2 * half * v.LANES) for half in _HALVES]
-        return [v.widen_half_ir(self.builder, x, dot8.has_feature(self.context, "f16c")) for x in stored]
-
-    def _bytes_at(self, start: ir.Value, at: int, signed: bool) -> ir.Value:
-        raw = self._load(ir.VectorType(ir.IntType(8), v.LANES), start, at)
+    def _steps(self, group: _Group, span: int, at: int, signed: bool) -> ir.Value:
+        """The whole numbers of a span, `at` bytes behind the beginning of the unit and of those of other spans."""
+        spans = self.builder.mul(group.index, _I64(GROUP // self.form.span * HALF))
+        pointer = self.builder.gep(group.unit.start, [self.builder.add(spans, _I64(at + span * HALF))])
+        raw = self._load(ir.VectorType(ir.IntType(8), v.LANES), pointer)
         wide = (self.builder.sext if signed else self.builder.zext)(raw, dot8.SUMS_IR)
         return self.builder.sitofp(wide, v.VECTOR_IR)
 
-    def _load(self, kind: ir.Type, start: ir.Value, at: int) -> ir.Value:
-        pointer = self.builder.gep(start, [_I64(at)])
+    def _floats_at(self, start: ir.Value, at: int) -> ir.Value:
+        stored = self._load(ir.VectorType(ir.HalfType(), v.LANES), self.builder.gep(start, [_I64(at)]))
+        return v.widen_half_ir(self.builder, stored, dot8.has_feature(self.context, "f16c"))
+
+    def _load(self, kind: ir.Type, pointer: ir.Value) -> ir.Value:
         return self.builder.load(self.builder.bitcast(pointer, kind.as_pointer()), align=1)
 
     def column(self, group: _Group, column: ir.Value) -> list[ir.Value]:
-        """The 32 weights of one row of the panel as floats, in order."""
-        registers = self.registers(group.start)
+        """The 32 weights of one row of the half panel as floats, in order."""
+        register = self.registers(group.codes)
         out = []
         for step in range(STEPS):
             span = step * dot8.BYTES // self.form.span
-            scale = self._of_column(self._scales(group, span), column)
-            lane = self._of_column(registers(step), column)
+            scale = self._of_column(self.scale(group, span), column)
+            lane = self._of_column(register(step), column)
             for byte in range(dot8.BYTES):
                 code = self.builder.and_(self.builder.lshr(lane, _I32(8 * byte)), _I32(255))
-                value = self.builder.sitofp(self.builder.sub(code, _I32(self.form.zero)), ir.FloatType())
+                zero = _I32(self.form.zero << self.lift)
+                value = self.builder.sitofp(self.builder.sub(code, zero), ir.FloatType())
                 out.append(self._plus_shift(self.builder.fmul(value, scale), group, span, column))
         return out
 
     def _plus_shift(self, value: ir.Value, group: _Group, span: int, column: ir.Value) -> ir.Value:
         if not self.form.shifts:
             return value
-        back = ir.Constant(ir.FloatType(), -(2.0**OFFSET_BITS))
-        return self.builder.fadd(value, self.builder.fmul(self._of_column(self._shifts(group, span), column), back))
+        return self.builder.fadd(value, self._of_column(self.shift(group, span), column))
 
-    def _of_column(self, pair: Pair, column: ir.Value) -> ir.Value:
-        """The lane of `column`, 0 to 31."""
-        column = self.builder.trunc(column, _I32)
-        upper = self.builder.icmp_signed(">=", column, _I32(v.LANES))
-        chosen = self.builder.select(upper, pair[1], pair[0])
-        return self.builder.extract_element(chosen, self.builder.and_(column, _I32(v.LANES - 1)))
+    def _of_column(self, lanes: ir.Value, column: ir.Value) -> ir.Value:
+        """The lane of `column`, 0 to 15."""
+        return self.builder.extract_element(lanes, self.builder.trunc(column, _I32))
 
 
-def emit_column(context: Any, builder: ir.IRBuilder, form: BlockFormat, panel: ir.Value, groups: ir.Value,
+def emit_column(context: Any, builder: ir.IRBuilder, form: BlockFormat, start: ir.Value, groups: ir.Value,
                 column: ir.Value, out: ir.Value) -> None:  # fmt: skip
-    """out[0:32 * groups] = one row of the panel as floats."""
+    """out[0:32 * groups] = one row of half a panel as floats."""
     emit = _Emitter(context, builder, form)
     per_unit = _I64(form.unit // GROUP)
 
     def group(number: ir.Value, _: list[ir.Value]) -> list[ir.Value]:
-        unit, index = builder.sdiv(number, per_unit), builder.srem(number, per_unit)
-        start = builder.gep(panel, [builder.mul(unit, _I64(form.unit_bytes))])
-        offset = builder.add(_I64(form.head_bytes), builder.mul(index, _I64(form.group_bytes)))
-        values = emit.column(_Group(builder.gep(start, [offset]), number, *emit.heads(start)), column)
+        index = builder.srem(number, per_unit)
+        unit = emit.unit(builder.gep(start, [builder.mul(builder.sdiv(number, per_unit), _I64(form.unit_bytes))]))
+        values = emit.column(emit.group_of(unit, builder.sub(number, index), index), column)
         for i, value in enumerate(values):
             at = builder.add(builder.mul(number, _I64(GROUP)), _I64(i))
             builder.store(value, builder.gep(out, [at]))

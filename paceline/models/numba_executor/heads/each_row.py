@@ -39,7 +39,7 @@ from paceline.models.numba_executor.heads.program import (
 )
 from paceline.models.numba_executor.kernel import kernel
 from paceline.models.numba_executor.matrix import read_weights
-from paceline.models.numba_executor.operand import GROUP, Operand, put
+from paceline.models.numba_executor.operand import operand_from, put
 from paceline.models.numba_executor.rowwise import norm_row, rotate
 
 _SQRT_HALF = np.float32(math.sqrt(0.5))
@@ -92,10 +92,7 @@ def on_row(op, row, first, count, shape, eps, store, batch, work, keys, values, 
 @kernel
 def _put_row(op, row, work, source, start):
     at, codes = work.places[op[TARGET], 0], work.codes
-    target = Operand(
-        codes.values[at:], codes.scales[2 * at // GROUP :], codes.offsets[at // GROUP :],
-        codes.halves[2 * at // GROUP :], codes.fine,
-    )  # fmt: skip
+    target = operand_from(codes, at)
     put(target, row, work.places[op[TARGET], 1], op[TARGET_COLUMN], source, start, op[WIDTH])
 
 

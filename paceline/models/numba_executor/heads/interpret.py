@@ -30,7 +30,7 @@ from paceline.models.numba_executor.heads.program import (
 )
 from paceline.models.numba_executor.kernel import entry, kernel
 from paceline.models.numba_executor.linear import chunk, gated_product, product
-from paceline.models.numba_executor.operand import GROUP, Operand
+from paceline.models.numba_executor.operand import Operand, operand_from
 from paceline.models.numba_executor.team import barrier, take
 
 
@@ -138,10 +138,7 @@ def _multiply(number, op, count, num_threads, store, work, thread):
     """target (+)= source W^T (+ bias); W is a matrix of the network's own, or the target's output head."""
     source, codes = work.places[op[SOURCE], 0], work.codes
     target = work.places[op[TARGET], 0] + op[TARGET_COLUMN]
-    x = Operand(
-        codes.values[source:], codes.scales[2 * source // GROUP :], codes.offsets[source // GROUP :],
-        codes.halves[2 * source // GROUP :], codes.fine,
-    )  # fmt: skip
+    x = operand_from(codes, source)
     bias = store.vectors[:0] if op[BIAS] == NONE else store.vectors[op[BIAS] :]
     columns, depth = work.places[op[TARGET], 1], work.places[op[SOURCE], 1]
     w, scales = store.head, store.head_scales
@@ -158,14 +155,8 @@ def _gate(number, op, count, num_threads, store, work, thread):
     """target = silu(gate) * up."""
     start, scale, columns, depth = store.matrices[op[WEIGHT]]
     source, target, codes = work.places[op[SOURCE], 0], work.places[op[TARGET], 0], work.codes
-    x = Operand(
-        codes.values[source:], codes.scales[2 * source // GROUP :], codes.offsets[source // GROUP :],
-        codes.halves[2 * source // GROUP :], codes.fine,
-    )  # fmt: skip
-    out = Operand(
-        codes.values[target:], codes.scales[2 * target // GROUP :], codes.offsets[target // GROUP :],
-        codes.halves[2 * target // GROUP :], codes.fine,
-    )  # fmt: skip
+    x = operand_from(codes, source)
+    out = operand_from(codes, target)
     gated_product(
         work.counters, number, thread, num_threads, count, _Depth(depth), x, store.panels[start:],
         store.scales[scale:], 0, columns // 2, work, out,
@@ -182,10 +173,7 @@ def _attend(number, op, first, count, num_threads, shape, batch, work, keys, val
     )  # fmt: skip
     lent = _Attending(
         work.floats[work.places[op[SOURCE], 0] :],
-        Operand(
-            codes.values[target:], codes.scales[2 * target // GROUP :], codes.offsets[target // GROUP :],
-            codes.halves[2 * target // GROUP :], codes.fine,
-        ),
+        operand_from(codes, target),
         work.page_mass, work.scores, work.page_starts, work.value_starts, work.sums,
     )  # fmt: skip
     total = count * shape.kv_heads * blocks_per_group(shape)

@@ -1,0 +1,81 @@
+"""Options in groups: one dataclass stands for several options of a command, so that no list of them is written twice.
+
+    @grouped
+    def chat(model: o.Model = o.DEFAULT_MODEL, *, drafting: Drafting, machine: Machine) -> None:
+
+has the options of both classes, and is called with an object of each. A command with other defaults has a subclass of
+its own. Not for what options mean (`options.py`).
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
+from typing import Any, get_type_hints
+
+from paceline.cli import options as o
+from paceline.config import SpeculativeConfig
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """`command` as typer should see it: the fields of its dataclasses in place of the dataclasses."""
+    hints = get_type_hints(command, include_extras=True)
+    groups = {name: kind for name, kind in hints.items() if is_dataclass(kind) and isinstance(kind, type)}
+    flat: list[inspect.Parameter] = []
+    for name, own in inspect.signature(command).parameters.items():
+        kind = groups.get(name)
+        flat += _options(kind) if kind else [own.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)]
+
+    @wraps(command)
+    def run(**values: Any) -> None:
+        made = {
+            name: kind(**{field.name: values.pop(field.name) for field in fields(kind)})
+            for name, kind in groups.items()
+        }
+        command(**made, **values)
+
+    run.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
+    run.__annotations__ = {option.name: option.annotation for option in flat}
+    del run.__wrapped__
+    return run
+
+
+def _options(kind: type) -> list[inspect.Parameter]:
+    hints = get_type_hints(kind, include_extras=True)
+    return [
+        inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=hints[one.name])
+        for one in fields(kind)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """How drafts are made."""
+
+    draft: o.Draft = o.DEFAULT_DRAFT
+    draft_model: o.DraftModel = None
+    num_draft_tokens: o.NumDraft = None
+    rule: o.Rule = o.DEFAULT_RULE
+    policy: o.Policy = "auto"
+    draft_option: o.DraftOption = None
+    policy_option: o.PolicyOption = None
+
+    def config(self) -> SpeculativeConfig | None:
+        """See `options.speculative_config`."""
+        return o.speculative_config(
+            self.draft, self.draft_model, self.num_draft_tokens, self.rule, self.policy, self.draft_option,
+            self.policy_option,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """How the model runs."""
+
+    dtype: o.Dtype = o.DEFAULT_DTYPE
+    threads: o.Threads = None
+    executor: o.ExecutorName = "auto"
+
+    def engine(self) -> dict[str, Any]:
+        """As `LLM` takes it."""
+        return {"dtype": self.dtype, "num_threads": self.threads, "executor": self.executor}

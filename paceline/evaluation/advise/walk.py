@@ -1,0 +1,195 @@
+"""Walking along a text with a real drafter: it proposes on the text so far, and what is the text stands.
+
+At temperature 0, and for chosen drafts at any, these are the rounds of a real run with a fixed length, whatever the
+drafter keeps in mind: chains, trees, heads with the target's hidden states, hybrids, models on the target's own cache.
+With the target's noise (the coupled rule) they are too, since a drafted token stands exactly when it is the target's
+own pick. For p/q a chain is drawn along the text, and each token stands with min(1, q(x)/p(x)). Not for draft models
+that need no walk (`replay.py`), nor for drafters that watch the target verify rows off the text (lookahead, jacobi).
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from paceline.drafters.base import DraftContext, Drafter
+from paceline.evaluation.advise.noise import AlongText
+from paceline.evaluation.advise.reading import Reader, Reading
+from paceline.evaluation.advise.replay import Offer, Rounds, Text, expected_rounds
+from paceline.models.base import KVCache, slot_of
+from paceline.sampling import TokenTree, Warper
+from paceline.speculation import BatchStats, RequestOutcome
+from paceline.speculation.outcome import followed
+from paceline.types import SamplingParams
+
+Clock = Callable[[], float]
+GREEDY = SamplingParams(temperature=0)
+NOTHING_READ = Reading()
+
+
+def replay_lookup(drafter: Drafter, texts: Sequence[Text], most: int, clock: Clock = time.perf_counter) -> list[Rounds]:
+    """The rounds of every text, in order: a drafter that remembers knows the answers before it.
+
+    Args:
+        drafter: fresh; makes its proposals from text alone.
+        most: tokens of a draft.
+        clock: seconds.
+    """
+    return [Walk(drafter, f"text-{number}", text, most, clock=clock).rounds() for number, text in enumerate(texts)]
+
+
+def replay_drafter(
+    drafter: Drafter, reader: Reader, texts: Sequence[Text], most: int, params: SamplingParams, coupled: bool,
+    clock: Clock = time.perf_counter,
+) -> list[Rounds]:  # fmt: skip
+    """The same for a drafter that wants hidden states, keys and values, or laws.
+
+    Args:
+        reader: fills the cache that the drafter was lent.
+        params: of the requests.
+        coupled: sampled texts are judged under the coupled rule; else by p/q, and the drafter draws chains.
+    """
+    found = []
+    for number, text in enumerate(texts):
+        reading = reader.read(text, coupled)
+        walk = Walk(drafter, f"text-{number}", text, most, params, reading, reader.cache, clock)
+        found.append(walk.rounds() if coupled or params.is_greedy else walk.expected())
+        reader.release(reading)
+    return found
+
+
+class Walk:
+    """One text.
+
+    Args:
+        drafter: asked for every round.
+        name: of the request.
+        text: what is said.
+        most: nodes of a draft.
+        params: of the request.
+        reading: what the target made of the text.
+        cache: that holds the reading's pages, whose slots after the text so far a drafter may overwrite.
+        clock: seconds, for what proposals take.
+    """
+
+    def __init__(
+        self, drafter: Drafter, name: str, text: Text, most: int, params: SamplingParams = GREEDY,
+        reading: Reading = NOTHING_READ, cache: KVCache | None = None, clock: Clock = time.perf_counter,
+    ) -> None:  # fmt: skip
+        self._drafter, self._name, self._text, self._most = drafter, name, text, most
+        self._reading, self._cache, self._clock = reading, cache, clock
+        self._whole = [*text.prompt, *text.output]
+        self._said = self._whole[: len(text.prompt) + 1]
+        self._params = replace(params, max_tokens=max(1, len(text.output)))
+        self._warper = Warper(self._params, token_ids=self._said, num_prompt_tokens=len(text.prompt))
+        self._seconds, self._asked, self._is_drafting = 0.0, 0, False
+
+    def rounds(self) -> Rounds:
+        """The rounds in which every drafted token stands that is the text."""
+        rounds = Rounds(self._text.num_decoded)
+        self._begin()
+        while not self._is_over:
+            tree = self._proposal()
+            kept, goes_on = followed(tree.tokens, tree.parents, self._whole[len(self._said) :])
+            rounds.add(len(tree), kept, goes_on)
+            self._commit(kept, tree, goes_on)
+        rounds.draft_seconds = self._seconds
+        self._drafter.release(self._name)
+        return rounds
+
+    def expected(self) -> Rounds:
+        """The expected rounds when chains are drawn and judged by p/q: every place is asked, as if nothing stood."""
+        offers: list[Offer] = []
+        self._begin()
+        while not self._is_over:
+            tree = self._proposal(AlongText(self._whole))
+            offers.append((len(tree), self._stands(tree)))
+            self._commit(0, TokenTree(), False)
+        self._drafter.release(self._name)
+        rounds = expected_rounds(self._text.num_decoded, lambda place: offers[place])
+        rounds.draft_seconds = self._seconds / max(1, self._asked) * rounds.count
+        return rounds
+
+    @property
+    def _is_over(self) -> bool:
+        return len(self._said) >= len(self._whole)
+
+    @property
+    def _depth(self) -> int:
+        """Levels that an engine would grant."""
+        left = len(self._whole) - len(self._said) - 1
+        return min(self._most, left) if self._text.is_cut else self._most
+
+    def _begin(self) -> None:
+        first = len(self._text.prompt)
+        taps = self._reading.taps_of(0, first)
+        self._drafter.observe(
+            RequestOutcome(
+                self._name, self._said, 1, num_prefill_tokens=first, taps=taps, finished=self._is_over
+            )
+        )  # fmt: skip
+
+    def _proposal(self, along: AlongText | None = None) -> TokenTree:
+        depth = self._depth
+        if depth < 1:
+            return TokenTree()
+        context = self._context(depth, along)
+        saved = self._save()
+        began = self._clock()
+        [tree] = self._drafter.propose([context])
+        self._seconds += self._clock() - began
+        self._asked += 1
+        self._restore(saved)
+        return tree.prune(self._most, depth)
+
+    def _context(self, depth: int, along: AlongText | None) -> DraftContext:
+        reading, warper = self._reading, self._warper
+        return DraftContext(
+            self._name, self._said, len(self._text.prompt), self._most, self._params, warper.law,
+            along or reading.randomness, reading.coupled and along is None, takes_argmax=warper.takes_argmax,
+            rank=warper.confidence_law, page_table=reading.pages, max_depth=depth,
+            batch=BatchStats(1, 0, self._most, len(self._said) - 1),
+        )  # fmt: skip
+
+    def _stands(self, tree: TokenTree) -> list[float]:
+        """The chance of each drafted token that is the text's, given the text; up to the first that is not."""
+        stands, first = [], len(self._said) - len(self._text.prompt)
+        for node, (token, p) in enumerate(zip(tree.tokens, self._reading.probs[first:], strict=False)):
+            if token != self._whole[len(self._said) + node]:
+                return [*stands, 0.0]
+            q = 1.0 if tree.draw == "one_hot" else float(tree.draft_law(node).prob(token))
+            stands.append(min(1.0, q / p) if p else 0.0)
+        return stands
+
+    def _commit(self, kept: int, tree: TokenTree, goes_on: bool) -> None:
+        """The next `kept` + 1 tokens are said."""
+        root, was_asked = len(self._said) - 1, self._depth > 0
+        self._said += self._whole[root + 1 : root + 2 + kept]
+        taps = self._reading.taps_of(root, len(self._said) - 1)
+        self._drafter.observe(
+            RequestOutcome(
+                self._name, self._said, len(self._said) - root - 1, num_draft_tokens=len(tree),
+                depth=max(tree.depths, default=0), tokens=tree.tokens, parents=tree.parents, num_accepted=kept,
+                num_refused=int(goes_on), level_refused=goes_on, asked=was_asked, in_a_row=self._is_drafting,
+                taps=taps, first_tapped=root, finished=self._is_over,
+            )
+        )  # fmt: skip
+        self._is_drafting = bool(len(tree))
+
+    def _save(self) -> tuple[list[int], list[int]] | None:
+        """Put the keys and values aside that a drafter may overwrite: of the last token and of what follows it.
+
+        Returns:
+            (their slots, where they are now); None where there are none.
+        """
+        pages, root, end = self._reading.pages, len(self._said) - 1, len(self._whole)
+        if self._cache is None or not pages:
+            return None
+        count = min(self._most + 1, end - root)
+        own = [slot_of(pages, root + i) for i in range(count)]
+        spare = [slot_of(pages, end + self._most + 1 + i) for i in range(count)]
+        self._cache.move(own, spare)
+        return own, spare
+
+    def _restore(self, saved: tuple[list[int], list[int]] | None) -> None:
+        if saved is not None and self._cache is not None:
+            self._cache.move(saved[1], saved[0])

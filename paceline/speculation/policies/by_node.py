@@ -1,0 +1,53 @@
+"""`GoodputByNode`: goodput for drafters that say how likely each node of a proposal is to be accepted.
+
+Such a drafter is asked first, and then those nodes are verified that pay. What is left to decide beforehand is whether
+asking is worth its own time. For drafters that say nothing of their nodes see `goodput.py`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.speculation.best_draft import Choice, worth_verifying
+from paceline.speculation.policies.goodput import Goodput
+from paceline.speculation.records import BatchStats, DraftStats
+
+
+@dataclass(slots=True, eq=False)
+class GoodputByNode(Goodput):
+    """The nodes with the most expected tokens per second of all requests together (`worth_verifying`), none when none
+    pay.
+
+    A request whose proposals save less than it takes to make them is not asked, and looked at from time to time.
+    """
+
+    def budgets(self, requests: Sequence[DraftStats], batch: BatchStats) -> list[int]:
+        """All nodes for a request whose proposals are worth making, none for others."""
+        price = self.prices.draft_level(0, 1)
+        step = self.prices.target(batch.num_prefill_rows + max(1, batch.num_decodes), batch.mean_context)
+        self._credit += self.explore * step
+        return [self.max_length if request.estimates.is_worth(price) else 0 for request in requests]
+
+    def trim(
+        self, chances: Sequence[Sequence[float]], requests: Sequence[DraftStats], batch: BatchStats
+    ) -> Sequence[int]:
+        """`worth_verifying`, chances corrected by how those of the same request turned out."""
+        corrected = [
+            np.minimum(1.0, np.minimum.accumulate(np.array(one, float)) * request.estimates.correction)
+            for one, request in zip(chances, requests, strict=True)
+        ]
+        choice = worth_verifying(corrected, self.prices, batch)
+        self._weigh(choice, corrected, requests, batch)
+        return choice.levels.tolist()
+
+    def _weigh(
+        self, choice: Choice, chances: Sequence[np.ndarray], requests: Sequence[DraftStats], batch: BatchStats
+    ) -> None:
+        """Tell every request what its proposal should save: its tokens at the plain rate, less its rows."""
+        size = max(1, batch.num_decodes)
+        plain = self.prices.target(batch.num_prefill_rows + size, batch.mean_context)
+        row = (choice.seconds - plain) / max(1, int(choice.levels.sum()))
+        price = self.prices.draft_level(0, 1)
+        for one, count, request in zip(chances, choice.levels.tolist(), requests, strict=True):
+            request.estimates.weigh(float(one[:count].sum()) * plain / size - count * row, price)
