@@ -16,6 +16,7 @@ import torch
 
 from paceline.config import EngineConfig
 from paceline.engine.build import load, silent
+from paceline.evaluation.long_text import long_store, pieces, read_long
 from paceline.evaluation.training_card import run_card, shown
 from paceline.evaluation.training_text import TextJob, open_store, text_card, write_text
 from paceline.models.heads.build import make_net
@@ -35,6 +36,8 @@ from paceline.training.run.checkpoint import read_checkpoint
 from paceline.training.run.loop import LoopSettings, Progress, Trainer, Watch
 from paceline.types import NamedProgress
 
+_FIRST_STAGE, _SECOND_RATE = 0.7, 0.1
+"""Share of the updates on long text, and the rate on answers after them over that before (Wertheimer et al. 2024)."""
 _TREE_NODES = 16
 _MOST_MEASURED = 64
 
@@ -49,6 +52,7 @@ class HeadJob:
         loop: how long and how; its `seconds` are those of the whole job.
         num_draft_tokens: of a draft.
         draft_vocabulary: most tokens that the head names.
+        long_text: token ids of text to begin with, which the target did not write; none for no first stage.
     """
 
     family: str
@@ -56,6 +60,7 @@ class HeadJob:
     loop: LoopSettings
     num_draft_tokens: int = 3
     draft_vocabulary: int = 8192
+    long_text: Sequence[int] = ()
 
 
 def train_head(job: HeadJob, config: EngineConfig, progress: NamedProgress = silent,
@@ -66,7 +71,7 @@ def train_head(job: HeadJob, config: EngineConfig, progress: NamedProgress = sil
         InvalidParameter, UnsupportedModel: see `recipe_of`, `HeadWriter`, `training_target` and `Trainer`.
     """
     began, recipe_type = time.monotonic(), recipe_of(job.family)
-    run = job.text.work / "runs" / job.family
+    run = job.text.work / "runs" / (f"{job.family}-two-stages" if job.long_text else job.family)
     loaded = load(job.text.model, config, progress)
     target = training_target(loaded.source)
     store = open_store(job.text, loaded)
@@ -80,14 +85,38 @@ def train_head(job: HeadJob, config: EngineConfig, progress: NamedProgress = sil
         recipe.config = replace(recipe.config, max_positions=longest)
     spent = time.monotonic() - began
     loop = replace(job.loop, seconds=max(job.loop.seconds - spent, 1.0)) if job.loop.seconds else job.loop
+    first, loop = _first_stage(job, loaded, recipe, store, loop, progress, watch)
     trainer = Trainer(recipe, store, loop, run, watch)
     done = trainer.run()
     weights = trainer.best_weights or trainer.mean.weights
-    record = recipe.record(weights, card(job, target, store, recipe, done) | _tree(recipe, weights, store))
+    made = card(job, target, store, recipe, done) | first | _tree(recipe, weights, store)
+    record = recipe.record(weights, made)
     text = next(one.conversation.ids for one in store.documents if one.conversation.is_held_out)
     check = make_check(loaded.model, make_net(record, loaded), text.tolist())
     loaded.close()
     return replace(record, card={**record.card, KEY: check}), done
+
+
+def _first_stage(job: HeadJob, loaded: LoadedModel, recipe: Recipe, store: TapStore, loop: LoopSettings,
+                 progress: NamedProgress, watch: Watch) -> tuple[dict[str, Any], LoopSettings]:  # fmt: skip
+    """Train on the long text, where there is one; what the card says of it, and what is left for the answers."""
+    if not job.long_text:
+        return {}, loop
+    documents = pieces(job.long_text)
+    text = long_store(job.text.work, documents, store.taps)
+    read_long(loaded, documents, text, progress)
+    first, second = (_part(loop, share) for share in (_FIRST_STAGE, 1 - _FIRST_STAGE))
+    trainer = Trainer(recipe, text, first, job.text.work / "runs" / f"{job.family}-{text.folder.name}", watch)
+    done = trainer.run()
+    recipe.net.load_state_dict(trainer.best_weights or trainer.mean.weights)
+    card = {"first_stage": {"tokens": sum(map(len, documents)), **run_card(done), **shown(done.best or {})}}
+    return card, replace(second, rate=loop.rate * _SECOND_RATE)
+
+
+def _part(loop: LoopSettings, share: float) -> LoopSettings:
+    """That share of the updates and of the time."""
+    steps = None if loop.num_steps is None else max(round(loop.num_steps * share), 1)
+    return replace(loop, num_steps=steps, seconds=None if loop.seconds is None else loop.seconds * share)
 
 
 def save_trained(record: HeadRecord, folder: Path, release: bool) -> Path:

@@ -1,6 +1,7 @@
 """`paceline train draft` from end to end: a draft is trained, written, gone on with, and drafts for its target."""
 
 import json
+from functools import partial
 
 import pytest
 from typer.testing import CliRunner
@@ -22,7 +23,7 @@ PROMPTS = "\n".join(f"the cat sat on mat {i}" for i in range(8))
 @pytest.fixture
 def loaded(monkeypatch):
     """A random model under every name, and every third prompt held out."""
-    from paceline.evaluation import draft_training, head_data
+    from paceline.evaluation import draft_training, head_data, training_text
     from paceline.models import resolve
     from paceline.models.loaded import LoadedModel
     from paceline.models.torch_executor import TorchModel
@@ -34,6 +35,7 @@ def loaded(monkeypatch):
     monkeypatch.setattr(draft_training, "load", lambda *_: found)
     monkeypatch.setattr(resolve, "resolve_model", lambda name: source)
     monkeypatch.setattr(head_data, "_ROUND", 8)
+    monkeypatch.setattr(training_text, "WritingLimits", partial(head_data.WritingLimits, answer_tokens=24))
     monkeypatch.setattr(conversations, "HELD_OUT_SHARE", 3)
     return found
 
