@@ -19,6 +19,7 @@ MAY_NEED = {
     "paceline.evaluation.draft_training": {"torch"},
     "paceline.evaluation.head_training": {"torch"},
     "paceline.evaluation.joint_training": {"torch"},
+    "paceline.evaluation.pool_training": {"torch"},
     "paceline.evaluation.training_card": {"torch"},
     "paceline.evaluation.training_text": {"torch"},
     "paceline.serving": {"fastapi", "pydantic", "starlette", "uvicorn", "prometheus_client", "httpx"},

@@ -110,3 +110,18 @@ def test_heads_and_a_changed_target_are_saved_as_models_of_their_own(loaded, tmp
     assert "says other text" in card["changed_target"] and card["tree"]["tokens_per_pass"] >= 1
     refused = CliRunner().invoke(app, ["train", "joint", "eagle3", "-o", str(folder), "--work", str(tmp_path)])
     assert "choose one of: medusa" in str(refused.exception or refused.output)
+
+
+def test_a_pool_is_trained_and_gone_on_with(loaded, tmp_path):
+    prompts, folder = tmp_path / "prompts.txt", tmp_path / "pool"
+    prompts.write_text(PROMPTS)
+    common = ["--prompts", prompts, "--work", tmp_path / "work", "--tokens", 100, "--threads", 1, "-o", folder]
+    wishes = ["--layers", 1, "--pool", 2, "--match", 0.9, "--steps", 1]
+    first = json.loads(run(*common, *wishes, "--json").stdout)
+    assert len(first["folders"]) == 2 and first["texts"][0] >= first["texts"][1] > 0
+    assert first["merged"] >= max(first["alone"]) and resolve_model(str(folder / "2"))
+    assert (tmp_path / "work" / "runs" / "draft-1-forward_kl-0-pool-0.9-1" / "missed.json").exists()
+    again = run(*common, *wishes)
+    assert again.exit_code == 0 and "merged into one tree" in again.output and "-d specinfer" in again.output
+    refused = run(*common, "--pool", 1, "--layers", 1)
+    assert "give 2 or more" in str(refused.exception or refused.output)
