@@ -117,7 +117,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--drafts", nargs="*", default=["ngram", "suffix"])
     parser.add_argument("--draft-model", help="for the drafter draft_model")
-    parser.add_argument("--num-draft-tokens", type=int, default=8)
+    parser.add_argument("--num-draft-tokens", type=int, help="most drafted tokens per pass; default: each method's own")
     parser.add_argument("--rule", default="p/q")
     parser.add_argument("--policy", default="auto")
     parser.add_argument("--dtype", default="bfloat16")

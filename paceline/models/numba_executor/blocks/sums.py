@@ -47,7 +47,7 @@ class _Group(NamedTuple):
     codes: ir.Value
     number: ir.Value
     unit: "_Unit"
-    index: ir.Value
+    place: ir.Value
 
 
 class _Unit(NamedTuple):
@@ -214,7 +214,7 @@ class _Emitter:
 
     def _steps(self, group: _Group, span: int, at: int, signed: bool) -> ir.Value:
         """The whole numbers of a span, `at` bytes behind the beginning of the unit and of those of other spans."""
-        spans = self.builder.mul(group.index, _I64(GROUP // self.form.span * HALF))
+        spans = self.builder.mul(group.place, _I64(GROUP // self.form.span * HALF))
         pointer = self.builder.gep(group.unit.start, [self.builder.add(spans, _I64(at + span * HALF))])
         raw = self._load(ir.VectorType(ir.IntType(8), v.LANES), pointer)
         wide = (self.builder.sext if signed else self.builder.zext)(raw, dot8.SUMS_IR)
