@@ -1,7 +1,7 @@
 """Having a model write the text that a draft head of it is trained on, its hidden states included.
 
-Prompts are the user's or the model's own (Magpie, `training/heads/openings.py`). The states are those of the passes that
-wrote the answer. Not for training (`training/heads/`).
+Prompts are the user's or the model's own (Magpie, `training/heads/openings.py`). The states are those of the passes
+that wrote the answer. Not for training (`training/heads/`).
 """
 
 import time
