@@ -16,12 +16,13 @@ from paceline.engine.build import load, silent
 from paceline.errors import UnsupportedModel
 from paceline.evaluation.training_card import run_card, shown
 from paceline.evaluation.training_text import TextJob, open_store, text_card, write_text
+from paceline.models.base import checked_layers
 from paceline.models.config import ModelConfig
 from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import ModelSource, resolve_model
 from paceline.models.save_folder import config_values, save_model
 from paceline.training.drafts.distill import DistillRecipe
-from paceline.training.drafts.net import DraftNet, spread_layers
+from paceline.training.drafts.net import DraftNet, check_trainable, spread_layers
 from paceline.training.drafts.texts import teacher_of
 from paceline.training.heads.shards import Document, TapStore
 from paceline.training.heads.target import training_target
@@ -87,8 +88,10 @@ def set_up(job: DraftJob, config: EngineConfig, progress: NamedProgress) -> Draf
     began = time.monotonic()
     loaded = load(job.text.model, config, progress)
     target, origin = training_target(loaded.source), _origin(job, loaded.source)
-    layers = _layers(job, origin)
-    written = replace(origin.checkpoint.config, num_hidden_layers=len(DraftNet(origin.checkpoint, layers).layers))
+    sizes, layers = origin.checkpoint.config, _layers(job, origin)
+    check_trainable(sizes)
+    kept = sizes.num_hidden_layers if layers is None else len(checked_layers(layers, sizes.num_hidden_layers))
+    written = replace(sizes, num_hidden_layers=kept)
     config_values(written)  # refuses now what could not be written at the end
     store = open_store(job.text, loaded)
     if not (job.text.work / "runs" / job.name / "checkpoint.pt").exists():

@@ -21,7 +21,7 @@ from paceline.models.heads.files import save_head
 from paceline.models.heads.fingerprint import target_print
 from paceline.models.resolve import resolve_model
 from paceline.models.save_folder import config_values, save_model
-from paceline.training.drafts.net import DraftNet
+from paceline.training.drafts.net import DraftNet, check_trainable
 from paceline.training.heads.recipes import recipe_of
 from paceline.training.heads.target import training_target
 from paceline.training.joint.recipe import JointRecipe
@@ -67,6 +67,7 @@ def train_joint(job: JointJob, config: EngineConfig, folder: Path, progress: Nam
         raise InvalidParameter("family", f"{job.family!r} is not trained so", f"choose one of: {', '.join(FAMILIES)}")
     began, run = time.monotonic(), job.text.work / "runs" / f"joint-{job.family}-{job.rank}"
     loaded = load(job.text.model, config, progress)
+    check_trainable(loaded.source.checkpoint.config)
     config_values(loaded.source.checkpoint.config)  # refuses now what could not be written at the end
     store = open_store(job.text, loaded)
     if not (run / "checkpoint.pt").exists():

@@ -101,7 +101,7 @@ class DistillRecipe(Trainee):
         if chosen and self._teacher is not None:
             prompts = [ids[i][: documents[i].conversation.num_prompt] for i in chosen]
             sizes = [len(documents[i].conversation.answer) for i in chosen]
-            written = continued(self.draft, prompts, sizes, self._ends, moment.random)
+            written = continued(self.draft, prompts, sizes, self._ends, moment.random, len(self._head))
             states = self._teacher([one[:-1] for one in written]).split([len(one) - 1 for one in written])
             for i, text, found in zip(chosen, written, states, strict=True):
                 ids[i], normed[i] = text, found
