@@ -14,6 +14,7 @@ from paceline.engine.llm import LLM
 from paceline.errors import EngineDead, InvalidParameter
 from paceline.models.tokenizer import Tokenizer
 from paceline.serving.job import Chunk, Job, Piece, Step, Summary
+from paceline.serving.merging import merged
 from paceline.serving.model_spec import ModelSpec
 from paceline.types import CompletionOutput, NamedProgress, RequestOutput, TokenLogprobs, TokenProvenance
 
@@ -102,8 +103,8 @@ class Worker:
             raise self.death
 
     async def metrics(self) -> bytes:
-        """Prometheus text of all engines, one after the other."""
-        return b"".join([await llm.prometheus_text(name) for name, llm in self._llms.items()])
+        """Prometheus text of all engines, every family once."""
+        return merged([await llm.prometheus_text(name) for name, llm in self._llms.items()])
 
     async def close(self) -> None:
         for llm in self._llms.values():
