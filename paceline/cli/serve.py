@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import options as o
+from paceline.cli.serve_audit import AuditBeside
 from paceline.cli.terminal import messages, progress_bars
 from paceline.errors import InvalidParameter
 from paceline.serving.settings import Settings, check_exposure, is_loopback, local_names
@@ -105,6 +106,12 @@ def serve(
     page: o.Page = True,
     request_log: o.RequestLogFile = None,
     otel: o.Otel = False,
+    audit_rate: Annotated[
+        float | None, typer.Option("--audit-rate", help="Share of sampled answers to test in quiet moments, e.g. 0.01.")
+    ] = None,
+    audit_ledger: Annotated[
+        Path | None, typer.Option("--audit-ledger", help="Add the evidence of --audit-rate to this file.")
+    ] = None,
 ) -> None:
     """Answer OpenAI's completions and chat completions over HTTP.
 
@@ -142,6 +149,8 @@ def serve(
     if cluster is not None:
         if model is not None or also:
             raise InvalidParameter("model", f"{model or also} is given beside --cluster", "the plan names its models")
+        if audit_rate is not None:
+            raise InvalidParameter("audit_rate", "is given beside --cluster", "audit one engine, without --cluster")
         if threads is not None or tensor_parallel_size * pipeline_parallel_size > 1:
             problem = "threads or parallel sizes are given beside --cluster"
             raise InvalidParameter("cluster", problem, "leave them out: the plan and --num-cpus decide them")
@@ -160,7 +169,8 @@ def serve(
     name = model or o.DEFAULT_MODEL
     models = {served_model_name or name: name, **_named("also", also)}
     listen = partial(_listen, settings=settings, host=host, port=port, log=request_log, otel=otel)
-    _serve_here(models, {"speculative": speculative, **engine}, host, port, listen)
+    audit = None if audit_rate is None else AuditBeside(audit_rate, audit_ledger)
+    _serve_here(models, {"speculative": speculative, **engine}, host, port, listen, audit)
 
 
 def _keys_of(path: Path | None) -> tuple[str, ...]:
@@ -180,7 +190,7 @@ def _settings(
 
 def _serve_here(
     models: dict[str, str], options: dict[str, Any], host: str, port: int,
-    listen: Callable[..., Coroutine[Any, Any, None]],
+    listen: Callable[..., Coroutine[Any, Any, None]], audit: AuditBeside | None = None,
 ) -> None:  # fmt: skip
     """Models of this process, each with an engine of its own; `models` is name to path."""
     from paceline.serving.local import LocalBackend
@@ -191,8 +201,11 @@ def _serve_here(
     bound = bind(host, port)
     with progress_bars() as progress:
         opener = partial(open_model, progress=progress, **options)
-        backend = LocalBackend([ModelSpec(name, path) for name, path in models.items()], opener)
-    asyncio.run(listen(backend, bound=bound))
+        watched = opener if audit is None else audit.opener(opener)
+        specs = [ModelSpec(name, path) for name, path in models.items()]
+        backend = LocalBackend(specs, watched, bytes if audit is None else audit.metrics)
+    listening = listen(backend, bound=bound)
+    asyncio.run(listening if audit is None else audit.beside(listening))
 
 
 def _serve_cluster(

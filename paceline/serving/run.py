@@ -37,7 +37,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def settle_memory() -> None:
-    """Tell Python's collector that what there is now stays, or it goes through all of it again while it serves."""
+    """Tell Python's collector that what there is now stays: it would go through all of it again while it serves."""
     gc.collect()
     gc.freeze()
 

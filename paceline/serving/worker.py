@@ -13,6 +13,7 @@ from paceline.engine.engine import StepOutput, VerifiedDraft
 from paceline.engine.llm import LLM
 from paceline.errors import EngineDead, InvalidParameter
 from paceline.models.tokenizer import Tokenizer
+from paceline.placement.tokens import TokenProfile
 from paceline.serving.job import Chunk, Job, Piece, Step, Summary
 from paceline.serving.merging import merged
 from paceline.serving.model_spec import ModelSpec
@@ -105,6 +106,10 @@ class Worker:
     async def metrics(self) -> bytes:
         """Prometheus text of all engines, every family once."""
         return merged([await llm.prometheus_text(name) for name, llm in self._llms.items()])
+
+    async def pass_profiles(self) -> Mapping[str, TokenProfile]:
+        """What passes of every model cost, as `paceline tune` measured or by a few passes now."""
+        return {name: TokenProfile(**await llm.pass_costs()) for name, llm in self._llms.items()}
 
     async def close(self) -> None:
         for llm in self._llms.values():
