@@ -1,8 +1,8 @@
 """What a storage type of weights costs in quality: perplexity on a text, and how often the likeliest token stays.
 
-float32 is the reference; beside a change stands its standard error over tokens. The text is cut into windows that each
-start without context; every type reads the same ones.
-top-1 agreement is the share of positions whose most likely next token is float32's.
+float32 is the reference. The change has the standard error of its mean over tokens beside it. The text is cut into
+windows that each start without context; every type reads the same ones. Top-1 agreement is the share of positions whose
+most likely next token is float32's.
 
     python benchmarks/quality.py --text novel.txt
     python benchmarks/quality.py --text novel.txt --tokens 16384 --window 1024 --dtypes bfloat16 int8 --json

@@ -190,6 +190,22 @@ def _exp_ir(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
 exp = _lanewise(_exp_ir, 1)
 
 
+def _soft_cap_ir(builder: ir.IRBuilder, x: ir.Value, cap: ir.Value) -> ir.Value:
+    """c tanh(x / c), where tanh(y) = 1 - 2 / (e^2y + 1); error below 2e-7 c."""
+    caps = splat_ir(builder, cap)
+    grown = _exp_ir(builder, builder.fmul(builder.fdiv(x, caps), _constant(2.0)))
+    tanh = builder.fsub(_constant(1.0), builder.fdiv(_constant(2.0), builder.fadd(grown, _constant(1.0))))
+    return builder.fmul(caps, tanh)
+
+
+@intrinsic
+def soft_cap(typingctx, value, cap):
+    """soft_cap(vector, float32) -> cap tanh(value / cap)."""
+    if value != vector or cap != types.float32:
+        return None
+    return vector(vector, types.float32), lambda context, builder, sig, args: _soft_cap_ir(builder, *args)
+
+
 @intrinsic
 def splat(typingctx, scalar):
     """splat(float32) -> all lanes equal."""
