@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import options as o
+from paceline.cli.serve_audit import AuditBeside
 from paceline.cli.terminal import messages, progress_bars
 from paceline.errors import InvalidParameter
 from paceline.serving.settings import Settings, check_exposure, is_loopback, local_names
 
 if TYPE_CHECKING:
-    from paceline.config import SpeculativeConfig
     from paceline.serving.job import Backend
 
 _SETTINGS = Settings()
@@ -54,6 +54,9 @@ def serve(
     port: Annotated[int, typer.Option("--port", help="Port to listen at.")] = 8000,
     served_model_name: Annotated[
         str | None, typer.Option("--served-model-name", help="What requests call the model; its name by default.")
+    ] = None,
+    also: Annotated[
+        list[str] | None, typer.Option("--also", help="NAME=MODEL: a further model of this server; repeatable.")
     ] = None,
     config: Annotated[
         Path | None,
@@ -102,6 +105,13 @@ def serve(
     shared_cache: o.SharedCache = False,
     page: o.Page = True,
     request_log: o.RequestLogFile = None,
+    otel: o.Otel = False,
+    audit_rate: Annotated[
+        float | None, typer.Option("--audit-rate", help="Share of sampled answers to test in quiet moments, e.g. 0.01.")
+    ] = None,
+    audit_ledger: Annotated[
+        Path | None, typer.Option("--audit-ledger", help="Add the evidence of --audit-rate to this file.")
+    ] = None,
 ) -> None:
     """Answer OpenAI's completions and chat completions over HTTP.
 
@@ -116,6 +126,8 @@ def serve(
         paceline serve smollm2-135m --draft suffix --port 8080
 
         paceline serve --host 0.0.0.0 --api-key-file keys.txt --max-queue 32 --request-log -
+
+        paceline serve smollm2-135m --also code=code.gguf
 
         paceline serve --config serve.yaml
 
@@ -135,15 +147,17 @@ def serve(
         shared_cache=shared_cache,
     )  # fmt: skip
     if cluster is not None:
-        if model is not None:
-            raise InvalidParameter("model", f"{model!r} is given beside --cluster", "the plan names its models")
+        if model is not None or also:
+            raise InvalidParameter("model", f"{model or also} is given beside --cluster", "the plan names its models")
+        if audit_rate is not None:
+            raise InvalidParameter("audit_rate", "is given beside --cluster", "audit one engine, without --cluster")
         if threads is not None or tensor_parallel_size * pipeline_parallel_size > 1:
             problem = "threads or parallel sizes are given beside --cluster"
             raise InvalidParameter("cluster", problem, "leave them out: the plan and --num-cpus decide them")
         supervision = {"heartbeat": heartbeat, "max_restarts": max_restarts}
         options = {"speculative": speculative, "dtype": dtype, "executor": executor}
-        listen = partial(_listen, settings=settings, host=host, port=port, log=request_log)
-        _serve_cluster(cluster, _paths(weights), num_cpus, supervision, events, options, listen)
+        listen = partial(_listen, settings=settings, host=host, port=port, log=request_log, otel=otel)
+        _serve_cluster(cluster, _named("weights", weights), num_cpus, supervision, events, options, listen)
         return
     engine = {
         "dtype": dtype, "num_threads": threads, "executor": executor, "device": device,
@@ -153,7 +167,10 @@ def serve(
         "kv_cache_memory_bytes": kv_cache_memory_bytes, "kv_cache_dtype": kv_cache_dtype,
     }  # fmt: skip
     name = model or o.DEFAULT_MODEL
-    _serve_one(name, served_model_name or name, speculative, engine, settings, host, port, request_log)
+    models = {served_model_name or name: name, **_named("also", also)}
+    listen = partial(_listen, settings=settings, host=host, port=port, log=request_log, otel=otel)
+    audit = None if audit_rate is None else AuditBeside(audit_rate, audit_ledger)
+    _serve_here(models, {"speculative": speculative, **engine}, host, port, listen, audit)
 
 
 def _keys_of(path: Path | None) -> tuple[str, ...]:
@@ -171,10 +188,11 @@ def _settings(
     return Settings(api_keys=keys, allowed_hosts=allowed, **more)
 
 
-def _serve_one(
-    path: str, name: str, speculative: "SpeculativeConfig | None", engine: dict[str, Any], settings: Settings,
-    host: str, port: int, log: Path | None,
+def _serve_here(
+    models: dict[str, str], options: dict[str, Any], host: str, port: int,
+    listen: Callable[..., Coroutine[Any, Any, None]], audit: AuditBeside | None = None,
 ) -> None:  # fmt: skip
+    """Models of this process, each with an engine of its own; `models` is name to path."""
     from paceline.serving.local import LocalBackend
     from paceline.serving.model_spec import ModelSpec
     from paceline.serving.run import bind
@@ -182,9 +200,12 @@ def _serve_one(
 
     bound = bind(host, port)
     with progress_bars() as progress:
-        opener = partial(open_model, speculative=speculative, progress=progress, **engine)
-        backend = LocalBackend([ModelSpec(name, path)], opener)
-    asyncio.run(_listen(backend, settings=settings, host=host, port=port, log=log, bound=bound))
+        opener = partial(open_model, progress=progress, **options)
+        watched = opener if audit is None else audit.opener(opener)
+        specs = [ModelSpec(name, path) for name, path in models.items()]
+        backend = LocalBackend(specs, watched, bytes if audit is None else audit.metrics)
+    listening = listen(backend, bound=bound)
+    asyncio.run(listening if audit is None else audit.beside(listening))
 
 
 def _serve_cluster(
@@ -216,12 +237,12 @@ def _serve_cluster(
 
 
 async def _listen(
-    backend: "Backend", *, settings: Settings, host: str, port: int, log: Path | None,
+    backend: "Backend", *, settings: Settings, host: str, port: int, log: Path | None, otel: bool = False,
     bound: socket.socket | None = None,
 ) -> None:  # fmt: skip
     """Serve until told to stop; then answer what was accepted."""
     from paceline.serving.app import build_app
-    from paceline.serving.run import Server, bind
+    from paceline.serving.run import Server, bind, settle_memory
 
     bound = bound or bind(host, port)
     shown = f"[{host}]" if ":" in host else host
@@ -230,9 +251,24 @@ async def _listen(
     def say() -> None:
         messages.print(f"listening at {where}/v1 with {', '.join(backend.models)}; end with Ctrl-C", soft_wrap=True)
 
-    with _request_log(log) as stream:
-        app = build_app(backend, settings, stream)
+    with _request_log(log) as stream, _telemetry(otel) as telemetry:
+        app = build_app(backend, settings, stream, telemetry)
+        settle_memory()
         await Server(app, app.front.gate, settings.drain_seconds, say).serve(sockets=[bound])
+
+
+@contextmanager
+def _telemetry(wanted: bool):
+    """What wraps an application so that OpenTelemetry is told; what is left to send is sent at the end."""
+    if not wanted:
+        yield None
+        return
+    from paceline.serving.telemetry import Telemetry, to_collector
+
+    tracers, meters = to_collector()
+    yield partial(Telemetry, tracer_provider=tracers, meter_provider=meters)
+    tracers.shutdown()
+    meters.shutdown()
 
 
 @contextmanager
@@ -256,12 +292,13 @@ def _event_log(path: Path | None):
             yield EventLog(stream)
 
 
-def _paths(weights: list[str] | None) -> dict[str, str]:
+def _named(option: str, given: list[str] | None) -> dict[str, str]:
+    """NAME=MODEL, as often as `option` was given, as a mapping."""
     paths = {}
-    for text in weights or []:
+    for text in given or []:
         name, equals, path = text.partition("=")
         if not (name and equals and path):
-            raise InvalidParameter("weights", f"{text!r} is not NAME=MODEL", "write e.g. chat=smollm2-135m")
+            raise InvalidParameter(option, f"{text!r} is not NAME=MODEL", "write e.g. chat=smollm2-135m")
         paths[name] = path
     return paths
 

@@ -101,16 +101,12 @@ def fma_ir(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.V
     return call(builder, "llvm.fma.v16f32", VECTOR_IR, [a, b, c])
 
 
-def prefetch_ir(builder: ir.IRBuilder, pointer: ir.Value, locality: int = 2) -> None:
-    """Ask for the cache line at `pointer`, which need not be mapped, for a read soon.
-
-    Args:
-        locality: how near it shall come, 3 (first-level cache) to 0.
-    """
+def prefetch_ir(builder: ir.IRBuilder, pointer: ir.Value) -> None:
+    """Ask for the cache line at `pointer`, which need not be mapped, for a read soon."""
     byte = builder.bitcast(pointer, ir.IntType(8).as_pointer())
     kind = ir.FunctionType(ir.VoidType(), [byte.type, _I32, _I32, _I32])
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    builder.call(function, [byte, _I32(0), _I32(locality), _I32(1)])
+    builder.call(function, [byte, _I32(0), _I32(2), _I32(1)])
 
 
 def accumulate_ir(
