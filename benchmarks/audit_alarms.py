@@ -46,7 +46,11 @@ def main() -> None:
         for number in range(args.audits):
             if time.monotonic() > deadline:
                 break
-            found = audit(plain, prompts(number), AuditPlan(SPECS[number % len(SPECS)], 0.004, CHECKS, max_tokens=16))
+            try:
+                plan = AuditPlan(SPECS[number % len(SPECS)], 0.004, CHECKS, max_tokens=16)
+                found = audit(plain, prompts(number), plan)
+            except KeyboardInterrupt:  # what was found until then counts
+                break
             law = next(check for check in found.checks if check.name == "law")
             verdicts[found.verdict] += 1
             drafted, peaks = drafted + law.evidence["drafted_tokens"], [*peaks, law.evidence["peak_log_e"]]
