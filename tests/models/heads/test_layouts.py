@@ -300,7 +300,7 @@ def test_an_unknown_setting_that_changes_numbers_is_refused(tmp_path: Path, key:
 def test_another_position_scaling_is_refused(tmp_path: Path) -> None:
     values, tensors = eagle3_files()
     with pytest.raises(UnsupportedModel, match="rope_scaling"):
-        read_head(put(tmp_path, values | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, tensors), READING)
+        read_head(put(tmp_path, values | {"rope_scaling": {"rope_type": "spiral", "factor": 4.0}}, tensors), READING)
 
 
 def test_the_draft_map_is_checked(tmp_path: Path) -> None:
