@@ -26,8 +26,9 @@ from common import console, finish, show
 
 from paceline import LLM, SamplingParams
 from paceline.config import EngineConfig
+from paceline.evaluation.advise.candidates import Candidate, profile_of, replayed, wanted_of
 from paceline.evaluation.advise.predict import Prediction, best_of
-from paceline.evaluation.advise.run import Candidate, predictions_of, profile_of, replayed, wanted_of
+from paceline.evaluation.advise.run import predictions_of
 from paceline.evaluation.advise.texts import texts_of
 from paceline.evaluation.bench.own_arms import own_arms
 from paceline.evaluation.bench.record import BenchFile

@@ -14,10 +14,12 @@ from paceline.cli.terminal import messages, output, progress_bars, show_table
 from paceline.errors import InvalidParameter
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from paceline.engine.llm import LLM
+    from paceline.evaluation.advise.candidates import Candidate
     from paceline.evaluation.advise.predict import Prediction
+    from paceline.evaluation.advise.replay import Text
     from paceline.evaluation.advise.run import Advice
 
 WHAT, TIMES, RESULT = "What is asked", "What rounds cost", "What comes of it"
@@ -43,6 +45,9 @@ class Question:
     ] = None
     lengths: Annotated[str, o.option(WHAT, "--num-draft-tokens", "-k", help="Most drafted tokens to try.")] = "2,4,8"
     batch: Annotated[str, o.option(WHAT, "--concurrency", "-c", help="Requests that decode at once.")] = "1,4,16"
+    acceptance: Annotated[
+        Path | None, o.option(WHAT, "--acceptance", help="speculation_profile.json: candidates measured elsewhere.")
+    ] = None
     temperature: o.Temperature = o.DEFAULT_TEMPERATURE
     max_tokens: o.MaxTokens = o.DEFAULT_MAX_TOKENS
     per_family: Annotated[int | None, o.option(WHAT, "--per-family", help="Most texts of each kind.")] = None
@@ -59,6 +64,9 @@ class Times:
     url: Annotated[
         str | None, o.option(TIMES, "--url", help="URL[#MODEL] of a plain server: advise for it, by its pace alone.")
     ] = None
+    draft_ms: Annotated[
+        float, o.option(TIMES, "--draft-ms", help="Milliseconds of drafting one token, for --acceptance.")
+    ] = 0.0
     draft_url: Annotated[
         str | None, o.option(TIMES, "--draft-url", help="The draft model served alone, for its pace; with --url.")
     ] = None
@@ -114,17 +122,21 @@ def advise(
     if times.url is not None and wishes.validate:
         raise InvalidParameter("validate", "is given beside --url", "measure the server with paceline bench --url")
     llm = None if times.url is not None else o.load_llm(model, None, **machine.engine())
-    advice = _ask_server(model, times, question, sizes) if llm is None else _ask(llm, question, times, sizes, machine)
+    is_traced = wishes.export is not None
+    if llm is None:
+        advice = _ask_server(model, times, question, sizes)
+    else:
+        advice = _ask(llm, question, times, sizes, machine, is_traced)
     checked = _validate(llm, advice, question, wishes.validate) if llm and wishes.validate else None
     record = _record(advice, sizes[0], o.names(wishes.engines), checked)
     if wishes.export:
-        wishes.export.write_text(json.dumps(advice.export(model, question.temperature), indent=1) + "\n")
+        _export(advice, wishes.export, model, question.temperature)
     print(json.dumps(record)) if wishes.as_json else _show(advice.predictions, record)
 
 
 def _ask_server(model: str, times: Times, question: Question, sizes: list[int]) -> "Advice":
     """The same for a server; `model` lends its tokenizer, or is none where the server tells tokens."""
-    from paceline.evaluation.advise.run import wanted_of
+    from paceline.evaluation.advise.candidates import wanted_of
     from paceline.evaluation.advise.server import take_server_advice
     from paceline.evaluation.endpoint import connect_to
     from paceline.evaluation.prompts import load_prompts
@@ -138,14 +150,31 @@ def _ask_server(model: str, times: Times, question: Question, sizes: list[int]) 
     named = o.names(question.candidates) if question.candidates is not None else ["ngram", "suffix"]
     wanted = wanted_of(named, o.numbers("num_draft_tokens", question.lengths, int), question.spec or ())
     tokenizer = None if model == o.NONE else resolve_model(model).tokenizer
+    known = _known(question, times)
     with progress_bars() as progress:
-        return take_server_advice(server, draft, prompts, wanted, params, sizes, tokenizer, progress)
+        return take_server_advice(server, draft, prompts, wanted, params, sizes, tokenizer, progress, known)
 
 
-def _ask(llm: "LLM", question: Question, times: Times, sizes: list[int], machine: Machine) -> "Advice":
+def _known(question: Question, times: Times) -> "Callable[[Sequence[Text]], list[Candidate]]":
+    """Candidates of a file."""
+    from paceline.evaluation.advise.candidates import from_profiles
+    from paceline.evaluation.advise.exchange import read_profiles
+
+    profiles = read_profiles(question.acceptance) if question.acceptance else []
+    return lambda texts: from_profiles(profiles, texts, times.draft_ms / 1000)
+
+
+def _export(advice: "Advice", path: Path, model: str, temperature: float) -> None:
+    from paceline.evaluation.advise.exchange import write_profiles
+
+    write_profiles(path, model, temperature, [one.record() for one in advice.in_order()])
+
+
+def _ask(llm: "LLM", question: Question, times: Times, sizes: list[int], machine: Machine, is_traced: bool) -> "Advice":
     """Texts, times, replays."""
     from paceline.config import EngineConfig
-    from paceline.evaluation.advise.run import default_candidates, take_advice, wanted_of
+    from paceline.evaluation.advise.candidates import default_candidates, wanted_of
+    from paceline.evaluation.advise.run import take_advice
     from paceline.evaluation.prompts import load_prompts
     from paceline.scheduling.profile import Profile
     from paceline.types import SamplingParams
@@ -156,8 +185,11 @@ def _ask(llm: "LLM", question: Question, times: Times, sizes: list[int], machine
     wanted = wanted_of(named, o.numbers("num_draft_tokens", question.lengths, int), question.spec or ())
     config = EngineConfig(**machine.engine())
     measured = Profile.read(times.profile) if times.profile else None
+    known = _known(question, times)
     with progress_bars() as progress:
-        return take_advice(llm, prompts, wanted, params, sizes, config, measured, question.raw, progress)
+        return take_advice(
+            llm, prompts, wanted, params, sizes, config, measured, question.raw, progress, is_traced, known
+        )
 
 
 def _record(advice: "Advice", size: int, engines: list[str], checked: list[dict[str, Any]] | None) -> dict[str, Any]:

@@ -1,57 +1,63 @@
 """`paceline audit`: does speculation change what a model says? Evidence for your model, settings and prompts."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.cli import options as o
+from paceline.cli.groups import Drafting, Machine, grouped
 from paceline.cli.terminal import output, progress_bars
 from paceline.errors import InvalidParameter
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paceline.engine.llm import LLM
     from paceline.evaluation.audit.verdict import Check, Verdict
 
 WHAT = "What is audited"
 
 
-def audit(
-    model: Annotated[str, typer.Argument(help="Built-in name, GGUF file, folder or hub id.")] = o.DEFAULT_MODEL,
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is audited, how deeply, and what is written."""
+
     prompts: Annotated[
         str, o.option(WHAT, "--prompts", "--traffic", help="builtin, or your own: a .jsonl or .txt file.")
-    ] = "builtin",
-    url: Annotated[
-        str | None, o.option(WHAT, "--url", help="Audit this OpenAI server instead: URL or URL#MODEL.")
-    ] = None,
-    plain_url: Annotated[str | None, o.option(WHAT, "--plain-url", help="The same server without speculation.")] = None,
+    ] = "builtin"
+    url: Annotated[str | None, o.option(WHAT, "--url", help="Audit this OpenAI server instead: URL or URL#MODEL.")] = (
+        None
+    )
+    plain_url: Annotated[str | None, o.option(WHAT, "--plain-url", help="The same server without speculation.")] = None
     checks: Annotated[
         str | None,
         o.option(WHAT, "--checks", help="a,b,c of rows, rule, greedy, coupled, load, accounting, law, controls."),
-    ] = None,
+    ] = None
     detect: Annotated[
         str | None, o.option(WHAT, "--detect", help="lenience=1.05: exit 3 unless this effect is excluded.")
-    ] = None,
-    alpha: Annotated[float, o.option(WHAT, "--alpha", help="Chance of a false alarm, however long it runs.")] = 1e-6,
-    minutes: Annotated[float, o.option(WHAT, "--minutes", help="About how long it may take.")] = 5.0,
-    strict: Annotated[bool, o.option(WHAT, "--strict", help="Near ties are inconclusive: exit 3.")] = False,
+    ] = None
+    alpha: Annotated[float, o.option(WHAT, "--alpha", help="Chance of a false alarm, however long it runs.")] = 1e-6
+    minutes: Annotated[float, o.option(WHAT, "--minutes", help="About how long it may take.")] = 5.0
+    strict: Annotated[bool, o.option(WHAT, "--strict", help="Near ties are inconclusive: exit 3.")] = False
+    max_tokens: o.MaxTokens = 64
+    raw: o.Raw = False
     ledger: Annotated[
         Path | None, o.option(o.OUTPUT, "--ledger", help="Add the evidence of this run to this file, night by night.")
-    ] = None,
-    html: Annotated[Path | None, o.option(o.OUTPUT, "--html", help="Write the page here too.")] = None,
-    draft: o.Draft = o.DEFAULT_DRAFT,
-    draft_model: o.DraftModel = None,
-    num_draft_tokens: o.NumDraft = None,
-    rule: o.Rule = o.DEFAULT_RULE,
-    policy: o.Policy = "auto",
-    draft_option: o.DraftOption = None,
-    policy_option: o.PolicyOption = None,
-    max_tokens: o.MaxTokens = 64,
-    raw: o.Raw = False,
-    dtype: o.Dtype = o.DEFAULT_DTYPE,
-    threads: o.Threads = None,
-    executor: o.ExecutorName = "auto",
-    as_json: o.Json = False,
+    ] = None
+    html: Annotated[Path | None, o.option(o.OUTPUT, "--html", help="Write the page here too.")] = None
+    as_json: o.Json = False
+
+
+@grouped
+def audit(
+    model: Annotated[str, typer.Argument(help="Built-in name, GGUF file, folder or hub id.")] = o.DEFAULT_MODEL,
+    *,
+    question: Question,
+    drafting: Drafting,
+    machine: Machine,
 ) -> None:
     """Test whether speculation changes what a model says, and end with a page that says what was found.
 
@@ -73,23 +79,17 @@ def audit(
     from paceline.evaluation.prompts import load_prompts
     from paceline.evaluation.provenance import provenance
 
-    texts = [prompt.text for prompt in load_prompts(prompts)]
-    least = _lenience(detect)
-    if url is not None:
-        title, verdict, found, excluded, seconds, code = _remote(url, plain_url, texts, max_tokens, raw, strict)
+    texts = [prompt.text for prompt in load_prompts(question.prompts)]
+    least = _lenience(question.detect)
+    if question.url is not None:
+        result = _remote(question.url, texts, question)
     else:
-        config = o.speculative_config(draft, draft_model, num_draft_tokens, rule, policy, draft_option, policy_option)
-        if config is None:
-            raise InvalidParameter("draft", "none drafts nothing, so there is nothing to audit", "name a drafter")
-        engine = {"dtype": dtype, "num_threads": threads, "executor": executor}
-        wanted = (o.names(checks), alpha, minutes, least, max_tokens)
-        title, verdict, found, excluded, seconds, code = _local(
-            model, config, texts, engine, wanted, ledger, raw, strict
-        )
+        result = _local(model, drafting, texts, machine, question, least)
+    title, verdict, found, excluded, seconds, code = result
     record = show.as_json(verdict, found, excluded, seconds=seconds, exit_code=code, provenance=provenance())
-    if html:
-        html.write_text(show.page(title, verdict, found, excluded, record), encoding="utf-8")
-    if not as_json:
+    if question.html:
+        question.html.write_text(show.page(title, verdict, found, excluded, record), encoding="utf-8")
+    if not question.as_json:
         for line in show.lines(title, verdict, found, excluded, seconds):
             output.print(line, soft_wrap=True)
     else:
@@ -101,59 +101,61 @@ Found = tuple[str, "Verdict", "list[Check]", float | None, float, int]
 
 
 def _local(
-    model: str, config: Any, texts: list[str], engine: dict[str, Any], wanted: tuple, ledger: Path | None, raw: bool,
-    strict: bool,
-) -> Found:  # fmt: skip
+    model: str, drafting: Drafting, texts: list[str], machine: Machine, question: Question, least: float | None
+) -> Found:
     """An audit of a model here: (title, verdict, checks, smallest effect excluded, seconds, exit code)."""
-    from dataclasses import asdict
-
-    from paceline.drafters.registry import resolve_drafter
     from paceline.evaluation.audit import show
+    from paceline.evaluation.audit.betting import Bets
     from paceline.evaluation.audit.ledger import fingerprint, read_bets, write_bets
     from paceline.evaluation.audit.run import CHECKS, AuditPlan
     from paceline.evaluation.audit.run import audit as run
 
-    names, alpha, minutes, detect, max_tokens = wanted
-    plain = o.load_llm(model, None, **engine)
-    spec = asdict(resolve_drafter(config, plain.loaded) or config)
-    plan = AuditPlan(spec, minutes, names or CHECKS, alpha, detect, max_tokens)
-    ids = [plain.user_prompt(text, raw) for text in texts]
+    spec_of, ledger = _speculation(drafting), question.ledger
+    plain = o.load_llm(model, None, **machine.engine())
+    spec = spec_of(plain)
+    checks = o.names(question.checks) or CHECKS
+    plan = AuditPlan(spec, question.minutes, checks, question.alpha, least, question.max_tokens)
+    ids = [plain.user_prompt(text, question.raw) for text in texts]
     key = fingerprint(plain.loaded.source.checkpoint.fingerprint, {"dtype": plain.dtype, "speculative": spec})
-    bets = read_bets(ledger, key) if ledger else None
+    bets = read_bets(ledger, key) if ledger else Bets()
     with progress_bars() as progress:
-        from paceline.evaluation.audit.betting import Bets
-
-        bets = bets or Bets()
         found = run(plain, ids, plan, bets, progress)
     if ledger:
         write_bets(ledger, key, bets)
     title = show.title_of(f"{model} ({plain.dtype})", spec["method"])
-    checks = list(found.checks)
-    return title, found.verdict, checks, found.smallest_effect_excluded, found.seconds, found.exit_code(strict)
+    code = found.exit_code(question.strict)
+    return title, found.verdict, list(found.checks), found.smallest_effect_excluded, found.seconds, code
 
 
-def _remote(url: str, plain_url: str | None, texts: list[str], max_tokens: int, raw: bool, strict: bool) -> Found:
+def _speculation(drafting: Drafting) -> "Callable[[LLM], dict[str, Any]]":
+    """How a model drafts. Raises InvalidParameter, before it is loaded, when nothing would be drafted."""
+    from dataclasses import asdict
+
+    from paceline.drafters.registry import resolve_drafter
+
+    config = drafting.config()
+    if config is None:
+        raise InvalidParameter("draft", "none drafts nothing, so there is nothing to audit", "name a drafter")
+    return lambda plain: asdict(resolve_drafter(config, plain.loaded) or config)
+
+
+def _remote(url: str, texts: list[str], question: Question) -> Found:
     """An audit of a server; as `_local`."""
     import time
 
     from paceline.evaluation.audit.remote import remote_audit
     from paceline.evaluation.audit.verdict import exit_code, overall
-    from paceline.evaluation.endpoint import connect
+    from paceline.evaluation.endpoint import connect_to
 
-    if plain_url is None:
+    if question.plain_url is None:
         remedy = "start it a second time without speculation and name that"
         raise InvalidParameter("plain_url", "is missing: a server's text is held against its own plain text", remedy)
     started = time.monotonic()
-    spec, plain = (connect(*_address(each)) for each in (url, plain_url))
-    checks = remote_audit(spec, plain, texts, max_tokens, raw=raw)
+    spec, plain = connect_to(url), connect_to(question.plain_url)
+    checks = remote_audit(spec, plain, texts, question.max_tokens, raw=question.raw)
     verdict = overall(checks)
     title = f"Audit of {spec.model} at {url} ({spec.dialect})"
-    return title, verdict, checks, None, time.monotonic() - started, exit_code(verdict, strict)
-
-
-def _address(url: str) -> tuple[str, str | None]:
-    base, _, model = url.partition("#")
-    return base, model or None
+    return title, verdict, checks, None, time.monotonic() - started, exit_code(verdict, question.strict)
 
 
 def _lenience(text: str | None) -> float | None:

@@ -1,6 +1,7 @@
 """`paceline bench`: ways of decoding side by side on your prompts, with intervals and the machine's own noise."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,75 +9,146 @@ import typer
 from rich.table import Table as RichTable
 
 from paceline.cli import options as o
+from paceline.cli.groups import Machine, grouped
 from paceline.cli.terminal import messages, progress_bars, show_table
 
 if TYPE_CHECKING:
-    from paceline.evaluation.bench.arms import Arm
+    from paceline.evaluation.bench.arms import Arm, Cell
     from paceline.evaluation.bench.record import BenchFile
+    from paceline.evaluation.bench.run import Plan
     from paceline.evaluation.bench.summary import Table
 
 WHAT, STOP, FILES = "What is measured", "When it ends", "Files"
 
 
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """What is asked, and how it is answered."""
+
+    prompts: Annotated[
+        str,
+        o.option(WHAT, "--prompts", help="builtin, a .jsonl or .txt file, spec-bench:PATH or speed-bench:PATH."),
+    ] = "builtin"
+    families: Annotated[str | None, o.option(WHAT, "--families", help="a,b,c: only these kinds of prompts.")] = None
+    per_family: Annotated[int | None, o.option(WHAT, "--per-family", help="Most prompts of each kind.")] = None
+    turns: Annotated[str, o.option(WHAT, "--turns", help="first or all turns of a conversation.")] = "first"
+    temperature: Annotated[str, o.option(WHAT, "--temperature", "-t", help="0,1: a table for each.")] = "0"
+    concurrency: Annotated[
+        str, o.option(WHAT, "--concurrency", "-c", help="1,8: requests at once, a table for each.")
+    ] = "1"
+    max_tokens: o.MaxTokens = o.DEFAULT_MAX_TOKENS
+    ignore_eos: Annotated[bool, o.option(WHAT, "--ignore-eos", help="Go on after the end of the answer.")] = False
+    seed: Annotated[int, o.option(WHAT, "--seed", help="Of sampled answers.")] = 0
+    unseeded: Annotated[
+        bool, o.option(WHAT, "--unseeded", help="Sample without seeds: drawn drafts are then judged by p/q.")
+    ] = False
+    raw: o.Raw = False
+
+    def cells(self) -> "list[Cell]":
+        """What all arms answer, in order."""
+        from paceline.evaluation.bench.run import cells_of
+        from paceline.evaluation.prompts import load_prompts
+
+        chosen = load_prompts(self.prompts, o.names(self.families), self.per_family, self.turns == "all")
+        own = None if self.unseeded else self.seed
+        return cells_of(chosen, self.temperatures, self.at_once, own, self.max_tokens, self.ignore_eos)
+
+    @property
+    def temperatures(self) -> list[float]:
+        """A table for each."""
+        return o.numbers("temperature", self.temperature, float)
+
+    @property
+    def at_once(self) -> list[int]:
+        """A table for each."""
+        return o.numbers("concurrency", self.concurrency, int)
+
+
+@dataclass(frozen=True, slots=True)
+class Arms:
+    """What is compared."""
+
+    drafts: Annotated[str, o.option(WHAT, "--drafts", help="a,b,c: drafters; NAME:MODEL lends a draft model.")] = (
+        "ngram,suffix"
+    )
+    spec: Annotated[
+        list[str] | None, o.option(WHAT, "--spec", help='LABEL={"method": ...}: a configuration; repeatable.')
+    ] = None
+    lengths: Annotated[
+        str | None, o.option(WHAT, "--num-draft-tokens", "-k", help="2,4,8: an arm of every drafter for each.")
+    ] = None
+    url: Annotated[
+        list[str] | None, o.option(WHAT, "--url", help="LABEL=URL[#MODEL]: an OpenAI server as an arm; repeatable.")
+    ] = None
+    plain_url: Annotated[
+        list[str] | None, o.option(WHAT, "--plain-url", help="LABEL=URL: the same server without speculation.")
+    ] = None
+    rule: Annotated[str | None, o.option(WHAT, "--rule", help="Verification; see docs/exactness.md.")] = None
+    policy: Annotated[str | None, o.option(WHAT, "--policy", help="Draft length.")] = None
+
+    def specs(self) -> dict[str, dict[str, Any]]:
+        """Label to configuration of the own ones."""
+        from paceline.evaluation.bench.own_arms import specs_of
+
+        every = o.numbers("num_draft_tokens", self.lengths or "", int)
+        return specs_of(o.names(self.drafts), every, self.spec or [], rule=self.rule, policy=self.policy)
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """When it ends, and with which exit code."""
+
+    rounds: Annotated[int, o.option(STOP, "--rounds", help="Times all prompts are asked, each from a cold start.")] = 1
+    minutes: Annotated[float | None, o.option(STOP, "--minutes", help="No prompt begins after these.")] = None
+    precision: Annotated[
+        str | None, o.option(STOP, "--precision", help="3%: stop when every interval is this narrow, +- its ratio.")
+    ] = None
+    gate: Annotated[
+        list[str] | None, o.option(STOP, "--gate", help="ARM>=RATIO[@FAMILY]: exit 1 unless its interval shows it.")
+    ] = None
+
+    @property
+    def narrow(self) -> float | None:
+        """`precision` as a share."""
+        return None if self.precision is None else o.share("precision", self.precision)
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Where results go."""
+
+    resume: Annotated[
+        Path | None, o.option(FILES, "--resume", "-o", help="Keep every answer in this .jsonl; go on where it ends.")
+    ] = None
+    html: Annotated[Path | None, o.option(FILES, "--html", help="One page with plots, readable without network.")] = (
+        None
+    )
+    markdown: Annotated[Path | None, o.option(FILES, "--markdown", help="The tables, for a document.")] = None
+    as_json: o.Json = False
+
+
+@dataclass(frozen=True, slots=True)
+class BenchMachine(Machine):
+    """How own configurations run."""
+
+    kv_cache_memory_bytes: o.CacheBytes = None
+
+    def engine(self) -> dict[str, Any]:
+        """As `LLM` takes it."""
+        return Machine.engine(self) | {"kv_cache_memory_bytes": self.kv_cache_memory_bytes}
+
+
+@grouped
 def bench(
     model: Annotated[
         str, typer.Argument(help="Built-in name, GGUF file, folder or hub id; none to measure servers only.")
     ] = o.DEFAULT_MODEL,
-    prompts: Annotated[
-        str,
-        o.option(WHAT, "--prompts", help="builtin, a .jsonl or .txt file, spec-bench:PATH or speed-bench:PATH."),
-    ] = "builtin",
-    families: Annotated[str | None, o.option(WHAT, "--families", help="a,b,c: only these kinds of prompts.")] = None,
-    per_family: Annotated[int | None, o.option(WHAT, "--per-family", help="Most prompts of each kind.")] = None,
-    turns: Annotated[str, o.option(WHAT, "--turns", help="first or all turns of a conversation.")] = "first",
-    drafts: Annotated[
-        str, o.option(WHAT, "--drafts", help="a,b,c: drafters; NAME:MODEL lends a draft model.")
-    ] = "ngram,suffix",
-    spec: Annotated[
-        list[str] | None, o.option(WHAT, "--spec", help='LABEL={"method": ...}: a configuration; repeatable.')
-    ] = None,
-    lengths: Annotated[
-        str | None, o.option(WHAT, "--num-draft-tokens", "-k", help="2,4,8: an arm of every drafter for each.")
-    ] = None,
-    temperature: Annotated[str, o.option(WHAT, "--temperature", "-t", help="0,1: a table for each.")] = "0",
-    concurrency: Annotated[
-        str, o.option(WHAT, "--concurrency", "-c", help="1,8: requests at once, a table for each.")
-    ] = "1",
-    url: Annotated[
-        list[str] | None, o.option(WHAT, "--url", help="LABEL=URL[#MODEL]: an OpenAI server as an arm; repeatable.")
-    ] = None,
-    plain_url: Annotated[
-        list[str] | None, o.option(WHAT, "--plain-url", help="LABEL=URL: the same server without speculation.")
-    ] = None,
-    rule: Annotated[str | None, o.option(WHAT, "--rule", help="Verification; see docs/exactness.md.")] = None,
-    policy: Annotated[str | None, o.option(WHAT, "--policy", help="Draft length.")] = None,
-    max_tokens: o.MaxTokens = o.DEFAULT_MAX_TOKENS,
-    ignore_eos: Annotated[bool, o.option(WHAT, "--ignore-eos", help="Go on after the end of the answer.")] = False,
-    seed: Annotated[int, o.option(WHAT, "--seed", help="Of sampled answers.")] = 0,
-    unseeded: Annotated[
-        bool, o.option(WHAT, "--unseeded", help="Sample without seeds: drawn drafts are then judged by p/q.")
-    ] = False,
-    raw: o.Raw = False,
-    rounds: Annotated[int, o.option(STOP, "--rounds", help="Times all prompts are asked, each from a cold start.")] = 1,
-    minutes: Annotated[float | None, o.option(STOP, "--minutes", help="No prompt begins after these.")] = None,
-    precision: Annotated[
-        str | None, o.option(STOP, "--precision", help="3%: stop when every interval is this narrow, +- its ratio.")
-    ] = None,
-    resume: Annotated[
-        Path | None, o.option(FILES, "--resume", "-o", help="Keep every answer in this .jsonl; go on where it ends.")
-    ] = None,
-    html: Annotated[
-        Path | None, o.option(FILES, "--html", help="One page with plots, readable without network.")
-    ] = None,
-    markdown: Annotated[Path | None, o.option(FILES, "--markdown", help="The tables, for a document.")] = None,
-    gate: Annotated[
-        list[str] | None, o.option(STOP, "--gate", help="ARM>=RATIO[@FAMILY]: exit 1 unless its interval shows it.")
-    ] = None,
-    dtype: o.Dtype = o.DEFAULT_DTYPE,
-    threads: o.Threads = None,
-    executor: o.ExecutorName = "auto",
-    kv_cache_memory_bytes: o.CacheBytes = None,
-    as_json: o.Json = False,
+    *,
+    asked: Prompts,
+    compared: Arms,
+    stop: Stop,
+    files: Files,
+    machine: BenchMachine,
 ) -> None:
     """Measure drafters, configurations and servers side by side, and say whether speculation pays.
 
@@ -96,68 +168,62 @@ def bench(
 
         paceline bench --drafts suffix --gate 'suffix>=1.2@copying' --json
     """
-    from paceline.evaluation.bench import show
     from paceline.evaluation.bench.gate import Gate
-    from paceline.evaluation.bench.own_arms import bases_of, specs_of
+    from paceline.evaluation.bench.own_arms import bases_of
     from paceline.evaluation.bench.record import BenchFile
-    from paceline.evaluation.bench.run import Plan, cells_of, run_bench
+    from paceline.evaluation.bench.run import Plan, run_bench
     from paceline.evaluation.bench.summary import tables_of
-    from paceline.evaluation.prompts import load_prompts
     from paceline.evaluation.provenance import provenance
 
-    gates = [Gate.of(text) for text in gate or []]
-    narrow = None if precision is None else o.share("precision", precision)
-    chosen = load_prompts(prompts, o.names(families), per_family, turns == "all")
-    temperatures, at_once = o.numbers("temperature", temperature, float), o.numbers("concurrency", concurrency, int)
-    cells = cells_of(chosen, temperatures, at_once, None if unseeded else seed, max_tokens, ignore_eos)
-    plan = Plan(cells, rounds, minutes, narrow)
-    every = o.numbers("num_draft_tokens", lengths or "", int)
-    specs = specs_of(o.names(drafts), every, spec or [], rule=rule, policy=policy)
-    engine = {
-        "dtype": dtype,
-        "num_threads": threads,
-        "executor": executor,
-        "kv_cache_memory_bytes": kv_cache_memory_bytes,
-    }
-    arms, skipped, its_dtype = _arms(model, specs, url or [], plain_url or [], raw, engine)
-    settings = {
-        "model": model, "dtype": its_dtype, "arms": [arm.label for arm in arms], "prompts": prompts,
-        "cells": len(cells), "rounds": rounds, "seed": None if unseeded else seed, "max_tokens": max_tokens,
-        "temperatures": temperatures, "concurrency": at_once, "specs": specs,
-    }  # fmt: skip
-    file = BenchFile(resume, settings)
+    gates, specs = [Gate.of(text) for text in stop.gate or []], compared.specs()
+    plan = Plan(asked.cells(), stop.rounds, stop.minutes, stop.narrow)
+    arms, skipped, dtype = _arms(model, specs, compared, asked.raw, machine)
+    known = {"model": model, "dtype": dtype}
+    file = BenchFile(files.resume, known | _settings(asked, arms, plan, specs))
     with progress_bars() as progress:
         ended = run_bench(arms, plan, file, progress)
     if not file.measurements:
         messages.print("stopped before the first prompt was answered by every arm")
         raise typer.Exit(130)
-    tables = tables_of(file.measurements, *bases_of(arms), narrow)
-    more = {
-        "model": model, "dtype": its_dtype, "ended": ended, "resumed": file.num_resumed, "skipped": skipped,
-        "precision": narrow, "provenance": provenance(),
+    tables = tables_of(file.measurements, *bases_of(arms), stop.narrow)
+    more = known | {
+        "ended": ended, "resumed": file.num_resumed, "skipped": skipped, "precision": stop.narrow,
+        "provenance": provenance(),
     }  # fmt: skip
-    _write(tables, file, more, narrow, html, markdown)
+    _write(tables, file, more, stop.narrow, files)
     failures = [failure for each in gates for failure in each.failures(tables)]
+    _tell(tables, more, stop.narrow, failures, files.as_json)
+    if failures:
+        raise typer.Exit(1)
+
+
+def _settings(asked: Prompts, arms: "list[Arm]", plan: "Plan", specs: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What must agree for a run to go on."""
+    return {
+        "arms": [arm.label for arm in arms], "prompts": asked.prompts, "cells": len(plan.cells), "rounds": plan.rounds,
+        "seed": None if asked.unseeded else asked.seed, "max_tokens": asked.max_tokens,
+        "temperatures": asked.temperatures, "concurrency": asked.at_once, "specs": specs,
+    }  # fmt: skip
+
+
+def _tell(
+    tables: "list[Table]", more: dict[str, Any], narrow: float | None, failures: list[str], as_json: bool
+) -> None:
+    """Tables and the verdict for people, then markdown or one object."""
+    from paceline.evaluation.bench import show
+
     for table in tables:
         _print(table)
     messages.print(show.verdict_of(tables[0], narrow), soft_wrap=True)
     for failure in failures:
         messages.print(f"gate: {failure}", style="red", soft_wrap=True)
-    if as_json:
-        print(json.dumps(show.as_json(tables, **more, gate_failures=failures)))
-    else:
-        print(show.markdown(tables, narrow))
-    if failures:
-        raise typer.Exit(1)
+    print(
+        json.dumps(show.as_json(tables, **more, gate_failures=failures)) if as_json else show.markdown(tables, narrow)
+    )
 
 
 def _arms(
-    model: str,
-    specs: dict[str, dict[str, Any]],
-    urls: list[str],
-    plain_urls: list[str],
-    raw: bool,
-    engine: dict[str, Any],
+    model: str, specs: dict[str, dict[str, Any]], compared: Arms, raw: bool, machine: BenchMachine
 ) -> tuple[list["Arm"], dict[str, str], str | None]:
     """(all arms, what was left out and why, the dtype of the own ones)."""
     from paceline.evaluation.bench.own_arms import own_arms, url_arms
@@ -166,32 +232,27 @@ def _arms(
     skipped: dict[str, str] = {}
     dtype = None
     if model != o.NONE:
-        llm = o.load_llm(model, None, **engine)
+        llm = o.load_llm(model, None, **machine.engine())
         dtype = llm.dtype
         arms, skipped = own_arms(llm, specs, raw)
-    arms += url_arms(urls, plain_urls, raw, has_own=model != o.NONE)
+    arms += url_arms(compared.url or [], compared.plain_url or [], raw, has_own=model != o.NONE)
     for label, why in skipped.items():
         messages.print(f"without {label}: {why}", soft_wrap=True)
     return arms, skipped, dtype
 
 
 def _write(
-    tables: list["Table"],
-    file: "BenchFile",
-    more: dict[str, Any],
-    precision: float | None,
-    html: Path | None,
-    markdown: Path | None,
+    tables: list["Table"], file: "BenchFile", more: dict[str, Any], precision: float | None, files: Files
 ) -> None:
     """The files that were asked for."""
     from paceline.evaluation.bench import show
 
-    if html:
+    if files.html:
         title = f"paceline bench: {more['model']}"
-        html.write_text(show.page(title, tables, file.measurements, more, precision), encoding="utf-8")
-        messages.print(f"page: {html}")
-    if markdown:
-        markdown.write_text(show.markdown(tables, precision), encoding="utf-8")
+        files.html.write_text(show.page(title, tables, file.measurements, more, precision), encoding="utf-8")
+        messages.print(f"page: {files.html}")
+    if files.markdown:
+        files.markdown.write_text(show.markdown(tables, precision), encoding="utf-8")
 
 
 def _print(table: "Table") -> None:

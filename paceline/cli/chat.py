@@ -1,11 +1,13 @@
 """`paceline chat`: a conversation in the terminal; each answer streams, drafted tokens in colour."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from paceline.cli import options as o
 from paceline.cli.conversation import Conversation
+from paceline.cli.groups import Drafting, Machine, Sampling, grouped
 from paceline.cli.line_input import line_reader
 from paceline.cli.show import LEGEND, TokenPrinter, closing_table, why_short
 from paceline.cli.terminal import messages, output, show_table
@@ -25,25 +27,23 @@ COMMANDS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class ChatSampling(Sampling):
+    """A conversation is sampled unless asked otherwise."""
+
+    max_tokens: o.MaxTokens = 512
+    temperature: o.Temperature = 0.7
+    top_p: o.TopP = 0.95
+
+
+@grouped
 def chat(
     model: o.Model = o.DEFAULT_MODEL,
-    draft: o.Draft = o.DEFAULT_DRAFT,
-    draft_model: o.DraftModel = None,
-    num_draft_tokens: o.NumDraft = None,
-    rule: o.Rule = o.DEFAULT_RULE,
-    policy: o.Policy = "auto",
-    draft_option: o.DraftOption = None,
-    policy_option: o.PolicyOption = None,
-    max_tokens: o.MaxTokens = 512,
-    temperature: o.Temperature = 0.7,
-    top_p: o.TopP = 0.95,
-    top_k: o.TopK = 0,
-    min_p: o.MinP = 0.0,
-    seed: o.Seed = None,
+    *,
+    drafting: Drafting,
+    sampling: ChatSampling,
     system: Annotated[str | None, o.option(o.SAMPLING, "--system", help="System message.")] = None,
-    dtype: o.Dtype = o.DEFAULT_DTYPE,
-    threads: o.Threads = None,
-    executor: o.ExecutorName = "auto",
+    machine: Machine,
 ) -> None:
     """Chat with a model. Lines can be edited, /help lists the commands, Ctrl-C ends an answer.
 
@@ -55,15 +55,12 @@ def chat(
 
         paceline chat -m qwen.gguf --draft draft_model --draft-model qwen-small.gguf --temperature 0
     """
-    params = SamplingParams(
-        temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed, max_tokens=max_tokens
-    )
-    speculative = o.speculative_config(draft, draft_model, num_draft_tokens, rule, policy, draft_option, policy_option)
-    llm = o.load_llm(model, speculative, dtype=dtype, num_threads=threads, executor=executor)
-    o.say_dtype(llm, dtype)
+    params = sampling.params()
+    llm = o.load_llm(model, drafting.config(), **machine.engine())
+    o.say_dtype(llm, machine.dtype)
     messages.print("/help lists the commands, /exit leaves.", style="dim")
     messages.print(LEGEND)
-    conversation = Conversation(llm.chat_prompt, llm.max_model_len, max_tokens, system)
+    conversation = Conversation(llm.chat_prompt, llm.max_model_len, sampling.max_tokens, system)
     ChatLoop(llm, params, conversation).run(line_reader("you> ", [name.split()[0] for name in COMMANDS]))
 
 

@@ -2,54 +2,56 @@
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.cli import options as o
+from paceline.cli.groups import Devices, Drafting, Sampling, grouped
 from paceline.cli.show import LEGEND, TokenPrinter, closing_table, is_identical, verdict, why_short
 from paceline.cli.terminal import messages, output, show_table
 from paceline.errors import InvalidParameter
 from paceline.types import SamplingParams
 
+if TYPE_CHECKING:
+    from paceline.engine.llm import LLM
 
+
+@dataclass(frozen=True, slots=True)
+class Answer(Sampling):
+    """How the answer is drawn, where it ends, and what it must follow."""
+
+    stop: Annotated[list[str] | None, o.option(o.SAMPLING, "--stop", help="String that ends the text; repeatable.")] = (
+        None
+    )
+    ignore_eos: Annotated[bool, o.option(o.SAMPLING, "--ignore-eos", help="Go on after the end-of-sequence token.")] = (
+        False
+    )
+    json_schema: Annotated[
+        Path | None, o.option(o.SAMPLING, "--json-schema", help="The answer is JSON that follows this schema's file.")
+    ] = None
+    regex: Annotated[str | None, o.option(o.SAMPLING, "--regex", help="The answer matches this expression.")] = None
+
+    def params(self, **more: Any) -> SamplingParams:
+        """See `Sampling`."""
+        grammar = _grammar(self.json_schema, self.regex)
+        stop = tuple(self.stop or ())
+        return Sampling.params(self, stop=stop, ignore_eos=self.ignore_eos, structured_outputs=grammar, **more)
+
+
+@grouped
 def generate(
     prompt: Annotated[str, typer.Argument(help="The prompt; '-' reads it from standard input.")],
     model: o.Model = o.DEFAULT_MODEL,
-    draft: o.Draft = o.DEFAULT_DRAFT,
-    draft_model: o.DraftModel = None,
-    num_draft_tokens: o.NumDraft = None,
-    rule: o.Rule = o.DEFAULT_RULE,
-    policy: o.Policy = "auto",
-    draft_option: o.DraftOption = None,
-    policy_option: o.PolicyOption = None,
-    max_tokens: o.MaxTokens = o.DEFAULT_MAX_TOKENS,
-    temperature: o.Temperature = o.DEFAULT_TEMPERATURE,
-    top_p: o.TopP = 1.0,
-    top_k: o.TopK = 0,
-    min_p: o.MinP = 0.0,
-    seed: o.Seed = None,
-    stop: Annotated[
-        list[str] | None, o.option(o.SAMPLING, "--stop", help="String that ends the text; repeatable.")
-    ] = None,
-    ignore_eos: Annotated[
-        bool, o.option(o.SAMPLING, "--ignore-eos", help="Go on after the end-of-sequence token.")
-    ] = False,
-    json_schema: Annotated[
-        Path | None, o.option(o.SAMPLING, "--json-schema", help="The answer is JSON that follows this schema's file.")
-    ] = None,
-    regex: Annotated[str | None, o.option(o.SAMPLING, "--regex", help="The answer matches this expression.")] = None,
+    *,
+    drafting: Drafting,
+    answer: Answer,
     raw: o.Raw = False,
     chat: o.Chat = False,
     compare: Annotated[bool, o.option(o.OUTPUT, "--compare", help="Run plain decoding too and compare.")] = False,
-    dtype: o.Dtype = o.DEFAULT_DTYPE,
-    threads: o.Threads = None,
-    executor: o.ExecutorName = "auto",
-    tensor_parallel_size: o.TensorParallel = 1,
-    pipeline_parallel_size: o.PipelineParallel = 1,
-    kv_cache_memory_bytes: o.CacheBytes = None,
-    kv_cache_dtype: o.CacheDtype = "auto",
+    devices: Devices,
     as_json: o.Json = False,
 ) -> None:
     """Generate text, drafting ahead; the text is what the model alone would have said.
@@ -76,26 +78,22 @@ def generate(
 
         paceline generate --draft ngram --max-tokens 64 --compare --json "1, 2, 3," | jq .stats
     """
-    from paceline.evaluation.report import describe, run_once
-
-    params = SamplingParams(
-        temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed, max_tokens=max_tokens,
-        stop=tuple(stop or ()), ignore_eos=ignore_eos, structured_outputs=_grammar(json_schema, regex),
-    )  # fmt: skip
+    params = answer.params()
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text:
         raise InvalidParameter("prompt", "is empty", "give at least one character")
-    if compare and seed is None and not params.is_greedy:
+    if compare and answer.seed is None and not params.is_greedy:
         raise InvalidParameter("seed", "is missing", "sampled texts can only be compared under one seed")
-    speculative = o.speculative_config(draft, draft_model, num_draft_tokens, rule, policy, draft_option, policy_option)
-    llm = o.load_llm(
-        model, speculative, dtype=dtype, num_threads=threads, executor=executor,
-        tensor_parallel_size=tensor_parallel_size, pipeline_parallel_size=pipeline_parallel_size,
-        kv_cache_memory_bytes=kv_cache_memory_bytes, kv_cache_dtype=kv_cache_dtype,
-    )  # fmt: skip
+    llm = o.load_llm(model, drafting.config(), **devices.engine())
     if not as_json:
-        o.say_dtype(llm, dtype)
-    token_ids = llm.user_prompt(text, raw)
+        o.say_dtype(llm, devices.dtype)
+    _answer(llm, llm.user_prompt(text, raw), params, compare, as_json)
+
+
+def _answer(llm: "LLM", token_ids: list[int], params: SamplingParams, compare: bool, as_json: bool) -> None:
+    """The answer, streamed with its closing table or as one object."""
+    from paceline.evaluation.report import describe, run_once
+
     plain = run_once(llm.drafting_with(None), token_ids, params) if compare else None
     if as_json:
         run = run_once(llm, token_ids, params)

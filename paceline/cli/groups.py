@@ -15,6 +15,7 @@ from typing import Any, get_type_hints
 
 from paceline.cli import options as o
 from paceline.config import SpeculativeConfig
+from paceline.types import SamplingParams
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
@@ -79,3 +80,37 @@ class Machine:
     def engine(self) -> dict[str, Any]:
         """As `LLM` takes it."""
         return {"dtype": self.dtype, "num_threads": self.threads, "executor": self.executor}
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn."""
+
+    max_tokens: o.MaxTokens = o.DEFAULT_MAX_TOKENS
+    temperature: o.Temperature = o.DEFAULT_TEMPERATURE
+    top_p: o.TopP = 1.0
+    top_k: o.TopK = 0
+    min_p: o.MinP = 0.0
+    seed: o.Seed = None
+
+    def params(self, **more: Any) -> SamplingParams:
+        """With whatever else a request asks for."""
+        return SamplingParams(
+            temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, min_p=self.min_p, seed=self.seed,
+            max_tokens=self.max_tokens, **more,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Devices(Machine):
+    """The same, on several processes, and how much memory keys and values get."""
+
+    tensor_parallel_size: o.TensorParallel = 1
+    pipeline_parallel_size: o.PipelineParallel = 1
+    kv_cache_memory_bytes: o.CacheBytes = None
+    kv_cache_dtype: o.CacheDtype = "auto"
+
+    def engine(self) -> dict[str, Any]:
+        """As `LLM` takes it."""
+        own = ("tensor_parallel_size", "pipeline_parallel_size", "kv_cache_memory_bytes", "kv_cache_dtype")
+        return Machine.engine(self) | {name: getattr(self, name) for name in own}

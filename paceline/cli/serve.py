@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import options as o
+from paceline.cli.groups import Drafting, grouped
+from paceline.cli.serve_audit import AuditBeside
+from paceline.cli.serve_options import AuditOptions, ClusterOptions, Front, ServedOn, named_models
 from paceline.cli.terminal import messages, progress_bars
 from paceline.errors import InvalidParameter
-from paceline.serving.settings import Settings, check_exposure, is_loopback, local_names
+from paceline.serving.settings import Settings
 
 if TYPE_CHECKING:
-    from paceline.config import SpeculativeConfig
     from paceline.serving.job import Backend
-
-_SETTINGS = Settings()
 
 
 def _read_config(context: typer.Context, path: Path | None) -> Path | None:
@@ -43,65 +43,27 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
     return path
 
 
+@grouped
 def serve(
     model: Annotated[
         str | None, typer.Argument(help="Built-in name, GGUF file, safetensors folder or hub id; not with --cluster.")
     ] = None,
-    cluster: Annotated[
-        Path | None, typer.Option("--cluster", help="Start the groups of this plan (docs/cluster.md).")
-    ] = None,
-    host: Annotated[str, typer.Option("--host", help="Address to listen at; 0.0.0.0 for all.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="Port to listen at.")] = 8000,
+    *,
+    plan: ClusterOptions,
     served_model_name: Annotated[
         str | None, typer.Option("--served-model-name", help="What requests call the model; its name by default.")
+    ] = None,
+    also: Annotated[
+        list[str] | None, typer.Option("--also", help="NAME=MODEL: a further model of this server; repeatable.")
     ] = None,
     config: Annotated[
         Path | None,
         typer.Option("--config", help="YAML file of these options.", is_eager=True, callback=_read_config),
     ] = None,
-    weights: Annotated[
-        list[str] | None, typer.Option("--weights", help="NAME=MODEL: weights of a plan's model; repeatable.")
-    ] = None,
-    num_cpus: Annotated[int | None, typer.Option("--num-cpus", help="CPUs that all groups share; default all.")] = None,
-    heartbeat: Annotated[float, typer.Option("--heartbeat", help="Seconds between checks of a group.")] = 1.0,
-    max_restarts: Annotated[int, typer.Option("--max-restarts", help="Restarts of a group in a row.")] = 3,
-    events: Annotated[
-        Path | None, typer.Option("--events", help="Write what happens to the cluster here, not to standard error.")
-    ] = None,
-    draft: o.Draft = o.DEFAULT_DRAFT,
-    draft_model: o.DraftModel = None,
-    num_draft_tokens: o.NumDraft = None,
-    rule: o.Rule = o.DEFAULT_RULE,
-    policy: o.Policy = "auto",
-    draft_option: o.DraftOption = None,
-    policy_option: o.PolicyOption = None,
-    dtype: o.Dtype = o.DEFAULT_DTYPE,
-    threads: o.Threads = None,
-    executor: o.ExecutorName = "auto",
-    device: o.Device = "cpu",
-    tensor_parallel_size: o.TensorParallel = 1,
-    pipeline_parallel_size: o.PipelineParallel = 1,
-    max_model_len: o.MaxModelLen = None,
-    max_num_seqs: o.MaxNumSeqs = o.DEFAULT_MAX_NUM_SEQS,
-    max_num_batched_tokens: o.MaxBatchedTokens = None,
-    scheduler: o.SchedulerPolicy = o.DEFAULT_SCHEDULER,
-    kv_cache_memory_bytes: o.CacheBytes = None,
-    kv_cache_dtype: o.CacheDtype = "auto",
-    max_queue: o.MaxQueue = _SETTINGS.max_queue,
-    max_body_bytes: o.MaxBody = _SETTINGS.max_body_bytes,
-    request_timeout: o.RequestTimeout = None,
-    ping_seconds: o.PingSeconds = _SETTINGS.ping_seconds,
-    drain_seconds: o.DrainSeconds = _SETTINGS.drain_seconds,
-    api_key: o.ApiKey = None,
-    api_key_file: o.ApiKeyFile = None,
-    insecure: o.Insecure = False,
-    allowed_host: o.AllowedHost = None,
-    allowed_origin: o.AllowedOrigin = None,
-    metrics_prefix: o.MetricsPrefix = _SETTINGS.metrics_prefix,
-    per_request_spec_decode_metrics: o.SpecMetrics = False,
-    shared_cache: o.SharedCache = False,
-    page: o.Page = True,
-    request_log: o.RequestLogFile = None,
+    drafting: Drafting,
+    devices: ServedOn,
+    front: Front,
+    auditing: AuditOptions,
 ) -> None:
     """Answer OpenAI's completions and chat completions over HTTP.
 
@@ -117,6 +79,8 @@ def serve(
 
         paceline serve --host 0.0.0.0 --api-key-file keys.txt --max-queue 32 --request-log -
 
+        paceline serve smollm2-135m --also code=code.gguf
+
         paceline serve --config serve.yaml
 
         paceline place --case case.yaml --output plan.json && paceline serve --cluster plan.json
@@ -125,90 +89,65 @@ def serve(
 
         curl localhost:8000/v1/models
     """
-    speculative = o.speculative_config(draft, draft_model, num_draft_tokens, rule, policy, draft_option, policy_option)
+    speculative = drafting.config()
     need_extras()
-    settings = _settings(
-        host, port, (*(api_key or ()), *_keys_of(api_key_file)), insecure, allowed_host, max_queue=max_queue,
-        max_running=max_num_seqs, max_body_bytes=max_body_bytes, request_timeout=request_timeout,
-        ping_seconds=ping_seconds, drain_seconds=drain_seconds, allowed_origins=tuple(allowed_origin or ()),
-        metrics_prefix=metrics_prefix, spec_decode_metrics=per_request_spec_decode_metrics, page=page,
-        shared_cache=shared_cache,
-    )  # fmt: skip
-    if cluster is not None:
-        if model is not None:
-            raise InvalidParameter("model", f"{model!r} is given beside --cluster", "the plan names its models")
-        if threads is not None or tensor_parallel_size * pipeline_parallel_size > 1:
-            problem = "threads or parallel sizes are given beside --cluster"
-            raise InvalidParameter("cluster", problem, "leave them out: the plan and --num-cpus decide them")
-        supervision = {"heartbeat": heartbeat, "max_restarts": max_restarts}
-        options = {"speculative": speculative, "dtype": dtype, "executor": executor}
-        listen = partial(_listen, settings=settings, host=host, port=port, log=request_log)
-        _serve_cluster(cluster, _paths(weights), num_cpus, supervision, events, options, listen)
+    settings = front.settings(devices.max_num_seqs)
+    where = {"host": front.host, "port": front.port, "log": front.request_log, "otel": front.otel}
+    listen = partial(_listen, settings=settings, **where)
+    if plan.cluster is not None:
+        plan.check_alone(model or also, devices, auditing.audit_rate)
+        options = {"speculative": speculative, "dtype": devices.dtype, "executor": devices.executor}
+        _serve_cluster(plan.cluster, plan, options, listen)
         return
-    engine = {
-        "dtype": dtype, "num_threads": threads, "executor": executor, "device": device,
-        "tensor_parallel_size": tensor_parallel_size, "pipeline_parallel_size": pipeline_parallel_size,
-        "max_model_len": max_model_len, "max_num_seqs": max_num_seqs,
-        "max_num_batched_tokens": max_num_batched_tokens, "scheduler": scheduler,
-        "kv_cache_memory_bytes": kv_cache_memory_bytes, "kv_cache_dtype": kv_cache_dtype,
-    }  # fmt: skip
+    rate = auditing.audit_rate
+    audit = None if rate is None else AuditBeside(rate, auditing.audit_ledger)
     name = model or o.DEFAULT_MODEL
-    _serve_one(name, served_model_name or name, speculative, engine, settings, host, port, request_log)
+    models = {served_model_name or name: name, **named_models("also", also)}
+    _serve_here(models, {"speculative": speculative, **devices.engine()}, front, listen, audit)
 
 
-def _keys_of(path: Path | None) -> tuple[str, ...]:
-    from paceline.serving.settings import read_keys
-
-    return () if path is None else read_keys(path)
-
-
-def _settings(
-    host: str, port: int, keys: tuple[str, ...], insecure: bool, hosts: list[str] | None, **more: Any
-) -> Settings:
-    """Raises InvalidParameter for what should not listen."""
-    check_exposure(host, keys, insecure)
-    allowed = tuple(hosts or ()) or (local_names(host, port) if is_loopback(host) else ())
-    return Settings(api_keys=keys, allowed_hosts=allowed, **more)
-
-
-def _serve_one(
-    path: str, name: str, speculative: "SpeculativeConfig | None", engine: dict[str, Any], settings: Settings,
-    host: str, port: int, log: Path | None,
+def _serve_here(
+    models: dict[str, str], options: dict[str, Any], front: Front,
+    listen: Callable[..., Coroutine[Any, Any, None]], audit: AuditBeside | None,
 ) -> None:  # fmt: skip
+    """Models of this process, each with an engine of its own; `models` is name to path."""
     from paceline.serving.local import LocalBackend
     from paceline.serving.model_spec import ModelSpec
     from paceline.serving.run import bind
     from paceline.serving.worker import open_model
 
-    bound = bind(host, port)
+    bound = bind(front.host, front.port)
     with progress_bars() as progress:
-        opener = partial(open_model, speculative=speculative, progress=progress, **engine)
-        backend = LocalBackend([ModelSpec(name, path)], opener)
-    asyncio.run(_listen(backend, settings=settings, host=host, port=port, log=log, bound=bound))
+        opener = partial(open_model, progress=progress, **options)
+        watched = opener if audit is None else audit.opener(opener)
+        specs = [ModelSpec(name, path) for name, path in models.items()]
+        backend = LocalBackend(specs, watched, bytes if audit is None else audit.metrics)
+    listening = listen(backend, bound=bound)
+    asyncio.run(listening if audit is None else audit.beside(listening))
 
 
 def _serve_cluster(
-    path: Path, weights: dict[str, str], num_cpus: int | None, supervision: dict[str, Any], events: Path | None,
-    options: dict[str, Any], listen: Callable[["Backend"], Awaitable[None]],
+    path: Path, wanted: ClusterOptions, options: dict[str, Any], listen: Callable[["Backend"], Awaitable[None]],
 ) -> None:  # fmt: skip
     from paceline.serving.cluster.dispatcher import Dispatcher
     from paceline.serving.cluster.group import Supervision
     from paceline.serving.cluster.plan import read_plan
     from paceline.serving.cluster.preflight import check_loadable
 
-    plan = read_plan(path).with_paths(weights)
+    plan = read_plan(path).with_paths(wanted.paths())
     with progress_bars() as progress:
         check_loadable(plan, progress)
     from paceline.serving.cluster.ray_groups import start_groups, stop_ray
 
     async def run() -> None:
-        with _event_log(events) as log:
-            dispatcher = Dispatcher(plan, groups, Supervision(**supervision), log)
+        with _event_log(wanted.events) as log:
+            supervision = Supervision(heartbeat=wanted.heartbeat, max_restarts=wanted.max_restarts)
+            dispatcher = Dispatcher(plan, groups, supervision, log)
             await dispatcher.start()
             await listen(dispatcher)
 
     messages.print(f"starting {len(plan.placement.groups)} groups with {len(plan.held)} models")
-    groups = start_groups(plan, num_cpus, **options)
+    groups = start_groups(plan, wanted.num_cpus, **options)
     try:
         asyncio.run(run())
     finally:
@@ -216,12 +155,12 @@ def _serve_cluster(
 
 
 async def _listen(
-    backend: "Backend", *, settings: Settings, host: str, port: int, log: Path | None,
+    backend: "Backend", *, settings: Settings, host: str, port: int, log: Path | None, otel: bool = False,
     bound: socket.socket | None = None,
 ) -> None:  # fmt: skip
     """Serve until told to stop; then answer what was accepted."""
     from paceline.serving.app import build_app
-    from paceline.serving.run import Server, bind
+    from paceline.serving.run import Server, bind, settle_memory
 
     bound = bound or bind(host, port)
     shown = f"[{host}]" if ":" in host else host
@@ -230,9 +169,24 @@ async def _listen(
     def say() -> None:
         messages.print(f"listening at {where}/v1 with {', '.join(backend.models)}; end with Ctrl-C", soft_wrap=True)
 
-    with _request_log(log) as stream:
-        app = build_app(backend, settings, stream)
+    with _request_log(log) as stream, _telemetry(otel) as telemetry:
+        app = build_app(backend, settings, stream, telemetry)
+        settle_memory()
         await Server(app, app.front.gate, settings.drain_seconds, say).serve(sockets=[bound])
+
+
+@contextmanager
+def _telemetry(wanted: bool):
+    """What wraps an application so that OpenTelemetry is told; what is left to send is sent at the end."""
+    if not wanted:
+        yield None
+        return
+    from paceline.serving.telemetry import Telemetry, to_collector
+
+    tracers, meters = to_collector()
+    yield partial(Telemetry, tracer_provider=tracers, meter_provider=meters)
+    tracers.shutdown()
+    meters.shutdown()
 
 
 @contextmanager
@@ -254,16 +208,6 @@ def _event_log(path: Path | None):
     else:
         with path.open("a", encoding="utf-8") as stream:
             yield EventLog(stream)
-
-
-def _paths(weights: list[str] | None) -> dict[str, str]:
-    paths = {}
-    for text in weights or []:
-        name, equals, path = text.partition("=")
-        if not (name and equals and path):
-            raise InvalidParameter("weights", f"{text!r} is not NAME=MODEL", "write e.g. chat=smollm2-135m")
-        paths[name] = path
-    return paths
 
 
 def need_extras() -> None:

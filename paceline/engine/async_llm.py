@@ -10,11 +10,13 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from paceline.config import SpeculativeConfig
 from paceline.engine.engine import Engine, StepOutput
 from paceline.engine.engine_thread import EngineThread
 from paceline.engine.llm import LLM, Prompt
 from paceline.engine.prometheus import prometheus_text
 from paceline.errors import EngineDead
+from paceline.models.loaded import LoadedModel
 from paceline.models.tokenizer import Tokenizer
 from paceline.types import SamplingParams
 
@@ -51,6 +53,16 @@ class AsyncLLM:
     def tokenizer(self) -> Tokenizer:
         """Of the target."""
         return self._llm.tokenizer
+
+    @property
+    def speculative(self) -> SpeculativeConfig | None:
+        """How it drafts; None for plain decoding."""
+        return self._llm.speculative
+
+    @property
+    def loaded(self) -> LoadedModel:
+        """The weights and where they come from."""
+        return self._llm.loaded
 
     @property
     def death(self) -> EngineDead | None:
@@ -158,6 +170,10 @@ class AsyncLLM:
         `paceline tune`'s profile where there is one, else a handful of passes on the engine's own thread.
         """
         return await asyncio.wrap_future(self._thread.call(self._llm.pass_costs))
+
+    async def between_steps(self, work: Callable[[Engine], _T]) -> _T:
+        """Run `work` on the engine's thread between two steps. Raises EngineDead when it has ended."""
+        return await asyncio.wrap_future(self._thread.call(work))
 
     async def shutdown(self) -> None:
         """End the engine after its current step; clients that still wait get `EngineDead`."""

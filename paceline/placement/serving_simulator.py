@@ -12,6 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from paceline.errors import InvalidParameter
+from paceline.placement.acceptance import Acceptance, SameRate
 from paceline.placement.scheduled import context_per_row, refuse_prefix_caching, simulated_request
 from paceline.scheduling import Commit, Grant, PagePool, Scheduler, SchedulerConfig, StepPlan, StepResult
 from paceline.speculation import CostProfile, Fixed, FixedPrices, LengthPolicy
@@ -34,6 +35,7 @@ class ServingModel:
     Args:
         pass_seconds: t(M, context), a target pass over M rows, each with that many tokens before it on average.
         acceptance_rate: alpha, the chance that a drafted token stands when the ones before it did.
+        acceptance: in its place, what becomes of drafts, e.g. a `Trace` of real answers.
         draft_seconds: one draft step; the drafts of a pass are made together, one step per token of the longest.
         length: how many tokens are drafted; none when left out.
         config: limits and policy of the scheduler.
@@ -47,10 +49,10 @@ class ServingModel:
     config: SchedulerConfig = field(default_factory=lambda: SchedulerConfig(prefix_caching=False))
     num_pages: int = 4096
     page_size: int = 16
+    acceptance: Acceptance | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.acceptance_rate <= 1:
-            raise InvalidParameter("acceptance_rate", f"{self.acceptance_rate}", "give a probability")
+        SameRate(self.acceptance_rate)
         if not 0 <= self.draft_seconds < float("inf"):
             raise InvalidParameter("draft_seconds", f"{self.draft_seconds}", "give seconds, 0 or more")
         refuse_prefix_caching(self.config)
@@ -104,10 +106,11 @@ def simulate_serving(requests: Sequence[TokenRequest], model: ServingModel, seed
     return _Serving(requests, model, np.random.default_rng(seed)).run()
 
 
-def _round_of(plan: StepPlan) -> Round:
-    """What a step has to do; drafts of a pass are made together, one draft step per token of the longest."""
-    drafts = [grant.draft_budget for grant in plan.grants if grant.is_decode]
-    num_prefill_rows = plan.num_rows - len(drafts) - sum(drafts)
+def _round_of(plan: StepPlan, results: Sequence[StepResult]) -> Round:
+    """What a step had to do; drafts of a pass are made together, one draft step per token of the longest."""
+    pairs = zip(plan.grants, results, strict=True)
+    drafts = [result.num_draft_tokens for grant, result in pairs if grant.is_decode]
+    num_prefill_rows = plan.num_rows - sum(1 + grant.draft_budget for grant in plan.grants if grant.is_decode)
     return Round(len(drafts), sum(drafts), max(drafts, default=0), context_per_row(plan), num_prefill_rows)
 
 
@@ -117,12 +120,14 @@ class _Serving:
     def __init__(self, requests: Sequence[TokenRequest], model: ServingModel, rng: np.random.Generator) -> None:
         self.model = model
         self.rng = rng
+        self.acceptance = model.acceptance or SameRate(model.acceptance_rate)
         self.prices = FixedPrices(model.pass_seconds, lambda _num_requests, _context: model.draft_seconds)
         self.scheduler = Scheduler(model.config, PagePool(model.num_pages, model.page_size), model.length)
         self.states = [
             simulated_request(index, request.prompt_tokens, request.output_tokens, request.arrival)
             for index, request in enumerate(requests)
         ]
+        self.numbers = {state.request_id: number for number, state in enumerate(self.states)}
         self.now = requests[0].arrival
         self.num_passes = self.num_decodes = self.decoded = 0
         self.last_commit: dict[str, float] = {}
@@ -141,9 +146,10 @@ class _Serving:
 
     def _step(self) -> None:
         plan = self.scheduler.schedule(self.now)
-        self.now += round_seconds(_round_of(plan), self.prices)
+        results = [self._compute(grant) for grant in plan.grants]
+        self.now += round_seconds(_round_of(plan, results), self.prices)
         self.num_passes += 1
-        commits = self.scheduler.update([self._compute(grant) for grant in plan.grants], self.now)
+        commits = self.scheduler.update(results, self.now)
         for grant, commit in zip(plan.grants, commits, strict=True):
             self._see(grant, commit)
 
@@ -151,10 +157,10 @@ class _Serving:
         """What a pass would have emitted: drafted tokens stand one after the other until one falls."""
         if not grant.is_decode:
             return StepResult(grant.request.request_id, grant.num_prefill_tokens, (0,) * grant.needs_logits)
-        fell = self.rng.random(grant.draft_budget) >= self.model.acceptance_rate
-        accepted = int(fell.argmax()) if fell.any() else grant.draft_budget
-        rejected = accepted < grant.draft_budget
-        return StepResult(grant.request.request_id, 0, (0,) * (accepted + 1), grant.draft_budget, rejected)
+        state = grant.request
+        number, budget = self.numbers[state.request_id], grant.draft_budget
+        drafted, stood = self.acceptance.draft(number, state.num_output_tokens, budget, self.rng)
+        return StepResult(state.request_id, 0, (0,) * (stood + 1), drafted, stood < drafted)
 
     def _see(self, grant: Grant, commit: Commit) -> None:
         if grant.is_decode:

@@ -1,6 +1,6 @@
 """`LocalBackend`: models in this process, every request let in at once and batched by the engine."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -16,9 +16,13 @@ class LocalBackend:
     Args:
         models: what to load.
         open_model: loads one.
+        more_metrics: Prometheus text besides the engines'.
     """
 
-    def __init__(self, models: Sequence[ModelSpec], open_model: OpenModel) -> None:
+    def __init__(
+        self, models: Sequence[ModelSpec], open_model: OpenModel, more_metrics: Callable[[], bytes] = bytes
+    ) -> None:
+        self._more_metrics = more_metrics
         self._models = [spec.name for spec in models]
         self._worker = Worker(models, open_model)
         self._death: EngineDead | None = None
@@ -64,7 +68,7 @@ class LocalBackend:
         return {"status": "ok"} if death is None else {"status": "down", "reason": str(death)}
 
     async def metrics(self) -> bytes:
-        return await self._worker.metrics()
+        return await self._worker.metrics() + self._more_metrics()
 
     async def close(self) -> None:
         await self._worker.close()

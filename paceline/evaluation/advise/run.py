@@ -1,205 +1,18 @@
-"""One advice: candidates replayed, each in its way, and priced."""
+"""One advice: texts, times, candidates replayed and priced."""
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.drafters.registry import resolve_drafter
-from paceline.engine.build import build_engine, load
-from paceline.engine.engine import Engine
+from paceline.config import EngineConfig
 from paceline.engine.llm import LLM
-from paceline.engine.profiles import cached_profile, dtype_of
-from paceline.engine.score import score
-from paceline.errors import InvalidParameter
+from paceline.evaluation.advise.candidates import Candidate, Wanted, profile_of, replayed
 from paceline.evaluation.advise.predict import MeasuredPrices, Prediction, predict
-from paceline.evaluation.advise.reading import Reader
-from paceline.evaluation.advise.replay import Rounds, Text, acceptance_by_place, replay_chain, standing
+from paceline.evaluation.advise.replay import Text
 from paceline.evaluation.advise.texts import texts_of
-from paceline.evaluation.advise.walk import replay_drafter, replay_lookup
-from paceline.evaluation.bench.own_arms import specs_of
 from paceline.evaluation.prompts import Prompt
-from paceline.evaluation.tune import TunePlan, profile_model
-from paceline.models.base import RunsHeads
-from paceline.models.heads.registry import best_head
-from paceline.models.loaded import LoadedModel
 from paceline.scheduling.profile import Profile
-from paceline.speculation.traits import DrafterTraits
 from paceline.types import NamedProgress, SamplingParams
-
-PLAN = TunePlan(rows=(1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32, 48, 64), contexts=(32, 512), rounds=9)
-"""What is measured where nobody ran `paceline tune`."""
-EXACT = "asked round after round: the passes of a real run"
-UNBIASED = "each token stands with min(1, q/p) given the text: the mean of real runs without a seed"
-SEEDED = "drawn with the noise that said the text: the passes of a real run with a seed"
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A drafter at one length, replayed.
-
-    Attributes:
-        draft: as the user named it, e.g. ``draft_model:small.gguf``.
-        k: most drafted tokens.
-        spec: as `SpeculativeConfig` takes it.
-        rounds: of each text.
-        how: it was replayed, and what that is worth.
-        profile: of the draft model where it is priced by one; else proposals were timed.
-        has_model: proposals run a model, whose rows share its passes.
-    """
-
-    draft: str
-    k: int
-    spec: Mapping[str, Any]
-    rounds: Sequence[Rounds]
-    how: str = EXACT
-    profile: Profile | None = None
-    has_model: bool = False
-
-    @property
-    def proposal_seconds(self) -> float:
-        """Of one proposal for one request, where proposals were made."""
-        count = sum(one.count for one in self.rounds)
-        return sum(one.draft_seconds for one in self.rounds) / count if count else 0.0
-
-    def record(self) -> dict[str, Any]:
-        """Acceptance as `--export` keeps it."""
-        tokens, count = sum(one.tokens for one in self.rounds), sum(one.count for one in self.rounds)
-        return {
-            "draft": self.draft, "k": self.k, "conditional_acceptance": acceptance_by_place(self.rounds),
-            "tokens_per_pass": tokens / count if count else None, "replayed": self.how,
-        }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """A candidate before it is replayed; `k` is None where the drafter's own number is taken."""
-
-    draft: str
-    k: int | None
-    spec: Mapping[str, Any]
-
-
-def wanted_of(drafts: Sequence[str], lengths: Sequence[int], spec_texts: Sequence[str] = ()) -> list[Wanted]:
-    """Candidates as a user names them: drafters, each at every length, and configurations ``LABEL={...}``."""
-    found = [
-        Wanted(draft, k, next(iter(specs_of([draft], [k], policy="fixed").values())))
-        for draft in drafts
-        for k in lengths
-    ]
-    for label, spec in specs_of([], [], spec_texts, policy="fixed").items():
-        found.append(Wanted(label, spec.get("num_draft_tokens"), spec))
-    return found
-
-
-def replayed(
-    llm: LLM, wanted: Sequence[Wanted], texts: Sequence[Text], params: SamplingParams, config: EngineConfig,
-    profile: Profile, progress: NamedProgress = lambda what, done, total: None,
-) -> list[Candidate]:  # fmt: skip
-    """All candidates over all texts.
-
-    Args:
-        llm: the target, decoding plainly.
-        profile: of the target; drafters that weigh what pays see its prices.
-        progress: told ("replaying", candidates done, candidates).
-
-    Raises:
-        InvalidParameter: a drafter that cannot be replayed, or a draft model with another vocabulary.
-    """
-    found: list[Candidate] = []
-    models: dict[str, _DraftModel] = {}
-    for number, one in enumerate(wanted):
-        progress("replaying", number, len(wanted))
-        if set(one.spec) <= _CHAIN_OF_A_MODEL and one.spec["method"] == "draft_model" and one.k is not None:
-            name = str(one.spec.get("model"))
-            if name not in models:
-                models[name] = _DraftModel.read(llm, name, texts, params, config, progress)
-            found.append(models[name].candidate(one, texts, params))
-        else:
-            found.append(_walked(llm.loaded, one, texts, params, config, profile, progress))
-    progress("replaying", len(wanted), len(wanted))
-    return found
-
-
-_CHAIN_OF_A_MODEL = {"method", "model", "num_draft_tokens", "policy"}
-
-
-@dataclass(frozen=True, slots=True)
-class _DraftModel:
-    """What a draft model thinks of all texts: the chance of each token to stand, for every length at once."""
-
-    stands: Sequence[Any]
-    profile: Profile
-
-    @classmethod
-    def read(
-        cls, llm: LLM, name: str, texts: Sequence[Text], params: SamplingParams, config: EngineConfig,
-        progress: NamedProgress,
-    ) -> "_DraftModel":  # fmt: skip
-        loaded = load(name, config, progress)
-        if not llm.tokenizer.same_vocabulary(loaded.source.tokenizer):
-            raise InvalidParameter("candidates", f"{name} has another vocabulary", "choose one of the family")
-        stands = []
-        for text in texts:
-            whole, first = [*text.prompt, *text.output], len(text.prompt)
-            ours, theirs = (score(model, whole, first, params) for model in (llm.loaded.model, loaded.model))
-            stands.append(standing(ours, theirs, params.is_greedy)[1:])
-        return cls(stands, profile_of(loaded, config, progress))
-
-    def candidate(self, one: Wanted, texts: Sequence[Text], params: SamplingParams) -> Candidate:
-        assert one.k is not None
-        rounds = [replay_chain(s, one.k, t.is_cut) for s, t in zip(self.stands, texts, strict=True)]
-        how = EXACT if params.is_greedy else UNBIASED
-        return Candidate(one.draft, one.k, one.spec, rounds, how, self.profile, has_model=True)
-
-
-def _walked(
-    loaded: LoadedModel, one: Wanted, texts: Sequence[Text], params: SamplingParams, config: EngineConfig,
-    profile: Profile, progress: NamedProgress,
-) -> Candidate:  # fmt: skip
-    """A candidate whose drafter is asked for real, as an engine makes it."""
-    engine = engine_that_drafts(loaded, one.spec, config, profile, progress)
-    traits = engine.drafter.traits
-    if traits.watches:
-        remedy = "measure it with paceline bench"
-        raise InvalidParameter("candidates", f"{one.draft!r} must see the target verify rows off the text", remedy)
-    k = one.k or traits.natural_budget
-    if traits.deterministic and not traits.taps:
-        return Candidate(one.draft, k, one.spec, replay_lookup(engine.drafter, texts, k))
-    how = how_replayed(traits, params)
-    reader = Reader(loaded.model, engine, params, k)
-    rounds = replay_drafter(engine.drafter, reader, texts, k, params, how == SEEDED)
-    return Candidate(one.draft, k, one.spec, rounds, how, has_model=True)
-
-
-def how_replayed(traits: DrafterTraits, params: SamplingParams) -> str:
-    """What a replay of a drafter that is asked for real is worth."""
-    if params.is_greedy or (traits.deterministic and not traits.taps):
-        return EXACT
-    return SEEDED if traits.branches or traits.chooses else UNBIASED
-
-
-def engine_that_drafts(
-    loaded: LoadedModel, spec: Mapping[str, Any], config: EngineConfig, profile: Profile, progress: NamedProgress
-) -> Engine:
-    """An engine of its own for a drafter, which believes in the prices of `profile`."""
-    own = replace(profile, fingerprint=loaded.source.checkpoint.fingerprint, dtype=dtype_of(loaded, config.dtype))
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "profile.json"
-        path.write_text(json.dumps(own.as_dict()))
-        priced = replace(config, profile=str(path))
-        return build_engine(loaded, priced, resolve_drafter(SpeculativeConfig.of(spec), loaded), progress)
-
-
-def profile_of(loaded: LoadedModel, config: EngineConfig, progress: NamedProgress) -> Profile:
-    """What `paceline tune` kept, when it measured further requests too; else a short measurement."""
-    kept = cached_profile(loaded, config)
-    if kept is not None and kept.segment_seconds and kept.step_overhead is not None:
-        return kept
-    return profile_model(loaded, config, PLAN, progress)
 
 
 def predictions_of(
@@ -237,16 +50,17 @@ class Advice:
         spec = next(each.spec for each in self.candidates if (each.draft, each.k) == (one.draft, one.k))
         return f"{spec['method']}:{spec['model']}" if spec.get("model") else str(spec["method"])
 
-    def export(self, model: str, temperature: float) -> dict[str, Any]:
-        """What `--export` writes."""
-        head = {"format": "paceline-speculation-profile", "version": 1, "model": model, "temperature": temperature}
-        return head | {"candidates": [one.record() for one in self.candidates]}
+    def in_order(self) -> list[Candidate]:
+        """Candidates, those that promise most first."""
+        found = {(one.draft, one.k): one for one in self.candidates}
+        return list({key: found[key] for one in self.predictions if (key := (one.draft, one.k)) in found}.values())
 
 
 def take_advice(
     llm: LLM, prompts: Sequence[Prompt], wanted: Sequence[Wanted], params: SamplingParams, batches: Sequence[int],
     config: EngineConfig, profile: Profile | None = None, raw: bool = False,
-    progress: NamedProgress = lambda what, done, total: None,
+    progress: NamedProgress = lambda what, done, total: None, traced: bool = False,
+    known: Callable[[Sequence[Text]], list[Candidate]] = lambda texts: [],
 ) -> Advice:  # fmt: skip
     """Texts, times, replays and predictions.
 
@@ -255,16 +69,13 @@ def take_advice(
         batches: requests that decode at once.
         profile: of the target; measured where there is none.
         raw: prompts are taken as they are.
+        traced: see `replayed`.
+        known: further candidates, of the texts.
     """
     measured = profile or profile_of(llm.loaded, config, progress)
     texts, num_foreign = texts_of(llm, prompts, params, raw, progress)
-    found = replayed(llm, wanted, texts, params, config, measured, progress)
+    found = replayed(llm, wanted, texts, params, config, measured, progress, traced) + known(texts)
     return Advice(params, texts, num_foreign, found, predictions_of(found, texts, measured, batches, llm.dtype))
-
-
-def default_candidates(target: LoadedModel) -> list[str]:
-    """Lookups, and the best head where one was trained for these weights."""
-    return ["ngram", "suffix", *(["head"] if best_head(target.source) and isinstance(target.model, RunsHeads) else [])]
 
 
 def specs_to_validate(

@@ -5,7 +5,7 @@ lookups propose on them, and a greedy draft model is asked with weights that are
 whose acceptance needs the target's own probabilities.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 
@@ -16,8 +16,9 @@ from paceline.drafters.registry import make_drafter
 from paceline.engine.build import load
 from paceline.engine.score import score
 from paceline.errors import InvalidParameter
+from paceline.evaluation.advise.candidates import Candidate, Wanted
 from paceline.evaluation.advise.replay import Text, replay_chain, standing
-from paceline.evaluation.advise.run import Advice, Candidate, Wanted, predictions_of
+from paceline.evaluation.advise.run import Advice, predictions_of
 from paceline.evaluation.advise.walk import replay_lookup
 from paceline.evaluation.endpoint import Server, complete, tokens_of
 from paceline.evaluation.prompts import Prompt
@@ -100,6 +101,7 @@ def texts_of_server(
 def take_server_advice(
     server: Server, draft_server: Server | None, prompts: Sequence[Prompt], wanted: Sequence[Wanted],
     params: SamplingParams, batches: Sequence[int], tokenizer: Tokenizer | None, progress: NamedProgress,
+    known: Callable[[Sequence[Text]], list[Candidate]] = lambda texts: [],
 ) -> Advice:  # fmt: skip
     """What drafters would bring to a server that decodes plainly by now.
 
@@ -107,6 +109,7 @@ def take_server_advice(
         draft_server: the draft model served alone, for its times; None where only lookups are candidates.
         batches: requests that decode at once.
         tokenizer: of the model, where the server has no ``/tokenize``.
+        known: further candidates, of the texts.
     """
     for one in wanted:
         _check(one, params, draft_server is not None)
@@ -115,7 +118,7 @@ def take_server_advice(
     profile = profile_of_server(server, [size for size in SIZES if size <= most], progress)
     draft_sizes = [size for size in SIZES if size <= max(batches)]
     draft = None if draft_server is None else profile_of_server(draft_server, draft_sizes, progress)
-    found = [_candidate(one, texts, params, draft, progress) for one in wanted]
+    found = [_candidate(one, texts, params, draft, progress) for one in wanted] + known(texts)
     return Advice(params, texts, 0, found, predictions_of(found, texts, profile, batches, "the server's"))
 
 

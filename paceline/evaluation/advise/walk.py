@@ -57,6 +57,20 @@ def replay_drafter(
     return found
 
 
+def offers_along(
+    drafter: Drafter, reader: Reader | None, texts: Sequence[Text], most: int, params: SamplingParams, coupled: bool
+) -> list[list[Offer]]:
+    """The offer at every place of every text: a trace, which serves any length up to `most`. Arguments as above."""
+    found = []
+    for number, text in enumerate(texts):
+        reading = reader.read(text, coupled) if reader else NOTHING_READ
+        walk = Walk(drafter, f"text-{number}", text, most, params, reading, reader.cache if reader else None)
+        found.append(walk.offers(is_drawn=reader is not None and not coupled and not params.is_greedy))
+        if reader:
+            reader.release(reading)
+    return found
+
+
 class Walk:
     """One text.
 
@@ -98,16 +112,30 @@ class Walk:
 
     def expected(self) -> Rounds:
         """The expected rounds when chains are drawn and judged by p/q: every place is asked, as if nothing stood."""
-        offers: list[Offer] = []
-        self._begin()
-        while not self._is_over:
-            tree = self._proposal(AlongText(self._whole))
-            offers.append((len(tree), self._stands(tree)))
-            self._commit(0, TokenTree(), False)
-        self._drafter.release(self._name)
+        offers = self.offers(is_drawn=True)
         rounds = expected_rounds(self._text.num_decoded, lambda place: offers[place])
         rounds.draft_seconds = self._seconds / max(1, self._asked) * rounds.count
         return rounds
+
+    def offers(self, is_drawn: bool) -> list[Offer]:
+        """What is drafted at every place after the first token, and the chance of each token to stand.
+
+        Args:
+            is_drawn: chains are drawn along the text and judged by p/q; else what is the text stands.
+        """
+        offers: list[Offer] = []
+        self._begin()
+        while not self._is_over:
+            tree = self._proposal(AlongText(self._whole) if is_drawn else None)
+            offers.append((len(tree), self._stands(tree) if is_drawn else self._followed(tree)))
+            self._commit(0, TokenTree(), False)
+        self._drafter.release(self._name)
+        return offers
+
+    def _followed(self, tree: TokenTree) -> list[float]:
+        """1 for every level that is the text, and 0 for the one that is not."""
+        kept, goes_on = followed(tree.tokens, tree.parents, self._whole[len(self._said) :])
+        return [1.0] * kept + [0.0] * goes_on
 
     @property
     def _is_over(self) -> bool:

@@ -23,9 +23,17 @@ class Recorder:
         """See `Drafter`."""
         trees = self.inner.propose(contexts)
         for context, tree in zip(contexts, trees, strict=True):
-            kept = tree.prune(context.budget) if len(tree) > context.budget else tree
-            self._rounds.setdefault(context.request_id, []).append((len(context.token_ids), kept))
+            self.note(context, tree)
         return trees
+
+    def note(self, context: DraftContext, tree: TokenTree) -> None:
+        """Write a proposal down, the part of it that is verified."""
+        kept = tree.prune(context.budget) if len(tree) > context.budget else tree
+        self._rounds.setdefault(context.request_id, []).append((len(context.token_ids), kept))
+
+    def forget(self, request_id: str) -> None:
+        """Nobody will ask for the laws of a request."""
+        self._rounds.pop(request_id, None)
 
     def observe(self, outcome: RequestOutcome) -> None:
         """See `Drafter`."""

@@ -14,7 +14,10 @@ from paceline.errors import InvalidParameter
 from paceline.evaluation.advise.flags import engine_names, flags_for
 from paceline.evaluation.advise.predict import MeasuredPrices, advice_of, best_of, predict
 from paceline.evaluation.advise.replay import Text, replay_chain
+from paceline.placement.acceptance import Trace
+from paceline.placement.serving_simulator import ServingModel, TokenRequest, simulate_serving
 from paceline.scheduling.profile import Profile
+from paceline.speculation import CostProfile, Fixed
 
 TEXTS = [Text((1,) * 10, (2,) * 41) for _ in range(8)]
 
@@ -113,9 +116,53 @@ def test_the_object_that_scripts_read(command, tmp_path):
     assert record["advice"]
     assert record["foreign_texts"] == 1
     assert set(record["flags"]) == {"paceline", "vllm", "sglang"}
-    kept = json.loads(export.read_text())["candidates"]
-    assert {one["k"] for one in kept} == {2, 4}
-    assert all(0 <= rate <= 1 for one in kept for rate in one["conditional_acceptance"])
+    kept = json.loads(export.read_text())
+    assert kept["marginal_accept_rates"] == kept["profiles"][0]["marginal_accept_rates"]
+    for one in kept["profiles"]:
+        assert one["mean_accept_length"] == pytest.approx(1 + sum(one["marginal_accept_rates"]))
+        assert all(0 <= rate <= 1 for rate in one["conditional_accept_rates"])
+        lengths = {int(length): number for length, number in one["acceptance_length_histogram"].items()}
+        mean = sum(length * number for length, number in lengths.items()) / sum(lengths.values())
+        assert mean == pytest.approx(one["mean_accept_length"])
+        assert [len(answer) for answer in one["trace"]] == [19] * 7
+        assert all(
+            len(stands) <= size <= one["num_speculative_tokens"] for answer in one["trace"] for size, stands in answer
+        )
+
+
+def test_what_was_exported_is_predicted_again_from_its_rates(command, tmp_path):
+    path = tmp_path / "speculation_profile.json"
+    command("--json", "--export", str(path), "--candidates", "suffix")
+    result = command("--json", "--acceptance", str(path), "--candidates", "suffix")
+    assert result.exit_code == 0, result.output
+    found = {(one["draft"], one["k"]): one for one in json.loads(result.stdout.splitlines()[-1])["candidates"]}
+    for k in (2, 4):
+        assert found["suffix (file)", k]["tokens_per_pass"] == pytest.approx(
+            found["suffix", k]["tokens_per_pass"], rel=0.15
+        )
+    dear = command("--json", "--acceptance", str(path), "--candidates", "", "--draft-ms", "1000")
+    [some, *_] = json.loads(dear.stdout.splitlines()[-1])["candidates"]
+    assert some["predicted"] < found[some["draft"], some["k"]]["predicted"]
+
+
+def test_a_trace_of_an_advice_runs_in_the_simulator(command, tmp_path):
+    path = tmp_path / "speculation_profile.json"
+    command("--json", "--export", str(path), "--candidates", "ngram")
+    kept = json.loads(path.read_text())["profiles"][0]
+    trace = Trace.read(path, kept["draft"])
+    model = ServingModel(CostProfile({1: 0.01}), length=Fixed(kept["num_speculative_tokens"]), acceptance=trace)
+    texts = len(trace.answers)
+    result = simulate_serving([TokenRequest(float(i), 5, 20) for i in range(texts)], model)
+    assert result.acceptance_length == pytest.approx(kept["mean_accept_length"], rel=1e-6)
+
+
+def test_files_without_rates_are_refused(command, tmp_path):
+    path = tmp_path / "x.json"
+    for text in ("{}", '{"marginal_accept_rates": [2], "num_speculative_tokens": 1}'):
+        path.write_text(text)
+        result = command("--acceptance", str(path))
+        assert isinstance(result.exception, InvalidParameter)
+        assert result.exception.field == "acceptance"
 
 
 def test_people_get_a_table_and_what_was_measured(command):

@@ -218,3 +218,12 @@ def test_what_a_verdict_means_for_a_build():
     assert exit_code("NUMERIC", strict=True) == 3
     [law] = without_blind([Check("law", "CONSISTENT", "x")], {"law"})
     assert law.verdict == "UNTESTED"
+
+
+def test_a_blind_law_check_excludes_nothing(plain, monkeypatch):
+    monkeypatch.setattr("paceline.evaluation.audit.run.blind_checks", lambda controls: {"law"})
+    found = audit(plain, PROMPTS, AuditPlan(NGRAM, minutes=0.05, checks=("law",), detect=16.0, max_tokens=24))
+    assert by_name(found)["law"].verdict == "UNTESTED"
+    assert found.smallest_effect_excluded is None
+    assert not found.is_detected
+    assert found.exit_code() == 3

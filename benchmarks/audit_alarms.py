@@ -1,0 +1,78 @@
+"""How often `paceline audit` accuses an exact engine: whole audits of a small random model, one after the other.
+
+Every audit has an engine, drafter and seeds of its own; lookups and a draft model take turns. Each verdict but LOSSY is
+right. Text is short, so that many audits fit into an hour: what is tested is the rate of false alarms.
+
+    python benchmarks/audit_alarms.py --audits 1000 --minutes 60
+
+The last line of standard output is one JSON object.
+"""
+
+import argparse
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+from common import console, finish
+
+from paceline.config import EngineConfig
+from paceline.engine import build
+from paceline.engine.llm import LLM
+from paceline.evaluation.audit.run import AuditPlan, audit
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.engine.conftest import load_random
+
+SPECS = (
+    {"method": "ngram", "num_draft_tokens": 4, "policy": "fixed", "options": {"prompt_lookup_min": 1}},
+    {"method": "suffix", "num_draft_tokens": 6, "policy": "fixed"},
+    {"method": "draft_model", "model": "random-1", "num_draft_tokens": 3, "policy": "fixed"},
+    {"method": "draft_model", "model": "random-1", "num_draft_tokens": 3, "policy": "fixed", "rule": "block"},
+)
+CHECKS = ("rows", "rule", "greedy", "coupled", "load", "accounting", "law")
+
+
+def main() -> None:
+    args = parse()
+    target, deadline = load_random(0), time.monotonic() + 60 * args.minutes
+    config = EngineConfig(kv_cache_memory_bytes=1 << 22, profile="none")
+    verdicts, wrong, drafted, peaks = Counter(), [], 0, []
+    with patch.object(build, "load", lambda name, config, progress: load_random(int(name.removeprefix("random-")))):
+        plain = LLM.__new__(LLM)
+        plain._set_up(target, config, None, lambda *_: None)
+        for number in range(args.audits):
+            if time.monotonic() > deadline:
+                break
+            try:
+                plan = AuditPlan(SPECS[number % len(SPECS)], 0.004, CHECKS, max_tokens=16)
+                found = audit(plain, prompts(number), plan)
+            except KeyboardInterrupt:  # what was found until then counts
+                break
+            law = next(check for check in found.checks if check.name == "law")
+            verdicts[found.verdict] += 1
+            drafted, peaks = drafted + law.evidence["drafted_tokens"], [*peaks, law.evidence["peak_log_e"]]
+            wrong += [(number, check.name, check.says) for check in found.checks if check.verdict == "LOSSY"]
+    console.print(f"{sum(verdicts.values())} audits: {dict(verdicts)}; drafted tokens bet on: {drafted}")
+    finish({"audits": sum(verdicts.values()), "verdicts": verdicts, "false_alarms": wrong, "drafted_tokens": drafted,
+            "largest_peak_log_wealth": max(peaks, default=0.0)})  # fmt: skip
+
+
+def prompts(number: int) -> list[list[int]]:
+    """Three that repeat themselves, so that lookups draft."""
+    rng = np.random.default_rng(number)
+    return [rng.integers(3, 100, int(rng.integers(2, 6))).tolist() * 4 for _ in range(3)]
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--audits", type=int, default=1000)
+    parser.add_argument("--minutes", type=float, default=60.0, help="after which no audit begins")
+    parser.add_argument("--json", action="store_true", help="accepted for symmetry: the last line is always JSON")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

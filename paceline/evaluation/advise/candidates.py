@@ -1,0 +1,231 @@
+"""Candidates of an advice: drafters as a user names them, each replayed in its way.
+
+Not for their price (`predict.py`).
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.drafters.registry import resolve_drafter
+from paceline.engine.build import build_engine, load
+from paceline.engine.engine import Engine
+from paceline.engine.llm import LLM
+from paceline.engine.profiles import cached_profile, dtype_of
+from paceline.engine.score import score
+from paceline.errors import InvalidParameter
+from paceline.evaluation.advise.exchange import ELSEWHERE, as_profile, rounds_by_rate
+from paceline.evaluation.advise.reading import Reader
+from paceline.evaluation.advise.replay import Offer, Rounds, Text, replay_chain, standing
+from paceline.evaluation.advise.walk import offers_along, replay_drafter, replay_lookup
+from paceline.evaluation.bench.own_arms import specs_of
+from paceline.evaluation.tune import TunePlan, profile_model
+from paceline.models.base import RunsHeads
+from paceline.models.heads.registry import best_head
+from paceline.models.loaded import LoadedModel
+from paceline.scheduling.profile import Profile
+from paceline.speculation.traits import DrafterTraits
+from paceline.types import NamedProgress, SamplingParams
+
+PLAN = TunePlan(rows=(1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32, 48, 64), contexts=(32, 512), rounds=9)
+"""What is measured where nobody ran `paceline tune`."""
+EXACT = "asked round after round: the passes of a real run"
+UNBIASED = "each token stands with min(1, q/p) given the text: the mean of real runs without a seed"
+SEEDED = "drawn with the noise that said the text: the passes of a real run with a seed"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A drafter at one length, replayed.
+
+    Attributes:
+        draft: as the user named it, e.g. ``draft_model:small.gguf``.
+        k: most drafted tokens.
+        spec: as `SpeculativeConfig` takes it.
+        rounds: of each text.
+        how: it was replayed, and what that is worth.
+        profile: of the draft model where it is priced by one; else proposals were timed.
+        has_model: proposals run a model, whose rows share its passes.
+        trace: the offer at every place of each text, where it was asked for.
+    """
+
+    draft: str
+    k: int
+    spec: Mapping[str, Any]
+    rounds: Sequence[Rounds]
+    how: str = EXACT
+    profile: Profile | None = None
+    has_model: bool = False
+    trace: Sequence[Sequence[Offer]] | None = None
+
+    @property
+    def proposal_seconds(self) -> float:
+        """Of one proposal for one request, where proposals were made."""
+        count = sum(one.count for one in self.rounds)
+        return sum(one.draft_seconds for one in self.rounds) / count if count else 0.0
+
+    def record(self) -> dict[str, Any]:
+        """Acceptance as `--export` keeps it."""
+        return as_profile(self.draft, self.spec, self.k, self.rounds, self.how) | {"trace": self.trace}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A candidate before it is replayed; `k` is None where the drafter's own number is taken."""
+
+    draft: str
+    k: int | None
+    spec: Mapping[str, Any]
+
+
+def wanted_of(drafts: Sequence[str], lengths: Sequence[int], spec_texts: Sequence[str] = ()) -> list[Wanted]:
+    """Candidates as a user names them: drafters, each at every length, and configurations ``LABEL={...}``."""
+    found = [
+        Wanted(draft, k, next(iter(specs_of([draft], [k], policy="fixed").values())))
+        for draft in drafts
+        for k in lengths
+    ]
+    for label, spec in specs_of([], [], spec_texts, policy="fixed").items():
+        found.append(Wanted(label, spec.get("num_draft_tokens"), spec))
+    return found
+
+
+def replayed(
+    llm: LLM, wanted: Sequence[Wanted], texts: Sequence[Text], params: SamplingParams, config: EngineConfig,
+    profile: Profile, progress: NamedProgress = lambda what, done, total: None, traced: bool = False,
+) -> list[Candidate]:  # fmt: skip
+    """All candidates over all texts.
+
+    Args:
+        llm: the target, decoding plainly.
+        profile: of the target; drafters that weigh what pays see its prices.
+        progress: told ("replaying", candidates done, candidates).
+        traced: candidates keep a trace; every place of every text is then asked once more.
+
+    Raises:
+        InvalidParameter: a drafter that cannot be replayed, or a draft model with another vocabulary.
+    """
+    found: list[Candidate] = []
+    models: dict[str, _DraftModel] = {}
+    for number, one in enumerate(wanted):
+        progress("replaying", number, len(wanted))
+        if set(one.spec) <= _CHAIN_OF_A_MODEL and one.spec["method"] == "draft_model" and one.k is not None:
+            name = str(one.spec.get("model"))
+            if name not in models:
+                models[name] = _DraftModel.read(llm, name, texts, params, config, progress)
+            found.append(models[name].candidate(one, texts, params, traced))
+        else:
+            found.append(_walked(llm.loaded, one, texts, params, config, profile, progress, traced))
+    progress("replaying", len(wanted), len(wanted))
+    return found
+
+
+_CHAIN_OF_A_MODEL = {"method", "model", "num_draft_tokens", "policy"}
+
+
+@dataclass(frozen=True, slots=True)
+class _DraftModel:
+    """What a draft model thinks of all texts: the chance of each token to stand, for every length at once."""
+
+    stands: Sequence[Any]
+    profile: Profile
+
+    @classmethod
+    def read(
+        cls, llm: LLM, name: str, texts: Sequence[Text], params: SamplingParams, config: EngineConfig,
+        progress: NamedProgress,
+    ) -> "_DraftModel":  # fmt: skip
+        loaded = load(name, config, progress)
+        if not llm.tokenizer.same_vocabulary(loaded.source.tokenizer):
+            raise InvalidParameter("candidates", f"{name} has another vocabulary", "choose one of the family")
+        stands = []
+        for text in texts:
+            whole, first = [*text.prompt, *text.output], len(text.prompt)
+            ours, theirs = (score(model, whole, first, params) for model in (llm.loaded.model, loaded.model))
+            stands.append(standing(ours, theirs, params.is_greedy)[1:])
+        return cls(stands, profile_of(loaded, config, progress))
+
+    def candidate(self, one: Wanted, texts: Sequence[Text], params: SamplingParams, traced: bool) -> Candidate:
+        k = one.k or 1
+        rounds = [replay_chain(s, k, t.is_cut) for s, t in zip(self.stands, texts, strict=True)]
+        how = EXACT if params.is_greedy else UNBIASED
+        trace = [[(k, s[i : i + k].tolist()) for i in range(len(s))] for s in self.stands] if traced else None
+        return Candidate(one.draft, k, one.spec, rounds, how, self.profile, has_model=True, trace=trace)
+
+
+def _walked(
+    loaded: LoadedModel, one: Wanted, texts: Sequence[Text], params: SamplingParams, config: EngineConfig,
+    profile: Profile, progress: NamedProgress, traced: bool,
+) -> Candidate:  # fmt: skip
+    """A candidate whose drafter is asked for real, as an engine makes it."""
+    engine = engine_that_drafts(loaded, one.spec, config, profile, progress)
+    traits = engine.drafter.traits
+    if traits.watches:
+        remedy = "measure it with paceline bench"
+        raise InvalidParameter("candidates", f"{one.draft!r} must see the target verify rows off the text", remedy)
+    k, how = one.k or traits.natural_budget, how_replayed(traits, params)
+    is_lookup = traits.deterministic and not traits.taps
+    reader = None if is_lookup else Reader(loaded.model, engine, params, k)
+    if reader is None:
+        rounds = replay_lookup(engine.drafter, texts, k)
+    else:
+        rounds = replay_drafter(engine.drafter, reader, texts, k, params, how == SEEDED)
+    trace = None
+    if traced:
+        fresh = engine_that_drafts(loaded, one.spec, config, profile, progress)
+        reader = None if is_lookup else Reader(loaded.model, fresh, params, k)
+        trace = offers_along(fresh.drafter, reader, texts, k, params, how == SEEDED)
+    return Candidate(one.draft, k, one.spec, rounds, how, has_model=not is_lookup, trace=trace)
+
+
+def how_replayed(traits: DrafterTraits, params: SamplingParams) -> str:
+    """What a replay of a drafter that is asked for real is worth."""
+    if params.is_greedy or (traits.deterministic and not traits.taps):
+        return EXACT
+    return SEEDED if traits.branches or traits.chooses else UNBIASED
+
+
+def engine_that_drafts(
+    loaded: LoadedModel, spec: Mapping[str, Any], config: EngineConfig, profile: Profile, progress: NamedProgress
+) -> Engine:
+    """An engine of its own for a drafter, which believes in the prices of `profile`."""
+    own = replace(profile, fingerprint=loaded.source.checkpoint.fingerprint, dtype=dtype_of(loaded, config.dtype))
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "profile.json"
+        path.write_text(json.dumps(own.as_dict()))
+        priced = replace(config, profile=str(path))
+        return build_engine(loaded, priced, resolve_drafter(SpeculativeConfig.of(spec), loaded), progress)
+
+
+def profile_of(loaded: LoadedModel, config: EngineConfig, progress: NamedProgress) -> Profile:
+    """What `paceline tune` kept, when it measured further requests too; else a short measurement."""
+    kept = cached_profile(loaded, config)
+    if kept is not None and kept.segment_seconds and kept.step_overhead is not None:
+        return kept
+    return profile_model(loaded, config, PLAN, progress)
+
+
+def from_profiles(profiles: Sequence[Mapping[str, Any]], texts: Sequence[Text], step_seconds: float) -> list[Candidate]:
+    """Candidates whose acceptance somebody else measured, priced on these texts.
+
+    Args:
+        profiles: as `exchange.read_profiles` gives them.
+        step_seconds: of drafting one token.
+    """
+    found = []
+    for one in profiles:
+        k, name = one["num_speculative_tokens"], str(one.get("draft") or one.get("method") or "from the file")
+        spec = {"method": one.get("method") or name, "num_draft_tokens": k, "policy": "fixed"}
+        spec |= {"model": one["model"]} if one.get("model") else {}
+        rounds = rounds_by_rate(texts, one["stands"], k, step_seconds)
+        found.append(Candidate(f"{name} (file)", k, spec, rounds, ELSEWHERE, has_model=step_seconds > 0))
+    return found
+
+
+def default_candidates(target: LoadedModel) -> list[str]:
+    """Lookups, and the best head where one was trained for these weights."""
+    return ["ngram", "suffix", *(["head"] if best_head(target.source) and isinstance(target.model, RunsHeads) else [])]

@@ -1,0 +1,187 @@
+"""`serve --audit-rate`: a share of the answers a server gives is bet on, while it has nothing else to do.
+
+Which requests are taken is drawn before anything of their text is known, and answers that a client broke off count up
+to where they were: else what users do with a text would look like a fault. Wealth goes to a ledger and to /metrics.
+Not for audits that ask prompts of their own (`run.py`).
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from math import log
+from pathlib import Path
+
+import numpy as np
+
+from paceline.drafters.base import DraftContext, Drafter
+from paceline.engine.engine import Engine
+from paceline.engine.score import laws_of
+from paceline.errors import InvalidParameter
+from paceline.evaluation.audit.betting import Bets
+from paceline.evaluation.audit.ledger import read_bets, write_bets
+from paceline.evaluation.audit.recorder import Recorder
+from paceline.models.loaded import LoadedModel
+from paceline.sampling import is_lossy
+from paceline.sampling.tree import TokenTree
+from paceline.speculation.outcome import RequestOutcome
+from paceline.types import SamplingParams
+
+_WAITING = 64
+"""Answers that may wait to be scored; the server is busy when there are more, and further ones are not taken."""
+_LONGEST = 2048
+"""Tokens of an answer with its prompt; longer ones would hold up the next request for too long."""
+
+
+@dataclass(slots=True)
+class _Taken:
+    """A request whose text will be scored: its tokens grow while it runs."""
+
+    request_id: str
+    token_ids: Sequence[int]
+    num_prompt_tokens: int
+    params: SamplingParams
+
+
+class Sampler(Recorder):
+    """A drafter that lets another one draft and keeps the proposals of a share of the requests.
+
+    Args:
+        inner: the drafter that is asked.
+        rate: of requests that are taken.
+        seed: of the choice.
+    """
+
+    def __init__(self, inner: Drafter, rate: float, seed: int | None = None) -> None:
+        super().__init__(inner)
+        self._rate, self._rng = rate, np.random.default_rng(seed)
+        self._chosen: dict[str, bool] = {}
+        self._running: dict[str, _Taken] = {}
+        self._left: dict[str, _Taken] = {}
+        self.waiting: deque[_Taken] = deque()
+
+    def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
+        """See `Drafter`."""
+        trees = self.inner.propose(contexts)
+        for context, tree in zip(contexts, trees, strict=True):
+            if self._takes(context):
+                self.note(context, tree)
+        return trees
+
+    def observe(self, outcome: RequestOutcome) -> None:
+        """See `Drafter`."""
+        self.inner.observe(outcome)
+        taken = self._running.get(outcome.request_id)
+        if taken is not None and outcome.finished:
+            taken.token_ids = list(outcome.token_ids)
+            self._end(outcome.request_id)
+
+    def release(self, request_id: str) -> None:
+        """See `Drafter`. Whether it was broken off, or only preempted, is seen when nothing runs any more."""
+        self.inner.release(request_id)
+        if request_id in self._running:
+            self._left[request_id] = self._running.pop(request_id)
+
+    def settle(self) -> None:
+        """Nothing runs: who was released and did not come back was broken off."""
+        for request_id in list(self._left):
+            self._running[request_id] = self._left.pop(request_id)
+            self._end(request_id)
+        self._chosen.clear()
+
+    def _takes(self, context: DraftContext) -> bool:
+        request_id = context.request_id
+        if request_id in self._left:
+            self._running[request_id] = self._left.pop(request_id)
+        if request_id not in self._chosen:
+            is_early = len(context.token_ids) == context.num_prompt_tokens + 1
+            self._chosen[request_id] = is_early and self._is_fit(context) and self._rng.random() < self._rate
+            if self._chosen[request_id]:
+                self._running[request_id] = _Taken(
+                    request_id, context.token_ids, context.num_prompt_tokens, context.params
+                )
+        return request_id in self._running
+
+    def _is_fit(self, context: DraftContext) -> bool:
+        """Whether its law can be computed again, and its text is evidence of its own."""
+        params = context.params
+        plain = not (params.is_greedy or params.bad_words or params.structured_outputs)
+        return plain and params.seed is None and len(self.waiting) < _WAITING
+
+    def _end(self, request_id: str) -> None:
+        taken = self._running.pop(request_id)
+        taken.token_ids = list(taken.token_ids)
+        if len(taken.token_ids) <= _LONGEST:
+            self.waiting.append(taken)
+        else:
+            self.forget(request_id)
+
+
+class LiveAudit:
+    """The audit of one served model.
+
+    Args:
+        loaded: its weights.
+        engine: that serves it; its drafter is watched from now on. Call this on the engine's thread.
+        rate: share of requests, in (0, 1].
+        rule: verification; a lossy one would be found, which is no news.
+        ledger, key: file and name the wealth is kept under; none keeps it in memory.
+        alpha: chance of a false alarm, however long it runs.
+
+    Raises:
+        InvalidParameter: a rate outside (0, 1], a lossy rule, or a ledger that is none.
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, engine: Engine, rate: float, rule: str, ledger: Path | None = None, key: str = "",
+        alpha: float = 1e-6, seed: int | None = None,
+    ) -> None:  # fmt: skip
+        if not 0 < rate <= 1:
+            raise InvalidParameter("audit_rate", f"{rate} is not in (0, 1]", "give a share of the requests, e.g. 0.01")
+        if is_lossy(rule):
+            raise InvalidParameter("audit_rate", f"the rule {rule!r} is lossy on purpose", "use an exact rule")
+        self._loaded, self._rule, self._ledger, self._key = loaded, rule, ledger, key
+        self.bets = read_bets(ledger, key) if ledger else Bets()
+        self.log_alpha, self.num_answers = log(alpha), 0
+        self.sampler = Sampler(engine.drafter, rate, seed)
+        self._stack = ExitStack()
+        self._stack.enter_context(engine.watched_by(self.sampler))
+
+    @property
+    def is_lossy(self) -> bool:
+        """Whether the text was found not to follow its law."""
+        return self.bets.peak >= -self.log_alpha
+
+    def work(self, engine: Engine) -> bool:
+        """Score one answer if nothing runs, on the engine's thread; whether one was."""
+        if engine.has_unfinished_requests:
+            return False
+        self.sampler.settle()
+        if not self.sampler.waiting:
+            return False
+        self._score(self.sampler.waiting.popleft())
+        if self._ledger:
+            write_bets(self._ledger, self._key, self.bets)
+        return True
+
+    def _score(self, taken: _Taken) -> None:
+        text, first = taken.token_ids, taken.num_prompt_tokens
+        drafts = self.sampler.draft_laws(taken.request_id, text, first)
+        laws = laws_of(self._loaded.model, text, first, taken.params, self._loaded.source.eos_token_ids)
+        for place, ((token, law), draft) in enumerate(zip(laws, drafts, strict=True)):
+            if place:  # the first token was known when the request was taken
+                self.bets.feed(law, None if self._rule == "block" else draft, token)
+        self.num_answers += 1
+
+    def prometheus_text(self, model: str) -> bytes:
+        """Wealth and counts for a scraper."""
+        values = {
+            "audit_log_wealth": self.bets.log_e, "audit_peak_log_wealth": self.bets.peak,
+            "audit_tokens": self.bets.num_tokens, "audit_drafted_tokens": self.bets.num_drafted,
+            "audit_answers": self.num_answers, "audit_lossy": int(self.is_lossy),
+        }  # fmt: skip
+        lines = [
+            f'# TYPE paceline:{name} gauge\npaceline:{name}{{model_name="{model}"}} {max(-1e9, min(1e9, value))}\n'
+            for name, value in values.items()
+        ]
+        return "".join(lines).encode()
