@@ -1,7 +1,8 @@
 """What a storage type of weights costs in quality: perplexity on a text, and how often the likeliest token stays.
 
-float32 is the reference. The text is cut into windows that each start without context; every type reads the same ones.
-top-1 agreement is the share of positions whose most likely next token is float32's.
+float32 is the reference. The change has the standard error of its mean over tokens beside it. The text is cut into
+windows that each start without context; every type reads the same ones. Top-1 agreement is the share of positions whose
+most likely next token is float32's.
 
     python benchmarks/quality.py --text novel.txt
     python benchmarks/quality.py --text novel.txt --tokens 16384 --window 1024 --dtypes bfloat16 int8 --json
@@ -33,17 +34,19 @@ def main() -> None:
         model = NumbaModel(source.checkpoint, dtype, args.threads)
         losses, best = read(model, windows, dtype)
         model.close()
-        reference = best if reference is None else reference
+        reference = (losses, best) if reference is None else reference
+        more = losses - reference[0]
         results[dtype] = {
             "perplexity": float(np.exp(losses.mean())),
-            "top1_agreement": float((best == reference).mean()),
+            "change": float(np.expm1(more.mean())),
+            "error": float(more.std() / len(more) ** 0.5),
+            "top1_agreement": float((best == reference[1]).mean()),
         }
-    base = results["float32"]["perplexity"]
     rows = [
         [
             d,
             f"{r['perplexity']:.3f}",
-            f"{100 * (r['perplexity'] / base - 1):+.2f} %",
+            f"{100 * r['change']:+.2f} % (error {100 * r['error']:.2f})",
             f"{100 * r['top1_agreement']:.2f} %",
         ]
         for d, r in results.items()

@@ -20,7 +20,7 @@ from paceline.engine.async_llm import AsyncLLM
 from paceline.serving.app import build_app
 from paceline.serving.local import LocalBackend
 from paceline.serving.model_spec import ModelSpec
-from paceline.serving.run import Server, bind
+from paceline.serving.run import Server, bind, settle_memory
 from paceline.serving.settings import Settings
 
 NAME = "served"
@@ -52,6 +52,7 @@ def served(llm: LLM, settings: Settings | None = None) -> Iterator[Served]:
     """A server around `llm`, which nobody else may use from then on."""
     backend = LocalBackend([ModelSpec(NAME, llm.model_name)], lambda _: AsyncLLM(llm))
     app, bound, ready = build_app(backend, settings), bind("127.0.0.1", 0), threading.Event()
+    settle_memory()
     server = Server(app, app.front.gate, 5.0, ready.set)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=lambda: loop.run_until_complete(server.serve(sockets=[bound])))

@@ -155,6 +155,10 @@ RequestLogFile = Annotated[
     Path | None,
     option(SERVER, "--request-log", help="A line of JSON for every request goes here; - for standard error."),
 ]
+Otel = Annotated[
+    bool,
+    option(SERVER, "--otel", help="Tell OpenTelemetry of every request, by OTEL_EXPORTER_OTLP_ENDPOINT and the like."),
+]
 ExecutorName = Annotated[str, option(MACHINE, "--executor", help="auto, numba or torch.")]
 Json = Annotated[bool, option(OUTPUT, "--json", help="Print one JSON object and nothing else.")]
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -13,13 +13,12 @@ import typer
 from paceline.cli import options as o
 from paceline.cli.groups import Drafting, grouped
 from paceline.cli.serve_audit import AuditBeside
-from paceline.cli.serve_options import AuditOptions, ClusterOptions, Front, ServedOn
+from paceline.cli.serve_options import AuditOptions, ClusterOptions, Front, ServedOn, named
 from paceline.cli.terminal import messages, progress_bars
 from paceline.errors import InvalidParameter
 from paceline.serving.settings import Settings
 
 if TYPE_CHECKING:
-    from paceline.config import SpeculativeConfig
     from paceline.serving.job import Backend
 
 
@@ -54,6 +53,9 @@ def serve(
     served_model_name: Annotated[
         str | None, typer.Option("--served-model-name", help="What requests call the model; its name by default.")
     ] = None,
+    also: Annotated[
+        list[str] | None, typer.Option("--also", help="NAME=MODEL: a further model of this server; repeatable.")
+    ] = None,
     config: Annotated[
         Path | None,
         typer.Option("--config", help="YAML file of these options.", is_eager=True, callback=_read_config),
@@ -77,6 +79,8 @@ def serve(
 
         paceline serve --host 0.0.0.0 --api-key-file keys.txt --max-queue 32 --request-log -
 
+        paceline serve smollm2-135m --also code=code.gguf
+
         paceline serve --config serve.yaml
 
         paceline place --case case.yaml --output plan.json && paceline serve --cluster plan.json
@@ -87,35 +91,37 @@ def serve(
     """
     speculative = drafting.config()
     need_extras()
-    settings = front.settings(devices.max_num_seqs)
+    where = {"host": front.host, "port": front.port, "log": front.request_log, "otel": front.otel}
+    listen = partial(_listen, settings=front.settings(devices.max_num_seqs), **where)
     if plan.cluster is not None:
-        plan.check_alone(model, devices, auditing.audit_rate)
+        plan.check_alone(model or also, devices, auditing.audit_rate)
         options = {"speculative": speculative, "dtype": devices.dtype, "executor": devices.executor}
-        listen = partial(_listen, settings=settings, host=front.host, port=front.port, log=front.request_log)
         _serve_cluster(plan.cluster, plan, options, listen)
         return
-    rate = auditing.audit_rate
+    name, rate = model or o.DEFAULT_MODEL, auditing.audit_rate
+    models = {served_model_name or name: name, **named("also", also)}
     audit = None if rate is None else AuditBeside(rate, auditing.audit_ledger)
-    name = model or o.DEFAULT_MODEL
-    _serve_one(name, served_model_name or name, speculative, devices.engine(), settings, front, audit)
+    options = {"speculative": speculative, **devices.engine()}
+    _serve_here(models, options, front.host, front.port, listen, audit)
 
 
-def _serve_one(
-    path: str, name: str, speculative: "SpeculativeConfig | None", engine: dict[str, Any], settings: Settings,
-    front: Front, audit: AuditBeside | None,
+def _serve_here(
+    models: dict[str, str], options: dict[str, Any], host: str, port: int,
+    listen: Callable[..., Coroutine[Any, Any, None]], audit: AuditBeside | None = None,
 ) -> None:  # fmt: skip
+    """Models of this process, each with an engine of its own; `models` is name to path."""
     from paceline.serving.local import LocalBackend
     from paceline.serving.model_spec import ModelSpec
     from paceline.serving.run import bind
     from paceline.serving.worker import open_model
 
-    bound = bind(front.host, front.port)
+    bound = bind(host, port)
     with progress_bars() as progress:
-        opener = partial(open_model, speculative=speculative, progress=progress, **engine)
+        opener = partial(open_model, progress=progress, **options)
         watched = opener if audit is None else audit.opener(opener)
-        backend = LocalBackend([ModelSpec(name, path)], watched, bytes if audit is None else audit.metrics)
-    where = {"host": front.host, "port": front.port, "log": front.request_log}
-    listening = _listen(backend, settings=settings, **where, bound=bound)
+        specs = [ModelSpec(name, path) for name, path in models.items()]
+        backend = LocalBackend(specs, watched, bytes if audit is None else audit.metrics)
+    listening = listen(backend, bound=bound)
     asyncio.run(listening if audit is None else audit.beside(listening))
 
 
@@ -127,7 +133,7 @@ def _serve_cluster(
     from paceline.serving.cluster.plan import read_plan
     from paceline.serving.cluster.preflight import check_loadable
 
-    plan = read_plan(path).with_paths(wanted.paths())
+    plan = read_plan(path).with_paths(named("weights", wanted.weights))
     with progress_bars() as progress:
         check_loadable(plan, progress)
     from paceline.serving.cluster.ray_groups import start_groups, stop_ray
@@ -148,12 +154,12 @@ def _serve_cluster(
 
 
 async def _listen(
-    backend: "Backend", *, settings: Settings, host: str, port: int, log: Path | None,
+    backend: "Backend", *, settings: Settings, host: str, port: int, log: Path | None, otel: bool = False,
     bound: socket.socket | None = None,
 ) -> None:  # fmt: skip
     """Serve until told to stop; then answer what was accepted."""
     from paceline.serving.app import build_app
-    from paceline.serving.run import Server, bind
+    from paceline.serving.run import Server, bind, settle_memory
 
     bound = bound or bind(host, port)
     shown = f"[{host}]" if ":" in host else host
@@ -162,9 +168,24 @@ async def _listen(
     def say() -> None:
         messages.print(f"listening at {where}/v1 with {', '.join(backend.models)}; end with Ctrl-C", soft_wrap=True)
 
-    with _request_log(log) as stream:
-        app = build_app(backend, settings, stream)
+    with _request_log(log) as stream, _telemetry(otel) as telemetry:
+        app = build_app(backend, settings, stream, telemetry)
+        settle_memory()
         await Server(app, app.front.gate, settings.drain_seconds, say).serve(sockets=[bound])
+
+
+@contextmanager
+def _telemetry(wanted: bool):
+    """What wraps an application so that OpenTelemetry is told; what is left to send is sent at the end."""
+    if not wanted:
+        yield None
+        return
+    from paceline.serving.telemetry import Telemetry, to_collector
+
+    tracers, meters = to_collector()
+    yield partial(Telemetry, tracer_provider=tracers, meter_provider=meters)
+    tracers.shutdown()
+    meters.shutdown()
 
 
 @contextmanager

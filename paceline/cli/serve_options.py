@@ -51,6 +51,7 @@ class Front:
     shared_cache: o.SharedCache = False
     page: o.Page = True
     request_log: o.RequestLogFile = None
+    otel: o.Otel = False
 
     def settings(self, max_running: int) -> Settings:
         """What the server allows. Raises InvalidParameter for what should not listen."""
@@ -83,25 +84,15 @@ class ClusterOptions:
         Path | None, typer.Option("--events", help="Write what happens to the cluster here, not to standard error.")
     ] = None
 
-    def check_alone(self, model: str | None, devices: Devices, audit_rate: float | None) -> None:
+    def check_alone(self, model: str | list[str] | None, devices: Devices, audit_rate: float | None) -> None:
         """Raise InvalidParameter for what a plan decides, or cannot have."""
-        if model is not None:
-            raise InvalidParameter("model", f"{model!r} is given beside --cluster", "the plan names its models")
+        if model:
+            raise InvalidParameter("model", f"{model} is given beside --cluster", "the plan names its models")
         if audit_rate is not None:
             raise InvalidParameter("audit_rate", "is given beside --cluster", "audit one engine, without --cluster")
         if devices.threads is not None or devices.tensor_parallel_size * devices.pipeline_parallel_size > 1:
             problem = "threads or parallel sizes are given beside --cluster"
             raise InvalidParameter("cluster", problem, "leave them out: the plan and --num-cpus decide them")
-
-    def paths(self) -> dict[str, str]:
-        """`weights` by name."""
-        paths = {}
-        for text in self.weights or []:
-            name, equals, path = text.partition("=")
-            if not (name and equals and path):
-                raise InvalidParameter("weights", f"{text!r} is not NAME=MODEL", "write e.g. chat=smollm2-135m")
-            paths[name] = path
-        return paths
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,3 +105,14 @@ class AuditOptions:
     audit_ledger: Annotated[
         Path | None, typer.Option("--audit-ledger", help="Add the evidence of --audit-rate to this file.")
     ] = None
+
+
+def named(option: str, given: list[str] | None) -> dict[str, str]:
+    """NAME=MODEL, as often as `option` was given, as a mapping. Raises InvalidParameter for anything else."""
+    paths = {}
+    for text in given or []:
+        name, equals, path = text.partition("=")
+        if not (name and equals and path):
+            raise InvalidParameter(option, f"{text!r} is not NAME=MODEL", "write e.g. chat=smollm2-135m")
+        paths[name] = path
+    return paths

@@ -9,8 +9,10 @@ from rich.table import Table
 from paceline.errors import InvalidParameter
 from paceline.placement import Case, Placement, SimulationResult
 from paceline.placement.coplacement import CoPlan
+from paceline.placement.model import NO_SLO
 from paceline.placement.search import Plan
 from paceline.placement.simulator import ControllerRules
+from paceline.placement.simulator.token_evaluator import OVERHEAD, TokenEvaluator
 from paceline.theory.curves import Chart, Series
 
 
@@ -41,6 +43,8 @@ def plan_record(case: Case, plan: Plan) -> dict[str, Any]:
 
 def _serving_record(case: Case, placement: Placement) -> dict[str, Any]:
     """What a cluster needs to know besides the groups: weights, deadlines, and how long stages take."""
+    if case.is_generated:
+        return _generated_record(case, placement)
     rules = ControllerRules()
     models = [
         {"name": model.name, "path": model.path or model.name, "slo": model.slo if model.has_slo else None}
@@ -51,6 +55,38 @@ def _serving_record(case: Case, placement: Placement) -> dict[str, Any]:
         for group in placement.groups
     ]
     return {"serving": models, "stage_seconds": seconds, "overhead": rules.overhead}
+
+
+def _generated_record(case: Case, placement: Placement) -> dict[str, Any]:
+    """The same for models that generate token by token: what passes cost, and what engines have room for."""
+    evaluator = TokenEvaluator(case)
+    tables = [evaluator.profiles_of(group) for group in placement.groups]
+    models = []
+    for m, model in enumerate(case.models):
+        held = [g for g, group in enumerate(placement.groups) if m in group.models]
+        seats = min((tables[g][model.name].seats for g in held), default=1)
+        budget = min((tables[g][model.name].token_budget for g in held), default=1)
+        slos = {"slo": model.slo if model.slo < NO_SLO else None}
+        slos |= {name: value for name in ("slo_first", "slo_token") if (value := getattr(model, name)) < float("inf")}
+        engine = {"max_num_seqs": seats, "max_num_batched_tokens": budget} | _cache_room(case, placement, m)
+        path = model.path or model.name
+        tokens = max(1, round(model.output_tokens))
+        models.append({"name": model.name, "path": path, **slos, "num_tokens": tokens, "engine": engine})
+    profiles = [
+        [table[case.models[m].name].record() for m in g.models]
+        for g, table in zip(placement.groups, tables, strict=True)
+    ]
+    return {"serving": models, "pass_profiles": profiles, "overhead": OVERHEAD}
+
+
+def _cache_room(case: Case, placement: Placement, model: int) -> dict[str, int]:
+    """Bytes for keys and values in the group where they are fewest, where the profile says what a token takes."""
+    rooms = []
+    for group in placement.groups:
+        if model in group.models and (each := case.profile_of(model).stages(group.parallel).kv_bytes):
+            tokens = TokenEvaluator(case).profiles_of(group)[case.models[model].name].kv_tokens
+            rooms.append(int(tokens * each))
+    return {"kv_cache_memory_bytes": max(1, min(rooms))} if rooms else {}
 
 
 def drafts_record(found: CoPlan) -> dict[str, Any]:

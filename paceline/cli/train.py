@@ -15,12 +15,14 @@ from paceline.cli.terminal import output as standard_output
 from paceline.cli.terminal import progress_bars, show_table
 from paceline.cli.train_draft import draft
 from paceline.cli.train_head import head
+from paceline.cli.train_joint import joint
 from paceline.cli.train_memory import memory
 from paceline.types import SamplingParams
 
 app = typer.Typer(help="Train small parts on your own model and prompts.", no_args_is_help=True)
 app.command()(head)
 app.command()(draft)
+app.command()(joint)
 app.command()(memory)
 
 

@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -13,6 +13,9 @@ from paceline.cli import train_options as t
 from paceline.cli.terminal import messages, progress_bars, show_table
 from paceline.cli.terminal import output as standard_output
 from paceline.errors import InvalidParameter
+
+if TYPE_CHECKING:
+    from paceline.evaluation.pool_training import PoolReport
 
 _RATES = {True: 1e-3, False: 2e-4}
 """Highest learning rates, of layers of the target and of a whole model."""
@@ -33,6 +36,12 @@ def draft(
     on_policy: Annotated[
         float, typer.Option("--on-policy", help="Share of texts that the draft writes itself, 0 to 1.")
     ] = 0.0,
+    pool: Annotated[
+        int | None, typer.Option("--pool", help="Boost-tune so many drafts, each on what those before it miss.")
+    ] = None,
+    match: Annotated[
+        float, typer.Option("--match", help="With --pool: a text is matched at this share of its places.")
+    ] = 0.8,
     num_draft_tokens: Annotated[int, typer.Option("--num-draft-tokens", "-k", help="Drafts that are measured.")] = 4,
     rate: Annotated[float | None, typer.Option("--rate", help="Highest learning rate [1e-3; 2e-4].")] = None,
     time_budget: t.TimeBudget = "60m",
@@ -59,9 +68,12 @@ def draft(
         paceline generate -m smollm2-135m -d draft_model --draft-model my-draft "Why is the sky blue?"
 
         paceline train draft -m target.gguf --begin-with small.gguf --divergence tvd --on-policy 0.5
+
+        paceline train draft -m smollm2-135m --pool 3 --time-budget 3h -o pool
     """
     from paceline.config import EngineConfig
     from paceline.evaluation.draft_training import DraftJob, train_draft
+    from paceline.evaluation.pool_training import train_pool
     from paceline.models.cache_dir import cache_dir
     from paceline.training.run.loop import LoopSettings
 
@@ -73,7 +85,12 @@ def draft(
     folder = output or cache_dir() / "drafts" / t.slug(model) / job.name
     with progress_bars() as progress:
         config = EngineConfig(dtype=dtype, num_threads=threads)
-        done = train_draft(job, config, folder, progress, t.TrainingBar(progress))
+        bar = t.TrainingBar(progress)
+        report = None if pool is None else train_pool(job, pool, match, config, folder, progress, bar)
+        done = train_draft(job, config, folder, progress, bar) if report is None else report.runs[0]
+    if report is not None:
+        _show_pool(report, as_json)
+        return
     if plot is not None:
         t.draw_curve(done, "draft model", plot)
     if as_json:
@@ -81,6 +98,18 @@ def draft(
         return
     _show(done.curve[0], done.best or done.curve[0])
     messages.print(f"{folder}: a draft model for {model}, {done.step} updates")
+
+
+def _show_pool(report: "PoolReport", as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(asdict(report)))
+        return
+    table = Table("held-out greedy text", "learnt from", "tokens per pass")
+    for folder, texts, alone in zip(report.folders, report.texts, report.alone, strict=True):
+        table.add_row(folder, f"{texts} texts", f"{alone:.2f}")
+    table.add_row("merged into one tree", "", f"{report.merged:.2f}")
+    show_table(table, standard_output)
+    print(f"-d specinfer --draft-option 'models={json.dumps(report.folders)}'")
 
 
 def _show(before: dict, after: dict) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from paceline.cli import options as o
 from paceline.cli import train_options as t
+from paceline.cli.prompts import read_text
 from paceline.cli.terminal import messages, progress_bars
 
 
@@ -25,6 +26,9 @@ def head(
     steps: t.Steps = None,
     work: t.Work = None,
     plot: t.Plot = None,
+    text: Annotated[
+        Path | None, typer.Option("--text", help="Ordinary text to begin with, for 70 % of the updates.")
+    ] = None,
     release: Annotated[bool, typer.Option("--release", help="Save 8-bit weights, which only paceline reads.")] = False,
     seed: t.Seed = 0,
     dtype: o.Dtype = "w8a8",
@@ -42,15 +46,17 @@ def head(
         paceline train head eagle3 -m smollm2-135m --time-budget 60m -o my-head
 
         paceline generate -d my-head "Why is the sky blue?"
+
+        paceline train head mlp_speculator --text book.txt -o my-speculator
     """
     from paceline.config import EngineConfig
     from paceline.evaluation.head_training import HeadJob, save_trained, train_head
     from paceline.models.cache_dir import cache_dir
     from paceline.training.run.loop import LoopSettings
 
-    text = t.text_job(model, work, tokens, time_budget, seed, prompts, exclude)
+    own = t.text_job(model, work, tokens, time_budget, seed, prompts, exclude)
     loop = LoopSettings(num_steps=steps, seconds=t.seconds_of(time_budget), seed=seed)
-    job = HeadJob(family, text, loop, num_draft_tokens, draft_vocabulary)
+    job = HeadJob(family, own, loop, num_draft_tokens, draft_vocabulary, _long_text(model, text))
     with progress_bars() as progress:
         config = EngineConfig(dtype=dtype, num_threads=threads)
         record, done = train_head(job, config, progress, t.TrainingBar(progress))
@@ -65,3 +71,10 @@ def head(
         f"{folder}: {best.get('replayed', 0):.2f} tokens per pass on held-out greedy text, "
         f"{best.get('sampled_eal', 0):.2f} expected at temperature 1; {done.step} updates"
     )
+
+
+def _long_text(model: str, path: Path | None) -> list[int]:
+    """Token ids of the text in a file; none for no file."""
+    from paceline.models.resolve import resolve_model
+
+    return [] if path is None else resolve_model(model).tokenizer.encode(read_text("text", path), False)

@@ -16,7 +16,8 @@ from typing import Any
 
 from paceline.drafters.base import DraftContext
 from paceline.drafters.hybrid_child import Child, make_child
-from paceline.drafters.hybrid_step import LONGEST, Apart, BestLength, StepPrices
+from paceline.drafters.hybrid_step import Apart, BestLength, BestNodes, StepPrices
+from paceline.drafters.hybrid_union import by_chance
 from paceline.drafters.services import DraftServices
 from paceline.drafters.track_record import TrackRecord
 from paceline.errors import InvalidParameter
@@ -37,11 +38,13 @@ _PRIOR_WEIGHT = 4.0
 """A model's acceptance by earlier requests counts as this many drafts of a new one."""
 _MORE = 1
 """Tokens beyond the best length that a chain drafted at once has, for the places where its model is sure."""
+_IN_A_ROW = 4
+"""Tokens since the latest draft up to which a draft takes the time of drafting, and not of reading what came since."""
 _EXPLORE_EVERY = 8
 """A child with a model that is not asked any more is tried after 8 steps, then after twice as many, and so on."""
 
 
-EMPTY = TokenTree()
+EMPTY, NO_NODES = TokenTree(), BestNodes(0, 0.0, 1.0)
 
 
 @dataclass(slots=True)
@@ -49,16 +52,19 @@ class _Proposal:
     """What a child proposed for a request.
 
     Attributes:
-        tree: all of it; a free one may be longer than what is worth verifying.
-        kept: the part of a free one that is.
-        tokens, worth: tokens expected of that part, and tokens per second with it over tokens per second without.
+        tree, chances: all of it, and the chances of its nodes to be accepted.
+        best: of a free one, what of it is worth verifying.
     """
 
     child: int
     tree: TokenTree
-    kept: TokenTree = EMPTY
-    tokens: float = 0.0
-    worth: float = 1.0
+    chances: Sequence[float] = ()
+    best: BestNodes = NO_NODES
+
+    @property
+    def kept(self) -> TokenTree:
+        """What of a free one is worth verifying."""
+        return self.tree.prune(self.best.number)
 
 
 NOTHING = _Proposal(-1, EMPTY)
@@ -147,7 +153,7 @@ class Hybrid:
                 if plan.drawing == child
             ]
             self._ask(child, asked, step)
-        return [self._joined(request, plan) for (_, request), plan in zip(work, plans, strict=True)]
+        return [self._joined(request, plan, step) for (_, request), plan in zip(work, plans, strict=True)]
 
     def observe(self, outcome: RequestOutcome) -> None:
         """Judge what was proposed by what was committed, and hand the news on."""
@@ -204,15 +210,10 @@ class Hybrid:
                 problem = f"{drafter.name!r} has none and draws its tokens"
                 raise InvalidParameter("cost_ratio", problem, "give it one, e.g. 0.1: free drafters must choose theirs")
             request.num_read[child] = len(context.token_ids)
-            proposal = _Proposal(child, tree.prune(budget, context.max_depth))
-            if child in self._free:
-                best = step.best_nodes(request.records[child].chances(proposal.tree))
-                proposal.kept, proposal.tokens, proposal.worth = (
-                    proposal.tree.prune(best.number),
-                    best.tokens,
-                    best.worth,
-                )
-            request.waiting.append(proposal)
+            tree = tree.prune(budget, context.max_depth)
+            chances = request.records[child].chances(tree)
+            best = step.best_nodes(chances) if child in self._free else NO_NODES
+            request.waiting.append(_Proposal(child, tree, chances, best))
 
     def _learn_price(
         self, child: int, work: Sequence[tuple[DraftContext, _Request, int]], trees: Sequence[TokenTree], seconds: float
@@ -220,7 +221,7 @@ class Hybrid:
         """What a draft took, unless somebody's text had to be read first."""
         unread = max(len(context.token_ids) - request.num_read.get(child, 0) for context, request, _ in work)
         depths = [max(tree.depths) for tree in trees if len(tree)]
-        if depths and unread <= LONGEST:
+        if depths and unread <= _IN_A_ROW:
             context = work[0][0].batch.mean_context
             self._children[child].learn_price(max(depths), len(depths), seconds, context)
 
@@ -232,6 +233,8 @@ class Hybrid:
         lent = replace(context, budget=budget, randomness=randomness)
         if child in self._free:
             return lent
+        if self._takes_nodes(child, context):
+            return replace(lent, asks_beliefs=True)  # what of the chain is verified, is decided when it is known
         prices, acceptance = step.of[child], record.rates.acceptance
 
         def keep(laws: Sequence[Law]) -> bool:
@@ -244,10 +247,11 @@ class Hybrid:
 
     def _plan(self, context: DraftContext, request: _Request, step: StepPrices) -> _Plan:
         """Who drafts, from what is promised. Nothing has been drawn yet, and nothing drawn may change it."""
-        free = max(request.waiting, key=lambda proposal: proposal.worth, default=NOTHING)
-        plan, worth = _Plan(free), free.worth
+        free = max(request.waiting, key=lambda proposal: proposal.best.worth, default=NOTHING)
+        plan, worth = _Plan(free), free.best.worth
         for child in self._models:
-            best = step.best(child, request.records[child].rates, context.longest)
+            beside = free.best if self._takes_nodes(child, context) else None
+            best = step.best(child, request.records[child].rates, context.longest, beside)
             if self._should_ask(child, context, request, step, best.worth if best.length else 0.0, worth):
                 plan = self._drawing(child, context, free, step, best)
                 worth = max(best.worth, worth)
@@ -256,6 +260,8 @@ class Hybrid:
     def _drawing(self, child: int, context: DraftContext, free: _Proposal, step: StepPrices, best: BestLength) -> _Plan:
         """The plan in which `child` drafts, with the free proposal beside it where that is worth its rows."""
         length = max(best.length, 1)
+        if self._takes_nodes(child, context):
+            return _Plan(free, child, min(length + _MORE, context.budget))
         beside = free.kept.prune(context.budget - length)
         if not self._is_worth_rows(free, beside, step, best):
             beside = EMPTY
@@ -294,14 +300,23 @@ class Hybrid:
         """
         if not self._unite or not len(beside):
             return False
-        added = free.tokens * len(beside) / len(free.kept) / (1 + best.tokens)
+        added = free.best.tokens * len(beside) / free.best.number / (1 + best.tokens)
         return added > (step.rows[best.length + len(beside)] - step.rows[best.length]) * max(best.worth, 1.0)
 
-    def _joined(self, request: _Request, plan: _Plan) -> TokenTree:
+    def _takes_nodes(self, child: int, context: DraftContext) -> bool:
+        """Whether the child drafts a chosen chain whose nodes say how likely they are, to be verified one by one."""
+        return self._unite and self._children[child].traits.at_once and context.takes_argmax
+
+    def _joined(self, request: _Request, plan: _Plan, step: StepPrices) -> TokenTree:
         """The tree to verify."""
-        drawn = next((p.tree for p in request.waiting if p.child == plan.drawing), EMPTY)
+        drawing = next((p for p in request.waiting if p.child == plan.drawing), NOTHING)
+        drawn, free = drawing.tree, plan.free
         if not len(drawn):
-            return plan.free.kept
+            return free.kept
+        if drawn.chances is not None and self._unite:
+            tree, levels = by_chance(drawn, drawing.chances, free.tree, free.chances), max(drawn.depths)
+            spent = float(step.of[drawing.child][levels] - step.rows[levels])
+            return tree.prune(step.best_nodes(tree.chances or (), spent).number)
         if not len(plan.beside) or drawn.draw == "without_replacement":
             return drawn
         return union([plan.beside, drawn])

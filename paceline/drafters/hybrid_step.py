@@ -73,17 +73,32 @@ class StepPrices:
             if not child.is_free
         }
 
-    def best_nodes(self, chances: Sequence[float]) -> BestNodes:
-        """The nodes with the most tokens per second, the fewest on ties; `chances` to be accepted are descending."""
+    def best_nodes(self, chances: Sequence[float], spent: float = 0.0) -> BestNodes:
+        """The nodes with the most tokens per second, the fewest on ties.
+
+        Args:
+            chances: to be accepted, descending.
+            spent: what drafting has cost, over the step without drafts.
+        """
         tokens = np.concatenate(([0.0], np.cumsum(np.minimum.accumulate(chances) if len(chances) else chances)))
-        worth = (1 + tokens) / self.rows[: len(tokens)]
+        tokens = tokens[: len(self.rows)]
+        worth = (1 + tokens) / (self.rows[: len(tokens)] + spent)
         number = int(np.argmax(worth >= worth.max() * (1 - _TIE)))
         return BestNodes(number, float(tokens[number]), float(worth[number]))
 
-    def best(self, child: int, rates: DraftRates, longest: int) -> BestLength:
-        """The length with the most tokens per second, the shortest on ties (Leviathan et al. 2023, theorem 3.8)."""
+    def best(self, child: int, rates: DraftRates, longest: int, beside: BestNodes | None = None) -> BestLength:
+        """The length with the most tokens per second, the shortest on ties (Leviathan et al. 2023, theorem 3.8).
+
+        Args:
+            beside: nodes of a free proposal that are verified too, and count where the draft's first token fails.
+        """
         prices = self.of[child][: longest + 1]
-        tokens = np.concatenate(([0.0], np.cumsum(rates.survival(len(prices) - 1))))
+        survival = rates.survival(len(prices) - 1)
+        tokens = np.concatenate(([0.0], np.cumsum(survival)))
+        if beside is not None and len(survival):
+            rows = np.minimum(np.arange(len(prices)) + beside.number, len(self.rows) - 1)
+            prices = prices + self.rows[rows] - self.rows[: len(prices)]
+            tokens = tokens + beside.tokens * (1 - survival[0])
         worth = (1 + tokens) / prices
         length = int(np.argmax(worth >= worth.max() * (1 - _TIE)))
         return BestLength(length, float(tokens[length]), float(worth[length]))

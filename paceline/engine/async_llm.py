@@ -164,6 +164,13 @@ class AsyncLLM:
         name = name or self._llm.model_name
         return await asyncio.wrap_future(self._thread.call(lambda engine: prometheus_text(engine.metrics, name)))
 
+    async def pass_costs(self) -> dict[str, Any]:
+        """What the engine's passes cost and what it has room for, as `placement.tokens.TokenProfile` has it.
+
+        `paceline tune`'s profile where there is one, else a handful of passes on the engine's own thread.
+        """
+        return await asyncio.wrap_future(self._thread.call(self._llm.pass_costs))
+
     async def between_steps(self, work: Callable[[Engine], _T]) -> _T:
         """Run `work` on the engine's thread between two steps. Raises EngineDead when it has ended."""
         return await asyncio.wrap_future(self._thread.call(work))

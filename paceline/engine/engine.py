@@ -32,10 +32,35 @@ from paceline.scheduling.batch import Commit, Grant, StepPlan, StepResult
 from paceline.scheduling.pages import salt_of
 from paceline.scheduling.request import RequestState
 from paceline.scheduling.scheduler import Scheduler
-from paceline.speculation import LearnedPrices, StepOutcome, StepSeconds
+from paceline.speculation import LearnedPrices, RequestOutcome, StepOutcome, StepSeconds
 from paceline.types import CompletionOutput, FinishReason, RequestOutput, SamplingParams, TokenOutput, TokenProvenance
 
 EMPTY = TokenTree()
+
+
+class PassRows(NamedTuple):
+    """What the rows of one pass were for, all requests together."""
+
+    prefill: int
+    decode: int
+    draft: int
+
+
+class VerifiedDraft(NamedTuple):
+    """The tree that a step verified for one sample, and the pass it was part of.
+
+    Attributes:
+        tokens, parents: of its nodes, as of `TokenTree`.
+        num_accepted: how many of the step's tokens were drafted; they are a path from the root.
+        is_own: the request's own draft, from its grammar or prediction.
+        rows: of the whole pass.
+    """
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    num_accepted: int
+    is_own: bool
+    rows: PassRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +70,7 @@ class StepOutput:
     Attributes:
         completion: the whole sample, when these tokens are its last.
         finished: the whole answer, when no other sample of the request goes on either.
+        draft: None where nothing was drafted.
     """
 
     request_id: str
@@ -52,6 +78,7 @@ class StepOutput:
     finished: RequestOutput | None = None
     index: int = 0
     completion: CompletionOutput | None = None
+    draft: VerifiedDraft | None = None
 
 
 class Scores(NamedTuple):
@@ -180,7 +207,8 @@ class Engine:
         timer.verified()
         commits = self.scheduler.update(results, timer.now)
         timer.committed()
-        outputs += [self._commit(commit, timer.seconds) for commit in commits]
+        rows = PassRows(plan.batch.num_prefill_rows, plan.batch.num_decodes, sum(map(len, trees.values())))
+        outputs += [self._commit(commit, timer.seconds, rows) for commit in commits]
         outputs += [self._end(self._live[request_id], "error") for request_id in failed if request_id in self._live]
         self._learn(plan, commits, timer)
         return [output for output in outputs if output.tokens or output.completion]
@@ -305,7 +333,7 @@ class Engine:
 
         return live.judge.verify(tree, target, live.judge.randomness, live.state.num_tokens)
 
-    def _commit(self, commit: Commit, seconds: StepSeconds) -> StepOutput:
+    def _commit(self, commit: Commit, seconds: StepSeconds, rows: PassRows) -> StepOutput:
         """Turn committed tokens into text, and retire the request when it is done."""
         state, outcome, reason = commit.request, commit.outcome, commit.finish_reason
         live = self._live[state.request_id]
@@ -323,14 +351,20 @@ class Engine:
         except Exception as error:
             live.error = error
             return self._end(live, "error")
-        return self._retire(live, reason, tokens) if reason else StepOutput(live.request_id, tokens, None, live.index)
+        draft = _verified(outcome, rows)
+        if reason:
+            return self._retire(live, reason, tokens, draft)
+        return StepOutput(live.request_id, tokens, None, live.index, None, draft)
 
     def _end(self, live: LiveSample, reason: FinishReason) -> StepOutput:
         """End a sample wherever it stands, with the tokens it has."""
         self.scheduler.abort(live.state.request_id, self._clock(), reason)
         return self._retire(live, reason)
 
-    def _retire(self, live: LiveSample, reason: FinishReason, tokens: tuple[TokenOutput, ...] = ()) -> StepOutput:
+    def _retire(
+        self, live: LiveSample, reason: FinishReason, tokens: tuple[TokenOutput, ...] = (),
+        draft: VerifiedDraft | None = None,
+    ) -> StepOutput:  # fmt: skip
         """A sample has ended with `tokens`; its request has, when it was the last one."""
         state_id, request = live.state.request_id, self._requests[live.request_id]
         self._drafting.release(state_id)
@@ -341,7 +375,7 @@ class Engine:
         if output is not None:
             del self._requests[live.request_id]
             self.metrics.observe_request(output)
-        return StepOutput(live.request_id, tokens, output, live.index, completion)
+        return StepOutput(live.request_id, tokens, output, live.index, completion, draft)
 
     def _learn(self, plan: StepPlan, commits: Sequence[Commit], timer: StepTimer) -> None:
         """Tell everybody who learns from a step."""
@@ -357,6 +391,12 @@ class Engine:
         self.scheduler.length.observe(step)
         self.prices.observe(step)
         self.metrics.observe_step(step, len(plan.preempted), timer.now)
+
+
+def _verified(outcome: RequestOutcome, rows: PassRows) -> VerifiedDraft | None:
+    if not outcome.num_draft_tokens:
+        return None
+    return VerifiedDraft(outcome.tokens, outcome.parents, outcome.num_accepted, outcome.is_own, rows)
 
 
 def _provenance(commit: Commit) -> list[TokenProvenance]:

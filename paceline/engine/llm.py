@@ -15,6 +15,7 @@ from paceline.drafters.registry import AUTO, resolve_drafter
 from paceline.engine.build import build_engine, load, silent
 from paceline.engine.engine import Engine, StepOutput
 from paceline.engine.memory import cache_capacity
+from paceline.engine.pass_costs import pass_costs
 from paceline.engine.profiles import dtype_of
 from paceline.engine.progress import watched
 from paceline.errors import InvalidParameter
@@ -87,6 +88,10 @@ class LLM:
         self.max_model_len = cache_capacity(loaded.model, config)[1]
         self._numbers = itertools.count()
         self._inboxes: dict[str, deque[StepOutput]] = {}
+
+    def pass_costs(self, engine: Engine) -> dict[str, Any]:
+        """See `engine.pass_costs`; to be called where the engine runs."""
+        return pass_costs(engine, self._loaded, self._config)
 
     def drafting_with(
         self, speculative: str | Mapping[str, Any] | SpeculativeConfig | None, progress: NamedProgress = silent

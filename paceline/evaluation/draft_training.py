@@ -16,12 +16,15 @@ from paceline.engine.build import load, silent
 from paceline.errors import UnsupportedModel
 from paceline.evaluation.training_card import run_card, shown
 from paceline.evaluation.training_text import TextJob, open_store, text_card, write_text
+from paceline.models.base import checked_layers
+from paceline.models.config import ModelConfig
+from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import ModelSource, resolve_model
 from paceline.models.save_folder import config_values, save_model
 from paceline.training.drafts.distill import DistillRecipe
-from paceline.training.drafts.net import DraftNet, spread_layers
+from paceline.training.drafts.net import DraftNet, check_trainable, spread_layers
 from paceline.training.drafts.texts import teacher_of
-from paceline.training.heads.shards import TapStore
+from paceline.training.heads.shards import Document, TapStore
 from paceline.training.heads.target import training_target
 from paceline.training.run.loop import LoopSettings, Progress, Trainer, Watch
 from paceline.types import NamedProgress
@@ -58,39 +61,81 @@ class DraftJob:
         return f"draft{origin and '-' + origin}-{kept}-{self.divergence.replace('+', 'p')}-{self.on_policy:g}"
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class DraftSetup:
+    """What drafts of one job are made from.
+
+    Attributes:
+        loaded: the target.
+        origin: whose weights a draft begins with, and `layers` which of them.
+        written: sizes of a draft.
+        target_head: [vocabulary, hidden].
+        store: the text.
+        loop: what is left of the job's time.
+    """
+
+    loaded: LoadedModel
+    origin: ModelSource
+    layers: Sequence[int] | None
+    written: ModelConfig
+    target_head: torch.Tensor
+    store: TapStore
+    loop: LoopSettings
+
+
+def set_up(job: DraftJob, config: EngineConfig, progress: NamedProgress) -> DraftSetup:
+    """Load the target and have its text written. Raises as `train_draft`."""
+    began = time.monotonic()
+    loaded = load(job.text.model, config, progress)
+    target, origin = training_target(loaded.source), _origin(job, loaded.source)
+    sizes, layers = origin.checkpoint.config, _layers(job, origin)
+    check_trainable(sizes)
+    kept = sizes.num_hidden_layers if layers is None else len(checked_layers(layers, sizes.num_hidden_layers))
+    written = replace(sizes, num_hidden_layers=kept)
+    config_values(written)  # refuses now what could not be written at the end
+    store = open_store(job.text, loaded)
+    if not (job.text.work / "runs" / job.name / "checkpoint.pt").exists():
+        write_text(job.text, loaded, config, store, progress)
+    torch.set_num_threads(config.num_threads or torch.get_num_threads())
+    spent = time.monotonic() - began
+    loop = replace(job.loop, seconds=max(job.loop.seconds - spent, 1.0)) if job.loop.seconds else job.loop
+    return DraftSetup(loaded, origin, layers, written, target.head, store, loop)
+
+
+def train_member(job: DraftJob, setup: DraftSetup, loop: LoopSettings, run: Path, watch: Watch,
+                 documents: Sequence[Document] | None = None) -> tuple[DistillRecipe, Progress]:  # fmt: skip
+    """One draft with its best weights, and how its training went; its curve begins before it."""
+    teacher, ends = teacher_of(setup.loaded.model), setup.loaded.source.eos_token_ids
+    net = DraftNet(setup.origin.checkpoint, setup.layers)
+    recipe = DistillRecipe(
+        net, setup.target_head, job.divergence, job.on_policy, teacher, ends, job.num_draft_tokens
+    )  # fmt: skip
+    trainer = Trainer(recipe, setup.store, loop, run, watch, documents)
+    if not trainer.progress.curve:
+        trainer.evaluate()
+    done = trainer.run()
+    net.load_state_dict(trainer.best_weights or trainer.mean.weights)
+    return recipe, done
+
+
+def save_draft(job: DraftJob, setup: DraftSetup, recipe: DistillRecipe, done: Progress, folder: Path) -> Path:
+    """Write a draft as a model of its own."""
+    tensors = recipe.draft.tensors(recipe.draft.state_dict())
+    return save_model(folder, setup.written, tensors, setup.origin.tokenizer, draft_card(job, setup.store, done))
+
+
 def train_draft(job: DraftJob, config: EngineConfig, folder: Path, progress: NamedProgress = silent,
                 watch: Watch = lambda now: None) -> Progress:  # fmt: skip
     """Do the job, or what is left of it, write the best draft to `folder` and return how its training went.
-
-    The first point of the curve is the draft before training.
 
     Raises:
         UnsupportedModel: a draft of another vocabulary, or a family that is not trained or written.
         InvalidParameter: see `DistillRecipe`, `HeadWriter` and `Trainer`.
     """
-    began, run = time.monotonic(), job.text.work / "runs" / job.name
-    loaded = load(job.text.model, config, progress)
-    target, origin = training_target(loaded.source), _origin(job, loaded.source)
-    net = DraftNet(origin.checkpoint, _layers(job, origin))
-    written = replace(net.config, num_hidden_layers=len(net.layers))
-    config_values(written)  # refuses now what could not be written at the end
-    store = open_store(job.text, loaded)
-    if not (run / "checkpoint.pt").exists():
-        write_text(job.text, loaded, config, store, progress)
-    torch.set_num_threads(config.num_threads or torch.get_num_threads())
-    ends = loaded.source.eos_token_ids
-    recipe = DistillRecipe(
-        net, target.head, job.divergence, job.on_policy, teacher_of(loaded.model), ends, job.num_draft_tokens
-    )
-    spent = time.monotonic() - began
-    loop = replace(job.loop, seconds=max(job.loop.seconds - spent, 1.0)) if job.loop.seconds else job.loop
-    trainer = Trainer(recipe, store, loop, run, watch)
-    if not trainer.progress.curve:
-        trainer.evaluate()
-    done = trainer.run()
-    weights = trainer.best_weights or trainer.mean.weights
-    save_model(folder, written, net.tensors(weights), origin.tokenizer, draft_card(job, store, done))
-    loaded.close()
+    setup = set_up(job, config, progress)
+    recipe, done = train_member(job, setup, setup.loop, job.text.work / "runs" / job.name, watch)
+    save_draft(job, setup, recipe, done, folder)
+    setup.loaded.close()
     return done
 
 

@@ -1,7 +1,7 @@
 """Having a model write the text that a draft head of it is trained on, its hidden states included.
 
-Magpie (Xu et al. 2024): the model goes on from the bare opening of the user's turn, which gives a prompt; answering it
-gives a conversation. The states are those of the passes that wrote the answer. Not for training (`training/heads/`).
+Prompts are the user's or the model's own (Magpie, `training/heads/openings.py`). The states are those of the passes
+that wrote the answer. Not for training (`training/heads/`).
 """
 
 import time
@@ -14,15 +14,14 @@ from paceline.engine.engine import Engine
 from paceline.errors import InvalidParameter
 from paceline.models.tokenizer import Tokenizer
 from paceline.training.heads.conversations import Conversation, is_contaminated
-from paceline.training.heads.openings import choose_openings
+from paceline.training.heads.openings import own_prompts, writing_params
 from paceline.training.heads.recorder import TapRecorder
 from paceline.training.heads.shards import TapStore
 from paceline.types import Progress, SamplingParams
 
 _ROUND = 256
 """Prompts of a round; a shard is written after each."""
-_PROMPT_TOKENS, _LEAST_ANSWER, _FIRST = 160, 4, 8
-_MARK = "\x00here\x00"
+_LEAST_ANSWER = 4
 
 Keep = Callable[[int, np.ndarray | None], None]
 """Told the number of a prompt whose answer is finished, and its states."""
@@ -76,18 +75,8 @@ class HeadWriter:
             progress(min(self._store.num_answer_tokens, limits.tokens), limits.tokens)
 
     def _new_prompts(self, rng: np.random.Generator) -> list[list[int]]:
-        """Prompts that the model wrote and ended by itself, in its template, none begun as another was."""
-        head, tail = self._tokenizer.apply_chat_template([{"role": "user", "content": _MARK}]).split(_MARK)
-        encode = self._tokenizer.encode
-        openings = [encode(head + start, False) for start in choose_openings(_ROUND, rng)]
-        params = [_params(1.0, _PROMPT_TOKENS, rng) for _ in openings]
-        found, skip, first_words = [], len(encode(head, False)), set()
-        for opening, (ids, ended) in zip(openings, self._run(openings, params), strict=True):
-            words = [*opening[skip:], *ids[:-1]]
-            if not ended or len(words) < _LEAST_ANSWER or tuple(words[:_FIRST]) in first_words:
-                continue
-            first_words.add(tuple(words[:_FIRST]))
-            found.append(encode(head + self._tokenizer.decode(words).strip() + tail, False))
+        """Prompts that the model made up and has not answered yet."""
+        found = own_prompts(self._tokenizer, self._run, _ROUND, rng)
         return [one for one in found if tuple(one) not in self._seen]
 
     def _given_prompts(self, rng: np.random.Generator) -> list[list[int]]:
@@ -99,11 +88,11 @@ class HeadWriter:
         """Answer `prompts`, two in three of the new ones greedily, and keep the answers with their states."""
         again = [tuple(prompt) in self._seen for prompt in prompts]
         temperatures = [float(was_there or rng.random() < 1 / 3) for was_there in again]
-        params = [_params(temperature, answer_tokens, rng) for temperature in temperatures]
+        params = [writing_params(temperature, answer_tokens, rng) for temperature in temperatures]
         kept, states = [], []
         texts = self._run(prompts, params, keep=lambda i, found: states.append((i, found)))
         for i, found in states:
-            one = Conversation(np.array([*prompts[i], *texts[i][0]], np.int32), len(prompts[i]), temperatures[i])
+            one = Conversation(np.array([*prompts[i], *texts[i]], np.int32), len(prompts[i]), temperatures[i])
             if found is not None and len(found) >= len(one.ids) - 1 and self._is_wanted(one):
                 kept.append((one, found[: len(one.ids) - 1]))
         self._seen |= {tuple(prompt) for prompt in prompts}
@@ -115,9 +104,9 @@ class HeadWriter:
         return len(one.answer) >= _LEAST_ANSWER and not is_contaminated(text, self._benchmark)
 
     def _run(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams],
-             keep: Keep | None = None) -> list[tuple[tuple[int, ...], bool]]:  # fmt: skip
-        """Ids of each answer and whether it ended by itself; `keep` is told of states as answers finish."""
-        found: list[tuple[tuple[int, ...], bool]] = [((), False)] * len(prompts)
+             keep: Keep | None = None) -> list[tuple[int, ...]]:  # fmt: skip
+        """Ids of each answer; `keep` is told of states as answers finish."""
+        found: list[tuple[int, ...]] = [()] * len(prompts)
         for number, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
             if keep is not None:
                 self._recorder.watch(str(number))
@@ -125,13 +114,8 @@ class HeadWriter:
         while self._engine.has_unfinished_requests:
             for output in self._engine.step():
                 if output.finished:
-                    number, answer = int(output.request_id), output.finished.outputs[0]
-                    found[number] = (answer.token_ids, answer.finish_reason == "stop")
+                    number = int(output.request_id)
+                    found[number] = output.finished.outputs[0].token_ids
                     if keep is not None:
                         keep(number, self._recorder.take(str(number)))
         return found
-
-
-def _params(temperature: float, max_tokens: int, rng: np.random.Generator) -> SamplingParams:
-    top_p = 0.95 if temperature else 1.0
-    return SamplingParams(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=int(rng.integers(1 << 31)))

@@ -4,15 +4,19 @@ Every part goes on where it was ended: text is kept in shards, the network in ch
 trained (`training/heads/recipes/`).
 """
 
+import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from paceline.config import EngineConfig
 from paceline.engine.build import load, silent
+from paceline.evaluation.long_text import long_store, pieces, read_long
 from paceline.evaluation.training_card import run_card, shown
 from paceline.evaluation.training_text import TextJob, open_store, text_card, write_text
 from paceline.models.heads.build import make_net
@@ -20,13 +24,22 @@ from paceline.models.heads.files import save_head
 from paceline.models.heads.record import HeadRecord
 from paceline.models.heads.self_check import KEY, make_check
 from paceline.models.loaded import LoadedModel
+from paceline.theory.tree_shape import best_tree, expected_tree_tokens
 from paceline.training.heads.conversations import coverage, draft_vocabulary
+from paceline.training.heads.evaluate import rank_accuracies
 from paceline.training.heads.recipes import recipe_of
 from paceline.training.heads.recipes.base import Recipe, Target
+from paceline.training.heads.recipes.medusa import MedusaRecipe
 from paceline.training.heads.shards import TapStore
 from paceline.training.heads.target import training_target
+from paceline.training.run.checkpoint import read_checkpoint
 from paceline.training.run.loop import LoopSettings, Progress, Trainer, Watch
 from paceline.types import NamedProgress
+
+_FIRST_STAGE, _SECOND_RATE = 0.7, 0.1
+"""Share of the updates on long text, and the rate on answers after them over that before (Wertheimer et al. 2024)."""
+_TREE_NODES = 16
+_MOST_MEASURED = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +52,7 @@ class HeadJob:
         loop: how long and how; its `seconds` are those of the whole job.
         num_draft_tokens: of a draft.
         draft_vocabulary: most tokens that the head names.
+        long_text: token ids of text to begin with, which the target did not write; none for no first stage.
     """
 
     family: str
@@ -46,6 +60,7 @@ class HeadJob:
     loop: LoopSettings
     num_draft_tokens: int = 3
     draft_vocabulary: int = 8192
+    long_text: Sequence[int] = ()
 
 
 def train_head(job: HeadJob, config: EngineConfig, progress: NamedProgress = silent,
@@ -56,7 +71,7 @@ def train_head(job: HeadJob, config: EngineConfig, progress: NamedProgress = sil
         InvalidParameter, UnsupportedModel: see `recipe_of`, `HeadWriter`, `training_target` and `Trainer`.
     """
     began, recipe_type = time.monotonic(), recipe_of(job.family)
-    run = job.text.work / "runs" / job.family
+    run = job.text.work / "runs" / (f"{job.family}-two-stages" if job.long_text else job.family)
     loaded = load(job.text.model, config, progress)
     target = training_target(loaded.source)
     store = open_store(job.text, loaded)
@@ -64,20 +79,44 @@ def train_head(job: HeadJob, config: EngineConfig, progress: NamedProgress = sil
         write_text(job.text, loaded, config, store, progress)
     torch.set_num_threads(config.num_threads or torch.get_num_threads())
     torch.manual_seed(job.loop.seed)
-    recipe = recipe_type(target, _draft_ids(job, loaded, store, run), job.num_draft_tokens)
+    recipe = recipe_type(target, chosen_vocabulary(job.draft_vocabulary, loaded, store, run), job.num_draft_tokens)
     if recipe.config.layer is not None:
         longest = max(len(one.conversation.ids) for one in store.documents)
         recipe.config = replace(recipe.config, max_positions=longest)
     spent = time.monotonic() - began
     loop = replace(job.loop, seconds=max(job.loop.seconds - spent, 1.0)) if job.loop.seconds else job.loop
+    first, loop = _first_stage(job, loaded, recipe, store, loop, progress, watch)
     trainer = Trainer(recipe, store, loop, run, watch)
     done = trainer.run()
     weights = trainer.best_weights or trainer.mean.weights
-    record = recipe.record(weights, card(job, target, store, recipe, done))
+    made = card(job, target, store, recipe, done) | first | _tree(recipe, weights, store)
+    record = recipe.record(weights, made)
     text = next(one.conversation.ids for one in store.documents if one.conversation.is_held_out)
     check = make_check(loaded.model, make_net(record, loaded), text.tolist())
     loaded.close()
     return replace(record, card={**record.card, KEY: check}), done
+
+
+def _first_stage(job: HeadJob, loaded: LoadedModel, recipe: Recipe, store: TapStore, loop: LoopSettings,
+                 progress: NamedProgress, watch: Watch) -> tuple[dict[str, Any], LoopSettings]:  # fmt: skip
+    """Train on the long text, where there is one; what the card says of it, and what is left for the answers."""
+    if not job.long_text:
+        return {}, loop
+    documents = pieces(job.long_text)
+    text = long_store(job.text.work, documents, store.taps)
+    read_long(loaded, documents, text, progress)
+    first, second = (_part(loop, share) for share in (_FIRST_STAGE, 1 - _FIRST_STAGE))
+    trainer = Trainer(recipe, text, first, job.text.work / "runs" / f"{job.family}-{text.folder.name}", watch)
+    done = trainer.run()
+    recipe.net.load_state_dict(trainer.best_weights or trainer.mean.weights)
+    card = {"first_stage": {"tokens": sum(map(len, documents)), **run_card(done), **shown(done.best or {})}}
+    return card, replace(second, rate=loop.rate * _SECOND_RATE)
+
+
+def _part(loop: LoopSettings, share: float) -> LoopSettings:
+    """That share of the updates and of the time."""
+    steps = None if loop.num_steps is None else max(round(loop.num_steps * share), 1)
+    return replace(loop, num_steps=steps, seconds=None if loop.seconds is None else loop.seconds * share)
 
 
 def save_trained(record: HeadRecord, folder: Path, release: bool) -> Path:
@@ -101,10 +140,18 @@ def card(job: HeadJob, target: Target, store: TapStore, recipe: Recipe, done: Pr
     }
 
 
-def _draft_ids(job: HeadJob, loaded: LoadedModel, store: TapStore, run: Path):
-    """The draft vocabulary: that of the checkpoint where there is one."""
-    from paceline.training.run.checkpoint import read_checkpoint
+def _tree(recipe: Recipe, weights: dict[str, torch.Tensor], store: TapStore) -> dict[str, Any]:
+    """The card's entry on trees, of heads whose guesses do not depend on each other."""
+    if not isinstance(recipe, MedusaRecipe):
+        return {}
+    recipe.net.load_state_dict(weights)
+    held_out = [one for one in store.documents if one.conversation.is_held_out]
+    accuracies = rank_accuracies(recipe, store, held_out[:_MOST_MEASURED])
+    return {"tree": tree_card(accuracies)} if any(map(any, accuracies)) else {}
 
+
+def chosen_vocabulary(most: int, loaded: LoadedModel, store: TapStore, run: Path) -> np.ndarray:
+    """[at least `most`] int32 ids that a head names: those of the run's checkpoint where there is one."""
     state = read_checkpoint(run)
     if state is not None:
         return state["draft_ids"].numpy()
@@ -112,5 +159,15 @@ def _draft_ids(job: HeadJob, loaded: LoadedModel, store: TapStore, run: Path):
     blank = [i for i in range(min(tokenizer.vocab_size, size)) if not tokenizer.decode([i]).strip()]
     always = {*tokenizer.special_token_ids, *loaded.source.eos_token_ids, *blank}
     always = sorted(i for i in always if i < size)
-    most = max(job.draft_vocabulary, len(always))
-    return draft_vocabulary(store.counts(size), most, always)
+    return draft_vocabulary(store.counts(size), max(most, len(always)), always)
+
+
+def tree_card(accuracies: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """What a card says of the best static tree of heads that stand by themselves (`theory.best_tree`)."""
+    paths = best_tree(accuracies, _TREE_NODES)
+    return {
+        "rank_accuracies": [[round(share, 4) for share in row] for row in accuracies],
+        "paths": [list(path) for path in paths],
+        "tokens_per_pass": float(expected_tree_tokens(accuracies, paths)),
+        "use": f"--draft-option tree=static --draft-option paths='{json.dumps(paths)}'",
+    }

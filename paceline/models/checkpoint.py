@@ -1,8 +1,9 @@
 """`Checkpoint`: a model's weights and tokenizer wherever they come from, read lazily.
 
-Readers (`gguf_file.py`, `safetensors_folder.py`) implement it; executors consume it. Tensor names are transformers'
-(``model.layers.0.self_attn.q_proj.weight``), shapes are transformers' ([out, in] for linear layers), rotary halves are
-transformers' (rotate-half, not interleaved): a reader undoes what its format does differently.
+Readers (`gguf_file.py`, `safetensors_folder.py`) implement it; executors consume it. Tensor names are the same for all
+families (``model.layers.0.self_attn.q_proj.weight``; see `families.py`), linear layers are [out, in], weights of norms
+are what is multiplied with, rotary halves are transformers' (rotate-half, not interleaved): a reader undoes what its
+format or its family does differently.
 """
 
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from paceline.errors import CorruptWeights
 from paceline.models.config import ModelConfig
 
 
@@ -33,7 +35,7 @@ class Checkpoint(Protocol):
         ...
 
     def names(self) -> Sequence[str]:
-        """transformers' names of the tensors the model needs, in order of use."""
+        """Names of the tensors the model needs, in order of use."""
         ...
 
     def tensor(self, name: str) -> np.ndarray:
@@ -47,13 +49,24 @@ class StoredBlocks:
 
     Attributes:
         storage: the kind of block, by GGUF's name.
-        rows: [n, bytes of a row] uint8, in transformers' order of rows.
+        rows: [n, bytes of a row] uint8, in our order of rows.
         block_bytes: bytes of a block.
     """
 
     storage: str
     rows: np.ndarray
     block_bytes: int
+
+
+def finite(values: np.ndarray, name: str, file: object) -> np.ndarray:
+    """`values`, the tensor called `name` in `file`.
+
+    Raises:
+        CorruptWeights: one of them is not a finite number: every answer would be made of it.
+    """
+    if not np.isfinite(values).all():
+        raise CorruptWeights(f"{file}: {name} holds numbers that are not finite; download the model again")
+    return values
 
 
 @runtime_checkable

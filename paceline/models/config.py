@@ -1,35 +1,51 @@
-"""`ModelConfig`: the numbers that define an architecture, under the names transformers uses.
+"""`ModelConfig`: the parts an architecture is made of and their sizes, under the names transformers uses.
 
-Read from a ``config.json`` (`ModelConfig.from_hf`) or from GGUF metadata (`ModelConfig.from_gguf`). A setting that
-would change the numbers and is not implemented is refused here, first of all. Not for weights (`checkpoint.py`) and not
-for how a model is run (`paceline.config`).
+Read from a ``config.json`` (`ModelConfig.from_hf`) or from GGUF metadata (`ModelConfig.from_gguf`); what sets families
+apart is in `families.py`. A setting that would change the numbers and is not implemented is refused here, first of all.
+Not for weights (`checkpoint.py`) and not for how a model is run (`paceline.config`).
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from paceline.errors import UnsupportedModel
-from paceline.models.experts import MIXTURE_MODEL_TYPES, Experts, experts_from_hf
-from paceline.models.rope import rope_scale_from_gguf, rope_scale_from_hf, rope_theta_from_hf
+from paceline.models.experts import Experts, experts_from_gguf, experts_from_hf
+from paceline.models.families import (
+    FAMILIES,
+    MOST_LAYERS,
+    Family,
+    family_of_gguf,
+    unknown_architecture,
+)
+from paceline.models.fields import LARGEST, Fields, refuse, shown
+from paceline.models.rope import DEFAULT_THETA, rope_from_gguf, rope_from_hf
 
-SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gpt2", *MIXTURE_MODEL_TYPES)
-"""transformers' ``model_type`` of every family that can be run; GGUF calls mistral ``llama``."""
+SUPPORTED_MODEL_TYPES = tuple(FAMILIES)
+"""transformers' ``model_type`` of every family that can be run; GGUF calls mistral and mixtral ``llama``."""
 
-_DEFAULT_ROPE_THETA = 10000.0
-_QWEN3_HEAD_DIM = 128
-"""transformers' default where a Qwen3 config does not say."""
+_SLIDING = "sliding_attention"
+_MOST_EOS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Shape and constants of a decoder-only transformer.
+    """Shape, parts and constants of a decoder-only transformer; the defaults are Llama's parts.
 
-    `model_type` is transformers', one of `SUPPORTED_MODEL_TYPES`. `attention_bias` covers
-    query, key and value, `attention_out_bias` the projection after attention; `qk_norm` is Qwen3's per-head RMS norm
-    of queries and keys. `rope_inv_freq_scale` multiplies the head_dim / 2 inverse frequencies, None for all ones. A
-    model with a sliding window attends to everything within its first window, so `max_position_embeddings` is cut to
-    the window and the model is exact up to there. With `experts`, `intermediate_size` is the width of one of them.
+    Attributes:
+        model_type: transformers', one of `SUPPORTED_MODEL_TYPES`; says where files keep things, not what is computed.
+        intermediate_size: width of the feed-forward; with `experts`, of one of them.
+        rope_inv_freq_scale: factors on the rotary_dim / 2 inverse frequencies, None for all ones.
+        rotary_dim: how much of a head turns, from its front; None for all of it.
+        rope_factor: on sines and cosines alike. rope_local_theta: the base, unscaled, in layers with a window, where
+            it is another one there. layers_without_rope: layers whose queries and keys do not turn.
+        windows: per layer how many keys a row sees, its own included; 0 for all. Empty for all layers alike.
+        attention_bias: of query, key and value. attention_out_bias: of the projection after attention.
+        qk_norm: RMS norms of queries and keys, over each head or over ``all`` of them together.
+        norm: ``layer`` norms have a bias and take the mean away. pre_norms, post_norms: before and after attention and
+            feed-forward; a norm after them comes before the residual is added.
+        attention_scale: on scores; None for head_dim^-1/2. attention_softcap, logit_softcap: c tanh(x / c); 0 for none.
+        embedding_scale, residual_scale, logit_scale: factors on embeddings, on what attention and feed-forward add,
+            and on logits.
     """
 
     model_type: str
@@ -42,16 +58,30 @@ class ModelConfig:
     head_dim: int
     norm_eps: float
     max_position_embeddings: int
-    rope_theta: float = _DEFAULT_ROPE_THETA
+    rope_theta: float = DEFAULT_THETA
     rope_inv_freq_scale: tuple[float, ...] | None = None
+    rotary_dim: int | None = None
+    rope_factor: float = 1.0
+    rope_local_theta: float | None = None
+    layers_without_rope: tuple[int, ...] = ()
+    windows: tuple[int, ...] = ()
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     attention_out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    qk_norm_over: Literal["head", "all"] = "head"
     norm: Literal["rms", "layer"] = "rms"
-    mlp: Literal["gated_silu", "gelu_tanh"] = "gated_silu"
+    pre_norms: bool = True
+    post_norms: bool = False
+    mlp: Literal["gated_silu", "gated_gelu_tanh", "gelu_tanh"] = "gated_silu"
     position_embedding: Literal["rotary", "learned"] = "rotary"
+    attention_scale: float | None = None
+    attention_softcap: float = 0.0
+    logit_softcap: float = 0.0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     experts: Experts | None = None
@@ -60,12 +90,14 @@ class ModelConfig:
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
                      "num_key_value_heads", "head_dim", "max_position_embeddings"):  # fmt: skip
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise _refuse(name, f"{value!r} is not a positive whole number")
+            if not isinstance(value, int) or not 1 <= value <= LARGEST:
+                raise refuse(name, f"{shown(value)} is not a whole number from 1 to {LARGEST}")
         if self.num_attention_heads % self.num_key_value_heads:
-            raise _refuse("num_key_value_heads", f"{self.num_key_value_heads} does not divide the query heads")
+            raise refuse("num_key_value_heads", f"{self.num_key_value_heads} does not divide the query heads")
         if self.position_embedding == "rotary" and self.head_dim % 2:
-            raise _refuse("head_dim", f"{self.head_dim} is odd, rotary positions need an even one")
+            raise refuse("head_dim", f"{self.head_dim} is odd, rotary positions need an even one")
+        if self.windows and len(self.windows) != self.num_hidden_layers:
+            raise refuse("windows", f"{len(self.windows)} of them for {self.num_hidden_layers} layers")
 
     @classmethod
     def from_hf(cls, values: Mapping[str, Any]) -> "ModelConfig":
@@ -74,10 +106,14 @@ class ModelConfig:
         Raises:
             UnsupportedModel: naming the field, when the architecture or one of its settings is not implemented.
         """
+        inner = values.get("text_config")
+        if isinstance(inner, Mapping) and inner.get("model_type") in FAMILIES:  # the language model of a larger one
+            ids = {name: values[name] for name in ("bos_token_id", "eos_token_id") if values.get(name) is not None}
+            values = {**inner, **ids}
         model_type = values.get("model_type")
-        if model_type not in SUPPORTED_MODEL_TYPES:
-            raise _unknown_architecture("model_type", model_type)
-        return _gpt2_from_hf(values) if model_type == "gpt2" else _llama_like_from_hf(values)
+        if not isinstance(model_type, str) or model_type not in FAMILIES:
+            raise unknown_architecture("model_type", model_type)
+        return _from_hf(FAMILIES[model_type], values)
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]],
@@ -87,166 +123,156 @@ class ModelConfig:
         Args:
             metadata: the file's key-value pairs.
             shapes: tensor name (GGUF's) to shape, outermost dimension first; says which optional parts there are.
-            rope_factors: the content of ``rope_freqs.weight``, divisors of the inverse frequencies, where there is one.
+            rope_factors: divisors of the inverse frequencies, where the file has a tensor of them.
 
         Raises:
             UnsupportedModel: naming the key, when the architecture or one of its settings is not implemented.
         """
         architecture = metadata.get("general.architecture")
-        if architecture not in SUPPORTED_MODEL_TYPES or architecture in MIXTURE_MODEL_TYPES:
-            raise _unknown_architecture("general.architecture", architecture)
-        return _from_gguf(str(architecture), metadata, shapes, rope_factors)
+        has_experts = bool(metadata.get(f"{architecture}.expert_count"))
+        family = family_of_gguf(architecture, has_experts)
+        return _from_gguf(family, metadata, shapes, rope_factors)
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether the feed-forward multiplies with a gate."""
+        return self.mlp != "gelu_tanh"
+
+    @property
+    def has_plain_layers(self) -> bool:
+        """Whether a layer is Llama's, Qwen's or a mixture: norms before, full attention, no factors or caps."""
+        return (
+            self.norm == "rms" and self.mlp == "gated_silu" and self.position_embedding == "rotary"
+            and self.pre_norms and not self.post_norms and not self.windows and not self.layers_without_rope
+            and self.rotary_dim is None and self.rope_factor == 1.0 and self.qk_norm_over == "head"
+            and self.attention_scale is None and not self.attention_softcap and self.residual_scale == 1.0
+        )  # fmt: skip
+
+    def window(self, layer: int) -> int:
+        """How many keys a row of `layer` sees; 0 for all."""
+        return self.windows[layer] if self.windows else 0
 
 
-def _refuse(field: str, problem: str) -> UnsupportedModel:
-    return UnsupportedModel(f"{field}: {problem}; use a model of a supported family {SUPPORTED_MODEL_TYPES} without it")
+def _from_hf(family: Family, values: Mapping[str, Any]) -> ModelConfig:
+    renamed = {ours: values[theirs] for ours, theirs in family.keys.items() if values.get(theirs) is not None}
+    fields = Fields({**values, **renamed}, family.defaults)
+    activation = family.keys.get("hidden_act", "hidden_act")
+    if activation in values:
+        fields.expect(activation, *family.activation)
+    hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
+    layers = fields.whole("num_hidden_layers", most=MOST_LAYERS)
+    head_dim = fields.whole("head_dim", max(hidden // heads, 1))
+    longest = fields.whole("max_position_embeddings")
+    bias = fields.flag("attention_bias", False)
+    default_width = {"default": 4 * hidden} if family.model_type == "gpt2" else {}
+    experts, inner = experts_from_hf(family.model_type, fields) or (
+        None, fields.whole("intermediate_size", **default_width)
+    )  # fmt: skip
+    vocab_size = fields.whole("vocab_size")
+    eps = "norm_eps" if "norm_eps" in family.keys else "rms_norm_eps"
+    own: dict[str, Any] = {
+        "model_type": family.model_type, "vocab_size": vocab_size, "hidden_size": hidden,
+        "intermediate_size": inner, "num_hidden_layers": layers, "num_attention_heads": heads,
+        "num_key_value_heads": fields.whole("num_key_value_heads", heads), "head_dim": head_dim,
+        "norm_eps": fields.number(eps), "max_position_embeddings": longest,
+        "tie_word_embeddings": fields.flag("tie_word_embeddings", False), "attention_bias": bias,
+        "attention_out_bias": bias, "mlp_bias": fields.flag("mlp_bias", False), "experts": experts,
+        "windows": _windows_from_hf(family, fields, layers, longest),
+        "bos_token_id": _token("bos_token_id", fields.optional_whole("bos_token_id"), None),
+        "eos_token_ids": _eos_ids(fields, vocab_size),
+    }  # fmt: skip
+    own |= family.parts(fields)
+    if own.get("position_embedding") != "learned":
+        own |= rope_from_hf(fields, head_dim, longest)
+    return ModelConfig(**own)
 
 
-def _unknown_architecture(field: str, value: object) -> UnsupportedModel:
-    supported = ", ".join(SUPPORTED_MODEL_TYPES)
-    return UnsupportedModel(f"{field}: {value!r} is not an architecture Paceline runs; use one of {supported}")
-
-
-def _need(values: Mapping[str, Any], name: str) -> Any:
-    if values.get(name) is None:
-        raise UnsupportedModel(f"{name}: missing from the model's configuration; get the complete file from its source")
-    return values[name]
-
-
-def _count(values: Mapping[str, Any], name: str) -> int:
-    value = _need(values, name)
-    if not isinstance(value, int) or value < 1:
-        raise _refuse(name, f"{value!r} is not a positive whole number")
-    return value
-
-
-def _positive(values: Mapping[str, Any], name: str) -> float:
-    value = _need(values, name)
-    if not isinstance(value, (int, float)) or not value > 0:
-        raise _refuse(name, f"{value!r} is not a positive number")
-    return float(value)
-
-
-def _expect(values: Mapping[str, Any], name: str, expected: object) -> None:
-    """Refuse a setting that would change the numbers; an absent one has the expected value."""
-    if values.get(name, expected) != expected:
-        raise _refuse(name, f"{values[name]!r} is not implemented, only {expected!r}")
-
-
-def _eos_ids(value: int | list[int] | None) -> tuple[int, ...]:
-    if value is None:
+def _windows_from_hf(family: Family, fields: Fields, layers: int, longest: int) -> tuple[int, ...]:
+    """Keys that a row sees, per layer; empty where every layer sees all of them."""
+    window = fields.whole("sliding_window", 0, least=0)
+    asked = family.window != "asked" or fields.flag("use_sliding_window", False)
+    if family.window == "none" or not window or not asked or (window >= longest and family.window != "typed"):
         return ()
-    return (value,) if isinstance(value, int) else tuple(value)
+    if family.window == "all":
+        return (window,) * layers
+    kinds = fields.list("layer_types", str, MOST_LAYERS)
+    if not kinds:
+        every = fields.whole("sliding_window_pattern", family.window_every or 1)
+        first = fields.whole("max_window_layers", 0, least=0)
+        return _every(window, layers, every if family.window_every else 0, first)
+    if len(kinds) < layers or not set(kinds) <= {_SLIDING, "full_attention"}:
+        raise refuse("layer_types", f"{len(kinds)} for {layers} layers, of full_attention and {_SLIDING} only")
+    return tuple(window if kind == _SLIDING else 0 for kind in kinds[:layers])
 
 
-def _window_limit(values: Mapping[str, Any], model_type: str) -> int:
-    """Longest context at which full attention is the model's own: the window, where one is in force."""
-    longest = _count(values, "max_position_embeddings")
-    window = values.get("sliding_window")
-    in_force = values.get("use_sliding_window", model_type in ("mistral", "mixtral"))
-    return min(longest, window) if window and in_force else longest
+def _windows_from_gguf(family: Family, own: Fields, layers: int, longest: int) -> tuple[int, ...]:
+    default = 4096 if family.window == "typed" else 0
+    window = own.whole("attention.sliding_window", default, least=0)
+    if not window or (window >= longest and family.window != "typed"):
+        return ()
+    return _every(window, layers, family.window_every)
 
 
-def _llama_like_from_hf(values: Mapping[str, Any]) -> ModelConfig:
-    model_type = values["model_type"]
-    _expect(values, "hidden_act", "silu")
-    heads, hidden = _count(values, "num_attention_heads"), _count(values, "hidden_size")
-    default_head_dim = _QWEN3_HEAD_DIM if model_type in ("qwen3", "qwen3_moe") else hidden // heads
-    head_dim = values.get("head_dim") or default_head_dim
-    theta = rope_theta_from_hf(values, _DEFAULT_ROPE_THETA)
-    bias = bool(values.get("attention_bias", False))
-    experts, inner = experts_from_hf(values) or (None, _count(values, "intermediate_size"))
-    return ModelConfig(
-        model_type=model_type,
-        vocab_size=_count(values, "vocab_size"),
-        hidden_size=hidden,
-        intermediate_size=inner,
-        num_hidden_layers=_count(values, "num_hidden_layers"),
-        num_attention_heads=heads,
-        num_key_value_heads=values.get("num_key_value_heads") or heads,
-        head_dim=head_dim,
-        norm_eps=_positive(values, "rms_norm_eps"),
-        max_position_embeddings=_window_limit(values, model_type),
-        rope_theta=theta,
-        rope_inv_freq_scale=rope_scale_from_hf(values, theta, head_dim),
-        tie_word_embeddings=bool(values.get("tie_word_embeddings", False)),
-        attention_bias=bias or model_type == "qwen2" or (model_type == "qwen2_moe" and values.get("qkv_bias", True)),
-        attention_out_bias=bias,
-        mlp_bias=bool(values.get("mlp_bias", False)),
-        qk_norm=model_type in ("qwen3", "qwen3_moe"),
-        experts=experts,
-        bos_token_id=values.get("bos_token_id"),
-        eos_token_ids=_eos_ids(values.get("eos_token_id")),
-    )
+def _every(window: int, layers: int, every: int, first: int = 0) -> tuple[int, ...]:
+    """A window from layer `first` on, but for each `every`-th layer (0: for no layer)."""
+    return tuple(window if i >= first and not (every and (i + 1) % every == 0) else 0 for i in range(layers))
 
 
-def _gpt2_from_hf(values: Mapping[str, Any]) -> ModelConfig:
-    _expect(values, "activation_function", "gelu_new")
-    _expect(values, "scale_attn_weights", True)
-    _expect(values, "scale_attn_by_inverse_layer_idx", False)
-    _expect(values, "add_cross_attention", False)
-    hidden, heads = _count(values, "n_embd"), _count(values, "n_head")
-    return ModelConfig(
-        model_type="gpt2",
-        vocab_size=_count(values, "vocab_size"),
-        hidden_size=hidden,
-        intermediate_size=values.get("n_inner") or 4 * hidden,
-        num_hidden_layers=_count(values, "n_layer"),
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        head_dim=hidden // heads,
-        norm_eps=_positive(values, "layer_norm_epsilon"),
-        max_position_embeddings=_count(values, "n_positions"),
-        tie_word_embeddings=bool(values.get("tie_word_embeddings", True)),
-        attention_bias=True,
-        attention_out_bias=True,
-        mlp_bias=True,
-        norm="layer",
-        mlp="gelu_tanh",
-        position_embedding="learned",
-        bos_token_id=values.get("bos_token_id"),
-        eos_token_ids=_eos_ids(values.get("eos_token_id")),
-    )
+def _token(name: str, number: int | None, vocab_size: int | None) -> int | None:
+    if number is not None and vocab_size is not None and number >= vocab_size:
+        raise refuse(name, f"{number} is outside the vocabulary of {vocab_size}")
+    return number
 
 
-def _from_gguf(architecture: str, metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]],
+def _eos_ids(fields: Fields, vocab_size: int) -> tuple[int, ...]:
+    """One end or several. Raises UnsupportedModel: one is no token of the model."""
+    name = "eos_token_id"
+    several = isinstance(fields.get(name, None), (list, tuple))
+    ids = fields.list(name, int, _MOST_EOS) if several else [fields.optional_whole(name)]
+    for number in ids:
+        if number is not None and number < 0:
+            raise refuse(name, f"{number} is no token")
+        _token(name, number, vocab_size)
+    return tuple(number for number in ids if number is not None)
+
+
+def _from_gguf(family: Family, metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]],
                rope_factors: tuple[float, ...] | None) -> ModelConfig:  # fmt: skip
-    prefix = f"{architecture}."
-    own = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
-    is_gpt2 = architecture == "gpt2"
-    _expect(own, "expert_count", 0)
-    heads, hidden = _count(own, "attention.head_count"), _count(own, "embedding_length")
-    head_dim = own.get("attention.key_length") or hidden // heads
-    if not is_gpt2:
-        _expect(own, "rope.dimension_count", head_dim)
-    longest = _count(own, "context_length")
-    return ModelConfig(
-        model_type=architecture,
-        vocab_size=shapes.get("token_embd.weight", (0,))[0],
-        hidden_size=hidden,
-        intermediate_size=_count(own, "feed_forward_length"),
-        num_hidden_layers=_count(own, "block_count"),
-        num_attention_heads=heads,
-        num_key_value_heads=own.get("attention.head_count_kv") or heads,
-        head_dim=head_dim,
-        norm_eps=_positive(own, f"attention.layer_norm_{'' if is_gpt2 else 'rms_'}epsilon"),
-        max_position_embeddings=min(longest, own.get("attention.sliding_window") or longest),
-        rope_theta=_positive({"rope.freq_base": _DEFAULT_ROPE_THETA} | own, "rope.freq_base"),
-        rope_inv_freq_scale=None if is_gpt2 else rope_scale_from_gguf(own, head_dim, rope_factors),
-        tie_word_embeddings="output.weight" not in shapes,
-        attention_bias="blk.0.attn_q.bias" in shapes or "blk.0.attn_qkv.bias" in shapes,
-        attention_out_bias="blk.0.attn_output.bias" in shapes,
-        mlp_bias="blk.0.ffn_up.bias" in shapes,
-        qk_norm="blk.0.attn_q_norm.weight" in shapes,
-        norm="layer" if is_gpt2 else "rms",
-        mlp="gelu_tanh" if is_gpt2 else "gated_silu",
-        position_embedding="learned" if is_gpt2 else "rotary",
-        bos_token_id=metadata.get("tokenizer.ggml.bos_token_id"),
-        eos_token_ids=_gguf_eos_ids(metadata),
-    )
+    prefix = f"{family.architecture}."
+    own = Fields({key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)})
+    heads, hidden = own.whole("attention.head_count"), own.whole("embedding_length")
+    layers = own.whole("block_count", most=MOST_LAYERS)
+    head_dim = own.whole("attention.key_length", max(hidden // heads, 1))
+    own.expect("attention.value_length", head_dim)
+    longest = own.whole("context_length")
+    experts, inner = experts_from_gguf(family.model_type, own) or (None, own.whole("feed_forward_length"))
+    is_rms = "attention.layer_norm_rms_epsilon" in own or family.model_type != "gpt2"
+    vocab_size = shapes.get("token_embd.weight", (0,))[0]
+    fields: dict[str, Any] = {
+        "model_type": family.model_type, "vocab_size": vocab_size, "hidden_size": hidden, "intermediate_size": inner,
+        "num_hidden_layers": layers, "num_attention_heads": heads,
+        "num_key_value_heads": own.whole("attention.head_count_kv", heads), "head_dim": head_dim,
+        "norm_eps": own.number(f"attention.layer_norm_{'rms_' if is_rms else ''}epsilon"),
+        "max_position_embeddings": longest, "tie_word_embeddings": "output.weight" not in shapes,
+        "attention_bias": "blk.0.attn_q.bias" in shapes or "blk.0.attn_qkv.bias" in shapes,
+        "attention_out_bias": "blk.0.attn_output.bias" in shapes, "mlp_bias": "blk.0.ffn_up.bias" in shapes,
+        "windows": _windows_from_gguf(family, own, layers, longest),
+        "experts": experts,
+    }  # fmt: skip
+    fields |= family.gguf_parts(own) | _gguf_tokens(metadata, vocab_size)
+    if fields.get("position_embedding") != "learned":
+        fields |= rope_from_gguf(own, head_dim, longest, rope_factors)
+    if family.pairs and fields.get("rotary_dim"):
+        raise refuse("rope.dimension_count", f"{fields['rotary_dim']} of {head_dim} is not implemented")
+    return ModelConfig(**fields)
 
 
-def _gguf_eos_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
-    """End of sequence and end of turn, where they differ."""
-    ids = (metadata.get("tokenizer.ggml.eos_token_id"), metadata.get("tokenizer.ggml.eot_token_id"))
-    return tuple(dict.fromkeys(i for i in ids if i is not None))
+def _gguf_tokens(metadata: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
+    """Begin of sequence; end of sequence and end of turn, where they differ."""
+    fields, prefix = Fields(metadata), "tokenizer.ggml."
+    bos = fields.optional_whole(f"{prefix}bos_token_id")
+    ids = [fields.optional_whole(f"{prefix}{name}_token_id") for name in ("eos", "eot")]
+    tokens = metadata.get(f"{prefix}tokens")
+    known = max(vocab_size, len(tokens) if isinstance(tokens, list) else 0)
+    ends = (_token(f"{prefix}eos_token_id", i, known) for i in ids if i is not None)
+    return {"bos_token_id": bos, "eos_token_ids": tuple(dict.fromkeys(i for i in ends if i is not None))}

@@ -1,15 +1,16 @@
-"""Mixtures of experts: their numbers, and where families keep their weights.
+"""Mixtures of experts in numbers; how their tensors are named is in `families.py`.
 
-Every layer of a supported mixture has one; models that mix dense and sparse layers are refused (`config.py`).
+Every layer of a supported mixture has one; models that mix dense and sparse layers are refused here.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from paceline.errors import UnsupportedModel
+from paceline.models.fields import Fields
 
 MIXTURE_MODEL_TYPES = ("qwen2_moe", "qwen3_moe", "mixtral")
+_MOST_EXPERTS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,61 +36,50 @@ class Experts:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertNames:
-    """transformers' names inside a layer, without ``.weight``; `expert` holds a ``{}`` for the number."""
-
-    router: str
-    expert: str
-    gate: str
-    up: str
-    down: str
-    shared: str = "mlp.shared_expert"
-    shared_gate: str = "mlp.shared_expert_gate"
-
-
-_QWEN = ExpertNames("mlp.gate", "mlp.experts.{}", "gate_proj", "up_proj", "down_proj")
-_MIXTRAL = ExpertNames("block_sparse_moe.gate", "block_sparse_moe.experts.{}", "w1", "w3", "w2")
-
-
-def expert_names(model_type: str) -> ExpertNames:
-    """Where `model_type` keeps its mixture."""
-    return _MIXTRAL if model_type == "mixtral" else _QWEN
-
-
-def experts_from_hf(values: Mapping[str, Any]) -> tuple[Experts, int] | None:
+def experts_from_hf(model_type: str, fields: Fields) -> tuple[Experts, int] | None:
     """(mixture, width of an expert) of a ``config.json``, None for a dense model.
 
     Raises:
         UnsupportedModel: some layers are dense, or a number is missing.
     """
-    model_type = values.get("model_type")
     if model_type not in MIXTURE_MODEL_TYPES:
         return None
-    if values.get("decoder_sparse_step", 1) != 1 or values.get("mlp_only_layers"):
+    if fields.whole("decoder_sparse_step", 1) != 1 or fields.list("mlp_only_layers", int):
         raise UnsupportedModel(
             "decoder_sparse_step, mlp_only_layers: some layers are dense, which is not implemented; use a model with "
             "experts in every layer"
         )
     width = "intermediate_size" if model_type == "mixtral" else "moe_intermediate_size"
-    count = "num_experts" if "num_experts" in values else "num_local_experts"  # either name, by transformers' version
-    for name in (count, width, "num_experts_per_tok"):
-        if not isinstance(values.get(name), int):
-            raise UnsupportedModel(f"{name}: missing from the model's configuration; get it from its source")
-    shared = values.get("shared_expert_intermediate_size", 0) if model_type == "qwen2_moe" else 0
-    normed = model_type == "mixtral" or bool(values.get("norm_topk_prob", False))
-    return Experts(values[count], values["num_experts_per_tok"], normed, shared), values[width]
+    count = "num_local_experts" if "num_local_experts" in fields else "num_experts"  # by transformers' version
+    shared = fields.whole("shared_expert_intermediate_size", 0, least=0) if model_type == "qwen2_moe" else 0
+    normed = model_type == "mixtral" or fields.flag("norm_topk_prob", False)
+    chosen = fields.whole("num_experts_per_tok")
+    return Experts(fields.whole(count, most=_MOST_EXPERTS), chosen, normed, shared), fields.whole(width)
 
 
-def expert_shapes(model_type: str, experts: Experts, hidden: int, inner: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+def experts_from_gguf(model_type: str, own: Fields) -> tuple[Experts, int] | None:
+    """The same of a GGUF file, whose keys come without the architecture's name. Raises UnsupportedModel."""
+    if model_type not in MIXTURE_MODEL_TYPES:
+        own.expect("expert_count", 0)
+        return None
+    own.expect("expert_gating_func", 1)
+    own.expect("expert_weights_scale", 1.0, 0.0)
+    width = own.whole("expert_feed_forward_length", own.get("feed_forward_length", None))
+    shared = own.whole("expert_shared_feed_forward_length", 0, least=0)
+    normed = own.flag("expert_weights_norm", model_type != "qwen2_moe")
+    count = own.whole("expert_count", most=_MOST_EXPERTS)
+    return Experts(count, own.whole("expert_used_count"), normed, shared), width
+
+
+def expert_shapes(experts: Experts, hidden: int, inner: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Name (inside a layer) and shape of every tensor of a mixture."""
-    names, shared = expert_names(model_type), experts.shared_intermediate_size
-    yield f"{names.router}.weight", (experts.num_experts, hidden)
-    widths = [(names.expert.format(i), inner) for i in range(experts.num_experts)]
-    widths += [(names.shared, shared)] if shared else []
+    shared = experts.shared_intermediate_size
+    yield "mlp.gate.weight", (experts.num_experts, hidden)
+    widths = [(f"mlp.experts.{i}", inner) for i in range(experts.num_experts)]
+    widths += [("mlp.shared_expert", shared)] if shared else []
     for stem, width in widths:
-        yield f"{stem}.{names.gate}.weight", (width, hidden)
-        yield f"{stem}.{names.up}.weight", (width, hidden)
-        yield f"{stem}.{names.down}.weight", (hidden, width)
+        yield f"{stem}.gate_proj.weight", (width, hidden)
+        yield f"{stem}.up_proj.weight", (width, hidden)
+        yield f"{stem}.down_proj.weight", (hidden, width)
     if shared:
-        yield f"{names.shared_gate}.weight", (1, hidden)
+        yield "mlp.shared_expert_gate.weight", (1, hidden)

@@ -1,10 +1,11 @@
 """`GGUFCheckpoint`: a model in one GGUF file, memory-mapped and dequantised tensor by tensor.
 
-Undoes what the format does differently: names, GPT-2's transposed linear layers, and the row order of Llama's queries
-and keys. Not for the vocabulary (`gguf_vocabulary.py`) and not for running anything.
+What the format does differently (names, stacked tensors, the row order of Llama's queries and keys) is told by
+`sources.py`. Not for the vocabulary (`gguf_vocabulary.py`) and not for running anything.
 """
 
 import hashlib
+import math
 import mmap
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,12 +15,15 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import CorruptWeights, ModelNotFound, UnsupportedModel
-from paceline.models.checkpoint import StoredBlocks
+from paceline.models.checkpoint import StoredBlocks, finite
 from paceline.models.config import ModelConfig
+from paceline.models.fields import Fields
 from paceline.models.gguf_header import BLOCKS, GGUFHeader, TensorEntry, read_header
-from paceline.models.tensor_names import check_complete, check_depth, gguf_name, tensor_shapes
+from paceline.models.sources import Source, check_complete, gguf_sources
+from paceline.models.tensor_names import check_depth
 
-_ROPE_FACTORS = "rope_freqs.weight"
+_ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight")
+"""Divisors of the inverse frequencies: Llama 3's, and LongRoPE's within the original context."""
 
 
 class GGUFCheckpoint:
@@ -35,16 +39,15 @@ class GGUFCheckpoint:
         self._path = Path(path)
         self._data = _map_file(self._path)
         self._header: GGUFHeader = read_header(self._data, self._path)
-        if self.metadata.get("split.count", 1) > 1:
+        if Fields(self.metadata).whole("split.count", 1, least=0) > 1:
             raise UnsupportedModel(
                 f"{self._path}: one of several parts; merge them into one file with gguf-split --merge"
             )
         shapes = {name: entry.shape for name, entry in self._header.tensors.items()}
         self._config = ModelConfig.from_gguf(self.metadata, shapes, self._rope_factors())
         check_depth(self._config, len(shapes), self._path)
-        self._gguf_names = {name: gguf_name(self._config, name) for name in tensor_shapes(self._config)}
-        found = {name: self._shape(theirs) for name, theirs in self._gguf_names.items() if theirs in shapes}
-        check_complete(self._config, found, self._path)
+        sources = gguf_sources(self._config, shapes.__contains__)
+        self._sources: dict[str, Source] = check_complete(sources, shapes, self._path)
 
     def __reduce__(self):
         """To another process a checkpoint travels as its path."""
@@ -86,33 +89,33 @@ class GGUFCheckpoint:
         return frozenset(entry.storage for entry in self._header.tensors.values())
 
     def names(self) -> Sequence[str]:
-        """transformers' names of the model's tensors, in order of use."""
-        return tuple(self._gguf_names)
+        """See `Checkpoint.names`."""
+        return tuple(self._sources)
 
     def tensor(self, name: str) -> np.ndarray:
-        """The tensor called `name` as float32, in transformers' shape and row order.
+        """The tensor called `name` as float32.
 
         Raises:
-            CorruptWeights: there is no such tensor.
+            CorruptWeights: there is no such tensor, or it holds numbers that are not finite.
         """
-        values = self._read(self._entry(name))
-        if self._is_transposed(self._gguf_names[name]):
-            return np.ascontiguousarray(values.T)
-        return self._unpermuted(name, values)
+        source = self._source(name)
+        return finite(source.values(self._read(self._header.tensors[source.name])), name, self._path)
 
     def blocks(self, name: str) -> StoredBlocks | None:
-        """See `KeepsBlocks`: rows of blocks straight from the memory map; None for a transposed or flat tensor."""
-        entry = self._entry(name)
-        if self._is_transposed(self._gguf_names[name]) or len(entry.shape) != 2:
+        """See `KeepsBlocks`: rows of blocks straight from the memory map; None for a flat tensor."""
+        source = self._source(name)
+        entry = self._header.tensors[source.name]
+        if len(source.shape) != 2 or len(entry.shape) < 2:
             return None
-        block_bytes = BLOCKS[entry.storage][2]
         raw = np.frombuffer(self._data, np.uint8, entry.num_bytes, entry.offset)
-        return StoredBlocks(entry.storage, self._unpermuted(name, raw.reshape(entry.shape[0], -1)), block_bytes)
+        rows = raw.reshape(math.prod(entry.shape[:-1]), -1)
+        _check_scales(rows, entry, self._path)
+        return StoredBlocks(entry.storage, source.rows(rows), BLOCKS[entry.storage][2])
 
-    def _entry(self, name: str) -> TensorEntry:
-        if name not in self._gguf_names:
-            raise CorruptWeights(f"{self._path}: has no tensor {name}; the model has {len(self._gguf_names)} others")
-        return self._header.tensors[self._gguf_names[name]]
+    def _source(self, name: str) -> Source:
+        if name not in self._sources:
+            raise CorruptWeights(f"{self._path}: has no tensor {name}; the model has {len(self._sources)} others")
+        return self._sources[name]
 
     def _read(self, entry: TensorEntry) -> np.ndarray:
         _, block, block_bytes = BLOCKS[entry.storage]
@@ -128,25 +131,24 @@ class GGUFCheckpoint:
         return quants.dequantize(rows, GGMLQuantizationType[entry.storage]).reshape(entry.shape)
 
     def _rope_factors(self) -> tuple[float, ...] | None:
-        entry = self._header.tensors.get(_ROPE_FACTORS)
-        return None if entry is None else tuple(self._read(entry).tolist())
+        entries = [self._header.tensors[name] for name in _ROPE_FACTORS if name in self._header.tensors]
+        return tuple(self._read(entries[0]).reshape(-1).tolist()) if entries else None
 
-    def _shape(self, theirs: str) -> tuple[int, ...]:
-        shape = self._header.tensors[theirs].shape
-        return shape[::-1] if self._is_transposed(theirs) else shape
 
-    def _is_transposed(self, theirs: str) -> bool:
-        """GPT-2's layers inside a block: GGUF has [out, in], transformers keeps [in, out]."""
-        return self._config.model_type == "gpt2" and theirs.startswith("blk.") and theirs.endswith(".weight")
+_SCALES = {
+    "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,),
+    "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,),
+}  # fmt: skip
+"""Where a block has its float16 numbers."""
 
-    def _unpermuted(self, name: str, values: np.ndarray) -> np.ndarray:
-        """Rows of Llama queries and keys back from interleaved pairs (2i, 2i + 1) to halves (i, i + head_dim / 2)."""
-        is_key = ".k_proj." in name
-        if self._config.model_type != "llama" or not (is_key or ".q_proj." in name):
-            return values
-        heads = self._config.num_key_value_heads if is_key else self._config.num_attention_heads
-        pairs = values.reshape(heads, self._config.head_dim // 2, 2, -1)
-        return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)
+
+def _check_scales(rows: np.ndarray, entry: TensorEntry, path: Path) -> None:
+    """Refuse blocks [rows, bytes] with a scale that is not finite."""
+    blocks = rows.reshape(-1, BLOCKS[entry.storage][2])
+    for at in _SCALES.get(entry.storage, ()):
+        high = np.ascontiguousarray(blocks[:, at + 1]) & 0x7C
+        if (high == 0x7C).any():  # all bits of the exponent
+            raise CorruptWeights(f"{path}: {entry.name} holds scales that are not finite; download the model again")
 
 
 def _map_file(path: Path) -> mmap.mmap:

@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import CorruptWeights, UnsupportedModel
+from paceline.models.fields import shown
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
 _MOST_DIMENSIONS = 4
+_LONGEST_ARRAY = 1 << 24
+"""Entries; the longest vocabularies have a sixtieth of them."""
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
@@ -71,7 +74,7 @@ class _Cursor:
 
     def scalars(self, code: str, count: int) -> list[Any]:
         num_bytes = count * struct.calcsize("<" + code)
-        if num_bytes > len(self.data) - self.at:
+        if count > _LONGEST_ARRAY or num_bytes > len(self.data) - self.at:
             raise self.truncated()
         values = struct.unpack_from(f"<{count}{code}", self.data, self.at)
         self.at += num_bytes
@@ -81,7 +84,7 @@ class _Cursor:
         """A hot loop: vocabularies have hundreds of thousands of entries, so nothing is called but unpacking."""
         data, at, end = self.data, self.at, len(self.data)
         length_at = struct.Struct("<Q").unpack_from
-        if count > (end - at) // 8:
+        if count > min(_LONGEST_ARRAY, (end - at) // 8):
             raise self.truncated()
         out = []
         try:
@@ -146,10 +149,27 @@ def _tensor_table(cursor: _Cursor, num_tensors: int, metadata: dict[str, Any]) -
         dims = cursor.scalars("Q", num_dims)
         raw.append((name, tuple(reversed(dims)), cursor.scalar("I"), cursor.scalar("Q")))
     alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
-    if not isinstance(alignment, int) or alignment < 1:
-        raise CorruptWeights(f"{cursor.path}: general.alignment is {alignment!r}; download the file again")
+    if isinstance(alignment, bool) or not isinstance(alignment, int) or not 8 <= alignment <= 1 << 20 or alignment % 8:
+        raise CorruptWeights(f"{cursor.path}: general.alignment is {shown(alignment)}; download the file again")
     start = -(-cursor.at // alignment) * alignment
-    return {name: _entry(cursor, name, shape, kind, start + offset) for name, shape, kind, offset in raw}
+    entries = [_entry(cursor, name, shape, kind, start + offset) for name, shape, kind, offset in raw]
+    _check_apart(cursor.path, entries, start, alignment)
+    return {entry.name: entry for entry in entries}
+
+
+def _check_apart(path: Path, entries: list[TensorEntry], start: int, alignment: int) -> None:
+    """Refuse tensors of one name, off their alignment, or with bytes in common."""
+    if len({entry.name for entry in entries}) < len(entries):
+        raise CorruptWeights(f"{path}: two tensors have the same name; download it again")
+    end, last = start, ""
+    for entry in sorted(entries, key=lambda entry: entry.offset):
+        if (entry.offset - start) % alignment:
+            raise CorruptWeights(
+                f"{path}: tensor {entry.name!r} is not aligned to {alignment} bytes; download it again"
+            )
+        if entry.offset < end:
+            raise CorruptWeights(f"{path}: tensors {last!r} and {entry.name!r} overlap; download it again")
+        end, last = entry.offset + entry.num_bytes, entry.name
 
 
 def _entry(cursor: _Cursor, name: str, shape: tuple[int, ...], kind: int, offset: int) -> TensorEntry:

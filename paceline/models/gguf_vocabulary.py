@@ -11,7 +11,10 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, p
 from tokenizers import Tokenizer as Backend
 
 from paceline.errors import CorruptWeights, UnsupportedModel
+from paceline.models.fields import Fields, shown
 
+_LONGEST_PIECE = 512
+"""Letters of a SentencePiece token: each way to split it is looked at."""
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
 
 _WORDS = (
@@ -50,14 +53,14 @@ def _byte_level(metadata: Mapping[str, Any]) -> Backend:
             f"tokenizer.ggml.pre: {name!r} is not a known way to cut words; known are {', '.join(_PRE_TOKENIZERS)}"
         )
     tokens, types = _tokens_and_types(metadata)
-    merges = [(left, right) for left, _, right in (m.partition(" ") for m in _need(metadata, "merges"))]
+    merges = [(left, right) for left, _, right in (m.partition(" ") for m in _need(metadata, "merges", str))]
     model = _bpe(_vocabulary(tokens, types), merges, ignore_merges=style == "llama3")
     backend = Backend(model)
     if style == "qwen2":
         backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = _word_cutter(style)
     _add_tokens(backend, tokens, types)
-    if metadata.get("tokenizer.ggml.add_bos_token", style == "llama3"):
+    if Fields(metadata).flag("tokenizer.ggml.add_bos_token", style == "llama3"):
         _prepend_bos(backend, metadata, tokens)
     return backend
 
@@ -75,7 +78,7 @@ def _word_cutter(style: str) -> pre_tokenizers.PreTokenizer:
 
 def _sentencepiece(metadata: Mapping[str, Any]) -> Backend:
     tokens, types = _tokens_and_types(metadata)
-    scores = _need(metadata, "scores")
+    scores = _need(metadata, "scores", float)
     if len(scores) != len(tokens):
         raise CorruptWeights(f"tokenizer.ggml.scores: {len(scores)} for {len(tokens)} tokens; download the file again")
     unknown = next((t for t, kind in zip(tokens, types, strict=True) if kind == _UNKNOWN), None)
@@ -83,11 +86,11 @@ def _sentencepiece(metadata: Mapping[str, Any]) -> Backend:
     merges = _merges_from_scores(vocabulary, scores)
     backend = Backend(_bpe(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     steps: list[normalizers.Normalizer] = [normalizers.Replace(" ", "▁")]
-    if metadata.get("tokenizer.ggml.add_space_prefix", True):
+    if Fields(metadata).flag("tokenizer.ggml.add_space_prefix", True):
         steps.insert(0, normalizers.Prepend("▁"))
     backend.normalizer = normalizers.Sequence(steps)
     _add_tokens(backend, tokens, types)
-    if metadata.get("tokenizer.ggml.add_bos_token", True):
+    if Fields(metadata).flag("tokenizer.ggml.add_bos_token", True):
         _prepend_bos(backend, metadata, tokens)
     return backend
 
@@ -97,6 +100,10 @@ def _merges_from_scores(vocabulary: Mapping[str, int], scores: list[float]) -> l
 
     def splits() -> Iterator[tuple[float, int, str, str]]:
         for token, number in vocabulary.items():
+            if len(token) > _LONGEST_PIECE:
+                raise CorruptWeights(
+                    f"tokenizer.ggml.tokens: {shown(token)} has {len(token)} letters; download the file again"
+                )
             for cut in range(1, len(token)):
                 left, right = token[:cut], token[cut:]
                 if left in vocabulary and right in vocabulary:
@@ -114,15 +121,15 @@ def _bpe(vocabulary: dict[str, int], merges: list[tuple[str, str]], **options: A
         ) from None
 
 
-def _need(metadata: Mapping[str, Any], key: str) -> list[Any]:
-    values = metadata.get(f"tokenizer.ggml.{key}")
+def _need(metadata: Mapping[str, Any], key: str, kind: type) -> list[Any]:
+    values = Fields(metadata).list(f"tokenizer.ggml.{key}", kind)
     if not values:
         raise CorruptWeights(f"tokenizer.ggml.{key}: missing from the file; take a file that contains its vocabulary")
     return values
 
 
 def _tokens_and_types(metadata: Mapping[str, Any]) -> tuple[list[str], list[int]]:
-    tokens, types = _need(metadata, "tokens"), _need(metadata, "token_type")
+    tokens, types = _need(metadata, "tokens", str), _need(metadata, "token_type", int)
     if len(types) != len(tokens):
         raise CorruptWeights(
             f"tokenizer.ggml.token_type: {len(types)} for {len(tokens)} tokens; download the file again"
@@ -145,8 +152,8 @@ def _add_tokens(backend: Backend, tokens: list[str], types: list[int]) -> None:
 
 
 def _prepend_bos(backend: Backend, metadata: Mapping[str, Any], tokens: list[str]) -> None:
-    number = metadata.get("tokenizer.ggml.bos_token_id")
-    if number is None or not 0 <= number < len(tokens):
+    number = Fields(metadata).optional_whole("tokenizer.ggml.bos_token_id")
+    if number is None or number >= len(tokens):
         raise CorruptWeights(f"tokenizer.ggml.bos_token_id: {number!r} is no token; download the file again")
     bos = tokens[number]
     backend.post_processor = processors.TemplateProcessing(

@@ -14,6 +14,7 @@ import numpy as np
 
 from paceline.errors import CorruptWeights, UnsupportedModel
 from paceline.models.checkpoint import StoredBlocks
+from paceline.models.fields import shown
 
 _PER_WORD = 8
 _BLOCK = 32
@@ -110,7 +111,11 @@ def scheme_of(config: Mapping[str, Any]) -> Int4Scheme | None:
     quantization = config.get("quantization_config")
     if quantization is None:
         return None
-    method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+    if not isinstance(quantization, dict):
+        raise UnsupportedModel(
+            f"quantization_config: {shown(quantization)} is no object; get the model's files from their source again"
+        )
+    method = quantization.get("quant_method")
     if method == "gptq" and quantization.get("bits") == 4:
         return Int4Scheme("gptq", "qweight", 0 if quantization.get("checkpoint_format") == "gptq_v2" else 1)
     if method == "awq" and quantization.get("bits", 4) == 4 and quantization.get("version", "gemm") == "gemm":
@@ -128,7 +133,9 @@ def _is_w4a16(quantization: Mapping[str, Any]) -> bool:
     groups = quantization.get("config_groups")
     if quantization.get("format") != "pack-quantized" or not isinstance(groups, dict):
         return False
-    weights = [group.get("weights") or {} for group in groups.values()]
+    weights = [group.get("weights") or {} for group in groups.values() if isinstance(group, dict)]
+    if len(weights) < len(groups) or not all(isinstance(one, dict) for one in weights):
+        return False
     rounds = any(group.get("input_activations") for group in groups.values())
     return not rounds and all(w.get("num_bits") == 4 and w.get("type", "int") == "int" for w in weights)
 

@@ -1,4 +1,4 @@
-"""Reading the JSON files of a model folder, for its weights and its tokenizer alike."""
+"""Reading the JSON files of a model folder, for its weights and its tokenizer alike: bounded, and never half."""
 
 import json
 from pathlib import Path
@@ -6,13 +6,31 @@ from typing import Any
 
 from paceline.errors import CorruptWeights
 
+LARGEST_FILE = 1 << 28
+"""Bytes; the largest tokenizers have a tenth of them."""
+
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in the file at `path`. Raises CorruptWeights when it holds anything else."""
+    return parse_object(read_text(path), path)
+
+
+def read_text(path: Path) -> str:
+    """The text of a file. Raises CorruptWeights when it is no UTF-8, too large, or cannot be read."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CorruptWeights(f"{path}: is not JSON ({error}); download the model again") from None
+        if not path.is_file() or path.stat().st_size > LARGEST_FILE:
+            raise CorruptWeights(f"{path}: is no file of at most {LARGEST_FILE} bytes; download the model again")
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CorruptWeights(f"{path}: is not text ({error}); download the model again") from None
+
+
+def parse_object(text: str | bytes, path: object) -> dict[str, Any]:
+    """The JSON object in `text`, which was read from `path`. Raises CorruptWeights when it is anything else."""
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:  # also bytes that are no text, and numbers of too many digits
+        raise CorruptWeights(f"{path}: is not JSON ({str(error)[:120]}); download the model again") from None
     if not isinstance(values, dict):
         raise CorruptWeights(f"{path}: is no JSON object; download the model again")
     return values

@@ -1,85 +1,139 @@
 """Rotary position embedding in numbers: inverse frequencies and their scaling, for every executor.
 
-Su et al. 2021 (RoFormer, section 3.2.2) for the frequencies; the scalings are position interpolation (Chen et al. 2023)
-and the wavelength-dependent rule of Llama 3.1. Not the place that rotates vectors; executors do that.
+Su et al. 2021 (RoFormer, section 3.2.2) for the frequencies; the scalings are position interpolation (Chen et al.
+2023), the wavelength-dependent rule of Llama 3.1, YaRN (Peng et al. 2023) and LongRoPE (Ding et al. 2024). Not the
+place that rotates vectors; executors do that.
 """
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from paceline.errors import UnsupportedModel
+from paceline.models.fields import Fields, refuse, shown
+
+DEFAULT_THETA = 10000.0
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_KINDS = "default, linear, llama3, yarn, longrope"
 
 
-def inverse_frequencies(theta: float, head_dim: int, scale: tuple[float, ...] | None = None) -> np.ndarray:
-    """[head_dim / 2] float64: theta^(-2i / head_dim) times `scale`; row position P turns pair i by P * entry i."""
-    base = theta ** (-np.arange(0, head_dim, 2) / head_dim)
+def inverse_frequencies(theta: float, rotary_dim: int, scale: tuple[float, ...] | None = None) -> np.ndarray:
+    """[rotary_dim / 2] float64: theta^(-2i / rotary_dim) times `scale`; position P turns pair i by P * entry i."""
+    base = theta ** (-np.arange(0, rotary_dim, 2) / rotary_dim)
     return base if scale is None else base * np.asarray(scale)
 
 
-def rope_theta_from_hf(values: Mapping[str, Any], default: float) -> float:
-    """The base of the frequencies, from ``rope_parameters`` (transformers 5) or ``rope_theta`` (before)."""
-    parameters = values.get("rope_parameters") or {}
-    return float(parameters.get("rope_theta") or values.get("rope_theta") or default)
+def rope_from_hf(fields: Fields, head_dim: int, longest: int) -> dict[str, Any]:
+    """The rotary fields of `ModelConfig` that a ``config.json`` asks for, as old and new transformers write it.
 
-
-def rope_scale_from_hf(values: Mapping[str, Any], theta: float, head_dim: int) -> tuple[float, ...] | None:
-    """Factors on the inverse frequencies that a ``config.json`` asks for; None when it asks for none.
+    `longest` is the context the file promises. LongRoPE has other frequencies once a text is longer than the original
+    context, for all of its tokens; the context ends before that.
 
     Raises:
-        UnsupportedModel: a scaling other than ``linear`` and ``llama3``.
+        UnsupportedModel: a scaling that is not implemented, or a number that is none.
     """
-    scaling = values.get("rope_scaling") or values.get("rope_parameters")
-    if not scaling:
-        return None
-    kind = scaling.get("rope_type") or scaling.get("type") or "default"
-    if values.get("partial_rotary_factor", scaling.get("partial_rotary_factor", 1.0)) != 1.0:
-        raise _unsupported("partial_rotary_factor", "a rotation of a part of the head")
-    if kind == "default":
-        return None
+    new = fields.inner("rope_parameters")
+    local = new.inner(_SLIDING)
+    scaling = new.inner(_FULL) if _FULL in new else fields.inner("rope_scaling") if "rope_scaling" in fields else new
+    theta = scaling.number("rope_theta", new.get("rope_theta", fields.get("rope_theta", DEFAULT_THETA)), above=1.0)
+    partial = scaling.number("partial_rotary_factor", fields.get("partial_rotary_factor", 1.0))
+    rotary_dim = int(head_dim * partial)
+    if partial != 1 and (partial > 1 or rotary_dim < 2 or rotary_dim % 2):
+        raise refuse("partial_rotary_factor", f"{partial} of {head_dim} is no even part of a head")
+    out: dict[str, Any] = {"rope_theta": theta, "rotary_dim": rotary_dim if rotary_dim < head_dim else None}
+    if "rope_theta" in local or "rope_local_base_freq" in fields:
+        out["rope_local_theta"] = local.number("rope_theta", fields.get("rope_local_base_freq", theta), above=1.0)
+    kind = scaling.text("rope_type", scaling.get("type", "default"))
+    return out | _scaled(kind, scaling, fields, theta, rotary_dim, longest)
+
+
+def _scaled(kind: str, scaling: Fields, fields: Fields, theta: float, dim: int, longest: int) -> dict[str, Any]:
+    """The fields that a kind of scaling adds. ``dynamic`` changes nothing within the context that a model promises."""
+    if kind in ("default", "dynamic"):
+        return {}
     if kind == "linear":
-        return (1.0 / _number(scaling, "factor"),) * (head_dim // 2)
+        return {"rope_inv_freq_scale": (1.0 / scaling.number("factor"),) * (dim // 2)}
     if kind == "llama3":
-        return _llama3_scale(scaling, inverse_frequencies(theta, head_dim))
-    raise _unsupported("rope_scaling", repr(kind))
+        return {"rope_inv_freq_scale": _llama3_scale(scaling, inverse_frequencies(theta, dim))}
+    if kind == "yarn":
+        return _yarn(scaling, theta, dim, longest)
+    if kind in ("longrope", "su"):
+        return _longrope(scaling, fields, dim, longest)
+    raise refuse("rope_scaling", f"{shown(kind)} is not implemented, only {_KINDS}")
 
 
-def rope_scale_from_gguf(
-    own: Mapping[str, Any], head_dim: int, factors: tuple[float, ...] | None
-) -> tuple[float, ...] | None:
-    """Factors on the inverse frequencies that a GGUF file asks for.
+def rope_from_gguf(own: Fields, head_dim: int, longest: int, factors: tuple[float, ...] | None) -> dict[str, Any]:
+    """The rotary fields of `ModelConfig` that a GGUF file asks for.
 
-    `own` are the architecture's key-value pairs without its name. GGUF stores Llama 3's rule as the finished divisors
-    `factors`, linear scaling as a number.
+    `own` are the architecture's key-value pairs without its name. GGUF stores Llama 3's rule and LongRoPE as the
+    finished divisors `factors`, the other scalings as numbers.
     """
-    kind = own.get("rope.scaling.type") or "none"
-    if kind not in ("none", "linear"):
-        raise _unsupported("rope.scaling.type", repr(kind))
-    linear = 1.0 if kind == "none" else _number(own, "rope.scaling.factor")
-    if factors is None:
-        return None if linear == 1.0 else (1.0 / linear,) * (head_dim // 2)
-    if len(factors) != head_dim // 2 or any(f <= 0 for f in factors):
-        raise _unsupported("rope_freqs.weight", f"{len(factors)} factors, not {head_dim // 2} positive ones")
+    theta = own.number("rope.freq_base", DEFAULT_THETA, above=1.0)
+    dim = own.whole("rope.dimension_count", head_dim, least=2, most=head_dim)
+    kind = own.text("rope.scaling.type", "none")
+    if dim % 2 or kind not in ("none", "linear", "yarn", "longrope"):
+        raise refuse("rope.scaling.type", f"{shown(kind)} over {dim} is not implemented, only none, {_KINDS}")
+    out: dict[str, Any] = {"rope_theta": theta, "rotary_dim": dim if dim < head_dim else None}
+    factor = own.number("rope.scaling.factor", 1.0) if kind in ("linear", "yarn") else 1.0
+    original = own.whole("rope.scaling.original_context_length", longest)
+    if kind == "yarn" and factors is None:
+        yarn = {"factor": factor, "original_max_position_embeddings": original}
+        return out | _yarn(Fields(yarn), theta, dim, longest)
+    if kind == "longrope" or "rope.scaling.attn_factor" in own:
+        out["rope_factor"] = own.number("rope.scaling.attn_factor", 1.0)
+        out["max_position_embeddings"] = min(longest, original)
+    if factors is not None:
+        return out | {"rope_inv_freq_scale": _divided("rope_freqs.weight", factors, dim, factor)}
+    return out | ({"rope_inv_freq_scale": (1.0 / factor,) * (dim // 2)} if factor != 1.0 else {})
+
+
+def _divided(name: str, factors: tuple[float, ...], dim: int, linear: float = 1.0) -> tuple[float, ...]:
+    if len(factors) != dim // 2 or not all(0 < f < math.inf for f in factors):
+        raise refuse(name, f"{len(factors)} factors, not {dim // 2} positive ones")
     return tuple(1.0 / (linear * f) for f in factors)
 
 
-def _llama3_scale(scaling: Mapping[str, Any], inv_freq: np.ndarray) -> tuple[float, ...]:
+def _llama3_scale(scaling: Fields, inv_freq: np.ndarray) -> tuple[float, ...]:
     """Llama 3.1's rule: short wavelengths stay, long ones are divided by `factor`, those between are blended."""
-    factor, low, high = (_number(scaling, k) for k in ("factor", "low_freq_factor", "high_freq_factor"))
-    context = _number(scaling, "original_max_position_embeddings")
+    factor, low, high = (scaling.number(k) for k in ("factor", "low_freq_factor", "high_freq_factor"))
+    if not high > low:
+        raise refuse("high_freq_factor", f"{high} is not above low_freq_factor {low}")
+    context = scaling.number("original_max_position_embeddings")
     turns = context * inv_freq / (2 * math.pi)  # full turns within the original context
     blend = np.clip((turns - low) / (high - low), 0.0, 1.0)
     return tuple(float(x) for x in (1 - blend) / factor + blend)
 
 
-def _number(scaling: Mapping[str, Any], name: str) -> float:
-    value = scaling.get(name)
-    if not isinstance(value, (int, float)) or value <= 0:
-        raise UnsupportedModel(f"{name}: {value!r} is not a positive scaling of positions; correct the model's config")
-    return float(value)
+def _yarn(scaling: Fields, theta: float, dim: int, longest: int) -> dict[str, Any]:
+    """YaRN, sections 3.2 and 3.4: many turns stay, few are divided by `factor`; vectors grow by 0.1 ln(factor) + 1."""
+    factor = scaling.number("factor")
+    original = scaling.number("original_max_position_embeddings", longest)
+    fast, slow = scaling.number("beta_fast", 32.0), scaling.number("beta_slow", 1.0)
+    ends = [dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta)) for turns in (fast, slow)]
+    if scaling.flag("truncate", True):
+        ends = [math.floor(ends[0]), math.ceil(ends[1])]
+    low, high = max(ends[0], 0), min(ends[1], dim - 1)
+    ramp = np.clip((np.arange(dim // 2) - low) / max(high - low, 0.001), 0.0, 1.0)
+    scale = tuple(float(x) for x in ramp / factor + (1 - ramp))
+    growth = _growth(factor, 1.0)
+    if "mscale" in scaling and "mscale_all_dim" in scaling:
+        growth = _growth(factor, scaling.number("mscale")) / _growth(factor, scaling.number("mscale_all_dim"))
+    return {"rope_inv_freq_scale": scale, "rope_factor": scaling.number("attention_factor", growth)}
 
 
-def _unsupported(field: str, what: str) -> UnsupportedModel:
-    return UnsupportedModel(f"{field}: {what} is not implemented; use a model with plain, linear or llama3 positions")
+def _growth(factor: float, scale: float) -> float:
+    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def _longrope(scaling: Fields, fields: Fields, dim: int, longest: int) -> dict[str, Any]:
+    """LongRoPE within the original context: the short divisors, and vectors grown as for the long one."""
+    original = scaling.whole(
+        "original_max_position_embeddings", fields.get("original_max_position_embeddings", longest)
+    )
+    factor = scaling.number("factor", longest / original)
+    growth = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
+    return {
+        "rope_inv_freq_scale": _divided("short_factor", scaling.numbers("short_factor"), dim),
+        "rope_factor": scaling.number("attention_factor", growth),
+        "max_position_embeddings": min(longest, original),
+    }

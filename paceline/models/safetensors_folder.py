@@ -5,23 +5,24 @@ tokenizer in the same folder (`tokenizer_folder.py`).
 """
 
 import hashlib
-import json
 import math
 import mmap
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from paceline.errors import CorruptWeights, ModelNotFound, UnsupportedModel
-from paceline.models.checkpoint import StoredBlocks
+from paceline.models.checkpoint import StoredBlocks, finite
 from paceline.models.config import ModelConfig
+from paceline.models.fields import is_text, shown
 from paceline.models.int4_tensors import Int4Matrix, scheme_of
-from paceline.models.json_file import read_json
-from paceline.models.tensor_names import base_prefix, check_complete, check_depth, tensor_shapes
+from paceline.models.json_file import parse_object, read_json
+from paceline.models.sources import Source, base_prefix, check_complete, transformers_sources
+from paceline.models.tensor_names import check_depth
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -29,6 +30,7 @@ _BYTES_PER_VALUE = {"F32": 4, "F16": 2, "BF16": 2, "I32": 4, "I64": 8}
 _WHOLE = {"I32": np.int32, "I64": np.int64}
 _INT4 = "INT4"
 _LENGTH_BYTES = 8
+_LONGEST_NAME, _LONGEST_TYPE = 255, 16
 _LARGEST_HEADER = 100_000_000
 """The format's own limit."""
 
@@ -39,6 +41,7 @@ class _Entry:
 
     data: mmap.mmap
     start: int
+    num_bytes: int
     storage: str
     shape: tuple[int, ...]
 
@@ -61,7 +64,8 @@ class SafetensorsCheckpoint:
         self._entries = _with_prefix(entries, base_prefix(self._config))
         check_depth(self._config, len(entries), self._folder)
         found = {name: e.shape for name, e in self._entries.items()}
-        check_complete(self._config, found | self._int4_shapes(), self._folder)
+        shapes = found | self._int4_shapes()
+        self._sources = check_complete(transformers_sources(self._config), shapes, self._folder)
 
     def __reduce__(self):
         """To another process a checkpoint travels as its path."""
@@ -109,20 +113,29 @@ class SafetensorsCheckpoint:
 
     def blocks(self, name: str) -> StoredBlocks | None:
         """See `KeepsBlocks`: layers of 4-bit codes; None for the others."""
-        return self._int4_matrix(name).blocks() if self._is_int4(name) else None
+        source = self._source(name)
+        stored = self._int4_matrix(source.name).blocks() if self._is_int4(source.name) else None
+        return replace(stored, rows=source.rows(stored.rows)) if stored else None
 
     def names(self) -> Sequence[str]:
-        """Names of the tensors the model needs, in order of use."""
-        return tuple(tensor_shapes(self._config))
+        """See `Checkpoint.names`."""
+        return tuple(self._sources)
 
     def tensor(self, name: str) -> np.ndarray:
         """The tensor called `name` as float32.
 
         Raises:
-            CorruptWeights: there is no such tensor.
+            CorruptWeights: there is no such tensor, or it holds numbers that are not finite.
             UnsupportedModel: it is stored in a format other than float32, float16 and bfloat16.
         """
-        return self._int4_matrix(name).values() if self._is_int4(name) else self._floats(name)
+        source = self._source(name)
+        stored = self._int4_matrix(source.name).values() if self._is_int4(source.name) else self._floats(source.name)
+        return finite(source.values(stored), name, self._folder)
+
+    def _source(self, name: str) -> Source:
+        if name not in self._sources:
+            raise CorruptWeights(f"{self._folder}: has no tensor {name}; the model has {len(self._sources)} others")
+        return self._sources[name]
 
     def _floats(self, name: str) -> np.ndarray:
         entry = self._entry(name)
@@ -189,18 +202,41 @@ def _weight_files(folder: Path) -> list[Path]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict):
         raise CorruptWeights(f"{index}: has no weight_map; download the model again")
-    files = [folder / name for name in sorted(set(weight_map.values()))]
+    names = weight_map.values()
+    for name in names:
+        if not _is_inside(name):
+            raise CorruptWeights(f"{index}: {shown(name)} is no file of this folder; download the model again")
+    files = [folder / name for name in sorted(set(names))]
     missing = [path.name for path in files if not path.is_file()]
     if missing:
         raise CorruptWeights(f"{folder}: {', '.join(missing)} of the index is missing; download the model again")
     return files
 
 
+def _is_inside(name: object) -> bool:
+    """Whether an index may name such a file: one of its own folder."""
+    if not is_text(name) or not 0 < len(name) <= _LONGEST_NAME:
+        return False
+    return not Path(name).is_absolute() and ".." not in Path(name).parts and ":" not in name and "\\" not in name
+
+
 def _with_prefix(entries: dict[str, _Entry], prefix: str) -> dict[str, _Entry]:
-    """Names as the model with its head has them; a checkpoint of the bare model lacks the prefix."""
+    """Names as the model with its head has them; a checkpoint of the bare model lacks the prefix.
+
+    A model of text and images keeps its language model under a name of its own.
+    """
+    for inner in ("language_model.model.", "model.language_model."):
+        if any(name.startswith(inner) for name in entries):
+            return {_without(name, inner, prefix): entry for name, entry in entries.items()}
     if any(name.startswith(prefix) for name in entries):
         return entries
     return {name if name.startswith("lm_head.") else prefix + name: entry for name, entry in entries.items()}
+
+
+def _without(name: str, inner: str, prefix: str) -> str:
+    if name.startswith(inner):
+        return prefix + name.removeprefix(inner)
+    return name.removeprefix("language_model.")
 
 
 def _read_header(path: Path) -> dict[str, _Entry]:
@@ -213,23 +249,39 @@ def _read_header(path: Path) -> dict[str, _Entry]:
     start = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
     if start > min(size, _LARGEST_HEADER):
         raise CorruptWeights(f"{path}: truncated, or no safetensors file: its table does not fit; download it again")
+    table = parse_object(data[_LENGTH_BYTES:start], path)
+    entries = {name: _entry(path, name, value, data, start) for name, value in table.items() if name != "__metadata__"}
+    _check_apart(path, entries)
+    return entries
+
+
+def _entry(path: Path, name: str, value: Any, data: mmap.mmap, start: int) -> _Entry:
     try:
-        table = json.loads(data[_LENGTH_BYTES:start])
-        items = {name: value for name, value in table.items() if name != "__metadata__"}
-        return {name: _entry(path, name, value, data, start) for name, value in items.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CorruptWeights(f"{path}: its table is damaged ({error}); download it again") from None
-
-
-def _entry(path: Path, name: str, value: dict[str, Any], data: mmap.mmap, start: int) -> _Entry:
-    shape, (begin, end) = tuple(value["shape"]), value["data_offsets"]
+        shape, (begin, end), storage = tuple(value["shape"]), value["data_offsets"], value["dtype"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptWeights(f"{path}: its table is damaged at {shown(name)} ({error}); download it again") from None
+    bounded = all(type(n) is int and 0 <= n <= len(data) for n in (*shape, begin, end))
+    if not is_text(storage) or len(storage) > _LONGEST_TYPE or not bounded or begin > end:
+        raise CorruptWeights(
+            f"{path}: truncated, or its table is damaged: {shown(name)} has shape {shown(shape)} from byte "
+            f"{shown(begin)} to {shown(end)} of {len(data) - start}; download it again"
+        )
     if start + end > len(data):
         raise CorruptWeights(
             f"{path}: truncated: {name} ends at byte {start + end}, the file has {len(data)}; download it again"
         )
-    per_value = _BYTES_PER_VALUE.get(value["dtype"])
+    per_value = _BYTES_PER_VALUE.get(storage)
     if per_value is not None and end - begin != per_value * math.prod(shape):
         raise CorruptWeights(
             f"{path}: {name} has {end - begin} bytes, not as its shape {shape} says; download it again"
         )
-    return _Entry(data, start + begin, value["dtype"], shape)
+    return _Entry(data, start + begin, end - begin, storage, shape)
+
+
+def _check_apart(path: Path, entries: dict[str, _Entry]) -> None:
+    """Refuse tensors with bytes in common."""
+    end = 0
+    for name, entry in sorted(entries.items(), key=lambda item: item[1].start):
+        if entry.start < end and entry.num_bytes:
+            raise CorruptWeights(f"{path}: {name} overlaps another tensor; download it again")
+        end = max(end, entry.start + entry.num_bytes)

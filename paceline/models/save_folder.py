@@ -15,7 +15,7 @@ import numpy as np
 from paceline.errors import UnsupportedModel
 from paceline.models.config import ModelConfig
 from paceline.models.heads.tensor_file import write_safetensors
-from paceline.models.tensor_names import check_complete
+from paceline.models.sources import check_complete, transformers_sources
 from paceline.models.tokenizer import Tokenizer
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
@@ -31,7 +31,7 @@ def save_model(folder: Path, config: ModelConfig, tensors: Mapping[str, np.ndarr
         CorruptWeights: `tensors` are not those of `config`.
     """
     values = config_values(config)
-    check_complete(config, {name: one.shape for name, one in tensors.items()}, folder)
+    check_complete(transformers_sources(config), {name: one.shape for name, one in tensors.items()}, folder)
     folder.mkdir(parents=True, exist_ok=True)
     texts = {"config.json": json.dumps(values, indent=2), "paceline.json": json.dumps(card, indent=2)}
     for name, text in {**texts, **tokenizer.files()}.items():

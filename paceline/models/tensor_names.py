@@ -1,51 +1,35 @@
-"""Names and shapes of every weight of a family, and what GGUF calls them.
+"""Names and shapes of every weight, in the one naming all families share (see `families.py`).
 
-The one table for the readers' completeness checks and for each executor's loading. Names and shapes are
-transformers'; linear layers are [out, in], except GPT-2's, which transformers keeps as [in, out].
+Linear layers are [out, in], weights of norms are what is multiplied with. The one list for the readers' completeness
+checks and for each executor's loading; where a file keeps a tensor is told by `sources.py`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from paceline.errors import CorruptWeights
 from paceline.models.config import ModelConfig
 from paceline.models.experts import expert_shapes
 
-_LLAMA_TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-_LLAMA_LAYER = {
-    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-}  # fmt: skip
-_GPT2_TOP = {
-    "transformer.wte": "token_embd", "transformer.wpe": "position_embd",
-    "transformer.ln_f": "output_norm", "lm_head": "output",
-}  # fmt: skip
-_GPT2_LAYER = {
-    "ln_1": "attn_norm", "ln_2": "ffn_norm", "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output",
-    "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down",
-}  # fmt: skip
+Named = tuple[str, tuple[int, ...]]
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Name to shape of every tensor the model needs, in order of use; a tied output head is not among them."""
-    shapes = dict(_gpt2_shapes(config) if config.model_type == "gpt2" else _llama_shapes(config))
+    return dict(each_tensor(config))
+
+
+def each_tensor(config: ModelConfig) -> Iterator[Named]:
+    """`tensor_shapes` one by one, for a config that may promise more than there can be."""
+    hidden = config.hidden_size
+    yield "model.embed_tokens.weight", (config.vocab_size, hidden)
+    if config.position_embedding == "learned":
+        yield "model.position_embeddings.weight", (config.max_position_embeddings, hidden)
+    for i in range(config.num_hidden_layers):
+        for name, shape in _layer(config):
+            yield f"model.layers.{i}.{name}", shape
+    yield from _norm(config, "model.norm")
     if not config.tie_word_embeddings:
-        shapes["lm_head.weight"] = (config.vocab_size, config.hidden_size)
-    return shapes
-
-
-def gguf_name(config: ModelConfig, name: str) -> str:
-    """GGUF's name of the tensor transformers calls `name`."""
-    is_gpt2 = config.model_type == "gpt2"
-    stem, kind = name.rsplit(".", 1)
-    top, layer, prefix = (_GPT2_TOP, _GPT2_LAYER, "transformer.h.") if is_gpt2 else (
-        _LLAMA_TOP, _LLAMA_LAYER, "model.layers."
-    )  # fmt: skip
-    if stem in top:
-        return f"{top[stem]}.{kind}"
-    number, part = stem.removeprefix(prefix).split(".", 1)
-    return f"blk.{number}.{layer[part]}.{kind}"
+        yield "lm_head.weight", (config.vocab_size, hidden)
 
 
 def check_depth(config: ModelConfig, num_tensors: int, source: object) -> None:
@@ -61,79 +45,47 @@ def check_depth(config: ModelConfig, num_tensors: int, source: object) -> None:
         )
 
 
-def base_prefix(config: ModelConfig) -> str:
-    """What stands before every name but the head's; checkpoints of the bare model leave it out."""
-    return "transformer." if config.model_type == "gpt2" else "model."
+def _layer(config: ModelConfig) -> Iterator[Named]:
+    if config.pre_norms:
+        yield from _norm(config, "input_layernorm")
+    yield from _attention(config)
+    if config.post_norms:
+        yield from _norm(config, "self_attn.out_norm")
+    if config.pre_norms:
+        yield from _norm(config, "post_attention_layernorm")
+    if config.experts:
+        yield from expert_shapes(config.experts, config.hidden_size, config.intermediate_size)
+    else:
+        yield from _feed_forward(config)
+    if config.post_norms:
+        yield from _norm(config, "mlp.out_norm")
 
 
-def check_complete(config: ModelConfig, found: Mapping[str, tuple[int, ...]], source: object) -> None:
-    """Compare the tensors `found` (name to shape) with the ones the model needs.
-
-    Raises:
-        CorruptWeights: naming `source` and the first tensors that are missing or have another shape.
-    """
-    expected = tensor_shapes(config)
-    missing = [name for name in expected if name not in found]
-    if missing:
-        raise CorruptWeights(
-            f"{source}: {len(missing)} of {len(expected)} tensors are missing, first {', '.join(missing[:3])}; "
-            "download the model again"
-        )
-    for name, shape in expected.items():
-        if tuple(found[name]) != shape:
-            raise CorruptWeights(
-                f"{source}: {name} has shape {tuple(found[name])}, the configuration says {shape}; "
-                "configuration and weights are of different models, download both again"
-            )
+def _norm(config: ModelConfig, name: str) -> Iterator[Named]:
+    yield f"{name}.weight", (config.hidden_size,)
+    if config.norm == "layer":
+        yield f"{name}.bias", (config.hidden_size,)
 
 
-def _llama_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    hidden, inner = config.hidden_size, config.intermediate_size
+def _attention(config: ModelConfig) -> Iterator[Named]:
     query, key = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
-    yield "model.embed_tokens.weight", (config.vocab_size, hidden)
-    for i in range(config.num_hidden_layers):
-        layer = f"model.layers.{i}."
-        yield layer + "input_layernorm.weight", (hidden,)
-        for part, rows in (("q_proj", query), ("k_proj", key), ("v_proj", key)):
-            yield f"{layer}self_attn.{part}.weight", (rows, hidden)
-            if config.attention_bias:
-                yield f"{layer}self_attn.{part}.bias", (rows,)
-        if config.qk_norm:
-            yield layer + "self_attn.q_norm.weight", (config.head_dim,)
-            yield layer + "self_attn.k_norm.weight", (config.head_dim,)
-        yield layer + "self_attn.o_proj.weight", (hidden, query)
-        if config.attention_out_bias:
-            yield layer + "self_attn.o_proj.bias", (hidden,)
-        yield layer + "post_attention_layernorm.weight", (hidden,)
-        if config.experts:
-            for name, shape in expert_shapes(config.model_type, config.experts, hidden, inner):
-                yield layer + name, shape
-            continue
-        for part, rows, columns in (
-            ("gate_proj", inner, hidden),
-            ("up_proj", inner, hidden),
-            ("down_proj", hidden, inner),
-        ):
-            yield f"{layer}mlp.{part}.weight", (rows, columns)
-            if config.mlp_bias:
-                yield f"{layer}mlp.{part}.bias", (rows,)
-    yield "model.norm.weight", (hidden,)
+    for part, rows in (("q_proj", query), ("k_proj", key), ("v_proj", key)):
+        yield from _linear(f"self_attn.{part}", rows, config.hidden_size, config.attention_bias)
+    if config.qk_norm:
+        over_all = config.qk_norm_over == "all"
+        yield "self_attn.q_norm.weight", (query if over_all else config.head_dim,)
+        yield "self_attn.k_norm.weight", (key if over_all else config.head_dim,)
+    yield from _linear("self_attn.o_proj", config.hidden_size, query, config.attention_out_bias)
 
 
-def _gpt2_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _feed_forward(config: ModelConfig) -> Iterator[Named]:
     hidden, inner = config.hidden_size, config.intermediate_size
-    yield "transformer.wte.weight", (config.vocab_size, hidden)
-    yield "transformer.wpe.weight", (config.max_position_embeddings, hidden)
-    for i in range(config.num_hidden_layers):
-        layer = f"transformer.h.{i}."
-        for norm in ("ln_1", "ln_2"):
-            yield f"{layer}{norm}.weight", (hidden,)
-            yield f"{layer}{norm}.bias", (hidden,)
-        for part, rows, columns in (
-            ("attn.c_attn", hidden, 3 * hidden), ("attn.c_proj", hidden, hidden),
-            ("mlp.c_fc", hidden, inner), ("mlp.c_proj", inner, hidden),
-        ):  # fmt: skip
-            yield f"{layer}{part}.weight", (rows, columns)
-            yield f"{layer}{part}.bias", (columns,)
-    yield "transformer.ln_f.weight", (hidden,)
-    yield "transformer.ln_f.bias", (hidden,)
+    for part in ("gate_proj", "up_proj") if config.is_gated else ("up_proj",):
+        yield from _linear(f"mlp.{part}", inner, hidden, config.mlp_bias)
+    yield from _linear("mlp.down_proj", hidden, inner, config.mlp_bias)
+
+
+def _linear(name: str, rows: int, columns: int, bias: bool) -> Iterator[Named]:
+    yield f"{name}.weight", (rows, columns)
+    if bias:
+        yield f"{name}.bias", (rows,)

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer as Backend
 
 from paceline.errors import InvalidParameter
 from paceline.models.chat_template import ChatTemplate
+from paceline.models.fields import Fields
 from paceline.models.gguf_vocabulary import backend_from_gguf
 
 Scheme = Literal["byte_level", "sentencepiece"]
@@ -72,15 +73,15 @@ class Tokenizer:
         is_sentencepiece = metadata["tokenizer.ggml.model"] == "llama"
 
         def named(key: str) -> str | None:
-            number = metadata.get(f"tokenizer.ggml.{key}_token_id")
-            return tokens[number] if number is not None and 0 <= number < len(tokens) else None
+            number = Fields(metadata).optional_whole(f"tokenizer.ggml.{key}_token_id")
+            return tokens[number] if number is not None and number < len(tokens) else None
 
         return cls(
             backend,
             "sentencepiece" if is_sentencepiece else "byte_level",
             bos_token=named("bos"),
             eos_token=named("eos"),
-            chat_template=metadata.get("tokenizer.chat_template"),
+            chat_template=Fields(metadata).text("tokenizer.chat_template", "") or None,
             strips_space=is_sentencepiece and bool(metadata.get("tokenizer.ggml.add_space_prefix", True)),
         )
 

@@ -11,8 +11,12 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 
 from paceline.errors import CorruptWeights, UnsupportedModel
-from paceline.models.json_file import read_json
+from paceline.models.fields import Fields, is_text, refuse, shown
+from paceline.models.json_file import read_json, read_text
 from paceline.models.tokenizer import Scheme, Tokenizer
+
+_DEEPEST = 8
+"""Of decoders inside each other."""
 
 
 def tokenizer_from_folder(folder: Path) -> Tokenizer:
@@ -31,28 +35,30 @@ def tokenizer_from_folder(folder: Path) -> Tokenizer:
     try:
         backend = Backend.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
-        raise CorruptWeights(f"{path}: cannot be read ({error}); download the model again") from None
+        raise CorruptWeights(f"{path}: cannot be read ({str(error)[:200]}); download the model again") from None
     backend.no_truncation()  # settings of its training; they would cut prompts, and transformers ignores them too
     backend.no_padding()
     decoders = list(_steps(pipeline.get("decoder")))
     settings_path = folder / "tokenizer_config.json"
-    settings = read_json(settings_path) if settings_path.is_file() else {}
+    fields = Fields(read_json(settings_path) if settings_path.is_file() else {})
     return Tokenizer(
         backend,
         _scheme(decoders, path),
-        bos_token=_token_text(settings.get("bos_token")),
-        eos_token=_token_text(settings.get("eos_token")),
-        chat_template=_chat_template(folder, settings),
+        bos_token=_token_text(fields, "bos_token"),
+        eos_token=_token_text(fields, "eos_token"),
+        chat_template=_chat_template(folder, fields),
         strips_space=any(_strips_space(step) for step in decoders),
     )
 
 
-def _steps(decoder: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
+def _steps(decoder: Any, depth: int = 0) -> Iterator[Mapping[str, Any]]:
     if decoder is None:
         return
+    if not isinstance(decoder, Mapping) or depth > _DEEPEST:
+        raise refuse("decoder", f"{shown(decoder)} is no description of a decoder")
     if decoder.get("type") == "Sequence":
-        for step in decoder.get("decoders", ()):
-            yield from _steps(step)
+        for step in Fields(decoder).list("decoders", dict):
+            yield from _steps(step, depth + 1)
     else:
         yield decoder
 
@@ -70,21 +76,26 @@ def _scheme(decoders: list[Mapping[str, Any]], path: Path) -> Scheme:
 
 def _strips_space(step: Mapping[str, Any]) -> bool:
     if step.get("type") == "Strip":
-        return step.get("content") == " " and step.get("start", 0) > 0
+        return step.get("content") == " " and Fields(step).whole("start", 0, least=0) > 0
     return step.get("type") == "Metaspace" and step.get("prepend_scheme", "always") != "never"
 
 
-def _token_text(token: str | Mapping[str, Any] | None) -> str | None:
+def _token_text(settings: Fields, name: str) -> str | None:
     """A token in tokenizer_config.json is its text, or an object that holds it."""
-    return token["content"] if isinstance(token, Mapping) else token
+    token = settings.get(name, None)
+    text = token.get("content") if isinstance(token, Mapping) else token
+    if text is not None and not is_text(text):
+        raise refuse(name, f"{shown(text)} is no text of a token")
+    return text
 
 
-def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
+def _chat_template(folder: Path, settings: Fields) -> str | None:
     """The template beside the tokenizer, or inside its settings: one text, or a list of named ones."""
     own_file = folder / "chat_template.jinja"
     if own_file.is_file():
-        return own_file.read_text(encoding="utf-8")
-    template = settings.get("chat_template")
-    if isinstance(template, list):
-        return next((entry["template"] for entry in template if entry.get("name") == "default"), None)
-    return template
+        return read_text(own_file)
+    if isinstance(settings.get("chat_template", None), list):
+        named = settings.list("chat_template", dict)
+        default = next((entry for entry in named if entry.get("name") == "default"), {})
+        return Fields(default).text("template", "") or None
+    return settings.text("chat_template", "") or None

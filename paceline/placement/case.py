@@ -8,7 +8,7 @@ from types import MappingProxyType
 from paceline.errors import InvalidParameter
 from paceline.placement.cluster import Cluster
 from paceline.placement.drafting import Drafting, check_drafts
-from paceline.placement.model import PlacedModel
+from paceline.placement.model import NO_SLO, PlacedModel
 from paceline.placement.profile import ModelProfile
 from paceline.placement.workload import Workload
 
@@ -41,10 +41,19 @@ class Case:
             if model.profile_type not in self.profiles:
                 problem = f"no profile for type {model.profile_type!r} of model {model.name!r}"
                 raise InvalidParameter("profiles", problem, f"profile it, or use one of {sorted(self.profiles)}")
+        all_generated = all(self.profile_of(m).is_generated for m in range(len(self.models)))
+        if self.is_generated and (self.drafts or not all_generated):
+            problem = "some models have profiles with tokens, others have none or a draft block"
+            raise InvalidParameter("profiles", problem, "give all of them tokens (with tokens_per_pass for drafts)")
         check_drafts(self.drafts, len(self.models), self.profiles)
         if self.workload.num_models > len(self.models):
             problem = f"model index {self.workload.num_models - 1}, there are {len(self.models)} models"
             raise InvalidParameter("arrivals", problem, f"use indices 0 to {len(self.models) - 1}")
+
+    @property
+    def is_generated(self) -> bool:
+        """Requests are generated token by token; otherwise they are one pass each, as in the paper."""
+        return any(self.profile_of(m).is_generated for m in range(len(self.models)))
 
     @property
     def has_slo(self) -> bool:
@@ -57,7 +66,15 @@ class Case:
 
     def scale_slo(self, factor: float) -> "Case":
         """Every deadline times `factor`; models without one keep none."""
-        models = [replace(m, slo=m.slo * factor) if m.has_slo else m for m in self.models]
+        models = [
+            replace(
+                m,
+                slo=m.slo * factor if m.slo < NO_SLO else m.slo,
+                slo_first=m.slo_first * factor,
+                slo_token=m.slo_token * factor,
+            )
+            for m in self.models
+        ]
         return replace(self, models=tuple(models))
 
     def scale_rate(self, factor: float) -> "Case":

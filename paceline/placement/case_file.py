@@ -7,6 +7,10 @@ drawn at the models' rates. A model without ``slo`` has no deadline. A profile e
 {batch size: [s per stage]}. A model may have ``draft`` {type, output_tokens, acceptance_rate, num_draft_tokens,
 verify_ratio, hand_over}; its own profile then holds seconds of one pass, the drafter's of one draft token.
 
+Where requests are generated token by token, profile entries have ``tokens`` (`TokenProfile`) and ``kv_bytes`` [bytes
+per token and device] in place of ``latency``, models ``prompt_tokens``, ``output_tokens`` (means), ``length_cv``,
+``slo_first`` and ``slo_token`` [s], and ``arrivals`` may have two more columns, tokens of prompt and answer.
+
 A key that is not in this list is refused. ``name`` names the case. What data sets say about themselves may be there
 too: ``n_requests`` and ``arrivals_sha256`` are compared with the arrivals; ``note``, ``policies`` and
 ``num_devices_per_node`` are passed over.
@@ -33,6 +37,7 @@ from paceline.placement.fields import (
 )
 from paceline.placement.model import NO_SLO, PlacedModel
 from paceline.placement.profile import ModelProfile, ParallelConfig, Stages
+from paceline.placement.tokens import TokenProfile
 from paceline.placement.traces import read_arrivals
 from paceline.placement.workload import MAX_SECONDS, Workload
 
@@ -40,8 +45,11 @@ _CASE_KEYS = (
     "name", "num_devices", "mem_budget", "models", "profiles", "arrivals", "duration", "seed",
     "note", "policies", "num_devices_per_node", "n_requests", "arrivals_sha256",
 )  # fmt: skip
-_MODEL_KEYS = ("name", "type", "rate", "cv", "slo", "path", "draft")
-_PROFILE_KEYS = ("op", "pp", "latency", "weight_mem", "batch_latency")
+_MODEL_KEYS = (
+    "name", "type", "rate", "cv", "slo", "path", "draft", "prompt_tokens", "output_tokens", "length_cv", "slo_first",
+    "slo_token",
+)  # fmt: skip
+_PROFILE_KEYS = ("op", "pp", "latency", "weight_mem", "batch_latency", "tokens", "kv_bytes")
 
 MOST_BYTES = 1e18
 """Of a device's memory, or of a stage's weights."""
@@ -120,7 +128,9 @@ def _read_model(index: int, values: Any) -> PlacedModel:
         raise InvalidParameter(where, f"{shown(values)} is no mapping", "give name, type, rate, cv, slo")
     only_known(values, _MODEL_KEYS, where)
     slo = values.get("slo")
+    generated = ("prompt_tokens", "output_tokens", "length_cv", "slo_first", "slo_token")
     return PlacedModel(
+        **{key: number_of(values, key, where=where) for key in generated if values.get(key) is not None},
         name=text_of(values, "name", f"m{index}", where),
         profile_type=text_of(values, "type", where=where),
         rate=number_of(values, "rate", 0.0, where),
@@ -154,12 +164,15 @@ def _read_profile(name: str, rows: Any) -> ModelProfile:
 def _read_entry(row: dict[str, Any], where: str) -> tuple[ParallelConfig, Stages]:
     only_known(row, _PROFILE_KEYS, where)
     parallel = ParallelConfig(whole_of(row, "op", 1, where), whole_of(row, "pp", 1, where))
-    stages = Stages(
-        latency=numbers_of(row, "latency", where, most=MAX_SECONDS),
-        weight_mem=numbers_of(row, "weight_mem", where, most=MOST_BYTES),
-        batch_latency=_read_batches(row, where),
-    )
-    return parallel, stages
+    memory = numbers_of(row, "weight_mem", where, most=MOST_BYTES)
+    if "tokens" in row:
+        if "latency" in row or "batch_latency" in row:
+            raise InvalidParameter(where, "has tokens and latency", "give tokens, or seconds of one pass")
+        tokens, kv_bytes = TokenProfile.read(row["tokens"], f"{where}.tokens"), number_of(row, "kv_bytes", 0.0, where)
+        each = tokens.pass_seconds(1) / max(1, len(memory))
+        return parallel, Stages((each,) * len(memory), memory, tokens=tokens, kv_bytes=kv_bytes)
+    latency = numbers_of(row, "latency", where, most=MAX_SECONDS)
+    return parallel, Stages(latency, memory, _read_batches(row, where))
 
 
 def _read_batches(row: dict[str, Any], where: str) -> dict[int, tuple[float, ...]]:

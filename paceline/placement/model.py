@@ -23,6 +23,9 @@ class PlacedModel:
         cv: coefficient of variation of the gaps between arrivals; 1 is Poisson, larger is burstier.
         slo: seconds from arrival to answer that a request may take; `NO_SLO` for none.
         path: where its weights are; None where planning is all that is wanted.
+        prompt_tokens, output_tokens: mean tokens of its requests where they are generated token by token; of these,
+            `length_cv` is the coefficient of variation.
+        slo_first, slo_token: seconds from arrival to the first token, and per further token; infinite for none.
 
     Raises:
         InvalidParameter: a negative rate or cv, or a deadline that is not above 0.
@@ -34,6 +37,11 @@ class PlacedModel:
     cv: float = 1.0
     slo: float = NO_SLO
     path: str | None = None
+    prompt_tokens: float = 1.0
+    output_tokens: float = 1.0
+    length_cv: float = 0.0
+    slo_first: float = float("inf")
+    slo_token: float = float("inf")
 
     def __post_init__(self) -> None:
         if not 0 <= self.rate < float("inf"):
@@ -43,12 +51,16 @@ class PlacedModel:
         if not 0 <= self.cv <= MAX_CV:
             problem = f"{self.cv} for model {self.name!r}"
             raise InvalidParameter("cv", problem, f"give 0 to {MAX_CV:g}; 1 is Poisson")
-        if not self.slo > 0:
-            raise InvalidParameter(
-                "slo", f"{self.slo} s for model {self.name!r}", "give seconds above 0, or leave it out"
-            )
+        for field in ("slo", "slo_first", "slo_token"):
+            if not getattr(self, field) > 0:
+                problem = f"{getattr(self, field)} s for model {self.name!r}"
+                raise InvalidParameter(field, problem, "give seconds above 0, or leave it out")
+        for field, least in (("prompt_tokens", 1), ("output_tokens", 1), ("length_cv", 0)):
+            if not least <= getattr(self, field) < 2**31:
+                problem = f"{getattr(self, field)} for model {self.name!r}"
+                raise InvalidParameter(field, problem, f"give {least} or more")
 
     @property
     def has_slo(self) -> bool:
         """Whether its requests have a deadline."""
-        return self.slo < NO_SLO
+        return self.slo < NO_SLO or min(self.slo_first, self.slo_token) < float("inf")

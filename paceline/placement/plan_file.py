@@ -13,9 +13,9 @@ from paceline.placement.model import PlacedModel
 from paceline.placement.placement import Placement
 
 PLAN_KEYS = (
-    "case", "policy", "groups", "models", "serving", "stage_seconds", "overhead", "drafts", "num_devices", "mem_budget",
-    "slo_attainment", "mean_latency_served", "p99_latency_served", "model_attainment", "planning_seconds", "finished",
-    "unplaceable", "history", "windows", "drafts_tried", "explanation", "note",
+    "case", "policy", "groups", "models", "serving", "stage_seconds", "pass_profiles", "overhead", "drafts",
+    "num_devices", "mem_budget", "slo_attainment", "mean_latency_served", "p99_latency_served", "model_attainment",
+    "planning_seconds", "finished", "unplaceable", "history", "windows", "drafts_tried", "explanation", "note",
 )  # fmt: skip
 
 

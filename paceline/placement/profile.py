@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from paceline.errors import InvalidParameter
+from paceline.placement.tokens.profile import TokenProfile
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -39,6 +40,8 @@ class Stages:
         latency: seconds per stage for a batch of one request.
         weight_mem: bytes per stage on each of its devices.
         batch_latency: batch size to seconds per stage, for sizes above 1; empty when batches were not profiled.
+        tokens: what passes cost, where requests are generated token by token; `latency` then counts for nothing.
+        kv_bytes: of a token's keys and values, on each device.
 
     Raises:
         InvalidParameter: lengths that differ, a time that is not positive, or negative bytes.
@@ -47,6 +50,8 @@ class Stages:
     latency: tuple[float, ...]
     weight_mem: tuple[float, ...]
     batch_latency: Mapping[int, tuple[float, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    tokens: TokenProfile | None = None
+    kv_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         for batch, latency in ((1, self.latency), *self.batch_latency.items()):
@@ -57,6 +62,9 @@ class Stages:
                 raise InvalidParameter("latency", f"{list(latency)} s at batch {batch}", "give positive seconds")
         if not all(0 <= size < float("inf") for size in self.weight_mem):
             raise InvalidParameter("weight_mem", f"{list(self.weight_mem)} bytes", "give bytes, 0 or more")
+
+        if not 0 <= self.kv_bytes < float("inf"):
+            raise InvalidParameter("kv_bytes", f"{self.kv_bytes}", "give bytes per token, 0 or more")
 
     @property
     def total_latency(self) -> float:
@@ -87,6 +95,13 @@ class ModelProfile:
             if len(stages.latency) != parallel.pipeline:
                 problem = f"{self.name!r} {parallel} has {len(stages.latency)} stages, not {parallel.pipeline}"
                 raise InvalidParameter("latency", problem, "give one time per pipeline stage")
+            if self.is_generated and stages.tokens is None:
+                raise InvalidParameter("profiles", f"{self.name!r} {parallel} has no tokens", "give every split some")
+
+    @property
+    def is_generated(self) -> bool:
+        """Its entries say what passes cost, not how long a request takes."""
+        return any(stages.tokens is not None for stages in self.entries.values())
 
     def stages(self, parallel: ParallelConfig) -> Stages:
         """The stages of a split. Raises InvalidParameter, naming the splits there are, when it was not profiled."""

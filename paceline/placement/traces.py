@@ -25,8 +25,10 @@ MINUTES_PER_DAY = 1440
 
 
 def read_arrivals(path: str | Path, names: Sequence[str] = ()) -> Workload:
-    """Arrivals of a CSV: rows of time in seconds and model, an index or one of `names`, after a header line or none;
-    or one of Azure's two traces of functions (`read_functions_2019`, `read_functions_2021`).
+    """Arrivals of a CSV, after a header line or none: time in seconds, model (an index or one of `names`), and perhaps
+    tokens of prompt and answer.
+
+    Azure's two traces of functions are read too (`read_functions_2019`, `read_functions_2021`).
 
     Raises:
         InvalidParameter: it cannot be read, a time is no number or out of order, or a model is unknown.
@@ -41,16 +43,21 @@ def read_arrivals(path: str | Path, names: Sequence[str] = ()) -> Workload:
 
 def _read_pairs(path: str | Path, names: Sequence[str], has_header: bool) -> Workload:
     index_of = {name: index for index, name in enumerate(names)}
-    times, models = [], []
+    times, models, lengths = [], [], []
     for line, row in _rows(path, int(has_header)):
         try:
-            time, model = (cell.strip() for cell in row)
+            time, model, *tokens = (cell.strip() for cell in row)
+            if len(tokens) not in (0, 2) or (lengths and len(lengths[0]) != len(tokens)):
+                raise ValueError
             times.append(_finite(time))
             models.append(index_of[model] if model in index_of else _index(model))
+            lengths.append([_index(count) for count in tokens])
         except ValueError:
             problem = f"{path}, line {line}: {','.join(row)[:80]!r}"
-            raise InvalidParameter("arrivals", problem, "give time in seconds and a model's index or name") from None
-    return Workload(_from_zero(path, np.array(times, np.float64)), np.array(models, np.int64))
+            remedy = "give time in seconds, a model's index or name, and tokens of prompt and answer or neither"
+            raise InvalidParameter("arrivals", problem, remedy) from None
+    columns = np.array(lengths, np.int64).T if lengths and lengths[0] else (None, None)
+    return Workload(_from_zero(path, np.array(times, np.float64)), np.array(models, np.int64), *columns)
 
 
 def read_functions_2019(path: str | Path, num_models: int, seed: int = 0) -> Workload:

@@ -1,7 +1,7 @@
 """`Workload`: who asks for which model when. Drawing arrivals is `arrivals.py`, reading them `traces.py`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,6 +18,7 @@ class Workload:
     Args:
         times: float64 [requests], seconds, never falling.
         models: int32 [requests], index of the model asked for.
+        prompt_tokens, output_tokens: float64 [requests], where requests are generated token by token and that is known.
 
     Raises:
         InvalidParameter: lengths that differ, times out of order, negative, not finite or above `MAX_SECONDS`, or a
@@ -26,6 +27,8 @@ class Workload:
 
     times: np.ndarray
     models: np.ndarray
+    prompt_tokens: np.ndarray | None = None
+    output_tokens: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         times, models = np.asarray(self.times, np.float64), _indices(self.models)
@@ -43,6 +46,9 @@ class Workload:
             raise InvalidParameter("arrivals", problem, f"count seconds from 0, up to {MAX_SECONDS:g}")
         object.__setattr__(self, "times", times)
         object.__setattr__(self, "models", models)
+        for name in ("prompt_tokens", "output_tokens"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, _lengths(name, getattr(self, name), len(times)))
 
     @property
     def num_requests(self) -> int:
@@ -69,14 +75,24 @@ class Workload:
 
     def between(self, start: float, end: float) -> "Workload":
         """Requests of [start, end), at their own times."""
-        first, last = np.searchsorted(self.times, [start, end])
-        return Workload(self.times[first:last], self.models[first:last])
+        part = slice(*np.searchsorted(self.times, [start, end]))
+        lengths = [None if each is None else each[part] for each in (self.prompt_tokens, self.output_tokens)]
+        return Workload(self.times[part], self.models[part], *lengths)
 
     def scale_rate(self, factor: float) -> "Workload":
         """The same arrivals `factor` times as fast: rates grow, burstiness stays."""
         if not 0 < factor < float("inf"):
             raise InvalidParameter("rate_scale", f"{factor} is not above 0", "give a factor above 0")
-        return Workload(self.times / factor, self.models)
+        return replace(self, times=self.times / factor)
+
+
+def _lengths(name: str, values: np.ndarray, count: int) -> np.ndarray:
+    """Tokens as float64. Raises InvalidParameter for what are none."""
+    found = np.asarray(values, np.float64)
+    if found.shape != (count,) or (count and not 1 <= found.min() <= found.max() < 2**31):
+        problem = f"{found.shape} for {count} requests, from {found.min(initial=1):g}"
+        raise InvalidParameter(name, problem, "give tokens, 1 or more, for each request")
+    return found
 
 
 def _indices(models: Sequence[int] | np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.serving.job import Chunk, Piece, Summary
+from paceline.serving.job import Chunk, Piece, Step, Summary
 from paceline.serving.tools import CallReader, ToolChoice
 from paceline.types import RequestStats
 
@@ -131,6 +131,14 @@ class Answer:
             },
         }
 
+    def noted(self) -> dict[str, Any]:
+        """What operators are told of an answer that has ended: counts only."""
+        stats = next((each.stats for each in self._summaries.values() if each.stats is not None), None)
+        drafts = {} if stats is None or not stats.num_drafts else {
+            "acceptance_rate": stats.acceptance_rate, "acceptance_length": stats.acceptance_length,
+        }  # fmt: skip
+        return {"usage": self.usage()} | drafts
+
     @property
     def _chunk_kind(self) -> str:
         return "chat.completion.chunk" if self._wish.is_chat else "text_completion"
@@ -202,20 +210,20 @@ class Answer:
         if wish.token_ids:
             choice["token_ids"] = [piece.token_id for piece in pieces if piece.provenance != "prompt"]
         if chunk.finish_reason is None:
-            return choice | self._trace(pieces)
+            return choice | self._trace(pieces, chunk.step)
         if wish.token_ids:
             choice["prompt_token_ids"] = [piece.token_id for piece in self._prompt_of(number)]
         if wish.prompt_logprobs:
             choice["prompt_logprobs"] = [_alternatives(piece) for piece in self._prompt_of(number)]
         if chunk.summary.error is not None:
             choice["error"] = {"message": chunk.summary.error, "type": "request_failed"}
-        return choice | self._trace(pieces)
+        return choice | self._trace(pieces, chunk.step)
 
-    def _trace(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+    def _trace(self, pieces: Sequence[Piece], step: Step | None) -> dict[str, Any]:
         if not self._wish.trace:
             return {}
         tokens = [{"id": p.token_id, "text": p.text, "provenance": p.provenance} for p in pieces]
-        return {"paceline": {"tokens": tokens}}
+        return {"paceline": {"tokens": tokens} | ({} if step is None else {"step": told_step(step)})}
 
     def _statistics(self) -> dict[str, Any]:
         """What became of the drafts of each choice, where it is wanted: vLLM's names, and our own."""
@@ -225,6 +233,13 @@ class Answer:
         first = next(iter(stats.values()))
         own = {"choices": [{"index": n} | draft_statistics(each) for n, each in stats.items()]}
         return {"metrics": {"speculative_decoding": vllm_statistics(first)}, "paceline": own}
+
+
+def told_step(step: Step) -> dict[str, Any]:
+    """The draft of one pass: its nodes, which of them stood, and what else the pass computed."""
+    nodes = [{"id": token_id, "text": text, "parent": parent}
+             for (token_id, text), parent in zip(step.tokens, step.parents, strict=True)]  # fmt: skip
+    return {"nodes": nodes, "path": list(step.path), "own": step.is_own, "rows": dict(step.rows)}
 
 
 def vllm_statistics(stats: RequestStats) -> dict[str, Any]:

@@ -30,12 +30,15 @@ from paceline.serving.tokenizing import DetokenizeRequest, TokenizeRequest
 CLIENT_CLOSED_REQUEST = 499
 
 
-def build_app(backend: Backend, settings: Settings | None = None, log: IO[str] | None = None) -> Any:
+def build_app(
+    backend: Backend, settings: Settings | None = None, log: IO[str] | None = None, telemetry: Any = None
+) -> Any:
     """The application; its end closes `backend`.
 
     Args:
         settings: limits; their defaults when left out.
         log: where a line of JSON for every request goes.
+        telemetry: (application) to one that tells OpenTelemetry (`telemetry.Telemetry`); None tells nobody.
 
     Returns:
         An ASGI application; its attribute `front` holds the gate.
@@ -57,8 +60,9 @@ def build_app(backend: Backend, settings: Settings | None = None, log: IO[str] |
     paths = frozenset(route.path for route in app.routes if hasattr(route, "path"))  # type: ignore[attr-defined]
     logged = RequestLog(Guard(app, settings), log, paths)
     add_operations(app, front, logged)
-    logged.front = front  # type: ignore[attr-defined]
-    return logged
+    whole: Any = logged if telemetry is None else telemetry(logged)
+    whole.front = front
+    return whole
 
 
 def _add_handlers(app: FastAPI) -> None:

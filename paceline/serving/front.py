@@ -66,7 +66,7 @@ class Front:
         if body.stream and not body.echo:
             return await self._streamed(request, body, jobs, answer)
         whole = await unless_gone(request, self.whole(body, jobs, answer))
-        request.scope["state"]["noted"] |= {"usage": whole["usage"]}
+        request.scope["state"]["noted"] |= answer.noted()
         if not body.stream:
             return await response(whole)
         usage = {} if body.include_usage else {"usage": None}
@@ -82,7 +82,9 @@ class Front:
         jobs, answer = await self._prepared(request, body)
         request.scope.setdefault("state", {})["noted"] = {"model": body.model, "stream": body.stream}
         if not body.stream:
-            return JSONResponse(dialect.answer(await unless_gone(request, self.whole(body, jobs, answer))))
+            whole = await unless_gone(request, self.whole(body, jobs, answer))
+            request.scope["state"]["noted"] |= answer.noted()
+            return JSONResponse(dialect.answer(whole))
         plain = await self._streamed(request, body, jobs, answer)
         told = _retold(plain.body_iterator, dialect, body.model or "")
         return StreamingResponse(told, media_type="text/event-stream", headers=_STREAM_HEADERS)
@@ -129,6 +131,7 @@ class Front:
         usage = body.include_usage, bool(body.stream_options.continuous_usage_stats)
         rest = _rest(first, chunks) if early is None else chunks
         told = events(rest, early, answer, usage, self.gate, self.settings.ping_seconds)
+        stack.callback(lambda: request.scope["state"]["noted"].update(answer.noted()))
         return StreamingResponse(_within(stack, told), media_type="text/event-stream", headers=_STREAM_HEADERS)
 
     def _with_tools(self, job: Job, body: CompletionRequest | ChatRequest) -> Job:

@@ -27,6 +27,7 @@ class Job:
         add_special_tokens: put in what the model wants around a text prompt.
         cache_salt: see `Engine.add_request`.
         detail: chunks carry `Piece`s, and the last one the prompt's.
+        trace: chunks carry the `Step` they came from.
     """
 
     request_id: str
@@ -42,6 +43,7 @@ class Job:
     add_special_tokens: bool = True
     detail: bool = False
     cache_salt: str = ""
+    trace: bool = False
 
     def with_seed(self, seed: int) -> "Job":
         """The same, drawing from `seed` unless it is greedy or has a seed already: its text is the same each time."""
@@ -76,6 +78,24 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
+class Step:
+    """The draft that a pass verified.
+
+    Attributes:
+        tokens: (id, its text) of each node; `parents` its parent, -1 for none.
+        path: the nodes that were accepted, from the root down.
+        is_own: the request's own draft, from its grammar or prediction.
+        rows: of the whole pass, by what they were for.
+    """
+
+    tokens: tuple[tuple[int, str], ...]
+    parents: tuple[int, ...]
+    path: tuple[int, ...]
+    is_own: bool
+    rows: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Summary:
     """What is known of a sample once it has ended.
 
@@ -106,6 +126,7 @@ class Chunk:
         index: of the sample.
         goes_on: other samples of the request have not ended, though this one has.
         pieces: the tokens of `text`, where `Job.detail` asks for them.
+        step: where `Job.trace` asks for it and something was drafted.
     """
 
     text: str
@@ -116,6 +137,7 @@ class Chunk:
     goes_on: bool = False
     pieces: tuple[Piece, ...] = ()
     summary: Summary = _NOTHING
+    step: Step | None = None
 
     @property
     def is_last(self) -> bool:

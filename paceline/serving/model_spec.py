@@ -19,7 +19,10 @@ class ModelSpec:
         path: built-in name, GGUF file, safetensors folder or hub id.
         slo: seconds from arrival to answer; infinite for none.
         engine: options of `EngineConfig`.
-        num_tokens: output tokens of the request that was profiled; None when service times do not follow them.
+        num_tokens: output tokens of the request that was profiled, or that answers are expected to have; None when
+            service times do not follow them.
+        slo_first: seconds from arrival to the first token; infinite for none.
+        slo_token: seconds per further token; infinite for none.
 
     Raises:
         InvalidParameter: a deadline or number of tokens that is not above 0, or options no engine has.
@@ -30,17 +33,26 @@ class ModelSpec:
     slo: float = float("inf")
     engine: Mapping[str, Any] = field(default_factory=dict)
     num_tokens: int | None = None
+    slo_first: float = float("inf")
+    slo_token: float = float("inf")
 
     def __post_init__(self) -> None:
         where = f"models.{self.name}"
-        if not self.slo > 0:
-            raise InvalidParameter(f"{where}.slo", f"{self.slo} s", "give seconds above 0, or leave it out")
+        for name in ("slo", "slo_first", "slo_token"):
+            seconds = getattr(self, name)
+            if not seconds > 0:
+                raise InvalidParameter(f"{where}.{name}", f"{seconds} s", "give seconds above 0, or leave it out")
         if self.num_tokens is not None and self.num_tokens < 1:
             raise InvalidParameter(f"{where}.num_tokens", f"{self.num_tokens}", "give 1 or more, or leave it out")
         for key in _FROM_THE_PLAN:
             if key in self.engine:
                 raise InvalidParameter(f"{where}.engine", f"{key} is given", "leave it out: groups decide it")
         from_mapping(EngineConfig, self.engine)
+
+    @property
+    def seats(self) -> int:
+        """Requests that its engine runs at once."""
+        return from_mapping(EngineConfig, self.engine).max_num_seqs
 
     def size(self, max_tokens: int) -> float:
         """Work of a request for `max_tokens` tokens over that of the profiled one."""

@@ -163,7 +163,7 @@ class Request(BaseModel):
         detail = self.wants_pieces or params.logprobs is not None
         return Job(
             request_id, self.model or "", params=params, stream=self.stream, slo=self.slo, priority=self.priority,
-            timeout=self.timeout, detail=detail, cache_salt=self.cache_salt, **more,
+            timeout=self.timeout, detail=detail, cache_salt=self.cache_salt, trace=self.paceline.trace, **more,
         )  # fmt: skip
 
 

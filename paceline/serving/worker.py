@@ -3,16 +3,18 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from paceline.config import SpeculativeConfig
 from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.build import silent
-from paceline.engine.engine import StepOutput
+from paceline.engine.engine import StepOutput, VerifiedDraft
 from paceline.engine.llm import LLM
 from paceline.errors import EngineDead, InvalidParameter
 from paceline.models.tokenizer import Tokenizer
-from paceline.serving.job import Chunk, Job, Piece, Summary
+from paceline.placement.tokens import TokenProfile
+from paceline.serving.job import Chunk, Job, Piece, Step, Summary
 from paceline.serving.model_spec import ModelSpec
 from paceline.types import CompletionOutput, NamedProgress, RequestOutput, TokenLogprobs, TokenProvenance
 
@@ -48,9 +50,11 @@ class Worker:
         async with aclosing(llm.generate(prompt, job.params, job.request_id, **how)) as outputs:
             async for output in outputs:
                 if job.detail and output.finished:  # its whole prompt is told of
-                    yield await asyncio.to_thread(_chunk, output, llm.tokenizer)
+                    chunk = await asyncio.to_thread(_chunk, output, llm.tokenizer)
                 else:
-                    yield _chunk(output, llm.tokenizer if job.detail else None)
+                    chunk = _chunk(output, llm.tokenizer if job.detail else None)
+                step = output.draft if job.trace else None
+                yield chunk if step is None else replace(chunk, step=_step(output, step, llm.tokenizer))
 
     async def whole(self, job: Job) -> Chunk:
         """The answer of one sample in one piece."""
@@ -102,6 +106,10 @@ class Worker:
         """Prometheus text of all engines, one after the other."""
         return b"".join([await llm.prometheus_text(name) for name, llm in self._llms.items()])
 
+    async def pass_profiles(self) -> Mapping[str, TokenProfile]:
+        """What passes of every model cost, as `paceline tune` measured or by a few passes now."""
+        return {name: TokenProfile(**await llm.pass_costs()) for name, llm in self._llms.items()}
+
     async def close(self) -> None:
         for llm in self._llms.values():
             await llm.shutdown()
@@ -129,6 +137,16 @@ def _chunk(output: StepOutput, tokenizer: Tokenizer | None) -> Chunk:
         text, done.finish_reason, num_prompt, len(done.token_ids), output.index, finished is None, pieces,
         _summary(done, finished, tokenizer),
     )  # fmt: skip
+
+
+def _step(output: StepOutput, draft: VerifiedDraft, tokenizer: Tokenizer) -> Step:
+    path, above = [], -1
+    for token in output.tokens[: draft.num_accepted]:
+        at = zip(draft.parents, draft.tokens, strict=True)
+        above = next(i for i, node in enumerate(at) if node == (above, token.token_id))
+        path.append(above)
+    named = tuple((token_id, tokenizer.token_bytes(token_id).decode("utf-8", "replace")) for token_id in draft.tokens)
+    return Step(named, draft.parents, tuple(path), draft.is_own, draft.rows._asdict())
 
 
 def _summary(done: CompletionOutput, finished: RequestOutput | None, tokenizer: Tokenizer | None) -> Summary:

@@ -1,12 +1,11 @@
 """Answers that the target writes itself, to a user's prompts or its own, in files that a later run resumes.
 
-Prompts of its own making (Magpie, Xu et al. 2024): given a chat template's opening up to the user's turn, an instruct
-model writes what a user might ask; a model without a template continues a few words. Two answers of three are greedy,
-the third is drawn at temperature 1. Not for hidden states (`evaluation/head_data.py`).
+Prompts of its own making are Magpie's (`heads/openings.py`). Two answers of three are greedy, the third is drawn at
+temperature 1. Not for hidden states (`evaluation/head_data.py`).
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,18 +13,11 @@ import numpy as np
 from paceline.models.tokenizer import Tokenizer
 from paceline.training.conversation_files import read_conversations, write_conversations
 from paceline.training.heads.conversations import Conversation
-from paceline.training.heads.openings import choose_openings
-from paceline.types import Progress, SamplingParams
-
-Generate = Callable[[Sequence[Sequence[int]], Sequence[SamplingParams]], Sequence[Sequence[int]]]
-"""Token ids of answers to prompts."""
+from paceline.training.heads.openings import Generate, own_prompts, writing_params
+from paceline.types import Progress
 
 PER_FILE = 64
-LONGEST_PROMPT = 160
 LONGEST_ANSWER = 384
-_KNOWN_BY = 8
-"""Prompts that the model goes on with in the same eight tokens are answered once."""
-_MARK = "\x00here\x00"
 
 
 class SelfWriter:
@@ -83,32 +75,12 @@ class SelfWriter:
     def _answered(self, number: int) -> list[Conversation]:
         rng = np.random.default_rng((self._seed, number))
         if self._prompts is None:
-            prompts = self._own_prompts(rng)
+            prompts = own_prompts(self._tokenizer, self._generate, PER_FILE, rng)
         else:
             prompts = [list(prompt) for prompt in self._prompts[number * PER_FILE : (number + 1) * PER_FILE]]
-        params = [_params(float(i % 3 == 2), LONGEST_ANSWER, rng) for i in range(len(prompts))]
+        params = [writing_params(float(i % 3 == 2), LONGEST_ANSWER, rng) for i in range(len(prompts))]
         answers = self._generate(prompts, params)
         return [
             Conversation(np.array([*prompt, *answer], np.int32), len(prompt), one.temperature)
             for prompt, answer, one in zip(prompts, answers, params, strict=True)
         ]
-
-    def _own_prompts(self, rng: np.random.Generator) -> list[list[int]]:
-        """Prompts in their template that the target made up, those that ended by themselves and are new here."""
-        encode, openings = self._tokenizer.encode, choose_openings(PER_FILE, rng)
-        if not self._tokenizer.has_chat_template:
-            return [encode(words or "The") for words in openings]
-        head, tail = self._tokenizer.apply_chat_template([{"role": "user", "content": _MARK}]).split(_MARK)
-        begun = [encode(head + words, False) for words in openings]
-        written = self._generate(begun, [_params(1.0, LONGEST_PROMPT, rng) for _ in begun])
-        texts: dict[tuple[int, ...], str] = {}
-        for words, ids in zip(openings, written, strict=True):
-            if len(ids) and ids[-1] in self._tokenizer.special_token_ids:
-                text = words + self._tokenizer.decode(ids, continuation=True)
-                texts.setdefault(tuple(ids[:_KNOWN_BY]), text.strip())
-        return [encode(head + text + tail, False) for text in texts.values() if text]
-
-
-def _params(temperature: float, max_tokens: int, rng: np.random.Generator) -> SamplingParams:
-    top_p = 0.95 if temperature else 1.0
-    return SamplingParams(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=int(rng.integers(1 << 31)))

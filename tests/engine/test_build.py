@@ -8,7 +8,8 @@ from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.models.numba_executor.executor import NumbaModel
 from tests.fakes import RandomCheckpoint, small_config
 
-GPT2 = small_config("gpt2", norm="layer", mlp="gelu_tanh", position_embedding="learned", num_key_value_heads=6)
+ODD = small_config(intermediate_size=100)
+"""A width that the kernels do not cover."""
 
 
 def test_auto_takes_the_fast_executor_where_it_can(tiny):
@@ -16,19 +17,19 @@ def test_auto_takes_the_fast_executor_where_it_can(tiny):
     assert isinstance(model, NumbaModel)
 
 
-def test_auto_falls_back_to_torch_for_other_families():
+def test_auto_falls_back_to_torch_for_widths_that_the_kernels_do_not_cover():
     torch_executor = pytest.importorskip("paceline.models.torch_executor")
-    model = load_executor(RandomCheckpoint(GPT2), EngineConfig(dtype="float32"), "gpt2", silent)
+    model = load_executor(RandomCheckpoint(ODD), EngineConfig(dtype="float32"), "odd", silent)
     assert isinstance(model, torch_executor.TorchModel)
 
 
 def test_numba_by_name_says_what_runs_the_model_instead():
     with pytest.raises(UnsupportedModel, match="torch"):
-        load_executor(RandomCheckpoint(GPT2), EngineConfig(executor="numba"), "gpt2", silent)
+        load_executor(RandomCheckpoint(ODD), EngineConfig(executor="numba"), "odd", silent)
 
 
 @pytest.mark.parametrize("field", [{"dtype": "int8"}, {"dtype": "w8a8"}, {"kv_cache_dtype": "float16"}])
 def test_torch_refuses_what_only_the_kernels_know(field):
     pytest.importorskip("torch")
     with pytest.raises(InvalidParameter, match=next(iter(field))):
-        load_executor(RandomCheckpoint(GPT2), EngineConfig(executor="torch", **field), "gpt2", silent)
+        load_executor(RandomCheckpoint(ODD), EngineConfig(executor="torch", **field), "odd", silent)

@@ -1,6 +1,7 @@
 """`paceline train draft` from end to end: a draft is trained, written, gone on with, and drafts for its target."""
 
 import json
+from functools import partial
 
 import pytest
 from typer.testing import CliRunner
@@ -22,7 +23,7 @@ PROMPTS = "\n".join(f"the cat sat on mat {i}" for i in range(8))
 @pytest.fixture
 def loaded(monkeypatch):
     """A random model under every name, and every third prompt held out."""
-    from paceline.evaluation import draft_training, head_data
+    from paceline.evaluation import draft_training, head_data, training_text
     from paceline.models import resolve
     from paceline.models.loaded import LoadedModel
     from paceline.models.torch_executor import TorchModel
@@ -34,6 +35,7 @@ def loaded(monkeypatch):
     monkeypatch.setattr(draft_training, "load", lambda *_: found)
     monkeypatch.setattr(resolve, "resolve_model", lambda name: source)
     monkeypatch.setattr(head_data, "_ROUND", 8)
+    monkeypatch.setattr(training_text, "WritingLimits", partial(head_data.WritingLimits, answer_tokens=24))
     monkeypatch.setattr(conversations, "HELD_OUT_SHARE", 3)
     return found
 
@@ -86,3 +88,40 @@ def test_a_draft_is_trained_written_and_drafts(loaded, tmp_path, monkeypatch):
 def test_bad_wishes_are_refused(loaded, tmp_path, wishes, complaint):
     found = run("--work", tmp_path, "--tokens", 0, *wishes)
     assert found.exit_code and complaint in str(found.exception or found.output)
+
+
+def test_heads_and_a_changed_target_are_saved_as_models_of_their_own(loaded, tmp_path, monkeypatch):
+    from paceline.evaluation import joint_training
+    from paceline.models.heads.files import read_head
+    from paceline.models.heads.fingerprint import target_print
+
+    monkeypatch.setattr(joint_training, "load", lambda *_: loaded)
+    monkeypatch.setattr(joint_training, "resolve_model", resolve_model)
+    prompts, folder = tmp_path / "prompts.txt", tmp_path / "changed"
+    prompts.write_text(PROMPTS)
+    arguments = ["--prompts", prompts, "--work", tmp_path / "work", "--tokens", 100, "--threads", 1, "--steps", 2]
+    found = CliRunner().invoke(app, ["train", "joint", "blockwise", *map(str, arguments), "-o", str(folder), "--json"])
+    assert found.exit_code == 0, found.output
+    assert set(json.loads(found.stdout)["drift"]) == {"kl", "other_best_token"}
+    source, head = resolve_model(str(folder / "target")), read_head(folder / "heads")
+    assert source.checkpoint.config == loaded.model.config and source.tokenizer.same_vocabulary(TOKENIZER)
+    assert head.config.family == "blockwise" and head.config.target == target_print(source)
+    card = json.loads((folder / "target" / "paceline.json").read_text())
+    assert "says other text" in card["changed_target"] and card["tree"]["tokens_per_pass"] >= 1
+    refused = CliRunner().invoke(app, ["train", "joint", "eagle3", "-o", str(folder), "--work", str(tmp_path)])
+    assert "choose one of: medusa" in str(refused.exception or refused.output)
+
+
+def test_a_pool_is_trained_and_gone_on_with(loaded, tmp_path):
+    prompts, folder = tmp_path / "prompts.txt", tmp_path / "pool"
+    prompts.write_text(PROMPTS)
+    common = ["--prompts", prompts, "--work", tmp_path / "work", "--tokens", 100, "--threads", 1, "-o", folder]
+    wishes = ["--layers", 1, "--pool", 2, "--match", 0.9, "--steps", 1]
+    first = json.loads(run(*common, *wishes, "--json").stdout)
+    assert len(first["folders"]) == 2 and first["texts"][0] >= first["texts"][1] > 0
+    assert first["merged"] >= max(first["alone"]) and resolve_model(str(folder / "2"))
+    assert (tmp_path / "work" / "runs" / "draft-1-forward_kl-0-pool-0.9-1" / "missed.json").exists()
+    again = run(*common, *wishes)
+    assert again.exit_code == 0 and "merged into one tree" in again.output and "-d specinfer" in again.output
+    refused = run(*common, "--pool", 1, "--layers", 1)
+    assert "give 2 or more" in str(refused.exception or refused.output)

@@ -12,6 +12,7 @@ from paceline.models.base import NORMED, pages_for
 from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import ModelSource
 from paceline.models.rows import Part, build_rows
+from paceline.training.heads import openings
 from paceline.training.heads.conversations import ngrams_of
 from paceline.training.heads.recorder import TapRecorder
 from paceline.training.heads.shards import TapStore, to_bfloat16
@@ -48,7 +49,7 @@ def loaded():
 @pytest.fixture
 def engine(loaded, monkeypatch):
     monkeypatch.setattr(head_data, "_ROUND", 6)
-    monkeypatch.setattr(head_data, "_PROMPT_TOKENS", 40)
+    monkeypatch.setattr(openings, "_LONGEST", 40)
     config = EngineConfig(prefix_caching=False, max_model_len=128, profile="none")
     return build_engine(loaded, config, None, drafter=TapRecorder(TAPS))
 

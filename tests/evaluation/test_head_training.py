@@ -1,6 +1,7 @@
 """`paceline train head` from end to end with a random model of a few thousand weights."""
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from tests.fakes import RandomCheckpoint, small_config
 def machine(monkeypatch):
     """A random model under every name, quick writing, and every third prompt held out."""
     pytest.importorskip("torch")
-    from paceline.evaluation import head_data, head_training
+    from paceline.evaluation import head_data, head_training, training_text
     from paceline.models import resolve
     from paceline.models.loaded import LoadedModel
     from paceline.models.torch_executor import TorchModel
@@ -32,6 +33,7 @@ def machine(monkeypatch):
     monkeypatch.setattr(head_training, "load", lambda *_: LoadedModel(source, TorchModel(checkpoint)))
     monkeypatch.setattr(resolve, "resolve_model", lambda name: source)
     monkeypatch.setattr(head_data, "_ROUND", 12)
+    monkeypatch.setattr(training_text, "WritingLimits", partial(head_data.WritingLimits, answer_tokens=24))
     monkeypatch.setattr(conversations, "HELD_OUT_SHARE", 3)
     return source
 
@@ -58,6 +60,49 @@ def test_a_head_is_trained_saved_and_gone_on_with(machine, tmp_path):
     again = run(*common, "--steps", 2, "-o", folder)
     assert json.loads(again.stdout)["curve"] == first["curve"]
     assert sorted((tmp_path / "work" / "taps").glob("shard-*")) == shards
+
+
+def _ending_after(steps, step):
+    """A step that ends the program, its state saved, after so many."""
+    left = [steps]
+
+    def ending(self):
+        if not left[0]:
+            self.save()
+            raise KeyboardInterrupt
+        left[0] -= 1
+        step(self)
+
+    return ending
+
+
+def test_two_stages_end_and_go_on_bit_for_bit(machine, tmp_path, monkeypatch):
+    """Long text first, then answers from where that ended; ended between and within them, the head is the same."""
+    import numpy as np
+
+    from paceline.evaluation import long_text
+    from paceline.training.run.loop import Trainer
+
+    monkeypatch.setattr(long_text, "PIECE", 20)
+    monkeypatch.setattr(long_text, "_SHARD", 4)
+    prompts, book = tmp_path / "prompts.txt", tmp_path / "book.txt"
+    prompts.write_text("\n".join(f"say {i}" for i in range(12)))
+    book.write_text("the quick brown fox jumps over the lazy dog. " * 9)
+    common = ["mlp_speculator", "--prompts", prompts, "--text", book, "--tokens", 60, "--threads", 1, "--steps", 10]
+    assert run(*common, "--work", tmp_path / "a", "-o", tmp_path / "whole").exit_code == 0
+    step = Trainer.step
+    for steps in (4, 5, 99):
+        monkeypatch.setattr(Trainer, "step", _ending_after(steps, Trainer.step))
+        found = run(*common, "--work", tmp_path / "b", "-o", tmp_path / "parts")
+        monkeypatch.setattr(Trainer, "step", step)
+    assert found.exit_code == 0, found.output
+    whole, parts = read_head(tmp_path / "whole"), read_head(tmp_path / "parts")
+    for name, values in whole.tensors.items():
+        np.testing.assert_array_equal(values, parts.tensors[name], err_msg=name)
+    first: dict[str, Any] = whole.card["first_stage"]  # type: ignore[assignment]
+    assert first["updates"] == 7 and whole.card["training"]["updates"] == 3  # type: ignore[index]
+    with pytest.raises(InvalidParameter, match="give a longer text"):
+        long_text.pieces([1, 2, 3])
 
 
 def test_bad_wishes_are_refused(machine, tmp_path):

@@ -7,38 +7,62 @@ from paceline.models.resolve import resolve_model
 
 from .tiny import SIZES, VOCAB
 
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}  # fmt: skip
+LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+WINDOW = {"sliding_window": 9}
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+USUAL = {"query_pre_attn_scalar": 16}
+"""The head's size: another scale of Gemma's queries cannot be said in GGUF."""
+GEMMA = {**SIZES, "head_dim": 16, "query_pre_attn_scalar": 24}
+
+
+def _longrope(rotated: int) -> dict:
+    short, long = ([1.0 + 0.1 * i for i in range(rotated // 2)], [2.0 + i for i in range(rotated // 2)])
+    return {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": short, "long_factor": long}
+
 
 def _configs():
-    from transformers import (
-        GPT2Config,
-        LlamaConfig,
-        MistralConfig,
-        MixtralConfig,
-        Qwen2Config,
-        Qwen2MoeConfig,
-        Qwen3Config,
-        Qwen3MoeConfig,
-    )
+    import transformers as t
 
-    llama3 = {
-        "rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 16,
-    }  # fmt: skip
-    experts = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
-    linear = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}
+    many = {"num_hidden_layers": 7}
+    longrope = _longrope(12) | {"partial_rotary_factor": 0.75, "original_max_position_embeddings": 64}
     return {
-        "llama": LlamaConfig(**SIZES, tie_word_embeddings=True),
-        "llama-biased": LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
-        "llama3": LlamaConfig(**SIZES, rope_parameters=llama3),
-        "llama-linear": LlamaConfig(**SIZES, rope_parameters=linear),
-        "mistral": MistralConfig(**SIZES, head_dim=12, sliding_window=None),
-        "qwen2": Qwen2Config(**SIZES),
-        "qwen3": Qwen3Config(**SIZES, head_dim=16),
-        "qwen2_moe": Qwen2MoeConfig(**SIZES, **experts, shared_expert_intermediate_size=40),
-        "qwen3_moe": Qwen3MoeConfig(**SIZES, **experts, head_dim=16, norm_topk_prob=True),
-        "mixtral": MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2, sliding_window=None),
-        "gpt2": GPT2Config(vocab_size=VOCAB, n_embd=32, n_head=4, n_layer=2, n_positions=64),
-    }
+        "llama": t.LlamaConfig(**SIZES, tie_word_embeddings=True),
+        "llama-biased": t.LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
+        "llama3": t.LlamaConfig(**SIZES, rope_parameters=LLAMA3),
+        "llama3-tied": t.LlamaConfig(**SIZES, rope_parameters=LLAMA3, tie_word_embeddings=True),
+        "llama-linear": t.LlamaConfig(**SIZES, rope_parameters=LINEAR),
+        "mistral": t.MistralConfig(**SIZES, head_dim=16, **WINDOW),
+        "qwen2": t.Qwen2Config(**SIZES),
+        "qwen2-yarn": t.Qwen2Config(
+            **SIZES, rope_parameters=YARN, use_sliding_window=True, max_window_layers=1, **WINDOW
+        ),
+        "qwen3": t.Qwen3Config(**SIZES, head_dim=16),
+        "qwen2_moe": t.Qwen2MoeConfig(**SIZES, **EXPERTS, shared_expert_intermediate_size=64),
+        "qwen3_moe": t.Qwen3MoeConfig(**SIZES, **EXPERTS, head_dim=16, norm_topk_prob=True),
+        "mixtral": t.MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2, **WINDOW),
+        "gemma": t.GemmaConfig(**SIZES, head_dim=16),
+        "gemma2": t.Gemma2Config(**GEMMA, **WINDOW, attn_logit_softcapping=5.0, final_logit_softcapping=4.0),
+        "gemma3_text": t.Gemma3TextConfig(**GEMMA | many, **WINDOW, rope_parameters={
+            "full_attention": LINEAR, "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}),
+        "gemma2-usual": t.Gemma2Config(**GEMMA | USUAL, **WINDOW, attn_logit_softcapping=5.0),
+        "gemma3_text-usual": t.Gemma3TextConfig(**GEMMA | many | USUAL, **WINDOW, rope_parameters={
+            "full_attention": LINEAR, "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}),
+        "phi3": t.Phi3Config(**SIZES, pad_token_id=0, eos_token_id=2, **WINDOW),
+        "phi3-long": t.Phi3Config(
+            **SIZES | {"max_position_embeddings": 256}, pad_token_id=0, eos_token_id=2,
+            original_max_position_embeddings=64, rope_parameters=longrope),
+        "smollm3": t.SmolLM3Config(**SIZES | {"num_hidden_layers": 5}, pad_token_id=0, bos_token_id=1, eos_token_id=2),
+        "olmo2": t.Olmo2Config(**SIZES, eos_token_id=2),
+        "granite": t.GraniteConfig(
+            **SIZES, embedding_multiplier=3.0, residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=2.0),
+        "gpt2": t.GPT2Config(
+            vocab_size=VOCAB, n_embd=64, n_head=4, n_layer=2, n_positions=64, bos_token_id=1, eos_token_id=2),
+    }  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -53,7 +77,7 @@ def tiny_models(tmp_path_factory):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
         for name, parameter in model.named_parameters():
             is_scale = parameter.ndim == 1 and name.endswith("weight")
-            torch.nn.init.normal_(parameter, mean=1.0 if is_scale else 0.0, std=0.3)
+            torch.nn.init.normal_(parameter, mean=1.0 if is_scale else 0.0, std=0.2)
         folder = tmp_path_factory.mktemp(family)
         model.save_pretrained(folder)
         models[family] = (folder, model)

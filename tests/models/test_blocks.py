@@ -22,10 +22,9 @@ from paceline.models.numba_executor.blocks.unpack import Codes, round_to_q8_0, u
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.numba_executor.kernel import entry
 from paceline.models.rows import Part, build_rows
-from paceline.models.tensor_names import gguf_name
 from tests.fakes import RandomCheckpoint, small_config
 
-from .tiny import gguf_metadata, write_gguf
+from .tiny import gguf_metadata, gguf_name, write_gguf
 
 DEPTH = 512
 

@@ -1,11 +1,14 @@
 """`ModelConfig`: what it reads, and that it refuses what would change the numbers."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from paceline.errors import UnsupportedModel
 from paceline.models.config import SUPPORTED_MODEL_TYPES, ModelConfig
 from paceline.models.experts import Experts
+from paceline.models.positions import rope_table_of
 from paceline.models.rope import inverse_frequencies
 
 LLAMA = {
@@ -22,6 +25,7 @@ GGUF = {
     "llama.embedding_length": 64, "llama.feed_forward_length": 96, "llama.attention.head_count": 8,
     "llama.attention.head_count_kv": 2, "llama.attention.layer_norm_rms_epsilon": 1e-5,
 }  # fmt: skip
+FULL = "full_attention"
 GGUF_SHAPES = {"token_embd.weight": (100, 64)}
 
 
@@ -58,17 +62,50 @@ def test_a_list_of_end_ids_is_kept():
 
 
 @pytest.mark.parametrize(
-    ("model_type", "extra", "longest"),
+    ("model_type", "extra", "windows"),
     [
-        ("mistral", {"sliding_window": 100}, 100),
-        ("mistral", {"sliding_window": None}, 512),
-        ("qwen2", {"sliding_window": 100, "use_sliding_window": False}, 512),
-        ("qwen2", {"sliding_window": 100, "use_sliding_window": True}, 100),
-        ("llama", {"sliding_window": 100}, 512),
+        ("mistral", {"sliding_window": 100}, (100, 100, 100)),
+        ("mistral", {"sliding_window": None}, ()),
+        ("mistral", {"sliding_window": 512}, ()),
+        ("qwen2", {"sliding_window": 100, "use_sliding_window": False}, ()),
+        ("qwen2", {"sliding_window": 100, "use_sliding_window": True, "max_window_layers": 2}, (0, 0, 100)),
+        ("llama", {"sliding_window": 100}, ()),
+        ("gemma2", {"sliding_window": 100}, (100, 0, 100)),
+        ("gemma3_text", {"sliding_window": 100, "sliding_window_pattern": 3}, (100, 100, 0)),
+        ("gemma3_text", {"sliding_window": 9, "layer_types": [FULL, "sliding_attention", FULL]}, (0, 9, 0)),
     ],
 )
-def test_context_ends_where_a_sliding_window_would_start_to_slide(model_type, extra, longest):
-    assert ModelConfig.from_hf(LLAMA | {"model_type": model_type} | extra).max_position_embeddings == longest
+def test_windows_are_on_the_layers_that_transformers_gives_them(model_type, extra, windows):
+    values = LLAMA | {"model_type": model_type} | extra
+    if model_type.startswith("gemma"):
+        del values["hidden_act"]
+    config = ModelConfig.from_hf(values)
+    assert config.windows == windows and config.max_position_embeddings == 512
+
+
+def test_other_positions_in_layers_with_a_window():
+    positions = {"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                 "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}  # fmt: skip
+    gemma = LLAMA | {"model_type": "gemma3_text", "hidden_act": None, "head_dim": 8}
+    new = ModelConfig.from_hf(gemma | {"rope_parameters": positions})
+    old = ModelConfig.from_hf(gemma | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}})
+    assert new == old and (new.rope_theta, new.rope_local_theta) == (1e6, 1e4)
+    assert [rope_table_of(replace(new, windows=(9, 0, 9)), layer) for layer in range(3)] == [1, 0, 1]
+
+
+def test_longrope_ends_where_its_other_frequencies_would_begin():
+    long = {"type": "longrope", "short_factor": [1.0, 2.0], "long_factor": [4.0, 8.0]}
+    phi = LLAMA | {"model_type": "phi3", "partial_rotary_factor": 0.5, "original_max_position_embeddings": 128}
+    config = ModelConfig.from_hf(phi | {"rope_scaling": long})
+    assert (config.rotary_dim, config.rope_inv_freq_scale, config.max_position_embeddings) == (4, (1.0, 0.5), 128)
+    assert config.rope_factor == pytest.approx((1 + np.log(4) / np.log(128)) ** 0.5)
+
+
+def test_the_language_model_of_a_model_of_text_and_images():
+    whole = {"model_type": "gemma3", "eos_token_id": [1, 5], "text_config": {
+        "model_type": "gemma3_text", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}}  # fmt: skip
+    config = ModelConfig.from_hf(whole)
+    assert (config.model_type, config.eos_token_ids, config.vocab_size) == ("gemma3_text", (1, 5), 262208)
 
 
 def test_position_scalings():
@@ -104,13 +141,25 @@ def test_both_spellings_of_rope_settings_mean_the_same():
 @pytest.mark.parametrize(
     ("base", "change", "named"),
     [
-        (LLAMA, {"model_type": "mamba"}, "model_type.*llama, mistral, qwen2, qwen3, gpt2"),
+        (LLAMA, {"model_type": "mamba"}, "model_type.*llama, mistral, mixtral, qwen2.*gpt2"),
         (LLAMA, {"model_type": None}, "model_type"),
         (LLAMA, {"hidden_act": "relu"}, "hidden_act"),
-        (LLAMA, {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling"),
+        (LLAMA, {"rope_scaling": {"rope_type": "proportional", "factor": 4.0}}, "rope_scaling"),
         (LLAMA, {"rope_scaling": {"rope_type": "linear"}}, "factor"),
         (LLAMA, {"rope_scaling": {"rope_type": "linear", "factor": -1}}, "factor"),
-        (LLAMA, {"partial_rotary_factor": 0.5, "rope_parameters": {"rope_type": "default"}}, "partial_rotary_factor"),
+        (LLAMA, {"partial_rotary_factor": 0.1}, "partial_rotary_factor"),
+        (LLAMA, {"partial_rotary_factor": "half"}, "partial_rotary_factor"),
+        (LLAMA, {"rope_theta": True}, "rope_theta"),
+        (LLAMA, {"rope_theta": 1e400}, "rope_theta"),
+        (LLAMA, {"rope_scaling": ["linear"]}, "rope_scaling"),
+        (LLAMA, {"eos_token_id": 2.0}, "eos_token_id"),
+        (LLAMA, {"eos_token_id": [2, "3"]}, "eos_token_id"),
+        (LLAMA, {"eos_token_id": 100}, "eos_token_id.*vocabulary of 100"),
+        (LLAMA, {"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
+        (LLAMA, {"num_hidden_layers": 10**9}, "num_hidden_layers"),
+        (LLAMA, {"vocab_size": 10**12}, "vocab_size"),
+        (LLAMA, {"model_type": "mistral", "sliding_window": "all"}, "sliding_window"),
+        (LLAMA, {"model_type": "gemma"}, "hidden_act"),
         (LLAMA, {"hidden_size": None}, "hidden_size"),
         (LLAMA, {"hidden_size": "64"}, "hidden_size"),
         (LLAMA, {"num_hidden_layers": 0}, "num_hidden_layers"),
@@ -130,9 +179,11 @@ def test_what_cannot_be_run_is_refused_by_name(base, change, named):
     ("change", "factors", "named"),
     [
         ({"general.architecture": "rwkv6"}, None, "general.architecture.*llama"),
-        ({"llama.expert_count": 8}, None, "expert_count"),
+        ({"llama.expert_count": 8}, None, "expert_used_count"),
+        ({"llama.attention.sliding_window": [1]}, None, "sliding_window"),
+        ({"tokenizer.ggml.eos_token_id": 100}, None, "eos_token_id"),
         ({"llama.rope.dimension_count": 4}, None, "rope.dimension_count"),
-        ({"llama.rope.scaling.type": "yarn"}, None, "rope.scaling.type"),
+        ({"llama.rope.scaling.type": "other"}, None, "rope.scaling.type"),
         ({"llama.block_count": 2.5}, None, "block_count"),
         ({"llama.attention.head_count": [8, 8, 8]}, None, "head_count"),
         ({}, (1.0, 2.0), "rope_freqs.weight"),
@@ -148,7 +199,8 @@ MIXTURE = LLAMA | {"model_type": "qwen2_moe", "num_experts": 8, "num_experts_per
 
 def test_every_supported_type_can_be_read():
     for name in SUPPORTED_MODEL_TYPES:
-        base = GPT2 if name == "gpt2" else MIXTURE
+        act = {"hidden_act": "gelu_pytorch_tanh" if name.startswith("gemma") else "silu"}
+        base = GPT2 if name == "gpt2" else MIXTURE | act
         assert ModelConfig.from_hf(base | {"model_type": name}).model_type == name
 
 
@@ -161,7 +213,7 @@ def test_a_mixture_is_read_under_each_familys_names():
     )
     assert mixtral.experts == Experts(4, 2, norm_topk_prob=True)
     assert mixtral.intermediate_size == LLAMA["intermediate_size"]
-    assert mixtral.max_position_embeddings == 32
+    assert mixtral.windows == (32, 32, 32)
     assert ModelConfig.from_hf(LLAMA).experts is None
 
 

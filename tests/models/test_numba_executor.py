@@ -13,10 +13,9 @@ from paceline.models.numba_executor import gemm, weights
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.overlay import Overlay, overlay_rows
 from paceline.models.rows import Part, build_rows
-from paceline.models.tensor_names import gguf_name
 from tests.fakes import RandomCheckpoint, small_config
 
-from .tiny import as_gguf
+from .tiny import as_gguf, gguf_name
 
 DTYPES = ("float32", "bfloat16", "int8", "w8a8", "gguf")
 TOKENS = np.random.default_rng(1).integers(0, 131, 90).tolist()
@@ -197,7 +196,7 @@ def test_a_conversion_that_fails_half_way_is_not_trusted(own_weight_cache):
 @pytest.mark.parametrize(
     ("config", "field"),
     [
-        (small_config("gpt2", norm="layer", mlp="gelu_tanh", position_embedding="learned"), "model_type"),
+        (small_config(post_norms=True, norm="layer"), "post_norms"),
         (small_config(hidden_size=80), "hidden_size"),
         (small_config(intermediate_size=100), "intermediate_size"),
         (small_config(head_dim=8), "head_dim"),

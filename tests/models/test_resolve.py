@@ -11,9 +11,8 @@ from paceline.errors import DownloadFailed, ModelNotFound
 from paceline.models import resolve
 from paceline.models.gguf_file import GGUFCheckpoint
 from paceline.models.resolve import resolve_model
-from paceline.models.safetensors_folder import SafetensorsCheckpoint
 
-from .tiny import as_gguf
+from .converter import convert
 from .vocabularies import byte_level_gguf, transformers_twin
 
 
@@ -26,7 +25,7 @@ def folder(tiny_models, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def file(folder):
-    return as_gguf(folder.parent / "model.gguf", SafetensorsCheckpoint(folder), byte_level_gguf("gpt2"))
+    return convert(folder.parent / "model.gguf", folder, byte_level_gguf("gpt2"))
 
 
 @pytest.fixture(autouse=True)

@@ -100,7 +100,7 @@ def test_missing_tensor(tiny_models, folder):
     rest = states(tiny_models["llama"][1])
     del rest["model.layers.1.self_attn.v_proj.weight"]
     save_file(rest, folder / "model.safetensors")
-    with pytest.raises(CorruptWeights, match=r"1 of 20 tensors are missing.*layers\.1\.self_attn\.v_proj"):
+    with pytest.raises(CorruptWeights, match=r"tensors are missing, first model\.layers\.1\.self_attn\.v_proj"):
         SafetensorsCheckpoint(folder)
 
 
@@ -108,7 +108,7 @@ def test_weights_of_another_model(folder):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 70}))
     with pytest.raises(
-        CorruptWeights, match=r"embed_tokens.weight has shape \(67, 32\), the configuration says \(70, 32\)"
+        CorruptWeights, match=r"embed_tokens.weight has shape \(67, 64\), the configuration says \(70, 64\)"
     ):
         SafetensorsCheckpoint(folder)
 

@@ -13,8 +13,11 @@ from paceline.models.torch_executor import TorchModel
 
 from .tiny import VOCAB, chain_rows, random_tokens, tree_rows
 
-MIXTURES = ["qwen2_moe", "qwen3_moe", "mixtral"]
-FAMILIES = ["llama", "llama-biased", "llama3", "llama-linear", "mistral", "qwen2", "qwen3", *MIXTURES, "gpt2"]
+FAMILIES = [
+    "llama", "llama-biased", "llama3", "llama-linear", "mistral", "qwen2", "qwen2-yarn", "qwen3", "qwen2_moe",
+    "qwen3_moe", "mixtral", "gemma", "gemma2", "gemma3_text", "phi3", "phi3-long", "smollm3", "olmo2", "granite",
+    "gpt2",
+]  # fmt: skip
 TOLERANCE = 1e-4
 PAGES = (3, 0, 5)
 """Out of order, so that a slot is not a position."""
@@ -47,10 +50,10 @@ def test_prefill(pair):
 
 
 def test_the_models_logits_are_far_apart(pair):
-    """The tolerance means something: another token at the start moves the last logits a hundred times further."""
+    """The tolerance means something: another token moves the last logits a hundred times further."""
     _, theirs = pair
     tokens = random_tokens(40)
-    changed = [(tokens[0] + 1) % VOCAB, *tokens[1:]]
+    changed = [*tokens[:32], (tokens[32] + 1) % VOCAB, *tokens[33:]]
     assert np.abs(expected(theirs, tokens)[-1] - expected(theirs, changed)[-1]).max() > 100 * TOLERANCE
 
 
@@ -112,7 +115,8 @@ def _layers_of(theirs):
 def test_taps_are_what_enters_a_layer_and_what_leaves_the_norm(pair):
     model, theirs = pair
     tokens = random_tokens(12, seed=6)
-    output = model.forward(chain_rows([(tokens, 0, (0,))]), model.new_cache(1), taps=(0, 1, 2, NORMED))
+    depth = model.config.num_hidden_layers
+    output = model.forward(chain_rows([(tokens, 0, (0,))]), model.new_cache(1), taps=(0, 1, depth, NORMED))
     with torch.no_grad():
         hidden = theirs(torch.tensor([tokens]), output_hidden_states=True).hidden_states
     last = []
@@ -121,7 +125,7 @@ def test_taps_are_what_enters_a_layer_and_what_leaves_the_norm(pair):
         theirs(torch.tensor([tokens]))
     handle.remove()
     raw = last[0][0] if isinstance(last[0], tuple) else last[0]
-    expected = {0: hidden[0], 1: hidden[1], 2: raw.reshape(hidden[0].shape), NORMED: hidden[2]}
+    expected = {0: hidden[0], 1: hidden[1], depth: raw.reshape(hidden[0].shape), NORMED: hidden[-1]}
     assert sorted(output.taps) == sorted(expected)
     for tap, states in output.taps.items():
         close(states, expected[tap][0].numpy())

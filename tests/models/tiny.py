@@ -11,11 +11,10 @@ import numpy as np
 from paceline.models.base import PAGE_SIZE, Rows
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
-from paceline.models.tensor_names import gguf_name
 
 VOCAB = 67
 SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
 }  # fmt: skip
 
@@ -78,10 +77,17 @@ def interleaved(values: np.ndarray, heads: int) -> np.ndarray:
     return out
 
 
+def gguf_name(config: ModelConfig, name: str) -> str:
+    """What the gguf package calls a tensor of a model whose names are Llama's."""
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[config.model_type.upper()], config.num_hidden_layers)
+    found = names.get_name(name, (".weight", ".bias"))
+    assert found is not None, name
+    return found
+
+
 def gguf_metadata(config: ModelConfig, vocabulary: dict | None = None) -> dict:
     """Key-value pairs a converter writes for `config`."""
     name = config.model_type
-    eps = "layer_norm_epsilon" if name == "gpt2" else "layer_norm_rms_epsilon"
     values = {
         "general.architecture": name,
         f"{name}.block_count": config.num_hidden_layers,
@@ -90,10 +96,10 @@ def gguf_metadata(config: ModelConfig, vocabulary: dict | None = None) -> dict:
         f"{name}.feed_forward_length": config.intermediate_size,
         f"{name}.attention.head_count": config.num_attention_heads,
         f"{name}.attention.head_count_kv": config.num_key_value_heads,
-        f"{name}.attention.{eps}": config.norm_eps,
+        f"{name}.attention.layer_norm_rms_epsilon": config.norm_eps,
+        f"{name}.rope.freq_base": config.rope_theta,
+        f"{name}.attention.key_length": config.head_dim,
     }
-    if config.position_embedding == "rotary":
-        values |= {f"{name}.rope.freq_base": config.rope_theta, f"{name}.attention.key_length": config.head_dim}
     return values | (vocabulary or {})
 
 
@@ -131,7 +137,7 @@ def add_pair(writer: gguf.GGUFWriter, key: str, value) -> None:
 def as_gguf(
     path: Path, checkpoint: Checkpoint, vocabulary: dict | None = None, storage: dict[str, str] | None = None
 ) -> Path:
-    """The model of `checkpoint` as a GGUF file, as a converter would write it."""
+    """The model of `checkpoint`, whose names are Llama's, as a GGUF file; for other families see `converter.py`."""
     config = checkpoint.config
     tensors = {}
     for name in checkpoint.names():
@@ -140,8 +146,6 @@ def as_gguf(
             values = interleaved(values, config.num_attention_heads)
         if config.model_type == "llama" and ".k_proj." in name:
             values = interleaved(values, config.num_key_value_heads)
-        if config.model_type == "gpt2" and ".h." in name and values.ndim == 2:
-            values = values.T
         tensors[gguf_name(config, name)] = values
     return write_gguf(path, gguf_metadata(config, vocabulary), tensors, storage)
 

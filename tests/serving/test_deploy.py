@@ -50,3 +50,59 @@ def test_every_metric_on_the_board_is_told(serving):
     }
     assert len(asked) > 12
     assert {name.removesuffix("_bucket") for name in asked} <= told
+
+
+def rendered(template: str, values: dict) -> str:
+    """The part of Helm's language that the chart uses: values, `quote`, `add`, `range`, `with` and `if`."""
+
+    def value(expression: str, dot: object) -> object:
+        name, *filters = (part.strip() for part in expression.split("|"))
+        if name.startswith("add "):
+            return sum(int(str(value(each, dot))) for each in name.split()[1:])
+        found: object = dot if name == "." else int(name) if name.isdigit() else values
+        for key in name.split(".")[1:] if len(name) > 1 and not name.isdigit() else ():
+            found = found[key]  # type: ignore[index]
+        return json.dumps(found) if filters and filters[0] in ("quote", "toJson") else found
+
+    def block(lines: list[str], dot: object) -> list[str]:
+        out: list[str] = []
+        while lines:
+            line = lines.pop(0)
+            opened = re.match(r"\s*\{\{- (range|with|if) (\S+) \}\}", line)
+            if re.match(r"\s*\{\{- end \}\}", line):
+                return out
+            if not opened:
+                out.append(re.sub(r"\{\{ (.+?) \}\}", lambda found: str(value(found[1], dot)), line))
+                continue
+            given = value(opened[2], dot)
+            inside, rest = [], list(lines)
+            for each in given if opened[1] == "range" else [given if opened[1] == "with" else dot]:  # type: ignore
+                rest = list(lines)
+                inside += block(rest, each)
+            if opened[1] == "range" and not given:
+                block(rest, None)
+            out += inside if given else []
+            lines[:] = rest
+        return out
+
+    return "\n".join(block(template.splitlines(), None))
+
+
+def test_the_chart_is_made_of_options_and_probes_that_exist():
+    chart = DEPLOY / "helm/paceline"
+    values = yaml.safe_load((chart / "values.yaml").read_text()) | {"args": ["--max-queue", "64"], "podMonitor": True}
+    known = {"Values": values, "Release": {"Name": "mine"}}
+    made = {path.stem: yaml.safe_load(rendered(path.read_text(), known)) for path in (chart / "templates").iterdir()}
+    pod = made["statefulset"]["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    assert container["args"][:2] == ["serve", "smollm2-135m"] and container["args"][-2:] == ["--max-queue", "64"]
+    flags = {arg.partition("=")[0][2:].replace("-", "_") for arg in container["args"] if arg.startswith("--")}
+    assert flags <= options()
+    probes = {container[name]["httpGet"]["path"] for name in ("startupProbe", "readinessProbe", "livenessProbe")}
+    assert probes == {"/ready", "/health"}
+    assert pod["terminationGracePeriodSeconds"] > values["drainSeconds"]
+    assert pod["securityContext"]["runAsNonRoot"] and container["securityContext"]["readOnlyRootFilesystem"]
+    labels = made["statefulset"]["spec"]["template"]["metadata"]["labels"]
+    assert made["service"]["spec"]["selector"] == labels
+    assert made["podmonitor"]["spec"]["selector"]["matchLabels"] == labels
+    assert container["resources"] == values["resources"]

@@ -1,10 +1,13 @@
 """The playground: what is served, that nothing foreign is loaded, and in a browser that it does what it says."""
 
 import asyncio
+import hashlib
+import json
 import re
 import shutil
 import threading
 from importlib.resources import files
+from pathlib import Path
 
 import httpx
 import pytest
@@ -20,6 +23,7 @@ from tests.serving.conftest import MODEL
 
 PAGE = files("paceline.serving") / "page"
 PROMPT = "abcabcabcabc"
+AXE = Path(__file__).parent / "vendor" / "axe.min.js"
 
 
 def test_it_is_served_with_a_strict_policy(serving):
@@ -168,6 +172,54 @@ def test_stop_ends_an_answer_and_a_phone_shows_all(page):
     assert dark != page.evaluate("() => getComputedStyle(document.body).backgroundColor")
 
 
+def serious(page):
+    """What axe-core finds wrong that is serious or worse, by rule and element."""
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    found = page.evaluate("() => axe.run(document)")["violations"]
+    return [(each["id"], node["html"][:120]) for each in found if each["impact"] in ("serious", "critical")
+            for node in each["nodes"]]  # fmt: skip
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [1280, 390])
+def test_axe_finds_nothing_serious(page, width):
+    page.set_viewport_size({"width": width, "height": 900})
+    page.fill("#prompt", PROMPT)
+    page.click("#race")
+    page.wait_for_function("() => document.getElementById('verdict').textContent.startsWith('identical')")
+    page.evaluate("() => document.querySelectorAll('details').forEach(each => { each.open = true; })")
+    for _ in range(2):
+        assert serious(page) == []
+        page.click("#theme")
+
+
+@pytest.mark.browser
+def test_every_pass_shows_its_tree_and_what_stood(page, address):
+    """Of an answer that was predicted, so that many a draft stands."""
+    body = {"messages": [{"role": "user", "content": PROMPT}], "temperature": 0, "max_tokens": 40, "seed": 1}
+    url = f"{address}/v1/chat/completions"
+    text = httpx.post(url, json=body, timeout=60).json()["choices"][0]["message"]["content"]
+    page.click("summary:has-text('Drafts')")
+    page.fill("[name=prediction]", text)
+    page.fill("#prompt", PROMPT)
+    with page.expect_response(url) as response:
+        page.press("#prompt", "Enter")
+    said(page)
+    answer = response.value.text()
+    told = [json.loads(line[6:]) for line in answer.splitlines() if line.startswith("data: {")]
+    passes = [each["choices"][0]["paceline"] for each in told if each["choices"]]
+    passes = [each for each in passes if each["tokens"]]
+    assert page.get_attribute("#steps input", "max") == str(len(passes))
+    number = next(number for number, each in enumerate(passes) if each.get("step", {}).get("path"))
+    step = passes[number]["step"]
+    page.fill("#steps input", str(number + 1))
+    assert page.locator("#steps .node").count() == len(step["nodes"])
+    assert page.locator("#steps .node.stood").count() == len(step["path"]) > 0
+    assert page.locator("#steps .parts").text_content() == "decode 1" + f"draft {len(step['nodes'])}"
+    said_here = "".join(each["text"] for each in passes[number]["tokens"])
+    assert said_here.startswith("".join(step["nodes"][node]["text"] for node in step["path"]))
+
+
 @pytest.mark.browser
 def test_contrast_and_names(page):
     """Text stands out by 4.5 to 1 in both themes, and every control has a name."""
@@ -191,6 +243,10 @@ def test_contrast_and_names(page):
         "all => all.filter(e => !(e.textContent.trim() || e.ariaLabel || e.labels?.length)).map(e => e.outerHTML)",
     )
     assert unnamed == []
+
+
+def test_what_is_vendored_is_what_its_list_says():
+    assert hashlib.sha256(AXE.read_bytes()).hexdigest() in (AXE.parent / "README.md").read_text(encoding="utf-8")
 
 
 def test_it_is_small():

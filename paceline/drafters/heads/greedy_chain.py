@@ -5,7 +5,8 @@ afterwards, from the head's probabilities, and what it would not have drafted is
 """
 
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
+from operator import mul
 from typing import Protocol
 
 import numpy as np
@@ -62,7 +63,7 @@ def _length(growth: Growth) -> int:
 
 
 def _chain(context: DraftContext, tokens: Sequence[int], probs: Sequence[float]) -> TokenTree:
-    """The chain up to where the answer ends or the policy stops."""
+    """The chain up to where the answer ends or the policy stops; a node's chance is the product down to it."""
     shows_beliefs = context.asks_beliefs and context.rank is not None
     laws: list[DraftLaw] = []
     for count, (token, prob) in enumerate(zip(tokens, probs, strict=True), start=1):
@@ -70,4 +71,5 @@ def _chain(context: DraftContext, tokens: Sequence[int], probs: Sequence[float])
         if count == len(tokens) or token in context.end_token_ids or not context.keep_drafting(laws):
             break
     kept = tuple(tokens[: len(laws)])
-    return TokenTree(kept, tuple(range(-1, len(kept) - 1)))
+    chances = tuple(accumulate(probs[: len(kept)], mul))
+    return TokenTree(kept, tuple(range(-1, len(kept) - 1)), chances=chances)

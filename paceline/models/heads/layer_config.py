@@ -4,14 +4,16 @@ A head's positions are its own: theta and scaling must be those of its training,
 transformers write ``rope_parameters``, older ones ``rope_theta`` and ``rope_scaling``: both are read and written.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from paceline.errors import InvalidParameter
 from paceline.models.config import ModelConfig
+from paceline.models.fields import Fields
 from paceline.models.heads.strict import Settings
-from paceline.models.rope import rope_scale_from_hf
+from paceline.models.rope import rope_from_hf
 
 _KEYS = (
     "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -37,11 +39,20 @@ def read_layer(settings: Settings, **more: Any) -> ModelConfig:
         if not set(kinds) <= {_FULL, _SLIDING}:
             raise settings.wrong("layer_types", f"{kinds} is not read", "use a head with full attention")
         values["use_sliding_window"] = _SLIDING in kinds
+    values["max_window_layers"] = 0
     values["max_position_embeddings"] = values.get("max_position_embeddings") or 2048
-    config = ModelConfig.from_hf(values)
+    config = _within_window(ModelConfig.from_hf(values))
     if config.experts is not None:
         raise settings.wrong("model_type", f"{config.model_type} has experts", "use a head with dense layers")
     return config
+
+
+def _within_window(config: ModelConfig) -> ModelConfig:
+    """Within its first window a layer attends to everything: heads go no further and have no window."""
+    if not any(config.windows):
+        return config
+    longest = min(config.max_position_embeddings, *filter(None, config.windows))
+    return replace(config, windows=(), max_position_embeddings=longest)
 
 
 def layer_values(config: ModelConfig, num_layers: int) -> dict[str, Any]:
@@ -51,7 +62,7 @@ def layer_values(config: ModelConfig, num_layers: int) -> dict[str, Any]:
         InvalidParameter: a form of layers or positions that transformers' keys cannot say.
     """
     kind = "qwen3" if config.qk_norm else "llama"
-    if config.norm != "rms" or config.mlp != "gated_silu" or config.position_embedding != "rotary":
+    if not config.has_plain_layers:
         raise InvalidParameter("layer", "is not of Llama's form", "train heads with rms norms and gated feed-forwards")
     if config.attention_bias != config.attention_out_bias:
         kind = "qwen2" if not config.qk_norm and config.attention_bias else _unsayable("attention_bias")
@@ -90,7 +101,8 @@ def _llama3(config: ModelConfig, scale: np.ndarray) -> dict[str, Any]:
             "rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
             "original_max_position_embeddings": context,
         }  # fmt: skip
-        found = rope_scale_from_hf({"rope_scaling": scaling}, config.rope_theta, config.head_dim)
+        fields = Fields({"rope_scaling": scaling, "rope_theta": config.rope_theta})
+        found = rope_from_hf(fields, config.head_dim, context).get("rope_inv_freq_scale")
         if found is not None and np.allclose(found, scale, rtol=1e-6):
             return scaling
     _unsayable("rope_inv_freq_scale")

@@ -3,6 +3,7 @@
 The unit is a block: one row and up to `MOST_HEADS` query heads that share a key-value head. Blocks of one segment and
 key-value head are a run: they walk its context together, a few pages at a time, so that a long context is fetched once
 for all of them and not once for each, which is most of what verifying drafted tokens or a chunk of a prompt would cost.
+With a window a row walks only the pages that its last keys lie in.
 Scores and sums of a block wait in scratch between pages, and the arithmetic of each (`attention.py`) is what it would
 be alone, bit for bit.
 """
@@ -15,7 +16,16 @@ from typing import NamedTuple
 import numpy as np
 
 from paceline.models.base import PAGE_SIZE
-from paceline.models.numba_executor.attention import MOST_HEADS, PAGES_AHEAD, add_halves, mix, score, softmax
+from paceline.models.numba_executor.attention import (
+    MOST_HEADS,
+    NOTHING,
+    PAGES_AHEAD,
+    add_halves,
+    cap_scores,
+    mix,
+    score,
+    softmax,
+)
 from paceline.models.numba_executor.kernel import kernel
 from paceline.models.numba_executor.operand import put
 
@@ -44,6 +54,8 @@ class Run(NamedTuple):
             longest row.
         pages_at_once: pages that every block works on before it is the next pages' turn.
         stride: scores of a head begin that many places after those of the one before.
+        scale, cap: of scores; a cap of 0 is none.
+        window: last keys that a row sees; 0 for all.
     """
 
     first: int
@@ -61,6 +73,9 @@ class Run(NamedTuple):
     longest: int
     pages_at_once: int
     stride: int
+    scale: np.float32
+    cap: np.float32
+    window: int
 
 
 @kernel
@@ -81,21 +96,29 @@ def blocks_at_once(num_rows, num_segments, num_threads, shape):
 
 
 @kernel(forceinline=True)
-def attend_blocks(first, last, layer, thread, shape, batch, scratch, keys, values, layer_stride):
+def attend_blocks(first, last, layer, window, thread, shape, batch, scratch, keys, values, layer_stride):
     """Blocks `first` .. `last` - 1, at most `MOST_BLOCKS`, of a layer's [kv_heads, rows, blocks of a group]."""
     per_head = len(batch.segments) * blocks_per_group(shape)
     while first < last:
         kv_head, start = divmod(first, per_head)
         end = min(start + last - first, per_head)
         run = _first_run(
-            start, end, kv_head, layer * layer_stride, shape, batch.segments, batch.natural_lengths, batch.num_keys
+            start,
+            end,
+            kv_head,
+            layer * layer_stride,
+            window,
+            shape,
+            batch.segments,
+            batch.natural_lengths,
+            batch.num_keys,
         )
         _attend_run(run, thread, batch, scratch, keys, values)
         first += run.last - run.first
 
 
 @kernel
-def _first_run(first, end, kv_head, layer_start, shape, segments, natural_lengths, num_keys):
+def _first_run(first, end, kv_head, layer_start, window, shape, segments, natural_lengths, num_keys):
     """The run that blocks `first` .. `end` - 1 begin with."""
     blocks, dim = blocks_per_group(shape), shape.head_dim
     row = first // blocks
@@ -109,6 +132,7 @@ def _first_run(first, end, kv_head, layer_start, shape, segments, natural_length
         first, last, shape.heads, kv_head, shape.heads // shape.kv_heads, blocks, dim, shape.qkv,
         layer_start + kv_head * dim * PAGE_SIZE, shape.kv_heads * dim * PAGE_SIZE, shared, natural, longest,
         pages if last - first == 1 else max(4, ELEMENTS_AT_ONCE // (dim * PAGE_SIZE)), pages * PAGE_SIZE + SLACK,
+        shape.attention_scale, shape.attention_cap, window,
     )  # fmt: skip
 
 
@@ -118,10 +142,10 @@ def _attend_run(run, thread, batch, scratch, keys, values):
     scores, sums = scratch.scores[thread], scratch.sums[thread]
     natural_lengths, num_keys, branch_slots = batch.natural_lengths, batch.num_keys, batch.branch_slots
     _locate_pages(run, batch.page_tables[batch.segments[run.first // run.blocks]], page_starts, value_starts)
-    _score_pages(run, scratch.qkv, keys, values, natural_lengths, page_starts, scores)
+    _score_pages(run, scratch.qkv, keys, values, natural_lengths, num_keys, page_starts, scores)
     _finish_scores(run, scratch.qkv, keys, values, natural_lengths, num_keys, branch_slots, page_starts, scores)
     if len(scratch.page_mass) > 0:
-        _weigh_pages(run, scores, natural_lengths, scratch.page_mass, batch.page_tables.shape[1])
+        _weigh_pages(run, scores, natural_lengths, num_keys, scratch.page_mass, batch.page_tables.shape[1])
     _mix_values(run, values, natural_lengths, num_keys, branch_slots, page_starts, value_starts, scores, sums)
     _put_sums(run, sums, scratch.mixed)
 
@@ -135,6 +159,12 @@ def _place(block, run):
     row, number = divmod(block, run.blocks)
     start, stop = number * run.group // run.blocks, (number + 1) * run.group // run.blocks
     return row, run.kv_head * run.group + start, stop - start, (block - run.first) * MOST_HEADS * run.stride
+
+
+@kernel
+def _first_key(run, num_keys):
+    """The first key that a row with `num_keys` of them sees."""
+    return max(0, num_keys - run.window) if run.window > 0 else 0
 
 
 @kernel
@@ -159,49 +189,61 @@ def _locate_own(run, natural, length, slots, page_starts, value_starts):
 
 
 @kernel
-def _score_pages(run, qkv, keys, values, natural_lengths, page_starts, scores):
-    """Scores of the segment's pages, for every block up to its row's last."""
-    scale = np.float32(1 / np.sqrt(run.head_dim))
+def _score_pages(run, qkv, keys, values, natural_lengths, num_keys, page_starts, scores):
+    """Scores of the segment's pages, for every block from the first page that its row sees to its last."""
     if run.natural * run.head_dim > ELEMENTS_NEAR:
         values = keys  # values asked for now would be gone again when they are needed
     for page in range(0, (run.natural + PAGE_SIZE - 1) // PAGE_SIZE, run.pages_at_once):
         for block in range(run.first, run.last):
             row, head, heads, at = _place(block, run)
             stop = min(page + run.pages_at_once, (natural_lengths[row] + PAGE_SIZE - 1) // PAGE_SIZE)
+            begin = max(page, _first_key(run, num_keys[row]) // PAGE_SIZE)
             q = row * run.row_size + head * run.head_dim
-            at += page * PAGE_SIZE
-            score(heads, qkv, q, run.head_dim, keys, values, page_starts, page, stop, scale, scores, run.stride, at)
+            at += begin * PAGE_SIZE
+            if begin < stop:
+                score(
+                    heads, qkv, q, run.head_dim, keys, values, page_starts, begin, stop, run.scale, scores, run.stride,
+                    at,
+                )  # fmt: skip
 
 
 @kernel
 def _finish_scores(run, qkv, keys, values, natural_lengths, num_keys, branch_slots, page_starts, scores):
     """Scores of the rows' branches, then probabilities in place of scores."""
-    scale, spare = np.float32(1 / np.sqrt(run.head_dim)), len(page_starts) - PAGES_AHEAD - 1
+    spare = len(page_starts) - PAGES_AHEAD - 1
     for block in range(run.first, run.last):
         row, head, heads, at = _place(block, run)
-        natural, aside = natural_lengths[row], at + run.stride - PAGE_SIZE
-        for j in range(natural, num_keys[row]):  # a branch's key is one lane of its page, which is scored aside
+        first, aside = _first_key(run, num_keys[row]), at + run.stride - PAGE_SIZE
+        natural = natural_lengths[row]
+        for j in range(
+            max(first, natural), num_keys[row]
+        ):  # a branch's key is one lane of its page, which is scored aside
             page, place = divmod(branch_slots[row, j - natural], PAGE_SIZE)
             page_starts[spare] = run.page_start + page * run.page_size
             q = row * run.row_size + head * run.head_dim
             score(
-                heads, qkv, q, run.head_dim, keys, values, page_starts, spare, spare + 1, scale, scores, run.stride,
+                heads, qkv, q, run.head_dim, keys, values, page_starts, spare, spare + 1, run.scale, scores, run.stride,
                 aside,
             )  # fmt: skip
             for one in range(heads):
                 scores[at + one * run.stride + j] = scores[aside + one * run.stride + place]
+        start = first // PAGE_SIZE * PAGE_SIZE
         for one in range(heads):
-            softmax(scores, at + one * run.stride, num_keys[row])
+            head_at = at + one * run.stride + start
+            if run.cap > 0:
+                cap_scores(scores, head_at, num_keys[row] - start, run.cap)
+            scores[head_at : head_at + first - start] = NOTHING
+            softmax(scores, head_at, num_keys[row] - start)
 
 
 @kernel
-def _weigh_pages(run, scores, natural_lengths, page_mass, num_pages):
+def _weigh_pages(run, scores, natural_lengths, num_keys, page_mass, num_pages):
     """Add what each head gives to each page of its row's table to page_mass [rows, heads, pages]."""
     for block in range(run.first, run.last):
         row, head, heads, at = _place(block, run)
         for one in range(heads):
             start = (row * run.all_heads + head + one) * num_pages
-            for j in range(natural_lengths[row]):
+            for j in range(_first_key(run, num_keys[row]), natural_lengths[row]):
                 page_mass[start + j // PAGE_SIZE] += scores[at + one * run.stride + j]
 
 
@@ -217,9 +259,10 @@ def _mix_values(run, values, natural_lengths, num_keys, branch_slots, page_start
             if stop >= run.shared and row != own:
                 _locate_own(run, natural_lengths[row], num_keys[row], branch_slots[row], page_starts, value_starts)
                 own = row
-            if first < stop:
+            begin = max(first, _first_key(run, num_keys[row]) // PAGE_SIZE * PAGE_SIZE)
+            if begin < stop:
                 start = (block - run.first) * size
-                mix(heads, scores, at, run.stride, values, value_starts, first, stop, sums, start, dim)
+                mix(heads, scores, at, run.stride, values, value_starts, begin, stop, sums, start, dim)
 
 
 @kernel

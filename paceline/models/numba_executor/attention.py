@@ -25,7 +25,8 @@ MOST_HEADS = 3
 PAGES_AHEAD = 4
 """How many pages' keys are asked for before they are needed."""
 
-_NOTHING = np.float32(-np.inf)
+NOTHING = np.float32(-np.inf)
+"""The score of a key that is not seen."""
 _I64 = ir.IntType(64)
 
 
@@ -136,12 +137,19 @@ def _mix_columns(
 
 
 @kernel
+def cap_scores(scores, first, length, cap):
+    """`length` scores from `first` on, each c tanh(score / c) (Gemma 2); others up to a multiple of 16 are touched."""
+    for i in range(first, first + length, v.LANES):
+        v.store(scores, i, v.soft_cap(v.load(scores, i), cap))
+
+
+@kernel
 def softmax(scores, first, length):
     """Turn `length` scores from `first` on into probabilities in place; zeros after them up to a multiple of 16."""
     padded = (length + v.LANES - 1) // v.LANES * v.LANES
     for i in range(first + length, first + padded):
-        scores[i] = _NOTHING
-    highest = v.splat(_NOTHING)
+        scores[i] = NOTHING
+    highest = v.splat(NOTHING)
     for i in range(first, first + padded, v.LANES):
         highest = v.maximum(highest, v.load(scores, i))
     top = v.splat(v.max_lanes(highest))

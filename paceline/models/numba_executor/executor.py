@@ -24,7 +24,7 @@ from paceline.models.numba_executor.kernel_cache import compiled_forward
 from paceline.models.numba_executor.operand import Operand, new_operand
 from paceline.models.numba_executor.team import Team
 from paceline.models.numba_executor.weights import BLOCKS, ROUNDS, load_weights, shape_of
-from paceline.models.rope import inverse_frequencies
+from paceline.models.positions import rope_table_of, rotary_tables
 from paceline.models.rows import Part, build_rows
 from paceline.types import Progress
 
@@ -63,7 +63,7 @@ class NumbaCache:
 
 
 class NumbaModel:
-    """Llama, Mistral and Qwen2 families, Qwen2-MoE and Mixtral on the CPU.
+    """Every family of `models/families.py` on the CPU.
 
     Args:
         checkpoint: weights; converted on first use, memory-mapped afterwards.
@@ -103,7 +103,14 @@ class NumbaModel:
         self._operand = partial(new_operand, rounds=rounds, fine=dtype == BLOCKS)
         self._cache_dtype = _cache_dtype(kv_cache_dtype, "float16" if rounds else "float32")
         no_tables = np.zeros(0, np.float32)
-        self._weights = Weights(**load(checkpoint, dtype, progress), rope_cos=no_tables, rope_sin=no_tables)
+        config, layers = self._config, range(self._shape.layers)
+        self._weights = Weights(
+            **load(checkpoint, dtype, progress),
+            windows=np.array([config.window(i) for i in layers]),
+            rope_numbers=np.array([rope_table_of(config, i) for i in layers]),
+            rope_cos=no_tables,
+            rope_sin=no_tables,
+        )
         self._team = Team(num_threads)
         self._layers = np.arange(self._shape.layers)
         self._forward = compiled_forward()
@@ -202,16 +209,13 @@ class NumbaModel:
         )
 
     def _extend_tables(self, context: int) -> None:
-        """Rotary tables [positions, head_dim / 2], doubled when a longer context comes."""
-        half = self._shape.head_dim // 2
-        known = len(self._weights.rope_cos) // half
-        if context <= known:
+        """Rotary tables [tables, positions, rotary / 2], doubled when a longer context comes."""
+        size = self._shape.rotary // 2 * self._shape.tables
+        known = len(self._weights.rope_cos) // max(size, 1)
+        if not size or context <= known:
             return
-        length = max(context, 2 * known, 1024)
-        frequencies = inverse_frequencies(self._config.rope_theta, 2 * half, self._config.rope_inv_freq_scale)
-        angles = np.arange(length)[:, None] * frequencies
-        cos, sin = (f(angles).astype(np.float32).reshape(-1) for f in (np.cos, np.sin))
-        self._weights = self._weights._replace(rope_cos=cos, rope_sin=sin)
+        cos, sin = rotary_tables(self._config, max(context, 2 * known, 1024))
+        self._weights = self._weights._replace(rope_cos=cos.reshape(-1), rope_sin=sin.reshape(-1))
 
     def _lend(self, num_rows: int, asked: int, context: int, num_taps: int) -> Scratch:
         """Buffers with room for the pass, kept between passes and grown when needed; counters at zero.
@@ -251,6 +255,7 @@ def _new_scratch(
     return Scratch(
         counters=np.zeros(0, np.int64),
         hidden=floats(rows * shape.hidden),
+        delta=floats(rows * shape.hidden if shape.apart else 0),
         normed=operand(max(rows, asked) * shape.hidden),
         qkv=floats(rows * shape.qkv),
         mixed=operand(rows * shape.heads * shape.head_dim),

@@ -15,7 +15,7 @@ import numpy as np
 from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.gemm import PANEL
 from paceline.models.numba_executor.kernel import kernel
-from paceline.models.numba_executor.linear import chunk, gated_pair, gated_product, product
+from paceline.models.numba_executor.linear import chunk, inner_panel, inner_product, product
 from paceline.models.numba_executor.matrix import multiply
 from paceline.models.numba_executor.operand import Operand, copy_row, read_row
 from paceline.models.numba_executor.team import barrier, take
@@ -177,9 +177,9 @@ def _multiply_experts(counters, phase, layer, thread, shape, weights, scratch, i
                 panel, panel + 1, False, scratch.wide[thread],
             )  # fmt: skip
         else:
-            gated_pair(
-                panel, thread, first, last - first, e.sorted, hidden, weights.gate_up, weights.gate_up_scales,
-                matrix, inner, scratch, e.inner,
+            inner_panel(
+                panel, thread, first, last - first, e.sorted, shape, weights.gate_up,
+                weights.gate_up_scales, weights.gate_up_bias, matrix, inner, scratch, e.inner,
             )  # fmt: skip
         item = take(counters, phase, 1, items)
 
@@ -213,9 +213,9 @@ def experts_forward(phase, layer, met, thread, num_threads, num_rows, shape, wei
     met = barrier(counters, met, num_threads)
     _multiply_experts(counters, phase + 2, layer, thread, shape, weights, scratch, False)
     if shape.shared_inner > 0:
-        gated_product(
+        inner_product(
             counters, phase + 3, thread, num_threads, num_rows, shape, scratch.normed, w.shared_gate_up,
-            w.shared_gate_up_scales, layer, shape.shared_inner, scratch, e.shared_inner,
+            w.shared_gate_up_scales, w.shared_gate_up_scales[:0], layer, shape.shared_inner, scratch, e.shared_inner,
         )  # fmt: skip
     met = barrier(counters, met, num_threads)
     _multiply_experts(counters, phase + 4, layer, thread, shape, weights, scratch, True)

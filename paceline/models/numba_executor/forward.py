@@ -1,4 +1,7 @@
-"""One pass of a Llama-family transformer as one compiled function: `forward(thread, ...)`.
+"""One pass of a decoder-only transformer as one compiled function: `forward(thread, ...)`.
+
+Which parts a layer has (norms before or after, a gate, biases, windows, caps, factors) is told by `Shape` and by which
+vectors there are; no family is known here.
 
 Every thread of a team runs it from start to end; phases end at a barrier, work inside a phase is taken in chunks. All
 arrays are flat and owned by the caller. Not the place for weights' formats (`weights.py`) or for building batches
@@ -17,13 +20,16 @@ from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.attend import attend_blocks, blocks_at_once, blocks_per_group
 from paceline.models.numba_executor.experts import EXPERT_PHASES, ExpertScratch, ExpertWeights, experts_forward
 from paceline.models.numba_executor.kernel import entry, kernel
-from paceline.models.numba_executor.linear import chunk, gated_product, product
+from paceline.models.numba_executor.linear import SILU, chunk, inner_product, product
 from paceline.models.numba_executor.matrix import read_weights
 from paceline.models.numba_executor.operand import Operand, put
-from paceline.models.numba_executor.rowwise import norm_row, rotate
+from paceline.models.numba_executor.rowwise import layer_norm_row, norm_row, rotate
 from paceline.models.numba_executor.team import barrier, take
 
-PHASES_PER_LAYER = 6 + EXPERT_PHASES
+PHASES_PER_LAYER = 8 + EXPERT_PHASES
+_MERGES = 6 + EXPERT_PHASES
+"""The first of two phases of a layer that add what attention and feed-forward give, where it is not done at once."""
+_ONE = np.float32(1)
 
 
 class Shape(NamedTuple):
@@ -31,6 +37,14 @@ class Shape(NamedTuple):
 
     With `experts` above 0 every layer has that many feed-forwards of width `inner`, of which a row takes `top_k`, and
     one of width `shared_inner` (0 for none) that all rows take; `norm_top_k` rescales the chosen ones' shares to 1.
+
+    Attributes:
+        attention_scale, attention_cap: of scores; a cap of 0 is none, here and for logits.
+        activation, gated: of the feed-forward, with or without a gate.
+        layer_norm: norms take the mean away and have biases. pre_norms, post_norms: before and after attention and
+            feed-forward. apart: what these give is normed or scaled before it is added.
+        wide_norm: norms of queries and keys are over all heads together.
+        rotary: dimensions of a head that turn. tables: rotary tables.
     """
 
     layers: int
@@ -45,12 +59,30 @@ class Shape(NamedTuple):
     top_k: int
     shared_inner: int
     norm_top_k: bool
+    attention_scale: np.float32
+    attention_cap: np.float32 = np.float32(0)
+    activation: int = SILU
+    gated: bool = True
+    layer_norm: bool = False
+    pre_norms: bool = True
+    post_norms: bool = False
+    apart: bool = False
+    wide_norm: bool = False
+    rotary: int = 0
+    tables: int = 1
+    embedding_scale: np.float32 = _ONE
+    residual_scale: np.float32 = _ONE
+    logit_scale: np.float32 = _ONE
+    logit_cap: np.float32 = np.float32(0)
 
 
 class Weights(NamedTuple):
     """Packed panels, their scales per output column, and vectors; one flat array per kind over all layers.
 
-    `query_norm` and `key_norm` [layers, head_dim] are empty where heads have no norm of their own.
+    `query_norm` and `key_norm` [layers, head_dim] or [layers, heads * head_dim] are empty where there are no such
+    norms; so are biases, the norms `attention_out_norm` and `mlp_out_norm`, and learned `positions`.
+    `windows` and `rope_numbers` [layers]: keys that a row sees (0 for all), and the rotary table (-1 for none).
+    `rope_cos` and `rope_sin` are [tables, positions, rotary / 2].
 
     Panels are an array of numbers, or `Blocks` as a GGUF file has them, whose arrays of scales are empty.
     `gate_up` interleaves panels: gate panel 0, up panel 0, gate panel 1, ... `qkv` stacks query, key and value rows.
@@ -66,16 +98,27 @@ class Weights(NamedTuple):
     qkv_bias: np.ndarray
     output: np.ndarray
     output_scales: np.ndarray
+    output_bias: np.ndarray
     gate_up: np.ndarray
     gate_up_scales: np.ndarray
+    gate_up_bias: np.ndarray
     down: np.ndarray
     down_scales: np.ndarray
+    down_bias: np.ndarray
     attention_norm: np.ndarray
+    attention_norm_bias: np.ndarray
+    attention_out_norm: np.ndarray
     mlp_norm: np.ndarray
+    mlp_norm_bias: np.ndarray
+    mlp_out_norm: np.ndarray
     query_norm: np.ndarray
     key_norm: np.ndarray
     final_norm: np.ndarray
+    final_norm_bias: np.ndarray
+    positions: np.ndarray
     experts: ExpertWeights
+    windows: np.ndarray
+    rope_numbers: np.ndarray
     rope_cos: np.ndarray
     rope_sin: np.ndarray
 
@@ -105,6 +148,7 @@ class Scratch(NamedTuple):
 
     counters: np.ndarray
     hidden: np.ndarray
+    delta: np.ndarray
     normed: Operand
     qkv: np.ndarray
     mixed: Operand
@@ -125,13 +169,19 @@ class Scratch(NamedTuple):
 @kernel
 def _place_row(row, layer, shape, eps, weights, batch, qkv, keys, values, layer_stride):
     """Norm (where the model does) and rotate a row's queries and keys; write its key and value into the cache."""
-    dim, half = shape.head_dim, shape.head_dim // 2
-    start = row * shape.qkv
+    dim, half = shape.head_dim, shape.rotary // 2
+    start, table = row * shape.qkv, weights.rope_numbers[layer]
+    angles = (table * (len(weights.rope_cos) // (max(half, 1) * shape.tables)) + batch.positions[row]) * half
+    if shape.wide_norm:
+        width, key_width = shape.heads * dim, shape.kv_heads * dim
+        norm_row(qkv, start, weights.query_norm, layer * width, width, eps, qkv, start)
+        norm_row(qkv, start + width, weights.key_norm, layer * key_width, key_width, eps, qkv, start + width)
     for head in range(shape.heads + shape.kv_heads):
-        if len(weights.query_norm) > 0:
+        if len(weights.query_norm) > 0 and not shape.wide_norm:
             norm = weights.query_norm if head < shape.heads else weights.key_norm
             norm_row(qkv, start + head * dim, norm, layer * dim, dim, eps, qkv, start + head * dim)
-        rotate(qkv, start + head * dim, weights.rope_cos, weights.rope_sin, batch.positions[row] * half, half)
+        if table >= 0:
+            rotate(qkv, start + head * dim, weights.rope_cos, weights.rope_sin, angles, half)
     page, place = divmod(batch.slots[row], PAGE_SIZE)
     for head in range(shape.kv_heads):
         at = layer * layer_stride + (page * shape.kv_heads + head) * dim * PAGE_SIZE
@@ -143,13 +193,42 @@ def _place_row(row, layer, shape, eps, weights, batch, qkv, keys, values, layer_
 
 
 @kernel
-def _norm_rows(scratch, phase, thread, num_threads, num_rows, weight, weight_start, hidden, eps):
-    size = chunk(num_rows, num_threads)
+def _norm(shape, source, source_start, weight, bias, vector_start, eps, out, out_start):
+    """A row of the model's width, normed as the model does."""
+    if shape.layer_norm:
+        layer_norm_row(source, source_start, weight, bias, vector_start, shape.hidden, eps, out, out_start)
+    else:
+        norm_row(source, source_start, weight, vector_start, shape.hidden, eps, out, out_start)
+
+
+@kernel
+def _norm_rows(scratch, phase, thread, num_threads, num_rows, weight, bias, layer, shape, eps):
+    """normed = what the next product reads of hidden."""
+    size, hidden = chunk(num_rows, num_threads), shape.hidden
     first = take(scratch.counters, phase, size, num_rows)
     while first >= 0:
         for row in range(first, min(first + size, num_rows)):
-            norm_row(scratch.hidden, row * hidden, weight, weight_start, hidden, eps, scratch.row[thread], 0)
-            put(scratch.normed, row, hidden, 0, scratch.row[thread], 0, hidden)
+            if shape.pre_norms:
+                _norm(shape, scratch.hidden, row * hidden, weight, bias, layer * hidden, eps, scratch.row[thread], 0)
+                put(scratch.normed, row, hidden, 0, scratch.row[thread], 0, hidden)
+            else:
+                put(scratch.normed, row, hidden, 0, scratch.hidden, row * hidden, hidden)
+        first = take(scratch.counters, phase, size, num_rows)
+
+
+@kernel
+def _merge_rows(scratch, phase, thread, num_threads, num_rows, weight, layer, shape, eps):
+    """hidden += delta, normed and scaled where the model does."""
+    size, hidden = chunk(num_rows, num_threads), shape.hidden
+    scale = v.splat(shape.residual_scale)
+    first = take(scratch.counters, phase, size, num_rows)
+    while first >= 0:
+        for row in range(first, min(first + size, num_rows)):
+            at = row * hidden
+            if shape.post_norms:
+                norm_row(scratch.delta, at, weight, layer * hidden, hidden, eps, scratch.delta, at)
+            for i in range(at, at + hidden, v.LANES):
+                v.store(scratch.hidden, i, v.fma(v.load(scratch.delta, i), scale, v.load(scratch.hidden, i)))
         first = take(scratch.counters, phase, size, num_rows)
 
 
@@ -164,13 +243,15 @@ def _place_rows(phase, layer, num_threads, num_rows, shape, eps, weights, batch,
 
 
 @kernel
-def _attend_rows(phase, layer, thread, num_threads, num_rows, shape, batch, scratch, keys, values, layer_stride):
+def _attend_rows(
+    phase, layer, window, thread, num_threads, num_rows, shape, batch, scratch, keys, values, layer_stride
+):  # fmt: skip
     total = num_rows * shape.kv_heads * blocks_per_group(shape)
     size = blocks_at_once(num_rows, len(batch.page_tables), num_threads, shape)
     first = take(scratch.counters, phase, size, total)
     while first >= 0:
         last = min(first + size, total)
-        attend_blocks(first, last, layer, thread, shape, batch, scratch, keys, values, layer_stride)
+        attend_blocks(first, last, layer, window, thread, shape, batch, scratch, keys, values, layer_stride)
         first = take(scratch.counters, phase, size, total)
 
 
@@ -185,12 +266,15 @@ def _tap(place, thread, num_rows, hidden, scratch):
 
 @kernel
 def _layer(layer, met, thread, num_threads, num_rows, shape, eps, weights, batch, scratch, keys, values, layer_stride):
-    """Attention block, then gated feed-forward block; returns the count of barriers met."""
+    """Attention block, then feed-forward block; returns the count of barriers met."""
     counters, hidden, heads_width = scratch.counters, shape.hidden, shape.heads * shape.head_dim
     phase = 1 + layer * PHASES_PER_LAYER
-    no_bias = weights.qkv_scales[:0]
+    added = scratch.delta if shape.apart else scratch.hidden
     _tap(batch.tap_places[layer], thread, num_rows, hidden, scratch)
-    _norm_rows(scratch, phase, thread, num_threads, num_rows, weights.attention_norm, layer * hidden, hidden, eps)
+    _norm_rows(
+        scratch, phase, thread, num_threads, num_rows, weights.attention_norm, weights.attention_norm_bias, layer,
+        shape, eps,
+    )  # fmt: skip
     met = barrier(counters, met, num_threads)
     product(
         counters, phase + 1, num_threads, scratch.normed, num_rows, hidden, weights.qkv, weights.qkv_scales,
@@ -201,27 +285,65 @@ def _layer(layer, met, thread, num_threads, num_rows, shape, eps, weights, batch
         phase + 2, layer, num_threads, num_rows, shape, eps, weights, batch, scratch, keys, values, layer_stride
     )
     met = barrier(counters, met, num_threads)
-    _attend_rows(phase + 3, layer, thread, num_threads, num_rows, shape, batch, scratch, keys, values, layer_stride)
+    _attend_rows(
+        phase + 3, layer, weights.windows[layer], thread, num_threads, num_rows, shape, batch, scratch, keys, values,
+        layer_stride,
+    )  # fmt: skip
     met = barrier(counters, met, num_threads)
     product(
         counters, phase + 4, num_threads, scratch.mixed, num_rows, heads_width, weights.output, weights.output_scales,
-        no_bias, layer, hidden, scratch.hidden, True, scratch.wide[thread],
+        weights.output_bias, layer, hidden, added, not shape.apart, scratch.wide[thread],
     )  # fmt: skip
     met = barrier(counters, met, num_threads)
-    _norm_rows(scratch, phase + 5, thread, num_threads, num_rows, weights.mlp_norm, layer * hidden, hidden, eps)
+    if shape.apart:
+        _merge_rows(
+            scratch, phase + _MERGES, thread, num_threads, num_rows, weights.attention_out_norm, layer, shape, eps
+        )  # fmt: skip
+        met = barrier(counters, met, num_threads)
+    _norm_rows(
+        scratch, phase + 5, thread, num_threads, num_rows, weights.mlp_norm, weights.mlp_norm_bias, layer, shape, eps
+    )  # fmt: skip
     met = barrier(counters, met, num_threads)
     if shape.experts > 0:
         return experts_forward(phase + 6, layer, met, thread, num_threads, num_rows, shape, weights, scratch)
-    gated_product(
+    return _feed_forward(phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, scratch, added)
+
+
+@kernel
+def _feed_forward(phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, scratch, added):
+    """The dense feed-forward block of normed rows; returns the count of barriers met."""
+    counters = scratch.counters
+    inner_product(
         counters, phase + 6, thread, num_threads, num_rows, shape, scratch.normed, weights.gate_up,
-        weights.gate_up_scales, layer, shape.inner, scratch, scratch.inner,
+        weights.gate_up_scales, weights.gate_up_bias, layer, shape.inner, scratch, scratch.inner,
     )  # fmt: skip
     met = barrier(counters, met, num_threads)
     product(
         counters, phase + 7, num_threads, scratch.inner, num_rows, shape.inner, weights.down, weights.down_scales,
-        no_bias, layer, hidden, scratch.hidden, True, scratch.wide[thread],
+        weights.down_bias, layer, shape.hidden, added, not shape.apart, scratch.wide[thread],
     )  # fmt: skip
-    return barrier(counters, met, num_threads)
+    met = barrier(counters, met, num_threads)
+    if shape.apart:
+        _merge_rows(
+            scratch, phase + _MERGES + 1, thread, num_threads, num_rows, weights.mlp_out_norm, layer, shape, eps
+        )  # fmt: skip
+        met = barrier(counters, met, num_threads)
+    return met
+
+
+@kernel
+def _scale_logits(phase, thread, num_threads, num_rows, shape, scratch):
+    """Scale logits, and cap them where the model does."""
+    factor, total = v.splat(shape.logit_scale), num_rows * shape.vocab
+    size = chunk(total // v.LANES, num_threads) * v.LANES
+    first = take(scratch.counters, phase, size, total)
+    while first >= 0:
+        for i in range(first, min(first + size, total), v.LANES):
+            x = v.mul(v.load(scratch.logits, i), factor)
+            if shape.logit_cap > 0:
+                x = v.soft_cap(x, shape.logit_cap)
+            v.store(scratch.logits, i, x)
+        first = take(scratch.counters, phase, size, total)
 
 
 @kernel
@@ -234,19 +356,44 @@ def _head(met, thread, num_threads, num_rows, shape, eps, weights, batch, scratc
     if thread == 0:
         for i in range(asked):
             source = batch.logit_rows[i] * hidden
-            norm_row(scratch.hidden, source, weights.final_norm, 0, hidden, eps, scratch.row[thread], 0)
+            _norm(
+                shape, scratch.hidden, source, weights.final_norm, weights.final_norm_bias, 0, eps,
+                scratch.row[thread], 0,
+            )  # fmt: skip
             put(scratch.normed, i, hidden, 0, scratch.row[thread], 0, hidden)
         place = batch.tap_places[shape.layers + 1]
         if place >= 0:
             for row in range(num_rows):
                 at = (place * num_rows + row) * hidden
-                norm_row(scratch.hidden, row * hidden, weights.final_norm, 0, hidden, eps, scratch.taps, at)
+                _norm(
+                    shape, scratch.hidden, row * hidden, weights.final_norm, weights.final_norm_bias, 0, eps,
+                    scratch.taps, at,
+                )  # fmt: skip
     met = barrier(counters, met, num_threads)
     product(
         counters, phase, num_threads, scratch.normed, asked, hidden, weights.head, weights.head_scales,
         weights.head_scales[:0], 0, shape.vocab, scratch.logits, False, scratch.wide[thread],
     )  # fmt: skip
-    return barrier(counters, met, num_threads)
+    met = barrier(counters, met, num_threads)
+    if shape.logit_cap > 0 or shape.logit_scale != _ONE:
+        _scale_logits(phase + 1, thread, num_threads, asked, shape, scratch)
+        met = barrier(counters, met, num_threads)
+    return met
+
+
+@kernel
+def _embed_row(row, shape, weights, batch, scratch):
+    """hidden = the token's embedding, scaled, and with its position's added where positions are learned."""
+    hidden, start = shape.hidden, row * shape.hidden
+    read_weights(weights.embedding, weights.embedding_scales, batch.token_ids[row], hidden, scratch.hidden, start)
+    if shape.embedding_scale != _ONE:
+        for i in range(start, start + hidden, v.LANES):
+            v.store(scratch.hidden, i, v.mul(v.load(scratch.hidden, i), v.splat(shape.embedding_scale)))
+    if len(weights.positions) > 0:
+        position = batch.positions[row] * hidden
+        for i in range(0, hidden, v.LANES):
+            x = v.add(v.load(scratch.hidden, start + i), v.load(weights.positions, position + i))
+            v.store(scratch.hidden, start + i, x)
 
 
 @entry
@@ -259,12 +406,11 @@ def forward(thread, num_threads, shape, eps, weights, batch, scratch, keys, valu
         weights, batch, scratch: see the named tuples; scratch.counters must be zero.
         keys, values: flat caches [layers, pages, kv_heads, 16 * head_dim].
     """
-    num_rows, hidden = len(batch.token_ids), shape.hidden
+    num_rows = len(batch.token_ids)
     layer_stride = len(keys) // shape.layers
     row = take(scratch.counters, 0, 1, num_rows)
     while row >= 0:
-        token = batch.token_ids[row]
-        read_weights(weights.embedding, weights.embedding_scales, token, hidden, scratch.hidden, row * hidden)
+        _embed_row(row, shape, weights, batch, scratch)
         row = take(scratch.counters, 0, 1, num_rows)
     met = barrier(scratch.counters, 0, num_threads)
     for layer in batch.layers:
@@ -275,5 +421,5 @@ def forward(thread, num_threads, shape, eps, weights, batch, scratch, keys, valu
 
 
 def num_counters(num_layers: int) -> int:
-    """Counters a pass needs: arrivals, the embedding, the phases of every layer, the head."""
-    return 3 + num_layers * PHASES_PER_LAYER
+    """Counters a pass needs: arrivals, the embedding, the phases of every layer, the head, the logits."""
+    return 4 + num_layers * PHASES_PER_LAYER

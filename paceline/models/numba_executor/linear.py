@@ -1,4 +1,4 @@
-"""The linear parts of a layer: products with panels taken in chunks, and the gated feed-forward.
+"""The linear parts of a layer: products with panels taken in chunks, and the first half of a feed-forward.
 
 Shared by the dense layer (`forward.py`) and the mixture of experts (`experts.py`).
 """
@@ -16,6 +16,7 @@ from paceline.models.numba_executor.operand import put
 from paceline.models.numba_executor.team import take
 
 CHUNKS_PER_THREAD = 4
+SILU, GELU = 0, 1
 
 
 @kernel
@@ -41,36 +42,55 @@ def product(
 
 
 @kernel
-def _gate(gate_up, num_rows, out, first_row, depth, column):
-    """out = silu(gate) * up for one pair of panels, [num_rows, gate panel | up panel]; overwrites the gate panel."""
-    one = v.splat(np.float32(1))
+def _activate(buffer, start, shape):
+    """A panel in place: silu or gelu (by its tanh formula) of it, times the panel after it where there is a gate.
+
+    Both are x / (1 + e^-y), with y = x or twice the argument of the tanh.
+    """
+    one, zero = v.splat(np.float32(1)), v.splat(np.float32(0))
+    for at in range(start, start + PANEL, v.LANES):
+        x = v.load(buffer, at)
+        y = x
+        if shape.activation == GELU:
+            cubic = v.fma(v.mul(v.mul(x, x), x), v.splat(np.float32(0.044715)), x)
+            y = v.mul(cubic, v.splat(np.float32(2 * 0.7978845608028654)))
+        if shape.gated:
+            x = v.mul(x, v.load(buffer, at + PANEL))
+        v.store(buffer, at, v.div(x, v.add(one, v.exp(v.sub(zero, y)))))
+
+
+@kernel
+def _finish(buffer, num_rows, shape, out, first_row, depth, column):
+    """Hand over what the feed-forward makes of [num_rows, gate panel | up panel], or [num_rows, up panel]."""
+    width = 2 * PANEL if shape.gated else PANEL
     for row in range(num_rows):
-        start = row * 2 * PANEL
-        for at in range(start, start + PANEL, v.LANES):
-            gate, up = v.load(gate_up, at), v.load(gate_up, at + PANEL)
-            decay = v.exp(v.sub(v.splat(np.float32(0)), gate))
-            v.store(gate_up, at, v.div(v.mul(gate, up), v.add(one, decay)))
-        put(out, first_row + row, depth, column, gate_up, start, PANEL)
+        _activate(buffer, row * width, shape)
+        put(out, first_row + row, depth, column, buffer, row * width, PANEL)
 
 
 @kernel
-def gated_pair(pair, thread, first_row, num_rows, x, hidden, w, scales, layer, inner, scratch, out):
-    """One panel's 32 columns of silu(gate) * up, for a matrix of interleaved gate and up panels."""
-    columns, buffer = 2 * inner, scratch.gate_up[thread]
+def inner_panel(
+    panel, thread, first_row, num_rows, x, shape, w, scales, bias, layer, inner, scratch, out
+):  # fmt: skip
+    """32 columns of act(gate) * up, for a matrix of interleaved gate and up panels, or of act(up) without a gate."""
+    each, hidden, buffer = 2 if shape.gated else 1, shape.hidden, scratch.gate_up[thread]
+    columns = each * inner
     multiply(
-        x, first_row, num_rows, hidden, w, layer * columns * hidden, scales, scales[:0], layer * columns, buffer,
-        -2 * PANEL * pair, 2 * PANEL, 2 * pair, 2 * pair + 2, False, scratch.wide[thread],
+        x, first_row, num_rows, hidden, w, layer * columns * hidden, scales, bias, layer * columns, buffer,
+        -each * PANEL * panel, each * PANEL, each * panel, each * (panel + 1), False, scratch.wide[thread],
     )  # fmt: skip
-    _gate(buffer, num_rows, out, first_row, inner, pair * PANEL)
+    _finish(buffer, num_rows, shape, out, first_row, inner, panel * PANEL)
 
 
 @kernel
-def gated_product(counters, phase, thread, num_threads, num_rows, shape, x, w, scales, layer, inner, scratch, out):
-    """out [rows, inner] = silu(gate) * up: a thread gates each pair of panels while it is still in its cache."""
-    pairs = inner // PANEL
-    size = chunk(pairs, num_threads)
-    first = take(counters, phase, size, pairs)
+def inner_product(
+    counters, phase, thread, num_threads, num_rows, shape, x, w, scales, bias, layer, inner, scratch, out
+):  # fmt: skip
+    """out [rows, inner] of a feed-forward: a thread gates each pair of panels while it is still in its cache."""
+    panels = inner // PANEL
+    size = chunk(panels, num_threads)
+    first = take(counters, phase, size, panels)
     while first >= 0:
-        for pair in range(first, min(first + size, pairs)):
-            gated_pair(pair, thread, 0, num_rows, x, shape.hidden, w, scales, layer, inner, scratch, out)
-        first = take(counters, phase, size, pairs)
+        for panel in range(first, min(first + size, panels)):
+            inner_panel(panel, thread, 0, num_rows, x, shape, w, scales, bias, layer, inner, scratch, out)
+        first = take(counters, phase, size, panels)

@@ -27,6 +27,22 @@ def norm_row(source, source_start, weight, weight_start, size, eps, out, out_sta
 
 
 @kernel
+def layer_norm_row(source, source_start, weight, bias, vector_start, size, eps, out, out_start):
+    """Layer norm of one row (Ba et al. 2016): (x - mean) / sqrt(variance + eps) * weight + bias."""
+    total, squares = v.splat(np.float32(0)), v.splat(np.float32(0))
+    for i in range(0, size, v.LANES):
+        total = v.add(total, v.load(source, source_start + i))
+    mean = v.splat(v.sum_lanes(total) / np.float32(size))
+    for i in range(0, size, v.LANES):
+        x = v.sub(v.load(source, source_start + i), mean)
+        squares = v.fma(x, x, squares)
+    factor = v.splat(np.float32(1) / np.sqrt(v.sum_lanes(squares) / np.float32(size) + eps))
+    for i in range(0, size, v.LANES):
+        x = v.mul(v.sub(v.load(source, source_start + i), mean), factor)
+        v.store(out, out_start + i, v.fma(x, v.load(weight, vector_start + i), v.load(bias, vector_start + i)))
+
+
+@kernel
 def rotate(x, start, cos, sin, angle_start, half):
     """Rotary embedding of one head in place, halves paired as in transformers."""
     whole = half // v.LANES * v.LANES

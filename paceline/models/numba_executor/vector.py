@@ -101,16 +101,12 @@ def fma_ir(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.V
     return call(builder, "llvm.fma.v16f32", VECTOR_IR, [a, b, c])
 
 
-def prefetch_ir(builder: ir.IRBuilder, pointer: ir.Value, locality: int = 2) -> None:
-    """Ask for the cache line at `pointer`, which need not be mapped, for a read soon.
-
-    Args:
-        locality: how near it shall come, 3 (first-level cache) to 0.
-    """
+def prefetch_ir(builder: ir.IRBuilder, pointer: ir.Value) -> None:
+    """Ask for the cache line at `pointer`, which need not be mapped, for a read soon."""
     byte = builder.bitcast(pointer, ir.IntType(8).as_pointer())
     kind = ir.FunctionType(ir.VoidType(), [byte.type, _I32, _I32, _I32])
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    builder.call(function, [byte, _I32(0), _I32(locality), _I32(1)])
+    builder.call(function, [byte, _I32(0), _I32(2), _I32(1)])
 
 
 def accumulate_ir(
@@ -192,6 +188,22 @@ def _exp_ir(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
 
 
 exp = _lanewise(_exp_ir, 1)
+
+
+def _soft_cap_ir(builder: ir.IRBuilder, x: ir.Value, cap: ir.Value) -> ir.Value:
+    """c tanh(x / c), where tanh(y) = 1 - 2 / (e^2y + 1); error below 2e-7 c."""
+    caps = splat_ir(builder, cap)
+    grown = _exp_ir(builder, builder.fmul(builder.fdiv(x, caps), _constant(2.0)))
+    tanh = builder.fsub(_constant(1.0), builder.fdiv(_constant(2.0), builder.fadd(grown, _constant(1.0))))
+    return builder.fmul(caps, tanh)
+
+
+@intrinsic
+def soft_cap(typingctx, value, cap):
+    """soft_cap(vector, float32) -> cap tanh(value / cap)."""
+    if value != vector or cap != types.float32:
+        return None
+    return vector(vector, types.float32), lambda context, builder, sig, args: _soft_cap_ir(builder, *args)
 
 
 @intrinsic

@@ -20,14 +20,15 @@ from paceline.errors import InvalidParameter, PacelineError, UnsupportedModel
 from paceline.models.cache_dir import cache_dir
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
-from paceline.models.experts import ExpertNames, expert_names
 from paceline.models.intact import is_sealed, seal
 from paceline.models.numba_executor.blocks.formats import FORMATS
 from paceline.models.numba_executor.blocks.store import no_matrix, read_matrix, write_matrix
 from paceline.models.numba_executor.experts import ExpertWeights
 from paceline.models.numba_executor.forward import Shape
 from paceline.models.numba_executor.gemm import PANEL, ZERO_BYTE, pack, padded_rows
+from paceline.models.numba_executor.linear import GELU, SILU
 from paceline.models.numba_executor.operand import GROUP
+from paceline.models.positions import frequencies, rotary_dim
 from paceline.types import Progress
 
 Dtype = Literal["bfloat16", "float32", "int8", "w8a8", "gguf"]
@@ -38,21 +39,20 @@ BLOCKS = "gguf"
 """The dtype of matrices in the blocks of a file."""
 ROUNDS = ("w8a8", BLOCKS)
 """Dtypes that round activations, in groups of 32."""
-LAYOUT = 3
+LAYOUT = 4
 """Raise it when the packing changes: converted weights of another layout are made anew."""
-
-SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "mixtral")
 
 
 def shape_of(config: ModelConfig) -> Shape:
     """Sizes for the kernels.
 
     Raises:
-        UnsupportedModel: a family or a width the kernels do not cover; the torch executor runs it.
+        UnsupportedModel: a width or a mixture of parts the kernels do not cover; the torch executor runs it.
     """
     remedy = 'run it with executor="torch" (needs paceline[torch])'
-    if config.model_type not in SUPPORTED_MODEL_TYPES:
-        raise UnsupportedModel(f"model_type: the numba executor does not run {config.model_type!r}; {remedy}")
+    apart = config.post_norms or config.residual_scale != 1.0
+    if apart and (config.experts or config.norm == "layer"):
+        raise UnsupportedModel(f"post_norms, residual_scale: not beside experts or layer norms here; {remedy}")
     shared = config.experts.shared_intermediate_size if config.experts else 0
     for name, value, size in (
         ("hidden_size", config.hidden_size, PANEL), ("intermediate_size", config.intermediate_size, PANEL),
@@ -60,8 +60,6 @@ def shape_of(config: ModelConfig) -> Shape:
     ):  # fmt: skip
         if value % size:
             raise UnsupportedModel(f"{name}: {value} is not a multiple of {size}; {remedy}")
-    if config.mlp_bias or config.attention_out_bias:
-        raise UnsupportedModel(f"mlp_bias, attention_out_bias: the numba executor has none; {remedy}")
     heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     return Shape(
         layers=config.num_hidden_layers,
@@ -76,6 +74,21 @@ def shape_of(config: ModelConfig) -> Shape:
         top_k=config.experts.num_experts_per_tok if config.experts else 0,
         shared_inner=shared,
         norm_top_k=bool(config.experts and config.experts.norm_topk_prob),
+        attention_scale=np.float32(config.attention_scale or dim**-0.5),
+        attention_cap=np.float32(config.attention_softcap),
+        activation=SILU if config.mlp == "gated_silu" else GELU,
+        gated=config.is_gated,
+        layer_norm=config.norm == "layer",
+        pre_norms=config.pre_norms,
+        post_norms=config.post_norms,
+        apart=apart,
+        wide_norm=config.qk_norm and config.qk_norm_over == "all",
+        rotary=rotary_dim(config) if config.position_embedding == "rotary" else 0,
+        tables=max(1, len(frequencies(config))),
+        embedding_scale=np.float32(config.embedding_scale),
+        residual_scale=np.float32(config.residual_scale),
+        logit_scale=np.float32(config.logit_scale),
+        logit_cap=np.float32(config.logit_softcap),
     )
 
 
@@ -271,54 +284,80 @@ def _matrices(config: ModelConfig, shape: Shape) -> list[_Matrix]:
         _Matrix("qkv", shape.qkv, shape.hidden, per_layer(*attention)),
         _Matrix("output", shape.hidden, shape.heads * shape.head_dim, per_layer("self_attn.o_proj")),
     ]
+    layers = [f"model.layers.{i}.mlp" for i in range(shape.layers)]
     if config.experts:
-        names = expert_names(config.model_type)
-        stems = [
-            f"model.layers.{i}.{names.expert.format(e)}" for i in range(shape.layers) for e in range(shape.experts)
-        ]
-        matrices += _feed_forward("", stems, names, shape.inner, shape)
+        stems = [f"{layer}.experts.{e}" for layer in layers for e in range(shape.experts)]
+        matrices += _feed_forward("", stems, shape.inner, shape)
         if shape.shared_inner:
-            shared = [f"model.layers.{i}.{names.shared}" for i in range(shape.layers)]
-            matrices += _feed_forward("shared_", shared, names, shape.shared_inner, shape)
+            shared = [f"{layer}.shared_expert" for layer in layers]
+            matrices += _feed_forward("shared_", shared, shape.shared_inner, shape)
     else:
-        stems = [f"model.layers.{i}.mlp" for i in range(shape.layers)]
-        matrices += _feed_forward("", stems, expert_names(config.model_type), shape.inner, shape)
+        matrices += _feed_forward("", layers, shape.inner, shape)
     if not config.tie_word_embeddings:
         matrices.append(_Matrix("head", shape.vocab, shape.hidden, [["lm_head.weight"]]))
     return matrices
 
 
-def _feed_forward(prefix: str, stems: list[str], names: ExpertNames, inner: int, shape: Shape) -> list[_Matrix]:
-    """The two stacked matrices of gated feed-forwards, one part per stem."""
-    gate_up = [[f"{stem}.{names.gate}.weight", f"{stem}.{names.up}.weight"] for stem in stems]
-    down = [[f"{stem}.{names.down}.weight"] for stem in stems]
+def _feed_forward(prefix: str, stems: list[str], inner: int, shape: Shape) -> list[_Matrix]:
+    """The two stacked matrices of feed-forwards, one part per stem."""
+    firsts = ("gate_proj", "up_proj") if shape.gated else ("up_proj",)
+    gate_up = [[f"{stem}.{name}.weight" for name in firsts] for stem in stems]
+    down = [[f"{stem}.down_proj.weight"] for stem in stems]
     return [
-        _Matrix(f"{prefix}gate_up", 2 * inner, shape.hidden, gate_up, interleave=True),
+        _Matrix(f"{prefix}gate_up", len(firsts) * inner, shape.hidden, gate_up, interleave=shape.gated),
         _Matrix(f"{prefix}down", shape.hidden, inner, down),
     ]
 
 
 def _vectors(checkpoint: Checkpoint, shape: Shape) -> Iterator[tuple[str, np.ndarray]]:
-    """Norm weights and the query-key-value bias (empty without one), all layers in one flat array each."""
-    layers = [f"model.layers.{i}." for i in range(shape.layers)]
-    yield "attention_norm", np.concatenate([checkpoint.tensor(p + "input_layernorm.weight") for p in layers])
-    yield "mlp_norm", np.concatenate([checkpoint.tensor(p + "post_attention_layernorm.weight") for p in layers])
-    yield "final_norm", checkpoint.tensor("model.norm.weight")
-    for name, part in (("query_norm", "q_norm"), ("key_norm", "k_norm")):
-        norms = [checkpoint.tensor(f"{p}self_attn.{part}.weight") for p in layers if checkpoint.config.qk_norm]
-        yield name, _flat([np.zeros(0, np.float32), *norms])
-    bias = np.zeros((shape.layers if checkpoint.config.attention_bias else 0, shape.qkv), np.float32)
-    for i in range(len(bias)):
-        stacked = np.concatenate([checkpoint.tensor(f"{layers[i]}self_attn.{x}_proj.bias") for x in "qkv"])
-        bias[i, : len(stacked)] = stacked
-    yield "qkv_bias", bias.reshape(-1)
+    """Norms, biases, routers and learned positions, all layers in one flat array each; empty where there are none."""
+    layers, names = [f"model.layers.{i}." for i in range(shape.layers)], frozenset(checkpoint.names())
+
+    def of_layers(part: str) -> np.ndarray:
+        return _flat([checkpoint.tensor(layer + part) for layer in layers if layer + part in names])
+
+    def alone(name: str) -> np.ndarray:
+        return _flat([checkpoint.tensor(name)] if name in names else [])
+
+    for name, part in _NORMS.items():
+        yield name, of_layers(f"{part}.weight")
+        if name in ("attention_norm", "mlp_norm"):
+            yield f"{name}_bias", of_layers(f"{part}.bias")
+    yield "final_norm", alone("model.norm.weight")
+    yield "final_norm_bias", alone("model.norm.bias")
+    yield "positions", alone("model.position_embeddings.weight")
+    yield "output_bias", of_layers("self_attn.o_proj.bias")
+    yield "down_bias", of_layers("mlp.down_proj.bias")
+    firsts = ["mlp.gate_proj.bias", "mlp.up_proj.bias"] if shape.gated else ["mlp.up_proj.bias"]
+    yield "gate_up_bias", _stacked_biases(checkpoint, layers, names, firsts, interleave=shape.gated)
+    queries = [f"self_attn.{x}_proj.bias" for x in "qkv"]
+    yield "qkv_bias", _stacked_biases(checkpoint, layers, names, queries, columns=shape.qkv)
     if checkpoint.config.experts:
-        names = expert_names(checkpoint.config.model_type)
-        yield "router", _flat([checkpoint.tensor(f"{p}{names.router}.weight") for p in layers])
+        yield "router", of_layers("mlp.gate.weight")
         if shape.shared_inner:
-            yield "shared_gate", _flat([checkpoint.tensor(f"{p}{names.shared_gate}.weight") for p in layers])
+            yield "shared_gate", of_layers("mlp.shared_expert_gate.weight")
+
+
+_NORMS = {
+    "attention_norm": "input_layernorm", "attention_out_norm": "self_attn.out_norm",
+    "mlp_norm": "post_attention_layernorm", "mlp_out_norm": "mlp.out_norm",
+    "query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm",
+}  # fmt: skip
+
+
+def _stacked_biases(
+    checkpoint: Checkpoint, layers: list[str], names: frozenset[str], parts: list[str], interleave: bool = False,
+    columns: int = 0,
+) -> np.ndarray:  # fmt: skip
+    """Per layer the biases `parts` one after the other or panel by panel, with zeros up to `columns`."""
+    rows = []
+    for layer in layers if layers[0] + parts[0] in names else ():
+        biases = [checkpoint.tensor(layer + part) for part in parts]
+        one = np.stack([b.reshape(-1, PANEL) for b in biases], axis=1) if interleave else np.concatenate(biases)
+        rows.append(np.pad(one.reshape(-1), (0, max(0, columns - one.size))))
+    return _flat(rows)
 
 
 def _flat(tensors: list[np.ndarray]) -> np.ndarray:
     """All of them in one flat array."""
-    return np.concatenate([tensor.reshape(-1) for tensor in tensors])
+    return np.concatenate([np.zeros(0, np.float32), *(tensor.reshape(-1) for tensor in tensors)])

@@ -1,6 +1,6 @@
 """Paged keys and values in torch tensors, and which of them each row may see."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,24 +51,32 @@ class SegmentView:
     Attributes:
         rows: [m] the segment's rows.
         slots: [n] every cache slot that one of them attends to.
-        mask: [m, n] which of the slots each row attends to.
+        masks: by window, which of the slots each row attends to, [m, n]; window 0 is no window.
     """
 
     rows: torch.Tensor
     slots: torch.Tensor
-    mask: torch.Tensor
+    masks: dict[int, torch.Tensor]
 
 
-def segment_views(rows: Rows, device: torch.device) -> list[SegmentView]:
-    """One view per segment. Tree branches need nothing of their own: a row sees exactly its `Rows.key_slots`."""
+def segment_views(rows: Rows, device: torch.device, windows: Collection[int] = (0,)) -> list[SegmentView]:
+    """One view per segment, with a mask for each of `windows`.
+
+    Tree branches need nothing of their own: a row sees exactly its `Rows.key_slots`, or the last ones in a window.
+    """
     views = []
     for segment in np.unique(rows.segments):
         members = np.flatnonzero(rows.segments == segment)
         seen = [rows.key_slots(int(row)) for row in members]
-        slots = np.unique(np.concatenate(seen))
-        mask = np.zeros((len(members), len(slots)), dtype=bool)
-        for own, of_row in zip(mask, seen, strict=True):
-            own[np.searchsorted(slots, of_row)] = True
-        arrays = (members, slots.astype(np.int64), mask)
-        views.append(SegmentView(*(torch.from_numpy(array).to(device) for array in arrays)))
+        slots = np.unique(np.concatenate(seen)).astype(np.int64)
+        masks = {window: torch.from_numpy(_mask(slots, seen, window)).to(device) for window in windows}
+        views.append(SegmentView(torch.from_numpy(members).to(device), torch.from_numpy(slots).to(device), masks))
     return views
+
+
+def _mask(slots: np.ndarray, seen: Sequence[np.ndarray], window: int) -> np.ndarray:
+    """[rows, slots] whether a row sees a slot; `seen` are the slots of each row in order of position."""
+    mask = np.zeros((len(seen), len(slots)), dtype=bool)
+    for own, of_row in zip(mask, seen, strict=True):
+        own[np.searchsorted(slots, of_row[-window:])] = True
+    return mask

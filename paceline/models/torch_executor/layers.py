@@ -3,6 +3,7 @@
 A family is a `ModelConfig`, never a copy of these. Shapes: M rows, H query heads, K key heads, D = head_dim.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,6 +12,7 @@ from torch.nn import functional
 
 from paceline.models.config import ModelConfig
 from paceline.models.experts import Experts
+from paceline.models.positions import NO_TABLE, rope_table_of
 from paceline.models.torch_executor.cache import SegmentView, TorchKVCache
 from paceline.models.torch_executor.split_layers import RowParallelLinear, Sum, alone
 
@@ -20,14 +22,13 @@ class Pass:
     """What every layer of one forward pass needs besides the hidden states.
 
     Attributes:
-        cosines, sines: [M, 1, D] of the rows' rotary angles; None where positions are learned.
+        angles: of each rotary table the cosines and sines [M, 1, rotary_dim] of the rows' angles.
         slots: [M] cache slot that receives each row's key and value.
         views: what the rows of each segment see.
         weights: per view a sum [m, n] to which each layer adds its attention, mean over heads; None when not wanted.
     """
 
-    cosines: Tensor | None
-    sines: Tensor | None
+    angles: Sequence[tuple[Tensor, Tensor]]
     slots: Tensor
     views: list[SegmentView]
     cache: TorchKVCache
@@ -55,26 +56,33 @@ def make_norm(config: ModelConfig) -> nn.Module:
     return RMSNorm(config.hidden_size, config.norm_eps)
 
 
-def rotary_tables(positions: Tensor, inverse_frequencies: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [M, 1, D] of `positions` [M] times `inverse_frequencies` [D / 2], once for either half."""
+def row_angles(positions: Tensor, inverse_frequencies: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [M, 1, R] of `positions` [M] times `inverse_frequencies` [R / 2], once for either half."""
     angles = positions.float()[:, None] * inverse_frequencies
     angles = torch.cat([angles, angles], dim=-1)[:, None, :]
-    return angles.cos(), angles.sin()
+    return angles.cos() * factor, angles.sin() * factor
 
 
-def rotate(x: Tensor, step: Pass) -> Tensor:
-    """Turn the pairs (i, i + D / 2) of x [M, heads, D] by the rows' angles; x itself where positions are learned."""
-    if step.cosines is None or step.sines is None:
-        return x
-    first, second = x.float().chunk(2, dim=-1)
-    turned = torch.cat([-second, first], dim=-1)
-    return (x.float() * step.cosines + turned * step.sines).to(x.dtype)
+def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Turn the pairs (i, i + R / 2) of the first R dimensions of x [M, heads, D] by the rows' angles."""
+    turning, rest = x.float().split([cosines.shape[-1], x.shape[-1] - cosines.shape[-1]], dim=-1)
+    first, second = turning.chunk(2, dim=-1)
+    turned = turning * cosines + torch.cat([-second, first], dim=-1) * sines
+    return torch.cat([turned, rest], dim=-1).to(x.dtype)
+
+
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    """cap tanh(x / cap), x itself without a cap (Gemma 2)."""
+    return torch.tanh(x / cap) * cap if cap else x
 
 
 class Attention(nn.Module):
-    """Grouped-query attention (Ainslie et al. 2023): H / K query heads share one key head; K = H is the plain kind."""
+    """Grouped-query attention (Ainslie et al. 2023): H / K query heads share one key head; K = H is the plain kind.
 
-    def __init__(self, config: ModelConfig, total: Sum = alone) -> None:
+    `number` is the layer's, which decides on its window and its positions.
+    """
+
+    def __init__(self, config: ModelConfig, number: int, total: Sum = alone) -> None:
         super().__init__()
         self._heads, self._key_heads, self._head_dim = (
             config.num_attention_heads, config.num_key_value_heads, config.head_dim
@@ -84,50 +92,80 @@ class Attention(nn.Module):
         self.key = nn.Linear(hidden, self._key_heads * self._head_dim, bias=bias)
         self.value = nn.Linear(hidden, self._key_heads * self._head_dim, bias=bias)
         self.out = RowParallelLinear(self._heads * self._head_dim, hidden, config.attention_out_bias, total)
-        self.query_norm = RMSNorm(self._head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
-        self.key_norm = RMSNorm(self._head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
+        self.query_norm = _query_key_norm(config, self._heads)
+        self.key_norm = _query_key_norm(config, self._key_heads)
+        self._over_all = config.qk_norm_over == "all"
+        self._table, self._window = rope_table_of(config, number), config.window(number)
+        self._scale = config.attention_scale or self._head_dim**-0.5
+        self._cap = config.attention_softcap
 
     def forward(self, x: Tensor, layer: int, step: Pass) -> Tensor:
-        query = self.query_norm(self.query(x).view(-1, self._heads, self._head_dim))
-        key = self.key_norm(self.key(x).view(-1, self._key_heads, self._head_dim))
+        query = self._normed(self.query(x), self.query_norm, self._heads)
+        key = self._normed(self.key(x), self.key_norm, self._key_heads)
+        if self._table != NO_TABLE:
+            query, key = rotate(query, *step.angles[self._table]), rotate(key, *step.angles[self._table])
         keys, values = step.cache.keys[layer], step.cache.values[layer]
-        keys[step.slots] = rotate(key, step)
+        keys[step.slots] = key
         values[step.slots] = self.value(x).view(-1, self._key_heads, self._head_dim)
-        mixed = self._attend(rotate(query, step), keys, values, step)
-        return self.out(mixed.flatten(1))
+        return self.out(self._attend(query, keys, values, step).flatten(1))
+
+    def _normed(self, x: Tensor, norm: nn.Module, heads: int) -> Tensor:
+        """[M, heads, D] of x [M, heads * D], with its norm over all heads together or over each."""
+        shape = (-1, heads, self._head_dim)
+        return norm(x).view(shape) if self._over_all else norm(x.view(shape))
 
     def _attend(self, query: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """[M, H, D] values mixed by softmax(query . key / sqrt(D)) over the slots each row sees."""
+        """[M, H, D] values mixed by softmax(query . key * scale) over the slots each row sees."""
         mixed = torch.empty_like(query)
         for i, view in enumerate(step.views):
-            q, k, v = (t.transpose(0, 1)[None] for t in (query[view.rows], keys[view.slots], values[view.slots]))
-            found = functional.scaled_dot_product_attention(q, k, v, attn_mask=view.mask, enable_gqa=True)
-            mixed[view.rows] = found[0].transpose(0, 1)
+            q, k, v = (t.transpose(0, 1) for t in (query[view.rows], keys[view.slots], values[view.slots]))
+            mask = view.masks[self._window]
+            if self._cap:
+                found = self._weights(q, k, mask).to(v.dtype) @ self._repeated(v)
+            else:
+                found = functional.scaled_dot_product_attention(
+                    q[None], k[None], v[None], attn_mask=mask, enable_gqa=True, scale=self._scale
+                )[0]
+            mixed[view.rows] = found.transpose(0, 1)
             if step.weights is not None:
-                step.weights[i] += self._weights(q[0], k[0], view.mask)
+                step.weights[i] += self._weights(q, k, mask).mean(dim=0)
         return mixed
 
+    def _repeated(self, x: Tensor) -> Tensor:
+        """[H, n, D] of keys or values [K, n, D]."""
+        return x.repeat_interleave(self._heads // self._key_heads, dim=0)
+
     def _weights(self, query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
-        """[m, n] softmax(query . key / sqrt(D)) of query [H, m, D] and key [K, n, D], mean over heads."""
-        key = key.repeat_interleave(self._heads // self._key_heads, dim=0)
-        scores = query.float() @ key.float().transpose(1, 2) / self._head_dim**0.5
-        return scores.masked_fill(~mask, -torch.inf).softmax(dim=-1).mean(dim=0)
+        """[H, m, n] softmax(query . key * scale) of query [H, m, D] and key [K, n, D]."""
+        scores = soft_cap(query.float() @ self._repeated(key).float().transpose(1, 2) * self._scale, self._cap)
+        return scores.masked_fill(~mask, -torch.inf).softmax(dim=-1)
+
+
+def _query_key_norm(config: ModelConfig, heads: int) -> nn.Module:
+    if not config.qk_norm:
+        return nn.Identity()
+    return RMSNorm(config.head_dim * (heads if config.qk_norm_over == "all" else 1), config.norm_eps)
 
 
 class FeedForward(nn.Module):
-    """down(silu(gate(x)) * up(x)) (SwiGLU, Shazeer 2020), or down(gelu(up(x))) as in GPT-2."""
+    """down(act(gate(x)) * up(x)) with silu or gelu (Shazeer 2020), or down(gelu(up(x))) as in GPT-2."""
 
     def __init__(self, config: ModelConfig, total: Sum = alone) -> None:
         super().__init__()
         hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.gate = nn.Linear(hidden, inner, bias=bias) if config.mlp == "gated_silu" else None
+        self.gate = nn.Linear(hidden, inner, bias=bias) if config.is_gated else None
+        self._activation = functional.silu if config.mlp == "gated_silu" else _gelu_tanh
         self.up = nn.Linear(hidden, inner, bias=bias)
         self.down = RowParallelLinear(inner, hidden, bias, total)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.gate is None:
-            return self.down(functional.gelu(self.up(x), approximate="tanh"))
-        return self.down(functional.silu(self.gate(x)) * self.up(x))
+            return self.down(self._activation(self.up(x)))
+        return self.down(self._activation(self.gate(x)) * self.up(x))
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return functional.gelu(x, approximate="tanh")
 
 
 class MixtureOfExperts(nn.Module):
@@ -165,13 +203,21 @@ def make_feed_forward(config: ModelConfig, total: Sum = alone) -> nn.Module:
 
 
 class Layer(nn.Module):
-    """One transformer block, norms in front; `total` sums over the ranks that share it."""
+    """One transformer block, norms where the config has them; `total` sums over the ranks that share it."""
 
-    def __init__(self, config: ModelConfig, total: Sum = alone) -> None:
+    def __init__(self, config: ModelConfig, number: int, total: Sum = alone) -> None:
         super().__init__()
-        self.attention_norm, self.attention = make_norm(config), Attention(config, total)
-        self.feed_forward_norm, self.feed_forward = make_norm(config), make_feed_forward(config, total)
+        self.attention_norm = make_norm(config) if config.pre_norms else nn.Identity()
+        self.attention = Attention(config, number, total)
+        self.attention_out_norm = make_norm(config) if config.post_norms else nn.Identity()
+        self.feed_forward_norm = make_norm(config) if config.pre_norms else nn.Identity()
+        self.feed_forward = make_feed_forward(config, total)
+        self.feed_forward_out_norm = make_norm(config) if config.post_norms else nn.Identity()
+        self._scale = config.residual_scale
 
     def forward(self, x: Tensor, layer: int, step: Pass) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), layer, step)
-        return x + self.feed_forward(self.feed_forward_norm(x))
+        x = x + self._scaled(self.attention_out_norm(self.attention(self.attention_norm(x), layer, step)))
+        return x + self._scaled(self.feed_forward_out_norm(self.feed_forward(self.feed_forward_norm(x))))
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        return x if self._scale == 1.0 else x * self._scale

@@ -19,9 +19,9 @@ from paceline.models.base import NORMED, PAGE_SIZE, ForwardOutput, KVCache, Rows
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
 from paceline.models.dtypes import choose_dtype
-from paceline.models.rope import inverse_frequencies
+from paceline.models.positions import frequencies, growths
 from paceline.models.torch_executor.cache import TorchKVCache, segment_views
-from paceline.models.torch_executor.layers import Layer, Pass, make_norm, rotary_tables
+from paceline.models.torch_executor.layers import Layer, Pass, make_norm, row_angles, soft_cap
 from paceline.models.torch_executor.shard import Shard
 from paceline.models.torch_executor.split_layers import Sum, VocabularyParallelEmbedding, alone
 from paceline.models.torch_executor.weights import load_weights
@@ -40,19 +40,22 @@ class DecoderStack(nn.Module):
             self.embedding = VocabularyParallelEmbedding(config.vocab_size, size, shard.vocabulary.start, total)
         has_table = shard.is_first and config.position_embedding == "learned"
         self.position_embedding = nn.Embedding(config.max_position_embeddings, size) if has_table else None
-        self.layers = nn.ModuleDict({str(i): Layer(config, total) for i in shard.layers})
+        self.layers = nn.ModuleDict({str(i): Layer(config, i - shard.layers.start, total) for i in shard.layers})
         self.norm = make_norm(config) if shard.is_last else None
         self.head = nn.Linear(size, config.vocab_size, bias=False) if shard.is_last and not tied else None
+        self._config = config
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """[M, hidden] of M tokens at their positions."""
         x = self.embedding(token_ids)
+        x = x if self._config.embedding_scale == 1.0 else x * self._config.embedding_scale
         return x if self.position_embedding is None else x + self.position_embedding(positions)
 
     def logits(self, x: Tensor) -> Tensor:
         """[K, vocab] float32 of final hidden states x [K, hidden]."""
         weight = self.embedding.weight if self.head is None else self.head.weight
-        return nn.functional.linear(x, weight).float()
+        logits = nn.functional.linear(x, weight).float() * self._config.logit_scale
+        return soft_cap(logits, self._config.logit_softcap)
 
 
 class Stage:
@@ -83,8 +86,8 @@ class Stage:
         with torch.device("meta"):
             self._stack = DecoderStack(self.shard, total)
         load_weights(self._stack, checkpoint, self.device, self.dtype, self.shard)
-        frequencies = inverse_frequencies(config.rope_theta, config.head_dim, config.rope_inv_freq_scale)
-        self._inverse_frequencies = torch.from_numpy(frequencies).float().to(self.device)
+        self._frequencies = [torch.from_numpy(table).float().to(self.device) for table in frequencies(config)]
+        self._windows = frozenset(config.windows or (0,))
 
     @property
     def num_bytes(self) -> int:
@@ -112,7 +115,7 @@ class Stage:
     def page_attention(self, rows: Rows, cache: TorchKVCache) -> np.ndarray:
         """[M, max_pages]: see `WeighsPages`."""
         step = self._pass(rows, cache)
-        weights = [torch.zeros(view.mask.shape, device=self.device) for view in step.views]
+        weights = [torch.zeros(len(view.rows), len(view.slots), device=self.device) for view in step.views]
         self._run(self.embed(rows), replace(step, weights=weights), ())
         shares = np.zeros((len(rows.token_ids), rows.page_tables.shape[1]), np.float32)
         for view, sums in zip(step.views, weights, strict=True):
@@ -137,10 +140,11 @@ class Stage:
         return x, self._stack.logits(x[self._tensor(logit_rows)])
 
     def _pass(self, rows: Rows, cache: TorchKVCache) -> Pass:
-        cosines = sines = None
-        if self.shard.config.position_embedding == "rotary":
-            cosines, sines = rotary_tables(self._tensor(rows.positions), self._inverse_frequencies)
-        return Pass(cosines, sines, self._tensor(rows.slots), segment_views(rows, self.device), cache)
+        positions = self._tensor(rows.positions)
+        tables = zip(self._frequencies, growths(self.shard.config), strict=True)
+        angles = [row_angles(positions, table, factor) for table, factor in tables]
+        views = segment_views(rows, self.device, self._windows)
+        return Pass(angles, self._tensor(rows.slots), views, cache)
 
     def _tensor(self, values: np.ndarray) -> Tensor:
         return torch.as_tensor(values, dtype=torch.long, device=self.device)

@@ -7,6 +7,7 @@ Megatron-LM, section 3), a pipeline stage a run of consecutive layers. Descripti
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -74,7 +75,10 @@ class Shard:
 
     def narrowed(self) -> ModelConfig:
         """The shard as a model of its own."""
-        sizes = {
+        layers = self.layers
+        sizes: dict[str, Any] = {
+            "windows": self.config.windows[layers.start : layers.stop],
+            "layers_without_rope": tuple(i - layers.start for i in self.config.layers_without_rope if i in layers),
             "num_hidden_layers": len(self.layers),
             "num_attention_heads": _length(self.heads),
             "num_key_value_heads": _length(self.key_heads),
@@ -124,6 +128,8 @@ def _obstacle(config: ModelConfig, size: int) -> str | None:
         return f"{size} is not 1 or more"
     if config.experts and size > 1:
         return "experts cannot be shared by ranks yet"
+    if config.qk_norm and config.qk_norm_over == "all" and size > 1:
+        return "a norm over all queries cannot be shared by ranks yet"
     if config.num_attention_heads % size:
         return f"{config.num_attention_heads} attention heads cannot be shared evenly by {size}"
     if keys % size and size % keys:

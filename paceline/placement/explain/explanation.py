@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from math import isfinite
 from typing import Any
 
+from paceline.errors import InvalidParameter
 from paceline.placement.case import Case
 from paceline.placement.explain.ablations import Ablations, ReplicaAblation, SplitAblation
 from paceline.placement.explain.interference import Interference, interference
@@ -46,6 +47,9 @@ def explain(case: Case, placement: Placement, progress: Progress | None = None) 
     Raises:
         InvalidParameter: the case's cluster cannot hold the placement (`placement.validate`).
     """
+    if case.is_generated:
+        problem = "requests that are generated token by token share passes, which it cannot tell apart"
+        raise InvalidParameter("explain", problem, "leave it out, or compare plans with paceline simulate")
     evaluator = Evaluator(case)
     result = evaluator.simulate(placement, keep_latencies=True)
     ablations = Ablations(evaluator, placement)

@@ -8,6 +8,7 @@ from paceline.errors import InvalidParameter
 from paceline.placement.placement import Group
 from paceline.placement.profile import ParallelConfig
 from paceline.placement.simulator import Evaluator
+from paceline.placement.simulator.token_evaluator import TokenEvaluator
 
 
 class Facts:
@@ -20,7 +21,7 @@ class Facts:
         InvalidParameter: no group can serve any model; the message says why the first cannot be.
     """
 
-    def __init__(self, evaluator: Evaluator) -> None:
+    def __init__(self, evaluator: Evaluator | TokenEvaluator) -> None:
         self.case = evaluator.case
         self.num_models = len(self.case.models)
         self.num_devices = self.case.cluster.num_devices
@@ -69,11 +70,11 @@ class Facts:
 
     def busy_seconds(self, model: int, split: ParallelConfig) -> float:
         """Seconds that one request keeps the stages of its group busy, all stages together."""
-        return float(np.sum(self._evaluator.stage_seconds(model, split), dtype=np.float64))
+        return self._evaluator.busy_seconds(model, split)
 
     def lone_seconds(self, model: int, split: ParallelConfig) -> float:
         """Seconds from arrival to answer of a request that finds every stage idle."""
-        return self.busy_seconds(model, split) + self._evaluator.rules.overhead
+        return self._evaluator.lone_seconds(model, split)
 
     def _stage_weights(self, model: int, split: ParallelConfig) -> tuple[float, ...]:
         entries = self.case.profile_of(model).entries

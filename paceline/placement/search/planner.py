@@ -10,6 +10,7 @@ from paceline.placement.search.baselines import Window, clockwork
 from paceline.placement.search.policies import CLOCKWORK, policy_named
 from paceline.placement.search.search import Improvement, Search, SearchProgress, TimeIsUp
 from paceline.placement.simulator import Evaluator, SimulationResult
+from paceline.placement.simulator.token_evaluator import TokenEvaluator
 from paceline.placement.workload import Workload
 
 
@@ -134,4 +135,7 @@ def _check(case: Case, policy: str, time_budget: float | None, effort: int | Non
 def _compile(case: Case) -> None:
     """Load the compiled simulator, or compile it: that is no part of planning."""
     first = Workload(case.workload.times[:1], case.workload.models[:1])
-    Evaluator(case, first).simulate(Placement())
+    if case.is_generated:
+        TokenEvaluator(case, first).lone_seconds(0, next(iter(case.profile_of(0).entries)))
+    else:
+        Evaluator(case, first).simulate(Placement())

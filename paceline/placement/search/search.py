@@ -16,6 +16,7 @@ from paceline.placement.placement import Group, Placement
 from paceline.placement.profile import ParallelConfig
 from paceline.placement.search.facts import Facts
 from paceline.placement.simulator import Evaluator, Tally, components
+from paceline.placement.simulator.token_evaluator import TokenEvaluator
 
 Groups = tuple[Group, ...]
 SearchProgress = Callable[[float, float], None]
@@ -89,7 +90,7 @@ class Search:
     ) -> None:
         self.started = time.perf_counter()
         self.case = case
-        self.evaluator = Evaluator(case)
+        self.evaluator = TokenEvaluator(case) if case.is_generated else Evaluator(case)
         self.facts = Facts(self.evaluator)
         self.random = Random(seed)
         self.time_budget = time_budget

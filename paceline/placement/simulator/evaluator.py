@@ -5,7 +5,6 @@ A request touches only the groups that hold its model. Groups that share models,
 changes one group pays for that group's component only.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +17,7 @@ from paceline.placement.simulator.compiled import compiled_run, compiled_run_bat
 from paceline.placement.simulator.replicas import ControllerRules, ReplicaMaker, Replicas
 from paceline.placement.simulator.result import Score, SimulationResult, fractions, nearest_rank
 from paceline.placement.simulator.streams import Streams
+from paceline.placement.simulator.token_evaluator import Tally, TokenEvaluator, components
 from paceline.placement.workload import Workload
 
 MAX_REMEMBERED = 20_000
@@ -42,20 +42,6 @@ class ComponentOutcome(NamedTuple):
     served: np.ndarray
     rejected: np.ndarray
     busy: np.ndarray
-
-
-class Tally(NamedTuple):
-    """What a search wants to know of a component.
-
-    Attributes:
-        served: requests that met their deadline.
-        latency_sum: seconds, over served requests; NaN when the simulation stopped early.
-        simulated: requests looked at.
-    """
-
-    served: int
-    latency_sum: float
-    simulated: int
 
 
 class Evaluator:
@@ -149,6 +135,14 @@ class Evaluator:
         """Busy seconds per stage of one request for `model`, float32 [stages], overheads included."""
         return self._replicas.stage_seconds(model, parallel)[0]
 
+    def busy_seconds(self, model: int, parallel: ParallelConfig) -> float:
+        """Seconds that one request keeps the stages of its group busy, all stages together."""
+        return float(np.sum(self.stage_seconds(model, parallel), dtype=np.float64))
+
+    def lone_seconds(self, model: int, parallel: ParallelConfig) -> float:
+        """Seconds from arrival to answer of a request that finds every stage idle."""
+        return self.busy_seconds(model, parallel) + self.rules.overhead
+
     def _run(
         self,
         replicas: Replicas,
@@ -179,20 +173,7 @@ class Evaluator:
 def simulate(
     placement: Placement, case: Case, workload: Workload | None = None, keep_latencies: bool = False
 ) -> SimulationResult:
-    """`Evaluator.simulate` for a single placement."""
+    """`simulate` of the case's evaluator for a single placement."""
+    if case.is_generated:
+        return TokenEvaluator(case, workload).simulate(placement, keep_latencies)
     return Evaluator(case, workload).simulate(placement, keep_latencies)
-
-
-def components(groups: Sequence[Group]) -> list[tuple[int, ...]]:
-    """Indices of groups that share models, directly or through others; each in increasing order."""
-    found: list[tuple[int, list[int]]] = []
-    for index, group in enumerate(groups):
-        models, members, apart = sum([1 << model for model in group.models]), [index], []
-        for other in found:
-            if models & other[0]:
-                models |= other[0]
-                members += other[1]
-            else:
-                apart.append(other)
-        found = [*apart, (models, members)]
-    return [tuple(sorted(members)) for _, members in found]

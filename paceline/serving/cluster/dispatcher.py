@@ -1,39 +1,29 @@
 """`Dispatcher`: runs requests at their groups as the controller says, checks the groups, and restarts those that died.
 
 A request that is run again gives the same text, because its draws depend only on its seed and positions; so a stream
-goes on after the last piece its client has seen. Groups are anything that answers as `group.GroupHandle` does; Ray's
-are in `ray_groups.py`.
+goes on after the last piece its client has seen (`flight.py`). A request during which a group died is a suspect and
+runs again only while no other suspect does, so that one which kills its groups is found out and ends. Groups are
+anything that answers as `group.GroupHandle` does; Ray's are in `ray_groups.py`.
 """
 
 import asyncio
 import random
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from contextlib import aclosing, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import aclosing, nullcontext, suppress
+from dataclasses import replace
 from typing import Any
 
 from paceline.errors import GroupLost, InvalidParameter, RequestRejected, WorkerDied
 from paceline.serving.cluster.controller import Controller, Health
 from paceline.serving.cluster.events import EventLog
+from paceline.serving.cluster.flight import Flight, Turn
 from paceline.serving.cluster.group import GroupHandle, Life, Supervision
 from paceline.serving.cluster.plan import ClusterPlan
-from paceline.serving.cluster.prometheus import controller_text
+from paceline.serving.cluster.prometheus import controller_text, merged_text
+from paceline.serving.cluster.prompt_sizes import PromptSizes
+from paceline.serving.cluster.ticket import Slo
 from paceline.serving.job import Chunk, Job
-
-
-@dataclass(slots=True)
-class _Flight:
-    """An accepted request on its way."""
-
-    job: Job
-    turn: "asyncio.Future[int]"
-    chunks: "asyncio.Queue[Chunk | Exception]" = field(default_factory=asyncio.Queue)
-    num_sent: int = 0
-    """Characters that the client has been given."""
-    num_pieces: int = 0
-    """Tokens that it has been told of."""
-    task: "asyncio.Task[None] | None" = None
 
 
 class Dispatcher:
@@ -59,10 +49,12 @@ class Dispatcher:
         self._supervision = Supervision() if supervision is None else supervision
         self.events = EventLog() if events is None else events
         self.controller = _controller(plan)
-        self._flights: dict[str, _Flight] = {}
+        self._flights: dict[str, Flight] = {}
         self._lives = [Life() for _ in groups]
         self._tasks: set[asyncio.Task[None]] = set()
-        self._is_closing = False
+        self._is_closing = self._is_over = False
+        self._suspects = asyncio.Lock()
+        self._prompts = PromptSizes()
 
     @property
     def models(self) -> Sequence[str]:
@@ -77,6 +69,7 @@ class Dispatcher:
         try:
             await self._load(0)
             await asyncio.gather(*(self._load(group) for group in range(1, len(self.groups))))
+            await self._ask_for_profiles()
         except BaseException:
             await self._kill_all()
             raise
@@ -101,7 +94,7 @@ class Dispatcher:
     async def generate(self, job: Job) -> AsyncGenerator[Chunk, None]:
         """See `Backend.generate`."""
         group = self._accept(job)
-        flight = _Flight(job.with_seed(random.getrandbits(48)), asyncio.get_running_loop().create_future())
+        flight = Flight(job.with_seed(random.getrandbits(48)), asyncio.get_running_loop().create_future())
         self._flights[job.request_id] = flight
         flight.task = self._spawn(self._fly(flight))
         self._give_turns(group)
@@ -130,15 +123,31 @@ class Dispatcher:
         return {"status": status, "groups": groups, "requests": dict(self.controller.counts)}
 
     async def metrics(self) -> bytes:
-        return controller_text(self.controller)
+        """The controller's figures, and those of all engines that answer, each with its group."""
+        texts = await asyncio.gather(*(self._metrics_of(group) for group in range(len(self.groups))))
+        return controller_text(self.controller) + merged_text(texts)
+
+    async def _metrics_of(self, group: int) -> bytes:
+        ask = getattr(self.groups[group], "metrics", None)
+        if ask is None or self.controller.health[group] is not Health.READY:
+            return b""
+        try:
+            async with asyncio.timeout(self._supervision.timeout):
+                return await ask()
+        except Exception:  # a scraper must not fail with a group
+            return b""
 
     async def close(self, timeout: float = 30.0) -> None:
-        """Take nothing more, answer what was accepted for up to `timeout` seconds, then end all groups."""
+        """Take nothing more, answer what was accepted for up to `timeout` seconds, then end all groups.
+
+        A group that dies meanwhile is not started again; its requests go to others.
+        """
         self._is_closing = True
         self.events.record("draining", open_requests=self.controller.num_open)
         flying = [flight.task for flight in self._flights.values() if flight.task is not None]
         if flying:
             await asyncio.wait(flying, timeout=timeout)
+        self._is_over = True
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -151,53 +160,58 @@ class Dispatcher:
         model = self.plan.model(job.model)
         if self._is_closing:
             raise RequestRejected("the cluster is shutting down")
-        size = model.size(job.expected_tokens)
-        return self.controller.submit(job.request_id, job.model, self._clock(), job.slo, size)
+        params = job.params
+        return self.controller.submit(
+            job.request_id, job.model, self._clock(), job.slo, model.size(job.expected_tokens),
+            self._prompts.expected(job), params.max_tokens, is_length_known=params.ignore_eos,
+        )  # fmt: skip
 
-    async def _fly(self, flight: _Flight) -> None:
+    async def _fly(self, flight: Flight) -> None:
         """Bring a request to its end, at as many groups as it takes."""
         while True:
-            group = await flight.turn
-            life = self._lives[group].number
+            turn = await flight.turn
             try:
-                await self._run(flight, group)
+                async with self._suspects if flight.deaths else nullcontext():
+                    if self._has_turn(flight, turn):  # else its group died while it waited for other suspects
+                        await self._run(flight, turn.group)
+                        return
             except WorkerDied as death:
-                if self._is_closing:
+                if self._is_over:
                     self._fail(flight, GroupLost("its group died while the cluster shut down"))
                     return
-                self._handle_death(group, life, str(death))
+                self._handle_death(turn, str(death))
             except Exception as error:  # the request's own fault
                 self._fail(flight, error)
-                return
-            else:
+            if flight.job.request_id not in self._flights:
                 return
 
-    async def _run(self, flight: _Flight, group: int) -> None:
+    def _has_turn(self, flight: Flight, turn: Turn) -> bool:
+        return flight.turn.done() and flight.turn.result() == turn and self._lives[turn.group].number == turn.life
+
+    async def _run(self, flight: Flight, group: int) -> None:
         """One attempt; what the client has seen of an earlier one is not repeated."""
-        to_skip, old_pieces = flight.num_sent, flight.num_pieces
+        splice = flight.splice()
         async with aclosing(self.groups[group].generate(flight.job)) as chunks:
             async for chunk in chunks:
-                text, to_skip = chunk.text[to_skip:], max(0, to_skip - len(chunk.text))
-                pieces, old_pieces = chunk.pieces[old_pieces:], max(0, old_pieces - len(chunk.pieces))
-                flight.num_sent += len(text)
-                flight.num_pieces += len(pieces)
-                if chunk.finish_reason is not None:
-                    self._complete(flight, replace(chunk, text=text, pieces=pieces))
+                rest = splice.rest_of(chunk)
+                if chunk.is_last:
+                    self._complete(flight, rest)
                     return
-                if text or pieces:
-                    flight.chunks.put_nowait(replace(chunk, text=text, pieces=pieces))
+                if rest.text or rest.pieces or rest.finish_reason is not None:
+                    flight.chunks.put_nowait(rest)
         raise WorkerDied(f"group {group} ended an answer without a reason")
 
-    def _complete(self, flight: _Flight, last: Chunk) -> None:
+    def _complete(self, flight: Flight, last: Chunk) -> None:
         """An answer is whole."""
         request_id = flight.job.request_id
         group = self.controller.group_of(request_id)
-        self.controller.finish(request_id, self._clock())
+        self._prompts.learn(flight.job, last.num_prompt_tokens)
+        self.controller.finish(request_id, self._clock(), last.num_output_tokens or None)
         del self._flights[request_id]
         flight.chunks.put_nowait(last)
         self._give_turns(group)
 
-    def _fail(self, flight: _Flight, error: Exception) -> None:
+    def _fail(self, flight: Flight, error: Exception) -> None:
         """A request ends by its own fault."""
         request_id = flight.job.request_id
         if self._flights.pop(request_id, None) is not None:
@@ -206,7 +220,7 @@ class Dispatcher:
             self._give_turns(group)
         flight.chunks.put_nowait(error)
 
-    def _leave(self, flight: _Flight) -> None:
+    def _leave(self, flight: Flight) -> None:
         """Nobody listens any more: end a request that has not ended."""
         job = flight.job
         if self._flights.pop(job.request_id, None) is None:
@@ -225,37 +239,56 @@ class Dispatcher:
 
     def _give_turns(self, group: int) -> None:
         for ticket in self.controller.start(group, self._clock()):
-            self._flights[ticket.request_id].turn.set_result(group)
+            self._flights[ticket.request_id].turn.set_result(Turn(group, self._lives[group].number))
 
     async def _supervise(self, group: int) -> None:
-        while self.controller.health[group] is not Health.LOST:
+        while self.controller.health[group] is not Health.LOST and not self._is_over:
             await asyncio.sleep(self._supervision.heartbeat)
             if self.controller.health[group] is not Health.READY:
                 continue
-            life = self._lives[group].number
+            turn = Turn(group, self._lives[group].number)
             try:
-                await asyncio.wait_for(self.groups[group].check(), self._supervision.timeout)
+                async with asyncio.timeout(self._supervision.timeout):
+                    await self.groups[group].check()
             except TimeoutError:
-                self._handle_death(group, life, f"no sign of life for {self._supervision.timeout:g} s")
+                self._handle_death(turn, f"no sign of life for {self._supervision.timeout:g} s")
             except Exception as error:
-                self._handle_death(group, life, str(error))
+                self._handle_death(turn, str(error))
 
-    def _handle_death(self, group: int, life: int, reason: str) -> None:
-        """A group died in its life number `life`: its requests move, and it is started again unless it died too often.
+    def _handle_death(self, died: Turn, reason: str) -> None:
+        """A group died in one of its lives: its requests move, and it is started again unless it died too often.
 
         Reports of a death that is known already are passed over.
         """
-        state, now = self._lives[group], self._clock()
-        if state.number != life or self._is_closing:
+        group, state, now = died.group, self._lives[died.group], self._clock()
+        if state.number != died.life or self._is_over:
             return
-        wait = state.end(now, self._supervision)
+        wait = None if self._is_closing else state.end(now, self._supervision)
+        if self._is_closing:
+            state.number += 1
         self.events.record("group_died", group=group, reason=reason.splitlines()[0] if reason else "unknown")
+        self._blame(died)
+        if wait is None and not self._is_closing:
+            wait = state.pardoned(self._supervision)
         self._move(group, now, None if wait is None else now + wait + state.load_seconds)
         if wait is None:
             self.events.record("group_lost", group=group, restarts=state.restarts)
-            self._spawn(self.groups[group].kill())
+            self._spawn(self._kill(group))
         else:
             self._spawn(self._restart(group, wait))
+
+    def _blame(self, died: Turn) -> None:
+        """Whatever ran there is a suspect from now on; what was running at too many deaths is ended as their cause."""
+        for flight in list(self._flights.values()):
+            if not (flight.turn.done() and flight.turn.result() == died):
+                continue
+            flight.deaths += 1
+            flight.killed.append(died.group)
+            if flight.deaths >= self._supervision.max_deaths:
+                self.events.record("request_quarantined", request=flight.job.request_id, groups=flight.killed)
+                for group in flight.killed:
+                    self._lives[group].forgive()
+                self._fail(flight, GroupLost(f"{flight.deaths} groups died while they ran this request"))
 
     def _move(self, group: int, now: float, back_at: float | None) -> None:
         moves = self.controller.group_died(group, now, back_at)
@@ -263,9 +296,10 @@ class Dispatcher:
             flight = self._flights[ticket.request_id]
             if flight.turn.done():
                 flight.turn = asyncio.get_running_loop().create_future()
+        why = "the cluster shut down" if self._is_closing else "any more"
         for ticket in moves.lost:
             flight = self._flights.pop(ticket.request_id)
-            flight.chunks.put_nowait(GroupLost(f"no group that holds {ticket.model!r} is alive any more"))
+            flight.chunks.put_nowait(GroupLost(f"no group that holds {ticket.model!r} is alive, {why}"))
             assert flight.task is not None
             flight.task.cancel()
         for ticket, target in moves.moved:
@@ -274,29 +308,57 @@ class Dispatcher:
             self._give_turns(target)
 
     async def _restart(self, group: int, wait: float) -> None:
-        await self.groups[group].kill()
-        self.events.record("group_restarting", group=group, attempt=self._lives[group].restarts, after_seconds=wait)
+        life = self._lives[group]
+        await self._kill(group)
+        self.events.record("group_restarting", group=group, attempt=life.restarts, after_seconds=wait)
         await asyncio.sleep(wait)
-        life = self._lives[group].number
+        turn = Turn(group, life.number)
         try:
             await self._load(group)
         except Exception as error:
-            self._handle_death(group, life, f"cannot start: {error}")
+            self._handle_death(turn, f"cannot start: {error}")
         else:
             self.controller.group_ready(group, self._clock())
             self._give_turns(group)
 
     async def _load(self, group: int) -> None:
-        started = self._clock()
-        await self.groups[group].start()
+        started, limit = self._clock(), self._supervision.start_timeout
+        try:
+            async with asyncio.timeout(limit):
+                await self.groups[group].start()
+        except TimeoutError:
+            raise WorkerDied(f"group {group} did not start within {limit:g} s") from None
         life = self._lives[group]
         life.since = self._clock()
         life.load_seconds = life.since - started
         names = [model.name for model in self.plan.held_by(group)]
         self.events.record("group_ready", group=group, models=names, seconds=round(life.load_seconds, 3))
 
+    async def _ask_for_profiles(self) -> None:
+        """Let engines say what their passes cost, where the plan does not."""
+        if self.plan.stage_seconds is not None or self.plan.pass_profiles is not None:
+            return
+        asks = [getattr(group, "pass_profiles", None) for group in self.groups]
+        if not any(asks):
+            return
+        found = []
+        for group, ask in enumerate(asks):
+            async with asyncio.timeout(self._supervision.start_timeout):
+                known = await ask() if ask else {}
+            found.append(tuple(known.get(spec.name) for spec in self.plan.held_by(group)))
+        self.plan = replace(self.plan, pass_profiles=tuple(found))
+        self.controller = _controller(self.plan)
+
+    async def _kill(self, group: int) -> None:
+        """End what there is of a group. One that cannot be ended is no reason not to start another."""
+        try:
+            async with asyncio.timeout(self._supervision.timeout):
+                await self.groups[group].kill()
+        except Exception as error:
+            self.events.record("group_not_ended", group=group, reason=f"{type(error).__name__}: {error}")
+
     async def _kill_all(self) -> None:
-        await asyncio.gather(*(group.kill() for group in self.groups), return_exceptions=True)
+        await asyncio.gather(*(self._kill(group) for group in range(len(self.groups))))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = asyncio.get_running_loop().create_task(work)
@@ -306,4 +368,6 @@ class Dispatcher:
 
 
 def _controller(plan: ClusterPlan) -> Controller:
-    return Controller(plan.queues(), {model.name: model.slo for model in plan.held}, plan.overhead)
+    slos = {model.name: Slo(model.slo, model.slo_first, model.slo_token) for model in plan.held}
+    lengths = {model.name: model.num_tokens for model in plan.held if model.num_tokens}
+    return Controller(plan.queues(), slos, lengths)

@@ -4,11 +4,15 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
 
+from paceline.errors import InvalidParameter
 from paceline.serving.job import Chunk, Job
 
 
 class GroupHandle(Protocol):
-    """A group seen from outside. Every method but `kill` raises WorkerDied when the group is gone."""
+    """A group seen from outside. Every method but `kill` raises WorkerDied when the group is gone.
+
+    It may also have ``pass_profiles()``, a `TokenProfile` by model, and ``metrics()``, Prometheus text.
+    """
 
     async def start(self) -> None:
         """Load the group's models, in new processes; returns when it can answer."""
@@ -41,6 +45,8 @@ class Supervision:
         max_restarts: restarts in a row without `stable_seconds` of life in between; then a group is given up.
         backoff: seconds before the first restart, doubled for each that follows in a row.
         stable_seconds: of life, after which restarts count from 0 again.
+        start_timeout: seconds that a start may take; then it has failed.
+        max_deaths: of groups while they ran one request; then the request is ended as their cause.
     """
 
     heartbeat: float = 1.0
@@ -48,6 +54,16 @@ class Supervision:
     max_restarts: int = 3
     backoff: float = 0.5
     stable_seconds: float = 60.0
+    start_timeout: float = 900.0
+    max_deaths: int = 3
+
+    def __post_init__(self) -> None:
+        for name in ("heartbeat", "timeout", "start_timeout", "max_deaths"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise InvalidParameter(name, f"{getattr(self, name)}", "give a number above 0")
+        for name in ("max_restarts", "backoff", "stable_seconds"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise InvalidParameter(name, f"{getattr(self, name)}", "give 0 or more")
 
 
 @dataclass(slots=True)
@@ -74,4 +90,18 @@ class Life:
         if self.restarts >= supervision.max_restarts:
             return None
         self.restarts += 1
+        return self._wait(supervision)
+
+    def forgive(self) -> None:
+        """One of its deaths was a request's fault."""
+        self.restarts = max(0, self.restarts - 1)
+
+    def pardoned(self, supervision: Supervision) -> float | None:
+        """After it was given up: seconds to wait before a start that is due to it after all, None for none."""
+        if self.restarts >= supervision.max_restarts:
+            return None
+        self.restarts += 1
+        return self._wait(supervision)
+
+    def _wait(self, supervision: Supervision) -> float:
         return supervision.backoff * 2 ** (self.restarts - 1)

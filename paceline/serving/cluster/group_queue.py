@@ -1,30 +1,17 @@
-"""`GroupQueue`: the requests that one group has accepted, in order, and when its stages will have passed them.
+"""`GroupQueue`: requests of one pass each that one group has accepted, and when its stages will have passed them.
 
-Times are seconds of whatever clock the caller uses. Which group takes a request is decided by `controller.py`.
+The paper's rule (Li et al. 2023, AlpaServe), for plans made with it; engines that run many requests at once have a
+`TokenQueue`. Times are seconds of whatever clock the caller uses. Which group takes a request is decided by
+`controller.py`.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from paceline.serving.cluster.ticket import Standing, Ticket
+
 LEARNING_RATE = 0.2
 """Weight of the newest measurement in the mean of service times."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ticket:
-    """An accepted request.
-
-    Attributes:
-        arrival: seconds.
-        size: its work over that of the request that was profiled.
-        deadline: seconds; infinite for none.
-    """
-
-    request_id: str
-    model: str
-    arrival: float
-    size: float
-    deadline: float
 
 
 @dataclass(slots=True)
@@ -41,19 +28,22 @@ class GroupQueue:
 
     Args:
         stage_seconds: for each model that the group holds, its seconds per stage; None where they are not known. What
-            is unknown counts as nothing until a first request was measured.
+            is unknown counts as nothing until a first request was measured, and then one at a time is let in.
         num_stages: pipeline degree, and the number of requests that may run at once.
+        overhead: seconds between a request's last stage and its answer.
     """
 
-    def __init__(self, stage_seconds: Mapping[str, Sequence[float] | None], num_stages: int = 1) -> None:
+    def __init__(
+        self, stage_seconds: Mapping[str, Sequence[float] | None], num_stages: int = 1, overhead: float = 0.0
+    ) -> None:
+        self._overhead = overhead
         evenly = [1.0 / num_stages] * num_stages
         self._seconds = {model: list(seconds or evenly) for model, seconds in stage_seconds.items()}
         self._scale = {model: 1.0 if seconds else 0.0 for model, seconds in stage_seconds.items()}
         self._num_stages = num_stages
         self._entries: dict[str, _Entry] = {}
         self._passed = [float("-inf")] * num_stages  # when each stage was left by what has finished
-        self.opens_at = float("-inf")
-        """Nothing starts before this: the group is being started again."""
+        self._opens_at = float("-inf")
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -72,13 +62,35 @@ class GroupQueue:
 
     def free_at(self, now: float) -> float:
         """When the last stage will have passed all that was accepted; in the past for an idle group."""
-        return max(self._clocks(now)[-1], self.opens_at)
+        return max(self._clocks(now)[-1], self._opens_at)
 
     def finish_at(self, model: str, size: float, now: float) -> float:
         """When a request that joins now would leave the last stage."""
         clocks = self._clocks(now)
-        _advance(clocks, max(now, self.opens_at), self.seconds(model, size))
+        _advance(clocks, max(now, self._opens_at), self.seconds(model, size))
         return clocks[-1]
+
+    def open_at(self, seconds: float) -> None:
+        """Nothing starts before that time: the group is being started again."""
+        self._opens_at = seconds
+
+    @property
+    def num_running(self) -> int:
+        """Requests that have their turn."""
+        return sum(entry.is_running for entry in self._entries.values())
+
+    def rank(self, ticket: Ticket, now: float) -> tuple[float, ...]:
+        """Smaller is better: when the last stage frees."""
+        return (self.free_at(now),)
+
+    def standing(self, ticket: Ticket, now: float) -> Standing:
+        """What would become of a request that joins now."""
+        end = self.finish_at(ticket.model, ticket.size, now) + self._overhead
+        if end > ticket.deadline:
+            return Standing(end, f"would take {end - now:.3f} s", end - ticket.deadline)
+        if not self._scale[ticket.model] and self._entries and ticket.deadline < float("inf"):
+            return Standing(end, "comes while the first request says how fast the group is", 0.0)
+        return Standing(end)
 
     def add(self, ticket: Ticket, now: float) -> None:
         """Enter a request that waits from `now` on (seconds of the queue's clock)."""
@@ -94,7 +106,7 @@ class GroupQueue:
             entry.is_running, entry.since = True, now
         return [entry.ticket for entry in turns]
 
-    def finish(self, request_id: str, now: float) -> Ticket:
+    def finish(self, request_id: str, now: float, num_tokens: int | None = None) -> Ticket:
         """A request has left the last stage: forget it, but not how long it took."""
         entry = self._entries.pop(request_id)
         if entry.was_alone:
@@ -119,7 +131,7 @@ class GroupQueue:
         clocks = list(self._passed)
         for entry in self._entries.values():
             ticket = entry.ticket
-            _advance(clocks, max(entry.since, self.opens_at), self.seconds(ticket.model, ticket.size))
+            _advance(clocks, max(entry.since, self._opens_at), self.seconds(ticket.model, ticket.size))
             if entry.is_running:
                 clocks[-1] = max(clocks[-1], now)
         return clocks

@@ -6,8 +6,10 @@ A plan file is what ``paceline place --output`` writes, or a hand-written one wi
 
 A model is a name, or {"name", "path", "slo", "engine", "num_tokens"}: where its weights are (the name itself when left
 out), seconds from arrival to answer, options of `EngineConfig`, and the tokens of the answer that was profiled.
-``stage_seconds``, in the order of ``groups`` and of the models in each, holds profiled seconds per stage; without it
-the cluster learns service times as it runs.
+A group runs as many requests at once as its engines have seats, and predicts by ``pass_profiles``, in the order of
+``groups`` and of the models in each: what passes cost (`TokenProfile`). Without them engines measure a few passes when
+they start. ``stage_seconds`` instead holds seconds per stage of requests of one pass each (the paper's), of which a
+group then runs as many at once as it has stages.
 """
 
 from collections import Counter
@@ -21,10 +23,13 @@ from paceline.placement import Placement
 from paceline.placement.fields import field_of, number_of, only_known, read_mapping, shown, text_of, whole_of
 from paceline.placement.model import NO_SLO
 from paceline.placement.plan_file import PLAN_KEYS
+from paceline.placement.tokens import TokenProfile
+from paceline.serving.cluster.controller import Queue
 from paceline.serving.cluster.group_queue import GroupQueue
+from paceline.serving.cluster.token_queue import TokenQueue
 from paceline.serving.model_spec import ModelSpec
 
-_MODEL_KEYS = ("name", "path", "slo", "engine", "num_tokens")
+_MODEL_KEYS = ("name", "path", "slo", "slo_first", "slo_token", "engine", "num_tokens")
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,8 @@ class ClusterPlan:
         placement: the groups.
         stage_seconds: [groups] [models of the group] seconds per stage; None where they are not known.
         overhead: seconds between a request's last stage and its answer.
+        pass_profiles: [groups] [models of the group], what passes cost where requests are generated token by
+            token; None where it is not known.
 
     Raises:
         InvalidParameter: no groups, equal names, an index without a model, or stage times that do not fit the groups.
@@ -45,6 +52,7 @@ class ClusterPlan:
     placement: Placement
     stage_seconds: tuple[tuple[tuple[float, ...], ...], ...] | None = None
     overhead: float = 0.0
+    pass_profiles: tuple[tuple[TokenProfile | None, ...], ...] | None = None
 
     def __post_init__(self) -> None:
         names = Counter(model.name for model in self.models)
@@ -60,6 +68,8 @@ class ClusterPlan:
                     raise InvalidParameter("groups", problem, f"use indices 0 to {len(self.models) - 1}")
         if self.stage_seconds is not None:
             self._check_stage_seconds()
+        if self.pass_profiles is not None:
+            self._check_pass_profiles()
         if not 0 <= self.overhead < float("inf"):
             raise InvalidParameter("overhead", f"{self.overhead} s", "give 0 or more")
 
@@ -80,14 +90,28 @@ class ClusterPlan:
         """Models of a group."""
         return tuple(self.models[model] for model in self.placement.groups[group].models)
 
-    def queues(self) -> list[GroupQueue]:
-        """Empty queues of all groups, with what is known of service times."""
-        queues = []
-        for index, group in enumerate(self.placement.groups):
-            known = self.stage_seconds[index] if self.stage_seconds else [None] * len(group.models)
-            names = (self.models[model].name for model in group.models)
-            queues.append(GroupQueue(dict(zip(names, known, strict=True)), group.parallel.pipeline))
-        return queues
+    def queues(self) -> list[Queue]:
+        """Empty queues of all groups, with what is known of service times.
+
+        Plans that say seconds per stage were made for requests of one pass each, and are kept to that. All others run
+        as many requests at once as their engines have seats.
+        """
+        return [self._queue(index) for index in range(len(self.placement.groups))]
+
+    def _queue(self, index: int) -> Queue:
+        group, names = self.placement.groups[index], [spec.name for spec in self.held_by(index)]
+        if self.pass_profiles is None and self.stage_seconds is not None:
+            times = dict(zip(names, self.stage_seconds[index], strict=True))
+            return GroupQueue(times, group.parallel.pipeline, self.overhead)
+        known = self.pass_profiles[index] if self.pass_profiles else [None] * len(names)
+        seats = {spec.name: spec.seats for spec in self.held_by(index)}
+        return TokenQueue(dict(zip(names, known, strict=True)), self.overhead, seats)
+
+    def _check_pass_profiles(self) -> None:
+        assert self.pass_profiles is not None
+        wanted = [len(group.models) for group in self.placement.groups]
+        if [len(profiles) for profiles in self.pass_profiles] != wanted:
+            raise InvalidParameter("pass_profiles", "do not fit the groups", "give one for each model a group holds")
 
     def with_paths(self, paths: Mapping[str, str]) -> "ClusterPlan":
         """The same with weights from elsewhere, by model name."""
@@ -138,6 +162,7 @@ def plan_of(values: Mapping[str, Any]) -> ClusterPlan:
         placement=Placement.from_lists(groups),
         stage_seconds=None if times is None else _stage_seconds(times),
         overhead=_seconds("overhead", values.get("overhead"), 0.0),
+        pass_profiles=_pass_profiles(values["pass_profiles"]) if values.get("pass_profiles") is not None else None,
     )
 
 
@@ -153,13 +178,24 @@ def _model(index: int, value: Any) -> ModelSpec:
     slo = _seconds(f"{where}.slo", given.get("slo"), float("inf"))
     tokens = whole_of(given, "num_tokens", where=where) if "num_tokens" in given else None
     path = text_of(given, "path", value["name"], where)
-    return ModelSpec(text_of(value, "name"), path, float("inf") if slo >= NO_SLO else slo, engine, tokens)
+    rest = {name: _seconds(f"{where}.{name}", given.get(name), float("inf")) for name in ("slo_first", "slo_token")}
+    slo = float("inf") if slo >= NO_SLO else slo
+    return ModelSpec(text_of(value, "name"), path, slo, engine, tokens, **rest)
 
 
 def _seconds(name: str, value: Any, default: float) -> float:
     if value is None:
         return default
     return number_of({name: value}, name)
+
+
+def _pass_profiles(values: Any) -> tuple[tuple[TokenProfile, ...], ...]:
+    if not isinstance(values, list) or not all(isinstance(group, list) for group in values):
+        raise InvalidParameter("pass_profiles", f"{shown(values)} is no list of lists", "give [groups][models]")
+    return tuple(
+        tuple(TokenProfile.read(value, f"pass_profiles[{g}][{m}]") for m, value in enumerate(group))
+        for g, group in enumerate(values)
+    )
 
 
 def _stage_seconds(values: Any) -> tuple[tuple[tuple[float, ...], ...], ...]:

@@ -1,5 +1,7 @@
 """The controller's state as Prometheus text, under ``paceline_cluster``. Needs the extra ``serve``."""
 
+from collections.abc import Sequence
+
 from paceline.serving.cluster.controller import Controller, Health
 
 
@@ -18,6 +20,24 @@ def controller_text(controller: Controller) -> bytes:
     for group, (waiting, health) in enumerate(zip(controller.queues, controller.health, strict=True)):
         sizes.labels(group).set(len(waiting))
         ready.labels(group).set(health is Health.READY)
+    return generate_latest(registry)
+
+
+def merged_text(texts: Sequence[bytes]) -> bytes:
+    """Prometheus texts of all groups as one: every family once, every sample with its ``group``."""
+    from prometheus_client import CollectorRegistry, generate_latest
+    from prometheus_client.core import Metric
+    from prometheus_client.parser import text_string_to_metric_families
+
+    families: dict[str, Metric] = {}
+    for group, text in enumerate(texts):
+        for family in text_string_to_metric_families(text.decode()):
+            merged = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            for sample in family.samples:
+                merged.add_sample(sample.name, {**sample.labels, "group": str(group)}, sample.value)
+    registry = CollectorRegistry()
+    for family in families.values():
+        registry.register(_Fixed(family))  # type: ignore[arg-type]
     return generate_latest(registry)
 
 

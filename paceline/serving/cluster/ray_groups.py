@@ -6,13 +6,14 @@ What the groups are told, and what happens when one dies, is decided elsewhere (
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
 from paceline.engine.async_llm import AsyncLLM
 from paceline.errors import EngineDead, InvalidParameter, WorkerDied
+from paceline.placement.tokens import TokenProfile
 from paceline.serving.cluster.plan import ClusterPlan
 from paceline.serving.job import Chunk, Job
 from paceline.serving.model_spec import ModelSpec
@@ -29,7 +30,7 @@ except ModuleNotFoundError:
 OBJECT_STORE_BYTES = 80 * 2**20
 """Ray's least, about: only requests and answers pass through it."""
 MAX_CONCURRENCY = 256
-"""Calls that an actor may have open: answers, aborts and checks."""
+"""Calls that an actor may have open besides answers: aborts, checks and the like."""
 READY_TIMEOUT = 60.0
 """Seconds until a placement group must have its CPUs."""
 
@@ -66,7 +67,9 @@ class RayGroup:
             raise InvalidParameter("num_cpus", f"{self._cpus:g} CPUs are not free for a group", remedy)
         await self.kill()
         where = PlacementGroupSchedulingStrategy(self._place)
-        options: Any = {"num_cpus": self._cpus, "max_concurrency": MAX_CONCURRENCY, "scheduling_strategy": where}
+        seats = sum(spec.seats for spec in self._models)
+        calls = MAX_CONCURRENCY + seats
+        options: Any = {"num_cpus": self._cpus, "max_concurrency": calls, "scheduling_strategy": where}
         actor = ray.remote(GroupActor).options(**options)  # type: ignore[attr-defined]
         self._actor = actor.remote(self._models, self._open_model)
         self.pid = await self._call("pid")
@@ -82,6 +85,14 @@ class RayGroup:
         with _translated():
             async for reference in self._actor.stream.options(num_returns="streaming").remote(job):
                 yield await reference
+
+    async def pass_profiles(self) -> Mapping[str, TokenProfile]:
+        """See `Worker.pass_profiles`."""
+        return await self._call("pass_profiles")
+
+    async def metrics(self) -> bytes:
+        """See `Worker.metrics`."""
+        return await self._call("metrics")
 
     async def abort(self, job: Job) -> None:
         """See `GroupHandle.abort`."""

@@ -2,6 +2,7 @@
 
 import { getJson, stream } from "./api.js";
 import * as settings from "./settings.js";
+import { stepPanel } from "./steps.js";
 import { bars, button, element, facts, token } from "./view.js";
 
 const $ = (id) => document.getElementById(id);
@@ -14,6 +15,7 @@ const EXAMPLE = { type: "object", properties: { name: { type: "string", maxLengt
 let talk = []; // {role, content, tokens?, note?}
 let running = null; // AbortController of the answer under way
 let drafter = null;
+let passes = null; // the panel of single passes
 
 const key = () => $("key").value;
 const model = () => $("model").value;
@@ -22,6 +24,7 @@ const model = () => $("model").value;
 async function answer(body, each) {
   running = new AbortController();
   busy(true);
+  passes.clear();
   const whole = { text: "", tokens: [], usage: null, stats: null, seconds: 0, reason: null };
   let begun = null;
   try {
@@ -35,6 +38,7 @@ async function answer(body, each) {
         whole.reason = choice.finish_reason ?? whole.reason;
         whole.seconds = (performance.now() - begun) / 1000;
         each(fresh, whole);
+        if (fresh.length) passes.add(fresh, choice.paceline.step);
       }
       whole.usage = event.usage ?? whole.usage;
       whole.stats = event.paceline?.choices?.[0] ?? whole.stats;
@@ -234,6 +238,8 @@ function switchTheme(to) {
 }
 
 function start() {
+  passes = stepPanel(document.querySelector("#steps > div"));
+  passes.clear();
   switchTheme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
   $("theme").addEventListener("click", () =>
     switchTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));

@@ -64,3 +64,25 @@ export function facts(where, pairs) {
     element("dt", { textContent: name }), element("dd", { textContent: value }),
   ]));
 }
+
+// One bar in parts, e.g. {prefill: 3, decode: 1}; each part is named in words as well.
+export function split(parts, caption) {
+  const found = Object.entries(parts).filter(([, count]) => count > 0);
+  const all = found.reduce((sum, [, count]) => sum + count, 0);
+  const svg = document.createElementNS(SVG, "svg");
+  svg.setAttribute("viewBox", "0 0 300 12");
+  svg.setAttribute("class", "split");
+  svg.setAttribute("aria-hidden", "true");
+  let x = 0;
+  for (const [name, count] of found) {
+    const part = document.createElementNS(SVG, "rect");
+    const wide = (300 * count) / all;
+    Object.entries({ x, y: 0, width: Math.max(wide - 1, 0.5), height: 12, class: `part ${name}` })
+      .forEach(([key, value]) => part.setAttribute(key, value));
+    svg.append(part);
+    x += wide;
+  }
+  const words = element("ul", { className: "parts" }, ...found.map(([name, count]) =>
+    element("li", { className: name, textContent: `${name} ${count}` })));
+  return element("figure", {}, element("figcaption", { textContent: caption }), svg, words);
+}

@@ -49,7 +49,7 @@ class DistillRecipe(Trainee):
         if len(net.head) < len(target_head):
             problem = f"names {len(net.head)} tokens and the target {len(target_head)}"
             raise InvalidParameter("draft", problem, "choose a draft model of the same family")
-        self.net, self._draft, self.num_steps = net, net, num_steps
+        self.net, self.draft, self.num_steps = net, net, num_steps
         self._criterion, self._on_policy, self._teacher, self._ends = criterion_of(divergence), on_policy, teacher, ends
         self._target_head, self._head = target_head, net.head[: len(target_head)]
 
@@ -79,6 +79,13 @@ class DistillRecipe(Trainee):
                 places += len(logits)
         return figures(stood, [total / places] * self.num_steps if places else [], self.num_steps)
 
+    @torch.no_grad()
+    def hits(self, store: TapStore, document: Document) -> Tensor:
+        """[answer tokens] whether the draft's most probable token is the text's."""
+        ids, num_prompt = document.conversation.ids, document.conversation.num_prompt
+        texts = make_texts([ids], [num_prompt], stored_states(store, [document]))
+        return self._logits(texts).argmax(-1) == texts.following[texts.labelled]
+
     def _logits(self, texts: Texts) -> Tensor:
         """[labelled, vocabulary] of the draft."""
         with torch.autocast("cpu", torch.bfloat16, enabled=self._head.dtype == torch.bfloat16):
@@ -94,7 +101,7 @@ class DistillRecipe(Trainee):
         if chosen and self._teacher is not None:
             prompts = [ids[i][: documents[i].conversation.num_prompt] for i in chosen]
             sizes = [len(documents[i].conversation.answer) for i in chosen]
-            written = continued(self._draft, prompts, sizes, self._ends, moment.random)
+            written = continued(self.draft, prompts, sizes, self._ends, moment.random, len(self._head))
             states = self._teacher([one[:-1] for one in written]).split([len(one) - 1 for one in written])
             for i, text, found in zip(chosen, written, states, strict=True):
                 ids[i], normed[i] = text, found

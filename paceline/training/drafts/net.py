@@ -36,7 +36,7 @@ class DraftNet(nn.Module):
     def __init__(self, checkpoint: Checkpoint, layers: Sequence[int] | None = None) -> None:
         super().__init__()
         config = checkpoint.config
-        _check(config)
+        check_trainable(config)
         chosen = checked_layers(range(config.num_hidden_layers) if layers is None else layers, config.num_hidden_layers)
         self.config = config
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in chosen)
@@ -110,8 +110,9 @@ def spread_layers(num_layers: int, kept: int) -> list[int]:
     return [round(i * (num_layers - 1) / (kept - 1)) for i in range(kept)]
 
 
-def _check(config: ModelConfig) -> None:
-    plain = config.norm == "rms" and config.position_embedding == "rotary" and config.mlp == "gated_silu"
+def check_trainable(config: ModelConfig) -> None:
+    """Raises UnsupportedModel for a family that `DraftNet` does not know."""
+    plain = config.has_plain_layers and config.embedding_scale == 1.0 and not config.logit_softcap
     if not plain or config.mlp_bias or config.experts is not None:
         problem = f"draft: {config.model_type} models with this feed-forward, norm or position are not trained"
         raise UnsupportedModel(f"{problem}; take a Llama, Mistral, Qwen2 or Qwen3 model without experts")

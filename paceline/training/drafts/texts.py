@@ -91,13 +91,20 @@ def make_texts(ids: Sequence[np.ndarray], num_prompts: Sequence[int], normed: Te
 
 @torch.no_grad()
 def continued(net: DraftNet, prompts: Sequence[np.ndarray], num_tokens: Sequence[int], ends: Sequence[int],
-              random: torch.Generator) -> list[np.ndarray]:  # fmt: skip
-    """Each prompt with what the draft says after it at temperature 1, at most so many tokens or up to one of `ends`."""
+              random: torch.Generator, vocab_size: int | None = None) -> list[np.ndarray]:  # fmt: skip
+    """Each prompt with what the draft says after it at temperature 1.
+
+    Args:
+        num_tokens: most, of each.
+        ends: token ids that end a text.
+        vocab_size: tokens that may be said, where the draft's table is padded further than the target's.
+    """
+    rows = net.head[:vocab_size]
     most, lengths = max(num_tokens), [len(one) for one in prompts]
     cache, x = _prefilled(net, prompts, most)
     place, said = torch.tensor(lengths), torch.zeros(len(prompts), most, dtype=torch.int64)
     for i in range(most):
-        law = (x.to(net.head.dtype) @ net.head.T).float().softmax(-1)
+        law = (x.to(rows.dtype) @ rows.T).float().softmax(-1)
         said[:, i] = torch.multinomial(law, 1, generator=random)[:, 0]
         if i + 1 < most:
             x, place = net.step(said[:, i], place, cache), place + 1

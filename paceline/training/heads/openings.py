@@ -1,10 +1,18 @@
-"""First words of the prompts that a chat model writes to itself (Magpie, Xu et al. 2024).
+"""Prompts that a chat model writes to itself (Magpie, Xu et al. 2024).
 
 Given only the opening of the user's turn, a chat model goes on with a request of the kind it was trained on. Half of
 the prompts begin with nothing at all; first words make the others more varied. No text of anybody else is used.
 """
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
+
+from paceline.models.tokenizer import Tokenizer
+from paceline.types import SamplingParams
+
+Generate = Callable[[Sequence[Sequence[int]], Sequence[SamplingParams]], Sequence[Sequence[int]]]
+"""Token ids of answers to prompts, the token that ended one included."""
 
 STARTS = (
     "Write a", "Write an", "Write a short story about", "Write a poem", "Write a letter", "Write an email",
@@ -22,6 +30,9 @@ STARTS = (
 """First words, each as likely as the next."""
 
 _BARE_SHARE = 0.4
+_LONGEST, _LEAST, _KNOWN_BY = 160, 3, 8
+"""Tokens that the model may write, those it must, and the first ones by which a prompt is known."""
+_MARK = "\x00here\x00"
 
 
 def choose_openings(number: int, rng: np.random.Generator) -> list[str]:
@@ -29,3 +40,28 @@ def choose_openings(number: int, rng: np.random.Generator) -> list[str]:
     chosen = rng.integers(0, len(STARTS), number)
     bare = rng.random(number) < _BARE_SHARE
     return ["" if empty else STARTS[i] for i, empty in zip(chosen, bare, strict=True)]
+
+
+def own_prompts(tokenizer: Tokenizer, generate: Generate, number: int, rng: np.random.Generator) -> list[list[int]]:
+    """At most `number` prompts that the model made up, in its template: those that it ended by itself, told apart.
+
+    A model without a template is given the first words alone, to go on with.
+    """
+    encode, openings = tokenizer.encode, choose_openings(number, rng)
+    if not tokenizer.has_chat_template:
+        return [encode(words or "The") for words in openings]
+    head, tail = tokenizer.apply_chat_template([{"role": "user", "content": _MARK}]).split(_MARK)
+    begun = [encode(head + words, False) for words in openings]
+    written = generate(begun, [writing_params(1.0, _LONGEST, rng) for _ in begun])
+    texts: dict[tuple[int, ...], str] = {}
+    for words, ids in zip(openings, written, strict=True):
+        if len(ids) > _LEAST and ids[-1] in tokenizer.special_token_ids:
+            text = words + tokenizer.decode(ids, continuation=True)
+            texts.setdefault(tuple(ids[:_KNOWN_BY]), text.strip())
+    return [encode(head + text + tail, False) for text in texts.values() if text]
+
+
+def writing_params(temperature: float, max_tokens: int, rng: np.random.Generator) -> SamplingParams:
+    """How a text is written: greedily, or drawn from the likeliest 95 %, with a seed of its own."""
+    top_p = 0.95 if temperature else 1.0
+    return SamplingParams(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=int(rng.integers(1 << 31)))

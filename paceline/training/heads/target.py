@@ -5,7 +5,6 @@ import torch
 from paceline.errors import UnsupportedModel
 from paceline.models.heads.fingerprint import target_print
 from paceline.models.resolve import ModelSource
-from paceline.models.tensor_names import base_prefix
 from paceline.training.heads.recipes.base import Target
 
 
@@ -13,19 +12,19 @@ def training_target(source: ModelSource) -> Target:
     """What training needs of a model that was found.
 
     Raises:
-        UnsupportedModel: its final norm is no RMS norm, so heads cannot share its head's rows in the published layouts.
+        UnsupportedModel: its layers have parts that the published layouts of heads cannot say.
     """
     checkpoint = source.checkpoint
-    config, prefix = checkpoint.config, base_prefix(checkpoint.config)
-    if config.norm != "rms" or config.position_embedding != "rotary":
+    config = checkpoint.config
+    if not config.has_plain_layers or config.embedding_scale != 1.0 or config.logit_softcap:
         raise UnsupportedModel(
             f"model_type: heads of a {config.model_type} target have no published layout; "
-            "train for a target with RMS norms and rotary positions"
+            "train for a target whose layers are Llama's or Qwen's"
         )
-    embedding = torch.from_numpy(checkpoint.tensor(f"{prefix}embed_tokens.weight")).bfloat16()
+    embedding = torch.from_numpy(checkpoint.tensor("model.embed_tokens.weight")).bfloat16()
     tied = config.tie_word_embeddings
     head = embedding if tied else torch.from_numpy(checkpoint.tensor("lm_head.weight")).bfloat16()
-    norm = torch.from_numpy(checkpoint.tensor(f"{prefix}norm.weight")).float()
+    norm = torch.from_numpy(checkpoint.tensor("model.norm.weight")).float()
     return Target(target_print(source), config, embedding, head, norm, _unused_token(source))
 
 

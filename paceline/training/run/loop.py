@@ -8,7 +8,7 @@ to the first checkpoint.
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import torch
 
 from paceline.errors import InvalidParameter
 from paceline.training.heads.figures import Evaluation
-from paceline.training.heads.shards import TapStore
+from paceline.training.heads.shards import Document, TapStore
 from paceline.training.run.checkpoint import read_checkpoint, write_checkpoint
 from paceline.training.run.interrupt import Interrupt
 from paceline.training.run.optimiser import Mean, Optimiser, rate_at
@@ -96,16 +96,18 @@ class Trainer:
 
     Args:
         folder: of its checkpoint; a run that is there is gone on with.
+        documents: of the store to train on; None for all that are not held out.
         watch: told after every step.
     """
 
     def __init__(self, trainee: Trainee, store: TapStore, settings: LoopSettings, folder: Path,
-                 watch: Watch = lambda progress: None) -> None:  # fmt: skip
+                 watch: Watch = lambda now: None, documents: Sequence[Document] | None = None) -> None:  # fmt: skip
         self.trainee, self._store, self._settings = trainee, store, settings
         self._folder, self._watch = folder, watch
         self.progress, self.best_weights = Progress(num_steps=settings.num_steps or 0), None
         self._held_out = [one for one in store.documents if one.conversation.is_held_out][:_MOST_HELD_OUT]
-        trained = [one for one in store.documents if not one.conversation.is_held_out]
+        given = store.documents if documents is None else documents
+        trained = [one for one in given if not one.conversation.is_held_out]
         if not trained or not self._held_out:
             problem = f"{len(trained)} conversations to train on and {len(self._held_out)} held out are too few"
             raise InvalidParameter("tokens", problem, "have more text written")

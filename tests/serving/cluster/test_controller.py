@@ -32,8 +32,10 @@ def replay(case, placement, overhead):
     queues = []
     for group in placement.groups:
         stages = STAGES[group.parallel.tensor, group.parallel.pipeline]
-        queues.append(GroupQueue({case.models[m].name: stages for m in group.models}, group.parallel.pipeline))
-    controller = Controller(queues, {model.name: model.slo for model in case.models}, overhead)
+        queues.append(
+            GroupQueue({case.models[m].name: stages for m in group.models}, group.parallel.pipeline, overhead)
+        )
+    controller = Controller(queues, {model.name: model.slo for model in case.models})
     routes, ends = [], []
     for number, (now, model) in enumerate(zip(case.workload.times, case.workload.models, strict=True)):
         while ends and ends[0][0] <= now:

@@ -2,12 +2,16 @@
 
 import asyncio
 import contextlib
+from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from paceline.errors import GroupLost, InvalidParameter, RequestRejected, WorkerDied
 from paceline.serving.cluster.controller import Health
 from paceline.serving.cluster.dispatcher import Dispatcher
+from paceline.serving.cluster.flight import Turn
+from paceline.serving.cluster.group import Supervision
 from tests.serving.fakes import QUICK, EchoGroup, job, plan, say
 
 
@@ -102,7 +106,8 @@ def test_a_group_that_cannot_be_started_again_is_given_up_and_says_so():
 
 def test_a_client_that_leaves_frees_its_place():
     async def scene():
-        async with running([[1, 1, [0]]], models=["a"]) as (dispatcher, (echo,)):
+        alone = {"name": "a", "engine": {"max_num_seqs": 1}}
+        async with running([[1, 1, [0]]], models=[alone]) as (dispatcher, (echo,)):
             first = dispatcher.generate(job("first", prompt="w " * 1000, stream=True))
             await anext(first)
             second = asyncio.create_task(say(dispatcher, job("second")))
@@ -209,5 +214,169 @@ def test_closing_answers_what_was_accepted_and_takes_nothing_more():
                 await say(dispatcher, job("late"))
             await closing
             assert await asyncio.gather(*answers) == ["one two three"] * 3
+
+    asyncio.run(scene())
+
+
+class Poison(EchoGroup):
+    """A process that ends when it is asked for `poison`."""
+
+    async def generate(self, job):
+        if job.prompt == "poison":
+            await asyncio.sleep(0.002)
+            await self.kill()
+            raise WorkerDied("segmentation fault")
+        async for chunk in EchoGroup.generate(self, job):
+            yield chunk
+
+
+def test_a_request_that_kills_its_groups_is_found_out_and_all_others_are_answered():
+    async def scene():
+        poisons = [Poison() for _ in range(4)]
+        dispatcher = Dispatcher(plan([[1, 1, [0]]] * 4, models=["a"]), poisons, QUICK)
+        await dispatcher.start()
+        bad = asyncio.create_task(say(dispatcher, job("bad", prompt="poison")))
+        good = []
+        for number in range(40):
+            good.append(asyncio.create_task(say(dispatcher, job(f"good-{number}"))))
+            await asyncio.sleep(0.002)
+        assert await asyncio.gather(*good) == ["one two three"] * 40
+        with pytest.raises(GroupLost, match="3 groups died while they ran this request"):
+            await bad
+        assert dispatcher.events.named("request_quarantined")[0]["request"] == "bad"
+        await until(lambda: all(state is Health.READY for state in dispatcher.controller.health))
+        await dispatcher.close(timeout=1.0)
+
+    asyncio.run(scene())
+
+
+def _and_die(dispatcher, echo, complete, flight, last):
+    """A group that ends in the moment in which it has given its first answer, and is reported at once."""
+    complete(flight, last)
+    if flight.job.request_id == "0" and echo.num_starts == 1:
+        echo.is_alive = False
+        echo._death.set()
+        dispatcher._handle_death(Turn(0, 0), "no sign of life")
+
+
+@pytest.mark.parametrize("count", [25])
+def test_one_death_is_one_restart_whoever_reports_it(count):
+    """Answers end, streams break and a check fails in the same moment, each of them reporting the same death."""
+
+    async def scene():
+        calm = Supervision(heartbeat=5.0, timeout=5.0, max_restarts=3, backoff=0.0, stable_seconds=0.0)
+        for number in range(count):
+            echo = EchoGroup(0.0005)
+            dispatcher = Dispatcher(plan([[1, 1, [0]]], models=["a"]), [echo], calm)
+            await dispatcher.start()
+            dispatcher._complete = partial(_and_die, dispatcher, echo, dispatcher._complete)
+            jobs = [job(str(i), prompt="w " * (1 + (i + number) % 3) + "end", stream=i % 2 == 0) for i in range(4)]
+            answers = await asyncio.gather(*(say(dispatcher, one) for one in jobs))
+            assert answers == [one.prompt for one in jobs]
+            controller = dispatcher.controller
+            await until(lambda controller=controller: controller.health == [Health.READY])
+            assert echo.num_starts == 2 and len(dispatcher.events.named("group_died")) == 1
+            await dispatcher.close(timeout=1.0)
+
+    asyncio.run(scene())
+
+
+def test_a_start_that_hangs_is_given_up():
+    class HungStart(EchoGroup):
+        async def start(self):
+            if self.num_starts:
+                await asyncio.sleep(3600)
+            await EchoGroup.start(self)
+
+    async def scene():
+        hasty = replace(QUICK, start_timeout=0.05, max_restarts=1)
+        dispatcher = Dispatcher(plan([[1, 1, [0]]], models=["a"]), [HungStart()], hasty)
+        await dispatcher.start()
+        answer = asyncio.create_task(say(dispatcher, job("0", prompt="w " * 1000)))
+        await asyncio.sleep(0)
+        await dispatcher.groups[0].kill()
+        with pytest.raises(GroupLost, match="'a' is alive"):
+            await asyncio.wait_for(answer, 5)
+        assert "did not start within" in dispatcher.events.named("group_died")[-1]["reason"]
+        await dispatcher.close(timeout=1.0)
+
+    asyncio.run(scene())
+
+
+def test_a_group_that_cannot_be_ended_is_started_again_all_the_same():
+    class Immortal(EchoGroup):
+        async def kill(self):
+            raise OSError("not permitted")
+
+    async def scene():
+        echo = Immortal()
+        dispatcher = Dispatcher(plan([[1, 1, [0]]], models=["a"]), [echo], QUICK)
+        await dispatcher.start()
+        answer = asyncio.create_task(say(dispatcher, job("0")))
+        await until(lambda: echo.jobs)
+        echo.is_alive = False
+        echo._death.set()
+        assert await asyncio.wait_for(answer, 5) == "one two three"
+        assert dispatcher.events.named("group_not_ended")
+        await dispatcher.close(timeout=1.0)
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("detail", [False, True])
+def test_streams_go_on_only_where_the_second_group_says_the_same(detail):
+    """Words that differ from those the client has end the answer; texts of two groups are never joined."""
+
+    class Other(EchoGroup):
+        async def generate(self, job):
+            async for chunk in EchoGroup.generate(self, replace(job, prompt=job.prompt.replace("one", "eno"))):
+                yield chunk
+
+    async def scene():
+        first, second = EchoGroup(0.02), Other(0.02)
+        dispatcher = Dispatcher(plan([[1, 1, [0]], [1, 1, [0]]], models=["a"]), [first, second], QUICK)
+        await dispatcher.start()
+        wanted = replace(job("0", prompt="one two three four five six", stream=True), detail=detail)
+        stream = dispatcher.generate(wanted)
+        assert (await anext(stream)).text == "one "
+        await first.kill()
+        with pytest.raises(GroupLost, match="other tokens"):
+            async for _ in stream:
+                pass
+        assert second.jobs[-1].request_id == "0"
+        await dispatcher.close(timeout=1.0)
+
+    asyncio.run(scene())
+
+
+def test_while_the_cluster_closes_requests_of_a_dead_group_go_to_another():
+    async def scene():
+        async with running([[1, 1, [0]], [1, 1, [0]]], models=["a"]) as (dispatcher, echoes):
+            answers = [asyncio.create_task(say(dispatcher, job(str(i), prompt="w " * 20 + "end"))) for i in range(4)]
+            await until(lambda: echoes[0].jobs and echoes[1].jobs)
+            closing = asyncio.create_task(dispatcher.close())
+            await asyncio.sleep(0)
+            await echoes[0].kill()
+            assert await asyncio.gather(*answers) == ["w " * 20 + "end"] * 4
+            await closing
+            assert echoes[0].num_starts == 1
+
+    asyncio.run(scene())
+
+
+def test_metrics_of_all_groups_are_one_text_with_their_group():
+    class Counted(EchoGroup):
+        async def metrics(self):
+            return b'# TYPE paceline_tokens_total counter\npaceline_tokens_total{model_name="a"} 7\n'
+
+    async def scene():
+        echoes = [Counted(), Counted()]
+        dispatcher = Dispatcher(plan([[1, 1, [0]]] * 2, models=["a"]), echoes, QUICK)
+        await dispatcher.start()
+        text = (await dispatcher.metrics()).decode()
+        assert text.count("# TYPE paceline_tokens_total counter") == 1
+        for group in "01":
+            assert f'paceline_tokens_total{{group="{group}",model_name="a"}} 7.0' in text
+        await dispatcher.close(timeout=1.0)
 
     asyncio.run(scene())

@@ -6,6 +6,7 @@ import pytest
 
 from paceline.errors import InvalidParameter
 from paceline.serving.cluster.plan import plan_of, read_plan
+from paceline.serving.cluster.ticket import Ticket
 
 CHAT = {"name": "chat", "path": "weights/chat", "slo": 0.5, "engine": {"dtype": "int8"}, "num_tokens": 8}
 PLAN = {
@@ -33,7 +34,7 @@ def test_a_planners_record_is_enough():
     plan = plan_of(record | {"serving": [{"name": "a", "path": "p", "slo": 1e9}, {"name": "b"}]})
     assert [model.path for model in plan.models] == ["p", "b"]
     assert plan.models[0].slo == float("inf")
-    assert plan.queues()[0].seconds("a") == [0.0]
+    assert plan.queues()[0].standing(Ticket("0", "a", 0.0, deadline=1.0), 0.0).problem is None
     assert [model.name for model in plan_of(record).models] == ["a", "b"]
 
 

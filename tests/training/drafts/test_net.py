@@ -58,6 +58,12 @@ def test_a_draft_goes_on_by_its_own_law_and_ends():
     assert all(len(one) == 4 for one in found[::2] if one[3] == 5) and any(len(one) == 5 for one in found[::2])
 
 
+def test_rows_that_pad_the_table_are_never_said():
+    draft, random = net(), torch.Generator().manual_seed(0)
+    found = continued(draft, [np.array([1], np.int32)] * 100, [2] * 100, (), random, vocab_size=5)
+    assert max(int(one[1:].max()) for one in found) == 4
+
+
 def test_layers_are_spread():
     assert spread_layers(30, 4) == [0, 10, 19, 29] and spread_layers(5, 1) == [0]
     assert spread_layers(3, 3) == [0, 1, 2]

@@ -7,6 +7,7 @@ group, stored as bit planes (`pack.py`).
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 PANEL = 32
 """Rows of the matrix in a panel: outputs that are computed together."""
@@ -24,12 +25,22 @@ SUPER = 256
 """Weights under one float16 number in stepped formats."""
 
 
+class Field(NamedTuple):
+    """Where some bits of the codes that a step multiplies lie: in which line of a group, from which bit of a byte on,
+    how many; and at which bit of the code they belong."""
+
+    line: int
+    start: int
+    bits: int
+    place: int
+
+
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
     """One kind of block.
 
     Attributes:
-        planes: bits of a code in each bit plane, lowest bits first.
+        planes: bits of a code in each bit plane, lowest bits first; a plane of 6 bits has four codes in three bytes.
         span: weights that share a scale, 16 or 32.
         zero: the code of a weight of 0 where there is no shift; a power of two, or 0.
         stepped: whether scales are whole numbers under a float16 number per 256 weights.
@@ -59,6 +70,17 @@ class BlockFormat:
         """Bytes of a group's codes in half a panel."""
         return sum(self.planes) * HALF * GROUP // 8
 
+    def fields(self, step: int) -> tuple[Field, ...]:
+        """Where the codes lie that a step multiplies."""
+        out, line, place = [], 0, 0
+        for bits in self.planes:
+            if bits == _SIX:
+                out += _six_bits(line, step)
+            else:
+                out.append(Field(line + step * bits // 8, step * bits % 8, bits, place))
+            line, place = line + bits * STEPS // 8, place + bits
+        return tuple(out)
+
     @property
     def float_bytes(self) -> int:
         """Bytes of the float16 numbers of a unit in half a panel, which it begins with: scales, then shifts."""
@@ -86,6 +108,17 @@ class BlockFormat:
         return max(self.table) if self.table else 2 ** sum(self.planes) - 1
 
 
+_SIX = 6
+
+
+def _six_bits(line: int, step: int) -> list[Field]:
+    """Three of four steps have the upper six bits of three lines, the fourth the lower two of each."""
+    first, number = line + step // 4 * 3, step % 4
+    if number < 3:
+        return [Field(first + number, 2, _SIX, 0)]
+    return [Field(first + i, 0, 2, 2 * i) for i in range(3)]
+
+
 _IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _IQ4 = tuple(128 + value for value in _IQ4_VALUES)
 
@@ -106,7 +139,7 @@ FORMATS = {
         BlockFormat("Q3_K", (2, 1), span=16, zero=4, stepped=True, signed=True),
         BlockFormat("Q4_K", (4,), stepped=True, shifts=True),
         BlockFormat("Q5_K", (4, 1), stepped=True, shifts=True),
-        BlockFormat("Q6_K", (4, 2), span=16, zero=32, stepped=True, signed=True),
+        BlockFormat("Q6_K", (6,), span=16, zero=32, stepped=True, signed=True),
         BlockFormat("IQ4_XS", (4,), zero=128, stepped=True, signed=True, table=_IQ4),
     )
 }

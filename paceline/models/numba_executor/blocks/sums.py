@@ -24,10 +24,8 @@ _SHORTS = ir.VectorType(ir.IntType(16), LINE // 2)
 _PARTS = 2
 """Scales of activations in a group."""
 PREFETCH_BYTES = 8192
-"""How far ahead weights are asked for from memory, where there are rows enough to keep the arithmetic busy."""
-PREFETCH_FROM = 3
-"""Rows from which on that pays. With fewer, the processor reads ahead by itself as fast as memory gives, and asking
-costs a quarter of that; unless codes lie in several planes, which it does not follow (`benchmarks/block_cost.py`)."""
+"""How far ahead weights are asked for from memory. On an idle machine one thread with one row is faster without (29
+GB/s and not 21), but not beside other programs, and with two rows and more never."""
 OFFSET_BITS = 7
 """`Operand.halves` are sums times -2^7."""
 
@@ -61,8 +59,7 @@ class _Unit(NamedTuple):
 def emit_sums(context: Any, builder: ir.IRBuilder, form: BlockFormat, start: ir.Value, groups: ir.Value,
               rows: Activations) -> list[ir.Value]:  # fmt: skip
     """A vector per row: its products with the 16 rows of half a panel that begins at the byte pointer `start`."""
-    asks = len(form.planes) > 1 or len(rows.codes) >= PREFETCH_FROM
-    emit = _Emitter(context, builder, form, asks)
+    emit = _Emitter(context, builder, form)
     per_unit = form.unit // GROUP
 
     def unit(number: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
@@ -81,8 +78,8 @@ def emit_sums(context: Any, builder: ir.IRBuilder, form: BlockFormat, start: ir.
 class _Emitter:
     """Writes the code for a group of one format."""
 
-    def __init__(self, context: Any, builder: ir.IRBuilder, form: BlockFormat, prefetches: bool = False) -> None:
-        self.context, self.builder, self.form, self.prefetches = context, builder, form, prefetches
+    def __init__(self, context: Any, builder: ir.IRBuilder, form: BlockFormat) -> None:
+        self.context, self.builder, self.form = context, builder, form
         self.dot = dot8.choose_dot(context, form.largest_code)
         bits = form.zero.bit_length()
         self.lift = OFFSET_BITS + 1 - bits if bits and self.dot is dot8.dot_512 else 0
@@ -162,24 +159,20 @@ class _Emitter:
         return v.splat_ir(self.builder, self.builder.load(self.builder.gep(row, [at])))
 
     def _prefetch(self, start: ir.Value, size: int) -> None:
-        for line in range(0, size if self.prefetches else 0, LINE):
-            v.prefetch_ir(self.builder, self.builder.gep(start, [_I64(line + PREFETCH_BYTES)]), locality=1)
+        for line in range(0, size, LINE):
+            v.prefetch_ir(self.builder, self.builder.gep(start, [_I64(line + PREFETCH_BYTES)]))
 
     def registers(self, start: ir.Value) -> Callable[[int], ir.Value]:
         """step -> the codes that it multiplies, looked up where the format has a table."""
         lines: dict[int, ir.Value] = {}
 
         def register(step: int) -> ir.Value:
-            value, done, at = None, self.lift, 0
-            for bits in self.form.planes:
-                fields = 8 // bits
-                line, shift = at + step // fields * LINE, step % fields * bits
-                if line not in lines:
-                    lines[line] = dot8.load_ir(self.builder, self.builder.gep(start, [_I64(line)]))
-                part = self._field(lines[line], shift, bits, done)
+            value = None
+            for field in self.form.fields(step):
+                if field.line not in lines:
+                    lines[field.line] = dot8.load_ir(self.builder, self.builder.gep(start, [_I64(field.line * LINE)]))
+                part = self._field(lines[field.line], field.start, field.bits, field.place + self.lift)
                 value = part if value is None else self.builder.or_(value, part)
-                done += bits
-                at += bits * HALF * GROUP // 8
             return look_up(self.context, self.builder, value, self.form.table) if self.form.table else value
 
         return register

@@ -12,6 +12,9 @@ from paceline.models.numba_executor.heads.machine import Machine, Tables, batch_
 from paceline.models.numba_executor.heads.material import Material
 from paceline.models.numba_executor.heads.program import NONE, NORM, NORM_PUT, PRODUCT, PUT, Buffer, Buffers, Program
 
+_FEW_ROWS = 8
+"""Accepted tokens of a step: their projection is a small part of a draft."""
+
 
 class SideBySide:
     """EAGLE-3: norm(embedding) and norm(hidden) beside each other; the residual is hidden, normed or not."""
@@ -108,7 +111,7 @@ class Projection:
         table = self._tables()
         machine.reserve(len(taps), 0, 1, len(table))
         machine.floats(self.taps, len(taps))[:] = taps
-        machine.run(table, batch_of_states(np.zeros(len(taps), np.int32)), None)
+        machine.run(table, batch_of_states(np.zeros(len(taps), np.int32)), None, alone=len(taps) <= _FEW_ROWS)
         return machine.floats(self.result, len(taps))
 
     def add(self, program: Program, span: int) -> None:

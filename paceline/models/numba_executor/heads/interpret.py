@@ -29,7 +29,7 @@ from paceline.models.numba_executor.heads.program import (
     WEIGHT,
 )
 from paceline.models.numba_executor.kernel import entry, kernel
-from paceline.models.numba_executor.linear import chunk, gated_product, product
+from paceline.models.numba_executor.linear import SILU, chunk, inner_product, product
 from paceline.models.numba_executor.operand import Operand, operand_from
 from paceline.models.numba_executor.team import barrier, take
 
@@ -128,9 +128,11 @@ class _Rows(NamedTuple):
 
 
 class _Depth(NamedTuple):
-    """What `gated_product` asks a shape for."""
+    """What `inner_product` asks a shape for."""
 
     hidden: int
+    activation: int
+    gated: bool
 
 
 @kernel(forceinline=True)
@@ -157,9 +159,9 @@ def _gate(number, op, count, num_threads, store, work, thread):
     source, target, codes = work.places[op[SOURCE], 0], work.places[op[TARGET], 0], work.codes
     x = operand_from(codes, source)
     out = operand_from(codes, target)
-    gated_product(
-        work.counters, number, thread, num_threads, count, _Depth(depth), x, store.panels[start:],
-        store.scales[scale:], 0, columns // 2, work, out,
+    inner_product(
+        work.counters, number, thread, num_threads, count, _Depth(depth, SILU, True), x, store.panels[start:],
+        store.scales[scale:], store.scales[:0], 0, columns // 2, work, out,
     )  # fmt: skip
 
 
@@ -182,7 +184,7 @@ def _attend(number, op, first, count, num_threads, shape, batch, work, keys, val
     while start >= 0:
         last = min(start + size, total)
         attend_blocks(
-            start, last, op[WEIGHT], thread, shape, rows, lent, keys, values, len(keys) // shape.layers
+            start, last, op[WEIGHT], 0, thread, shape, rows, lent, keys, values, len(keys) // shape.layers
         )  # fmt: skip
         start = take(work.counters, number, size, total)
 

@@ -40,6 +40,7 @@ def shape_of_layers(layer: ModelConfig | None, num_layers: int) -> Shape:
     return Shape(
         layers=max(1, num_layers), hidden=0, inner=0, heads=heads, kv_heads=kv_heads, head_dim=dim,
         qkv=padded_rows((heads + 2 * kv_heads) * dim), vocab=0, experts=0, top_k=0, shared_inner=0, norm_top_k=False,
+        attention_scale=np.float32(dim**-0.5),
     )  # fmt: skip
 
 
@@ -91,16 +92,22 @@ class Machine:
         start = self._work.places[buffer.index, 0]
         return self._work.floats[start : start + num_rows * buffer.width].reshape(num_rows, buffer.width)
 
-    def run(self, table: np.ndarray, batch: Batch, cache: NumbaCache | None) -> None:
-        """Walk through the operations of `table`; `reserve` comes first."""
+    def run(self, table: np.ndarray, batch: Batch, cache: NumbaCache | None, alone: bool = False) -> None:
+        """Walk through the operations of `table`; `reserve` comes first.
+
+        Args:
+            alone: this thread does all of it: waking the others takes longer than a megabyte of weights.
+        """
         assert self._work is not None
         self._counters.reverse()
         self._counters[0][:] = 0
         work = self._work._replace(counters=self._counters[0])
         keys, values = (self._no_cache, self._no_cache) if cache is None else (flat(cache.keys), flat(cache.values))
-        self._team.run(
-            self._run, self._team.num_threads, table, self.shape, self._eps, self.store, batch, work, keys, values
-        )
+        rest = table, self.shape, self._eps, self.store, batch, work, keys, values
+        if alone:
+            self._run(0, 1, *rest)
+        else:
+            self._team.run(self._run, self._team.num_threads, *rest)
 
     def _extend_tables(self, context: int) -> None:
         """Rotary tables of the network's own layers, doubled when a longer context comes."""

@@ -9,7 +9,6 @@ from torch import Tensor
 from paceline.errors import CorruptWeights, InvalidParameter, UnsupportedModel
 from paceline.models.heads.record import HeadRecord
 from paceline.models.loaded import LoadedModel
-from paceline.models.tensor_names import base_prefix
 from paceline.models.torch_executor.heads.nets import NETS
 
 
@@ -24,7 +23,7 @@ def make_net(record: HeadRecord, target: LoadedModel, dtype: str = "auto") -> An
     if dtype not in ("auto", "float32"):
         raise InvalidParameter("dtype", f"{dtype!r} is not known to heads in torch", "use auto or float32")
     checkpoint = target.source.checkpoint
-    embedding = torch.from_numpy(checkpoint.tensor(f"{base_prefix(checkpoint.config)}embed_tokens.weight"))
+    embedding = torch.from_numpy(checkpoint.tensor("model.embed_tokens.weight"))
     tied = checkpoint.config.tie_word_embeddings
     head = embedding if tied else torch.from_numpy(checkpoint.tensor("lm_head.weight"))
     return net_of(record, embedding, head)

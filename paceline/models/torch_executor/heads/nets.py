@@ -158,6 +158,6 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, views: list[SegmentView
     mixed = torch.empty_like(query)
     for view in views:
         q, k, v = (t.transpose(0, 1)[None] for t in (query[view.rows], keys[view.slots], values[view.slots]))
-        found = functional.scaled_dot_product_attention(q, k, v, attn_mask=view.mask, enable_gqa=True)
+        found = functional.scaled_dot_product_attention(q, k, v, attn_mask=view.masks[0], enable_gqa=True)
         mixed[view.rows] = found[0].transpose(0, 1)
     return mixed.flatten(1)

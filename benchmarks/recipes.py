@@ -1,0 +1,185 @@
+"""Every training recipe for one model, on one text, with one budget: tokens per pass, draft cost, speed-up, minutes.
+
+Trains each recipe with `paceline train`, then measures all of them together with `paceline bench`. Both go on where
+they were ended, so start the same command again after any end; what is done is not done twice.
+
+    python benchmarks/recipes.py --prompts spec_bench.jsonl --steps 1000 --out runs/recipes
+    python benchmarks/recipes.py --prompts spec_bench.jsonl --time-budget 60m --out runs/recipes --only eagle hass
+
+``--steps`` is an equal budget in tokens (every update reads as many rows), ``--time-budget`` one in minutes. The text
+is written first and counts for neither. Recipes that change the target are measured over the changed target's own plain
+decoding. Prompts are those with an odd ``question_id``, ``--per-family`` of each kind.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from common import console, finish, show
+
+HEADS = ("eagle", "hass", "eagle3", "medusa", "blockwise", "mlp_speculator", "dspark")
+DRAFTS = {
+    "distillspec forward_kl": [], "distillspec tvd++": ["--divergence", "tvd++"],
+    "distillspec on-policy": ["--on-policy", "0.5"],
+}  # fmt: skip
+JOINT = {"medusa-2": "medusa", "blockwise joint": "blockwise"}
+RECIPES = (*HEADS, *DRAFTS, *JOINT)
+
+
+def main() -> None:
+    args = parse()
+    place = args.out / (f"{args.steps}-steps" if args.steps else args.time_budget)
+    work = place / "work"
+    text_of(args, work)
+    prompts = odd_prompts(args.prompts, place / "prompts.jsonl")
+    made = {name: trained(name, args, place, work) for name in args.only}
+    beside = {name: spec_of(name, place) for name in args.only if name not in JOINT}
+    arms = measured(args, args.model, beside, prompts, place / "beside") if beside else {}
+    for name in (name for name in args.only if name in JOINT):
+        folder = place / slug(name)
+        spec = {name: {"method": "head", "model": str(folder / "heads")}}
+        arms |= measured(args, str(folder / "target"), spec, prompts, place / f"bench-{slug(name)}")
+    report(args, made, arms)
+
+
+def text_of(args: argparse.Namespace, work: Path) -> None:
+    """The text that every recipe learns from, written once; one update of the smallest head asks for it."""
+    (args.out / "text" / "taps").mkdir(parents=True, exist_ok=True)
+    work.mkdir(parents=True, exist_ok=True)
+    if not (work / "taps").exists():
+        (work / "taps").symlink_to((args.out / "text" / "taps").resolve())
+    run(
+        ["train", "head", "medusa", "--steps", "1", "--time-budget", "240h", "-o", str(args.out / "text" / "head")],
+        args, args.out / "text",
+    )  # fmt: skip
+
+
+def trained(name: str, args: argparse.Namespace, place: Path, work: Path) -> dict:
+    """What `paceline train` said of a recipe, now or in an earlier run."""
+    said = place / f"{slug(name)}.json"
+    if said.exists():
+        return json.loads(said.read_text())
+    console.print(f"training {name}")
+    budget = ["--steps", str(args.steps)] if args.steps else []
+    budget += ["--time-budget", "240h" if args.steps else args.time_budget]
+    command = ["train", *command_of(name), *budget, "-o", str(place / slug(name))]
+    found = run(command, args, work)
+    said.write_text(json.dumps(found))
+    return found
+
+
+def command_of(name: str) -> list[str]:
+    """What follows ``paceline train`` for a recipe."""
+    if name in HEADS:
+        return ["head", name]
+    return ["joint", JOINT[name]] if name in JOINT else ["draft", "--layers", "4", *DRAFTS[name]]
+
+
+def spec_of(name: str, place: Path) -> dict:
+    """How the engine uses what a recipe made."""
+    return {"method": "head" if name in HEADS else "draft_model", "model": str(place / slug(name))}
+
+
+def run(command: list[str], args: argparse.Namespace, work: Path) -> dict:
+    """A `paceline train` command to its end; its JSON."""
+    common = ["-m", args.model, "--tokens", str(args.tokens), "--work", str(work), "--dtype", args.dtype, "--json"]
+    threads = ["--threads", str(args.threads)] if args.threads else []
+    return paceline([*command, *common, *threads])
+
+
+def paceline(command: list[str]) -> dict:
+    """The last line of a command's output, as JSON; ends this program where the command fails."""
+    done = subprocess.run([sys.executable, "-m", "paceline.cli.main", *command], stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise SystemExit(done.returncode)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def odd_prompts(source: Path, path: Path) -> Path:
+    """Those whose ``question_id`` is odd, in a file."""
+    lines = [line for line in source.read_text().splitlines() if json.loads(line).get("question_id", 1) % 2]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def measured(args: argparse.Namespace, model: str, specs: dict, prompts: Path, answers: Path) -> dict:
+    """Recipe to family to temperature to what `paceline bench` found."""
+    options = [word for name, spec in specs.items() for word in ("--spec", f"{slug(name)}={json.dumps(spec)}")]
+    found = paceline([
+        "bench", model, "--prompts", f"spec-bench:{prompts}", "--per-family", str(args.per_family), "--drafts", "",
+        *options, "--temperature", "0,1", "--unseeded", "--max-tokens", str(args.max_tokens), "--dtype", args.dtype,
+        "-o", f"{answers}.jsonl", "--json", *(["--threads", str(args.threads)] if args.threads else []),
+    ])  # fmt: skip
+    names = {slug(name): name for name in specs}
+    arms: dict = {name: {} for name in specs}
+    for table in found["tables"]:
+        for label, arm in table["arms"].items():
+            if label in names:
+                arms[names[label]].setdefault(table["family"], {})[table["temperature"]] = arm
+    return arms
+
+
+def report(args: argparse.Namespace, made: dict, arms: dict) -> None:
+    """A row per recipe and family, for people and for machines."""
+    rows = []
+    for name, families in arms.items():
+        for family, by_temperature in families.items():
+            zero, one = (by_temperature.get(t, {}) for t in (0.0, 1.0))
+            rows.append([
+                name, family, *(number(arm.get(key)) for arm in (zero, one) for key in ("tokens_per_pass", "ratio")),
+                number(zero.get("low")), number(zero.get("high")), number(zero.get("draft_share")),
+                round(made[name]["seconds"] / 60, 1), round(made[name]["peak_bytes"] / 1e6),
+                parameters(args.out / (f"{args.steps}-steps" if args.steps else args.time_budget) / slug(name)),
+            ])  # fmt: skip
+    header = ("recipe", "family", "tokens/pass T=0", "speed T=0", "tokens/pass T=1", "speed T=1", "low", "high",
+              "draft share", "minutes", "MB", "parameters, M")  # fmt: skip
+    show(f"{args.model}, {args.steps or args.time_budget}", header, rows)
+    finish({"header": header, "rows": rows, "training": made})
+
+
+def parameters(folder: Path) -> float:
+    """Millions of numbers in the tensors that a recipe saved, those that the target lends left out."""
+    path = folder / "heads" if (folder / "heads").is_dir() else folder
+    with (path / "model.safetensors").open("rb") as file:
+        table = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    shapes = [entry["shape"] for name, entry in table.items() if name not in ("__metadata__", "d2t", "t2d")]
+    total = 0
+    for shape in shapes:
+        size = 1
+        for width in shape:
+            size *= width
+        total += size
+    return round(total / 1e6, 2)
+
+
+def number(value: float | None) -> float | str:
+    return "-" if value is None else value
+
+
+def slug(name: str) -> str:
+    """A recipe's name as that of a folder and of an arm."""
+    return name.replace(" ", "-").replace("+", "p")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--prompts", type=Path, required=True, help="Spec-Bench's question.jsonl")
+    budget = parser.add_mutually_exclusive_group(required=True)
+    budget.add_argument("--steps", type=int, help="updates of every recipe")
+    budget.add_argument("--time-budget", help="time of every recipe, as 60m")
+    parser.add_argument("--tokens", type=int, default=700_000, help="answer tokens of the text")
+    parser.add_argument("--only", nargs="+", choices=RECIPES, default=RECIPES)
+    parser.add_argument("--per-family", type=int, default=6)
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--dtype", default="w8a8")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--out", type=Path, required=True)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

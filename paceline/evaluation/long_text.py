@@ -1,0 +1,60 @@
+"""Long text that the target did not write, with the hidden states it has reading it: a first stage for heads.
+
+Wertheimer et al. (2024, section 3) train their speculator on ordinary text first, which is cheap and plenty, and on the
+target's own answers after that. Not for those answers (`training_text.py`).
+"""
+
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from paceline.errors import InvalidParameter
+from paceline.models.base import pages_for
+from paceline.models.loaded import LoadedModel
+from paceline.models.rows import Part, build_rows
+from paceline.training.heads.conversations import Conversation
+from paceline.training.heads.shards import TapStore, to_bfloat16
+from paceline.types import NamedProgress
+
+PIECE = 256
+"""Tokens of a document."""
+_HEAD = 8
+"""First tokens of a document, which nothing is drafted for and which decide whether it is held out."""
+_SHARD = 128
+"""Documents of a shard; a run that ends goes on after the last one."""
+
+
+def pieces(ids: Sequence[int]) -> list[np.ndarray]:
+    """Documents of `PIECE` tokens, [PIECE] int32 each; what is left over is left out.
+
+    Raises:
+        InvalidParameter: there is not one of them.
+    """
+    found = [np.asarray(ids[start : start + PIECE], np.int32) for start in range(0, len(ids) - PIECE + 1, PIECE)]
+    if not found:
+        raise InvalidParameter("text", f"has {len(ids)} tokens, a document has {PIECE}", "give a longer text")
+    return found
+
+
+def long_store(work: Path, documents: Sequence[np.ndarray], taps: Sequence[int]) -> TapStore:
+    """The store of these documents, empty or filled in an earlier run; other text has another one."""
+    return TapStore(work / f"long-{zlib.crc32(np.concatenate(list(documents)).tobytes()):08x}", taps)
+
+
+def read_long(loaded: LoadedModel, documents: Sequence[np.ndarray], store: TapStore, progress: NamedProgress) -> None:
+    """Have the target read what the store does not hold yet."""
+    for start in range(len(store.documents), len(documents), _SHARD):
+        progress("text read", start, len(documents))
+        part = documents[start : start + _SHARD]
+        store.add([Conversation(ids, _HEAD, 1.0) for ids in part], [_states(loaded, ids, store.taps) for ids in part])
+    progress("text read", len(documents), len(documents))
+
+
+def _states(loaded: LoadedModel, ids: np.ndarray, taps: tuple[int, ...]) -> np.ndarray:
+    """[ids - 1, taps, hidden] uint16 of one document."""
+    pages = list(range(pages_for(len(ids))))
+    rows = build_rows([Part(pages, 0, ids[:-1].tolist(), logits="none")])
+    found = loaded.model.forward(rows, loaded.model.new_cache(len(pages)), taps).taps
+    return to_bfloat16(np.stack([found[tap] for tap in taps], axis=1))

@@ -1,0 +1,168 @@
+"""Where a file keeps each tensor: its name there, which rows of it, and what to undo.
+
+Made from the tables of `families.py`. Not for reading bytes (`safetensors_folder.py`, `gguf_file.py`).
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.errors import CorruptWeights
+from paceline.models.config import ModelConfig
+from paceline.models.families import GGUF_PARTS, Family, family_of
+from paceline.models.tensor_names import each_tensor
+
+_EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(\w+)")
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One tensor of a model in a file.
+
+    Attributes:
+        name, file_shape: the file's tensor. shape: ours.
+        first: the row of the file's tensor with which ours begins (after `transposed`; its leading axes count as rows).
+        transposed: the file has [in, out].
+        pairs: number of heads whose rows lie in pairs (2i, 2i + 1) instead of halves; 0 for none.
+        shift: to be added to the values.
+    """
+
+    name: str
+    file_shape: tuple[int, ...]
+    shape: tuple[int, ...]
+    first: int = 0
+    transposed: bool = False
+    pairs: int = 0
+    shift: float = 0.0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing else lies in the file's tensor."""
+        return np.prod(self.shape, dtype=object) == np.prod(self.file_shape, dtype=object)
+
+    def values(self, stored: np.ndarray) -> np.ndarray:
+        """Our tensor of the file's, float32."""
+        stored = stored.T if self.transposed else stored.reshape(-1, *self.shape[1:])
+        values = self.rows(stored)
+        return np.ascontiguousarray(values + np.float32(self.shift) if self.shift else values)
+
+    def rows(self, stored: np.ndarray) -> np.ndarray:
+        """Our rows [n, ...] of the file's [rows, ...], numbers or bytes, in our order."""
+        part = stored[self.first : self.first + self.shape[0]]
+        if not self.pairs:
+            return part
+        halves = part.reshape(self.pairs, part.shape[0] // self.pairs // 2, 2, -1).swapaxes(1, 2)
+        return np.ascontiguousarray(halves).reshape(part.shape)
+
+
+def transformers_sources(config: ModelConfig) -> Iterator[tuple[str, Source]]:
+    """Our name and the place of every tensor in the files that transformers writes."""
+    family = family_of(config.model_type)
+    places = _Places(config, family.stacked)
+    for name, shape in each_tensor(config):
+        number, part, kind = _taken_apart(name)
+        stem, first, rows = places.of(part, shape[0])
+        theirs = _transformers_name(family, number, stem, kind)
+        is_norm = "norm" in part and kind == "weight"
+        turned = family.transposed and number is not None and kind == "weight" and len(shape) == 2
+        whole = (rows, *shape[1:])
+        yield name, Source(theirs, whole[::-1] if turned else whole, shape, first, turned,
+                           shift=family.norm_shift if is_norm else 0.0)  # fmt: skip
+
+
+def gguf_sources(config: ModelConfig, has_tensor: Callable[[str], bool]) -> Iterator[tuple[str, Source]]:
+    """The same in a GGUF file. Some converters keep apart what others stack; `has_tensor` says which it is."""
+    family = family_of(config.model_type)
+    names = {**GGUF_PARTS, **family.gguf_names}
+    stacked = {k: v for k, v in family.gguf_stacked.items() if k == "ffn_up" or has_tensor(f"blk.0.{k}.weight")}
+    places = _Places(config, stacked)
+    for name, shape in each_tensor(config):
+        number, part, kind = _taken_apart(name)
+        prefix = "" if number is None else f"blk.{number}."
+        expert = _EXPERT.fullmatch(part)
+        if expert:
+            assert config.experts is not None
+            stem, first = names[f"mlp.experts.{expert[2]}"], int(expert[1]) * shape[0]
+            yield name, Source(f"{prefix}{stem}.{kind}", (config.experts.num_experts, *shape), shape, first)
+            continue
+        stem, first, rows = places.of(part, shape[0])
+        whole = (shape[1],) if part == "mlp.shared_expert_gate" else (rows, *shape[1:])
+        yield name, Source(f"{prefix}{names.get(stem, stem)}.{kind}", whole, shape, first,
+                           pairs=_heads_in_pairs(config, family, part))  # fmt: skip
+
+
+def check_complete(sources: Iterator[tuple[str, Source]], found: Mapping[str, tuple[int, ...]],
+                   file: object) -> dict[str, Source]:  # fmt: skip
+    """The sources by our names, when the tensors `found` in a file (name to shape) are what they say.
+
+    Raises:
+        CorruptWeights: naming `file` and the first tensors that are missing or have another shape.
+    """
+    out, missing = {}, []
+    for name, source in sources:
+        shape = found.get(source.name)
+        if shape is None:
+            missing.append(source.name)
+            if len(missing) == _MOST_NAMED:
+                break
+        elif tuple(shape) != source.file_shape:
+            raise CorruptWeights(
+                f"{file}: {source.name} has shape {tuple(shape)}, the configuration says {source.file_shape}; "
+                "configuration and weights are of different models, download both again"
+            )
+        out[name] = source
+    if missing:
+        raise CorruptWeights(f"{file}: tensors are missing, first {', '.join(missing)}; download the model again")
+    return out
+
+
+def base_prefix(config: ModelConfig) -> str:
+    """What stands before every name but the head's in transformers; checkpoints of the bare model leave it out."""
+    return family_of(config.model_type).layers.split(".")[0] + "."
+
+
+class _Places:
+    """Which of our parts lie in one tensor of the file, and from which row on."""
+
+    def __init__(self, config: ModelConfig, stacked: Mapping[str, tuple[str, ...]]) -> None:
+        query, key = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+        inner = config.intermediate_size
+        rows = {"q_proj": query, "k_proj": key, "v_proj": key, "gate_proj": inner, "up_proj": inner}
+        self._of: dict[str, tuple[str, int, int]] = {}
+        for theirs, parts in stacked.items():
+            sizes = [rows[part.rsplit(".", 1)[1]] for part in parts]
+            for i, part in enumerate(parts):
+                self._of[part] = theirs, sum(sizes[:i]), sum(sizes)
+
+    def of(self, part: str, rows: int) -> tuple[str, int, int]:
+        """(the file's tensor or our own part, first row of ours in it, all its rows)."""
+        return self._of.get(part, (part, 0, rows))
+
+
+def _taken_apart(name: str) -> tuple[int | None, str, str]:
+    """(number of the layer, part, ``weight`` or ``bias``)."""
+    layer = _LAYER.fullmatch(name)
+    if layer:
+        return int(layer[1]), layer[2], layer[3]
+    stem, kind = name.rsplit(".", 1)
+    return None, stem, kind
+
+
+def _transformers_name(family: Family, number: int | None, part: str, kind: str) -> str:
+    expert = _EXPERT.fullmatch(part)
+    key = f"mlp.experts.{expert[2]}" if expert else part
+    theirs = family.names.get(key, key)
+    if expert:
+        stem, last = theirs.rsplit(".", 1)
+        theirs = f"{stem}.{expert[1]}.{last}"
+    return f"{theirs}.{kind}" if number is None else f"{family.layers.format(number)}.{theirs}.{kind}"
+
+
+def _heads_in_pairs(config: ModelConfig, family: Family, part: str) -> int:
+    if not family.pairs or part not in ("self_attn.q_proj", "self_attn.k_proj"):
+        return 0
+    return config.num_key_value_heads if part.endswith("k_proj") else config.num_attention_heads

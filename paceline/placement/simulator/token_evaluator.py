@@ -1,0 +1,186 @@
+"""`TokenEvaluator`: what `Evaluator` is for requests of one pass, for requests that are generated token by token.
+
+Searches ask either alike. Memory that weights leave free in a group is for keys and values, shared evenly by its
+models.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from paceline.placement.case import Case
+from paceline.placement.model import NO_SLO
+from paceline.placement.placement import Group, Placement, group_mem, validate
+from paceline.placement.profile import ParallelConfig
+from paceline.placement.simulator.result import Score, SimulationResult, fractions, nearest_rank
+from paceline.placement.tokens import TokenAsk, TokenGroup, TokenModel, TokenProfile, TokenRequests, simulate_tokens
+from paceline.placement.tokens.requests import drawn_lengths
+from paceline.placement.workload import Workload
+
+OVERHEAD = 0.011
+"""Seconds between a request's last token and its answer, as the paper measured."""
+EFFORT = 20
+"""What a simulated request costs here, in those of one pass."""
+
+
+class Tally(NamedTuple):
+    """What a search wants to know of a component.
+
+    Attributes:
+        served: requests that met their deadline.
+        latency_sum: seconds, over served requests; NaN when the simulation stopped early.
+        simulated: requests looked at.
+    """
+
+    served: int
+    latency_sum: float
+    simulated: int
+
+
+class _Outcome(NamedTuple):
+    """One component: float64 [requests] latencies, bool in time, int64 routes among its groups; busy seconds."""
+
+    numbers: np.ndarray
+    latency: np.ndarray
+    in_time: np.ndarray
+    routes: np.ndarray
+    busy: np.ndarray
+
+
+class TokenEvaluator:
+    """The simulator over one case whose profiles have tokens.
+
+    Args:
+        case: cluster, models, profiles and workload; lengths that the workload does not have are drawn.
+        workload: other arrivals than the case's.
+    """
+
+    def __init__(self, case: Case, workload: Workload | None = None) -> None:
+        self.case = case
+        self.workload = _with_lengths(case, case.workload if workload is None else workload)
+        self.requests_of = np.bincount(self.workload.models, minlength=len(case.models))
+        """int64 [models], requests for each model."""
+        self._models = [_spec(case, m) for m in range(len(case.models))]
+        self._outcomes: dict[tuple[Group, ...], _Outcome] = {}
+
+    def profiles_of(self, group: Group) -> dict[str, TokenProfile]:
+        """What passes of the group's models cost, and how many tokens' keys and values each has room for."""
+        case, budget = self.case, self.case.cluster.mem_budget
+        free = budget - max(group_mem(group, case.models, case.profiles), default=0.0)
+        found = {}
+        for m in group.models:
+            stages = case.profile_of(m).stages(group.parallel)
+            assert stages.tokens is not None
+            room = free / len(group.models) / stages.kv_bytes if stages.kv_bytes else stages.tokens.kv_tokens
+            found[case.models[m].name] = stages.tokens.with_kv_tokens(max(1.0, min(room, stages.tokens.kv_tokens)))
+        return found
+
+    def score(self, placement: Placement) -> Score:
+        """See `Evaluator.score`."""
+        groups, num_models = placement.groups, len(self.case.models)
+        served, busy, latency_sum = np.zeros(num_models, np.int64), np.zeros(len(groups)), 0.0
+        for members in components(groups):
+            outcome = self._component(tuple(groups[g] for g in members))
+            latency_sum += float(outcome.latency[outcome.in_time].sum())
+            served += np.bincount(self.workload.models[outcome.numbers[outcome.in_time]], minlength=num_models)
+            busy[list(members)] = outcome.busy
+        num_served = int(served.sum())
+        return Score(self.workload.num_requests, num_served, latency_sum, served, self.requests_of - served, busy)
+
+    def tally(self, groups: tuple[Group, ...], max_rejected: int = 0) -> Tally:
+        """See `Evaluator.tally`; it never stops early."""
+        outcome = self._component(groups)
+        latency_sum = float(outcome.latency[outcome.in_time].sum())
+        return Tally(int(outcome.in_time.sum()), latency_sum, EFFORT * len(outcome.numbers))
+
+    def simulate(self, placement: Placement, keep_latencies: bool = False) -> SimulationResult:
+        """See `Evaluator.simulate`. Served is who was answered as promised."""
+        validate(placement, self.case.cluster, self.case.models, self.case.profiles)
+        groups, count, models = placement.groups, self.workload.num_requests, self.workload.models
+        latencies, routes, busy = np.full(count, np.nan), np.full(count, -1, np.int32), np.zeros(len(groups))
+        sent = np.zeros(len(groups), np.int64)
+        for members in components(groups):
+            outcome = self._component(tuple(groups[g] for g in members))
+            taken = outcome.routes >= 0
+            at = np.array(members)
+            np.add.at(sent, at[outcome.routes[taken]], 1)
+            kept = outcome.numbers[outcome.in_time]
+            latencies[kept], routes[kept] = outcome.latency[outcome.in_time], at[outcome.routes[outcome.in_time]]
+            busy[at] = outcome.busy
+        in_time = latencies[routes >= 0]
+        served = np.bincount(routes[routes >= 0], minlength=len(groups))
+        most = max((group.parallel.pipeline for group in groups), default=1)
+        share = np.where(np.arange(most) < np.array([[g.parallel.pipeline] for g in groups]), busy[:, None], np.nan)
+        return SimulationResult(
+            slo_attainment=len(in_time) / count,
+            mean_latency_served=float(in_time.mean()) if len(in_time) else 0.0,
+            p99_latency_served=nearest_rank(in_time, 0.99),
+            num_requests=count,
+            num_rejected=count - len(in_time),
+            model_attainment=fractions(np.bincount(models[routes >= 0], minlength=len(self._models)), self.requests_of),
+            group_attainment=fractions(served, sent),
+            group_requests=served,
+            utilization=share / max(self.workload.duration, 1e-12),
+            latencies=latencies if keep_latencies else None,
+            routes=routes if keep_latencies else None,
+        )
+
+    def busy_seconds(self, model: int, parallel: ParallelConfig) -> float:
+        """A lower bound on what a request costs a group: next to nothing, since requests share passes."""
+        return 1e-9
+
+    def lone_seconds(self, model: int, parallel: ParallelConfig) -> float:
+        """Seconds of a request of mean lengths that has a group to itself; infinite where it breaks a promise."""
+        spec, own = self.case.models[model], self._models[model]
+        profile = self.profiles_of(Group(parallel, (model,)))[spec.name]
+        ask = TokenAsk(spec.name, spec.prompt_tokens, spec.output_tokens, first_by=own.slo_first - OVERHEAD,
+                       pace=own.slo_token)  # fmt: skip
+        found = TokenGroup({spec.name: profile}).consider(ask, 0.0)
+        return float("inf") if found.is_late else found.end + OVERHEAD
+
+    def _component(self, groups: tuple[Group, ...]) -> _Outcome:
+        """Simulate groups that share models, on the requests for these."""
+        if groups not in self._outcomes:
+            held = sorted({m for group in groups for m in group.models})
+            numbers = np.flatnonzero(np.isin(self.workload.models, held))
+            assert self.workload.prompt_tokens is not None and self.workload.output_tokens is not None
+            arrivals = Workload(self.workload.times[numbers], self.workload.models[numbers])
+            lengths = self.workload.prompt_tokens[numbers], self.workload.output_tokens[numbers]
+            tables = [self.profiles_of(group) for group in groups]
+            found = simulate_tokens(TokenRequests(arrivals, *lengths), self._models, tables, OVERHEAD)
+            self._outcomes[groups] = _Outcome(numbers, found.latency, found.in_time, found.routes, found.busy)
+        return self._outcomes[groups]
+
+
+def _spec(case: Case, index: int) -> TokenModel:
+    model = case.models[index]
+    slo = model.slo if model.slo < NO_SLO else float("inf")
+    return TokenModel(model.name, slo, model.slo_first, model.slo_token, model.output_tokens)
+
+
+def _with_lengths(case: Case, workload: Workload) -> Workload:
+    """`workload` with a length for each prompt and answer: its own, or drawn for its model from a seed of its own."""
+    if workload.prompt_tokens is not None and workload.output_tokens is not None:
+        return workload
+    prompts, outputs = np.ones(workload.num_requests), np.ones(workload.num_requests)
+    for m, (model, rng) in enumerate(zip(case.models, np.random.default_rng(0).spawn(len(case.models)), strict=True)):
+        of_model = np.flatnonzero(workload.models == m)
+        prompts[of_model] = drawn_lengths(model.prompt_tokens, model.length_cv, len(of_model), rng)
+        outputs[of_model] = drawn_lengths(model.output_tokens, model.length_cv, len(of_model), rng)
+    return Workload(workload.times, workload.models, prompts, outputs)
+
+
+def components(groups: Sequence[Group]) -> list[tuple[int, ...]]:
+    """Indices of groups that share models, directly or through others; each in increasing order."""
+    found: list[tuple[int, list[int]]] = []
+    for index, group in enumerate(groups):
+        models, members, apart = sum([1 << model for model in group.models]), [index], []
+        for other in found:
+            if models & other[0]:
+                models |= other[0]
+                members += other[1]
+            else:
+                apart.append(other)
+        found = [*apart, (models, members)]
+    return [tuple(sorted(members)) for _, members in found]

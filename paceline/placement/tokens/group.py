@@ -1,0 +1,153 @@
+"""`TokenGroup`: the requests of one group and what will become of them, by the compiled rule (`kernel.py`).
+
+Used by the simulator, which knows how long answers will be, and by the cluster's controller, which does not: there an
+entry stays until it is told to have ended. Not for choosing among groups.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from paceline.models.kernel_disk import keep_on_disk
+from paceline.placement.tokens import kernel
+from paceline.placement.tokens.profile import TokenProfile, group_tables
+
+FOREVER = float("inf")
+_FIRST_ROOM = 64
+
+
+class TokenAsk(NamedTuple):
+    """A request, as a group sees it.
+
+    Attributes:
+        prompt_tokens: of its prompt. expected_tokens: of its answer.
+        by, first_by: when its end and its first token are due, seconds of the clock; infinite for never.
+        pace: seconds that each further token may take; infinite for any.
+    """
+
+    model: str
+    prompt_tokens: float
+    expected_tokens: float
+    by: float = FOREVER
+    first_by: float = FOREVER
+    pace: float = FOREVER
+
+
+class Outlook(NamedTuple):
+    """What would become of a request: when it would end and have its first token, whether that is late, and how many of
+    the others would be late because of it."""
+
+    end: float
+    first: float
+    is_late: bool
+    makes_late: int
+
+
+class TokenGroup:
+    """A group's clock and entries.
+
+    Args:
+        profiles: of the models it holds, by name.
+    """
+
+    def __init__(self, profiles: Mapping[str, TokenProfile]) -> None:
+        self.scale = 1.0
+        """Seconds of this group over those of the profiles."""
+        self.clock = 0.0
+        self._numbers = {model: number for number, model in enumerate(profiles)}
+        self.busy = 0.0
+        """Seconds in which it did rounds."""
+        self._tables = tuple(group_tables(list(profiles.values())))
+        self._n = 0
+        self._make_room(_FIRST_ROOM)
+
+    def __len__(self) -> int:
+        return self._n
+
+    def consider(self, ask: TokenAsk, now: float) -> Outlook:
+        """What would become of `ask`, were it to join now."""
+        self.advance(now)
+        entry = self._entry(ask, -1, FOREVER)
+        run = compiled("consider")
+        found = run(
+            self._entries,
+            self._n,
+            self.clock,
+            now,
+            self.scale,
+            self._tables,
+            self._chunks,
+            self._copies,
+            self._done,
+            entry,
+        )
+        return Outlook(float(found[0]), float(found[1]), bool(found[2]), int(found[3]))
+
+    def join(self, number: int, ask: TokenAsk, now: float, total_tokens: float = FOREVER) -> None:
+        """Let a request in, last in line.
+
+        Args:
+            number: to know it by.
+            total_tokens: of its answer, where that is known; without it the entry stays until it is removed.
+        """
+        self.advance(now)
+        if self._n == 0:
+            self.clock = max(self.clock, now)
+        self._entries[self._n] = self._entry(ask, number, total_tokens)
+        self._n += 1
+        if self._n + 1 >= len(self._entries):
+            self._make_room(2 * len(self._entries))
+
+    def advance(self, until: float) -> list[tuple[int, float, float]]:
+        """Do what is done by `until`: (number, first token, end) of those that ended."""
+        if not self._n:
+            return []
+        began = self.clock
+        self._n, self.clock, ended = compiled("advance")(
+            self._entries, self._n, began, until, self.scale, self._tables, self._chunks, self._done
+        )
+        self.busy += self.clock - began
+        columns = (kernel.NUMBER, kernel.FIRST, kernel.ENDED)
+        return [(int(row[0]), row[1], row[2]) for row in self._done[:ended][:, columns].tolist()]
+
+    def remove(self, number: int) -> float:
+        """Forget a request; tokens of its answer that were made, by this group's clock."""
+        at = int(np.flatnonzero(self._entries[: self._n, kernel.NUMBER] == number)[0])
+        made = float(self._entries[at, kernel.MADE])
+        self._entries[at : self._n - 1] = self._entries[at + 1 : self._n].copy()
+        self._n -= 1
+        return made
+
+    def restart(self, seconds: float) -> None:
+        """Begin at that time, with whatever has joined unread."""
+        self.clock = seconds
+        for column in (kernel.READ, kernel.MADE, kernel.RUNS, kernel.FIRST, kernel.ENDED):
+            self._entries[: self._n, column] = 0.0
+
+    def clear(self) -> None:
+        """Forget all requests."""
+        self._n = 0
+
+    def _entry(self, ask: TokenAsk, number: int, total_tokens: float) -> np.ndarray:
+        entry = np.zeros(kernel.NUM_COLUMNS)
+        entry[kernel.MODEL], entry[kernel.NUMBER] = self._numbers[ask.model], number
+        entry[kernel.PROMPT], entry[kernel.EXPECTED] = max(1.0, ask.prompt_tokens), max(1.0, ask.expected_tokens)
+        entry[kernel.TOTAL] = total_tokens
+        entry[kernel.BY], entry[kernel.FIRST_BY], entry[kernel.PACE] = ask.by, ask.first_by, ask.pace
+        return entry
+
+    def _make_room(self, room: int) -> None:
+        entries = np.zeros((room, kernel.NUM_COLUMNS))
+        if self._n:
+            entries[: self._n] = self._entries[: self._n]
+        self._entries, self._copies, self._done = entries, np.zeros_like(entries), np.zeros_like(entries)
+        self._chunks = np.zeros(room)
+
+
+@cache
+def compiled(name: str) -> Callable[..., Any]:
+    """A function of `kernel.py` with its machine code kept on disk."""
+    return keep_on_disk(getattr(kernel, name), [Path(kernel.__file__)])

@@ -1,0 +1,172 @@
+"""`TokenQueue`: a group whose engines run many requests at once, and when each of them will be answered.
+
+The rule, and the kernel that plays it, are the simulator's (`placement/tokens/`). What runs elsewhere than predicted is
+learned from every answer, under load too: the speed of the group, not the shape of its profile. Which group takes a
+request is decided by `controller.py`.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+
+from paceline.placement.tokens import Outlook, TokenAsk, TokenGroup, TokenProfile
+from paceline.serving.cluster.ticket import Standing, Ticket
+
+NOMINAL = TokenProfile({0: {1: 0.001, 8: 0.002, 64: 0.008}})
+"""Stands for a model that nobody has measured: the first answer says how fast it is, later ones correct that. More
+rows take longer, as they do everywhere in the end, so that requests spread over groups."""
+
+LEARNING = 0.2
+"""Weight of an answer in the group's speed, on a scale of factors."""
+_MOST = 2.0
+"""An answer counts as at most this many times as slow, or fast, as predicted: something else held it up."""
+_ENOUGH = 16
+"""Tokens from which an answer counts in full."""
+
+
+class TokenQueue:
+    """The requests that one group has accepted.
+
+    Args:
+        profiles: of the models that the group holds; None for one that was not measured.
+        seats: requests that the engine of each runs at once; those of the profile when left out.
+        overhead: seconds between the last token and the answer.
+    """
+
+    def __init__(
+        self,
+        profiles: Mapping[str, TokenProfile | None],
+        overhead: float = 0.0,
+        seats: Mapping[str, int] | None = None,
+    ) -> None:
+        self._profiles = {
+            model: replace(profile or NOMINAL, seats=(seats or {}).get(model, (profile or NOMINAL).seats))
+            for model, profile in profiles.items()
+        }
+        self._unknown = {model for model, profile in profiles.items() if profile is None}
+        self._group = TokenGroup(self._profiles)
+        self._overhead = overhead
+        self._numbers = itertools.count()
+        self._tickets: dict[str, tuple[int, Ticket]] = {}
+        self._running: dict[str, str] = {}
+        self._opens_at = float("-inf")
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self._tickets
+
+    def ticket(self, request_id: str) -> Ticket:
+        """An open request's."""
+        return self._tickets[request_id][1]
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return tuple(self._profiles)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that have their turn."""
+        return len(self._running)
+
+    @property
+    def scale(self) -> float:
+        """Seconds of this group over those of its profiles, as learned."""
+        return self._group.scale
+
+    def open_at(self, seconds: float) -> None:
+        """Nothing starts before that time: the group is being started again."""
+        self._opens_at = seconds
+        self._group.restart(seconds)
+
+    def rank(self, ticket: Ticket, now: float) -> tuple[float, ...]:
+        """Smaller is better: whom it would make late, then when it would end."""
+        found = self._consider(ticket, now)
+        return (found.is_late + found.makes_late, found.end)
+
+    def standing(self, ticket: Ticket, now: float) -> Standing:
+        """What would become of a request that joins now."""
+        if self._unknown:
+            return self._standing_unknown(ticket, now)
+        found = self._consider(ticket, now)
+        end = found.end + self._overhead
+        if end > ticket.deadline:
+            return Standing(end, f"would take {end - now:.3f} s", end - ticket.deadline)
+        if found.is_late:
+            problem = (
+                f"would have its first token in {found.first + self._overhead - now:.3f} s and end in {end - now:.3f} s"
+            )
+            return Standing(end, problem, max(0.0, found.first + self._overhead - ticket.first_deadline))
+        if found.makes_late:
+            return Standing(end, f"would make {found.makes_late} accepted requests late", 0.0)
+        return Standing(end)
+
+    def add(self, ticket: Ticket, now: float) -> None:
+        """Enter a request that waits from `now` on (seconds of the queue's clock)."""
+        number = next(self._numbers)
+        self._tickets[ticket.request_id] = number, ticket
+        self._group.join(number, self._ask(ticket), max(now, self._opens_at))
+
+    def start(self, now: float) -> list[Ticket]:
+        """Requests whose turn it is: as many of each model as its engine has seats."""
+        taken = Counter(self._running.values())
+        turns = []
+        for request_id, (_, ticket) in self._tickets.items():
+            if request_id not in self._running and taken[ticket.model] < self._profiles[ticket.model].seats:
+                taken[ticket.model] += 1
+                turns.append(ticket)
+        self._running |= {ticket.request_id: ticket.model for ticket in turns}
+        return turns
+
+    def finish(self, request_id: str, now: float, num_tokens: int | None = None) -> Ticket:
+        """A request was answered with `num_tokens` tokens: forget it, but not how long it took."""
+        self._group.advance(now)
+        number, ticket = self._tickets.pop(request_id)
+        self._running.pop(request_id, None)
+        made = self._group.remove(number)
+        if num_tokens:
+            self._learn(ticket.model, made, num_tokens)
+        return ticket
+
+    def remove(self, request_id: str) -> Ticket:
+        """Forget a request that was given up."""
+        number, ticket = self._tickets.pop(request_id)
+        self._running.pop(request_id, None)
+        self._group.remove(number)
+        return ticket
+
+    def clear(self) -> list[Ticket]:
+        """All requests in order, forgotten."""
+        tickets = [ticket for _, ticket in self._tickets.values()]
+        self._tickets.clear()
+        self._running.clear()
+        self._group.clear()
+        return tickets
+
+    def _standing_unknown(self, ticket: Ticket, now: float) -> Standing:
+        """Until a first answer has said how fast the group is, it takes what its engine runs at once, and no more."""
+        waiting = sum(other.model == ticket.model for _, other in self._tickets.values())
+        if ticket.deadline < float("inf") and waiting >= self._profiles[ticket.model].seats:
+            return Standing(
+                now, "comes before anything is known of the group's speed, and all its seats are taken", 0.0
+            )
+        return Standing(now)
+
+    def _consider(self, ticket: Ticket, now: float) -> Outlook:
+        return self._group.consider(self._ask(ticket), max(now, self._opens_at))
+
+    def _ask(self, ticket: Ticket) -> TokenAsk:
+        due = ticket.deadline - self._overhead, ticket.first_deadline - self._overhead
+        return TokenAsk(ticket.model, ticket.prompt_tokens, ticket.expected_tokens, *due, ticket.pace)
+
+    def _learn(self, model: str, made: float, num_tokens: int) -> None:
+        """The group's speed from one answer: tokens that the clock made for it, over those that it got."""
+        ratio = max(made, 0.5) / num_tokens
+        if self._unknown:
+            self._group.scale *= ratio
+            self._unknown.clear()
+            return
+        weight = LEARNING * min(1.0, num_tokens / _ENOUGH)
+        self._group.scale *= min(max(ratio, 1 / _MOST), _MOST) ** weight

@@ -1,0 +1,56 @@
+"""Low-rank updates of frozen matrices (LoRA, Hu et al. 2022): W + scale * B A, with B zero at the start."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+_SCALE = 2.0
+"""alpha / rank."""
+
+
+class LoraLinear(nn.Module):
+    """A linear layer whose own weights are frozen and not among its state.
+
+    Args:
+        layer: whose weights are taken.
+        rank: of the update.
+    """
+
+    frozen: Tensor
+    bias: Tensor | None
+
+    def __init__(self, layer: nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.register_buffer("frozen", layer.weight.detach(), persistent=False)
+        self.register_buffer("bias", None if layer.bias is None else layer.bias.detach(), persistent=False)
+        self.down = nn.Parameter(torch.randn(rank, layer.in_features) * layer.in_features**-0.5)
+        self.up = nn.Parameter(torch.zeros(layer.out_features, rank))
+
+    def forward(self, x: Tensor) -> Tensor:
+        update = functional.linear(functional.linear(x, self.down), self.up)
+        return functional.linear(x, self.frozen, self.bias) + _SCALE * update
+
+    def merged(self) -> Tensor:
+        """[out, in] the matrix that does the same by itself."""
+        return self.frozen + _SCALE * self.up.detach() @ self.down.detach()
+
+
+def add_lora(net: nn.Module, rank: int) -> None:
+    """Put low-rank updates on every linear layer of `net`, and freeze all else."""
+    for parameter in net.parameters():
+        parameter.requires_grad_(False)
+    for owner in list(net.modules()):
+        for name, layer in list(owner.named_children()):
+            if isinstance(layer, nn.Linear):
+                setattr(owner, name, LoraLinear(layer, rank))
+
+
+def merged_state(net: nn.Module) -> dict[str, Tensor]:
+    """The state of the network without updates that does the same as `net`."""
+    found = {name: one for name, one in net.state_dict().items() if not name.endswith((".down", ".up"))}
+    for name, layer in net.named_modules():
+        if isinstance(layer, LoraLinear):
+            found[f"{name}.weight"] = layer.merged()
+            if layer.bias is not None:
+                found[f"{name}.bias"] = layer.bias
+    return found

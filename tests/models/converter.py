@@ -1,0 +1,137 @@
+"""Models that transformers saved as GGUF files, by the rules of llama.cpp's converter; names are the gguf package's.
+
+Written apart from the reader, so that a mistake in its tables is seen. Not a converter for users.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from safetensors.numpy import load_file
+
+from .tiny import add_pair, interleaved
+
+ARCHITECTURES = {
+    "llama": "llama", "mistral": "llama", "mixtral": "llama", "qwen2": "qwen2", "qwen3": "qwen3",
+    "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gemma": "gemma", "gemma2": "gemma2", "gemma3_text": "gemma3",
+    "phi3": "phi3", "smollm3": "smollm3", "olmo2": "olmo2", "granite": "granite", "gpt2": "gpt2",
+}  # fmt: skip
+IN_PAIRS = ("llama", "mistral", "mixtral", "smollm3", "granite")
+_LLAMA_KEYS = {
+    "num_hidden_layers": "block_count", "max_position_embeddings": "context_length", "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length", "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv", "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "head_dim": "attention.key_length", "sliding_window": "attention.sliding_window",
+    "num_experts": "expert_count", "num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    "attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping",
+    "embedding_multiplier": "embedding_scale", "residual_multiplier": "residual_scale",
+    "attention_multiplier": "attention.scale", "logits_scaling": "logit_scale",
+    "n_layer": "block_count", "n_positions": "context_length", "n_embd": "embedding_length",
+    "n_head": "attention.head_count", "layer_norm_epsilon": "attention.layer_norm_epsilon",
+}  # fmt: skip
+
+
+def convert(path: Path, folder: Path, vocabulary: dict | None = None, storage: str = "F32") -> Path:
+    """Write the model that transformers saved in `folder` to `path`, its matrices as `storage`."""
+    config = json.loads((folder / "config.json").read_text())
+    tensors = dict(_tensors(config, load_file(folder / "model.safetensors")))
+    architecture = ARCHITECTURES[config["model_type"]]
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, value in (_metadata(config) | (vocabulary or {})).items():
+        add_pair(writer, key if key.startswith("tokenizer.") else f"{architecture}.{key}", value)
+    for name, values in (_rope_factors(config) | tensors).items():
+        kind = gguf.GGMLQuantizationType[storage if values.ndim > 1 else "F32"]
+        stored = gguf.quants.quantize(np.ascontiguousarray(values, dtype=np.float32), kind)
+        writer.add_tensor(name, stored, raw_dtype=kind)
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        step()
+    return path
+
+
+def _metadata(config: dict[str, Any]) -> dict[str, Any]:
+    kind = config["model_type"]
+    values = {_LLAMA_KEYS[key]: value for key, value in config.items() if key in _LLAMA_KEYS and value is not None}
+    if kind == "gpt2":
+        return values | {"feed_forward_length": config["n_inner"] or 4 * config["n_embd"]}
+    if kind in ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"):
+        values.pop("attention.sliding_window", None)  # the converter leaves it out, llama.cpp has none there
+    rope = config["rope_parameters"]
+    full = rope.get("full_attention", rope)
+    values["rope.freq_base"] = float(full["rope_theta"])
+    if full["rope_type"] in ("linear", "yarn"):
+        values |= {"rope.scaling.type": full["rope_type"], "rope.scaling.factor": float(full["factor"])}
+    if full["rope_type"] == "yarn":
+        values["rope.scaling.original_context_length"] = full["original_max_position_embeddings"]
+    if "sliding_attention" in rope:
+        values["rope.freq_base_swa"] = float(rope["sliding_attention"]["rope_theta"])
+    if full["rope_type"] == "longrope":
+        original = config["original_max_position_embeddings"]
+        growth = np.sqrt(1 + np.log(config["max_position_embeddings"] / original) / np.log(original))
+        values |= {"rope.scaling.attn_factor": float(growth), "rope.scaling.original_context_length": original}
+    if kind == "phi3":
+        head_dim = config["hidden_size"] // config["num_attention_heads"]
+        values["rope.dimension_count"] = int(head_dim * full.get("partial_rotary_factor", 1.0))
+    return values
+
+
+def _rope_factors(config: dict[str, Any]) -> dict[str, np.ndarray]:
+    rope = config.get("rope_parameters") or {}
+    if rope.get("rope_type") == "longrope":
+        return {f"rope_factors_{length}.weight": np.array(rope[f"{length}_factor"]) for length in ("long", "short")}
+    if rope.get("rope_type") != "llama3":
+        return {}
+    dim = config["head_dim"]
+    frequencies = 1.0 / rope["rope_theta"] ** (np.arange(0, dim, 2) / dim)
+    context, factor = rope["original_max_position_embeddings"], rope["factor"]
+    low, high = context / rope["low_freq_factor"], context / rope["high_freq_factor"]
+    factors = []
+    for wavelength in 2 * np.pi / frequencies:
+        smooth = (context / wavelength - rope["low_freq_factor"]) / (rope["high_freq_factor"] - rope["low_freq_factor"])
+        between = 1 / ((1 - smooth) / factor + smooth)
+        factors.append(1.0 if wavelength < high else factor if wavelength > low else between)
+    return {"rope_freqs.weight": np.array(factors)}
+
+
+def _tensors(config: dict[str, Any], stored: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+    kind, layers = config["model_type"], config.get("num_hidden_layers") or config["n_layer"]
+    names = gguf.get_tensor_name_map(next(a for a, n in gguf.MODEL_ARCH_NAMES.items() if n == ARCHITECTURES[kind]),
+                                     layers)  # fmt: skip
+    for name, values in _experts_together(stored).items():
+        found = names.get_name(name, (".weight", ".bias"))
+        assert found is not None, name
+        yield found, _changed(config, name, values)
+
+
+def _changed(config: dict[str, Any], name: str, values: np.ndarray) -> np.ndarray:
+    kind = config["model_type"]
+    if kind in IN_PAIRS and (".q_proj." in name or ".k_proj." in name):
+        key = "num_attention_heads" if ".q_proj." in name else "num_key_value_heads"
+        return interleaved(values, config[key])
+    if kind.startswith("gemma") and name.endswith("norm.weight"):
+        return values + 1
+    if kind == "gpt2" and ".h." in name and values.ndim == 2:
+        return values.T
+    return values.reshape(-1) if name.endswith("shared_expert_gate.weight") else values
+
+
+def _experts_together(stored: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Experts of a layer as one tensor [experts, out, in], under the names the converter gives them."""
+    out, together = {}, {}
+    for name, values in stored.items():
+        if ".experts." not in name:
+            out[name] = values
+            continue
+        stem, rest = name.split(".experts.")
+        number, part = rest.split(".", 1)
+        together.setdefault(f"{stem}.experts.{part}", {})[int(number)] = values
+    for name, parts in together.items():
+        renamed = name.replace("block_sparse_moe", "mlp") if "block_sparse_moe" in name else name
+        for theirs, ours in (("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj")):
+            renamed = renamed.replace(f".{theirs}.", f".{ours}.")
+        out[renamed] = np.stack([parts[i] for i in range(len(parts))])
+    return out

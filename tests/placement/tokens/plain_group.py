@@ -1,0 +1,68 @@
+"""The rule of a group that generates for many requests at once, one round after the other and as plainly as can be."""
+
+from dataclasses import dataclass
+
+
+@dataclass
+class PlainRequest:
+    number: int
+    model: str
+    prompt: int
+    total: int
+    expected: float
+    arrival: float
+    read: int = 0
+    made: int = 0
+    runs: bool = False
+    first: float = 0.0
+    end: float | None = None
+
+
+def play(requests, profiles):
+    """(first token, end) of each request, which are let in all and served by one group."""
+    clock, waiting, inside, ended = 0.0, sorted(requests, key=lambda r: r.arrival), [], {}
+    while waiting or inside:
+        if not inside:
+            clock = max(clock, waiting[0].arrival)
+        while waiting and waiting[0].arrival <= clock:
+            inside.append(waiting.pop(0))
+        for model, profile in profiles.items():
+            admit([r for r in inside if r.model == model], profile)
+        rounds = [a_pass([r for r in inside if r.model == model and r.runs], p) for model, p in profiles.items()]
+        clock += sum(seconds for seconds, _ in rounds)
+        for _, changes in rounds:
+            for request, read, made in changes:
+                request.read, request.made = request.read + read, request.made + made
+                if request.made == 1 and read:
+                    request.first = clock
+                if request.made >= request.total:
+                    ended[request.number] = (request.first, clock)
+        inside = [r for r in inside if r.number not in ended]
+    return ended
+
+
+def admit(requests, profile):
+    running = [r for r in requests if r.runs]
+    room = profile.kv_tokens - sum(r.prompt + r.expected for r in running)
+    for request in (r for r in requests if not r.runs):
+        need = request.prompt + request.expected
+        if running and (len(running) >= profile.seats or room < need):
+            return
+        request.runs, room = True, room - need
+        running.append(request)
+
+
+def a_pass(running, profile):
+    """Seconds, and what each request reads and makes."""
+    decoding = [r for r in running if r.read >= r.prompt]
+    left, changes = max(profile.token_budget - len(decoding), 1), [(r, 0, 1) for r in decoding]
+    for request in (r for r in running if r.read < r.prompt):
+        chunk = min(left, request.prompt - request.read)
+        left -= chunk
+        if chunk:
+            changes.append((request, chunk, int(request.read + chunk == request.prompt)))
+    if not changes:
+        return 0.0, []
+    context = sum(r.prompt + 0.5 * r.expected for r in decoding) / len(decoding) if decoding else 0.0
+    read = sum(chunk for _, chunk, _ in changes)
+    return profile.pass_seconds(len(decoding), len(changes), context, read), changes

@@ -1,0 +1,90 @@
+"""The compiled rule against a plain program of it, and its outlook against what then happens."""
+
+import numpy as np
+import pytest
+
+from paceline.errors import InvalidParameter
+from paceline.placement.tokens import TokenAsk, TokenGroup, TokenModel, TokenProfile, TokenRequests, simulate_tokens
+from paceline.placement.workload import Workload
+from paceline.scheduling.profile import Profile
+from tests.placement.tokens.plain_group import PlainRequest, play
+
+SLOW = TokenProfile(
+    {0: {1: 0.25, 8: 0.5, 32: 2.0}, 128: {1: 0.5, 32: 3.0}}, {0: {8: 0.5, 64: 2.0}}, {0: 0.0625, 64: 0.125}, 0.03125,
+    seats=4, token_budget=24, kv_tokens=200,
+)  # fmt: skip
+QUICK = TokenProfile({0: {1: 0.125, 16: 0.25}}, seats=2)
+
+
+def drawn(seed, models, count=40):
+    rng = np.random.default_rng(seed)
+    arrivals = np.cumsum(rng.exponential(1.5, count))
+    return [
+        PlainRequest(i, str(rng.choice(models)), int(rng.integers(1, 60)), int(rng.integers(1, 40)), 20.0, arrivals[i])
+        for i in range(count)
+    ]
+
+
+@pytest.mark.parametrize("profiles", [{"a": SLOW}, {"a": SLOW, "b": QUICK}], ids=["one model", "two models"])
+def test_the_kernel_plays_the_plain_programs_rule(profiles):
+    for seed in range(8):
+        requests = drawn(seed, list(profiles))
+        group, found = TokenGroup(profiles), {}
+        for request in requests:
+            found |= {number: (first, end) for number, first, end in group.advance(request.arrival)}
+            ask = TokenAsk(request.model, request.prompt, request.expected)
+            group.join(request.number, ask, request.arrival, request.total)
+        found |= {number: (first, end) for number, first, end in group.advance(1e9)}
+        expected = play(requests, profiles)
+        assert found.keys() == expected.keys()
+        for number, (first, end) in expected.items():
+            assert found[number] == pytest.approx((first, end), rel=1e-9), (seed, number)
+
+
+def test_an_outlook_comes_true_when_nobody_else_joins():
+    group = TokenGroup({"a": SLOW})
+    for number in range(6):
+        group.join(number, TokenAsk("a", 30, 12), 1.0, 12)
+    outlook = group.consider(TokenAsk("a", 10, 8), 2.0)
+    group.join(9, TokenAsk("a", 10, 8), 2.0, 8)
+    ended = {number: (first, end) for number, first, end in group.advance(1e9)}
+    assert ended[9] == pytest.approx((outlook.first, outlook.end))
+
+
+def test_who_would_be_late_and_who_would_be_made_late_is_told():
+    alone = TokenGroup({"a": QUICK})
+    end = alone.consider(TokenAsk("a", 1, 10), 0.0).end
+    alone.join(0, TokenAsk("a", 1, 10, by=end), 0.0, 10)
+    assert alone.consider(TokenAsk("a", 1, 10, by=end), 0.0).is_late
+    other = alone.consider(TokenAsk("a", 1, 10), 0.0)
+    assert (other.is_late, other.makes_late) == (False, 1)
+    for promise in ({"first_by": 0.1}, {"pace": 0.12}):
+        assert TokenGroup({"a": QUICK}).consider(TokenAsk("a", 1, 10, **promise), 0.0).is_late
+
+
+def test_costs_are_those_that_were_measured():
+    tuned = Profile("m", "f", "int8", "numba", 2, "here", {0: {1: 0.01, 8: 0.02}, 64: {1: 0.02, 8: 0.04}},
+                    {0: {1: 0.01, 64: 0.05}}, segment_seconds={0: 0.001, 64: 0.002}, step_overhead=0.0005)  # fmt: skip
+    profile = TokenProfile.of_tuned(tuned)
+    for rows, requests, context in ((1, 1, 0), (8, 3, 32), (4, 4, 64)):
+        expected = tuned.batch_seconds(rows, requests, context) + 0.0005
+        assert profile.pass_seconds(rows, requests, context) == pytest.approx(expected)
+    assert TokenProfile.read(profile.record(), "here") == profile
+    for wrong in ({"seats": 0}, {"tokens_per_pass": 0.5}, {"segment_seconds": {0: -1.0}}, {"seconds": {0: {1: 0.0}}}):
+        with pytest.raises(InvalidParameter):
+            TokenProfile(**({"seconds": {0: {1: 0.1}}} | wrong))
+
+
+def test_many_requests_at_once_take_one_device_where_one_after_the_other_takes_three():
+    """The measured int8 curve of a small model: one device answers what one request at a time needs three for."""
+    rng = np.random.default_rng(1)
+    times = np.cumsum(rng.exponential(1 / 2.5, 300))
+    requests = TokenRequests(Workload(times, np.zeros(300, np.int32)), np.full(300, 8), np.full(300, 128))
+    curve = {0: {1: 1 / 112, 16: 16 / 447, 64: 64 / 513}}
+    models = [TokenModel("a", slo=6.0)]
+    together = simulate_tokens(requests, models, [{"a": TokenProfile(curve)}])
+    assert together.slo_attainment > 0.98
+    alone = [
+        simulate_tokens(requests, models, [{"a": TokenProfile(curve, seats=1)}] * n).slo_attainment for n in (1, 3)
+    ]
+    assert alone[0] < 0.5 and alone[1] > 0.9

@@ -1,0 +1,120 @@
+"""Groups that run many requests at once: the controller decides as the simulator does, and learns what differs."""
+
+import heapq
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.errors import RequestRejected
+from paceline.placement.tokens import TokenAsk, TokenGroup, TokenModel, TokenProfile, TokenRequests, simulate_tokens
+from paceline.placement.workload import Workload
+from paceline.serving.cluster.controller import Controller
+from paceline.serving.cluster.ticket import Slo, Ticket
+from paceline.serving.cluster.token_queue import TokenQueue
+
+FLAT = TokenProfile({0: {1: 0.125, 8: 0.25, 64: 1.0}}, seats=4, token_budget=32, kv_tokens=300)
+STEEP = TokenProfile({0: {1: 0.0625, 8: 0.5}}, segment_seconds={0: 0.03125}, seats=3)
+GROUPS = [{"a": FLAT, "b": STEEP}, {"b": FLAT, "c": FLAT}, {"a": FLAT}]
+MODELS = [TokenModel("a", slo=12.0), TokenModel("b", slo=8.0, slo_first=2.0), TokenModel("c", slo_token=0.5)]
+
+
+def replay(requests):
+    """Requests through the controller; engines that take just the profiled time say when answers are there."""
+    queues = [TokenQueue(held) for held in GROUPS]
+    slos = {model.name: Slo(model.slo, model.slo_first, model.slo_token) for model in MODELS}
+    controller = Controller(queues, slos, {model.name: model.expected_tokens for model in MODELS})
+    engines, routes = [TokenGroup(held) for held in GROUPS], []
+
+    def answer(now):
+        ended = [(end, number, g) for g, engine in enumerate(engines) for number, _, end in engine.advance(now)]
+        heapq.heapify(ended)
+        while ended:
+            end, number, group = heapq.heappop(ended)
+            controller.start(group, end)
+            controller.finish(str(number), end, int(requests.output_tokens[number]))
+            controller.start(group, end)
+
+    for number, (now, model) in enumerate(zip(requests.arrivals.times, requests.arrivals.models, strict=True)):
+        answer(float(now))
+        try:
+            name, prompt = MODELS[model].name, requests.prompt_tokens[number]
+            group = controller.submit(str(number), name, float(now), prompt_tokens=prompt)
+        except RequestRejected:
+            routes.append(-1)
+            continue
+        controller.start(group, float(now))
+        routes.append(group)
+        expected = queues[group].ticket(str(number)).expected_tokens
+        engines[group].join(number, TokenAsk(name, prompt, expected), float(now), requests.output_tokens[number])
+    return routes, controller
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 6))
+def test_routes_and_rejections_are_those_of_the_simulator(seed, load):
+    rng = np.random.default_rng(seed)
+    count = 60
+    times = np.round(np.cumsum(rng.exponential(1 / load, count)) * 1024) / 1024
+    prompts, outputs = rng.integers(1, 60, count), rng.integers(1, 40, count)
+    requests = TokenRequests(Workload(times, rng.integers(0, 3, count)), prompts, outputs)
+    result = simulate_tokens(requests, MODELS, GROUPS)
+    routes, controller = replay(requests)
+    assert routes == result.routes.tolist()
+    assert controller.counts["rejected"] == int((result.routes < 0).sum())
+
+
+def test_as_many_run_as_the_engine_has_seats():
+    queue = TokenQueue({"a": FLAT, "b": STEEP})
+    for number in range(8):
+        queue.add(Ticket(str(number), "ab"[number % 2], 0.0), 0.0)
+    assert [ticket.request_id for ticket in queue.start(0.0)] == ["0", "1", "2", "3", "4", "5", "6"]
+    assert queue.num_running == 7 and queue.start(0.0) == []
+    queue.finish("1", 1.0, 5)
+    assert [ticket.request_id for ticket in queue.start(1.0)] == ["7"]
+
+
+def test_the_speed_of_a_group_is_learned_under_load():
+    """Engines twice as slow as their profile, always several requests at once."""
+    engine, queue = TokenGroup({"a": FLAT}), TokenQueue({"a": FLAT})
+    engine.scale = 2.0
+    for number in range(60):
+        now = 5.0 * number
+        for done, _, end in engine.advance(now):
+            queue.finish(str(done), end, 16)
+        queue.add(Ticket(str(number), "a", now, expected_tokens=16), now)
+        queue.start(now)
+        engine.join(number, TokenAsk("a", 1, 16), now, 16)
+    assert queue.scale == pytest.approx(2.0, rel=0.15)
+
+
+def test_a_group_that_nobody_measured_takes_its_seats_and_learns_from_the_first_answer():
+    queue = TokenQueue({"a": None}, seats={"a": 2})
+    controller = Controller([queue], {"a": 1.0}, {"a": 10})
+    accepted = 0
+    for number in range(50):
+        try:
+            controller.submit(str(number), "a", 0.0)
+            accepted += 1
+        except RequestRejected as rejection:
+            assert "before anything is known" in str(rejection)
+    assert accepted == 2
+    controller.start(0, 0.0)
+    controller.finish("0", 0.5, 10)
+    assert queue.scale == pytest.approx(50.0, rel=0.2)
+    controller.cancel("1")
+    assert queue.standing(Ticket("x", "a", 1.0, deadline=2.0, expected_tokens=10), 1.0).end == pytest.approx(
+        1.5, rel=0.1
+    )
+
+
+def test_only_so_many_may_wait():
+    controller = Controller([TokenQueue({"a": FLAT})], {"a": float("inf")}, max_waiting=3)
+    for number in range(4):
+        controller.submit(str(number), "a", 0.0)
+        controller.start(0, 0.0)
+    for number in range(4, 7):
+        controller.submit(str(number), "a", 0.0)
+    with pytest.raises(RequestRejected, match="3 requests wait"):
+        controller.submit("7", "a", 0.0)

@@ -1,0 +1,62 @@
+"""Boost-tuning: what is dropped, what merged chains are worth, and a pool above its best member."""
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.errors import InvalidParameter
+from paceline.training.drafts.boost import accepted, missed, pool_tokens_per_pass
+from paceline.training.drafts.distill import DistillRecipe
+from paceline.training.heads.figures import replayed
+from paceline.training.run.loop import LoopSettings, Trainer
+from tests.training.drafts.tiny import net, tiny_store
+
+
+def made():
+    found = net()
+    return DistillRecipe(found, found.head, num_steps=3)
+
+
+def test_texts_are_dropped_that_the_draft_matches(tmp_path):
+    """By hand: the share of places where the logits' largest is the text's next token."""
+    store, recipe = tiny_store(tmp_path), made()
+    shares = [float(recipe.hits(store, one).float().mean()) for one in store.documents]
+    for one, share in zip(store.documents, shares, strict=True):
+        ids = torch.from_numpy(one.conversation.ids.astype(np.int64))
+        with torch.no_grad():
+            said = (recipe.draft(ids[:-1], [len(ids) - 1]) @ recipe.draft.head.T).argmax(-1)[3:]
+        assert share == pytest.approx(float((said == ids[4:]).float().mean()))
+    middle = sorted(shares)[len(shares) // 2] + 1e-6
+    kept = missed(recipe, store, store.documents, middle)
+    assert [one.start for one in kept] == [
+        one.start for one, s in zip(store.documents, shares, strict=True) if s < middle
+    ]
+    with pytest.raises(InvalidParameter, match="above 0"):
+        missed(recipe, store, store.documents, 0.0)
+
+
+def test_a_merged_tree_goes_as_far_as_its_best_chain():
+    first, second = torch.tensor([True, True, False, False, True]), torch.tensor([False, True, True, True, False])
+    alone, merged = pool_tokens_per_pass([[first], [second]], 2)
+    assert accepted(first, 2).tolist() == [2, 1, 0, 0, 1]
+    assert alone == [replayed([[2, 1, 0, 0, 1]]), replayed([[0, 2, 2, 1, 0]])]
+    assert merged == replayed([[2, 2, 2, 1, 1]]) > max(alone)
+
+
+def test_a_boosted_pool_is_above_its_best_member(tmp_path):
+    """Of texts learnt by heart: the second draft learns what the first was never shown."""
+    store = tiny_store(tmp_path / "taps", 6, 1, own_text=True)
+    texts = [one for one in store.documents if not one.conversation.is_held_out]
+    recipes, documents = [], texts[:4]
+    for number in range(2):
+        recipe = made()
+        settings = LoopSettings(num_steps=50, rows=60, rate=2e-2, share=1.0)
+        run = Trainer(recipe, store, settings, tmp_path / str(number), documents=documents)
+        run.run()
+        recipe.net.load_state_dict(run.mean.weights)
+        recipes.append(recipe)
+        documents = missed(recipe, store, texts, 0.9)
+        assert documents or number
+    hits = [[recipe.hits(store, one) for one in texts] for recipe in recipes]
+    alone, merged = pool_tokens_per_pass(hits, 3)
+    assert merged > max(alone)
