@@ -13,7 +13,7 @@ import typer
 from paceline.cli import options as o
 from paceline.cli.groups import Drafting, grouped
 from paceline.cli.serve_audit import AuditBeside
-from paceline.cli.serve_options import AuditOptions, ClusterOptions, Front, ServedOn, named
+from paceline.cli.serve_options import AuditOptions, ClusterOptions, Front, ServedOn, named_models
 from paceline.cli.terminal import messages, progress_bars
 from paceline.errors import InvalidParameter
 from paceline.serving.settings import Settings
@@ -91,23 +91,24 @@ def serve(
     """
     speculative = drafting.config()
     need_extras()
+    settings = front.settings(devices.max_num_seqs)
     where = {"host": front.host, "port": front.port, "log": front.request_log, "otel": front.otel}
-    listen = partial(_listen, settings=front.settings(devices.max_num_seqs), **where)
+    listen = partial(_listen, settings=settings, **where)
     if plan.cluster is not None:
         plan.check_alone(model or also, devices, auditing.audit_rate)
         options = {"speculative": speculative, "dtype": devices.dtype, "executor": devices.executor}
         _serve_cluster(plan.cluster, plan, options, listen)
         return
-    name, rate = model or o.DEFAULT_MODEL, auditing.audit_rate
-    models = {served_model_name or name: name, **named("also", also)}
+    rate = auditing.audit_rate
     audit = None if rate is None else AuditBeside(rate, auditing.audit_ledger)
-    options = {"speculative": speculative, **devices.engine()}
-    _serve_here(models, options, front.host, front.port, listen, audit)
+    name = model or o.DEFAULT_MODEL
+    models = {served_model_name or name: name, **named_models("also", also)}
+    _serve_here(models, {"speculative": speculative, **devices.engine()}, front, listen, audit)
 
 
 def _serve_here(
-    models: dict[str, str], options: dict[str, Any], host: str, port: int,
-    listen: Callable[..., Coroutine[Any, Any, None]], audit: AuditBeside | None = None,
+    models: dict[str, str], options: dict[str, Any], front: Front,
+    listen: Callable[..., Coroutine[Any, Any, None]], audit: AuditBeside | None,
 ) -> None:  # fmt: skip
     """Models of this process, each with an engine of its own; `models` is name to path."""
     from paceline.serving.local import LocalBackend
@@ -115,7 +116,7 @@ def _serve_here(
     from paceline.serving.run import bind
     from paceline.serving.worker import open_model
 
-    bound = bind(host, port)
+    bound = bind(front.host, front.port)
     with progress_bars() as progress:
         opener = partial(open_model, progress=progress, **options)
         watched = opener if audit is None else audit.opener(opener)
@@ -133,7 +134,7 @@ def _serve_cluster(
     from paceline.serving.cluster.plan import read_plan
     from paceline.serving.cluster.preflight import check_loadable
 
-    plan = read_plan(path).with_paths(named("weights", wanted.weights))
+    plan = read_plan(path).with_paths(wanted.paths())
     with progress_bars() as progress:
         check_loadable(plan, progress)
     from paceline.serving.cluster.ray_groups import start_groups, stop_ray

@@ -94,6 +94,10 @@ class ClusterOptions:
             problem = "threads or parallel sizes are given beside --cluster"
             raise InvalidParameter("cluster", problem, "leave them out: the plan and --num-cpus decide them")
 
+    def paths(self) -> dict[str, str]:
+        """`weights` by name."""
+        return named_models("weights", self.weights)
+
 
 @dataclass(frozen=True, slots=True)
 class AuditOptions:
@@ -107,7 +111,7 @@ class AuditOptions:
     ] = None
 
 
-def named(option: str, given: list[str] | None) -> dict[str, str]:
+def named_models(option: str, given: list[str] | None) -> dict[str, str]:
     """NAME=MODEL, as often as `option` was given, as a mapping. Raises InvalidParameter for anything else."""
     paths = {}
     for text in given or []:

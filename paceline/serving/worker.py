@@ -15,6 +15,7 @@ from paceline.errors import EngineDead, InvalidParameter
 from paceline.models.tokenizer import Tokenizer
 from paceline.placement.tokens import TokenProfile
 from paceline.serving.job import Chunk, Job, Piece, Step, Summary
+from paceline.serving.merging import merged
 from paceline.serving.model_spec import ModelSpec
 from paceline.types import CompletionOutput, NamedProgress, RequestOutput, TokenLogprobs, TokenProvenance
 
@@ -103,8 +104,8 @@ class Worker:
             raise self.death
 
     async def metrics(self) -> bytes:
-        """Prometheus text of all engines, one after the other."""
-        return b"".join([await llm.prometheus_text(name) for name, llm in self._llms.items()])
+        """Prometheus text of all engines, every family once."""
+        return merged([await llm.prometheus_text(name) for name, llm in self._llms.items()])
 
     async def pass_profiles(self) -> Mapping[str, TokenProfile]:
         """What passes of every model cost, as `paceline tune` measured or by a few passes now."""

@@ -39,7 +39,7 @@ BLOCKS = "gguf"
 """The dtype of matrices in the blocks of a file."""
 ROUNDS = ("w8a8", BLOCKS)
 """Dtypes that round activations, in groups of 32."""
-LAYOUT = 4
+LAYOUT = 6
 """Raise it when the packing changes: converted weights of another layout are made anew."""
 
 

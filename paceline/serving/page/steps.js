@@ -3,7 +3,7 @@
 import { element, facts, split } from "./view.js";
 
 const SVG = "http://www.w3.org/2000/svg";
-const WIDE = 78, HIGH = 24, TOP = 16;
+const WIDE = 78, HIGH = 24, TOP = 16, ROOT = 34;
 
 const shape = (name, attributes, text) => {
   const made = document.createElementNS(SVG, name);
@@ -23,11 +23,11 @@ function placed(nodes) {
   let line = 0;
   const visit = (parent, depth) => (below.get(parent) ?? []).forEach((i, which) => {
     if (which > 0) line += 1;
-    places[i] = { x: depth * WIDE, y: TOP + line * HIGH };
+    places[i] = { x: ROOT + depth * WIDE, y: TOP + line * HIGH };
     visit(i, depth + 1);
   });
-  visit(-1, 1);
-  return { places, height: TOP + line * HIGH + 12, width: (Math.max(0, ...places.map((p) => p.x / WIDE)) + 1) * WIDE };
+  visit(-1, 0);
+  return { places, height: TOP + line * HIGH + 12, width: Math.max(0, ...places.map((place) => place.x)) + WIDE };
 }
 
 function tree(step) {
@@ -38,7 +38,7 @@ function tree(step) {
   const stood = new Set(path), root = { x: 0, y: TOP };
   nodes.forEach((node, i) => {
     const from = places[node.parent] ?? root, to = places[i], kind = stood.has(i) ? "stood" : "refused";
-    const start = node.parent < 0 ? 12 : from.x + WIDE - 14;
+    const start = node.parent < 0 ? 12 : from.x + WIDE - 16;
     svg.append(shape("path", { class: `edge ${kind}`, d: `M${start} ${from.y - 4}L${to.x - 2} ${to.y - 4}` }));
   });
   svg.append(shape("circle", { cx: 6, cy: TOP - 4, r: 5, class: "root" }));
@@ -65,7 +65,7 @@ export function stepPanel(where) {
   const slide = element("input", { type: "range", min: 1, max: 1, value: 1, disabled: true });
   const label = element("label", {}, "Pass ", slide);
   const draft = element("div", { className: "tree", tabIndex: 0 });
-  const list = element("dl"), rows = element("div"), more = element("div");
+  const list = element("dl"), rows = element("div"), more = element("figure");
   draft.setAttribute("role", "group");
   draft.setAttribute("aria-label", "The draft of this pass");
   where.replaceChildren(label, list, draft, rows, more);
