@@ -37,10 +37,12 @@ class AuditBeside:
         self._name = ""
 
     def opener(self, open_model: "OpenModel") -> "OpenModel":
-        """`open_model`, whose model is audited."""
+        """`open_model`; the first model that it opens is audited."""
 
         def watched(spec: "ModelSpec") -> "AsyncLLM":
             llm = open_model(spec)
+            if self._llm is not None:
+                return llm
             if llm.speculative is None:
                 raise InvalidParameter("audit_rate", "is given, and nothing is drafted", "name a drafter")
             self._name, self._llm = spec.name, llm
