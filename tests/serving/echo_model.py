@@ -53,9 +53,6 @@ class EchoModel:
     async def prometheus_text(self, name):
         return f"{self._name} 1\n".encode()
 
-    async def pass_costs(self):
-        return {"seconds": {0: {1: 0.02}}}
-
     async def shutdown(self):
         pass
 
