@@ -42,7 +42,7 @@ def test_every_command_is_understood(arguments):
 
 
 def test_the_plan_of_the_readme_can_be_made_and_served(tmp_path, monkeypatch):
-    from paceline.cli.serve import _named
+    from paceline.cli.serve_options import named_models
     from paceline.serving.cluster.plan import read_plan
 
     (place,) = [each for each in OURS if each[0] == "place"]
@@ -53,7 +53,7 @@ def test_the_plan_of_the_readme_can_be_made_and_served(tmp_path, monkeypatch):
     assert result.exit_code == 0, result.output
     plan = read_plan(Path(option_value(serve, "--cluster")))
     weights = [serve[i + 1] for i, each in enumerate(serve) if each == "--weights"]
-    assert {model.name for model in plan.with_paths(_named("weights", weights)).models} == {"chat", "code"}
+    assert {model.name for model in plan.with_paths(named_models("weights", weights)).models} == {"chat", "code"}
 
 
 def test_make_targets_exist():
