@@ -57,7 +57,7 @@ def check(busy, calm, requests):
 @pytest.mark.parametrize("draft", DRAFTS.values(), ids=DRAFTS)
 @pytest.mark.parametrize("scheduler", ["stall_free", "sarathi"])
 def test_greedy_text_under_load_is_plain_text_alone(engine_for, draft, scheduler):
-    check(engine_for(draft, scheduler=scheduler, **TIGHT), engine_for(), load(30, greedy=True))
+    check(engine_for(draft, scheduler=scheduler, **TIGHT), engine_for(), load(45, greedy=True))
 
 
 @pytest.mark.parametrize("policy", ["heuristic", "goodput"])
