@@ -128,6 +128,7 @@ class Hybrid:
         self.traits = DrafterTraits(
             branches=unite or any(child.traits.branches for child in children),
             whole=True,
+            natural_budget=max(child.traits.natural_budget for child in children),
             cost_ratio=max(child.traits.cost_ratio for child in children),
             deterministic=all(child.traits.deterministic for child in children),
             remembers=bool(self._models) or any(child.traits.remembers for child in children),

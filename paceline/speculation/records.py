@@ -26,9 +26,8 @@ _BORROWED = 4.0
 ESTIMATE_PRIOR, ESTIMATE_MEMORY, MOST_CORRECTION = 8.0, 0.95, 1.2
 """Estimates begin as if 8 tokens had been promised and accepted, and 20 proposals are remembered. A drafter that erred
 on the low side may have been lucky, and rows that are not worth verifying are dear, so little is added."""
-SAVING_MEMORY, _FIRST_SAVING = 0.9, 2.0
-"""What a proposal saves is remembered for about 10 of them; before the first it is taken to save twice its price, so
-that 7 in vain are made for a request before it is left alone."""
+SAVING_MEMORY = 0.9
+"""What proposals for a request save is remembered for about 10 of them."""
 _SOON = 32
 """Tokens that any answer is taken to have left; one of n tokens is expected to get n more."""
 _LARGEST_UNIT = 1e100
@@ -164,26 +163,27 @@ class Estimates:
 
     Attributes:
         promised, kept: tokens that were expected to be accepted, and those that were; moving sums.
-        saving: seconds that a proposal was worth, on average and as estimated; None before the first.
+        saving, unknown: what proposals saved, as estimated, in a moving sum of weight 1 - `unknown`.
     """
 
     promised: float = ESTIMATE_PRIOR
     kept: float = ESTIMATE_PRIOR
-    saving: float | None = None
+    saving: float = 0.0
+    unknown: float = 1.0
 
     @property
     def correction(self) -> float:
         """What an estimate is multiplied with, at most `MOST_CORRECTION`."""
         return min(MOST_CORRECTION, self.kept / self.promised)
 
-    def is_worth(self, price: float) -> bool:
-        """Whether a proposal that takes `price` seconds to make saves as much."""
-        return self.saving is None or self.saving >= price
+    def expected_saving(self, usual: float) -> float:
+        """Seconds that a proposal should save, where `usual` is saved by those of all requests."""
+        return self.saving + self.unknown * usual
 
-    def weigh(self, saving: float, price: float) -> None:
-        """A proposal that took `price` seconds to make should save `saving`, 0 where no node was worth its row."""
-        before = _FIRST_SAVING * price if self.saving is None else self.saving
-        self.saving = SAVING_MEMORY * before + (1 - SAVING_MEMORY) * saving
+    def weigh(self, saving: float) -> None:
+        """A proposal should save `saving` seconds, 0 where no node was worth its row."""
+        self.saving = SAVING_MEMORY * self.saving + (1 - SAVING_MEMORY) * saving
+        self.unknown *= SAVING_MEMORY
 
     def learn(self, promised: float, kept: float) -> None:
         """`promised` tokens were expected of a proposal, or of the part of it that could be judged."""

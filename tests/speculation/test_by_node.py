@@ -59,7 +59,7 @@ def test_who_proposes_nothing_that_pays_is_asked_no_more_until_a_look_finds_some
     while policy.budgets([stats], BatchStats()) == [8]:
         assert policy.trim([(0.02, 0.01)], [stats], BatchStats()) == [0]
         asked += 1
-    assert asked == 7
+    assert asked == 6
     steps = 0
     while not policy.looks([stats], [0]):
         policy.budgets([stats], BatchStats())
