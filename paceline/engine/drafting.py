@@ -48,6 +48,11 @@ class _Look:
         )  # fmt: skip
 
 
+def _says_chances(tree: TokenTree) -> bool:
+    """Whether the nodes of `tree`, if it has any, come with chances."""
+    return tree.chances is not None or not len(tree)
+
+
 class Drafting:
     """The drafter of one engine; its errors stay with their request.
 
@@ -145,7 +150,7 @@ class Drafting:
         told = [
             (state, tree)
             for state in requests
-            if not state.fixed_drafts and (tree := trees.get(state.request_id, _NOTHING)).chances
+            if not state.fixed_drafts and _says_chances(tree := trees.get(state.request_id, _NOTHING))
         ]
         if not told:
             return trees

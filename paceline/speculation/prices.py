@@ -189,22 +189,23 @@ class LearnedPass:
 class LearnedDraft:
     """Seconds of drafts.
 
-    A lookup costs the same for every request that asks, however deep its draft. A draft step of a model costs
-    `cost_ratio` target passes over as many rows as there are requests, times a factor that is learned. A draft that
-    cannot be shortened has one price, all of its levels'. A drafter that chooses has weighed its price already.
+    A lookup costs the same for every request that asks, however deep its draft; so does, on average, a drafter that
+    chooses. A draft step of a model costs `cost_ratio` target passes over as many rows as there are requests, times a
+    factor that is learned. A draft that cannot be shortened has one price, all of its levels'.
     """
 
     def __init__(self, passes: PassSeconds, traits: DrafterTraits) -> None:
         self._passes, self._traits = passes, traits
         self._factor = MovingAverage(float(_WHOLE_LEVELS) if traits.whole else 1.0)
-        self._lookup = MovingAverage(0.0)
+        self._is_priced_by_request = traits.is_lookup or traits.chooses
+        self._by_request = MovingAverage(0.0)
 
     def __call__(self, level: int, num_requests: int, context: float = 0.0) -> float:
         """As `Prices.draft_level`."""
-        if self._traits.chooses or (level and (self._traits.whole or self._traits.is_lookup)):
+        if level and (self._traits.whole or self._traits.is_lookup):
             return 0.0
-        if self._traits.is_lookup:
-            return num_requests * self._lookup.value
+        if self._is_priced_by_request:
+            return num_requests * self._by_request.value
         return self._factor.value * self._unit(num_requests, context)
 
     def reading(self, num_tokens: int) -> float:
@@ -216,8 +217,8 @@ class LearnedDraft:
 
     def observe_step(self, asked: list[RequestOutcome], num_looks: int, seconds: float, context: float) -> None:
         """The drafts that were asked for in a step, and those that were only looked at, took `seconds`."""
-        if self._traits.is_lookup:
-            self._lookup.learn(seconds / (len(asked) + num_looks))
+        if self._is_priced_by_request:
+            self._by_request.learn(seconds / (len(asked) + num_looks))
             return
         drafted = [one for one in asked if one.num_draft_tokens]
         if drafted and not num_looks and all([one.in_a_row for one in asked]):

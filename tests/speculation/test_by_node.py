@@ -54,7 +54,7 @@ def test_estimates_that_turned_out_too_high_are_lowered():
 
 
 def test_who_proposes_nothing_that_pays_is_asked_no_more_until_a_look_finds_something():
-    policy, stats = lookup(ask=0.05), DraftStats()
+    policy, stats = lookup(ask=0.06), DraftStats()
     asked = 0
     while policy.budgets([stats], BatchStats()) == [8]:
         assert policy.trim([(0.02, 0.01)], [stats], BatchStats()) == [0]
@@ -67,6 +67,14 @@ def test_who_proposes_nothing_that_pays_is_asked_no_more_until_a_look_finds_some
     assert 10 < steps < 100
     policy.trim([(1.0, 1.0, 0.9)], [stats], BatchStats())
     assert policy.budgets([stats], BatchStats()) == [8]
+
+
+def test_everybody_is_asked_where_asking_takes_next_to_nothing():
+    policy, stats = lookup(ask=0.04), DraftStats()
+    for _ in range(30):
+        assert policy.budgets([stats], BatchStats()) == [8]
+        policy.trim([()], [stats], BatchStats())
+    assert policy.budgets([stats] * 2, BatchStats(num_decodes=2)) == [0, 0]
 
 
 def test_drafters_that_estimate_are_given_it_under_the_name_of_goodput():

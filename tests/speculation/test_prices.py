@@ -193,11 +193,11 @@ def test_a_draft_that_cannot_be_shortened_has_one_price():
 
 
 @pytest.mark.parametrize("traits", [CHOOSES, replace(LOOKUP, chooses=True)])
-def test_a_drafter_that_chooses_has_weighed_its_price_already(traits):
+def test_a_drafter_that_chooses_has_a_price_per_request_like_a_lookup(traits):
     drafts = LearnedDraft(lambda rows, _: 1.0, traits)
     for _ in range(5):
         drafts.observe_step([drafted(6)], 1, seconds=3.0, context=0)
-    assert [drafts(level, 3) for level in range(3)] == [0, 0, 0]
+    assert [drafts(level, 3) for level in range(3)] == [4.5, 0, 0]
 
 
 def test_a_step_teaches_its_pass_by_rows_and_its_drafts_by_levels():

@@ -57,7 +57,7 @@ def make_policy(
     given = {"num_draft_tokens": most, "most": most, "max_length": most, "prices": prices,
              "whole": traits.whole, "can_look": traits.deterministic}  # fmt: skip
     policy = _POLICIES["goodput" if name == "auto" else name]
-    if policy is Goodput and traits.estimates:
+    if policy is Goodput and (traits.estimates or traits.chooses):
         policy = GoodputByNode
     parameters = inspect.signature(policy).parameters
     known = [parameter for parameter in parameters if parameter not in given]

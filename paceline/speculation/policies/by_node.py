@@ -14,8 +14,13 @@ from paceline.speculation.policies.goodput import Goodput
 from paceline.speculation.records import BatchStats, DraftStats
 
 _USUAL_MEMORY, _FIRST_SAVING = 0.98, 2.0
-"""What proposals for anybody save is remembered for about 50 of them; before the first they are taken to save twice their
-price, so that 6 in vain are made for a request that is alone, and 2 for each of 16."""
+"""What proposals for anybody save is remembered for about 50 of them; before the first they are taken to save twice
+their price, so that 6 in vain are made for a request that is alone, and 2 for each of 16."""
+
+
+_SMALL_SHARE = 0.05
+"""Part of a step up to which everybody is asked: a few proposals in vain say little of a text, and to find out by looks
+alone that it has begun to repeat itself takes long."""
 
 
 @dataclass(slots=True, eq=False)
@@ -23,7 +28,9 @@ class GoodputByNode(Goodput):
     """The nodes with the most expected tokens per second of all requests together (`worth_verifying`), none when none
     pay.
 
-    A request whose proposals save less than it takes to make them is not asked, and looked at from time to time.
+    Where asking takes a noticeable part of the step, a request whose proposals save less than it takes to make them is
+    not asked, and from time to time looked at, or asked where proposals may be drawn. What is drawn says nothing of its
+    nodes and is verified whole.
     """
 
     _usual: float | None = field(default=None, init=False, repr=False)
@@ -33,7 +40,11 @@ class GoodputByNode(Goodput):
         price, usual = self.prices.draft_level(0, 1), self._usual_saving()
         step = self.prices.target(batch.num_prefill_rows + max(1, batch.num_decodes), batch.mean_context)
         self._credit += self.explore * step
-        return [self.max_length if request.estimates.expected_saving(usual) >= price else 0 for request in requests]
+        if price * len(requests) <= _SMALL_SHARE * step:
+            return [self.max_length] * len(requests)
+        saved = [request.estimates.expected_saving(usual) for request in requests]
+        budgets = [self.max_length if saving >= price else 0 for saving in saved]
+        return budgets if self.can_look else self._with_tries(budgets, requests, price)
 
     def trim(
         self, chances: Sequence[Sequence[float]], requests: Sequence[DraftStats], batch: BatchStats
@@ -46,6 +57,17 @@ class GoodputByNode(Goodput):
         choice = worth_verifying(corrected, self.prices, batch)
         self._weigh(choice, corrected, requests, batch)
         return choice.levels.tolist()
+
+    def _with_tries(self, budgets: list[int], requests: Sequence[DraftStats], price: float) -> list[int]:
+        """The budgets, with one for as many of those without as the credit pays for, who has waited longest first."""
+        idle = [place for place, budget in enumerate(budgets) if not budget]
+        idle.sort(key=lambda place: -requests[place].steps_since_draft)
+        self._credit = min(self._credit, len(idle) * price)
+        tried = idle[: int(self._credit / price)] if price else []
+        for place in tried:
+            budgets[place] = self.max_length
+        self._credit -= len(tried) * price
+        return budgets
 
     def _weigh(
         self, choice: Choice, chances: Sequence[np.ndarray], requests: Sequence[DraftStats], batch: BatchStats
