@@ -32,7 +32,8 @@ def test_a_group_killed_under_load_loses_nothing_and_returns(groups):
         dispatcher = Dispatcher(plan([[1, 1, [0]], [1, 1, [0, 1]]]), groups, SUPERVISION)
         await dispatcher.start()
         first_pid = groups[0].pid
-        jobs = [job(str(i), "a", WORDS, stream=i % 2 == 0) for i in range(16)]
+        long = " ".join([WORDS] * 12)  # still being answered when a group dies
+        jobs = [job(str(i), "a", long, stream=i % 2 == 0) for i in range(16)]
         answers = [asyncio.create_task(say(dispatcher, one)) for one in jobs]
         await asyncio.sleep(0.4)
         assert await say(dispatcher, job("b", "b", "threads")) == "b: 1"
@@ -40,7 +41,7 @@ def test_a_group_killed_under_load_loses_nothing_and_returns(groups):
             with pytest.raises(InvalidParameter, match="is bad"):
                 await say(dispatcher, job(f"bad-{stream}", "b", "bad", stream=stream))
         os.kill(first_pid, signal.SIGKILL)
-        assert await asyncio.gather(*answers) == [f"a: {WORDS}"] * 16
+        assert await asyncio.gather(*answers) == [f"a: {long}"] * 16
         async with asyncio.timeout(20):
             while dispatcher.controller.health[0] is not Health.READY or groups[0].pid == first_pid:
                 await asyncio.sleep(0.05)
