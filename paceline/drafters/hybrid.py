@@ -16,7 +16,7 @@ from typing import Any
 
 from paceline.drafters.base import DraftContext
 from paceline.drafters.hybrid_child import Child, make_child
-from paceline.drafters.hybrid_step import Apart, BestLength, BestNodes, StepPrices
+from paceline.drafters.hybrid_step import Apart, Best, StepPrices
 from paceline.drafters.hybrid_union import by_chance
 from paceline.drafters.services import DraftServices
 from paceline.drafters.track_record import TrackRecord
@@ -44,7 +44,7 @@ _EXPLORE_EVERY = 8
 """A child with a model that is not asked any more is tried after 8 steps, then after twice as many, and so on."""
 
 
-EMPTY, NO_NODES = TokenTree(), BestNodes(0, 0.0, 1.0)
+EMPTY, NO_PART = TokenTree(), Best(0, 0.0, 1.0)
 
 
 @dataclass(slots=True)
@@ -59,12 +59,12 @@ class _Proposal:
     child: int
     tree: TokenTree
     chances: Sequence[float] = ()
-    best: BestNodes = NO_NODES
+    best: Best = NO_PART
 
     @property
     def kept(self) -> TokenTree:
         """What of a free one is worth verifying."""
-        return self.tree.prune(self.best.number)
+        return self.tree.prune(self.best.size)
 
 
 NOTHING = _Proposal(-1, EMPTY)
@@ -213,7 +213,7 @@ class Hybrid:
             request.num_read[child] = len(context.token_ids)
             tree = tree.prune(budget, context.max_depth)
             chances = request.records[child].chances(tree)
-            best = step.best_nodes(chances) if child in self._free else NO_NODES
+            best = step.best_nodes(chances) if child in self._free else NO_PART
             request.waiting.append(_Proposal(child, tree, chances, best))
 
     def _learn_price(
@@ -253,14 +253,14 @@ class Hybrid:
         for child in self._models:
             beside = free.best if self._takes_nodes(child, context) else None
             best = step.best(child, request.records[child].rates, context.longest, beside)
-            if self._should_ask(child, context, request, step, best.worth if best.length else 0.0, worth):
+            if self._should_ask(child, context, request, step, best.worth if best.size else 0.0, worth):
                 plan = self._drawing(child, context, free, step, best)
                 worth = max(best.worth, worth)
         return plan
 
-    def _drawing(self, child: int, context: DraftContext, free: _Proposal, step: StepPrices, best: BestLength) -> _Plan:
+    def _drawing(self, child: int, context: DraftContext, free: _Proposal, step: StepPrices, best: Best) -> _Plan:
         """The plan in which `child` drafts, with the free proposal beside it where that is worth its rows."""
-        length = max(best.length, 1)
+        length = max(best.size, 1)
         if self._takes_nodes(child, context):
             return _Plan(free, child, min(length + _MORE, context.budget))
         beside = free.kept.prune(context.budget - length)
@@ -294,15 +294,15 @@ class Hybrid:
         reading = step.size * self._children[child].reading(unread) / step.plain_seconds
         return saved > READING_MARGIN * reading
 
-    def _is_worth_rows(self, free: _Proposal, beside: TokenTree, step: StepPrices, best: BestLength) -> bool:
+    def _is_worth_rows(self, free: _Proposal, beside: TokenTree, step: StepPrices, best: Best) -> bool:
         """Whether `beside` adds tokens, where a draft of `best.tokens` a pass fails, cheaper than the step's others.
 
         A draft that fails early leaves its place to the free proposal: of 1 + `best.tokens` it would have made one.
         """
         if not self._unite or not len(beside):
             return False
-        added = free.best.tokens * len(beside) / free.best.number / (1 + best.tokens)
-        return added > (step.rows[best.length + len(beside)] - step.rows[best.length]) * max(best.worth, 1.0)
+        added = free.best.tokens * len(beside) / free.best.size / (1 + best.tokens)
+        return added > (step.rows[best.size + len(beside)] - step.rows[best.size]) * max(best.worth, 1.0)
 
     def _takes_nodes(self, child: int, context: DraftContext) -> bool:
         """Whether the child drafts a chosen chain whose nodes say how likely they are, to be verified one by one."""
@@ -317,7 +317,7 @@ class Hybrid:
         if drawn.chances is not None and self._unite:
             tree, levels = by_chance(drawn, drawing.chances, free.tree, free.chances), max(drawn.depths)
             spent = float(step.of[drawing.child][levels] - step.rows[levels])
-            return tree.prune(step.best_nodes(tree.chances or (), spent).number)
+            return tree.prune(step.best_nodes(tree.chances or (), spent).size)
         if not len(plan.beside) or drawn.draw == "without_replacement":
             return drawn
         return union([plan.beside, drawn])

@@ -21,30 +21,16 @@ _TIE = 1e-12  # a longer draft must win by more than float noise
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class BestNodes:
-    """What of a proposal is worth verifying.
+class Best:
+    """The best part of what a child offers to a request.
 
     Attributes:
-        number: nodes, the first that many.
-        tokens, worth: as of `BestLength`.
-    """
-
-    number: int
-    tokens: float
-    worth: float
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class BestLength:
-    """A child's best offer to one request.
-
-    Attributes:
-        length: levels.
+        size: levels of a draft that is still to be made, or nodes of a proposal, the first that many.
         tokens: expected besides the target's own.
         worth: tokens per second with it over tokens per second without.
     """
 
-    length: int
+    size: int
     tokens: float
     worth: float
 
@@ -73,7 +59,7 @@ class StepPrices:
             if not child.is_free
         }
 
-    def best_nodes(self, chances: Sequence[float], spent: float = 0.0) -> BestNodes:
+    def best_nodes(self, chances: Sequence[float], spent: float = 0.0) -> Best:
         """The nodes with the most tokens per second, the fewest on ties.
 
         Args:
@@ -84,9 +70,9 @@ class StepPrices:
         tokens = tokens[: len(self.rows)]
         worth = (1 + tokens) / (self.rows[: len(tokens)] + spent)
         number = int(np.argmax(worth >= worth.max() * (1 - _TIE)))
-        return BestNodes(number, float(tokens[number]), float(worth[number]))
+        return Best(number, float(tokens[number]), float(worth[number]))
 
-    def best(self, child: int, rates: DraftRates, longest: int, beside: BestNodes | None = None) -> BestLength:
+    def best(self, child: int, rates: DraftRates, longest: int, beside: Best | None = None) -> Best:
         """The length with the most tokens per second, the shortest on ties (Leviathan et al. 2023, theorem 3.8).
 
         Args:
@@ -96,12 +82,12 @@ class StepPrices:
         survival = rates.survival(len(prices) - 1)
         tokens = np.concatenate(([0.0], np.cumsum(survival)))
         if beside is not None and len(survival):
-            rows = np.minimum(np.arange(len(prices)) + beside.number, len(self.rows) - 1)
+            rows = np.minimum(np.arange(len(prices)) + beside.size, len(self.rows) - 1)
             prices = prices + self.rows[rows] - self.rows[: len(prices)]
             tokens = tokens + beside.tokens * (1 - survival[0])
         worth = (1 + tokens) / prices
         length = int(np.argmax(worth >= worth.max() * (1 - _TIE)))
-        return BestLength(length, float(tokens[length]), float(worth[length]))
+        return Best(length, float(tokens[length]), float(worth[length]))
 
 
 @dataclass(frozen=True, eq=False, slots=True)

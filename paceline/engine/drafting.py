@@ -154,9 +154,8 @@ class Drafting:
         ]
         if not told:
             return trees
-        others = sum([len(tree) for tree in (*trees.values(), *self.own.values())]) - sum(
-            [len(tree) for _, tree in told]
-        )
+        drafted = sum([len(tree) for tree in (trees | self.own).values()])
+        others = drafted - sum([len(tree) for _, tree in told])
         batch = replace(plan.batch, num_prefill_rows=plan.batch.num_prefill_rows + others) if others else plan.batch
         counts = self._speculation.policy.trim(
             [tree.chances or () for _, tree in told], [state.draft_stats for state, _ in told], batch
