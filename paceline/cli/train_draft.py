@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from paceline.cli import options as o
 from paceline.cli import train_options as t
+from paceline.cli.groups import grouped
 from paceline.cli.terminal import messages, progress_bars, show_table
 from paceline.cli.terminal import output as standard_output
 from paceline.errors import InvalidParameter
@@ -21,8 +21,10 @@ _RATES = {True: 1e-3, False: 2e-4}
 """Highest learning rates, of layers of the target and of a whole model."""
 
 
+@grouped
 def draft(
-    model: o.Model = o.DEFAULT_MODEL,
+    *,
+    run: t.TrainingRun,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the draft model [cache].")] = None,
     begin_with: Annotated[
         str | None, typer.Option("--begin-with", help="Smaller model of the same vocabulary, in place of layers.")
@@ -44,17 +46,6 @@ def draft(
     ] = 0.8,
     num_draft_tokens: Annotated[int, typer.Option("--num-draft-tokens", "-k", help="Drafts that are measured.")] = 4,
     rate: Annotated[float | None, typer.Option("--rate", help="Highest learning rate [1e-3; 2e-4].")] = None,
-    time_budget: t.TimeBudget = "60m",
-    tokens: t.Tokens = 2_000_000,
-    prompts: t.Prompts = None,
-    exclude: t.Exclude = None,
-    steps: t.Steps = None,
-    work: t.Work = None,
-    plot: t.Plot = None,
-    seed: t.Seed = 0,
-    dtype: o.Dtype = "w8a8",
-    threads: o.Threads = None,
-    as_json: o.Json = False,
 ) -> None:
     """Distil a draft model (DistillSpec): a few layers of the model, or a smaller model, learn to say what it says.
 
@@ -71,33 +62,28 @@ def draft(
 
         paceline train draft -m smollm2-135m --pool 3 --time-budget 3h -o pool
     """
-    from paceline.config import EngineConfig
     from paceline.evaluation.draft_training import DraftJob, train_draft
     from paceline.evaluation.pool_training import train_pool
     from paceline.models.cache_dir import cache_dir
-    from paceline.training.run.loop import LoopSettings
 
-    text = t.text_job(model, work, tokens, time_budget, seed, prompts, exclude)
-    rate = rate or _RATES[begin_with is None]
-    loop = LoopSettings(num_steps=steps, seconds=t.seconds_of(time_budget), rate=rate, seed=seed)
+    loop = run.loop(rate=rate or _RATES[begin_with is None])
     kept = _layers(layers) if layers is not None else (4 if begin_with is None else None)
-    job = DraftJob(text, loop, begin_with, kept, divergence, on_policy, num_draft_tokens)
-    folder = output or cache_dir() / "drafts" / t.slug(model) / job.name
+    job = DraftJob(run.text(), loop, begin_with, kept, divergence, on_policy, num_draft_tokens)
+    folder = output or cache_dir() / "drafts" / t.slug(run.model) / job.name
     with progress_bars() as progress:
-        config = EngineConfig(dtype=dtype, num_threads=threads)
-        bar = t.TrainingBar(progress)
+        config, bar = run.config(), t.TrainingBar(progress)
         report = None if pool is None else train_pool(job, pool, match, config, folder, progress, bar)
         done = train_draft(job, config, folder, progress, bar) if report is None else report.runs[0]
     if report is not None:
-        _show_pool(report, as_json)
+        _show_pool(report, run.as_json)
         return
-    if plot is not None:
-        t.draw_curve(done, "draft model", plot)
-    if as_json:
+    if run.plot is not None:
+        t.draw_curve(done, "draft model", run.plot)
+    if run.as_json:
         print(json.dumps({"output": str(folder), **asdict(done)}))
         return
     _show(done.curve[0], done.best or done.curve[0])
-    messages.print(f"{folder}: a draft model for {model}, {done.step} updates")
+    messages.print(f"{folder}: a draft model for {run.model}, {done.step} updates")
 
 
 def _show_pool(report: "PoolReport", as_json: bool) -> None:

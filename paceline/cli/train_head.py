@@ -7,33 +7,24 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import options as o
 from paceline.cli import train_options as t
+from paceline.cli.groups import grouped
 from paceline.cli.prompts import read_text
 from paceline.cli.terminal import messages, progress_bars
 
 
+@grouped
 def head(
     family: Annotated[str, typer.Argument(help="eagle3, dspark, mlp_speculator, medusa, blockwise, eagle or hass.")],
-    model: o.Model = o.DEFAULT_MODEL,
+    *,
+    run: t.TrainingRun,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the head [cache].")] = None,
-    time_budget: t.TimeBudget = "60m",
-    tokens: t.Tokens = 2_000_000,
-    prompts: t.Prompts = None,
-    exclude: t.Exclude = None,
     num_draft_tokens: Annotated[int, typer.Option("--num-draft-tokens", "-k", help="Length of the drafts.")] = 3,
     draft_vocabulary: Annotated[int, typer.Option("--draft-vocabulary", help="Tokens the head can name.")] = 8192,
-    steps: t.Steps = None,
-    work: t.Work = None,
-    plot: t.Plot = None,
     text: Annotated[
         Path | None, typer.Option("--text", help="Ordinary text to begin with, for 70 % of the updates.")
     ] = None,
     release: Annotated[bool, typer.Option("--release", help="Save 8-bit weights, which only paceline reads.")] = False,
-    seed: t.Seed = 0,
-    dtype: o.Dtype = "w8a8",
-    threads: o.Threads = None,
-    as_json: o.Json = False,
 ) -> None:
     """Train a draft head: the model writes its own text, then the head learns to say what it would say next.
 
@@ -49,21 +40,17 @@ def head(
 
         paceline train head mlp_speculator --text book.txt -o my-speculator
     """
-    from paceline.config import EngineConfig
     from paceline.evaluation.head_training import HeadJob, save_trained, train_head
     from paceline.models.cache_dir import cache_dir
-    from paceline.training.run.loop import LoopSettings
 
-    own = t.text_job(model, work, tokens, time_budget, seed, prompts, exclude)
-    loop = LoopSettings(num_steps=steps, seconds=t.seconds_of(time_budget), seed=seed)
-    job = HeadJob(family, own, loop, num_draft_tokens, draft_vocabulary, _long_text(model, text))
+    long_text = _long_text(run.model, text)
+    job = HeadJob(family, run.text(), run.loop(), num_draft_tokens, draft_vocabulary, long_text)
     with progress_bars() as progress:
-        config = EngineConfig(dtype=dtype, num_threads=threads)
-        record, done = train_head(job, config, progress, t.TrainingBar(progress))
-    folder = save_trained(record, output or cache_dir() / "heads" / t.slug(model) / family, release)
-    if plot is not None:
-        t.draw_curve(done, family, plot)
-    if as_json:
+        record, done = train_head(job, run.config(), progress, t.TrainingBar(progress))
+    folder = save_trained(record, output or cache_dir() / "heads" / t.slug(run.model) / family, release)
+    if run.plot is not None:
+        t.draw_curve(done, family, run.plot)
+    if run.as_json:
         print(json.dumps({"output": str(folder), **asdict(done)}))
         return
     best = done.best or {}

@@ -7,29 +7,20 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import options as o
 from paceline.cli import train_options as t
+from paceline.cli.groups import grouped
 from paceline.cli.terminal import messages, progress_bars
 
 
+@grouped
 def joint(
     family: Annotated[str, typer.Argument(help="medusa (Medusa-2) or blockwise.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the new model and its heads.")],
-    model: o.Model = o.DEFAULT_MODEL,
+    *,
+    run: t.TrainingRun,
     rank: Annotated[int, typer.Option("--rank", help="Rank of the updates of the model's matrices.")] = 16,
     num_draft_tokens: Annotated[int, typer.Option("--num-draft-tokens", "-k", help="Heads.")] = 3,
     draft_vocabulary: Annotated[int, typer.Option("--draft-vocabulary", help="Tokens the heads can name.")] = 8192,
-    time_budget: t.TimeBudget = "60m",
-    tokens: t.Tokens = 2_000_000,
-    prompts: t.Prompts = None,
-    exclude: t.Exclude = None,
-    steps: t.Steps = None,
-    work: t.Work = None,
-    plot: t.Plot = None,
-    seed: t.Seed = 0,
-    dtype: o.Dtype = "w8a8",
-    threads: o.Threads = None,
-    as_json: o.Json = False,
 ) -> None:
     """CHANGES YOUR MODEL: train heads and low-rank updates of the model together (Medusa-2, self-distillation).
 
@@ -45,19 +36,14 @@ def joint(
 
         paceline generate -m changed/target -d head --draft-model changed/heads --rule typical --temperature 0.7 "Hello"
     """
-    from paceline.config import EngineConfig
     from paceline.evaluation.joint_training import JointJob, train_joint
-    from paceline.training.run.loop import LoopSettings
 
-    text = t.text_job(model, work, tokens, time_budget, seed, prompts, exclude)
-    loop = LoopSettings(num_steps=steps, seconds=t.seconds_of(time_budget), rate=1e-3, seed=seed)
-    job = JointJob(family, text, loop, num_draft_tokens, draft_vocabulary, rank)
+    job = JointJob(family, run.text(), run.loop(rate=1e-3), num_draft_tokens, draft_vocabulary, rank)
     with progress_bars() as progress:
-        config = EngineConfig(dtype=dtype, num_threads=threads)
-        done, drift = train_joint(job, config, output, progress, t.TrainingBar(progress))
-    if plot is not None:
-        t.draw_curve(done, f"{family} and target", plot)
-    if as_json:
+        done, drift = train_joint(job, run.config(), output, progress, t.TrainingBar(progress))
+    if run.plot is not None:
+        t.draw_curve(done, f"{family} and target", run.plot)
+    if run.as_json:
         print(json.dumps({"output": str(output), "drift": drift, **asdict(done)}))
         return
     messages.print(

@@ -1,16 +1,19 @@
 """What the commands that train have in common: options, times, the bar, the plot."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.cli import options as o
 from paceline.cli.prompts import prompt_ids, read_prompts, read_text
+from paceline.config import EngineConfig
 from paceline.errors import InvalidParameter
 
 if TYPE_CHECKING:
     from paceline.evaluation.training_text import TextJob
-    from paceline.training.run.loop import Progress
+    from paceline.training.run.loop import LoopSettings, Progress
     from paceline.types import NamedProgress
 
 TimeBudget = Annotated[str, typer.Option("--time-budget", help="For text and training: 90s, 60m, 1.5h.")]
@@ -41,21 +44,50 @@ def seconds_of(text: str) -> float:
     return found
 
 
-def text_job(model: str, work: Path | None, tokens: int, time_budget: str, seed: int, prompts: Path | None,
-             exclude: Path | None) -> "TextJob":  # fmt: skip
-    """The text that a command asks for; by default in the cache, where every command for the model finds it."""
-    from paceline.evaluation.training_text import TextJob
-    from paceline.models.cache_dir import cache_dir
-    from paceline.models.resolve import resolve_model
-    from paceline.training.heads.conversations import ngrams_of
+@dataclass(frozen=True, slots=True)
+class TrainingRun:
+    """A run of any training command: its text, its time, its checkpoints, the machine, and what is shown at the end."""
 
-    given = None
-    if prompts is not None:
-        tokenizer = resolve_model(model).tokenizer
-        given = [prompt_ids(tokenizer, text, False) for text in read_prompts(prompts)]
-    benchmark = frozenset(ngrams_of(read_text("exclude", exclude).splitlines())) if exclude else frozenset()
-    place = work or cache_dir() / "head-training" / slug(model)
-    return TextJob(model, place, tokens, seconds_of(time_budget) * _WRITING_SHARE, seed, given, benchmark)
+    model: o.Model = o.DEFAULT_MODEL
+    time_budget: TimeBudget = "60m"
+    tokens: Tokens = 2_000_000
+    prompts: Prompts = None
+    exclude: Exclude = None
+    steps: Steps = None
+    work: Work = None
+    plot: Plot = None
+    seed: Seed = 0
+    dtype: o.Dtype = "w8a8"
+    threads: o.Threads = None
+    as_json: o.Json = False
+
+    def text(self) -> "TextJob":
+        """The text that is asked for; by default in the cache, where every command for the model finds it."""
+        from paceline.evaluation.training_text import TextJob
+        from paceline.models.cache_dir import cache_dir
+        from paceline.models.resolve import resolve_model
+        from paceline.training.heads.conversations import ngrams_of
+
+        given = None
+        if self.prompts is not None:
+            tokenizer = resolve_model(self.model).tokenizer
+            given = [prompt_ids(tokenizer, text, False) for text in read_prompts(self.prompts)]
+        benchmark = frozenset[tuple[str, ...]]()
+        if self.exclude:
+            benchmark = frozenset(ngrams_of(read_text("exclude", self.exclude).splitlines()))
+        place = self.work or cache_dir() / "head-training" / slug(self.model)
+        seconds = seconds_of(self.time_budget) * _WRITING_SHARE
+        return TextJob(self.model, place, self.tokens, seconds, self.seed, given, benchmark)
+
+    def loop(self, **more: Any) -> "LoopSettings":
+        """How long to train; `more` as of `LoopSettings`."""
+        from paceline.training.run.loop import LoopSettings
+
+        return LoopSettings(num_steps=self.steps, seconds=seconds_of(self.time_budget), seed=self.seed, **more)
+
+    def config(self) -> EngineConfig:
+        """Of the engine that writes the text."""
+        return EngineConfig(dtype=self.dtype, num_threads=self.threads)
 
 
 class TrainingBar:
