@@ -6,10 +6,9 @@ asking is worth its own time. For drafters that say nothing of their nodes see `
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
-import numpy as np
-
-from paceline.speculation.best_draft import Choice, worth_verifying
+from paceline.speculation.best_draft import worth_verifying
 from paceline.speculation.policies.goodput import Goodput
 from paceline.speculation.records import BatchStats, DraftStats
 
@@ -51,12 +50,13 @@ class GoodputByNode(Goodput):
     ) -> Sequence[int]:
         """`worth_verifying`, chances corrected by how those of the same request turned out."""
         corrected = [
-            np.minimum(1.0, np.minimum.accumulate(np.array(one, float)) * request.estimates.correction)
+            [min(1.0, chance * request.estimates.correction) for chance in accumulate(one, min)]
             for one, request in zip(chances, requests, strict=True)
         ]
         choice = worth_verifying(corrected, self.prices, batch)
-        self._weigh(choice, corrected, requests, batch)
-        return choice.levels.tolist()
+        counts = choice.levels.tolist()
+        self._weigh(choice.seconds, counts, corrected, requests, batch)
+        return counts
 
     def _with_tries(self, budgets: list[int], requests: Sequence[DraftStats], price: float) -> list[int]:
         """The budgets, with one for as many of those without as the credit pays for, who has waited longest first."""
@@ -70,15 +70,16 @@ class GoodputByNode(Goodput):
         return budgets
 
     def _weigh(
-        self, choice: Choice, chances: Sequence[np.ndarray], requests: Sequence[DraftStats], batch: BatchStats
-    ) -> None:
+        self, seconds: float, counts: list[int], chances: list[list[float]], requests: Sequence[DraftStats],
+        batch: BatchStats,
+    ) -> None:  # fmt: skip
         """Tell every request what its proposal should save: its tokens at the plain rate, less its rows."""
         size = max(1, batch.num_decodes)
         plain = self.prices.target(batch.num_prefill_rows + size, batch.mean_context)
-        row = (choice.seconds - plain) / max(1, int(choice.levels.sum()))
+        row = (seconds - plain) / max(1, sum(counts))
         usual = self._usual_saving()
-        for one, count, request in zip(chances, choice.levels.tolist(), requests, strict=True):
-            saving = float(one[:count].sum()) * plain / size - count * row
+        for one, count, request in zip(chances, counts, requests, strict=True):
+            saving = sum(one[:count]) * plain / size - count * row
             request.estimates.weigh(saving)
             usual = _USUAL_MEMORY * usual + (1 - _USUAL_MEMORY) * saving
         self._usual = usual
