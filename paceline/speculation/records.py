@@ -23,9 +23,8 @@ ENGINE_PRIOR_DRAFTS = 8.0
 _BORROWED = 4.0
 """Drafts for which the rate of the level above counts in the rate of a level. A request remembers about 7 drafts: with
 1 the replay of recorded answers loses 1 per cent to noise, with many a drafter good in its later levels is missed."""
-ESTIMATE_PRIOR, ESTIMATE_MEMORY, MOST_CORRECTION = 8.0, 0.95, 1.2
-"""Estimates begin as if 8 tokens had been promised and accepted, and 20 proposals are remembered. A drafter that erred
-on the low side may have been lucky, and rows that are not worth verifying are dear, so little is added."""
+ESTIMATE_PRIOR, ESTIMATE_MEMORY = 8.0, 0.95
+"""Estimates begin as if 8 tokens had been promised and accepted, and 20 proposals are remembered."""
 SAVING_MEMORY = 0.9
 """What proposals for a request save is remembered for about 10 of them."""
 _SOON = 32
@@ -173,8 +172,9 @@ class Estimates:
 
     @property
     def correction(self) -> float:
-        """What an estimate is multiplied with, at most `MOST_CORRECTION`."""
-        return min(MOST_CORRECTION, self.kept / self.promised)
+        """What an estimate is multiplied with. It is only lowered: a drafter that erred on the low side may have been
+        lucky, and rows that are not worth verifying are dear."""
+        return min(1.0, self.kept / self.promised)
 
     def expected_saving(self, usual: float) -> float:
         """Seconds that a proposal should save, where `usual` is saved by those of all requests."""

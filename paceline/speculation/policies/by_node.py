@@ -50,7 +50,7 @@ class GoodputByNode(Goodput):
     ) -> Sequence[int]:
         """`worth_verifying`, chances corrected by how those of the same request turned out."""
         corrected = [
-            [min(1.0, chance * request.estimates.correction) for chance in accumulate(one, min)]
+            [chance * request.estimates.correction for chance in accumulate(one, min)]
             for one, request in zip(chances, requests, strict=True)
         ]
         choice = worth_verifying(corrected, self.prices, batch)
