@@ -25,8 +25,8 @@ _BORROWED = 4.0
 1 the replay of recorded answers loses 1 per cent to noise, with many a drafter good in its later levels is missed."""
 ESTIMATE_PRIOR, ESTIMATE_MEMORY = 8.0, 0.95
 """Estimates begin as if 8 tokens had been promised and accepted, and 20 proposals are remembered."""
-SAVING_MEMORY = 0.9
-"""What proposals for a request save is remembered for about 10 of them."""
+SAVING_MEMORY = 0.95
+"""What proposals for a request save is remembered for about 20 of them: most save nothing, and some a hundred times their price."""
 _SOON = 32
 """Tokens that any answer is taken to have left; one of n tokens is expected to get n more."""
 _LARGEST_UNIT = 1e100
@@ -212,6 +212,7 @@ class DraftStats:
             before the first one.
         last_depth, last_accepted_tokens: levels of the latest draft, and how many stood.
         steps_since_draft: decode steps since then, drafts that came back empty included.
+        steps_since_asked: decode steps since the drafter was last asked for a draft to verify.
         num_looks: proposals of its drafter that were looked at without verifying them.
         is_looked_at: the latest of them still waits for the tokens that come.
         num_said, num_left: tokens of the answer so far, and most that may still come.
@@ -227,6 +228,7 @@ class DraftStats:
     last_depth: int = 0
     last_accepted_tokens: int = 0
     steps_since_draft: int = 0
+    steps_since_asked: int = 0
     num_looks: int = 0
     is_looked_at: bool = False
     num_said: int = 0
@@ -246,6 +248,7 @@ class DraftStats:
         self.num_said += outcome.num_new
         self.num_left -= outcome.num_new
         self.num_unread = 0 if num_nodes else self.num_unread + outcome.num_new
+        self.steps_since_asked = 0 if outcome.asked else self.steps_since_asked + 1
         if outcome.asked:
             self.rates.learn(num_nodes, outcome.num_accepted, outcome.level_refused, memory=self.memory)
         if not num_nodes:

@@ -76,7 +76,7 @@ class Goodput(LengthPolicy):
 
     prices: Prices
     max_length: int = 8
-    explore: float = 0.005
+    explore: float = 0.01
     whole: bool = False
     can_look: bool = False
     asks_beliefs: ClassVar[bool] = True
@@ -87,7 +87,7 @@ class Goodput(LengthPolicy):
         check_least("max_length", self.max_length, 0)
         if not 0 <= self.explore < 1:
             raise InvalidParameter(
-                "explore", f"{self.explore} is not in [0, 1)", "give a share of the time, e.g. 0.005"
+                "explore", f"{self.explore} is not in [0, 1)", "give a share of the time, e.g. 0.01"
             )
 
     def budgets(self, requests: Sequence[DraftStats], batch: BatchStats) -> list[int]:
