@@ -18,8 +18,8 @@ Occurrence = Literal["latest", "earliest"]
 
 _CHECKED_TAIL = 16  # tokens compared to notice that an id now stands for another text
 FIRST_RATES = (0.2, 0.45, 0.55, 0.65, 0.68, 0.7, 0.78, 0.8, 0.84, 0.86, 0.87, 0.88, 0.89, 0.9, 0.91, 0.97)
-"""How often a repetition of 1, 2, ... tokens went on, before any was seen: so it was in 600 answers of the default model
-to prompts of many kinds. Longer ones count as the last."""
+"""How often a repetition of 1, 2, ... tokens went on, before any was seen: so it was in 600 answers of the default
+model to prompts of many kinds. Longer ones count as the last."""
 _FIRST_WEIGHT, _MOST_WEIGHT = 20, 200
 """Repetitions that these rates count for, and after how many the oldest are forgotten."""
 
@@ -29,7 +29,8 @@ class NGram:
 
     The first hit wins and the tokens after it are proposed as a chain, at most to the end of the text. The suffix
     never matches itself. A token's chance is the rate at which repetitions as long as the one that ends before it went
-    on in the outputs of all requests. Saxena 2023 (prompt lookup decoding), with vLLM's option names and the published sizes 3 to 1.
+    on in the outputs of all requests. Saxena 2023 (prompt lookup decoding), with vLLM's option names and the published
+    sizes 3 to 1.
 
     Args:
         prompt_lookup_max, prompt_lookup_min: longest and shortest suffix looked up, in tokens.

@@ -134,8 +134,8 @@ class LearnedPrices:
             self.passes.observe(rows, step.seconds.verifying, step.mean_context)
             self._besides.learn(step.seconds.scheduling + step.seconds.committing)
         asked = [one for one in step.requests if one.asked]
-        if asked or step.num_looks:
-            self.drafts.observe_step(asked, step.num_looks, step.seconds.drafting, step.mean_context)
+        if asked:
+            self.drafts.observe_step(asked, step.seconds.drafting, step.mean_context)
 
 
 def roofline(balance: float) -> PassSeconds:
@@ -215,13 +215,13 @@ class LearnedDraft:
         few, many = _MANY_ROWS
         return num_tokens * self._traits.cost_ratio * (self._passes(many, 0.0) - self._passes(few, 0.0)) / (many - few)
 
-    def observe_step(self, asked: list[RequestOutcome], num_looks: int, seconds: float, context: float) -> None:
-        """The drafts that were asked for in a step, and those that were only looked at, took `seconds`."""
+    def observe_step(self, asked: list[RequestOutcome], seconds: float, context: float) -> None:
+        """The drafts that were asked for in a step took `seconds`."""
         if self._is_priced_by_request:
-            self._by_request.learn(seconds / (len(asked) + num_looks))
+            self._by_request.learn(seconds / len(asked))
             return
         drafted = [one for one in asked if one.num_draft_tokens]
-        if drafted and not num_looks and all([one.in_a_row for one in asked]):
+        if drafted and all([one.in_a_row for one in asked]):
             self.observe(max([one.depth for one in drafted]), len(drafted), seconds, context)
 
     def observe(self, depth: int, num_requests: int, seconds: float, context: float = 0.0) -> None:

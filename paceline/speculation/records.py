@@ -26,7 +26,8 @@ _BORROWED = 4.0
 ESTIMATE_PRIOR, ESTIMATE_MEMORY = 8.0, 0.95
 """Estimates begin as if 8 tokens had been promised and accepted, and 20 proposals are remembered."""
 SAVING_MEMORY = 0.95
-"""What proposals for a request save is remembered for about 20 of them: most save nothing, and some a hundred times their price."""
+"""What proposals for a request save is remembered for about 20 of them: most save nothing, some a hundred times their
+price."""
 _SOON = 32
 """Tokens that any answer is taken to have left; one of n tokens is expected to get n more."""
 _LARGEST_UNIT = 1e100
@@ -213,8 +214,6 @@ class DraftStats:
         last_depth, last_accepted_tokens: levels of the latest draft, and how many stood.
         steps_since_draft: decode steps since then, drafts that came back empty included.
         steps_since_asked: decode steps since the drafter was last asked for a draft to verify.
-        num_looks: proposals of its drafter that were looked at without verifying them.
-        is_looked_at: the latest of them still waits for the tokens that come.
         num_said, num_left: tokens of the answer so far, and most that may still come.
         num_unread: tokens since the latest draft, the prompt too before the first: a drafter with keys and values of
             its own has to read them.
@@ -229,8 +228,6 @@ class DraftStats:
     last_accepted_tokens: int = 0
     steps_since_draft: int = 0
     steps_since_asked: int = 0
-    num_looks: int = 0
-    is_looked_at: bool = False
     num_said: int = 0
     num_left: int = 0
     num_unread: int = 0

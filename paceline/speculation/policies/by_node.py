@@ -22,9 +22,9 @@ class GoodputByNode(Goodput):
     """The nodes with the most expected tokens per second of all requests together (`worth_verifying`), none when none
     pay.
 
-    A request whose proposals save less than it takes to make them is asked only from time to time, so rarely that asking
-    all such requests takes the share `explore` of the time. What is drawn says nothing of its nodes and is verified
-    whole.
+    A request whose proposals save less than it takes to make them is asked only from time to time, so rarely that
+    asking all such requests takes the share `explore` of the time. What is drawn says nothing of its nodes and is
+    verified whole.
     """
 
     _usual: float | None = field(default=None, init=False, repr=False)
@@ -42,10 +42,6 @@ class GoodputByNode(Goodput):
             else 0
             for request in requests
         ]
-
-    def looks(self, requests: Sequence[DraftStats], budgets: Sequence[int]) -> Sequence[int]:
-        """Nobody: who is asked loses no row, since what does not pay is not verified."""
-        return ()
 
     def trim(
         self, chances: Sequence[Sequence[float]], requests: Sequence[DraftStats], batch: BatchStats
