@@ -23,7 +23,8 @@ def trainer(folder, family, store, target, num_steps, **more):
 
 
 @pytest.mark.parametrize(
-    ("family", "steps", "rate"), [("eagle3", 80, 3e-2), ("mlp_speculator", 120, 3e-2), ("hass", 80, 3e-2)]
+    ("family", "steps", "rate"),
+    [("eagle3", 80, 3e-2), ("mlp_speculator", 120, 3e-2), ("hass", 80, 3e-2), ("falcon", 120, 3e-2)],
 )
 def test_a_small_head_learns_a_rule_by_heart(tmp_path, family, steps, rate):
     target = tiny_target()
