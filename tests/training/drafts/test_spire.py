@@ -43,10 +43,10 @@ def run(folder, store, steps, layers=(0,), **more):
     return Trainer(recipe(layers), store, LoopSettings(num_steps=steps, rows=60, share=1.0, **more), folder)
 
 
-def test_a_draft_learns_a_text_by_heart(tmp_path):
-    store = tiny_store(tmp_path / "taps", 4, 1)
+def test_a_draft_learns_a_text_by_heart(tmp_path, quick_rise):
+    store = tiny_store(tmp_path / "taps", 2, 1)
     own = [one for one in store.documents if not one.conversation.is_held_out]
-    done = run(tmp_path / "run", store, 100, (0, 1), rate=2e-2)
+    done = run(tmp_path / "run", store, 45, (0, 1), rate=2e-2)
     before = done.trainee.evaluate(store, own).sampled[0]
     done.run()
     done.trainee.net.load_state_dict(done.mean.weights)
@@ -67,12 +67,12 @@ def test_an_ended_run_goes_on_bit_for_bit(tmp_path):
         assert torch.equal(values, second.trainee.net.state_dict()[name]), name
 
 
-def test_layers_of_the_target_draft_better_than_random_ones(tmp_path):
+def test_layers_of_the_target_draft_better_than_random_ones(tmp_path, quick_rise):
     """Pruned initialisation: after the same few updates."""
-    store, found = tiny_store(tmp_path / "taps", own_text=True), []
+    store, found = tiny_store(tmp_path / "taps", 4, 2), []
     for is_pruned in (True, False):
         torch.manual_seed(0)
-        done = run(tmp_path / str(is_pruned), store, 10, (0, 1), rate=2e-3)
+        done = run(tmp_path / str(is_pruned), store, 5, (0, 1), rate=2e-3)
         if not is_pruned:
             for one in done.trainee.net.layers.parameters():
                 torch.nn.init.normal_(one, std=0.02) if one.ndim > 1 else None

@@ -39,7 +39,7 @@ def make_head(services, path: str):
     return head_of(read_head(path), services)
 
 
-def prompts_of(kind: int, number: int = 10) -> list[list[int]]:
+def prompts_of(kind: int, number: int = 8) -> list[list[int]]:
     """Two kinds of text: tokens of the vocabulary's lower and of its upper half."""
     rng = np.random.default_rng(kind)
     return [rng.integers(3 + 60 * kind, 60 + 60 * kind, 12).tolist() for _ in range(number)]
@@ -67,13 +67,13 @@ def spec_of(path) -> SpeculativeConfig:
 
 def trained(recipe, store, folder, steps):
     """A head learnt from all of a store, and where it was saved."""
-    run = Trainer(recipe, store, LoopSettings(num_steps=steps, rows=150, share=1.0, rate=2e-2), folder / "run")
+    run = Trainer(recipe, store, LoopSettings(num_steps=steps, rows=100, share=1.0, rate=2e-2), folder / "run")
     for _ in range(steps):
         run.step()
     return save_head(recipe.record(run.mean.weights, {}), folder / "head")
 
 
-def test_acceptance_rises_on_another_kind_of_text_and_no_text_changes(target, tmp_path, monkeypatch):
+def test_acceptance_rises_on_another_kind_of_text_and_no_text_changes(target, tmp_path, quick_rise, monkeypatch):
     monkeypatch.setattr("paceline.training.heads.conversations.HELD_OUT_SHARE", 5)
     tables, (first, second) = training_target(target.source), (prompts_of(0), prompts_of(1))
     torch.manual_seed(0)
@@ -83,13 +83,13 @@ def test_acceptance_rises_on_another_kind_of_text_and_no_text_changes(target, tm
 
     texts, _ = serve(target, recorded(spec_of(untrained), tmp_path / "first"), first)
     assert texts == plain[0]
-    old = trained(recipe, TapStore(tmp_path / "first"), tmp_path / "a", 60)
+    old = trained(recipe, TapStore(tmp_path / "first"), tmp_path / "a", 30)
     assert serve(target, spec_of(old), first)[1] > 0.2
 
     texts, before = serve(target, recorded(spec_of(old), tmp_path / "second"), second)
     assert texts == plain[1]
     again = resumed(RECIPES["eagle3"], tables, read_head(old))
-    new = trained(again, TapStore(tmp_path / "second"), tmp_path / "b", 60)
+    new = trained(again, TapStore(tmp_path / "second"), tmp_path / "b", 30)
     texts, after = serve(target, spec_of(new), second)
     assert texts == plain[1]
     assert after > before + 0.2
