@@ -106,6 +106,8 @@ class FixedPrices:
 class LearnedPrices:
     """A prior for passes, corrected by passes; drafts by their declared cost, corrected by drafts.
 
+    Several ask for the same passes within a step, so what was asked for is kept until something is learned.
+
     Args:
         passes: what a target pass costs.
         traits: of the drafter, whose `cost_ratio` says what a draft step costs before one was measured.
@@ -114,10 +116,14 @@ class LearnedPrices:
     def __init__(self, passes: "LearnedPass", traits: DrafterTraits = _LOOKUP) -> None:
         self.passes, self.drafts = passes, LearnedDraft(passes, traits)
         self._besides = MovingAverage(0.0)
+        self._asked: dict[tuple[float, float], float] = {}
 
     def target(self, rows: float, context: float = 0.0) -> float:
         """See `Prices`; what a step does besides passes and drafts counts as part of its pass."""
-        return self.passes(rows, context) + self._besides.value
+        seconds = self._asked.get((rows, context))
+        if seconds is None:
+            seconds = self._asked[rows, context] = self.passes(rows, context) + self._besides.value
+        return seconds
 
     def draft_level(self, level: int, num_requests: int, context: float = 0.0) -> float:
         """See `Prices`."""
@@ -129,6 +135,7 @@ class LearnedPrices:
 
     def observe(self, step: StepOutcome) -> None:
         """Learn from a step that only decoded what its pass cost, and from any step what its drafts cost."""
+        self._asked.clear()
         if step.only_decodes and step.is_complete:
             rows = step.num_decodes + step.num_draft_tokens
             self.passes.observe(rows, step.seconds.verifying, step.mean_context)
