@@ -102,6 +102,7 @@ def serve(
     if plan.cluster is not None:
         plan.check_alone(model or also, devices, auditing.audit_rate)
         options = {"speculative": speculative, "dtype": devices.dtype, "executor": devices.executor}
+        options["device"] = devices.device
         _serve_cluster(plan.cluster, plan, options, listen)
         return
     rate = auditing.audit_rate
@@ -152,7 +153,7 @@ def _serve_cluster(
             await listen(dispatcher)
 
     messages.print(f"starting {len(plan.placement.groups)} groups with {len(plan.held)} models")
-    groups = start_groups(plan, wanted.num_cpus, **options)
+    groups = start_groups(plan, wanted.num_cpus, address=wanted.ray_address, **options)
     try:
         asyncio.run(run())
     finally:

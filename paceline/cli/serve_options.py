@@ -79,6 +79,9 @@ class ClusterOptions:
         list[str] | None, typer.Option("--weights", help="NAME=MODEL: weights of a plan's model; repeatable.")
     ] = None
     num_cpus: Annotated[int | None, typer.Option("--num-cpus", help="CPUs that all groups share; default all.")] = None
+    ray_address: Annotated[
+        str | None, typer.Option("--ray-address", help="Join this Ray (host:port, or auto) instead of starting one.")
+    ] = None
     heartbeat: Annotated[float, typer.Option("--heartbeat", help="Seconds between checks of a group.")] = 1.0
     max_restarts: Annotated[int, typer.Option("--max-restarts", help="Restarts of a group in a row.")] = 3
     events: Annotated[
