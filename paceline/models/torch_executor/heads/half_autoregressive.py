@@ -14,7 +14,7 @@ from torch.nn import functional
 from paceline.models.base import PAGE_SIZE, KVCache
 from paceline.models.heads.nets import BlockOfRows, NetOutput
 from paceline.models.heads.record import HeadRecord
-from paceline.models.torch_executor.cache import TorchKVCache
+from paceline.models.torch_executor.cache import TorchKVCache, unwritten_zeros
 from paceline.models.torch_executor.heads.falcon import LSTM_LAYERS, Falcon, LstmState
 
 _CPU = torch.device("cpu")
@@ -27,7 +27,8 @@ class FalconCache(TorchKVCache):
         layer = record.config.layer
         assert layer is not None
         super().__init__(layer, num_pages, _CPU, torch.float32)
-        self.states = torch.zeros(2, LSTM_LAYERS, num_pages * PAGE_SIZE, layer.hidden_size)
+        shape = (2, LSTM_LAYERS, num_pages * PAGE_SIZE, layer.hidden_size)
+        self.states = unwritten_zeros(shape, _CPU, torch.float32)
 
     @property
     def num_bytes(self) -> int:
