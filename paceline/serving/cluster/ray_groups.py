@@ -1,11 +1,14 @@
 """Groups as Ray actors in placement groups, on a Ray of this machine. The only file that imports Ray.
 
-What the groups are told, and what happens when one dies, is decided elsewhere (`dispatcher.py`).
+What the groups are told, and what happens when one dies, is decided elsewhere (`dispatcher.py`). Ray's processes listen
+on loopback and ask everyone for a token that is made for this run: whoever can reach their ports can run code there.
 """
 
 import asyncio
 import logging
 import os
+import secrets
+import sys
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -18,6 +21,12 @@ from paceline.serving.cluster.plan import ClusterPlan
 from paceline.serving.job import Chunk, Job
 from paceline.serving.model_spec import ModelSpec
 from paceline.serving.worker import OpenModel, Worker, open_model
+
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+"""Ray's name for "this machine only": its processes then listen at 127.0.0.1. It is read when Ray is imported."""
+os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+if "ray" not in sys.modules:  # read at the import too; one that was imported before keeps its own habit
+    os.environ["RAY_AUTH_MODE"] = "token"
 
 try:
     import ray
