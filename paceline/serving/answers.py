@@ -1,5 +1,6 @@
 """`Answer`: writes the bodies of one request's answer in OpenAI's shape. What comes in is `protocol.py`'s."""
 
+import codecs
 import json
 import math
 import time
@@ -77,6 +78,7 @@ class Answer:
         self._prompts: dict[int, tuple[Piece, ...]] = {}
         self._readers: dict[int, CallReader] = {}
         self._thinkers: dict[int, ThoughtReader] = {}
+        self._offsets: dict[int, TextOffsets] = {}
         self._around: dict[int, tuple[str, str]] = {}
         self._is_plain = not (wish.logprobs or wish.token_ids or wish.trace or wish.tools is not None)
         self._num_thought = 0
@@ -269,7 +271,7 @@ class Answer:
         wish = self._wish
         choice = {"index": number, **content, "logprobs": None, "finish_reason": self._reason(number, chunk)}
         if wish.logprobs:
-            choice["logprobs"] = chat_logprobs(pieces) if wish.is_chat else text_logprobs(pieces)
+            choice["logprobs"] = chat_logprobs(pieces) if wish.is_chat else self._text_logprobs(number, pieces)
         if wish.token_ids:
             choice["token_ids"] = [piece.token_id for piece in pieces if piece.provenance != "prompt"]
         if chunk.finish_reason is None:
@@ -283,6 +285,10 @@ class Answer:
         if chunk.summary.error is not None:
             choice["error"] = {"message": chunk.summary.error, "type": "request_failed"}
         return choice | self._trace(pieces, chunk.step)
+
+    def _text_logprobs(self, number: int, pieces: Sequence[Piece]) -> dict[str, Any]:
+        """Those of a choice's next tokens."""
+        return text_logprobs(pieces, self._offsets.setdefault(number, TextOffsets()))
 
     def _trace(self, pieces: Sequence[Piece], step: Step | None) -> dict[str, Any]:
         if not self._wish.trace:
@@ -344,12 +350,21 @@ def chat_logprobs(pieces: Sequence[Piece]) -> dict[str, Any]:
     return {"content": [_scored(p) for p in pieces if p.logprob is not None], "refusal": None}
 
 
-def text_logprobs(pieces: Sequence[Piece]) -> dict[str, Any]:
+class TextOffsets:
+    """Where tokens begin in the text that they make: one in the middle of a character where that character does."""
+
+    def __init__(self) -> None:
+        self._decoder, self._length = codecs.getincrementaldecoder("utf-8")("replace"), 0
+
+    def next(self, spelling: bytes) -> int:
+        """Characters before the next token."""
+        before = self._length
+        self._length += len(self._decoder.decode(spelling))
+        return before
+
+
+def text_logprobs(pieces: Sequence[Piece], offsets: TextOffsets) -> dict[str, Any]:
     """Completions' form: four lists over the tokens; nothing predicts the first token of a prompt."""
-    offsets, offset = [], 0
-    for piece in pieces:
-        offsets.append(offset)
-        offset += len(_spelled(piece.spelling))
     return {
         "tokens": [_spelled(piece.spelling) for piece in pieces],
         "token_logprobs": [_number(piece.logprob) for piece in pieces],
@@ -357,7 +372,7 @@ def text_logprobs(pieces: Sequence[Piece]) -> dict[str, Any]:
             None if piece.logprob is None else {_spelled(s): _number(logprob) for _, s, logprob in piece.top}
             for piece in pieces
         ],
-        "text_offset": offsets,
+        "text_offset": [offsets.next(piece.spelling) for piece in pieces],
     }
 
 

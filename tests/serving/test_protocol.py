@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from paceline.serving.answers import TextOffsets
 from paceline.serving.settings import Settings
 from paceline.types import SamplingParams
 from tests.serving.conftest import MODEL, events
@@ -108,6 +109,20 @@ def test_echo_with_logprobs_scores_the_prompt(ask, make_llm):
     assert nothing.json()["choices"][0]["text"] == "abca"
     assert nothing.json()["usage"]["completion_tokens"] == 0
     assert events(streamed)[0]["choices"] == scored.json()["choices"]
+
+
+def test_offsets_are_places_in_the_text(ask):
+    """Also of tokens that are parts of a character, and in streams."""
+    offsets = TextOffsets()
+    assert [offsets.next(each) for each in ("ü"[:1].encode(), "🚲".encode()[:2], "🚲".encode()[2:], b"a")] == [
+        0,
+        1,
+        1,
+        2,
+    ]
+    whole, streamed = ask(COMPLETIONS, TEXT | {"logprobs": 0}, TEXT | {"logprobs": 0, "stream": True})
+    told = [event["choices"][0]["logprobs"]["text_offset"] for event in events(streamed) if event["choices"]]
+    assert [at for each in told for at in each] == whole.json()["choices"][0]["logprobs"]["text_offset"]
 
 
 def test_stop_ids_least_tokens_and_bad_words_reach_the_sampler(ask, make_llm):
