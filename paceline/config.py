@@ -98,6 +98,8 @@ class EngineConfig:
             loaded.
         prefix_caching: requests that begin alike compute the common pages once.
         scheduler: scheduling policy by name.
+        parse_special_tokens: control tokens written in prompts and messages (``<|im_end|>``) count as such. Off, they
+            are plain text, and nobody can end a turn but the chat template.
         profile: what a pass costs: a file that `paceline tune` wrote, ``auto`` for the one in the cache, if any, or
             ``none``. Without one a few passes are timed when the engine is made. Every pass corrects either.
     """
@@ -117,6 +119,7 @@ class EngineConfig:
     memory_fraction: float | None = None
     prefix_caching: bool = True
     scheduler: SchedulerName = "stall_free"
+    parse_special_tokens: bool = True
     profile: str = "auto"
 
     def __post_init__(self) -> None:

@@ -140,6 +140,7 @@ class CompletionOutput:
 
     Attributes:
         index: counts from 0.
+        stop_reason: the stop string or the one of `stop_token_ids` that ended it; None for anything else.
         lossy: a lossy rule judged drafts of it, so that its text need not follow the target's law.
         error: what went wrong, when `finish_reason` is ``error``.
         logprobs: one entry for each of `token_ids`; None unless asked for.
@@ -160,6 +161,7 @@ class CompletionOutput:
     num_predicted_tokens: int = 0
     num_accepted_predictions: int = 0
     num_forced_tokens: int = 0
+    stop_reason: str | int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,12 +122,23 @@ MaxBatchedTokens = Annotated[
 SchedulerPolicy = Annotated[
     str, option(MACHINE, "--scheduler", help=f"Scheduling policy: {', '.join(SchedulerName.__args__)}.")
 ]
+ParseSpecial = Annotated[
+    bool,
+    option(
+        MACHINE, "--parse-special-tokens/--no-parse-special-tokens",
+        help="Control tokens written in prompts and messages count as such, or are plain text.",
+    ),
+]  # fmt: skip
 MaxQueue = Annotated[int, option(SERVER, "--max-queue", help="Requests that may wait; 429 beyond.")]
 MaxBody = Annotated[int, option(SERVER, "--max-body-bytes", help="Largest body of a request; 413 beyond.")]
 RequestTimeout = Annotated[
     float | None, option(SERVER, "--request-timeout", help="Seconds after which an answer ends with what it has.")
 ]
 PingSeconds = Annotated[float, option(SERVER, "--ping-seconds", help="Silence after which a stream sends a comment.")]
+StreamInterval = Annotated[
+    int,
+    option(SERVER, "--stream-interval", help="Tokens of each event of a stream; above 1 it hides what was drafted."),
+]
 DrainSeconds = Annotated[float, option(SERVER, "--drain-seconds", help="How long answers may go on after SIGTERM.")]
 ApiKey = Annotated[
     list[str] | None, option(SERVER, "--api-key", help="Ask for this key; repeatable. Rather use --api-key-file.")

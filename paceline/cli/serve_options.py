@@ -8,6 +8,7 @@ import typer
 
 from paceline.cli import options as o
 from paceline.cli.groups import Devices
+from paceline.config import SpeculativeConfig
 from paceline.errors import InvalidParameter
 from paceline.serving.settings import Settings, check_exposure, is_loopback, local_names, read_keys
 
@@ -23,10 +24,11 @@ class ServedOn(Devices):
     max_num_seqs: o.MaxNumSeqs = o.DEFAULT_MAX_NUM_SEQS
     max_num_batched_tokens: o.MaxBatchedTokens = None
     scheduler: o.SchedulerPolicy = o.DEFAULT_SCHEDULER
+    parse_special_tokens: o.ParseSpecial = True
 
     def engine(self) -> dict[str, Any]:
         """As `LLM` takes it."""
-        own = ("device", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "scheduler")
+        own = ("device", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "scheduler", "parse_special_tokens")
         return Devices.engine(self) | {name: getattr(self, name) for name in own}
 
 
@@ -40,6 +42,7 @@ class Front:
     max_body_bytes: o.MaxBody = _SETTINGS.max_body_bytes
     request_timeout: o.RequestTimeout = None
     ping_seconds: o.PingSeconds = _SETTINGS.ping_seconds
+    stream_interval: o.StreamInterval = _SETTINGS.stream_interval
     drain_seconds: o.DrainSeconds = _SETTINGS.drain_seconds
     api_key: o.ApiKey = None
     api_key_file: o.ApiKeyFile = None
@@ -57,11 +60,11 @@ class Front:
         """What the server allows. Raises InvalidParameter for what should not listen."""
         keys = (*(self.api_key or ()), *(read_keys(self.api_key_file) if self.api_key_file else ()))
         check_exposure(self.host, keys, self.insecure)
-        local = local_names(self.host, self.port) if is_loopback(self.host) else ()
+        local = local_names(self.host) if is_loopback(self.host) else ()
         return Settings(
             api_keys=keys, allowed_hosts=tuple(self.allowed_host or ()) or local, max_queue=self.max_queue,
             max_running=max_running, max_body_bytes=self.max_body_bytes, request_timeout=self.request_timeout,
-            ping_seconds=self.ping_seconds, drain_seconds=self.drain_seconds,
+            ping_seconds=self.ping_seconds, stream_interval=self.stream_interval, drain_seconds=self.drain_seconds,
             allowed_origins=tuple(self.allowed_origin or ()), metrics_prefix=self.metrics_prefix,
             spec_decode_metrics=self.per_request_spec_decode_metrics, shared_cache=self.shared_cache, page=self.page,
         )  # fmt: skip
@@ -112,6 +115,27 @@ class AuditOptions:
     audit_ledger: Annotated[
         Path | None, typer.Option("--audit-ledger", help="Add the evidence of --audit-rate to this file.")
     ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeepingOptions:
+    """Texts kept to learn from."""
+
+    keep_served: Annotated[
+        Path | None,
+        typer.Option("--keep-served", help="Keep served texts with hidden states here, to train a head on. PRIVATE."),
+    ] = None
+    keep_tokens: Annotated[
+        int, typer.Option("--keep-tokens", min=1, help="With --keep-served: the latest so many tokens.")
+    ] = 100_000
+
+    def around(self, spec: SpeculativeConfig | None) -> SpeculativeConfig | None:
+        """`spec` with its drafter recorded, where that was asked for. Raises InvalidParameter without a drafter."""
+        if self.keep_served is None:
+            return spec
+        from paceline.training.online.recorded import recorded
+
+        return recorded(spec, self.keep_served, self.keep_tokens)
 
 
 def named_models(option: str, given: list[str] | None) -> dict[str, str]:

@@ -69,6 +69,11 @@ class AsyncLLM:
         """Why nothing can be generated any more; None while all is well."""
         return self._thread.death
 
+    @property
+    def step_seconds(self) -> float:
+        """How long the engine's present step has taken; 0 between steps."""
+        return self._thread.step_seconds
+
     def chat_prompt(self, messages: Sequence[Any]) -> list[int]:
         """Token ids of a conversation in the model's chat template, ready for the answer."""
         return self._llm.chat_prompt(messages)
@@ -84,14 +89,15 @@ class AsyncLLM:
     def describe(self) -> dict[str, Any]:
         """What the model is and how it is run, JSON-ready."""
         llm = self._llm
-        config = llm.speculative
+        config, own = llm.speculative, llm.engine.drafter.name
         return {
             "max_model_len": llm.max_model_len,
             "vocab_size": llm.tokenizer.vocab_size,
             "dtype": llm.dtype,
             "has_chat_template": llm.tokenizer.has_chat_template,
             "reads_tools": llm.tokenizer.reads_tools,
-            "drafter": None if config is None else config.method,
+            "tags_calls": llm.tokenizer.tags_calls,
+            "drafter": None if config is None else own if ":" in config.method else config.method,
             "rule": None if config is None else config.rule,
             "num_draft_tokens": llm.engine.speculation.most,
         }

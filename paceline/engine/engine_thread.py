@@ -5,6 +5,7 @@ Others hand it calls; it runs them between steps, so the engine itself never see
 """
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
@@ -36,6 +37,7 @@ class EngineThread:
         self._door = threading.Lock()
         self._death: EngineDead | None = None
         self._is_stopping = False
+        self._step_began: float | None = None
         self._thread = threading.Thread(target=self._live, name="paceline-engine", daemon=True)
         self._thread.start()
 
@@ -43,6 +45,12 @@ class EngineThread:
     def death(self) -> EngineDead | None:
         """Why the thread has ended; None while it lives."""
         return self._death
+
+    @property
+    def step_seconds(self) -> float:
+        """How long the step that runs now has taken; 0 between steps."""
+        began = self._step_began
+        return 0.0 if began is None else time.monotonic() - began
 
     def call(self, function: Callable[[Engine], _T]) -> "Future[_T]":
         """Run `function` between two steps; the future holds its result or error.
@@ -82,7 +90,10 @@ class EngineThread:
             while not self._is_stopping:
                 self._run_calls()
                 if self._engine.has_unfinished_requests and not self._is_stopping:
-                    self._on_outputs(self._engine.step())
+                    self._step_began = time.monotonic()
+                    outputs = self._engine.step()
+                    self._step_began = None
+                    self._on_outputs(outputs)
         except Exception as error:
             death = EngineDead(f"the engine failed: {error!r}")
             death.__cause__ = error
@@ -101,6 +112,7 @@ class EngineThread:
 
     def _close(self, death: EngineDead) -> None:
         """Let nobody in any more, answer those who are, and tell that it is over."""
+        self._step_began = None
         with self._door:
             self._death = death
         self._answer_late_calls()

@@ -15,7 +15,7 @@ import numpy as np
 from paceline.errors import InvalidParameter
 from paceline.models.tokenizer import Tokenizer
 
-_KEPT = 64
+_KEPT = 256
 """Compiled grammars that are remembered."""
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON as `json.dumps` writes it: more tokens are forced, and no model can go on with blanks for ever."""
@@ -32,7 +32,7 @@ class Grammars:
 
     def __init__(self, tokenizer: Tokenizer, eos_token_ids: Sequence[int], vocab_size: int) -> None:
         self._tokenizer, self._eos, self._vocab_size = tokenizer, tuple(eos_token_ids), vocab_size
-        self._lock = threading.Lock()
+        self._lock, self._compiling = threading.Lock(), threading.Lock()
         self._vocabulary: Any = None
         self._compiled: OrderedDict[tuple[str, str], Any] = OrderedDict()
 
@@ -52,13 +52,22 @@ class Grammars:
     def compiled(self, wanted: Mapping[str, str]) -> Any:
         """The matcher that cursors are copied from; any thread may ask. Raises as `cursor`."""
         [key] = wanted.items()
+        found = self._known(key)
+        if found is not None:
+            return found
+        with self._compiling:  # one at a time; those that are known need not wait for it
+            found = self._known(key) or self._compile(*key)
         with self._lock:
-            if key not in self._compiled:
-                self._compiled[key] = self._compile(*key)
-            self._compiled.move_to_end(key)
+            self._compiled[key] = found
             while len(self._compiled) > _KEPT:
                 self._compiled.popitem(last=False)
-            return self._compiled[key]
+        return found
+
+    def _known(self, key: tuple[str, str]) -> Any:
+        with self._lock:
+            if key in self._compiled:
+                self._compiled.move_to_end(key)
+            return self._compiled.get(key)
 
     def _compile(self, kind: str, source: str) -> Any:
         try:
@@ -68,17 +77,13 @@ class Grammars:
             raise InvalidParameter("structured_outputs", problem, "pip install 'paceline[grammar]'") from None
         if self._vocabulary is None:
             self._vocabulary = _vocabulary(self._tokenizer, self._eos, self._vocab_size)
-        grammar = ""
         try:
-            grammar = _source(llguidance, kind, source)
-            problem = llguidance.LLMatcher.validate_grammar(grammar, self._vocabulary)
+            matcher = llguidance.LLMatcher(self._vocabulary, _source(llguidance, kind, source), log_level=0)
+            problem = matcher.get_error() if matcher.is_error() else ""
         except Exception as error:  # its front ends raise what they like
-            problem = str(error)
-        if problem and not problem.startswith("WARNING"):
+            matcher, problem = None, str(error)
+        if problem:
             raise InvalidParameter("structured_outputs", f"{kind}: {problem[:300]}", "change the schema or grammar")
-        matcher = llguidance.LLMatcher(self._vocabulary, grammar, log_level=0)
-        if matcher.is_error():
-            raise InvalidParameter("structured_outputs", f"{kind}: {matcher.get_error()[:300]}", "simplify it")
         return matcher
 
 
@@ -107,13 +112,25 @@ class Cursor:
 
     def allowed(self, path: Sequence[int] = ()) -> np.ndarray | None:
         """See `GrammarCursor`."""
+        if not self._mask(path):
+            return None
+        bits = np.unpackbits(self._words.view(np.uint8), bitorder="little")
+        return bits[: self._vocab_size].view(np.bool_)
+
+    def allows(self, token: int, path: Sequence[int] = ()) -> bool:
+        """See `GrammarCursor`."""
+        if token >= self._vocab_size or not self._mask(path):
+            return False
+        return bool(self._words[token >> 5] >> (token & 31) & 1)
+
+    def _mask(self, path: Sequence[int]) -> bool:
+        """Compute what may follow `path`, a bit for each token; False where nothing does."""
         if not self._go(path) or self._matcher.is_stopped():
             self._check()
-            return None
+            return False
         self._matcher.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
         self._check()
-        bits = np.unpackbits(self._words.view(np.uint8), bitorder="little")
-        return bits[: self._vocab_size].astype(bool)
+        return True
 
     def forced(self) -> Sequence[int]:
         """See `GrammarCursor`."""

@@ -212,7 +212,14 @@ class LiveSample:
             num_predicted_tokens=self.counters.num_predicted,
             num_accepted_predictions=self.counters.num_accepted_predictions,
             num_forced_tokens=self.counters.num_forced,
+            stop_reason=self._stop_reason() if reason == "stop" else None,
         )
+
+    def _stop_reason(self) -> str | int | None:
+        """The stop string or token id that ended the text, where one of the request's own did."""
+        last = self.state.output_token_ids[-1:]
+        named = [token for token in last if token in self.state.params.stop_token_ids]
+        return self.text.stop_string or next(iter(named), None)
 
 
 class LiveRequest:

@@ -219,8 +219,10 @@ class LLM:
         Raises:
             InvalidParameter: the model has no template, or the messages do not fit it or the context.
         """
+        if not self._config.parse_special_tokens:
+            messages = self.tokenizer.masked(messages)
         text = self.tokenizer.apply_chat_template(messages, variables=template)
-        return self._encode(text, add_special_tokens=False)
+        return self._encode(text, add_special_tokens=False, masked=True)
 
     def prepared(self, params: SamplingParams) -> SamplingParams:
         """`params` with its texts tokenised and its grammar compiled, so that the engine need not.
@@ -244,13 +246,21 @@ class LLM:
             return self.token_ids_of(text)
         return self.chat_prompt([{"role": "user", "content": text}])
 
-    def _encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text that can fit into the context: megabytes that cannot are refused before they are cut."""
-        size = len(text.encode("utf-8", "replace"))
+    def _encode(self, text: str, add_special_tokens: bool = True, masked: bool = False) -> list[int]:
+        """Token ids of a text that can fit into the context: megabytes that cannot are refused before they are cut.
+
+        `masked`: where control tokens are to be plain text, they are masked already (`Tokenizer.masked`).
+        """
+        try:
+            size = len(text.encode())
+        except UnicodeEncodeError:
+            raise InvalidParameter("prompt", "holds half a surrogate pair", "give valid Unicode") from None
         if size > self.max_model_len and size > self.max_model_len * self.tokenizer.longest_token:
             problem = f"{size} bytes are more than {self.max_model_len} tokens can hold, which is what fits here"
             raise InvalidParameter("prompt", problem, "shorten it, or take a model with a longer context")
-        return self.tokenizer.encode(text, add_special_tokens)
+        if self._config.parse_special_tokens:
+            return self.tokenizer.encode(text, add_special_tokens)
+        return self.tokenizer.encode_masked(text if masked else self.tokenizer.masked(text), add_special_tokens)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> TokenStream:
         """Tokens of one answer as they are committed, each with its text and provenance.
@@ -330,9 +340,12 @@ def _start_compiler(model: str, config: EngineConfig) -> None:
     builtin = BUILTIN_MODELS.get(model)
     if builtin is None or weights_path(builtin).exists() or config.executor == "torch" or config.is_parallel:
         return
+    from paceline.engine.ahead import compile_beside
     from paceline.models.numba_executor.ahead import compile_ahead
 
-    compile_ahead(builtin.dtype if config.dtype == "auto" else config.dtype, config.kv_cache_dtype, builtin.blocks)
+    dtype = builtin.dtype if config.dtype == "auto" else config.dtype
+    compile_beside(dtype, config.kv_cache_dtype)
+    compile_ahead(dtype, config.kv_cache_dtype, builtin.blocks)
 
 
 @contextmanager

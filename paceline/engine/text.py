@@ -22,7 +22,12 @@ class TextStream:
         self._stop = tuple(stop)
         self._held = ""
         self._released: list[str] = []
-        self.stopped = False
+        self.stop_string: str | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string has ended the text."""
+        return self.stop_string is not None
 
     @property
     def text(self) -> str:
@@ -30,7 +35,7 @@ class TextStream:
         return "".join(self._released)
 
     def push(self, token_id: int, may_stop: bool = True) -> str:
-        """The text that may be shown with `token_id` committed; sets `stopped` when it completes a stop string.
+        """The text that may be shown with `token_id` committed; sets `stop_string` when it completes a stop string.
 
         One that is completed where the text may not stop yet belongs to the text.
         """
@@ -40,10 +45,10 @@ class TextStream:
             return piece
         known = len(self._held)
         self._held += piece
-        found = (self._held.find(s, max(0, known + 1 - len(s))) for s in self._stop)
-        end = min((at for at in found if at >= 0), default=None)
-        if may_stop and end is not None:
-            self.stopped = True
+        found = ((self._held.find(s, max(0, known + 1 - len(s))), s) for s in self._stop)
+        first = min(((at, s) for at, s in found if at >= 0), default=None)
+        if may_stop and first is not None:
+            end, self.stop_string = first
             self._held = self._held[:end]
         return self._release(len(self._held) if self.stopped else len(self._held) - self._suspicious())
 

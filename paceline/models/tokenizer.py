@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from tokenizers import Tokenizer as Backend
 
@@ -24,6 +24,10 @@ Scheme = Literal["byte_level", "sentencepiece"]
 
 _LONG_TEXT = 4096
 """Characters from which encoding takes more than a few milliseconds."""
+_MARK, _MARK_END = "\ue000", "\ue001"
+"""Around a number, in place of a control token's name: characters of private use, which texts do not have."""
+_MARKED = re.compile(f"{_MARK}([0-9]{{1,6}}){_MARK_END}")
+_Masked = TypeVar("_Masked", bound=object)
 _META_SPACE = "▁"
 _BYTE_NAME = re.compile("<0x[0-9A-Fa-f]{2}>")
 
@@ -115,6 +119,16 @@ class Tokenizer:
         """Whether the chat template tells the model of tools."""
         return "tools" in (self._template_source or "")
 
+    @property
+    def tags_calls(self) -> bool:
+        """Whether calls of tools are written between ``<tool_call>`` tags, not as JSON alone."""
+        return not self.reads_tools or "<tool_call>" in (self._template_source or "")
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the chat template knows of thoughts before the answer, ``<think>...</think>``."""
+        return "</think>" in (self._template_source or "")
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; special tokens written in it count as such.
 
@@ -124,6 +138,45 @@ class Tokenizer:
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encoding.ids  # a batch lets other threads of Python run, which one text does not
+
+    def masked(self, value: _Masked) -> _Masked:
+        """A text, or texts in lists and mappings, with the names of control tokens replaced by marks.
+
+        `encode_masked` reads marks as the text of those names.
+        """
+        if isinstance(value, str):
+            return self._control.sub(lambda found: f"{_MARK}{self._names.index(found[0])}{_MARK_END}", value)
+        if isinstance(value, Mapping):
+            return {key: self.masked(each) for key, each in value.items()}  # type: ignore[return-value]
+        if isinstance(value, Sequence):
+            return [self.masked(each) for each in value]  # type: ignore[return-value]
+        return value
+
+    def encode_masked(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """As `encode`, but marks of `masked` are the text of control tokens, and not these tokens."""
+        first, *rest = _MARKED.split(text)
+        ids = self.encode(first, add_special_tokens)
+        for number, after in zip(rest[::2], rest[1::2], strict=True):
+            name = self._names[int(number)] if int(number) < len(self._names) else f"{_MARK}{number}{_MARK_END}"
+            ids += self._literal_backend.encode(name, add_special_tokens=False).ids
+            ids += self.encode(after, add_special_tokens=False) if after else []
+        return ids
+
+    @cached_property
+    def _names(self) -> list[str]:
+        """Control tokens as they are written, long ones first."""
+        return sorted({self._literal[i].decode() for i in self._special if self._literal[i]}, key=len, reverse=True)
+
+    @cached_property
+    def _control(self) -> re.Pattern[str]:
+        return re.compile("|".join(map(re.escape, self._names)) or r"(?!)")
+
+    @cached_property
+    def _literal_backend(self) -> Backend:
+        """One that knows no control tokens."""
+        backend = Backend.from_str(self._backend.to_str())
+        backend.encode_special_tokens = True
+        return backend
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token stands for, which need not be whole characters; none for ids that pad the vocabulary."""

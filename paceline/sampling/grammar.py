@@ -27,6 +27,10 @@ class GrammarCursor(Protocol):
         """
         ...
 
+    def allows(self, token: int, path: Sequence[int] = ()) -> bool:
+        """Whether `allowed` is a mask after `path` and has `token` in it; cheaper than the mask."""
+        ...
+
     def forced(self) -> Sequence[int]:
         """Tokens that must come next, or most likely do, since only one text is possible; may be empty."""
         ...

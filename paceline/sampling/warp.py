@@ -66,6 +66,8 @@ class Warper:
         self._counts: OutputCounts | None = None
         if (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) != (1, 0, 0):
             self._counts = OutputCounts(token_ids, num_prompt_tokens, params.repetition_penalty != 1)
+        edits = self._counts is not None or len(self._bias_ids) or self._bad_words
+        self._only_grammar = grammar is not None and not edits
 
     @property
     def takes_argmax(self) -> bool:
@@ -85,9 +87,31 @@ class Warper:
         """
         if ids is not None:
             return self._of_some(self.law, logits, path, ids)
-        scores, best = self._scores(logits, path)
         if self.params.is_greedy:
-            return GreedyLaw.of(best, lambda: truncated_law(_gaps(scores, best)))
+            return self._greedy(logits, path)
+        scores, best = self._scores(logits, path)
+        if self.grammar is None:
+            return self._sampled(scores, best)
+        possible = np.flatnonzero(scores > -np.inf)
+        return self._sampled(scores[possible], int(np.searchsorted(possible, best))).renamed(possible)
+
+    def _greedy(self, logits: np.ndarray, path: Sequence[int]) -> Law:
+        """The law at temperature 0. Where only a grammar edits logits, it is asked about the largest one first."""
+
+        def smooth() -> Law:
+            scores, best = self._scores(logits, path)
+            return truncated_law(_gaps(scores, best))
+
+        if self._only_grammar and not len(self._impossible_ends(path)):
+            best = int(np.argmax(logits))
+            if self.grammar is not None and self.grammar.allows(best, path):
+                _check_peak(float(logits[best]), best)
+                return GreedyLaw.of(best, smooth)
+        scores, best = self._scores(logits, path)
+        return GreedyLaw.of(best, lambda: truncated_law(_gaps(scores, best)))
+
+    def _sampled(self, scores: np.ndarray, best: int) -> Law:
+        """The law of `scores` [n] above temperature 0; `best` is the place of the largest."""
         params = self.params
         gaps = _gaps(scores, best)
         with np.errstate(over="ignore"):  # at tiny temperatures a gap is as good as infinite
@@ -152,7 +176,7 @@ class Warper:
             scores[[token for token in forbidden if token < len(scores)]] = -np.inf
         mask = None if self.grammar is None else self.grammar.allowed(path)
         if mask is not None:
-            scores[: len(mask)][~mask[: len(scores)]] = -np.inf
+            np.copyto(scores[: len(mask)], -np.inf, where=~mask[: len(scores)])
             scores[len(mask) :] = -np.inf
         return scores
 

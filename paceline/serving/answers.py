@@ -1,12 +1,17 @@
 """`Answer`: writes the bodies of one request's answer in OpenAI's shape. What comes in is `protocol.py`'s."""
 
+import codecs
+import json
 import math
 import time
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from json.encoder import encode_basestring
 from typing import Any
 
 from paceline.serving.job import Chunk, Piece, Step, Summary
+from paceline.serving.thoughts import ThoughtReader
 from paceline.serving.tools import CallReader, ToolChoice
 from paceline.types import RequestStats
 
@@ -25,7 +30,9 @@ class Wish:
         only_echo: and end with it.
         token_ids, prompt_logprobs, trace, stats: see `protocol.py`.
         num_samples: of each prompt.
+        num_kept: of these, the most probable ones, where fewer are told than were drawn (OpenAI's ``best_of``).
         tools: on offer; None where there are none.
+        tagged_calls: how calls of them are written; see `CallReader`.
     """
 
     is_chat: bool = False
@@ -37,8 +44,10 @@ class Wish:
     trace: bool = False
     stats: bool = False
     num_samples: int = 1
+    num_kept: int | None = None
     prompts: Sequence[Any] = ()
     tools: ToolChoice | None = None
+    tagged_calls: bool = True
 
 
 @dataclass(slots=True)
@@ -46,6 +55,7 @@ class _Choice:
     """One choice while it is gathered."""
 
     texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
     last: Chunk | None = None
 
@@ -67,6 +77,11 @@ class Answer:
         self._summaries: dict[int, Summary] = {}
         self._prompts: dict[int, tuple[Piece, ...]] = {}
         self._readers: dict[int, CallReader] = {}
+        self._thinkers: dict[int, ThoughtReader] = {}
+        self._offsets: dict[int, TextOffsets] = {}
+        self._around: dict[int, tuple[str, str]] = {}
+        self._is_plain = not (wish.logprobs or wish.token_ids or wish.trace or wish.tools is not None)
+        self._num_thought = 0
 
     @property
     def errors(self) -> list[str]:
@@ -79,10 +94,13 @@ class Answer:
         for place, chunk in chunks:
             number = self._note(place, chunk)
             choice = gathered.setdefault(number, _Choice())
-            choice.texts.append(chunk.text)
+            thoughts, text = self._split(number, chunk)
+            choice.thoughts.append(thoughts)
+            choice.texts.append(text)
             choice.pieces += chunk.pieces
             choice.last = chunk if chunk.finish_reason is not None or choice.last is None else choice.last
-        choices = [self._whole_choice(number, gathered[number]) for number in sorted(gathered)]
+        chosen = self._chosen(gathered)
+        choices = [self._whole_choice(number, gathered[number]) | {"index": i} for i, number in enumerate(chosen)]
         kind = "chat.completion" if self._wish.is_chat else "text_completion"
         body = self._head | {"object": kind, "choices": choices, "usage": self.usage()}
         return body | self._statistics()
@@ -101,6 +119,25 @@ class Answer:
         choice = self._choice(number, content, chunk, chunk.pieces)
         body = self._head | {"object": self._chunk_kind, "choices": [choice]}
         return body | ({"usage": self.usage()} if with_usage else {})
+
+    def quick(self, place: int, chunk: Chunk) -> str | None:
+        """The event of `piece` as JSON, where a chunk adds nothing but text to a choice that has begun; else None."""
+        wish = self._wish
+        number = place * wish.num_samples + chunk.index
+        if not self._is_plain or number not in self._begun or chunk.finish_reason is not None or chunk.pieces:
+            return None
+        if chunk.thinking != "none":
+            return None
+        if number not in self._around:
+            mark = uuid.uuid4().hex
+            body = json.dumps(self.piece(place, replace(chunk, text=mark)), ensure_ascii=False, separators=(",", ":"))
+            before, _, after = body.partition(f'"{mark}"')
+            self._around[number] = before, after
+        else:
+            prompt, output = self._counts[number]
+            self._counts[number] = prompt, output + chunk.num_tokens
+        before, after = self._around[number]
+        return f"{before}{encode_basestring(chunk.text)}{after}"
 
     def closing(self, with_usage: bool) -> dict[str, Any] | None:
         """The body of the event after the last choice; None when there is nothing more to tell."""
@@ -125,7 +162,7 @@ class Answer:
             "total_tokens": prompt + output,
             "prompt_tokens_details": {"cached_tokens": sum(each.num_cached_tokens for each in summaries)},
             "completion_tokens_details": {
-                "reasoning_tokens": 0,
+                "reasoning_tokens": self._num_thought,
                 "accepted_prediction_tokens": accepted,
                 "rejected_prediction_tokens": sum(each.num_predicted_tokens for each in summaries) - accepted,
             },
@@ -147,15 +184,35 @@ class Answer:
         """Count a chunk; the number of its choice."""
         number = place * self._wish.num_samples + chunk.index
         prompt, output = self._counts.get(number, (0, 0))
+        prompt = max(prompt, chunk.num_prompt_tokens)
         if chunk.finish_reason is not None:
-            shown = 0 if self._wish.only_echo else chunk.num_output_tokens
-            self._counts[number] = max(prompt, chunk.num_prompt_tokens), shown
+            self._counts[number] = prompt, 0 if self._wish.only_echo else chunk.num_output_tokens
             self._summaries[number] = chunk.summary
             if chunk.summary.prompt:
                 self._prompts[place] = chunk.summary.prompt
         else:
-            self._counts[number] = prompt, output + len(chunk.pieces)
+            self._counts[number] = prompt, output + chunk.num_tokens
         return number
+
+    def _split(self, number: int, chunk: Chunk) -> tuple[str, str]:
+        """(thoughts, text) of a chunk."""
+        if chunk.thinking == "none" or not self._wish.is_chat:
+            return "", chunk.text
+        if number not in self._thinkers:
+            self._thinkers[number] = ThoughtReader(chunk.thinking == "open")
+        told = self._thinkers[number].push(chunk.text, ended=chunk.finish_reason is not None)
+        self._num_thought += chunk.num_tokens if self._thinkers[number].is_thinking else 0
+        return told
+
+    def _chosen(self, gathered: Mapping[int, _Choice]) -> list[int]:
+        """The choices to tell, best first where more were drawn than are wanted."""
+        kept, drawn = self._wish.num_kept, self._wish.num_samples
+        if kept is None:
+            return sorted(gathered)
+        places = sorted({number // drawn for number in gathered})
+        ranked = (sorted((n for n in gathered if n // drawn == place), key=lambda n: -_mean_logprob(gathered[n].pieces))
+                  for place in places)  # fmt: skip
+        return [number for numbers in ranked for number in numbers[:kept]]
 
     def _whole_choice(self, number: int, choice: _Choice) -> dict[str, Any]:
         assert choice.last is not None
@@ -164,6 +221,8 @@ class Answer:
             text, pieces = "", []
         if self._wish.is_chat:
             message = {"role": "assistant", "content": text, "refusal": None} | self._calls(number, text)
+            if number in self._thinkers:
+                message["reasoning_content"] = "".join(choice.thoughts) or None
             content: dict[str, Any] = {"message": message}
             return self._choice(number, content, choice.last, pieces)
         prompt = list(self._prompt_of(number)) if self._wish.echo else []
@@ -173,19 +232,25 @@ class Answer:
         """Content and calls of a whole answer, where tools were on offer."""
         if self._wish.tools is None:
             return {}
-        reader = self._readers[number] = self._wish.tools.reader()
+        reader = self._readers[number] = self._wish.tools.reader(self._wish.tagged_calls)
         shown, calls = reader.push(text, ended=True)
         return {"content": shown.strip() or None, "tool_calls": calls} if calls else {}
 
     def _delta(self, number: int, chunk: Chunk) -> dict[str, Any]:
         """What a chunk adds to a streamed message."""
+        thoughts, text = self._split(number, chunk)
+        delta: dict[str, Any] = {"content": text}
+        if thoughts:
+            delta["reasoning_content"] = thoughts
         if self._wish.tools is None:
-            return {"content": chunk.text}
-        reader = self._readers.setdefault(number, self._wish.tools.reader())
-        shown, calls = reader.push(chunk.text, ended=chunk.finish_reason is not None)
+            return delta
+        if number not in self._readers:
+            self._readers[number] = self._wish.tools.reader(self._wish.tagged_calls)
+        reader = self._readers[number]
+        delta["content"], calls = reader.push(text, ended=chunk.finish_reason is not None)
         first = len(reader.calls) - len(calls)
         told = [{"index": first + i, **call} for i, call in enumerate(calls)]
-        return {"content": shown} | ({"tool_calls": told} if told else {})
+        return delta | ({"tool_calls": told} if told else {})
 
     def _reason(self, number: int, chunk: Chunk) -> str | None:
         """Why a choice ended; one that ends with calls ends for them."""
@@ -206,11 +271,13 @@ class Answer:
         wish = self._wish
         choice = {"index": number, **content, "logprobs": None, "finish_reason": self._reason(number, chunk)}
         if wish.logprobs:
-            choice["logprobs"] = chat_logprobs(pieces) if wish.is_chat else text_logprobs(pieces)
+            choice["logprobs"] = chat_logprobs(pieces) if wish.is_chat else self._text_logprobs(number, pieces)
         if wish.token_ids:
             choice["token_ids"] = [piece.token_id for piece in pieces if piece.provenance != "prompt"]
         if chunk.finish_reason is None:
             return choice | self._trace(pieces, chunk.step)
+        if chunk.summary.stop_reason is not None:
+            choice["stop_reason"] = chunk.summary.stop_reason
         if wish.token_ids:
             choice["prompt_token_ids"] = [piece.token_id for piece in self._prompt_of(number)]
         if wish.prompt_logprobs:
@@ -218,6 +285,10 @@ class Answer:
         if chunk.summary.error is not None:
             choice["error"] = {"message": chunk.summary.error, "type": "request_failed"}
         return choice | self._trace(pieces, chunk.step)
+
+    def _text_logprobs(self, number: int, pieces: Sequence[Piece]) -> dict[str, Any]:
+        """Those of a choice's next tokens."""
+        return text_logprobs(pieces, self._offsets.setdefault(number, TextOffsets()))
 
     def _trace(self, pieces: Sequence[Piece], step: Step | None) -> dict[str, Any]:
         if not self._wish.trace:
@@ -279,12 +350,21 @@ def chat_logprobs(pieces: Sequence[Piece]) -> dict[str, Any]:
     return {"content": [_scored(p) for p in pieces if p.logprob is not None], "refusal": None}
 
 
-def text_logprobs(pieces: Sequence[Piece]) -> dict[str, Any]:
+class TextOffsets:
+    """Where tokens begin in the text that they make: one in the middle of a character where that character does."""
+
+    def __init__(self) -> None:
+        self._decoder, self._length = codecs.getincrementaldecoder("utf-8")("replace"), 0
+
+    def next(self, spelling: bytes) -> int:
+        """Characters before the next token."""
+        before = self._length
+        self._length += len(self._decoder.decode(spelling))
+        return before
+
+
+def text_logprobs(pieces: Sequence[Piece], offsets: TextOffsets) -> dict[str, Any]:
     """Completions' form: four lists over the tokens; nothing predicts the first token of a prompt."""
-    offsets, offset = [], 0
-    for piece in pieces:
-        offsets.append(offset)
-        offset += len(_spelled(piece.spelling))
     return {
         "tokens": [_spelled(piece.spelling) for piece in pieces],
         "token_logprobs": [_number(piece.logprob) for piece in pieces],
@@ -292,8 +372,14 @@ def text_logprobs(pieces: Sequence[Piece]) -> dict[str, Any]:
             None if piece.logprob is None else {_spelled(s): _number(logprob) for _, s, logprob in piece.top}
             for piece in pieces
         ],
-        "text_offset": offsets,
+        "text_offset": [offsets.next(piece.spelling) for piece in pieces],
     }
+
+
+def _mean_logprob(pieces: Sequence[Piece]) -> float:
+    """Of a sample's tokens; 0 where there are none."""
+    known = [piece.logprob for piece in pieces if piece.logprob is not None]
+    return sum(known) / len(known) if known else 0.0
 
 
 def _scored(piece: Piece) -> dict[str, Any]:

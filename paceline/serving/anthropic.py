@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.errors import InvalidParameter
-from paceline.serving.dialects import SAME, Body, Dialect, listed, only, same, tool_of
+from paceline.serving.dialects import SAME, Body, Dialect, Kind, listed, only, same, tool_of
 
 
 class Messages(Dialect):
@@ -31,39 +31,56 @@ class Messages(Dialect):
 
     def answer(self, chat: Body) -> Body:
         """See `Dialect`."""
-        choice, usage = chat["choices"][0], chat["usage"]
-        content = [{"type": "text", "text": choice["message"]["content"]}] if choice["message"]["content"] else []
-        content += [self._used(call) for call in choice["message"].get("tool_calls") or ()]
-        counts = {"input_tokens": usage.get("prompt_tokens", 0), "output_tokens": usage.get("completion_tokens", 0)}
-        reason = _stop_reason_of(choice["finish_reason"])
-        return self._head(chat["model"]) | {"content": content, "stop_reason": reason, "usage": counts}
+        choice = chat["choices"][0]
+        message, content = choice["message"], list[Body]()
+        if message.get("reasoning_content"):
+            content.append({"type": "thinking", "thinking": message["reasoning_content"], "signature": ""})
+        if message["content"]:
+            content.append({"type": "text", "text": message["content"]})
+        content += [self._used(call) for call in message.get("tool_calls") or ()]
+        return self._head(chat["model"]) | self._ending(choice) | {"content": content, "usage": _counts(chat["usage"])}
 
-    def begin(self, model: str) -> list[Body]:
+    def begin(self, model: str, usage: Body) -> list[Body]:
         """See `Dialect`."""
-        head = self._head(model) | {"usage": {"input_tokens": 0, "output_tokens": 0}}
-        block = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
-        return [{"type": "message_start", "message": head}, block]
+        head = self._head(model) | {"usage": _counts(usage) | {"output_tokens": 0}}
+        return [{"type": "message_start", "message": head}]
 
-    def text(self, delta: str) -> Body:
+    def open(self, kind: Kind, index: int, call: Body | None) -> list[Body]:
         """See `Dialect`."""
-        return {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": delta}}
+        if call is not None:
+            block: Body = self._used(call) | {"input": {}}
+        else:
+            block = {"type": "text", "text": ""} if kind == "text" else {
+                "type": "thinking", "thinking": "", "signature": "",
+            }  # fmt: skip
+        return [{"type": "content_block_start", "index": index, "content_block": block}]
 
-    def end(self, chat: Body) -> list[Body]:
+    def more(self, kind: Kind, index: int, delta: str) -> list[Body]:
         """See `Dialect`."""
-        whole = self.answer(chat)
-        events: list[Body] = [{"type": "content_block_stop", "index": 0}]
-        for index, block in enumerate((b for b in whole["content"] if b["type"] == "tool_use"), 1):
-            empty, arguments = block | {"input": {}}, _text_of(block["input"])
-            delta = {"type": "input_json_delta", "partial_json": arguments}
-            events += [{"type": "content_block_start", "index": index, "content_block": empty},
-                       {"type": "content_block_delta", "index": index, "delta": delta},
-                       {"type": "content_block_stop", "index": index}]  # fmt: skip
-        ended = {"stop_reason": whole["stop_reason"], "stop_sequence": None}
-        return [*events, {"type": "message_delta", "delta": ended, "usage": whole["usage"]}, {"type": "message_stop"}]
+        name = {"thoughts": "thinking", "text": "text", "call": "partial_json"}[kind]
+        told = {"type": "input_json_delta" if kind == "call" else f"{name}_delta", name: delta}
+        return [{"type": "content_block_delta", "index": index, "delta": told}]
+
+    def close(self, kind: Kind, index: int, whole: str) -> list[Body]:
+        """See `Dialect`."""
+        return [{"type": "content_block_stop", "index": index}]
+
+    def end(self, model: str, choice: Body, usage: Body) -> list[Body]:
+        """See `Dialect`."""
+        return [{"type": "message_delta", "delta": self._ending(choice), "usage": _counts(usage)},
+                {"type": "message_stop"}]  # fmt: skip
 
     def _head(self, model: str) -> Body:
         return {"id": self._id, "type": "message", "role": "assistant", "model": model, "content": [],
                 "stop_reason": None, "stop_sequence": None}  # fmt: skip
+
+    @staticmethod
+    def _ending(choice: Body) -> Body:
+        """Why a choice ended."""
+        if isinstance(choice.get("stop_reason"), str):
+            return {"stop_reason": "stop_sequence", "stop_sequence": choice["stop_reason"]}
+        known = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
+        return {"stop_reason": known.get(choice["finish_reason"] or "", "end_turn"), "stop_sequence": None}
 
     @staticmethod
     def _turn(message: Any, where: str) -> list[Body]:
@@ -83,7 +100,7 @@ class Messages(Dialect):
             elif kind == "tool_use":
                 function = {"name": block.get("name"), "arguments": block.get("input")}
                 calls.append({"id": block.get("id"), "type": "function", "function": function})
-            else:
+            elif kind not in ("thinking", "redacted_thinking"):
                 texts.append(_plain([block], where))
         if texts or calls:
             turns.append({"role": role, "content": "".join(texts), "tool_calls": calls or None})
@@ -117,8 +134,15 @@ def _plain(content: Any, where: str) -> str:
     return "".join(block["text"] for block in content)
 
 
-def _stop_reason_of(reason: str | None) -> str:
-    return {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}.get(reason or "", "end_turn")
+def _counts(usage: Body) -> Body:
+    """Counts of tokens; those found in the cache are told apart from the rest of the prompt."""
+    cached = usage.get("prompt_tokens_details", {}).get("cached_tokens", 0)
+    return {
+        "input_tokens": usage.get("prompt_tokens", 0) - cached,
+        "output_tokens": usage.get("completion_tokens", 0),
+        "cache_read_input_tokens": cached,
+        "cache_creation_input_tokens": 0,
+    }
 
 
 def _object_of(text: str) -> Any:
@@ -126,7 +150,3 @@ def _object_of(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return {}
-
-
-def _text_of(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)

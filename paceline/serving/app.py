@@ -105,6 +105,12 @@ def _add_generation(app: FastAPI, front: Front) -> None:
     async def messages(request: Request) -> Response:
         return await front.translated(request, await read_body(request, AnyBody, most), Messages())
 
+    @app.post("/v1/messages/count_tokens")
+    async def count_tokens(request: Request) -> Response:
+        body = Messages().chat_request(await read_body(request, AnyBody, most))
+        jobs, _ = front.prepared(body)
+        return JSONResponse({"input_tokens": len(await front.at_hand().tokenize(jobs[0]))})
+
     @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         body = await read_body(request, TokenizeRequest, most)

@@ -5,7 +5,7 @@ What it asks becomes a `ChatRequest`, what chat completions answer becomes its b
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -27,8 +27,14 @@ class AnyBody(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
+Kind = Literal["thoughts", "text", "call"]
+"""What a part of an answer is."""
+_FIELDS: tuple[tuple[Kind, str], ...] = (("thoughts", "reasoning_content"), ("text", "content"))
+"""Of a streamed message."""
+
+
 class Dialect:
-    """A protocol in terms of chat completions."""
+    """A protocol in terms of chat completions: an answer is a head, parts that come one after the other, and an end."""
 
     def request(self, body: Body) -> Body:
         """The chat completion that `body` asks for. Raises InvalidParameter."""
@@ -38,16 +44,24 @@ class Dialect:
         """A whole answer."""
         raise NotImplementedError
 
-    def begin(self, model: str) -> list[Body]:
-        """Events before the first text; each has its ``type``."""
+    def begin(self, model: str, usage: Body) -> list[Body]:
+        """Events before the first part; each has its ``type``."""
         raise NotImplementedError
 
-    def text(self, delta: str) -> Body:
-        """The event of a piece of text."""
+    def open(self, kind: Kind, index: int, call: Body | None) -> list[Body]:
+        """Events that open part number `index`; `call` is OpenAI's, for one."""
         raise NotImplementedError
 
-    def end(self, chat: Body) -> list[Body]:
-        """Events after the last text, from the whole answer."""
+    def more(self, kind: Kind, index: int, delta: str) -> list[Body]:
+        """Events of a further piece of the part: of a call, its arguments."""
+        raise NotImplementedError
+
+    def close(self, kind: Kind, index: int, whole: str) -> list[Body]:
+        """Events that close the part, of which `whole` is the text."""
+        raise NotImplementedError
+
+    def end(self, model: str, choice: Body, usage: Body) -> list[Body]:
+        """Events after the last part; `choice` is the last one that was told, with the reason of its end."""
         raise NotImplementedError
 
     def chat_request(self, body: AnyBody) -> ChatRequest:
@@ -60,29 +74,68 @@ class Dialect:
             raise InvalidParameter(field, first["msg"][:200], "see docs/serving.md") from None
 
     async def events(self, pieces: AsyncIterator[Body], model: str) -> AsyncIterator[Body]:
-        """A stream's events, from those of chat completions (of one choice, with usage at the end)."""
-        for each in self.begin(model):
-            yield each
-        texts: list[str] = []
-        calls: list[Body] = []
+        """A stream's events, from those of chat completions (of one choice, with usage in each).
+
+        A body with an error is passed on, and is the last.
+        """
         last: Body = {"finish_reason": None}
         usage: Body = {}
+        has_begun = False
+        parts = _Parts(self)
         async for piece in pieces:
+            if "error" in piece:
+                yield piece
+                return
+            if not has_begun:
+                has_begun = True
+                for each in self.begin(model, piece.get("usage") or {}):
+                    yield each
             usage = piece.get("usage") or usage
             for choice in piece.get("choices", ()):
-                delta, last = choice["delta"], choice
-                calls += delta.get("tool_calls", [])
-                if delta.get("content"):
-                    texts.append(delta["content"])
-                    yield self.text(delta["content"])
-        message = {"content": "".join(texts), "tool_calls": calls}
-        chat = {
-            "model": model,
-            "choices": [{"message": message, "finish_reason": last["finish_reason"]}],
-            "usage": usage,
-        }
-        for each in self.end(chat):
+                last = choice
+                for each in parts.read(choice["delta"]):
+                    yield each
+        for each in (*parts.close(), *self.end(model, last, usage)):
             yield each
+
+
+class _Parts:
+    """Follows the parts of a streamed answer: which is open, and what it says."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+        self._kind: Kind | None = None
+        self._index, self._texts = -1, list[str]()
+
+    def read(self, delta: Body) -> list[Body]:
+        """Events of what a chunk adds to the message."""
+        events: list[Body] = []
+        for kind, field in _FIELDS:
+            if delta.get(field):
+                events += [] if self._kind == kind else self._open(kind)
+                events += self._more(delta[field])
+        for call in delta.get("tool_calls", ()):
+            events += [*self._open("call", call), *self._more(call["function"]["arguments"])]
+        return events
+
+    def close(self) -> list[Body]:
+        """Events that close the part that is open, if one is."""
+        if self._kind is None:
+            return []
+        closing = self._dialect.close(self._kind, self._index, "".join(self._texts))
+        self._kind = None
+        return closing
+
+    def _open(self, kind: Kind, call: Body | None = None) -> list[Body]:
+        closing = self.close()
+        self._kind, self._texts = kind, []
+        self._index += 1
+        return [*closing, *self._dialect.open(kind, self._index, call)]
+
+    def _more(self, delta: str) -> list[Body]:
+        assert self._kind is not None
+        self._texts.append(delta)
+        return self._dialect.more(self._kind, self._index, delta)
 
 
 def only(body: Body, known: Sequence[str]) -> None:

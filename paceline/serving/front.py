@@ -3,8 +3,8 @@
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import ExitStack, aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from typing import Any, cast
 
@@ -21,9 +21,8 @@ from paceline.serving.protocol import ChatRequest, CompletionRequest, split_samp
 from paceline.serving.refusals import HttpRefusal
 from paceline.serving.rendering import rendered, response
 from paceline.serving.settings import Settings
-from paceline.serving.stream import DONE, PING, events, gather, run, unless_gone
+from paceline.serving.stream import DONE, EventStream, bodies, event, events, gather, run, unless_gone
 
-_STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _EARLY_SECONDS = 1.0
 """After this a stream's headers are sent without its first token: a refusal would have come by then."""
 
@@ -64,7 +63,8 @@ class Front:
         jobs, answer = await self._prepared(request, body)
         request.scope.setdefault("state", {})["noted"] = {"model": body.model, "stream": body.stream}
         if body.stream and not body.echo:
-            return await self._streamed(request, body, jobs, answer)
+            told, stack = await self._bodies(request, body, jobs, answer)
+            return self._stream(events(told), event, stack)
         whole = await unless_gone(request, self.whole(body, jobs, answer))
         request.scope["state"]["noted"] |= answer.noted()
         if not body.stream:
@@ -78,16 +78,17 @@ class Front:
         body = dialect.chat_request(asked)
         if body.n != 1:
             raise InvalidParameter("n", "is not part of this protocol", "leave it out")
-        body.stream_options.include_usage = True
+        body.stream_options.continuous_usage_stats = True
         jobs, answer = await self._prepared(request, body)
         request.scope.setdefault("state", {})["noted"] = {"model": body.model, "stream": body.stream}
         if not body.stream:
             whole = await unless_gone(request, self.whole(body, jobs, answer))
             request.scope["state"]["noted"] |= answer.noted()
+            if answer.errors:
+                raise InvalidParameter("body", f"the request failed: {answer.errors[0]}", "change it")
             return JSONResponse(dialect.answer(whole))
-        plain = await self._streamed(request, body, jobs, answer)
-        told = _retold(plain.body_iterator, dialect, body.model or "")
-        return StreamingResponse(told, media_type="text/event-stream", headers=_STREAM_HEADERS)
+        told, stack = await self._bodies(request, body, jobs, answer)
+        return self._stream(_retold(told, dialect, body.model or ""), _named_error, stack)
 
     def prepared(self, body: CompletionRequest | ChatRequest, caller: str = "") -> tuple[list[Job], Answer]:
         """The jobs that a request of `caller` asks for, and the writer of its answer. Raises InvalidParameter."""
@@ -96,7 +97,10 @@ class Front:
         if caller and not self.settings.shared_cache:
             body.cache_salt = f"{caller} {body.cache_salt}"
         jobs = [self._with_tools(self._bounded(job), body) for job in body.jobs(request_id)]
-        answer = Answer(request_id, body.model, _wish(body, jobs, self.settings))
+        wish = _wish(body, jobs, self.settings)
+        if wish.tools is not None and self.text is not None and body.model in self.backend.models:
+            wish = replace(wish, tagged_calls=self.text.describe(body.model)["tags_calls"])
+        answer = Answer(request_id, body.model, wish)
         if self.text is None:
             jobs = [single for job in jobs for single in split_samples(job)]
         return jobs, answer
@@ -109,30 +113,36 @@ class Front:
 
     async def whole(self, body: CompletionRequest | ChatRequest, jobs: list[Job], answer: Answer) -> dict[str, Any]:
         """The body of an answer in one piece."""
-        with self.gate.inside(len(jobs)):
-            async with aclosing(run(self.backend, jobs, 1 if self.text else body.n)) as chunks:
+        with self.gate.inside(self._places(jobs)):
+            async with aclosing(run(self.backend, jobs, 1 if self.text else body.num_samples)) as chunks:
                 found = await gather(chunks, self.gate)
         return await asyncio.to_thread(answer.whole, found) if jobs[0].detail else answer.whole(found)
 
-    async def _streamed(self, request: Request, body: Any, jobs: list[Job], answer: Answer) -> StreamingResponse:
-        """The first piece is awaited a little before the status is sent, so that a refusal has a status of its own."""
-        stack = ExitStack()
-        stack.enter_context(self.gate.inside(len(jobs)))
-        chunks = run(self.backend, jobs, 1 if self.text else body.n)
-        first = asyncio.ensure_future(anext(chunks))
-        try:
+    async def _bodies(
+        self, request: Request, body: CompletionRequest | ChatRequest, jobs: list[Job], answer: Answer
+    ) -> tuple[AsyncGenerator[dict[str, Any] | str, None], AsyncExitStack]:
+        """The bodies of a stream, and what must be closed after it.
+
+        A refusal that comes at once is raised here, so that it has a status of its own.
+        """
+        async with AsyncExitStack() as stack:
+            stack.enter_context(self.gate.inside(self._places(jobs)))
+            chunks = run(self.backend, jobs, 1 if self.text else body.num_samples)
+            stack.push_async_callback(chunks.aclose)
+            first = asyncio.ensure_future(anext(chunks))
+            stack.push_async_callback(_ended, first)
             await unless_gone(request, asyncio.wait({first}, timeout=_EARLY_SECONDS))
             early = first.result() if first.done() else None
-        except BaseException:
-            await _ended(first)
-            await chunks.aclose()
-            stack.close()
-            raise
-        usage = body.include_usage, bool(body.stream_options.continuous_usage_stats)
-        rest = _rest(first, chunks) if early is None else chunks
-        told = events(rest, early, answer, usage, self.gate, self.settings.ping_seconds)
-        stack.callback(lambda: request.scope["state"]["noted"].update(answer.noted()))
-        return StreamingResponse(_within(stack, told), media_type="text/event-stream", headers=_STREAM_HEADERS)
+            stack.callback(lambda: request.scope["state"]["noted"].update(answer.noted()))
+            usage = body.include_usage, bool(body.stream_options.continuous_usage_stats)
+            rest = _rest(first, chunks) if early is None else chunks
+            return bodies(rest, early, answer, usage), stack.pop_all()
+        raise AssertionError("not reached")  # the stack swallows nothing
+
+    def _stream(
+        self, told: AsyncGenerator[str, None], problem: Callable[[dict[str, Any]], str], stack: AsyncExitStack
+    ) -> Response:
+        return EventStream(told, self.gate, self.settings.ping_seconds, problem, stack)
 
     def _with_tools(self, job: Job, body: CompletionRequest | ChatRequest) -> Job:
         """The job with its tools told in words, where the model's chat template does not know of tools."""
@@ -142,60 +152,44 @@ class Front:
             return job
         return replace(job, messages=body.choice_of_tools().explained(job.messages))
 
+    def _places(self, jobs: list[Job]) -> int:
+        """What `jobs` count for in the queue: their samples, though no request alone more than there is room."""
+        return min(sum(job.params.n for job in jobs), self.gate.most)
+
     def _bounded(self, job: Job) -> Job:
-        """The job with the server's own time limit."""
+        """The job with the server's own limits."""
         limits = [each for each in (job.timeout, self.settings.request_timeout) if each is not None]
-        return replace(job, timeout=min(limits)) if limits else job
+        interval = self.settings.stream_interval if job.stream and not job.trace else 1
+        return replace(job, timeout=min(limits, default=None), stream_interval=interval)
 
 
 def _caller(request: Request) -> str:
     return request.scope.get("state", {}).get("caller", "")
 
 
-async def _retold(lines: Any, dialect: Dialect, model: str) -> AsyncIterator[str]:
+async def _retold(
+    told: AsyncGenerator[dict[str, Any] | str, None], dialect: Dialect, model: str
+) -> AsyncGenerator[str, None]:
     """A stream of chat completions in another protocol."""
-    problems: list[dict[str, Any]] = []
+    async with aclosing(told):
+        async for each in dialect.events(cast(AsyncIterator[dict[str, Any]], told), model):
+            yield _named_error(each) if "error" in each and "type" not in each else _named(each)
 
-    async def bodies() -> AsyncIterator[dict[str, Any]]:
-        async for line in lines:
-            if line not in (PING, DONE):
-                told = json.loads(line.removeprefix("data: "))
-                if "error" in told:
-                    problems.append(told)
-                    return
-                yield told
 
-    try:
-        async for each in dialect.events(bodies(), model):
-            if problems:
-                break
-            yield f"event: {each['type']}\ndata: {json.dumps(each, ensure_ascii=False)}\n\n"
-        if problems:
-            error = {"type": "error", "error": problems[0]["error"]}
-            yield f"event: error\ndata: {json.dumps(error, ensure_ascii=False)}\n\n"
-    finally:
-        await lines.aclose()
+def _named(body: dict[str, Any]) -> str:
+    return f"event: {body['type']}\ndata: {json.dumps(body, ensure_ascii=False)}\n\n"
+
+
+def _named_error(body: dict[str, Any]) -> str:
+    """An error's event in the protocols whose events have names."""
+    return _named({"type": "error", **body})
 
 
 async def _rest(first: "asyncio.Future[Any]", chunks: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
     """All chunks, of which the first is being awaited."""
-    try:
-        yield await first
-        async for item in chunks:
-            yield item
-    finally:
-        await _ended(first)
-        await chunks.aclose()
-
-
-async def _within(stack: ExitStack, told: AsyncIterator[str]) -> AsyncIterator[str]:
-    """`told`; `stack` is closed after it, however it ends."""
-    with stack:
-        try:
-            async for each in told:
-                yield each
-        finally:
-            await told.aclose()  # type: ignore[attr-defined]
+    yield await first
+    async for item in chunks:
+        yield item
 
 
 async def _ended(task: "asyncio.Future[Any]") -> None:
@@ -209,14 +203,15 @@ async def _ended(task: "asyncio.Future[Any]") -> None:
 def _wish(body: CompletionRequest | ChatRequest, jobs: list[Job], settings: Settings) -> Wish:
     return Wish(
         is_chat=isinstance(body, ChatRequest),
-        logprobs=jobs[0].params.logprobs is not None,
+        logprobs=body.logprobs is not None and body.logprobs is not False,
         echo=body.echo,
         only_echo=body.only_echo,
         token_ids=body.return_token_ids,
         prompt_logprobs=body.prompt_logprobs is not None,
         trace=body.paceline.trace,
         stats=body.paceline.stats or body.paceline.trace or settings.spec_decode_metrics,
-        num_samples=body.n,
+        num_samples=body.num_samples,
+        num_kept=body.n if body.num_samples != body.n else None,
         prompts=[job.prompt for job in jobs],
         tools=body.choice_of_tools() if isinstance(body, ChatRequest) and "tools" in jobs[0].template else None,
     )

@@ -5,15 +5,23 @@ Not for what a request asks.
 
 import hashlib
 import hmac
+import re
 from typing import Any
 
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 
 from paceline.serving.refusals import HttpRefusal, refusal_of
 from paceline.serving.settings import Settings
 
 OPEN_PATHS = frozenset(("/health", "/ready", "/", "/page"))
 """What anybody may read: probes have no keys, and the page asks its user for one."""
+
+_LEAVE = {
+    "Access-Control-Allow-Headers": "authorization, content-type, x-api-key",
+    "Access-Control-Allow-Methods": "GET, POST",
+    "Access-Control-Max-Age": "600",
+}
+_PORT = re.compile(r":\d{1,5}$")
 
 
 class Guard:
@@ -38,9 +46,7 @@ class Guard:
         origin = headers.get("origin", "")
         send = self._allowing(origin, send)
         if scope["method"] == "OPTIONS" and origin in self._origins:
-            await JSONResponse({}, 204, {"Access-Control-Allow-Headers": "authorization, content-type"})(
-                scope, receive, send
-            )
+            await Response(status_code=204, headers=_LEAVE)(scope, receive, send)
             return
         try:
             self._check(scope["path"], headers)
@@ -52,8 +58,8 @@ class Guard:
         await self._app(scope, receive, send)
 
     def _check(self, path: str, headers: dict[str, str]) -> None:
-        host = headers.get("host", "")
-        if self._hosts and host not in self._hosts:
+        host = headers.get("host", "").lower()
+        if self._hosts and self._hosts.isdisjoint((host, _PORT.sub("", host))):
             raise HttpRefusal(421, f"host {host[:100]!r} is not served here; see --allowed-host")
         is_open = path in OPEN_PATHS or path.startswith("/page/")
         if self._keys and not is_open and not self._knows(_key(headers)):

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from paceline.types import RequestStats, SamplingParams, TokenProvenance
 
@@ -26,6 +26,7 @@ class Job:
         timeout: seconds after which it ends with the tokens it has; None for never.
         add_special_tokens: put in what the model wants around a text prompt.
         cache_salt: see `Engine.add_request`.
+        stream_interval: tokens of each chunk of a stream; the last one has what is left.
         detail: chunks carry `Piece`s, and the last one the prompt's.
         trace: chunks carry the `Step` they came from.
     """
@@ -44,6 +45,7 @@ class Job:
     detail: bool = False
     cache_salt: str = ""
     trace: bool = False
+    stream_interval: int = 1
 
     def with_seed(self, seed: int) -> "Job":
         """The same, drawing from `seed` unless it is greedy or has a seed already: its text is the same each time."""
@@ -101,6 +103,7 @@ class Summary:
 
     Attributes:
         error: why it failed, when its finish reason is ``error``.
+        stop_reason: the stop string or token id that ended it; None for anything else.
         stats: its counts; None where nobody counted.
         num_cached_tokens: prompt tokens found in the prefix cache.
         num_predicted_tokens, num_accepted_predictions: tokens drafted from its `prediction`, and those that stood.
@@ -113,16 +116,23 @@ class Summary:
     num_predicted_tokens: int = 0
     num_accepted_predictions: int = 0
     prompt: tuple[Piece, ...] = ()
+    stop_reason: str | int | None = None
 
 
 _NOTHING = Summary()
+Thinking = Literal["none", "tagged", "open"]
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of one sample of an answer. A sample's last one has `finish_reason` and both counts of tokens.
+    """A piece of one sample of an answer. A sample's last one has `finish_reason` and the number of its tokens.
 
     Attributes:
+        num_prompt_tokens: of the request; 0 where nobody knows yet.
+        num_output_tokens: of the whole sample, in its last chunk.
+        num_tokens: that this chunk brings.
+        thinking: ``none`` where the model is not known to think aloud; else whether its thoughts have begun in the
+            prompt (``open``) or begin with a tag (``tagged``).
         index: of the sample.
         goes_on: other samples of the request have not ended, though this one has.
         pieces: the tokens of `text`, where `Job.detail` asks for them.
@@ -138,6 +148,8 @@ class Chunk:
     pieces: tuple[Piece, ...] = ()
     summary: Summary = _NOTHING
     step: Step | None = None
+    num_tokens: int = 0
+    thinking: Thinking = "none"
 
     @property
     def is_last(self) -> bool:

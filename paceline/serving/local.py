@@ -9,6 +9,9 @@ from paceline.serving.job import Chunk, Job
 from paceline.serving.model_spec import ModelSpec
 from paceline.serving.worker import OpenModel, Worker
 
+_HUNG = 300.0
+"""Seconds after which a step is taken to hang: even one that compiles kernels first is done by then."""
+
 
 class LocalBackend:
     """A `TextBackend` without a cluster. Deadlines are for clusters and refused here.
@@ -65,7 +68,11 @@ class LocalBackend:
 
     def health(self) -> Mapping[str, Any]:
         death = self._death or self._worker.death
-        return {"status": "ok"} if death is None else {"status": "down", "reason": str(death)}
+        if death is not None:
+            return {"status": "down", "reason": str(death)}
+        if self._worker.step_seconds > _HUNG:
+            return {"status": "down", "reason": f"the engine's present step runs for over {_HUNG:g} s"}
+        return {"status": "ok"}
 
     async def metrics(self) -> bytes:
         return await self._worker.metrics() + self._more_metrics()

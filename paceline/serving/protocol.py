@@ -29,7 +29,7 @@ _PASSED_OVER = frozenset(
 )  # fmt: skip
 """Fields that change nothing about the text here."""
 _NO_OPS: Mapping[str, Sequence[Any]] = {
-    "best_of": (1,), "suffix": ("",), "use_beam_search": (False,), "length_penalty": (1.0,), "functions": ([],),
+    "suffix": ("",), "use_beam_search": (False,), "length_penalty": (1.0,), "functions": ([],),
     "function_call": ("none", "auto"), "modalities": (["text"],),
     "tools": ([],), "tool_choice": ("none", "auto"), "include_stop_str_in_output": (False,),
     "skip_special_tokens": (True,), "truncate_prompt_tokens": (-1,), "allowed_token_ids": ([],),
@@ -174,6 +174,12 @@ class CompletionRequest(Request):
     logprobs: int | bool | None = None
     echo: bool = False
     add_special_tokens: bool = True
+    best_of: int | None = None
+
+    @property
+    def num_samples(self) -> int:
+        """Samples to draw of each prompt."""
+        return self.n if self.best_of is None else self.best_of
 
     def jobs(self, request_id: str) -> list[Job]:
         """One job for each prompt.
@@ -189,12 +195,21 @@ class CompletionRequest(Request):
             more["prompt_logprobs"] = num_top
         if self.only_echo:
             more["max_tokens"] = 1
+        if self.num_samples != self.n:
+            more |= {"n": self._best_of(), "logprobs": num_top or 0}
         params = self.params(_COMPLETION_TOKENS, **more)
         names = [request_id] if len(prompts) == 1 else [f"{request_id}-{i}" for i in range(len(prompts))]
         return [
             self._job(name, params, prompt=prompt, add_special_tokens=self.add_special_tokens)
             for name, prompt in zip(names, prompts, strict=True)
         ]
+
+    def _best_of(self) -> int:
+        """Samples to draw, of which the `n` most probable are told. Raises InvalidParameter."""
+        if self.stream or self.num_samples < self.n:
+            remedy = "ask for at least n, without stream"
+            raise InvalidParameter("best_of", f"{self.num_samples} for n = {self.n}, or in a stream", remedy)
+        return self.num_samples
 
     @property
     def only_echo(self) -> bool:
@@ -250,6 +265,11 @@ class ChatRequest(Request):
     echo: ClassVar[bool] = False
     only_echo: ClassVar[bool] = False
 
+    @property
+    def num_samples(self) -> int:
+        """Samples to draw."""
+        return self.n
+
 
 def split_samples(job: Job) -> list[Job]:
     """One job for each sample, with its seed, for backends that do not run them together."""
@@ -299,7 +319,8 @@ def _predicted(prediction: str | Mapping[str, Any] | None) -> str:
         return prediction or ""
     content = prediction.get("content", "")
     if isinstance(content, list):
-        content = "".join(part.get("text", "") for part in content if isinstance(part, Mapping))
+        texts = [part.get("text", "") for part in content if isinstance(part, Mapping)]
+        content = "".join(texts) if all(isinstance(text, str) for text in texts) else None
     if prediction.get("type", "content") != "content" or not isinstance(content, str):
         raise InvalidParameter("prediction", "is not understood", "send {'type': 'content', 'content': 'text'}")
     return content

@@ -38,8 +38,12 @@ class HttpRefusal(PacelineError):
 
 
 def error_body(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """OpenAI's error object."""
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    """OpenAI's error object. What it quotes of a request may be no valid Unicode; the answer is."""
+    return {"error": {"message": _valid(message), "type": kind, "param": param and _valid(param), "code": code}}
+
+
+def _valid(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
 
 
 def refusal_of(error: Exception) -> Refusal:

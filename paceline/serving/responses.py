@@ -6,15 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.errors import InvalidParameter
-from paceline.serving.dialects import SAME, Body, Dialect, listed, only, same, tool_of
+from paceline.serving.dialects import SAME, Body, Dialect, Kind, listed, only, same, tool_of
 
 
 class Responses(Dialect):
     """OpenAI's POST /v1/responses, without memory."""
 
     def __init__(self) -> None:
-        self._id, self._item = f"resp_{uuid.uuid4().hex}", f"msg_{uuid.uuid4().hex}"
+        self._id = f"resp_{uuid.uuid4().hex}"
         self._number = 0
+        self._open: Body = {}
+        self._output: list[Body] = []
 
     def request(self, body: Body) -> Body:
         """See `Dialect`."""
@@ -30,7 +32,10 @@ class Responses(Dialect):
         messages += (
             [{"role": "user", "content": given}] if isinstance(given, str) else self._turns(listed(body, "input"))
         )
-        form = (body.get("text") or {}).get("format") or {}
+        text = body.get("text") or {}
+        form = (text.get("format") if isinstance(text, Mapping) else text) or {}
+        if not isinstance(form, Mapping):
+            raise InvalidParameter("text", "its format is no object", "send {'format': {'type': 'text'}}")
         if form.get("type") == "json_schema":
             form = {"type": "json_schema", "json_schema": {"schema": form.get("schema")}}
         more: Body = {"messages": messages, "max_completion_tokens": body.get("max_output_tokens"),
@@ -41,65 +46,95 @@ class Responses(Dialect):
 
     def answer(self, chat: Body) -> Body:
         """See `Dialect`."""
-        choice, usage = chat["choices"][0], chat["usage"]
+        choice = chat["choices"][0]
+        message = choice["message"]
+        if message.get("reasoning_content"):
+            self._finish(self._new("thoughts", None), message["reasoning_content"])
+        if message["content"]:
+            self._finish(self._new("text", None), message["content"])
+        for call in message.get("tool_calls") or ():
+            self._finish(self._new("call", call), call["function"]["arguments"])
+        return self._whole(chat["model"], choice, chat["usage"])
+
+    def begin(self, model: str, usage: Body) -> list[Body]:
+        """See `Dialect`."""
+        head = self._head(model, "in_progress")
+        return [self._event("response.created", response=head), self._event("response.in_progress", response=head)]
+
+    def open(self, kind: Kind, index: int, call: Body | None) -> list[Body]:
+        """See `Dialect`."""
+        item = self._open = self._new(kind, call)
+        events = [self._event("response.output_item.added", output_index=index, item=item)]
+        if kind != "call":
+            events.append(self._event("response.content_part.added", part=_part(kind, ""), **self._place(index)))
+        return events
+
+    def more(self, kind: Kind, index: int, delta: str) -> list[Body]:
+        """See `Dialect`."""
+        if kind == "text":
+            return [self._event("response.output_text.delta", delta=delta, logprobs=[], **self._place(index))]
+        if kind == "thoughts":
+            return [self._event("response.reasoning_text.delta", delta=delta, **self._place(index))]
+        place = {"item_id": self._open["id"], "output_index": index}
+        return [self._event("response.function_call_arguments.delta", delta=delta, **place)]
+
+    def close(self, kind: Kind, index: int, whole: str) -> list[Body]:
+        """See `Dialect`."""
+        place = self._place(index)
+        if kind == "call":
+            named = {"item_id": self._open["id"], "output_index": index, "name": self._open["name"]}
+            events = [self._event("response.function_call_arguments.done", arguments=whole, **named)]
+        else:
+            done = {"text": whole, "logprobs": []} if kind == "text" else {"text": whole}
+            name = "output_text" if kind == "text" else "reasoning_text"
+            events = [self._event(f"response.{name}.done", **done, **place),
+                      self._event("response.content_part.done", part=_part(kind, whole), **place)]  # fmt: skip
+        item = self._finish(self._open, whole)
+        return [*events, self._event("response.output_item.done", output_index=index, item=item)]
+
+    def end(self, model: str, choice: Body, usage: Body) -> list[Body]:
+        """See `Dialect`."""
+        whole = self._whole(model, choice, usage)
+        return [self._event(f"response.{whole['status']}", response=whole)]
+
+    def _whole(self, model: str, choice: Body, usage: Body) -> Body:
+        """The answer of the items that are finished."""
         done = choice["finish_reason"] in ("stop", "tool_calls")
-        output: list[Body] = []
-        if choice["message"]["content"]:
-            output.append(self._message(choice["message"]["content"]))
-        for call in choice["message"].get("tool_calls") or ():
-            output.append({"type": "function_call", "id": f"fc_{uuid.uuid4().hex}", "call_id": call["id"],
-                           "status": "completed", **call["function"]})  # fmt: skip
+        spent = usage.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
         counts = {
             "input_tokens": usage.get("prompt_tokens", 0), "output_tokens": usage.get("completion_tokens", 0),
             "total_tokens": usage.get("total_tokens", 0),
             "input_tokens_details": usage.get("prompt_tokens_details", {"cached_tokens": 0}),
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": spent},
         }  # fmt: skip
         details = None if done else {"reason": "max_output_tokens"}
         status = "completed" if done else "incomplete"
-        return self._head(chat["model"], status) | {"output": output, "usage": counts, "incomplete_details": details}
+        return self._head(model, status) | {"output": self._output, "usage": counts, "incomplete_details": details}
 
-    def begin(self, model: str) -> list[Body]:
-        """See `Dialect`."""
-        head = self._head(model, "in_progress")
-        item = self._message("") | {"status": "in_progress", "content": []}
-        return [
-            self._event("response.created", response=head),
-            self._event("response.in_progress", response=head),
-            self._event("response.output_item.added", output_index=0, item=item),
-            self._event("response.content_part.added", part={"type": "output_text", "text": "", "annotations": []},
-                        **self._place()),
-        ]  # fmt: skip
+    @staticmethod
+    def _new(kind: Kind, call: Body | None) -> Body:
+        """An item without its text."""
+        number = uuid.uuid4().hex
+        if call is not None:
+            return {"type": "function_call", "id": f"fc_{number}", "call_id": call["id"], "status": "in_progress",
+                    "name": call["function"]["name"], "arguments": ""}  # fmt: skip
+        if kind == "thoughts":
+            return {"type": "reasoning", "id": f"rs_{number}", "status": "in_progress", "summary": [], "content": []}
+        return {"type": "message", "id": f"msg_{number}", "role": "assistant", "status": "in_progress", "content": []}
 
-    def text(self, delta: str) -> Body:
-        """See `Dialect`."""
-        return self._event("response.output_text.delta", delta=delta, logprobs=[], **self._place())
-
-    def end(self, chat: Body) -> list[Body]:
-        """See `Dialect`."""
-        whole, text = self.answer(chat), chat["choices"][0]["message"]["content"]
-        part = {"type": "output_text", "text": text, "annotations": []}
-        events = [
-            self._event("response.output_text.done", text=text, logprobs=[], **self._place()),
-            self._event("response.content_part.done", part=part, **self._place()),
-            self._event("response.output_item.done", output_index=0, item=self._message(text)),
-        ]
-        calls = [item for item in whole["output"] if item["type"] == "function_call"]
-        for index, item in enumerate(calls, 1):
-            events += [self._event("response.output_item.added", output_index=index, item=item),
-                       self._event("response.output_item.done", output_index=index, item=item)]  # fmt: skip
-        return [*events, self._event(f"response.{whole['status']}", response=whole)]
+    def _finish(self, item: Body, text: str) -> Body:
+        """The item with its text; it joins the answer."""
+        kinds: dict[str, Kind] = {"message": "text", "reasoning": "thoughts"}
+        told = {"content": [_part(kinds[item["type"]], text)]} if item["type"] in kinds else {"arguments": text}
+        self._output.append(item | told | {"status": "completed"})
+        return self._output[-1]
 
     def _event(self, kind: str, **fields: Any) -> Body:
         self._number += 1
         return {"type": kind, "sequence_number": self._number - 1, **fields}
 
-    def _place(self) -> Body:
-        return {"item_id": self._item, "output_index": 0, "content_index": 0}
-
-    def _message(self, text: str) -> Body:
-        part = {"type": "output_text", "text": text, "annotations": []}
-        return {"type": "message", "id": self._item, "role": "assistant", "status": "completed", "content": [part]}
+    def _place(self, index: int) -> Body:
+        return {"item_id": self._open["id"], "output_index": index, "content_index": 0}
 
     def _head(self, model: str, status: str) -> Body:
         return {
@@ -125,3 +160,9 @@ class Responses(Dialect):
             elif kind != "reasoning":
                 raise InvalidParameter(f"input[{number}]", f"an item of type {str(kind)[:40]!r}", "send messages only")
         return turns
+
+
+def _part(kind: Kind, text: str) -> Body:
+    if kind == "thoughts":
+        return {"type": "reasoning_text", "text": text}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

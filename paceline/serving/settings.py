@@ -18,9 +18,10 @@ class Settings:
         max_running: requests that run at once.
         request_timeout: seconds after which an answer ends with the tokens it has; None for never.
         ping_seconds: a stream that has had nothing to say for so long sends a comment, so that nobody hangs up.
+        stream_interval: tokens of each event of a stream; above 1 it does not show how many of them were drafted.
         drain_seconds: how long answers may go on after SIGTERM.
         api_keys: whoever knows one may ask; none means everybody.
-        allowed_hosts: values of the Host header that are answered; empty means all.
+        allowed_hosts: values of the Host header that are answered, at any port where they name none; empty means all.
         allowed_origins: web pages of these origins may ask; by default none but the server's own.
         metrics_prefix: of the names in /metrics.
         spec_decode_metrics: answers tell acceptance in vLLM's shape without being asked.
@@ -33,6 +34,7 @@ class Settings:
     max_running: int = 64
     request_timeout: float | None = None
     ping_seconds: float = 15.0
+    stream_interval: int = 1
     drain_seconds: float = 30.0
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     allowed_hosts: tuple[str, ...] = ()
@@ -43,7 +45,7 @@ class Settings:
     page: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("max_body_bytes", "max_running", "ping_seconds"):
+        for name in ("max_body_bytes", "max_running", "ping_seconds", "stream_interval"):
             if not getattr(self, name) > 0:
                 raise InvalidParameter(name, f"{getattr(self, name)}", "give a number above 0")
         for name in ("max_queue", "drain_seconds"):
@@ -60,10 +62,9 @@ def is_loopback(host: str) -> bool:
     return host in _LOOPBACK or host.startswith("127.")
 
 
-def local_names(host: str, port: int) -> tuple[str, ...]:
-    """Host headers that a server on loopback answers: others come from renamed web pages (DNS rebinding)."""
-    names = {*_LOOPBACK[:2], "[::1]", host}
-    return tuple(sorted(names | {f"{name}:{port}" for name in names}))
+def local_names(host: str) -> tuple[str, ...]:
+    """Names that a server on loopback answers to: others come from renamed web pages (DNS rebinding)."""
+    return tuple(sorted({*_LOOPBACK[:2], "[::1]", host}))
 
 
 def check_exposure(host: str, api_keys: tuple[str, ...], insecure: bool) -> None:

@@ -5,12 +5,15 @@ Not for bodies (`answers.py`) or statuses (`refusals.py`).
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
-from contextlib import aclosing
+import time
+from asyncio import FIRST_COMPLETED as _FIRST
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from fastapi import Request
+from fastapi.responses import Response
 
 from paceline.errors import RequestRejected
 from paceline.serving.answers import Answer
@@ -26,6 +29,9 @@ Chunks = AsyncGenerator[tuple[int, Chunk], None]
 PING = ": ping\n\n"
 """A comment, which every reader of server-sent events passes over."""
 DONE = "data: [DONE]\n\n"
+_PATIENCE = 60.0
+"""Seconds that a client may take to read what it was sent; then it counts as gone."""
+_SHUT = "the server was shut down before the answer was whole"
 
 
 class ClientGone(Exception):
@@ -73,72 +79,143 @@ def _at(chunk: Chunk, index: int) -> Chunk:
     return replace(chunk, index=index) if index else chunk
 
 
-async def events(
-    chunks: Chunks, first: tuple[int, Chunk] | None, answer: Answer, usage: tuple[bool, bool], gate: Gate, ping: float
-) -> AsyncIterator[str]:
-    """Server-sent events. An error in the middle of an answer is an event of its own, and the stream ends there.
+async def bodies(
+    chunks: Chunks, first: tuple[int, Chunk] | None, answer: Answer, usage: tuple[bool, bool]
+) -> AsyncGenerator[dict[str, Any] | str, None]:
+    """The bodies of a stream's events. An error in the middle of an answer is a body of its own, and the last one.
 
     Args:
         first: a chunk that was read already.
-        usage: whether counts come at the end, and with every event.
-        ping: seconds of silence after which a comment is sent.
+        usage: whether counts come at the end, and with every event. Without the latter, bodies that add nothing but
+            text are JSON already.
     """
     at_end, always = usage
-    async with aclosing(chunks):
+    try:
         if first is not None:
             yield await _told(answer, first, always)
-        try:
-            async for item in patiently(chunks, gate, ping):
-                yield PING if item is None else await _told(answer, item, always)
-        except Exception as error:
-            yield event(refusal_of(error).body)
-            return
-        closing = answer.closing(at_end)
-        if closing is not None:
-            yield event(closing)
-        if answer.errors:
-            yield event(error_body(answer.errors[0], "request_failed"))
-            return
-        yield DONE
+        async for item in chunks:
+            told = None if always else answer.quick(*item)
+            yield await _told(answer, item, always) if told is None else told
+    except Exception as error:
+        yield refusal_of(error).body
+        return
+    closing = answer.closing(at_end)
+    if closing is not None:
+        yield closing
+    if answer.errors:
+        yield error_body(answer.errors[0], "request_failed")
 
 
-async def _told(answer: Answer, item: tuple[int, Chunk], always: bool) -> str:
-    """The event of a chunk; one that tells of a whole prompt is written beside the event loop."""
-    if not item[1].summary.prompt:
-        return event(answer.piece(*item, always))
-    body = await asyncio.to_thread(answer.piece, *item, always)
-    return f"data: {(await rendered(body)).decode()}\n\n"
+async def _told(answer: Answer, item: tuple[int, Chunk], always: bool) -> dict[str, Any]:
+    """The body of a chunk; one that tells of a whole prompt is made beside the event loop."""
+    if item[1].summary.prompt:
+        return await asyncio.to_thread(answer.piece, *item, always)
+    return answer.piece(*item, always)
 
 
-async def patiently(chunks: Chunks, gate: Gate, ping: float) -> AsyncGenerator[tuple[int, Chunk] | None, None]:
-    """The chunks, with None for every `ping` seconds of silence.
-
-    Raises:
-        RequestRejected: the server is going down and waits no longer.
-    """
-    shut = asyncio.ensure_future(gate.shut.wait())
-    pending: asyncio.Future[Any] = asyncio.ensure_future(_next(chunks))
-    try:
-        while True:
-            done, _ = await asyncio.wait({pending, shut}, timeout=ping, return_when=asyncio.FIRST_COMPLETED)
-            if pending in done:
-                item = pending.result()
-                if item is None:
-                    return
-                pending = asyncio.ensure_future(_next(chunks))
-                yield item
-            elif shut in done:
-                raise RequestRejected("the server was shut down before the answer was whole")
+async def events(told: AsyncGenerator[dict[str, Any] | str, None]) -> AsyncGenerator[str, None]:
+    """`bodies` as server-sent events, with ``[DONE]`` at the end of a stream that ended well."""
+    async with aclosing(told):
+        async for body in told:
+            if isinstance(body, str):
+                yield f"data: {body}\n\n"
+                continue
+            if any("prompt_token_ids" in choice or "prompt_logprobs" in choice for choice in body.get("choices", ())):
+                yield f"data: {(await rendered(body)).decode()}\n\n"
             else:
-                yield None
-    finally:
-        shut.cancel()
-        await _cancelled(pending)
+                yield event(body)
+            if "error" in body:
+                return
+    yield DONE
+
+
+class EventStream(Response):
+    """A stream of server-sent events, pinged where it is silent; its end closes `told`, however it comes.
+
+    No task or timer is made per event: what watches over the stream sleeps beside it. A client that stops reading is
+    left after a minute, so that it cannot keep a place for ever.
+
+    Args:
+        told: the events.
+        gate: of the server; when it is shut, the stream ends with an error.
+        ping: seconds of silence after which a comment is sent.
+        problem: (an error's body) to the event that tells of it.
+        stack: is closed after it.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, told: AsyncGenerator[str, None], gate: Gate, ping: float, problem: Callable[[dict[str, Any]], str],
+        stack: AsyncExitStack,
+    ) -> None:  # fmt: skip
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._told, self._gate, self._ping, self._problem, self._stack = told, gate, ping, problem, stack
+        self._latest, self._is_sending = time.monotonic(), False
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """See ASGI."""
+        writer = asyncio.ensure_future(self._write(send))
+        gone, shut = asyncio.ensure_future(_gone(receive)), asyncio.ensure_future(self._gate.shut.wait())
+        try:
+            while True:
+                done, _ = await asyncio.wait({writer, gone, shut}, timeout=self._ping, return_when=_FIRST)
+                silent = time.monotonic() - self._latest
+                if writer in done:
+                    return writer.result()
+                if gone in done or (self._is_sending and silent >= max(_PATIENCE, self._ping)):
+                    return
+                if shut in done:
+                    await _cancelled(writer)
+                    await _send(send, self._problem(refusal_of(RequestRejected(_SHUT)).body), False)
+                    return
+                if silent >= self._ping and not self._is_sending:
+                    await asyncio.wait_for(_send(send, PING), _PATIENCE)
+        except TimeoutError:
+            return
+        finally:
+            gone.cancel()
+            shut.cancel()
+            await _cancelled(writer)
+            await self._told.aclose()
+            await self._stack.aclose()
+
+    async def _write(self, send: Any) -> None:
+        """Send the whole stream. One whose client has gone ends quietly."""
+        self._is_sending = True
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            self._is_sending = False
+            async for text in self._told:
+                self._latest, self._is_sending = time.monotonic(), True
+                await _send(send, text)
+                self._is_sending = False
+            await _send(send, "", False)
+        except OSError:
+            return
+
+
+async def _send(send: Any, text: str, more: bool = True) -> None:
+    await send({"type": "http.response.body", "body": text.encode(), "more_body": more})
 
 
 async def gather(chunks: Chunks, gate: Gate) -> list[tuple[int, Chunk]]:
     """All chunks. Raises RequestRejected when the server goes down."""
-    return [item async for item in patiently(chunks, gate, 3600.0) if item is not None]
+    reading = asyncio.ensure_future(_all(chunks))
+    shut = asyncio.ensure_future(gate.shut.wait())
+    try:
+        await asyncio.wait({reading, shut}, return_when=_FIRST)
+        if not reading.done():
+            raise RequestRejected(_SHUT)
+        return reading.result()
+    finally:
+        shut.cancel()
+        await _cancelled(reading)
+
+
+async def _all(chunks: Chunks) -> list[tuple[int, Chunk]]:
+    return [item async for item in chunks]
 
 
 async def unless_gone(request: Request, work: Awaitable[_T]) -> _T:
@@ -148,9 +225,9 @@ async def unless_gone(request: Request, work: Awaitable[_T]) -> _T:
         ClientGone: it did.
     """
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(request))
+    gone = asyncio.ensure_future(_gone(request.receive))
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, gone}, return_when=_FIRST)
         if task.done():
             return task.result()
         raise ClientGone
@@ -161,12 +238,7 @@ async def unless_gone(request: Request, work: Awaitable[_T]) -> _T:
 
 def event(body: Any) -> str:
     """One server-sent event."""
-    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"
-
-
-async def _next(chunks: Chunks) -> tuple[int, Chunk] | None:
-    """The next chunk, None after the last one."""
-    return await anext(chunks, None)
+    return f"data: {json.dumps(body, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
 
 async def _cancelled(task: "asyncio.Future[Any]") -> None:
@@ -178,6 +250,7 @@ async def _cancelled(task: "asyncio.Future[Any]") -> None:
         task.exception()
 
 
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
+async def _gone(receive: Any) -> None:
+    """Returns when the client has left."""
+    while (await receive())["type"] != "http.disconnect":
         pass

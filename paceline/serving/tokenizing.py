@@ -21,9 +21,9 @@ class TokenizeRequest(BaseModel):
 
     def job(self) -> Job:
         """The job whose prompt is to be tokenised. Raises InvalidParameter unless there is one prompt."""
-        if (self.prompt is None) == (self.messages is None):
+        if (self.prompt is None) == (not self.messages):
             raise InvalidParameter("prompt", "give either this or messages", "give one of the two")
-        if self.messages is not None:
+        if self.messages:
             messages = [message.flat(f"messages[{number}]") for number, message in enumerate(self.messages)]
             return Job("tokenize", self.model or "", messages=messages)
         check_text("prompt", self.prompt or "")

@@ -1,7 +1,8 @@
 """Tools: what a chat request offers, as prompt and grammar, and the calls that an answer makes, as OpenAI tells them.
 
-A call is written as Hermes and Qwen write it, ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``; one that is
-demanded is the JSON alone, and a grammar sees to it that it fits. Nothing here ever runs a tool.
+A call is written as Hermes and Qwen write it, ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, or, by
+models whose template tells of tools in another way, as JSON that is the whole answer (Llama 3's object, Mistral's
+list). One that is demanded is the JSON alone, and a grammar sees to it that it fits. Nothing here ever runs a tool.
 """
 
 import json
@@ -46,7 +47,8 @@ class ToolChoice:
             raise InvalidParameter("tool_choice", "is given without tools", "send tools too")
         if choice == "required":
             return known
-        name = choice.get("function", choice).get("name") if isinstance(choice, Mapping) else None
+        named = choice.get("function", choice) if isinstance(choice, Mapping) else None
+        name = named.get("name") if isinstance(named, Mapping) else None
         if name not in known:
             problem = f"{str(choice)[:80]} names no tool of the request"
             raise InvalidParameter("tool_choice", problem, "use none, auto, required, or one of the functions")
@@ -69,9 +71,9 @@ class ToolChoice:
             return [first, *messages[1:]]
         return [{"role": "system", "content": told}, *messages]
 
-    def reader(self) -> "CallReader":
-        """Reads one answer."""
-        return CallReader([tool["function"]["name"] for tool in self.tools], bool(self.demanded))
+    def reader(self, tagged: bool = True) -> "CallReader":
+        """Reads one answer; see `CallReader`."""
+        return CallReader([tool["function"]["name"] for tool in self.tools], bool(self.demanded), tagged)
 
 
 class CallReader:
@@ -80,18 +82,24 @@ class CallReader:
     Args:
         names: of the tools.
         is_call: the whole answer is one call.
+        tagged: calls stand between tags; without them they are the whole answer.
     """
 
-    def __init__(self, names: Sequence[str], is_call: bool) -> None:
-        self._names, self._is_call = frozenset(names), is_call
-        self._held = ""
+    def __init__(self, names: Sequence[str], is_call: bool, tagged: bool = True) -> None:
+        self._names, self._is_call, self._tagged = frozenset(names), is_call, tagged
+        self._held, self._is_text = "", False
         self.calls: list[dict[str, Any]] = []
 
     def push(self, text: str, ended: bool = False) -> tuple[str, list[dict[str, Any]]]:
         """(text that is no call for certain, calls that are whole now); at the end whatever was held back."""
+        if self._is_text:
+            return text, []
         self._held += text
-        if self._is_call:
+        if self._is_call or (not self._tagged and self._held.lstrip()[:1] in ("", "{", "[")):
             return ("", []) if not ended else self._last("", self._held)
+        if not self._tagged:
+            told, self._held, self._is_text = self._held, "", True
+            return told, []
         shown, before = "", len(self.calls)
         while _OPEN in self._held and _CLOSE in self._held.partition(_OPEN)[2]:
             ahead, _, rest = self._held.partition(_OPEN)
@@ -117,25 +125,26 @@ class CallReader:
 
     def _taken(self, inside: str, instead: str | None = None) -> str:
         """Nothing where `inside` is a call, which is noted; else the text to show instead."""
-        name, arguments = _name_and_arguments(inside)
-        if name not in self._names:
+        found = _calls_in(inside)
+        if not found or not self._names.issuperset(name for name, _ in found):
             return f"{_OPEN}{inside}{_CLOSE}" if instead is None else instead
-        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        self.calls.append(
-            {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": {"name": name, "arguments": text}}
-        )
+        for name, arguments in found:
+            text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+            function = {"name": name, "arguments": text}
+            self.calls.append({"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function})
         return ""
 
 
-def _name_and_arguments(inside: str) -> tuple[Any, Any]:
-    """Of a call as a model writes it; (None, None) for what is none."""
+def _calls_in(inside: str) -> list[tuple[str, Any]]:
+    """(name, arguments) of a call or a list of them as a model writes it; empty for what is none."""
     try:
         found = json.loads(inside)
     except (ValueError, RecursionError):
-        return None, None
-    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
-        return None, None
-    return found["name"], found.get("arguments", found.get("parameters", {}))
+        return []
+    calls = found if isinstance(found, list) else [found]
+    if not all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
+        return []
+    return [(call["name"], call.get("arguments", call.get("parameters", {}))) for call in calls]
 
 
 def readable_calls(message: dict[str, Any]) -> dict[str, Any]:

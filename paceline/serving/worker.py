@@ -1,7 +1,7 @@
 """`Worker`: the models of one group, in the process that runs them. Who asks, and from where, is not its business."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -14,11 +14,21 @@ from paceline.engine.llm import LLM
 from paceline.errors import EngineDead, InvalidParameter
 from paceline.models.tokenizer import Tokenizer
 from paceline.placement.tokens import TokenProfile
-from paceline.serving.job import Chunk, Job, Piece, Step, Summary
+from paceline.serving.job import Chunk, Job, Piece, Step, Summary, Thinking
 from paceline.serving.merging import merged
 from paceline.serving.model_spec import ModelSpec
-from paceline.types import CompletionOutput, NamedProgress, RequestOutput, TokenLogprobs, TokenProvenance
+from paceline.serving.thoughts import THOUGHT, THOUGHT_END
+from paceline.types import (
+    CompletionOutput,
+    NamedProgress,
+    RequestOutput,
+    TokenLogprobs,
+    TokenOutput,
+    TokenProvenance,
+)
 
+_OPENING = 32
+"""Tokens at the end of a prompt among which a thought may begin."""
 OpenModel = Callable[[ModelSpec], AsyncLLM]
 """Loads a model."""
 
@@ -47,13 +57,14 @@ class Worker:
         """The answer step by step."""
         llm = self._llms[job.model]
         prompt = await self._token_ids(job)
+        known = {"num_prompt_tokens": len(prompt), "thinking": _thinking(job, prompt, llm.tokenizer)}
         how: dict[str, Any] = {"priority": job.priority, "timeout": job.timeout, "cache_salt": job.cache_salt}
         async with aclosing(llm.generate(prompt, job.params, job.request_id, **how)) as outputs:
-            async for output in outputs:
+            async for output in outputs if job.stream_interval == 1 else _evenly(outputs, job.stream_interval):
                 if job.detail and output.finished:  # its whole prompt is told of
-                    chunk = await asyncio.to_thread(_chunk, output, llm.tokenizer)
+                    chunk = await asyncio.to_thread(_chunk, output, llm.tokenizer, known)
                 else:
-                    chunk = _chunk(output, llm.tokenizer if job.detail else None)
+                    chunk = _chunk(output, llm.tokenizer if job.detail else None, known)
                 step = output.draft if job.trace else None
                 yield chunk if step is None else replace(chunk, step=_step(output, step, llm.tokenizer))
 
@@ -64,8 +75,7 @@ class Worker:
             async for last in chunks:
                 texts.append(last.text)
                 pieces += last.pieces
-        counts = last.num_prompt_tokens, last.num_output_tokens
-        return Chunk("".join(texts), last.finish_reason, *counts, pieces=tuple(pieces), summary=last.summary)
+        return replace(last, text="".join(texts), pieces=tuple(pieces), step=None)
 
     async def tokenize(self, job: Job) -> list[tuple[int, bytes]]:
         """See `TextBackend.tokenize`."""
@@ -98,6 +108,11 @@ class Worker:
         """Why one of the engines has ended; None while all are well."""
         return next((llm.death for llm in self._llms.values() if llm.death is not None), None)
 
+    @property
+    def step_seconds(self) -> float:
+        """How long the slowest of the engines' present steps has taken."""
+        return max(llm.step_seconds for llm in self._llms.values())
+
     async def check(self) -> None:
         """Return when all is well. Raises EngineDead when an engine has failed."""
         if self.death is not None:
@@ -123,20 +138,43 @@ class Worker:
         return await llm.tokens(job.prompt, job.add_special_tokens)
 
 
-def _chunk(output: StepOutput, tokenizer: Tokenizer | None) -> Chunk:
+def _thinking(job: Job, prompt: Sequence[int], tokenizer: Tokenizer) -> Thinking:
+    """How an answer thinks aloud, by the model's chat template; a grammar leaves no room for thoughts."""
+    if not job.messages or not tokenizer.thinks or job.params.structured_outputs is not None:
+        return "none"
+    end = tokenizer.decode(prompt[-_OPENING:], skip_special=False)
+    return "open" if end.rfind(THOUGHT) > end.rfind(THOUGHT_END) else "tagged"
+
+
+async def _evenly(outputs: AsyncIterator[StepOutput], size: int) -> AsyncIterator[StepOutput]:
+    """`outputs` with `size` tokens each, the last of every sample excepted: how many a pass brought does not show."""
+    held: dict[int, tuple[TokenOutput, ...]] = {}
+    async for output in outputs:
+        tokens = (*held.pop(output.index, ()), *output.tokens)
+        is_last = output.completion is not None or output.finished is not None
+        while len(tokens) > size or (len(tokens) == size and not is_last):
+            yield replace(output, tokens=tokens[:size], completion=None, finished=None)
+            tokens = tokens[size:]
+        if is_last:
+            yield replace(output, tokens=tokens)
+        elif tokens:
+            held[output.index] = tokens
+
+
+def _chunk(output: StepOutput, tokenizer: Tokenizer | None, known: Mapping[str, Any]) -> Chunk:
     """What a step gave one sample; with the pieces of its text where a tokenizer is given."""
-    text = "".join(token.text for token in output.tokens)
+    tokens = output.tokens
+    text = tokens[0].text if len(tokens) == 1 else "".join([token.text for token in tokens])
     pieces: tuple[Piece, ...] = ()
     if tokenizer is not None:
-        pieces = tuple(_piece(tokenizer, t.token_id, t.text, t.provenance, t.logprobs) for t in output.tokens)
+        pieces = tuple(_piece(tokenizer, t.token_id, t.text, t.provenance, t.logprobs) for t in tokens)
     done, finished = output.completion, output.finished
     if done is None and finished is None:
-        return Chunk(text, index=output.index, pieces=pieces)
+        return Chunk(text, index=output.index, pieces=pieces, num_tokens=len(tokens), **known)
     done = done or finished.outputs[output.index]  # type: ignore[union-attr]
-    num_prompt = len(finished.prompt_token_ids) if finished else 0
     return Chunk(
-        text, done.finish_reason, num_prompt, len(done.token_ids), output.index, finished is None, pieces,
-        _summary(done, finished, tokenizer),
+        text, done.finish_reason, num_output_tokens=len(done.token_ids), index=output.index, goes_on=finished is None,
+        pieces=pieces, summary=_summary(done, finished, tokenizer), num_tokens=len(tokens), **known,
     )  # fmt: skip
 
 
@@ -163,6 +201,7 @@ def _summary(done: CompletionOutput, finished: RequestOutput | None, tokenizer: 
         num_predicted_tokens=done.num_predicted_tokens,
         num_accepted_predictions=done.num_accepted_predictions,
         prompt=prompt,
+        stop_reason=done.stop_reason,
     )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 
 import numpy as np
 import pytest
@@ -93,6 +94,44 @@ def test_it_ends_where_it_is_complete_inside_an_accepted_draft(engine_for):
         assert (output.text, output.finish_reason) == ("yes", "stop")
 
 
+def test_special_and_end_tokens_in_drafts_change_nothing(engine_for):
+    class Special(Babbler):
+        def propose(self, contexts):
+            return [TokenTree.chain([130, 128, 129, 130][: context.budget]) for context in contexts]
+
+    class Branching(Babbler):
+        def propose(self, contexts):
+            return [TokenTree((130, 128, ord("{"), 130), (-1, -1, -1, 2)).prune(context.budget) for context in contexts]
+
+    for grammar in (GRAMMARS["json"], GRAMMARS["regex"]):
+        plain = run_all(engine_for(), params=asked(grammar))
+        for drafter in (Special(), Branching()):
+            outputs = run_all(engine_for(FIXED, drafter), params=asked(grammar))
+            assert [o.token_ids for o in outputs] == [o.token_ids for o in plain]
+            assert not any(o.error for o in outputs)
+
+
+def test_a_grammar_that_compiles_long_keeps_nobody_waiting(monkeypatch):
+    """The engine's thread takes known ones while another thread compiles."""
+    grammars = Grammars(ByteTokenizer(), (130,), 131)  # type: ignore[arg-type]
+    known = grammars.compiled({"regex": "a"})
+    compile_it, held, began = grammars._compile, threading.Event(), threading.Event()
+
+    def slow(kind, source):
+        began.set()
+        assert held.wait(10)
+        return compile_it(kind, source)
+
+    monkeypatch.setattr(grammars, "_compile", slow)
+    other = threading.Thread(target=grammars.compiled, args=({"regex": "b"},))
+    other.start()
+    assert began.wait(10)
+    assert grammars.compiled({"regex": "a"}) is known
+    held.set()
+    other.join(10)
+    assert not other.is_alive()
+
+
 def test_samples_have_cursors_of_their_own(engine_for):
     [output] = run_all(engine_for("ngram"), PROMPTS[:1], asked(GRAMMARS["regex"], n=4, temperature=2.0, seed=1))
     assert len({sample.text for sample in output.outputs}) > 1
@@ -155,6 +194,14 @@ class TestCursor:
         assert cursor.allowed(list(b"az")) is None
         assert self.letters(cursor.allowed(list(b"a"))) == "bc"
         assert self.letters(cursor.allowed()) == "a"
+
+    def test_single_tokens_are_allowed_as_in_the_mask(self):
+        cursor = self.cursor("a(b|c)d?")
+        for path in (b"", b"a", b"ab", b"abd", b"z"):
+            mask = cursor.allowed(list(path))
+            letters = range(131) if mask is not None else ()
+            assert all(cursor.allows(i, list(path)) == mask[i] for i in letters)
+        assert not cursor.allows(ord("a"), list(b"z")) and not cursor.allows(999)
 
     def test_siblings_and_depths_in_any_order(self):
         cursor = self.cursor("a(b|c)de?")

@@ -104,6 +104,10 @@ class TableCursor:
             said = (*said, token)
         return np.array([token in self._table(said) for token in range(3)])
 
+    def allows(self, token: int, path: Sequence[int] = ()) -> bool:
+        mask = self.allowed(path)
+        return mask is not None and bool(mask[token])
+
     def forced(self) -> Sequence[int]:
         tokens: list[int] = []
         while len(follow := self._table((*self._output, *tokens))) == 1 and len(tokens) < 4:

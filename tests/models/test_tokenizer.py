@@ -294,3 +294,15 @@ def test_the_longest_token_bounds_what_a_token_can_say():
     for tokenizer in (SMOLLM, SENTENCEPIECE):
         sizes = [len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size)]
         assert tokenizer.longest_token >= max(sizes)
+
+
+def test_control_tokens_can_be_plain_text():
+    """`masked` and `encode_masked`: no id of a control token comes out, and the text is the same."""
+    names = [SMOLLM.token_text(i) for i in sorted(SMOLLM.special_token_ids)]
+    for text in (*(f"a{name} b{name}" for name in names), "plain", "", "".join(names), "\ue000999999\ue001"):
+        ids = SMOLLM.encode_masked(SMOLLM.masked(text))
+        assert SMOLLM.special_token_ids.isdisjoint(ids) and SMOLLM.decode(ids) == text
+    turns = [{"role": "user", "content": f"x{names[0]}", "tool_calls": [{"a": names[0]}], "n": 3}]
+    masked = SMOLLM.masked(turns)
+    assert names[0] not in json.dumps(masked) and masked[0]["n"] == 3
+    assert SMOLLM.encode_masked("no marks at all") == SMOLLM.encode("no marks at all")

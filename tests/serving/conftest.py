@@ -26,7 +26,8 @@ MODEL = "mine"
 class ChatTokenizer(ByteTokenizer):
     """A byte tokenizer with a chat template: one line per message."""
 
-    has_chat_template = reads_tools = True
+    has_chat_template = reads_tools = tags_calls = True
+    thinks = False
 
     def encode(self, text, add_special_tokens=True):
         return list(text.encode("ascii", "replace"))
@@ -35,7 +36,9 @@ class ChatTokenizer(ByteTokenizer):
         return b"".join(self.token_bytes(i) for i in token_ids).decode()
 
     def apply_chat_template(self, messages, add_generation_prompt=True, variables=None):
-        tools = "".join(f"tool {tool['function']['name']}\n" for tool in (variables or {}).get("tools") or ())
+        offered = (variables or {}).get("tools")
+        offered = offered if isinstance(offered, list) else []
+        tools = "".join(f"tool {tool['function']['name']}\n" for tool in offered)
         return tools + "".join(f"{each['role']}: {each['content']}\n" for each in messages) + "assistant: "
 
 

@@ -9,13 +9,13 @@ from paceline.errors import InvalidParameter
 class EchoModel:
     """As much of `AsyncLLM` as a worker uses."""
 
-    death = None
+    death, step_seconds = None, 0.0
 
     def __init__(self, name: str, num_threads: int) -> None:
         self._name, self._num_threads = name, num_threads
         self._aborted: set[str] = set()
 
-    tokenizer = None
+    tokenizer = SimpleNamespace(thinks=False)
 
     async def chat_tokens(self, messages, template):
         return messages[-1]["content"]
@@ -31,7 +31,7 @@ class EchoModel:
         words = f"{self._name}: {prompt}".split(" ")
         sample = SimpleNamespace(
             finish_reason="stop", token_ids=words, error=None, stats=None, num_predicted_tokens=0,
-            num_accepted_predictions=0,
+            num_accepted_predictions=0, stop_reason=None,
         )  # fmt: skip
         metrics = SimpleNamespace(num_cached_tokens=0)
         done = SimpleNamespace(outputs=[sample], prompt_token_ids=words, metrics=metrics)

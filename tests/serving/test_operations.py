@@ -3,15 +3,18 @@
 import asyncio
 import io
 import json
+import time
+from contextlib import AsyncExitStack
 
 import pytest
 
 from paceline.errors import InvalidParameter
+from paceline.serving import local, stream
 from paceline.serving.gate import Gate
 from paceline.serving.refusals import HttpRefusal
 from paceline.serving.run import bind
 from paceline.serving.settings import Settings, check_exposure, local_names, read_keys
-from paceline.serving.stream import PING, patiently
+from paceline.serving.stream import PING, EventStream, event
 from tests.serving.conftest import MODEL
 
 TEXT = {"model": MODEL, "prompt": "abcabcabc", "temperature": 0, "max_tokens": 8, "ignore_eos": True}
@@ -56,9 +59,15 @@ def test_a_full_queue_is_429_and_says_when_to_come_again(serving):
             assert statuses == [200, 200, 200, 429, 429, 429]
             late = next(answer for answer in answers if answer.status_code == 429)
             assert late.headers["retry-after"] == "1" and late.json()["error"]["type"] == "rate_limit_error"
-            assert (await client.post(COMPLETIONS, json=TEXT | {"prompt": ["a"] * 4})).status_code == 429
-            assert (await client.post(COMPLETIONS, json=TEXT)).status_code == 200
-            assert "paceline:http_requests_turned_away_total 7" in (await client.get("/metrics")).text
+            many = TEXT | {
+                "prompt": ["a"] * 2,
+                "n": 2,
+                "temperature": 1,
+            }  # more than there is room: alone or not at all
+            one, four = await asyncio.gather(*(client.post(COMPLETIONS, json=each) for each in (body, many)))
+            assert (one.status_code, four.status_code) == (200, 429)
+            assert len((await client.post(COMPLETIONS, json=many)).json()["choices"]) == 4
+            assert "paceline:http_requests_turned_away_total 6" in (await client.get("/metrics")).text
             assert client.app.front.gate.num_inside == 0
 
     asyncio.run(scene())
@@ -84,9 +93,12 @@ def test_keys_are_asked_for(serving, tmp_path):
 
 def test_only_known_hosts_and_origins_are_answered(serving):
     async def scene():
-        settings = Settings(allowed_hosts=local_names("127.0.0.1", 8000), allowed_origins=("https://ours.example",))
+        settings = Settings(allowed_hosts=local_names("127.0.0.1"), allowed_origins=("https://ours.example",))
         async with serving(settings) as client:
-            for host, status in (("127.0.0.1:8000", 200), ("localhost", 200), ("evil.example", 421)):
+            for host, status in (
+                ("127.0.0.1:8000", 200), ("localhost", 200), ("LocalHost:9", 200), ("evil.example", 421),
+                ("localhost.evil.example", 421), ("evil.example:80", 421), ("", 421),
+            ):  # fmt: skip
                 assert (await client.get("/version", headers={"host": host})).status_code == status
             own = await client.get("/version", headers={"host": "localhost", "origin": "https://ours.example"})
             assert own.headers["access-control-allow-origin"] == "https://ours.example"
@@ -139,24 +151,98 @@ def test_an_answer_whose_time_is_up_ends_with_what_it_has(serving):
     asyncio.run(scene())
 
 
+class Wire:
+    """One request's end of ASGI: what was sent, and a client that may stop reading or leave."""
+
+    def __init__(self) -> None:
+        self.sent, self.reads, self.left = [], asyncio.Event(), asyncio.Event()
+        self.reads.set()
+
+    async def send(self, message):
+        await self.reads.wait()
+        self.sent.append(message.get("body", b"").decode())
+
+    async def receive(self):
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+
+def stream_of(told, gate, closed, ping=0.05):
+    stack = AsyncExitStack()
+    stack.callback(lambda: closed.append(True))
+    return EventStream(told, gate, ping, event, stack)
+
+
+async def slowly(*texts):
+    for text in texts:
+        yield text
+        await asyncio.sleep(0.2)
+    await asyncio.sleep(60)
+
+
 def test_silence_is_pinged_and_a_closing_server_ends_streams():
     async def scene():
-        gate = Gate(1)
-
-        async def slow():
-            yield 0, "first"
-            await asyncio.sleep(0.2)
-            yield 0, "second"
-            await asyncio.sleep(60)
-
-        seen = []
-        with pytest.raises(Exception, match="shut down before"):
-            async for item in patiently(slow(), gate, 0.05):
-                seen.append(item)
-                if item == (0, "second"):
-                    gate.shut.set()
-        assert seen[0] == (0, "first") and seen[-1] == (0, "second") and None in seen
+        gate, wire, closed = Gate(1), Wire(), []
+        answer = asyncio.ensure_future(stream_of(slowly("first", "second"), gate, closed)({}, wire.receive, wire.send))
+        while "second" not in wire.sent:
+            await asyncio.sleep(0.01)
+        gate.shut.set()
+        await asyncio.wait_for(answer, 5)
+        assert wire.sent[1] == "first" and PING in wire.sent[2 : wire.sent.index("second")]
+        assert "shut down before" in wire.sent[-1] and closed == [True]
         assert PING.startswith(":") and PING.endswith("\n\n")
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("how", ["leaves", "stops reading", "never reads"])
+def test_who_does_not_read_holds_no_place(how, monkeypatch):
+    monkeypatch.setattr(stream, "_PATIENCE", 0.1)
+
+    async def scene():
+        wire, closed = Wire(), []
+        if how == "never reads":
+            wire.reads.clear()
+        answer = asyncio.ensure_future(stream_of(slowly("a", "b", "c"), Gate(1), closed)({}, wire.receive, wire.send))
+        if how != "never reads":
+            while "a" not in wire.sent:
+                await asyncio.sleep(0.01)
+        wire.left.set() if how == "leaves" else wire.reads.clear()
+        await asyncio.wait_for(answer, 5)
+        assert closed == [True]
+
+    asyncio.run(scene())
+
+
+def test_an_error_of_the_stream_itself_is_not_hidden():
+    async def broken():
+        yield "a"
+        raise ZeroDivisionError
+
+    async def scene():
+        wire, closed = Wire(), []
+        with pytest.raises(ZeroDivisionError):
+            await stream_of(broken(), Gate(1), closed)({}, wire.receive, wire.send)
+        assert closed == [True]
+
+    asyncio.run(scene())
+
+
+def test_a_step_that_hangs_is_seen(serving, monkeypatch):
+    monkeypatch.setattr(local, "_HUNG", 0.05)
+
+    async def scene():
+        async with serving() as client:
+            assert (await client.get("/health")).json() == {"status": "ok"}
+            engine = client.app.front.backend._worker._llms[MODEL]._llm.engine
+            step = engine.step
+            monkeypatch.setattr(engine, "step", lambda: time.sleep(0.3) or step())
+            answer = asyncio.create_task(client.post(COMPLETIONS, json=TEXT | {"max_tokens": 1}))
+            await asyncio.sleep(0.2)
+            hung = await client.get("/health")
+            assert hung.status_code == 503 and "present step" in hung.json()["reason"]
+            assert (await answer).status_code == 200
+            assert (await client.get("/health")).status_code == 200
 
     asyncio.run(scene())
 

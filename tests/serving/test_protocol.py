@@ -6,6 +6,8 @@ import math
 
 import pytest
 
+from paceline.serving.answers import TextOffsets
+from paceline.serving.settings import Settings
 from paceline.types import SamplingParams
 from tests.serving.conftest import MODEL, events
 
@@ -109,6 +111,20 @@ def test_echo_with_logprobs_scores_the_prompt(ask, make_llm):
     assert events(streamed)[0]["choices"] == scored.json()["choices"]
 
 
+def test_offsets_are_places_in_the_text(ask):
+    """Also of tokens that are parts of a character, and in streams."""
+    offsets = TextOffsets()
+    assert [offsets.next(each) for each in ("ü"[:1].encode(), "🚲".encode()[:2], "🚲".encode()[2:], b"a")] == [
+        0,
+        1,
+        1,
+        2,
+    ]
+    whole, streamed = ask(COMPLETIONS, TEXT | {"logprobs": 0}, TEXT | {"logprobs": 0, "stream": True})
+    told = [event["choices"][0]["logprobs"]["text_offset"] for event in events(streamed) if event["choices"]]
+    assert [at for each in told for at in each] == whole.json()["choices"][0]["logprobs"]["text_offset"]
+
+
 def test_stop_ids_least_tokens_and_bad_words_reach_the_sampler(ask, make_llm):
     expected = alone(make_llm)
     stop = expected.token_ids[5]
@@ -153,6 +169,54 @@ def test_cached_tokens_and_continuous_usage_are_told(serving):
     assert second["prompt_tokens_details"]["cached_tokens"] >= 32
     assert all("usage" in event for event in streamed)
     assert streamed[-1]["usage"]["completion_tokens"] == 4
+
+
+def test_counts_are_told_with_every_event(ask):
+    """Those of tokens that nobody asked to see one by one."""
+    always = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    [answer] = ask(COMPLETIONS, TEXT | {"max_tokens": 6, "speculative": False} | always)
+    told = [event["usage"] for event in events(answer) if event["choices"]]
+    assert [usage["completion_tokens"] for usage in told] == [1, 2, 3, 4, 5, 6]
+    assert {usage["prompt_tokens"] for usage in told} == {9}
+
+
+def test_the_best_of_several_samples(ask):
+    body = TEXT | {"temperature": 2.0, "seed": 5, "max_tokens": 6}
+    best, every = ask(COMPLETIONS, body | {"n": 2, "best_of": 6}, body | {"n": 6, "logprobs": 0})
+    means = [(sum(each["logprobs"]["token_logprobs"]) / len(each["logprobs"]["tokens"]), each["text"])
+             for each in every.json()["choices"]]  # fmt: skip
+    told = best.json()
+    assert [each["text"] for each in told["choices"]] == [text for _, text in sorted(means, reverse=True)[:2]]
+    assert [each["index"] for each in told["choices"]] == [0, 1] and told["choices"][0]["logprobs"] is None
+    assert told["usage"]["completion_tokens"] == every.json()["usage"]["completion_tokens"]
+    same, few, stream = ask(
+        COMPLETIONS, body | {"n": 2, "best_of": 2}, body | {"n": 2, "best_of": 1},
+        body | {"best_of": 2, "stream": True},
+    )  # fmt: skip
+    assert same.status_code == 200 and len(same.json()["choices"]) == 2
+    assert [each.json()["error"]["param"] for each in (few, stream)] == ["best_of", "best_of"]
+
+
+def test_what_ended_an_answer_is_told(ask, make_llm):
+    text, ids = alone(make_llm).text, alone(make_llm).token_ids
+    by_text, by_id, by_length = ask(
+        COMPLETIONS, TEXT | {"stop": ["never", text[2:4]]}, TEXT | {"stop_token_ids": [ids[3]]}, TEXT
+    )
+    assert by_text.json()["choices"][0]["stop_reason"] == text[2:4]
+    assert by_id.json()["choices"][0]["stop_reason"] == ids[3]
+    assert "stop_reason" not in by_length.json()["choices"][0]
+
+
+def test_events_of_so_many_tokens_do_not_show_what_was_drafted(ask):
+    body = TEXT | {"max_tokens": 20, "stream": True, "speculative": {"num_draft_tokens": 4, "policy": "fixed"}}
+    counted = {"return_token_ids": True, "prediction": "abcabcabcabc"}
+    joined, plain = (
+        ask(COMPLETIONS, body | counted, settings=settings)[0] for settings in (Settings(stream_interval=3), Settings())
+    )
+    sizes = [len(event["choices"][0]["token_ids"]) for event in events(joined)]
+    assert sizes[:-1] == [3] * (len(sizes) - 1) and sum(sizes) == 20
+    text = ["".join(event["choices"][0]["text"] for event in events(each)) for each in (joined, plain)]
+    assert text[0] == text[1]
 
 
 def test_token_ids_are_returned(ask, make_llm):

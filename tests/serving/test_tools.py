@@ -78,6 +78,37 @@ def test_calls_are_taken_out_however_the_text_is_cut(text, shown, names, size):
     assert [call["function"]["name"] for call in calls + fresh] == names
 
 
+@pytest.mark.parametrize("size", [1, 4, 1000])
+@pytest.mark.parametrize(
+    ("text", "shown", "names"),
+    [
+        ('{"name": "clock", "parameters": {"zone": "UTC"}}', "", ["clock"]),
+        (' [{"name": "clock", "arguments": {}}, {"name": "weather", "arguments": {}}]', "", ["clock", "weather"]),
+        ('{"name": "other", "parameters": {}}', '{"name": "other", "parameters": {}}', []),
+        ("[1, 2", "[1, 2", []),
+        ('It is {"name": "clock", "parameters": {}}', 'It is {"name": "clock", "parameters": {}}', []),
+        ("", "", []),
+    ],
+)
+def test_calls_without_tags_are_the_whole_answer(text, shown, names, size):
+    """As Llama 3 and Mistral write them: the tokens that announce them are special and leave no text."""
+    reader = CallReader(["clock", "weather"], False, tagged=False)
+    seen, calls = "", []
+    for start in range(0, len(text), size):
+        more, fresh = reader.push(text[start : start + size])
+        seen, calls = seen + more, calls + fresh
+    more, fresh = reader.push("", ended=True)
+    assert seen + more == shown
+    assert [call["function"]["name"] for call in calls + fresh] == names
+
+
+def test_a_list_of_calls_between_tags():
+    reader = CallReader(["clock"], False)
+    inside = '[{"name": "clock", "arguments": {}}, {"name": "clock", "arguments": "{}"}]'
+    assert reader.push(f"<tool_call>{inside}</tool_call>", ended=True)[0] == ""
+    assert [call["function"]["arguments"] for call in reader.calls] == ["{}", "{}"]
+
+
 def test_models_without_tools_in_their_template_are_told_in_words():
     choice = ToolChoice(TOOLS)
     told = choice.explained([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}])

@@ -1,0 +1,74 @@
+"""What a model thinks aloud before it answers, ``<think>...</think>``, apart from its answer, while both come.
+
+Which models do so is told by their chat template (`Tokenizer.thinks`). Not for calls of tools (`tools.py`).
+"""
+
+THOUGHT, THOUGHT_END = "<think>", "</think>"
+
+
+class ThoughtReader:
+    """Splits one answer.
+
+    Args:
+        is_open: its first word is a thought already, since the prompt ended with the tag.
+    """
+
+    def __init__(self, is_open: bool) -> None:
+        self._awaited: str | None = THOUGHT_END if is_open else THOUGHT
+        self._held = ""
+        self._is_bare = True  # nothing was told since the last tag; blank space there belongs to neither part
+
+    @property
+    def is_thinking(self) -> bool:
+        """Whether the latest text was a thought, or may have been."""
+        return self._awaited == THOUGHT_END
+
+    def push(self, text: str, ended: bool = False) -> tuple[str, str]:
+        """(more of the thoughts, more of the answer); at the end whatever was held back."""
+        if self._awaited is None and not self._is_bare:
+            return "", text
+        self._held += text
+        thoughts, answer = "", ""
+        if self._awaited == THOUGHT:
+            self._open()
+        if self._awaited == THOUGHT_END:
+            thoughts = self._read_thought(ended)
+        if self._awaited is None:
+            answer, self._held = self._bare(self._held), ""
+        elif ended:
+            answer, self._held = (self._held if self._awaited == THOUGHT else ""), ""
+        return thoughts, answer
+
+    def _open(self) -> None:
+        """A first tag opens the thoughts; anything else shows that there are none."""
+        begun = self._held.lstrip()
+        if begun.startswith(THOUGHT):
+            self._awaited, self._held = THOUGHT_END, begun.removeprefix(THOUGHT)
+        elif not THOUGHT.startswith(begun):
+            self._awaited, self._is_bare = None, False
+
+    def _read_thought(self, ended: bool) -> str:
+        """What is a thought for certain; the closing tag ends them."""
+        inside, tag, rest = self._held.partition(THOUGHT_END)
+        if tag:
+            told = self._bare(inside).rstrip()
+            self._awaited, self._is_bare, self._held = None, True, rest
+            return told
+        keep = 0 if ended else overlap(inside, THOUGHT_END)
+        told = inside[: len(inside) - keep]
+        if not ended:  # blank space before the tag is no thought
+            told = told.rstrip()
+        self._held = inside[len(told) :]
+        return self._bare(told)
+
+    def _bare(self, text: str) -> str:
+        """`text` without blank space right after a tag."""
+        if self._is_bare:
+            text = text.lstrip()
+            self._is_bare = not text
+        return text
+
+
+def overlap(text: str, tag: str) -> int:
+    """Characters at the end of `text` that may begin `tag`."""
+    return next((n for n in range(min(len(text), len(tag) - 1), 0, -1) if tag.startswith(text[-n:])), 0)
