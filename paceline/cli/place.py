@@ -111,10 +111,13 @@ def place(
 def _held_out(
     case: "Case", made: "Plan", time_budget: float | None, effort: int | None, seed: int, allow_unplaceable: bool
 ) -> "tuple[HeldOut, tuple[float, float]] | None":
-    """The plan on halves of its arrivals, and the confidence in its attainment; None where that cannot be."""
+    """The plan on halves of its arrivals, and the confidence in its attainment; None where that cannot be.
+
+    A plan that was searched on windows of a long trace has their error instead, from arrivals it has mostly not seen.
+    """
     from paceline.placement.search.honest import confidence, held_out
 
-    if made.windows:
+    if made.windows or made.sample is not None:
         return None
     half = None if time_budget is None else time_budget / 2
     with messages.status("planning on one half of the arrivals, judging on the other"):

@@ -153,8 +153,8 @@ def _serve_cluster(
             await listen(dispatcher)
 
     messages.print(f"starting {len(plan.placement.groups)} groups with {len(plan.held)} models")
-    groups = start_groups(plan, wanted.num_cpus, address=wanted.ray_address, **options)
     try:
+        groups = start_groups(plan, wanted.num_cpus, address=wanted.ray_address, **options)
         asyncio.run(run())
     finally:
         stop_ray()
