@@ -82,6 +82,8 @@ def train_head(job: HeadJob, config: EngineConfig, progress: NamedProgress = sil
     target, begun = training_target(loaded.source), _begun(job, loaded)
     run = job.text.work / "runs" / _run_name(job, begun)
     store = open_store(job.text, loaded) if job.served is None else TapStore(job.served)
+    if job.served is not None and not store.documents:
+        raise InvalidParameter("served", f"{job.served} holds no texts yet", "serve more")
     if job.served is None and not (run / "checkpoint.pt").exists():
         write_text(job.text, loaded, config, store, progress)
     torch.set_num_threads(config.num_threads or torch.get_num_threads())

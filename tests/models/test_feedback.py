@@ -34,7 +34,9 @@ def row_by_row(made, tokens):
             attention, normed = layer.self_attn, layer.input_layernorm(x[-1])[None]
             keys, values = attention.keys_values(normed, place)
             for s in seen:
-                memory = sum(weight * one for weight, one in zip(mix[number], states[s], strict=True))
+                size = [one.square().mean().sqrt() for one in states[s]]
+                parts = [weight * one / own for weight, one, own in zip(mix[number], states[s], size, strict=True)]
+                memory = size[number] * sum(parts)
                 key, value = attention.keys_values(layer.input_layernorm(memory)[None], torch.tensor([s]))
                 keys, values = torch.cat([keys, key]), torch.cat([values, value])
             mixed, groups = [], attention.num_heads // attention.num_key_heads

@@ -4,11 +4,13 @@ Row t of layer l attends to its own key, and to the memory of rows s < t that it
 text and those less than `window` before it, so that what is kept of a text does not grow with it. Key and value of row
 s at layer l are made of
 
-    m_s^l = sum over j of softmax(mix_l)_j x_s^j,    x^0 .. x^L the residual stream before each layer and after the last
+    m_s^l = |x_s^l| * sum over j of softmax(mix_l)_j x_s^j / |x_s^j|
 
-(Feedback Transformer, Fan et al. 2021): lower layers see what upper ones made of earlier tokens. Each layer has weights
-of its own, which begin almost all at its own input, so that the network begins as the target's layers (pruned
-initialisation); the papers have one memory for all layers.
+with x^0 .. x^L the residual stream before, between and after the layers and |x| its root mean square (Feedback
+Transformer, Fan et al. 2021): lower layers see what upper ones made of earlier tokens. Each layer has weights of its
+own, which begin almost all at its own input, so that the network begins as the target's layers (pruned initialisation);
+the papers have one memory for all layers. Their sum is a plain one; here states count alike, because those of late
+layers of a trained model are many times as long and would be all of it.
 
 Rows follow from each other one by one (`step`). `forward` reads many at once by fixed-point passes: the first takes
 each layer's own inputs as its memory, every further one what the pass before it gave; after as many passes as rows
@@ -22,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from paceline.errors import CorruptWeights
 from paceline.models.base import checked_layers
@@ -111,7 +114,7 @@ class FeedbackNet(nn.Module):
             keys, values = (torch.cat([a, b[:, None].to(a.dtype)], dim=1) for a, b in zip(seen, own, strict=True))
             mask = torch.cat([visible, visible.new_ones(len(tokens), 1)], dim=1)[:, None, None]
             query = layer.self_attn.queries(normed, positions)[:, :, None]  # type: ignore[union-attr, operator]
-            mixed = nn.functional.scaled_dot_product_attention(
+            mixed = functional.scaled_dot_product_attention(
                 query, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=mask, enable_gqa=True
             )
             states.append(layer.leave(residual, mixed.flatten(1)).float())  # type: ignore[operator]
@@ -137,7 +140,9 @@ class FeedbackNet(nn.Module):
     def _memory(self, states: Sequence[Tensor], positions: Tensor) -> list[Keys]:
         """Keys and values per layer from the residual streams [rows, hidden] before, between and after layers."""
         weights = self.mix.view(len(self.layers), -1).softmax(-1)
-        mixed = torch.einsum("lj,jnh->lnh", weights, torch.stack(list(states)))
+        stacked = torch.stack(list(states))
+        mixed = torch.einsum("lj,jnh->lnh", weights, functional.rms_norm(stacked, stacked.shape[-1:]))
+        mixed = mixed * stacked[:-1].square().mean(-1, keepdim=True).sqrt()
         entered = [layer.enter(one)[0] for layer, one in zip(self.layers, mixed, strict=True)]  # type: ignore[operator]
         return [self._keys(number, one, positions) for number, one in enumerate(entered)]
 

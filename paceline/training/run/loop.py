@@ -110,7 +110,7 @@ class Trainer:
         trained = [one for one in given if not one.conversation.is_held_out]
         if not trained or not self._held_out:
             problem = f"{len(trained)} conversations to train on and {len(self._held_out)} held out are too few"
-            raise InvalidParameter("tokens", problem, "have more text written")
+            raise InvalidParameter("tokens", problem, "have more text written, or serve more")
         self._order, self._random = Order(trained, settings.seed), torch.Generator().manual_seed(settings.seed)
         self._optimiser, self.mean = Optimiser(trainee.net), Mean(trainee.net)
         self._resume()

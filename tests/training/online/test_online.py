@@ -13,7 +13,8 @@ from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.drafters.heads.head import head_of
 from paceline.engine.build import build_engine
 from paceline.errors import InvalidParameter
-from paceline.evaluation.head_training import resumed
+from paceline.evaluation.head_training import HeadJob, resumed, train_head
+from paceline.evaluation.training_text import TextJob
 from paceline.models.heads.files import read_head, save_head
 from paceline.training.heads.conversations import Conversation
 from paceline.training.heads.recipes import RECIPES
@@ -119,11 +120,15 @@ def test_what_is_kept_are_the_texts_and_their_states(target, tmp_path):
         np.testing.assert_array_equal(store.rows([one], range(len(store.taps))), expected)
 
 
-def test_private_requests_are_not_kept(target, tmp_path):
+def test_private_requests_are_not_kept(target, tmp_path, monkeypatch):
     recipe = RECIPES["medusa"](training_target(target.source), np.arange(131, dtype=np.int32), 2)
     head = save_head(recipe.record(recipe.net.state_dict(), {}), tmp_path / "head")
     serve(target, recorded(spec_of(head), tmp_path / "kept"), prompts_of(0, 2), salt="mine")
     assert not TapStore(tmp_path / "kept").documents
+    job = HeadJob("medusa", TextJob("m", tmp_path, 1), LoopSettings(1), resume=str(head), served=tmp_path / "kept")
+    monkeypatch.setattr("paceline.evaluation.head_training.load", lambda *_: target)
+    with pytest.raises(InvalidParameter, match="no texts yet"):
+        train_head(job, EngineConfig())
     assert stat.S_IMODE((tmp_path / "kept").stat().st_mode) == 0o700
 
 
