@@ -19,10 +19,10 @@ from pathlib import Path
 
 from common import console, finish, show
 
-HEADS = ("eagle", "hass", "eagle3", "medusa", "blockwise", "mlp_speculator", "dspark")
+HEADS = ("eagle", "hass", "eagle3", "medusa", "blockwise", "mlp_speculator", "dspark", "falcon")
 DRAFTS = {
     "distillspec forward_kl": [], "distillspec tvd++": ["--divergence", "tvd++"],
-    "distillspec on-policy": ["--on-policy", "0.5"],
+    "distillspec on-policy": ["--on-policy", "0.5"], "spire": ["--sparse"],
 }  # fmt: skip
 JOINT = {"medusa-2": "medusa", "blockwise joint": "blockwise"}
 RECIPES = (*HEADS, *DRAFTS, *JOINT)
@@ -79,7 +79,8 @@ def command_of(name: str) -> list[str]:
 
 def spec_of(name: str, place: Path) -> dict:
     """How the engine uses what a recipe made."""
-    return {"method": "head" if name in HEADS else "draft_model", "model": str(place / slug(name))}
+    method = "head" if name in HEADS else "spire" if name == "spire" else "draft_model"
+    return {"method": method, "model": str(place / slug(name))}
 
 
 def run(command: list[str], args: argparse.Namespace, work: Path) -> dict:

@@ -44,6 +44,7 @@ def release_models(request):
 
 @pytest.fixture(autouse=True, scope="module")
 def release_module():
-    """Free what a module's fixtures held."""
+    """Free what a module's fixtures held; what is left, libraries above all, need not be looked through again."""
     yield
     gc.collect()
+    gc.freeze()

@@ -20,7 +20,7 @@ app = typer.Typer(
 COMMANDS = {
     "Use a model": ("generate", "chat", "serve", "batch", "models", "demo"),
     "Choose and measure": ("bench", "advise", "audit", "tune", "tree", "layers"),
-    "Plan many models on many devices": ("place", "place-map", "simulate"),
+    "Plan many models on many devices": ("profile", "place", "place-map", "simulate", "capacity", "export"),
 }
 GROUPS = {"Choose and measure": ("theory", "train", "heads")}
 

@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from paceline.placement import Case
     from paceline.placement.explain import Explanation
     from paceline.placement.search import Plan
+    from paceline.placement.search.honest import HeldOut
 
 POLICIES = (
-    "auto, anneal, exact, sr-greedy, sr-search, sr-uniform, mp-greedy-2, mp-greedy-4, mp-greedy-8, mp-round-robin, "
-    "mp-search, mp-search-sep, mp-beam, clockwork++"
+    "auto, anneal, large, exact, sr-greedy, sr-search, sr-uniform, mp-greedy-2, mp-greedy-4, mp-greedy-8, "
+    "mp-round-robin, mp-search, mp-search-sep, mp-beam, clockwork++, replan"
 )
 """The planner's policies by name, written out because asking it would load a compiler for every `--help`."""
 
@@ -30,7 +31,7 @@ def place(
     time_budget: Annotated[float | None, typer.Option("--time-budget", help="Seconds; the best until then.")] = None,
     effort: Annotated[int | None, typer.Option("--effort", help="Simulated requests that annealing may spend.")] = None,
     seed: Annotated[int, typer.Option("--seed", help="Same seed and effort, same plan.")] = 0,
-    window: Annotated[float, typer.Option("--window", help="Seconds between clockwork++'s placements.")] = 60.0,
+    window: Annotated[float, typer.Option("--window", help="Seconds of a window of clockwork++ and replan.")] = 60.0,
     allow_unplaceable: Annotated[
         bool, typer.Option("--allow-unplaceable", help="Plan without models that no group can serve.")
     ] = False,
@@ -42,6 +43,10 @@ def place(
     rate_scale: c.RateScale = 1.0,
     cv_scale: c.CvScale = 1.0,
     slo_scale: c.SloScale = 1.0,
+    held: Annotated[
+        bool,
+        typer.Option("--held-out/--no-held-out", help="Search on the first half too, and judge that on the second."),
+    ] = True,
     why: Annotated[bool, typer.Option("--explain", help="Say why: loads, losses, what each choice buys.")] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan here, as JSON.")] = None,
     plot: Annotated[
@@ -50,6 +55,9 @@ def place(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Say where to put which model, how to split it, and what share of requests will meet their deadline.
+
+    A search fits its plan to the arrivals it sees; so the same search is run on the first half of them too, and what it
+    found is played against the second half.
 
     Ctrl-C ends the search and prints the best plan so far.
 
@@ -77,8 +85,10 @@ def place(
         options: dict[str, Any] = {"effort": effort, "seed": seed, "window": window, "progress": progress}
         found = coplan(loaded, policy, time_budget=time_budget, allow_unplaceable=allow_unplaceable, **options)
     loaded, made = found.case, found.plan
+    honest = _held_out(loaded, made, time_budget, effort, seed, allow_unplaceable) if held else None
     explanation = _explained(loaded, made) if why else None
     extra = {} if explanation is None else {"explanation": explanation.to_record()}
+    extra |= {} if honest is None else show.honest_record(*honest)
     record = json.dumps(show.plan_record(loaded, made) | show.drafts_record(found) | extra)
     if output is not None:
         output.write_text(record + "\n")
@@ -94,6 +104,26 @@ def place(
     for table in explanation_tables(explanation) if explanation is not None else ():
         show_table(table)
     print(show.summary(made))
+    if honest is not None:
+        print(show.honest_summary(*honest))
+
+
+def _held_out(
+    case: "Case", made: "Plan", time_budget: float | None, effort: int | None, seed: int, allow_unplaceable: bool
+) -> "tuple[HeldOut, tuple[float, float]] | None":
+    """The plan on halves of its arrivals, and the confidence in its attainment; None where that cannot be."""
+    from paceline.placement.search.honest import confidence, held_out
+
+    if made.windows:
+        return None
+    half = None if time_budget is None else time_budget / 2
+    with messages.status("planning on one half of the arrivals, judging on the other"):
+        try:
+            found = held_out(case, made.policy, time_budget=half, effort=effort, seed=seed,
+                             allow_unplaceable=allow_unplaceable)  # fmt: skip
+        except InvalidParameter:  # no requests in one half, or for no model that could be served
+            return None
+        return found, confidence(case, made.placement, seed)
 
 
 def _explained(case: "Case", made: "Plan") -> "Explanation":

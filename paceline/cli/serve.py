@@ -13,7 +13,7 @@ import typer
 from paceline.cli import options as o
 from paceline.cli.groups import Drafting, grouped
 from paceline.cli.serve_audit import AuditBeside
-from paceline.cli.serve_options import AuditOptions, ClusterOptions, Front, ServedOn, named_models
+from paceline.cli.serve_options import AuditOptions, ClusterOptions, Front, KeepingOptions, ServedOn, named_models
 from paceline.cli.terminal import messages, progress_bars
 from paceline.errors import InvalidParameter
 from paceline.serving.settings import Settings
@@ -64,6 +64,7 @@ def serve(
     devices: ServedOn,
     front: Front,
     auditing: AuditOptions,
+    keeping: KeepingOptions,
 ) -> None:
     """Answer OpenAI's completions and chat completions over HTTP.
 
@@ -81,6 +82,8 @@ def serve(
 
         paceline serve smollm2-135m --also code=code.gguf
 
+        paceline serve smollm2-135m --keep-served served/
+
         paceline serve --config serve.yaml
 
         paceline place --case case.yaml --output plan.json && paceline serve --cluster plan.json
@@ -89,14 +92,17 @@ def serve(
 
         curl localhost:8000/v1/models
     """
-    speculative = drafting.config()
+    speculative = keeping.around(drafting.config())
     need_extras()
     settings = front.settings(devices.max_num_seqs)
     where = {"host": front.host, "port": front.port, "log": front.request_log, "otel": front.otel}
     listen = partial(_listen, settings=settings, **where)
+    if keeping.keep_served is not None and (plan.cluster is not None or also):
+        raise InvalidParameter("keep_served", "is for one model", "leave --cluster and --also out")
     if plan.cluster is not None:
         plan.check_alone(model or also, devices, auditing.audit_rate)
         options = {"speculative": speculative, "dtype": devices.dtype, "executor": devices.executor}
+        options["device"] = devices.device
         _serve_cluster(plan.cluster, plan, options, listen)
         return
     rate = auditing.audit_rate
@@ -147,7 +153,7 @@ def _serve_cluster(
             await listen(dispatcher)
 
     messages.print(f"starting {len(plan.placement.groups)} groups with {len(plan.held)} models")
-    groups = start_groups(plan, wanted.num_cpus, **options)
+    groups = start_groups(plan, wanted.num_cpus, address=wanted.ray_address, **options)
     try:
         asyncio.run(run())
     finally:

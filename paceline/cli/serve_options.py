@@ -8,6 +8,7 @@ import typer
 
 from paceline.cli import options as o
 from paceline.cli.groups import Devices
+from paceline.config import SpeculativeConfig
 from paceline.errors import InvalidParameter
 from paceline.serving.settings import Settings, check_exposure, is_loopback, local_names, read_keys
 
@@ -80,6 +81,9 @@ class ClusterOptions:
         list[str] | None, typer.Option("--weights", help="NAME=MODEL: weights of a plan's model; repeatable.")
     ] = None
     num_cpus: Annotated[int | None, typer.Option("--num-cpus", help="CPUs that all groups share; default all.")] = None
+    ray_address: Annotated[
+        str | None, typer.Option("--ray-address", help="Join this Ray (host:port, or auto) instead of starting one.")
+    ] = None
     heartbeat: Annotated[float, typer.Option("--heartbeat", help="Seconds between checks of a group.")] = 1.0
     max_restarts: Annotated[int, typer.Option("--max-restarts", help="Restarts of a group in a row.")] = 3
     events: Annotated[
@@ -111,6 +115,27 @@ class AuditOptions:
     audit_ledger: Annotated[
         Path | None, typer.Option("--audit-ledger", help="Add the evidence of --audit-rate to this file.")
     ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeepingOptions:
+    """Texts kept to learn from."""
+
+    keep_served: Annotated[
+        Path | None,
+        typer.Option("--keep-served", help="Keep served texts with hidden states here, to train a head on. PRIVATE."),
+    ] = None
+    keep_tokens: Annotated[
+        int, typer.Option("--keep-tokens", min=1, help="With --keep-served: the latest so many tokens.")
+    ] = 100_000
+
+    def around(self, spec: SpeculativeConfig | None) -> SpeculativeConfig | None:
+        """`spec` with its drafter recorded, where that was asked for. Raises InvalidParameter without a drafter."""
+        if self.keep_served is None:
+            return spec
+        from paceline.training.online.recorded import recorded
+
+        return recorded(spec, self.keep_served, self.keep_tokens)
 
 
 def named_models(option: str, given: list[str] | None) -> dict[str, str]:

@@ -14,9 +14,10 @@ MOST_SHOWN = 12
 
 def explanation_tables(explanation: Explanation) -> Iterator[Table]:
     """Loads, losses, what choices buy, and interference; tables that would be empty are left out."""
-    yield _groups(explanation)
-    yield _models(explanation)
-    yield _ablations(explanation)
+    if explanation.groups:
+        yield _groups(explanation)
+        yield _models(explanation)
+        yield _ablations(explanation)
     if any(any(row) for row in explanation.interference.attainment + explanation.interference.latency):
         yield _interference(explanation.interference)
 

@@ -1,6 +1,7 @@
 """How plans look: tables for people, one object for scripts, a chart of the search."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from paceline.placement import Case, Placement, SimulationResult
 from paceline.placement.coplacement import CoPlan
 from paceline.placement.model import NO_SLO
 from paceline.placement.search import Plan
+from paceline.placement.search.honest import HeldOut
 from paceline.placement.simulator import ControllerRules
 from paceline.placement.simulator.token_evaluator import OVERHEAD, TokenEvaluator
 from paceline.theory.curves import Chart, Series
@@ -35,6 +37,8 @@ def plan_record(case: Case, plan: Plan) -> dict[str, Any]:
         "history": [step._asdict() for step in plan.history],
         **_serving_record(case, plan.placement),
     }
+    if plan.sample is not None:
+        record["sample"] = asdict(plan.sample)
     if plan.windows:
         record |= {"p99_latency_served": None, "model_attainment": None}  # of all windows together nobody counts them
         record["windows"] = [{"start": w.start, "groups": w.placement.to_lists()} for w in plan.windows]
@@ -158,9 +162,30 @@ def model_table(case: Case, placement: Placement, result: SimulationResult) -> T
 def summary(plan: Plan) -> str:
     """One line: what the plan reaches and what it took to find."""
     ended = "" if plan.finished else ", stopped before it was done"
+    looked, sample = "", plan.sample
+    if sample is not None:
+        looked = (
+            f"; searched on {sample.num_requests:,} of {plan.result.num_requests:,} requests, "
+            f"{sample.slo_attainment:.2%} of them in time (standard error {sample.standard_error:.2%})"
+        )
     return (
         f"{plan.slo_attainment:.2%} of requests in time, mean latency {plan.mean_latency_served:.3f} s; "
-        f"planned in {plan.planning_seconds:.2f} s ({plan.policy}{ended})"
+        f"planned in {plan.planning_seconds:.2f} s ({plan.policy}{ended}){looked}"
+    )
+
+
+def honest_record(held: HeldOut, interval: tuple[float, float]) -> dict[str, Any]:
+    """For JSON: what the search reaches on arrivals it has not seen, and how sure the plan's own attainment is."""
+    return {"held_out": asdict(held) | {"regret": held.regret}, "confidence": list(interval)}
+
+
+def honest_summary(held: HeldOut, interval: tuple[float, float]) -> str:
+    """Two lines: how sure the plan's attainment is, and what the same search reaches on arrivals it has not seen."""
+    return (
+        f"between {interval[0]:.2%} and {interval[1]:.2%} on 95 % of such arrivals, resampled\n"
+        f"planned on the first half: {held.train:.2%} there, {held.test:.2%} on the second half "
+        f"({held.low:.2%} to {held.high:.2%}); knowing the second half would gain {100 * held.regret:.2f} points "
+        f"(traffic: {held.rate_change:.2f} times the rate, {held.drift:.0%} of it at other models)"
     )
 
 

@@ -6,6 +6,7 @@ and errors come from elsewhere: `[/red]` in them is printed as it stands.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 from rich.cells import cell_len
@@ -53,13 +54,21 @@ class _Share(ProgressColumn):
         return Text(f"{task.percentage:>3.0f} %" if task.total else "")
 
 
+class _Left(ProgressColumn):
+    """When it will be done, by the pace of the last half minute."""
+
+    def render(self, task: Task) -> Text:
+        left = task.time_remaining
+        return Text("" if left is None or not task.total else f"about {timedelta(seconds=int(left))} left")
+
+
 @contextmanager
 def progress_bars() -> Iterator[NamedProgress]:
     """Bars on standard error that vanish at the end; call what it gives with (what, done, total).
 
     Work in one piece (a total of 1) shows a moving bar without a share, and a bar that is done goes.
     """
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), _Share(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), _Share(), TimeElapsedColumn(), _Left())
     with Progress(*columns, console=messages, transient=True) as bars:
         tasks: dict[str, Any] = {}
 

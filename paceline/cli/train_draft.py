@@ -10,7 +10,7 @@ from rich.table import Table
 
 from paceline.cli import train_options as t
 from paceline.cli.groups import grouped
-from paceline.cli.terminal import messages, progress_bars, show_table
+from paceline.cli.terminal import messages, show_table
 from paceline.cli.terminal import output as standard_output
 from paceline.errors import InvalidParameter
 
@@ -44,6 +44,10 @@ def draft(
     match: Annotated[
         float, typer.Option("--match", help="With --pool: a text is matched at this share of its places.")
     ] = 0.8,
+    sparse: Annotated[
+        bool, typer.Option("--sparse", help="SPIRe: attention to a window and a feedback memory, for long contexts.")
+    ] = False,
+    window: Annotated[int, typer.Option("--window", min=1, help="With --sparse: tokens that a draft sees.")] = 512,
     num_draft_tokens: Annotated[int, typer.Option("--num-draft-tokens", "-k", help="Drafts that are measured.")] = 4,
     rate: Annotated[float | None, typer.Option("--rate", help="Highest learning rate [1e-3; 2e-4].")] = None,
 ) -> None:
@@ -61,16 +65,26 @@ def draft(
         paceline train draft -m target.gguf --begin-with small.gguf --divergence tvd --on-policy 0.5
 
         paceline train draft -m smollm2-135m --pool 3 --time-budget 3h -o pool
+
+        paceline train draft -m smollm2-135m --sparse --layers 4 -o sparse-draft
+
+        paceline generate -m smollm2-135m -d spire --draft-model sparse-draft - < long_text.txt
     """
     from paceline.evaluation.draft_training import DraftJob, train_draft
     from paceline.evaluation.pool_training import train_pool
     from paceline.models.cache_dir import cache_dir
+    from paceline.models.torch_executor.feedback import Sparse
 
+    if sparse and pool is not None:
+        raise InvalidParameter(
+            "pool", "drafts with a memory are not merged into one tree", "leave --pool or --sparse out"
+        )
     loop = run.loop(rate=rate or _RATES[begin_with is None])
     kept = _layers(layers) if layers is not None else (4 if begin_with is None else None)
-    job = DraftJob(run.text(), loop, begin_with, kept, divergence, on_policy, num_draft_tokens)
+    job = DraftJob(run.text(), loop, begin_with, kept, divergence, on_policy, num_draft_tokens,
+                   Sparse(window) if sparse else None)  # fmt: skip
     folder = output or cache_dir() / "drafts" / t.slug(run.model) / job.name
-    with progress_bars() as progress:
+    with t.training_bars() as progress:
         config, bar = run.config(), t.TrainingBar(progress)
         report = None if pool is None else train_pool(job, pool, match, config, folder, progress, bar)
         done = train_draft(job, config, folder, progress, bar) if report is None else report.runs[0]

@@ -10,12 +10,16 @@ import typer
 from paceline.cli import train_options as t
 from paceline.cli.groups import grouped
 from paceline.cli.prompts import read_text
-from paceline.cli.terminal import messages, progress_bars
+from paceline.cli.terminal import messages
+
+_RESUMED_RATE = 2e-4
 
 
 @grouped
 def head(
-    family: Annotated[str, typer.Argument(help="eagle3, dspark, mlp_speculator, medusa, blockwise, eagle or hass.")],
+    family: Annotated[
+        str, typer.Argument(help="eagle3, dspark, mlp_speculator, medusa, blockwise, eagle, hass or falcon.")
+    ],
     *,
     run: t.TrainingRun,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the head [cache].")] = None,
@@ -23,6 +27,12 @@ def head(
     draft_vocabulary: Annotated[int, typer.Option("--draft-vocabulary", help="Tokens the head can name.")] = 8192,
     text: Annotated[
         Path | None, typer.Option("--text", help="Ordinary text to begin with, for 70 % of the updates.")
+    ] = None,
+    resume: Annotated[
+        str | None, typer.Option("--resume", help="Head to go on with, by name or folder, at a tenth of the rate.")
+    ] = None,
+    served: Annotated[
+        Path | None, typer.Option("--served", help="With --resume: learn from what serve --keep-served kept there.")
     ] = None,
     release: Annotated[bool, typer.Option("--release", help="Save 8-bit weights, which only paceline reads.")] = False,
 ) -> None:
@@ -39,13 +49,16 @@ def head(
         paceline generate -d my-head "Why is the sky blue?"
 
         paceline train head mlp_speculator --text book.txt -o my-speculator
+
+        paceline train head eagle3 --resume my-head --served served/ --time-budget 10m -o my-head-2
     """
     from paceline.evaluation.head_training import HeadJob, save_trained, train_head
     from paceline.models.cache_dir import cache_dir
 
     long_text = _long_text(run.model, text)
-    job = HeadJob(family, run.text(), run.loop(), num_draft_tokens, draft_vocabulary, long_text)
-    with progress_bars() as progress:
+    loop = run.loop() if resume is None else run.loop(rate=_RESUMED_RATE)
+    job = HeadJob(family, run.text(), loop, num_draft_tokens, draft_vocabulary, long_text, resume, served)
+    with t.training_bars() as progress:
         record, done = train_head(job, run.config(), progress, t.TrainingBar(progress))
     folder = save_trained(record, output or cache_dir() / "heads" / t.slug(run.model) / family, release)
     if run.plot is not None:

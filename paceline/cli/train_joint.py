@@ -9,7 +9,7 @@ import typer
 
 from paceline.cli import train_options as t
 from paceline.cli.groups import grouped
-from paceline.cli.terminal import messages, progress_bars
+from paceline.cli.terminal import messages
 
 
 @grouped
@@ -39,7 +39,7 @@ def joint(
     from paceline.evaluation.joint_training import JointJob, train_joint
 
     job = JointJob(family, run.text(), run.loop(rate=1e-3), num_draft_tokens, draft_vocabulary, rank)
-    with progress_bars() as progress:
+    with t.training_bars() as progress:
         done, drift = train_joint(job, run.config(), output, progress, t.TrainingBar(progress))
     if run.plot is not None:
         t.draw_curve(done, f"{family} and target", run.plot)

@@ -1,5 +1,6 @@
 """What the commands that train have in common: options, times, the bar, the plot."""
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,10 +9,13 @@ import typer
 
 from paceline.cli import options as o
 from paceline.cli.prompts import prompt_ids, read_prompts, read_text
+from paceline.cli.terminal import messages, progress_bars
 from paceline.config import EngineConfig
 from paceline.errors import InvalidParameter
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from paceline.evaluation.training_text import TextJob
     from paceline.training.run.loop import LoopSettings, Progress
     from paceline.types import NamedProgress
@@ -88,6 +92,17 @@ class TrainingRun:
     def config(self) -> EngineConfig:
         """Of the engine that writes the text."""
         return EngineConfig(dtype=self.dtype, num_threads=self.threads)
+
+
+@contextmanager
+def training_bars() -> "Iterator[NamedProgress]":
+    """Bars; after Ctrl-C, what was kept and how to go on."""
+    try:
+        with progress_bars() as progress:
+            yield progress
+    except KeyboardInterrupt as end:
+        messages.print(str(end) or "ended; start the same command again to go on")
+        raise
 
 
 class TrainingBar:

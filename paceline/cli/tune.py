@@ -94,11 +94,12 @@ def _verdict(profile: Profile) -> str:
 
 
 def _batches(profile: Profile) -> str:
-    """What is besides the rows: further requests, and the step around the pass."""
+    """What is besides the rows: further requests, the step around the pass, and where passes take a step up."""
+    tile = f"Passes take a step up every {profile.tile} rows." if profile.tile else "Passes have no tile of rows."
     context = max(profile.segment_seconds)
     return (
         f"Each further request in a pass adds {1000 * profile.segment_seconds[context]:.2f} ms at {context} tokens of "
-        f"context; a step takes {1000 * (profile.step_overhead or 0):.2f} ms besides its pass."
+        f"context; a step takes {1000 * (profile.step_overhead or 0):.2f} ms besides its pass. {tile}"
     )
 
 

@@ -47,8 +47,10 @@ class Child:
     def draft_seconds(self, batch: BatchStats, longest: int) -> np.ndarray:
         """[longest + 1] seconds in which every request of `batch` drafts 0, 1, ... levels with this child."""
         size = max(1, batch.num_decodes)
-        levels = [self.draft_level(level, size, batch.mean_context) for level in range(longest)]
-        return np.concatenate(([0.0], np.cumsum(levels)))
+        first, later = (self.draft_level(level, size, batch.mean_context) for level in (0, 1))
+        seconds = first + later * np.arange(-1.0, longest)
+        seconds[0] = 0.0
+        return seconds
 
     def learn_price(self, depth: int, num_requests: int, seconds: float, context: float) -> None:
         """Drafts of `depth` levels for `num_requests` requests took `seconds`."""

@@ -5,6 +5,7 @@ Not the place for deciding who drafts (`hybrid.py`).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -66,11 +67,12 @@ class StepPrices:
             chances: to be accepted, descending.
             spent: what drafting has cost, over the step without drafts.
         """
-        tokens = np.concatenate(([0.0], np.cumsum(np.minimum.accumulate(chances) if len(chances) else chances)))
-        tokens = tokens[: len(self.rows)]
-        worth = (1 + tokens) / (self.rows[: len(tokens)] + spent)
-        number = int(np.argmax(worth >= worth.max() * (1 - _TIE)))
-        return Best(number, float(tokens[number]), float(worth[number]))
+        tokens = list(accumulate(accumulate(chances, min), initial=0.0))[: len(self.rows)]
+        worth = [
+            (1 + all_tokens) / (price + spent) for all_tokens, price in zip(tokens, self.rows.tolist(), strict=False)
+        ]
+        number = _first_best(worth)
+        return Best(number, tokens[number], worth[number])
 
     def best(self, child: int, rates: DraftRates, longest: int, beside: Best | None = None) -> Best:
         """The length with the most tokens per second, the shortest on ties (Leviathan et al. 2023, theorem 3.8).
@@ -86,8 +88,14 @@ class StepPrices:
             prices = prices + self.rows[rows] - self.rows[: len(prices)]
             tokens = tokens + beside.tokens * (1 - survival[0])
         worth = (1 + tokens) / prices
-        length = int(np.argmax(worth >= worth.max() * (1 - _TIE)))
+        length = _first_best(worth.tolist())
         return Best(length, float(tokens[length]), float(worth[length]))
+
+
+def _first_best(worth: Sequence[float]) -> int:
+    """The place of the largest, the first of those that differ by float noise alone."""
+    enough = max(worth) * (1 - _TIE)
+    return next(place for place, one in enumerate(worth) if one >= enough)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

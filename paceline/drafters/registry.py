@@ -29,6 +29,7 @@ _DRAFTERS = {
     "specinfer": "paceline.drafters.specinfer:make_specinfer",
     "layer_skip": "paceline.drafters.layer_skip:make_layer_skip",
     "sparse_cache": "paceline.drafters.sparse_cache:make_sparse_cache",
+    "spire": "paceline.drafters.spire:make_spire",
     "head": "paceline.drafters.heads.make:head",
     "eagle": "paceline.drafters.heads.make:eagle",
     "eagle3": "paceline.drafters.heads.make:eagle3",
@@ -40,6 +41,7 @@ _DRAFTERS = {
     "medusa": "paceline.drafters.heads.make:medusa",
     "hydra": "paceline.drafters.heads.make:hydra",
     "blockwise": "paceline.drafters.heads.make:blockwise",
+    "falcon": "paceline.drafters.heads.make:falcon",
 }
 
 

@@ -46,7 +46,7 @@ class TrackRecord:
             rates = self.rates.survival(max(depths)).tolist()
             return [rates[depth - 1] / depths.count(depth) for depth in depths]
         correction = self.estimates.correction
-        return [min(1.0, chance * correction) for chance in tree.chances]
+        return [chance * correction for chance in tree.chances]
 
     def learn(self, tree: TokenTree, emitted: Sequence[int]) -> None:
         """Compare a proposal with the tokens that were committed after its root, wherever they came from."""

@@ -89,7 +89,7 @@ class AsyncLLM:
     def describe(self) -> dict[str, Any]:
         """What the model is and how it is run, JSON-ready."""
         llm = self._llm
-        config = llm.speculative
+        config, own = llm.speculative, llm.engine.drafter.name
         return {
             "max_model_len": llm.max_model_len,
             "vocab_size": llm.tokenizer.vocab_size,
@@ -97,7 +97,7 @@ class AsyncLLM:
             "has_chat_template": llm.tokenizer.has_chat_template,
             "reads_tools": llm.tokenizer.reads_tools,
             "tags_calls": llm.tokenizer.tags_calls,
-            "drafter": None if config is None else config.method,
+            "drafter": None if config is None else own if ":" in config.method else config.method,
             "rule": None if config is None else config.rule,
             "num_draft_tokens": llm.engine.speculation.most,
         }

@@ -167,13 +167,14 @@ def _scheduler_config(config: EngineConfig, max_model_len: int, profile: Profile
     defaults = SchedulerConfig()
     tuned = profile.token_budget if profile and profile.target_ms else None
     token_budget = config.max_num_batched_tokens or tuned or defaults.max_num_batched_tokens
+    tile = profile.tile if profile and profile.tile else defaults.tile
     return SchedulerConfig(
         policy=config.scheduler,
         max_num_batched_tokens=token_budget,
         max_num_seqs=config.max_num_seqs,
         max_model_len=max_model_len,
         prefix_caching=config.prefix_caching,
-        tile=min(defaults.tile, token_budget),
+        tile=min(tile, token_budget),
     )
 
 

@@ -6,7 +6,7 @@ tokens that judge them. Not for deciding who drafts.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import index
 from typing import TypeVar
 
@@ -19,33 +19,10 @@ from paceline.sampling import TokenTree
 from paceline.scheduling.batch import Grant, StepPlan
 from paceline.scheduling.request import RequestState
 from paceline.speculation import RequestOutcome
-from paceline.speculation.outcome import followed
 
 _NOTHING = TokenTree()
 Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
-
-
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """A proposal that nobody verified: `tree` after the first `start` tokens of a request."""
-
-    request: RequestState
-    start: int
-    tree: TokenTree
-
-    def judged(self) -> RequestOutcome | None:
-        """What would have become of it; None while too few tokens were committed since."""
-        tree = self.tree
-        num_kept, goes_on = followed(tree.tokens, tree.parents, self.request.token_ids[self.start :])
-        num_said = len(self.request.token_ids) - self.start
-        if goes_on and num_kept == num_said:
-            return None
-        depth = max(tree.depths, default=0)
-        return RequestOutcome(
-            self.request.request_id, asked=True, num_draft_tokens=len(tree), depth=depth, num_accepted=num_kept,
-            level_refused=goes_on, promised=sum(tree.chances or ()),
-        )  # fmt: skip
 
 
 def _says_chances(tree: TokenTree) -> bool:
@@ -66,30 +43,20 @@ class Drafting:
         self.drafter: Drafter = speculation.drafter
         self.own: dict[str, TokenTree] = {}
         """Drafts of the latest step that requests brought themselves."""
-        self._looks: dict[str, _Look] = {}
 
     def propose(self, plan: StepPlan, live: dict[str, LiveSample]) -> dict[str, TokenTree]:
-        """A tree, perhaps empty, for every request that was granted a draft; those to look at are kept here."""
+        """A tree, perhaps empty, for every request that was granted a draft."""
         own = {grant.request.request_id: self._own(grant, live) for grant in plan.grants if grant.draft_budget}
         self.own = {request_id: TokenTree.chain(tokens) for request_id, tokens in own.items() if tokens}
         grants = [grant for grant in plan.grants if grant.draft_budget and grant.request.request_id not in self.own]
-        if not grants and not plan.looks:
+        if not grants:
             return dict(self.own)
         batch, speculation = plan.batch, self._speculation
         contexts = [
             draft_context(live[grant.request.request_id], grant.draft_budget, grant.draft_depth, batch, speculation)
             for grant in grants
         ]
-        looking = [self._looking(state, live, plan) for state in plan.looks]
-        trees = self._worth(
-            [*(grant.request for grant in grants), *plan.looks], plan, self._proposals([*contexts, *looking], live)
-        )
-        for state in plan.looks:
-            tree = trees.pop(state.request_id, None)
-            if tree is not None:
-                self._looks[state.request_id] = _Look(state, state.num_tokens, tree)
-                state.draft_stats.num_looks += 1
-                state.draft_stats.is_looked_at = True
+        trees = self._worth([grant.request for grant in grants], plan, self._proposals(contexts, live))
         return trees | self.own
 
     def observe(self, outcome: RequestOutcome, sample: LiveSample) -> None:
@@ -98,21 +65,8 @@ class Drafting:
             told = outcome.without_draft() if outcome.is_own else outcome
             self._guarded(sample, self.drafter.observe, told)
 
-    def judged_looks(self) -> list[tuple[RequestState, RequestOutcome]]:
-        """What became of the proposals that were looked at, where that is known by now."""
-        if not self._looks:
-            return []
-        judged = [(look.request, look.judged()) for look in self._looks.values()]
-        known = [(request, outcome) for request, outcome in judged if outcome is not None]
-        for request, _ in known:
-            del self._looks[request.request_id]
-        return known
-
     def release(self, request_id: str) -> None:
         """Forget a request; a drafter that cannot is named in a warning."""
-        look = self._looks.pop(request_id, None)
-        if look is not None:
-            look.request.draft_stats.is_looked_at = False
         try:
             self.drafter.release(request_id)
         except Exception as error:
@@ -121,10 +75,6 @@ class Drafting:
     @staticmethod
     def _own(grant: Grant, live: dict[str, LiveSample]) -> Sequence[int]:
         return live[grant.request.request_id].own_draft(min(grant.draft_budget, grant.draft_depth))
-
-    def _looking(self, state: RequestState, live: dict[str, LiveSample], plan: StepPlan) -> DraftContext:
-        most, left = self._speculation.most, max(1, state.num_output_left - 1)
-        return draft_context(live[state.request_id], most, left, plan.batch, self._speculation)
 
     def _proposals(self, contexts: Sequence[DraftContext], live: dict[str, LiveSample]) -> dict[str, TokenTree]:
         """What is proposed for `contexts` together; one by one when that fails, to find whose fault it is."""

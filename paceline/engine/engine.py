@@ -382,12 +382,10 @@ class Engine:
         step = StepOutcome(
             [commit.outcome for commit in commits],
             plan.batch.num_prefill_rows,
-            len(plan.looks),
             plan.batch.mean_context,
             timer.finished(),
             len(commits) == len(plan.grants),
         )
-        self.scheduler.learn_looks(self._drafting.judged_looks())
         self.scheduler.length.observe(step)
         self.prices.observe(step)
         self.metrics.observe_step(step, len(plan.preempted), timer.now)

@@ -340,9 +340,12 @@ def _start_compiler(model: str, config: EngineConfig) -> None:
     builtin = BUILTIN_MODELS.get(model)
     if builtin is None or weights_path(builtin).exists() or config.executor == "torch" or config.is_parallel:
         return
+    from paceline.engine.ahead import compile_beside
     from paceline.models.numba_executor.ahead import compile_ahead
 
-    compile_ahead(builtin.dtype if config.dtype == "auto" else config.dtype, config.kv_cache_dtype, builtin.blocks)
+    dtype = builtin.dtype if config.dtype == "auto" else config.dtype
+    compile_beside(dtype, config.kv_cache_dtype)
+    compile_ahead(dtype, config.kv_cache_dtype, builtin.blocks)
 
 
 @contextmanager

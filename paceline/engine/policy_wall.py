@@ -35,10 +35,6 @@ class WalledPolicy(LengthPolicy):
         """See `LengthPolicy`."""
         return self._asked(lambda: _checked(self.inner.budgets(requests, batch), len(requests)), [0] * len(requests))
 
-    def looks(self, requests: Sequence[DraftStats], budgets: Sequence[int]) -> Sequence[int]:
-        """See `LengthPolicy`."""
-        return self._asked(lambda: [range(len(requests))[at] for at in self.inner.looks(requests, budgets)], ())
-
     def trim(
         self, chances: Sequence[Sequence[float]], requests: Sequence[DraftStats], batch: BatchStats
     ) -> Sequence[int]:

@@ -13,7 +13,7 @@ import torch
 
 from paceline.config import EngineConfig
 from paceline.engine.build import load, silent
-from paceline.errors import UnsupportedModel
+from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.evaluation.training_card import run_card, shown
 from paceline.evaluation.training_text import TextJob, open_store, text_card, write_text
 from paceline.models.base import checked_layers
@@ -21,6 +21,7 @@ from paceline.models.config import ModelConfig
 from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import ModelSource, resolve_model
 from paceline.models.save_folder import config_values, save_model
+from paceline.models.torch_executor.feedback import KEY, FeedbackNet, Sparse
 from paceline.training.drafts.distill import DistillRecipe
 from paceline.training.drafts.net import DraftNet, check_trainable, spread_layers
 from paceline.training.drafts.texts import teacher_of
@@ -42,6 +43,7 @@ class DraftJob:
         divergence: distance of the laws, one of `DIVERGENCES`.
         on_policy: share of the texts that the draft writes itself.
         num_draft_tokens: of a draft, for the figures.
+        sparse: what rows of a draft with a feedback memory see (SPIRe); None for a plain draft.
     """
 
     text: TextJob
@@ -51,6 +53,11 @@ class DraftJob:
     divergence: str = "forward_kl"
     on_policy: float = 0.0
     num_draft_tokens: int = 4
+    sparse: Sparse | None = None
+
+    def __post_init__(self) -> None:
+        if self.sparse is not None and self.on_policy:
+            raise InvalidParameter("on_policy", "drafts with a memory do not write text", "leave --on-policy at 0")
 
     @property
     def name(self) -> str:
@@ -58,7 +65,8 @@ class DraftJob:
         kept = "all" if self.layers is None else self.layers
         kept = kept if isinstance(kept, (str, int)) else "-".join(map(str, kept))
         origin = "" if self.draft is None else "".join(c if c.isalnum() else "-" for c in self.draft)[-40:]
-        return f"draft{origin and '-' + origin}-{kept}-{self.divergence.replace('+', 'p')}-{self.on_policy:g}"
+        sparse = "" if self.sparse is None else f"-sparse-{self.sparse.window}"
+        return f"draft{origin and '-' + origin}-{kept}-{self.divergence.replace('+', 'p')}-{self.on_policy:g}{sparse}"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -106,7 +114,8 @@ def train_member(job: DraftJob, setup: DraftSetup, loop: LoopSettings, run: Path
                  documents: Sequence[Document] | None = None) -> tuple[DistillRecipe, Progress]:  # fmt: skip
     """One draft with its best weights, and how its training went; its curve begins before it."""
     teacher, ends = teacher_of(setup.loaded.model), setup.loaded.source.eos_token_ids
-    net = DraftNet(setup.origin.checkpoint, setup.layers)
+    checkpoint, layers = setup.origin.checkpoint, setup.layers
+    net = FeedbackNet(checkpoint, layers, job.sparse) if job.sparse else DraftNet(checkpoint, layers)
     recipe = DistillRecipe(
         net, setup.target_head, job.divergence, job.on_policy, teacher, ends, job.num_draft_tokens
     )  # fmt: skip
@@ -121,7 +130,8 @@ def train_member(job: DraftJob, setup: DraftSetup, loop: LoopSettings, run: Path
 def save_draft(job: DraftJob, setup: DraftSetup, recipe: DistillRecipe, done: Progress, folder: Path) -> Path:
     """Write a draft as a model of its own."""
     tensors = recipe.draft.tensors(recipe.draft.state_dict())
-    return save_model(folder, setup.written, tensors, setup.origin.tokenizer, draft_card(job, setup.store, done))
+    card = draft_card(job, setup.store, done) | _memory_card(recipe.draft)
+    return save_model(folder, setup.written, tensors, setup.origin.tokenizer, card)
 
 
 def train_draft(job: DraftJob, config: EngineConfig, folder: Path, progress: NamedProgress = silent,
@@ -151,6 +161,11 @@ def draft_card(job: DraftJob, store: TapStore, done: Progress) -> dict[str, Any]
         "before": shown(done.curve[0]),
         "held_out": shown(done.best or {}),
     }  # fmt: skip
+
+
+def _memory_card(draft: DraftNet | FeedbackNet) -> dict[str, Any]:
+    """What the drafter `spire` must know of a draft with a memory; nothing for a plain one."""
+    return {KEY: draft.card()} if isinstance(draft, FeedbackNet) else {}
 
 
 def _origin(job: DraftJob, target: ModelSource) -> ModelSource:

@@ -4,6 +4,7 @@ Every part goes on where it was ended: text is kept in shards, the network in ch
 trained (`training/heads/recipes/`).
 """
 
+import hashlib
 import json
 import time
 from collections.abc import Sequence
@@ -16,12 +17,14 @@ import torch
 
 from paceline.config import EngineConfig
 from paceline.engine.build import load, silent
+from paceline.errors import InvalidParameter
 from paceline.evaluation.long_text import long_store, pieces, read_long
 from paceline.evaluation.training_card import run_card, shown
 from paceline.evaluation.training_text import TextJob, open_store, text_card, write_text
 from paceline.models.heads.build import make_net
 from paceline.models.heads.files import save_head
 from paceline.models.heads.record import HeadRecord
+from paceline.models.heads.registry import load_head
 from paceline.models.heads.self_check import KEY, make_check
 from paceline.models.loaded import LoadedModel
 from paceline.theory.tree_shape import best_tree, expected_tree_tokens
@@ -53,6 +56,8 @@ class HeadJob:
         num_draft_tokens: of a draft.
         draft_vocabulary: most tokens that the head names.
         long_text: token ids of text to begin with, which the target did not write; none for no first stage.
+        resume: a head to go on with, by name or path; its family and draft vocabulary are kept.
+        served: folder of a ring of served texts, to learn from in place of text written for the purpose.
     """
 
     family: str
@@ -61,6 +66,8 @@ class HeadJob:
     num_draft_tokens: int = 3
     draft_vocabulary: int = 8192
     long_text: Sequence[int] = ()
+    resume: str | None = None
+    served: Path | None = None
 
 
 def train_head(job: HeadJob, config: EngineConfig, progress: NamedProgress = silent,
@@ -71,15 +78,19 @@ def train_head(job: HeadJob, config: EngineConfig, progress: NamedProgress = sil
         InvalidParameter, UnsupportedModel: see `recipe_of`, `HeadWriter`, `training_target` and `Trainer`.
     """
     began, recipe_type = time.monotonic(), recipe_of(job.family)
-    run = job.text.work / "runs" / (f"{job.family}-two-stages" if job.long_text else job.family)
     loaded = load(job.text.model, config, progress)
-    target = training_target(loaded.source)
-    store = open_store(job.text, loaded)
-    if not (run / "checkpoint.pt").exists():
+    target, begun = training_target(loaded.source), _begun(job, loaded)
+    run = job.text.work / "runs" / _run_name(job, begun)
+    store = open_store(job.text, loaded) if job.served is None else TapStore(job.served)
+    if job.served is None and not (run / "checkpoint.pt").exists():
         write_text(job.text, loaded, config, store, progress)
     torch.set_num_threads(config.num_threads or torch.get_num_threads())
     torch.manual_seed(job.loop.seed)
-    recipe = recipe_type(target, chosen_vocabulary(job.draft_vocabulary, loaded, store, run), job.num_draft_tokens)
+    if begun is None:
+        ids, steps = chosen_vocabulary(job.draft_vocabulary, loaded, store, run), job.num_draft_tokens
+        recipe = recipe_type(target, ids, steps)
+    else:
+        recipe = resumed(recipe_type, target, begun)
     if recipe.config.layer is not None:
         longest = max(len(one.conversation.ids) for one in store.documents)
         recipe.config = replace(recipe.config, max_positions=longest)
@@ -87,6 +98,8 @@ def train_head(job: HeadJob, config: EngineConfig, progress: NamedProgress = sil
     loop = replace(job.loop, seconds=max(job.loop.seconds - spent, 1.0)) if job.loop.seconds else job.loop
     first, loop = _first_stage(job, loaded, recipe, store, loop, progress, watch)
     trainer = Trainer(recipe, store, loop, run, watch)
+    if begun is not None and not trainer.progress.curve:
+        trainer.evaluate()  # so that what is saved is never worse than what was begun with
     done = trainer.run()
     weights = trainer.best_weights or trainer.mean.weights
     made = card(job, target, store, recipe, done) | first | _tree(recipe, weights, store)
@@ -95,6 +108,45 @@ def train_head(job: HeadJob, config: EngineConfig, progress: NamedProgress = sil
     check = make_check(loaded.model, make_net(record, loaded), text.tolist())
     loaded.close()
     return replace(record, card={**record.card, KEY: check}), done
+
+
+def resumed(recipe_type: type[Recipe], target: Target, begun: HeadRecord) -> Recipe:
+    """The recipe around a head that was trained before.
+
+    Raises:
+        InvalidParameter: a head of another family, or of a form that the recipe does not train.
+    """
+    if begun.config.family != recipe_type.family:
+        problem = f"is a head of the family {begun.config.family}, not {recipe_type.family}"
+        raise InvalidParameter("resume", problem, f"train {begun.config.family}")
+    ids = np.arange(target.config.vocab_size, dtype=np.int32) if begun.draft_ids is None else begun.draft_ids
+    recipe = recipe_type(target, ids, begun.config.num_steps)
+    shapes = {name: tuple(one.shape) for name, one in recipe.net.state_dict().items()}
+    if shapes != {name: one.shape for name, one in begun.tensors.items()}:
+        raise InvalidParameter("resume", "has other parts than the heads trained here", "train a new one")
+    recipe.net.load_state_dict({name: torch.from_numpy(np.array(one)) for name, one in begun.tensors.items()})
+    return recipe
+
+
+def _begun(job: HeadJob, loaded: LoadedModel) -> HeadRecord | None:
+    """The head to go on with, if any."""
+    if job.resume is None:
+        if job.served is not None:
+            raise InvalidParameter("served", "is for a head that there is already", "name it with --resume")
+        return None
+    if job.long_text:
+        raise InvalidParameter("text", "is for a new head", "leave --text or --resume out")
+    return load_head(job.resume, loaded.source)
+
+
+def _run_name(job: HeadJob, begun: HeadRecord | None) -> str:
+    """Of the checkpoint's folder: going on with another head, or from other text, is another run."""
+    if begun is None:
+        return f"{job.family}-two-stages" if job.long_text else job.family
+    digest = hashlib.sha256(str(job.served.resolve() if job.served else "").encode())
+    for name in sorted(begun.tensors):
+        digest.update(np.ascontiguousarray(begun.tensors[name]).tobytes())
+    return f"{job.family}-resumed-{digest.hexdigest()[:12]}"
 
 
 def _first_stage(job: HeadJob, loaded: LoadedModel, recipe: Recipe, store: TapStore, loop: LoopSettings,

@@ -10,9 +10,9 @@ from paceline.engine.build import build_engine
 from paceline.evaluation.head_data import HeadWriter, WritingLimits
 from paceline.models.base import NORMED
 from paceline.models.loaded import LoadedModel
-from paceline.training.heads.recipes.base import eagle_taps
 from paceline.training.heads.recorder import TapRecorder
 from paceline.training.heads.shards import TapStore
+from paceline.training.heads.taps import eagle_taps
 from paceline.types import NamedProgress
 
 

@@ -14,6 +14,7 @@ from paceline.errors import InvalidParameter
 from paceline.models.base import PAGE_SIZE, CausalLM, KVCache, Rows, pages_for
 from paceline.models.loaded import LoadedModel
 from paceline.models.rows import Logits, Part, build_rows
+from paceline.scheduling.budget import TILES, tile_of
 from paceline.scheduling.profile import Profile
 from paceline.speculation import CostProfile
 from paceline.types import NamedProgress, Progress, SamplingParams
@@ -87,6 +88,7 @@ def profile_model(
         seconds=seconds,
         prefill_seconds=measure(model, plan.at_least(CHUNK_ROWS), "last", told("prompt passes")),
         segment_seconds=measure_segments(model, plan),
+        tile=measure_tile(model, plan),
         step_overhead=measure_overhead(loaded, config, CostProfile.by_context(seconds)),
     )
 
@@ -110,6 +112,18 @@ def measure_segments(model: CausalLM, plan: TunePlan, num_requests: int = SEGMEN
         times = _medians(model, cache, {1: together, num_requests: apart}, plan)
         found[context] = max(0.0, (times[num_requests] - times[1]) / (num_requests - 1))
     return found
+
+
+def measure_tile(model: CausalLM, plan: TunePlan) -> int | None:
+    """See `tile_of`; the points are timed in turns, at the shortest context."""
+    points = sorted({rows for width in TILES for rows in (width, width + 1, 2 * width)})
+    most = min(model.config.max_position_embeddings, max(plan.rows))
+    chosen = [rows for rows in points if rows <= most]
+    if len(chosen) < 3:
+        return None
+    plan = replace(plan, rows=chosen, contexts=[min(plan.contexts)])
+    (seconds,) = measure(model, plan, "last").values()
+    return tile_of(seconds)
 
 
 def measure_overhead(

@@ -15,7 +15,8 @@ from paceline.placement.placement import Placement
 PLAN_KEYS = (
     "case", "policy", "groups", "models", "serving", "stage_seconds", "pass_profiles", "overhead", "drafts",
     "num_devices", "mem_budget", "slo_attainment", "mean_latency_served", "p99_latency_served", "model_attainment",
-    "planning_seconds", "finished", "unplaceable", "history", "windows", "drafts_tried", "explanation", "note",
+    "planning_seconds", "finished", "unplaceable", "history", "windows", "sample", "drafts_tried", "explanation",
+    "note", "held_out", "confidence",
 )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """`Workload`: who asks for which model when. Drawing arrivals is `arrivals.py`, reading them `traces.py`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,6 +9,9 @@ from paceline.errors import InvalidParameter
 
 MAX_SECONDS = 1e9
 """Thirty years: times beyond are seconds since an epoch, or milliseconds."""
+
+PART = 4_000_000
+"""Requests looked at in one go: what is computed besides the arrays themselves stays small beside them."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +37,8 @@ class Workload:
         times, models = np.asarray(self.times, np.float64), _indices(self.models)
         if times.ndim != 1 or times.shape != models.shape:
             raise InvalidParameter("arrivals", f"{times.shape} times, {models.shape} models", "give one model per time")
-        if not np.isfinite(times).all():
-            raise InvalidParameter("arrivals", "a time is not finite", "give seconds")
-        falls = np.flatnonzero(np.diff(times) < 0)
-        if len(falls):
-            first = falls[0] + 1
-            problem = f"request {first} at {times[first]} s comes after one at {times[first - 1]} s"
-            raise InvalidParameter("arrivals", problem, "sort them by time")
+        for part in parts(len(times)):
+            _check_order(times, part)
         if len(times) and not 0 <= times[0] <= times[-1] <= MAX_SECONDS:
             problem = f"times from {times[0]:g} to {times[-1]:g} s"
             raise InvalidParameter("arrivals", problem, f"count seconds from 0, up to {MAX_SECONDS:g}")
@@ -71,7 +69,14 @@ class Workload:
 
     def rates(self, num_models: int) -> np.ndarray:
         """Mean requests per second of each model, float64 [num_models]."""
-        return np.bincount(self.models, minlength=num_models) / max(self.duration, 1e-12)
+        return self.counts(num_models) / max(self.duration, 1e-12)
+
+    def counts(self, num_models: int) -> np.ndarray:
+        """Requests for each model, int64 [num_models]."""
+        found = np.zeros(max(num_models, self.num_models), np.int64)
+        for part in parts(self.num_requests):
+            found += np.bincount(self.models[part], minlength=len(found))
+        return found
 
     def between(self, start: float, end: float) -> "Workload":
         """Requests of [start, end), at their own times."""
@@ -84,6 +89,24 @@ class Workload:
         if not 0 < factor < float("inf"):
             raise InvalidParameter("rate_scale", f"{factor} is not above 0", "give a factor above 0")
         return replace(self, times=self.times / factor)
+
+
+def parts(count: int, size: int = PART) -> Iterator[slice]:
+    """Slices of at most `size` that cover `count` rows, in order."""
+    for start in range(0, count, size):
+        yield slice(start, min(start + size, count))
+
+
+def _check_order(times: np.ndarray, part: slice) -> None:
+    """Refuse times of `part` that are not finite, or before the one in front of them."""
+    if not np.isfinite(times[part]).all():
+        raise InvalidParameter("arrivals", "a time is not finite", "give seconds")
+    start = max(part.start - 1, 0)
+    falls = np.flatnonzero(np.diff(times[start : part.stop]) < 0)
+    if len(falls):
+        first = start + int(falls[0]) + 1
+        problem = f"request {first} at {times[first]} s comes after one at {times[first - 1]} s"
+        raise InvalidParameter("arrivals", problem, "sort them by time")
 
 
 def _lengths(name: str, values: np.ndarray, count: int) -> np.ndarray:
@@ -102,12 +125,28 @@ def _indices(models: Sequence[int] | np.ndarray) -> np.ndarray:
         wrong = [m for m in found.ravel().tolist() if not (0 <= m < 2**31 and m == int(m))]
         if wrong:
             raise InvalidParameter("arrivals", f"model index {wrong[0]}", "use indices from 0")
-    return found.astype(np.int32)
+    return found.astype(np.int32, copy=False)
 
 
 def merge(streams: Sequence[np.ndarray]) -> Workload:
-    """One workload of many; stream i, sorted times in seconds, asks for model i. Equal times keep the models' order."""
-    models = np.repeat(np.arange(len(streams), dtype=np.int32), [len(times) for times in streams])
-    times = np.concatenate([np.empty(0), *streams])
-    order = np.argsort(times, kind="stable")
-    return Workload(times[order], models[order])
+    """One workload of many; stream i, sorted times in seconds, asks for model i. Equal times keep the models' order.
+
+    Merged stretch by stretch of time: besides the streams and the workload, it takes memory for `PART` requests or so.
+    """
+    total = sum(len(times) for times in streams)
+    first = min((times[0] for times in streams if len(times)), default=0.0)
+    last = max((times[-1] for times in streams if len(times)), default=0.0)
+    edges = np.append(np.linspace(first, last, max(1, total // PART) + 1)[1:-1], np.inf)
+    times, models = np.empty(total), np.empty(total, np.int32)
+    begins, filled = [0] * len(streams), 0
+    for edge in edges:
+        ends = [int(np.searchsorted(stream, edge)) for stream in streams]
+        bounds = list(zip(streams, begins, ends, strict=True))
+        some = np.concatenate([np.empty(0), *(stream[begin:end] for stream, begin, end in bounds)])
+        order = np.argsort(some, kind="stable")
+        part = slice(filled, filled + len(some))
+        times[part] = some[order]
+        asked = np.repeat(np.arange(len(streams), dtype=np.int32), [end - begin for _, begin, end in bounds])
+        models[part] = asked[order]
+        begins, filled = ends, part.stop
+    return Workload(times, models)

@@ -63,12 +63,19 @@ class TokenTree:
         return len(self.tokens)
 
     @classmethod
-    def chain(cls, tokens: Sequence[int], draft_laws: Sequence[Law] | None = None) -> "TokenTree":
-        """Each token the only child of the one before; `draft_laws` one per token, None for a deterministic chain."""
+    def chain(
+        cls, tokens: Sequence[int], draft_laws: Sequence[Law] | None = None, chances: tuple[float, ...] | None = None
+    ) -> "TokenTree":
+        """Each token the only child of the one before.
+
+        Args:
+            draft_laws: one per token, None for a deterministic chain.
+            chances: of a deterministic chain.
+        """
         n = len(tokens)
         parents = tuple(range(-1, n - 1))
         if draft_laws is None:
-            return cls(tuple(tokens), parents)
+            return cls(tuple(tokens), parents, chances=chances)
         return cls(tuple(tokens), parents, "iid", tuple(draft_laws), tuple(range(n)))
 
     @classmethod

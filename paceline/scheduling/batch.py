@@ -57,7 +57,6 @@ class StepPlan:
         expired: requests whose time was up; they are finished.
         copies: (source, destination) pages whose keys and values to copy, in this order, before the rows run.
         batch: what the length policy was told.
-        looks: decoding requests without a draft whose drafter is asked all the same, to see what it would propose.
     """
 
     grants: tuple[Grant, ...] = ()
@@ -65,7 +64,6 @@ class StepPlan:
     batch: BatchStats = field(default_factory=BatchStats)
     expired: tuple[RequestState, ...] = ()
     copies: tuple[tuple[int, int], ...] = ()
-    looks: tuple[RequestState, ...] = ()
 
     @property
     def num_rows(self) -> int:

@@ -5,7 +5,7 @@ decodes beside wait longer. Sarathi-Serve (Agrawal et al. 2024) takes the larges
 target; without a target the smallest that loses little prefill speed is enough.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline.errors import InvalidParameter
@@ -73,3 +73,23 @@ def choose_budget(choices: Sequence[BudgetChoice], target_seconds: float | None 
         problem = f"the smallest budget, {least.token_budget} rows, takes {1000 * least.seconds:.1f} ms"
         raise InvalidParameter("target_ms", problem, "allow more, or use a smaller model, int8 or more threads")
     return max(meeting, key=lambda c: c.token_budget)
+
+
+TILES = (8, 16, 32, 64, 128)
+"""Widths of a tile that are looked for."""
+_STEP = 0.75
+"""Of a tile's time that the first row of the next one must take."""
+
+
+def tile_of(seconds: Mapping[int, float], tiles: Sequence[int] = TILES) -> int | None:
+    """The width of the matrix products' tiles, from t(T), t(T + 1) and t(2 T) at each width T of `tiles`.
+
+    A row beyond a full tile takes as long as a tile of them (Agrawal et al. 2023, SARATHI, section 4.4): with tiles of
+    T rows, t(nT + 1) - t(nT) is a tile's time at every n. The widest T for which that holds from T on; None for none.
+    """
+    for tile in reversed([width for width in tiles if {width, width + 1, 2 * width} <= set(seconds)]):
+        wider = [w for w in tiles if w >= tile and {w, w + 1, 2 * w} <= set(seconds)]
+        per_row = {w: (seconds[2 * w] - seconds[w]) / w for w in wider}
+        if all(per_row[w] > 0 and seconds[w + 1] - seconds[w] >= _STEP * tile * per_row[w] for w in wider):
+            return tile
+    return None

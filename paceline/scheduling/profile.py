@@ -37,6 +37,8 @@ class Profile:
         segment_seconds: context to the seconds that each further request adds to a pass of as many rows: its keys and
             values are read too. Empty where it was not measured.
         step_overhead: seconds of an engine's plain step that its pass does not account for; None where not measured.
+        tile: rows at which a pass takes a step up in time, which ``sarathi`` aligns its batches to; None where there
+            is no such step, or nobody looked.
     """
 
     model: str
@@ -53,6 +55,7 @@ class Profile:
     num_decodes: int | None = None
     segment_seconds: Mapping[int, float] = field(default_factory=dict)
     step_overhead: float | None = None
+    tile: int | None = None
 
     @property
     def cost(self) -> CostProfile:
@@ -73,7 +76,7 @@ class Profile:
         for name in ("model", "fingerprint", "dtype", "executor", "machine"):
             if not isinstance(getattr(self, name), str):
                 raise ValueError(f"{name} is no text")
-        for name in ("threads", "token_budget", "chunk", "num_decodes"):
+        for name in ("threads", "token_budget", "chunk", "num_decodes", "tile"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
                 raise ValueError(f"{name} is {value!r}")

@@ -5,7 +5,7 @@ model. Which requests a step serves is a policy's choice (`policies/`), what fit
 """
 
 from bisect import insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
@@ -161,16 +161,6 @@ class Scheduler:
                 commits.append(self._commit(grant, result, now))
         self.draft_rates.learn_step([commit.outcome for commit in commits])
         return commits
-
-    def learn_looks(self, looks: Sequence[tuple[RequestState, RequestOutcome]]) -> None:
-        """What became of proposals that were looked at and not verified."""
-        for request, outcome in looks:
-            request.draft_stats.is_looked_at = False
-            stats = request.draft_stats
-            stats.rates.learn(
-                outcome.num_draft_tokens, outcome.num_accepted, outcome.level_refused, memory=stats.memory
-            )
-        self.draft_rates.learn_step([outcome for _, outcome in looks])
 
     def abort(self, request_id: str, now: float | None = None, reason: FinishReason = "abort") -> RequestState | None:
         """End a request now; its output so far stays in the returned state. None when it is not known (any more)."""

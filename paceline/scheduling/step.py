@@ -168,7 +168,6 @@ class StepBuilder:
         drafting = [request for request in decodes if request.drafts]
         stats = [request.draft_stats for request in drafting]
         budgets = length.budgets(stats, batch) if drafting else []
-        looks = tuple([drafting[place] for place in length.looks(stats, budgets)]) if drafting else ()
         if len(drafting) < len(decodes):
             asked = iter(budgets)
             budgets = [next(asked) if request.drafts else 0 for request in decodes]
@@ -178,7 +177,7 @@ class StepBuilder:
         ]
         grants = self._grants(budgets, branches)
         copies = tuple(self._copies)
-        return StepPlan((*grants, *self._prefills), tuple(self._preempted), batch, copies=copies, looks=looks)
+        return StepPlan((*grants, *self._prefills), tuple(self._preempted), batch, copies=copies)
 
     def _grants(self, wanted: Sequence[int], branches: bool) -> list[Grant]:
         """A grant for every decode, with a draft where one is wanted and there is room."""

@@ -8,6 +8,9 @@ theorem 3.8, is the case of one request and an iid rate. Not for estimating toke
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from math import ceil
+from operator import itemgetter
 
 import numpy as np
 
@@ -18,6 +21,7 @@ from paceline.theory.round import Round, round_seconds
 READING_MARGIN = 2.0
 """A text is read when that should save twice its price: expectations are uncertain, the price is not, and some of the
 answer will be had for nothing."""
+_chance = itemgetter(0)
 _TIE = 1e-12  # a longer draft must win by more than float noise
 _EACH, _POINTS = 40, 12  # up to 40 row counts are priced each; beyond, 12 of them and lines between
 
@@ -94,11 +98,12 @@ def best_draft(offers: Offers, prices: Prices, batch: BatchStats) -> Choice:
     return max(choices, key=lambda choice: choice.rate)
 
 
-def worth_verifying(chances: Sequence[np.ndarray], prices: Prices, batch: BatchStats) -> Choice:
+def worth_verifying(chances: Sequence[Sequence[float]], prices: Prices, batch: BatchStats) -> Choice:
     """How many nodes of each proposal to verify, the first that many, for the most expected tokens per second.
 
     Nodes of all requests are taken in order of their chances, as many as make the rate of the step largest, the fewest
-    on ties: `best_draft` where proposals are known already and each node is an offer of its own.
+    on ties: `best_draft` where proposals are known already and each node is an offer of its own. Lists, not arrays: a
+    step has few nodes, and every one of its microseconds counts.
 
     Args:
         chances: per proposal, [nodes] that the node will be accepted, descending.
@@ -106,15 +111,18 @@ def worth_verifying(chances: Sequence[np.ndarray], prices: Prices, batch: BatchS
     Returns:
         The choice, whose `levels` are nodes.
     """
-    request = np.repeat(np.arange(len(chances)), [len(one) for one in chances])
-    tokens = np.concatenate(chances)
-    order = np.argsort(-tokens, kind="stable")
-    rows = batch.num_prefill_rows + batch.num_decodes + np.arange(len(tokens) + 1.0)
-    all_tokens, seconds = batch.num_decodes + _running(tokens[order]), _passes(rows, prices, batch.mean_context)
-    rates = all_tokens / seconds
-    taken = int(np.argmax(rates >= rates.max() * (1 - _TIE)))
-    counts = np.bincount(request[order[:taken]], minlength=len(chances))
-    return Choice(counts, float(rows[taken]), float(all_tokens[taken]), float(seconds[taken]))
+    nodes = [(chance, request) for request, one in enumerate(chances) for chance in one]
+    nodes.sort(key=_chance, reverse=True)
+    tokens = list(accumulate([chance for chance, _ in nodes], initial=float(batch.num_decodes)))
+    first = batch.num_prefill_rows + batch.num_decodes
+    seconds = _passes(range(first, first + len(tokens)), prices, batch.mean_context)
+    rates = [token / second for token, second in zip(tokens, seconds, strict=True)]
+    enough = max(rates) * (1 - _TIE)
+    taken = next(number for number, rate in enumerate(rates) if rate >= enough)
+    counts = np.zeros(len(chances), np.int64)
+    for _, request in nodes[:taken]:
+        counts[request] += 1
+    return Choice(counts, float(first + taken), tokens[taken], seconds[taken])
 
 
 def worth_reading(
@@ -165,20 +173,23 @@ def _best_down_to(depth: int, offers: Offers, prices: Prices, batch: BatchStats)
     request, level = order // depth, order % depth
     all_rows = batch.num_prefill_rows + batch.num_decodes + _running(rows[order])
     all_tokens = batch.num_decodes + _running(tokens[order])
-    seconds = _passes(all_rows, prices, batch.mean_context) + _drafting(level, offers, prices, batch.mean_context)
+    passes = np.array(_passes(all_rows.tolist(), prices, batch.mean_context))
+    seconds = passes + _drafting(level, offers, prices, batch.mean_context)
     rates = all_tokens / seconds
     taken = int(np.argmax(rates >= rates.max() * (1 - _TIE)))
     counts = np.bincount(request[:taken], minlength=len(offers.tokens))
     return Choice(counts, float(all_rows[taken]), float(all_tokens[taken]), float(seconds[taken]))
 
 
-def _passes(rows: np.ndarray, prices: Prices, context: float) -> np.ndarray:
+def _passes(rows: Sequence[float], prices: Prices, context: float) -> list[float]:
     """Seconds of passes over ascending numbers of rows, by lines between whole numbers where these are many."""
-    first, last = int(rows[0]), int(np.ceil(rows[-1]))
+    if len(rows) <= _EACH and type(rows) is range:
+        return [prices.target(one, context) for one in rows]
+    first, last = int(rows[0]), ceil(rows[-1])
     points = np.arange(first, last + 1)
     if len(points) > _EACH:
         points = np.linspace(first, last, _POINTS).round()
-    return np.interp(rows, points, [prices.target(int(point), context) for point in points])
+    return np.interp(rows, points, [prices.target(int(point), context) for point in points]).tolist()
 
 
 def _drafting(level: np.ndarray, offers: Offers, prices: Prices, context: float) -> np.ndarray:

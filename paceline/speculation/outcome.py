@@ -93,7 +93,6 @@ class StepOutcome:
     Attributes:
         requests: one entry per request that got rows.
         num_prefill_rows: rows of prompt chunks in the pass.
-        num_looks: requests whose drafter was asked without verifying what it proposed.
         mean_context: tokens in the cache before a decode's row, on average.
         seconds: where the time went.
         is_complete: False when the pass, or the verdict on one of its requests, failed: rows are missing here that took
@@ -102,7 +101,6 @@ class StepOutcome:
 
     requests: list[RequestOutcome] = field(default_factory=list)
     num_prefill_rows: int = 0
-    num_looks: int = 0
     mean_context: float = 0.0
     seconds: StepSeconds = field(default_factory=StepSeconds)
     is_complete: bool = True

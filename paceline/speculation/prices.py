@@ -106,6 +106,8 @@ class FixedPrices:
 class LearnedPrices:
     """A prior for passes, corrected by passes; drafts by their declared cost, corrected by drafts.
 
+    Several ask for the same passes within a step, so what was asked for is kept until something is learned.
+
     Args:
         passes: what a target pass costs.
         traits: of the drafter, whose `cost_ratio` says what a draft step costs before one was measured.
@@ -114,10 +116,14 @@ class LearnedPrices:
     def __init__(self, passes: "LearnedPass", traits: DrafterTraits = _LOOKUP) -> None:
         self.passes, self.drafts = passes, LearnedDraft(passes, traits)
         self._besides = MovingAverage(0.0)
+        self._asked: dict[tuple[float, float], float] = {}
 
     def target(self, rows: float, context: float = 0.0) -> float:
         """See `Prices`; what a step does besides passes and drafts counts as part of its pass."""
-        return self.passes(rows, context) + self._besides.value
+        seconds = self._asked.get((rows, context))
+        if seconds is None:
+            seconds = self._asked[rows, context] = self.passes(rows, context) + self._besides.value
+        return seconds
 
     def draft_level(self, level: int, num_requests: int, context: float = 0.0) -> float:
         """See `Prices`."""
@@ -129,13 +135,14 @@ class LearnedPrices:
 
     def observe(self, step: StepOutcome) -> None:
         """Learn from a step that only decoded what its pass cost, and from any step what its drafts cost."""
+        self._asked.clear()
         if step.only_decodes and step.is_complete:
             rows = step.num_decodes + step.num_draft_tokens
             self.passes.observe(rows, step.seconds.verifying, step.mean_context)
             self._besides.learn(step.seconds.scheduling + step.seconds.committing)
         asked = [one for one in step.requests if one.asked]
-        if asked or step.num_looks:
-            self.drafts.observe_step(asked, step.num_looks, step.seconds.drafting, step.mean_context)
+        if asked:
+            self.drafts.observe_step(asked, step.seconds.drafting, step.mean_context)
 
 
 def roofline(balance: float) -> PassSeconds:
@@ -215,13 +222,13 @@ class LearnedDraft:
         few, many = _MANY_ROWS
         return num_tokens * self._traits.cost_ratio * (self._passes(many, 0.0) - self._passes(few, 0.0)) / (many - few)
 
-    def observe_step(self, asked: list[RequestOutcome], num_looks: int, seconds: float, context: float) -> None:
-        """The drafts that were asked for in a step, and those that were only looked at, took `seconds`."""
+    def observe_step(self, asked: list[RequestOutcome], seconds: float, context: float) -> None:
+        """The drafts that were asked for in a step took `seconds`."""
         if self._is_priced_by_request:
-            self._by_request.learn(seconds / (len(asked) + num_looks))
+            self._by_request.learn(seconds / len(asked))
             return
         drafted = [one for one in asked if one.num_draft_tokens]
-        if drafted and not num_looks and all([one.in_a_row for one in asked]):
+        if drafted and all([one.in_a_row for one in asked]):
             self.observe(max([one.depth for one in drafted]), len(drafted), seconds, context)
 
     def observe(self, depth: int, num_requests: int, seconds: float, context: float = 0.0) -> None:

@@ -23,11 +23,11 @@ ENGINE_PRIOR_DRAFTS = 8.0
 _BORROWED = 4.0
 """Drafts for which the rate of the level above counts in the rate of a level. A request remembers about 7 drafts: with
 1 the replay of recorded answers loses 1 per cent to noise, with many a drafter good in its later levels is missed."""
-ESTIMATE_PRIOR, ESTIMATE_MEMORY, MOST_CORRECTION = 8.0, 0.95, 1.2
-"""Estimates begin as if 8 tokens had been promised and accepted, and 20 proposals are remembered. A drafter that erred
-on the low side may have been lucky, and rows that are not worth verifying are dear, so little is added."""
-SAVING_MEMORY = 0.9
-"""What proposals for a request save is remembered for about 10 of them."""
+ESTIMATE_PRIOR, ESTIMATE_MEMORY = 8.0, 0.95
+"""Estimates begin as if 8 tokens had been promised and accepted, and 20 proposals are remembered."""
+SAVING_MEMORY = 0.95
+"""What proposals for a request save is remembered for about 20 of them: most save nothing, some a hundred times their
+price."""
 _SOON = 32
 """Tokens that any answer is taken to have left; one of n tokens is expected to get n more."""
 _LARGEST_UNIT = 1e100
@@ -173,8 +173,9 @@ class Estimates:
 
     @property
     def correction(self) -> float:
-        """What an estimate is multiplied with, at most `MOST_CORRECTION`."""
-        return min(MOST_CORRECTION, self.kept / self.promised)
+        """What an estimate is multiplied with. It is only lowered: a drafter that erred on the low side may have been
+        lucky, and rows that are not worth verifying are dear."""
+        return min(1.0, self.kept / self.promised)
 
     def expected_saving(self, usual: float) -> float:
         """Seconds that a proposal should save, where `usual` is saved by those of all requests."""
@@ -212,8 +213,7 @@ class DraftStats:
             before the first one.
         last_depth, last_accepted_tokens: levels of the latest draft, and how many stood.
         steps_since_draft: decode steps since then, drafts that came back empty included.
-        num_looks: proposals of its drafter that were looked at without verifying them.
-        is_looked_at: the latest of them still waits for the tokens that come.
+        steps_since_asked: decode steps since the drafter was last asked for a draft to verify.
         num_said, num_left: tokens of the answer so far, and most that may still come.
         num_unread: tokens since the latest draft, the prompt too before the first: a drafter with keys and values of
             its own has to read them.
@@ -227,8 +227,7 @@ class DraftStats:
     last_depth: int = 0
     last_accepted_tokens: int = 0
     steps_since_draft: int = 0
-    num_looks: int = 0
-    is_looked_at: bool = False
+    steps_since_asked: int = 0
     num_said: int = 0
     num_left: int = 0
     num_unread: int = 0
@@ -246,6 +245,7 @@ class DraftStats:
         self.num_said += outcome.num_new
         self.num_left -= outcome.num_new
         self.num_unread = 0 if num_nodes else self.num_unread + outcome.num_new
+        self.steps_since_asked = 0 if outcome.asked else self.steps_since_asked + 1
         if outcome.asked:
             self.rates.learn(num_nodes, outcome.num_accepted, outcome.level_refused, memory=self.memory)
         if not num_nodes:

@@ -22,7 +22,7 @@ class DrafterTraits:
         cost_ratio: one draft step (a level of a tree) over one target pass of one row. 0 for lookups, whose drafts cost
             the same however deep they are.
         natural_budget: most nodes of a draft when the user names no number.
-        deterministic: proposals are chosen and never drawn, so that they may be looked at without verifying them.
+        deterministic: proposals are chosen and never drawn, whatever the request.
         remembers: proposals for one request may depend on the texts of other requests.
         chooses: it weighs for itself which of several ways to draft pays, so that its average says nothing of the next.
         estimates: its trees say how likely each node is to be accepted, and come with their most likely nodes first.

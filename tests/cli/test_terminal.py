@@ -1,14 +1,17 @@
 """What reaches the terminal: text as it is, tables with whole numbers, words that stay where they were printed."""
 
 import io
+import re
 from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
 from paceline.cli.show import TokenPrinter, verdict, why_short
-from paceline.cli.terminal import messages, output, show_table
+from paceline.cli.terminal import _Left, messages, output, show_table
+from paceline.cli.train_options import training_bars
 from paceline.types import TokenOutput
 
 HOSTILE = "[/red]x [bold]y[/] pip install 'paceline[serve]' :smile:"
@@ -103,3 +106,19 @@ def test_an_answer_that_ends_at_once_says_why():
 def test_an_answer_that_failed_says_what_went_wrong():
     failed = answer("half an ans", "error", "ValueError: [/red]x")
     assert "ValueError: [/red]x" in (why_short(failed) or "")
+
+
+def test_a_bar_says_when_it_will_be_done():
+    ticks = iter(range(0, 1000, 10))
+    with Progress(_Left(), console=screen(60), get_time=lambda: float(next(ticks)), auto_refresh=False) as bars:
+        task = bars.add_task("training", total=100)
+        assert str(_Left().render(bars.tasks[0])) == ""
+        for done in (10, 20, 30):
+            bars.update(task, completed=done)
+        assert re.fullmatch(r"about 0:0\d:\d\d left", str(_Left().render(bars.tasks[0])))
+
+
+def test_an_ended_training_says_how_to_go_on():
+    with messages.capture() as capture, pytest.raises(KeyboardInterrupt), training_bars():
+        raise KeyboardInterrupt("3 updates are kept; start the same command again to go on")
+    assert "3 updates are kept" in capture.get()

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.drafters.ngram import NGram
+from paceline.drafters.ngram import FIRST_RATES, NGram, Rates
 from paceline.errors import InvalidParameter
 from tests.drafters.contexts import context, propose
 from tests.fakes import tell
@@ -120,3 +120,51 @@ def test_a_finished_request_leaves_nothing_behind():
 def test_impossible_options_are_refused(options, field):
     with pytest.raises(InvalidParameter, match=field):
         NGram(**options)
+
+
+def test_chances_are_the_rates_of_repetitions_as_long_as_the_one_before():
+    tree = propose(NGram(), [1, 2, 3, 4, 5, 9, 1, 2, 3, 4])
+    first, second = FIRST_RATES[3], FIRST_RATES[4]
+    assert tree.tokens[:2] == (5, 9) and tree.chances is not None
+    assert tree.chances[:2] == pytest.approx((first, first * second))
+
+
+def test_repetitions_are_counted_beyond_the_tokens_looked_up_and_no_further_than_rates_reach():
+    period = list(range(40))
+    tree = propose(NGram(), period + period, budget=1)
+    assert tree.chances == pytest.approx((FIRST_RATES[-1],))
+
+
+@pytest.mark.parametrize(("goes_on", "sign"), [(True, 1), (False, -1)])
+def test_rates_follow_what_texts_do(goes_on, sign):
+    drafter, text = NGram(), [1, 2]
+    propose(drafter, text)
+    for i in range(60):
+        text += [1, 2] if goes_on else [1, 100 + i]
+        tell(drafter, "r", text, num_new=2)
+    fresh = propose(NGram(), text).chances
+    learned = propose(drafter, text).chances
+    if goes_on:
+        assert fresh is not None and learned is not None and learned[0] > fresh[0] == FIRST_RATES[-1]
+    else:
+        assert propose(drafter, [*text, 1]).chances[0] < FIRST_RATES[0] / 2
+
+
+@given(st.lists(st.integers(0, 2), min_size=2, max_size=60))
+def test_what_is_learned_is_how_often_a_plain_search_would_have_been_right(tokens):
+    drafter = NGram()
+    propose(drafter, tokens[:1])
+    tell(drafter, "r", tokens, finished=False)
+    twin = Rates()
+    for end in range(1, len(tokens)):
+        text = tokens[:end]
+        for size in (3, 2, 1):
+            ends = [at for at in range(size, end) if text[at - size : at] == text[-size:]] if size < end else []
+            if ends:
+                at = ends[-1]
+                matched = size
+                while matched < min(at, len(FIRST_RATES)) and text[at - matched - 1] == text[-matched - 1]:
+                    matched += 1
+                twin.learn(matched, tokens[at] == tokens[end])
+                break
+    assert [drafter.rates.reaching(m, 1) for m in range(1, 17)] == [twin.reaching(m, 1) for m in range(1, 17)]

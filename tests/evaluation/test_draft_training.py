@@ -8,6 +8,8 @@ from typer.testing import CliRunner
 
 from paceline.cli.main import app
 from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.drafters import spire
+from paceline.errors import CorruptWeights
 from paceline.models.resolve import resolve_model
 from paceline.models.tokenizer import Tokenizer
 from paceline.types import SamplingParams
@@ -77,12 +79,37 @@ def test_a_draft_is_trained_written_and_drafts(loaded, tmp_path, monkeypatch):
     assert texts[0] == texts[1] and len(texts[0]) > 0
 
 
+def test_a_sparse_draft_is_trained_written_and_drafts(loaded, tmp_path, monkeypatch):
+    from paceline.engine.build import build_engine
+
+    prompts, folder = tmp_path / "prompts.txt", tmp_path / "sparse"
+    prompts.write_text(PROMPTS)
+    common = ["--prompts", prompts, "--work", tmp_path / "work", "--tokens", 100, "--threads", 1, "-o", folder]
+    found = run(*common, "--sparse", "--window", 8, "--layers", 2, "--steps", 1, "--json")
+    assert found.exit_code == 0, found.output
+    monkeypatch.undo()
+    texts, drafted = [], 0
+    for spec in (None, SpeculativeConfig("spire", 3, str(folder), policy="fixed")):
+        engine = build_engine(loaded, EngineConfig(max_model_len=64, profile="none"), spec)
+        engine.add_request("a", TOKENIZER.encode("the cat"), SamplingParams(temperature=0, max_tokens=20))
+        while engine.has_unfinished_requests:
+            outputs = engine.step()
+        texts.append(outputs[0].finished.outputs[0].token_ids)
+        drafted = engine.metrics.spec_decode_num_draft_tokens
+    assert texts[0] == texts[1] and drafted > 0
+    assert isinstance(engine.drafter, spire.Spire)
+    (folder / "paceline.json").write_text("{}")
+    with pytest.raises(CorruptWeights, match="--sparse"):
+        build_engine(loaded, EngineConfig(max_model_len=64, profile="none"), spec)
+
+
 @pytest.mark.parametrize(
     ("wishes", "complaint"),
     [
         (["--layers", "some"], "write how many"), (["--layers", "0,9"], "count from 0"),
         (["--divergence", "l2"], "choose one of: forward_kl"), (["--on-policy", 3], "from 0 to 1"),
-        (["--time-budget", "soon"], "write 90s"),
+        (["--time-budget", "soon"], "write 90s"), (["--sparse", "--pool", 2], "not merged"),
+        (["--sparse", "--on-policy", 0.5], "do not write text"),
     ],
 )  # fmt: skip
 def test_bad_wishes_are_refused(loaded, tmp_path, wishes, complaint):

@@ -4,6 +4,7 @@ import json
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -60,6 +61,26 @@ def test_a_head_is_trained_saved_and_gone_on_with(machine, tmp_path):
     again = run(*common, "--steps", 2, "-o", folder)
     assert json.loads(again.stdout)["curve"] == first["curve"]
     assert sorted((tmp_path / "work" / "taps").glob("shard-*")) == shards
+
+
+def test_a_head_goes_on_with_served_texts_and_is_never_worse_there(machine, tmp_path):
+    """The text that was written stands for served ones, since both are kept alike."""
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("\n".join(f"say {i}" for i in range(12)))
+    work, folder = tmp_path / "work", tmp_path / "head"
+    common = ["medusa", "--work", work, "--tokens", 300, "--json", "--threads", 1, "--draft-vocabulary", 50]
+    assert run(*common, "--prompts", prompts, "--steps", 2, "-o", folder).exit_code == 0
+    wishes = ["--resume", folder, "--served", work / "taps", "--steps", 2, "-o", tmp_path / "second"]
+    found = run(*common, *wishes)
+    assert found.exit_code == 0, found.output
+    curve = json.loads(found.stdout)["curve"]
+    assert [one["step"] for one in curve] == [0, 2]
+    before, after = read_head(folder), read_head(tmp_path / "second")
+    assert np.array_equal(after.draft_ids, before.draft_ids) and after.config.num_steps == before.config.num_steps
+    assert len(list((work / "runs").glob("medusa-resumed-*"))) == 1
+    for wrong, complaint in ((wishes[2:], "--resume"), (["--resume", folder, "--text", prompts], "new head")):
+        refused = run(*common, *wrong, *([] if "-o" in wrong else ["-o", tmp_path / "third"]))
+        assert refused.exit_code and complaint in str(refused.exception or refused.output)
 
 
 def _ending_after(steps, step):

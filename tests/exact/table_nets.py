@@ -4,12 +4,13 @@ The "hidden state" of a token is the token itself. A net looks the law of a path
 cache holds, and refuses a row that was fed with the state of another token.
 """
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import numpy as np
 
 from paceline.models.base import ForwardOutput, Rows
-from paceline.models.heads.nets import NetOutput
+from paceline.models.heads.nets import BlockOfRows, NetOutput
 
 from .table_causal_lm import NUM_PAGES
 from .tables import Model
@@ -64,6 +65,49 @@ class AutoregressiveTable:
             assert [before for before, _ in seen] == path[:-1], "fed with the state of another token"
             logits[i] = [self.model(tuple(path))]
         return NetOutput(logits, np.array(tokens, float)[:, None])
+
+
+class HalfTable:
+    """A head that names two tokens in a pass: it knows the path to the end of its block, and the place in the next."""
+
+    SIZE = 2
+
+    def __init__(self, model: Model) -> None:
+        self.model, self.record = model, record(block_tokens=self.SIZE)
+
+    def new_cache(self, num_pages: int) -> NetCache:
+        return NetCache()
+
+    def project(self, taps: np.ndarray) -> np.ndarray:
+        return taps
+
+    def extend(self, tokens: np.ndarray, hidden: np.ndarray, positions: np.ndarray, slots: np.ndarray,
+               before: np.ndarray, cache: NetCache) -> None:  # fmt: skip
+        """A slot's state is the path to its row; what a row is fed is the token before it, or a mark of its place."""
+        for token, fed, position, slot, above in zip(
+            tokens.tolist(), hidden[:, 0].tolist(), positions.tolist(), slots.tolist(), before.tolist(), strict=True
+        ):
+            path = (int(fed),) if above < 0 else cache[above]
+            assert position == len(path) - 1, "at another position"
+            assert fed == path[-1] or fed == 100 + (position - cache["drafted from"]) % self.SIZE, "fed with another"
+            cache[slot] = (*path, token)
+
+    def draft(self, blocks: Sequence[BlockOfRows], cache: NetCache) -> NetOutput:
+        logits, marks = [], []
+        for block in blocks:
+            seen = [cache[int(slot)] for slot in block.visible]
+            path = seen[-1]
+            assert [one[-1] for one in seen] == list(path[1:]), "a row of another path is seen"
+            assert list(block.slots) == list(block.visible[-self.SIZE :])
+            assert list(block.positions) == list(range(len(path) - 1 - self.SIZE, len(path) - 1))
+            cache["drafted from"] = len(path) - 1
+            for place in range(self.SIZE):
+                logits.append(self.model((*path[:-1], place, path[-1]) if place else path))
+                marks.append([100.0 + place])
+        found = np.empty((len(logits), 1), dtype=object)
+        for row, law in zip(found, logits, strict=True):
+            row[0] = law
+        return NetOutput(found, np.array(marks))
 
 
 class BlockTable:

@@ -1,4 +1,4 @@
-"""The production head drafters over rationals: the three shapes of nets, chains and trees, with caches and states.
+"""The production head drafters over rationals: the four shapes of nets, chains and trees, with caches and states.
 
 Every law a tree carries is the head's own for that path, and the text keeps the target's law under every exact rule.
 """
@@ -14,20 +14,23 @@ from paceline.sampling import Randomness, TokenTree, verify, verify_block, verif
 from paceline.speculation import RequestOutcome
 
 from .table_causal_lm import NUM_PAGES, context
-from .table_nets import TAP, AutoregressiveTable, BlockTable, StepTable, TableTarget
+from .table_nets import TAP, AutoregressiveTable, BlockTable, HalfTable, StepTable, TableTarget
 from .tables import Prefix, decoded_law, table_model, target_law
 from .test_tree_drafters import OverFractions
 from .wrong_rules import recover_from_the_target
 
 TARGET = table_model(1, 3)
 HEAD = table_model(2, 3)
-NETS = {"autoregressive": AutoregressiveTable, "block": BlockTable, "stepwise": StepTable}
+PROMPT: Prefix = (0, 1, 2)
+"""Long enough for a block of two rows to go on from."""
+NETS = {"autoregressive": AutoregressiveTable, "half": HalfTable, "block": BlockTable, "stepwise": StepTable}
 SHAPES = {
     "chain": (3, {}),
     "static": (4, {"tree": "static", "expansion": (2, 1)}),
     "dynamic": (4, {"tree": "dynamic", "topk": 2, "depth": 2}),
     "iid": (3, {"tree": "sampled", "expansion": (2, 1), "replacement": True}),
     "distinct": (3, {"tree": "sampled", "expansion": (2, 1)}),
+    "blocks": (6, {"tree": "blocks", "topk": 2, "depth": 2, "block_tokens": 2}),
 }
 RULES = {"p/q": verify, "block": verify_block, "sample and match": verify_sample_and_match}
 CASES = [(shape, "p/q") for shape in SHAPES] + [
@@ -71,12 +74,13 @@ def drafted_by(kind: str, budget: int, **options):
 @pytest.mark.parametrize(("shape", "rule"), CASES)
 def test_text_has_the_targets_law(kind: str, shape: str, rule: str) -> None:
     budget, options = SHAPES[shape]
-    assert decoded_law(TARGET, drafted_by(kind, budget, **options), RULES[rule], 2) == target_law(TARGET, 2)
+    found = decoded_law(TARGET, drafted_by(kind, budget, **options), RULES[rule], 2, PROMPT)
+    assert found == target_law(TARGET, 2, PROMPT)
 
 
 @pytest.mark.parametrize("kind", NETS)
 def test_a_wrong_rule_is_noticed(kind: str) -> None:
-    assert decoded_law(TARGET, drafted_by(kind, 2), recover_from_the_target, 2) != target_law(TARGET, 2)
+    assert decoded_law(TARGET, drafted_by(kind, 2), recover_from_the_target, 2, PROMPT) != target_law(TARGET, 2, PROMPT)
 
 
 @pytest.mark.parametrize("kind", NETS)
@@ -104,7 +108,7 @@ def fresh(kind: str, text: Prefix, at: int) -> HeadDrafter:
     return drafter
 
 
-@pytest.mark.parametrize("kind", ["autoregressive", "block"])
+@pytest.mark.parametrize("kind", ["autoregressive", "half", "block"])
 def test_states_that_nobody_told_are_computed_by_the_target(kind: str) -> None:
     drafter = head(kind)
     target = TableTarget()

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from paceline.errors import InvalidParameter
-from paceline.scheduling.budget import choose_budget, trade_off
+from paceline.scheduling.budget import TILES, choose_budget, tile_of, trade_off
 from paceline.scheduling.profile import Profile
 from paceline.speculation import CostProfile
 
@@ -103,3 +103,18 @@ def test_impossible_targets_say_what_is_possible():
         choose_budget(trade_off(cost, [16, 32]), target_seconds=0.001)
     with pytest.raises(InvalidParameter, match="num_decodes"):
         trade_off(cost, [16, 32], num_decodes=32)
+
+
+@pytest.mark.parametrize("width", [8, 16, 32, 64])
+def test_the_tile_is_where_one_row_more_costs_a_whole_tile(width):
+    points = {rows for tile in TILES for rows in (tile, tile + 1, 2 * tile)}
+    stepped = {rows: 0.01 + 0.002 * -(-rows // width) for rows in points}
+    assert tile_of(stepped) == width
+    noisy = {rows: seconds * (1 + 0.002 * (rows % 3)) for rows, seconds in stepped.items()}
+    assert tile_of(noisy) == width
+
+
+def test_smooth_costs_have_no_tile():
+    points = {rows for tile in TILES for rows in (tile, tile + 1, 2 * tile)}
+    assert tile_of({rows: 0.01 + 0.001 * rows for rows in points}) is None
+    assert tile_of({8: 0.01}) is None

@@ -1,15 +1,11 @@
 """Drafts in a step: who gets which part of the rows, how deep they may be, who is looked at, and what is learned."""
 
-from collections.abc import Sequence
-
 import pytest
 
 from paceline.scheduling import PagePool, RequestState, Scheduler, SchedulerConfig, StepResult
-from paceline.speculation import DraftStats, Fixed, LengthPolicy, RequestOutcome
-from paceline.speculation.records import ENGINE_PRIOR_DRAFTS, MEMORY, PRIOR_DRAFTS, PRIOR_RATE
+from paceline.speculation import Fixed, LengthPolicy
 from paceline.types import SamplingParams
 from tests.scheduling.fake_engine import FakeEngine
-from tests.speculation.drafts import by_level
 
 GREEDY, SAMPLED = {"temperature": 0.0}, {"temperature": 1.0}
 
@@ -142,60 +138,3 @@ def test_an_outcome_tells_what_became_of_a_draft():
     scheduler.schedule(2.0)
     [last] = scheduler.update([StepResult("r", 0, (9,))], 2.0)
     assert last.outcome.finished and last.finish_reason == "length"
-
-
-class Looking(Fixed):
-    """Drafts nothing and looks at the places it was given."""
-
-    __slots__ = ()
-    places = (0, 2)
-
-    def looks(self, requests: Sequence[DraftStats], budgets: Sequence[int]) -> Sequence[int]:
-        assert len(requests) == len(budgets) and not any(budgets)
-        return [place for place in self.places if place < len(requests)]
-
-
-def test_looks_are_planned_without_rows_and_not_for_a_drafter_that_failed():
-    fake = engine(Looking(0))
-    states = [fake.add(request(str(number))) for number in range(3)]
-    fake.step()
-    plan = fake.scheduler.schedule(1.0)
-    assert plan.looks == (states[0], states[2])
-    assert plan.num_rows == 3 and not any(grant.draft_budget for grant in plan.grants)
-    states[2].drafts = False
-    assert fake.scheduler.schedule(2.0).looks == (states[0],)
-
-
-def test_nobody_is_looked_at_in_a_step_without_decodes():
-    fake = engine(Looking(0))
-    assert fake.scheduler.schedule(0.0).looks == ()
-    fake.add(request("r"))
-    assert fake.scheduler.schedule(1.0).looks == ()
-
-
-def test_what_became_of_a_look_is_learned_without_being_counted_as_a_draft():
-    fake = engine(Fixed(0))
-    state = fake.add(request("r"))
-    fake.step()
-    stats = state.draft_stats
-    stats.is_looked_at = True
-    outcome = RequestOutcome("r", asked=True, num_draft_tokens=4, depth=4, num_accepted=2, level_refused=True)
-    fake.scheduler.learn_looks([(state, outcome)])
-    assert not stats.is_looked_at
-    accepted, tested = by_level(stats.rates)
-    assert accepted == pytest.approx([PRIOR_RATE * PRIOR_DRAFTS * MEMORY + 1, 1, 0])
-    assert tested == pytest.approx([PRIOR_DRAFTS * MEMORY + 1, 1, 1])
-    assert (stats.num_drafts, stats.last_depth, stats.last_budget) == (0, 0, None)
-    assert by_level(fake.scheduler.draft_rates)[1][1:] == [1, 1]
-
-
-def test_a_look_that_found_nothing_lowers_the_chance_of_an_answer_only():
-    fake = engine(Fixed(0))
-    state = fake.add(request("r"))
-    before = state.draft_stats.rates.acceptance
-    fake.scheduler.learn_looks([(state, RequestOutcome("r", asked=True))])
-    assert state.draft_stats.rates.answer < 1 and state.draft_stats.rates.acceptance == before
-    fake.scheduler.learn_looks([])
-    assert fake.scheduler.draft_rates.answer == pytest.approx(
-        (ENGINE_PRIOR_DRAFTS * 0.98) / (ENGINE_PRIOR_DRAFTS * 0.98 + 1)
-    )

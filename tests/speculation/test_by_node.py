@@ -19,8 +19,8 @@ def bent(rows: float, context: float = 0.0) -> float:
     return 1 + 0.03 * rows + 0.2 * max(0, rows - 5)
 
 
-def lookup(prices=bent, ask: float = 0.0) -> GoodputByNode:
-    return GoodputByNode(FixedPrices(prices, lambda num_requests, context: ask), max_length=8, can_look=True)
+def lookup(prices=bent, ask: float = 0.0, explore: float = 0.01) -> GoodputByNode:
+    return GoodputByNode(FixedPrices(prices, lambda num_requests, context: ask), max_length=8, explore=explore)
 
 
 @given(chances=st.lists(CHANCES, min_size=1, max_size=3), others=st.integers(0, 3))
@@ -53,28 +53,49 @@ def test_estimates_that_turned_out_too_high_are_lowered():
     assert dear.trim([(0.9, 0.5, 0.2)], [stats], BatchStats()) == [2]
 
 
-def test_who_proposes_nothing_that_pays_is_asked_no_more_until_a_look_finds_something():
-    policy, stats = lookup(ask=0.06), DraftStats()
-    asked = 0
-    while policy.budgets([stats], BatchStats()) == [8]:
-        assert policy.trim([(0.02, 0.01)], [stats], BatchStats()) == [0]
-        asked += 1
-    assert asked == 6
-    steps = 0
-    while not policy.looks([stats], [0]):
-        policy.budgets([stats], BatchStats())
-        steps += 1
-    assert 10 < steps < 100
-    policy.trim([(1.0, 1.0, 0.9)], [stats], BatchStats())
-    assert policy.budgets([stats], BatchStats()) == [8]
+def asked_in(policy: GoodputByNode, stats: DraftStats, chances: tuple[float, ...], num_steps: int) -> list[int]:
+    """Steps of a request that is alone in which it was asked and proposed nodes with these chances."""
+    asked = []
+    for step in range(num_steps):
+        is_asked = policy.budgets([stats], BatchStats()) == [8]
+        if is_asked:
+            asked.append(step)
+            policy.trim([chances], [stats], BatchStats())
+        stats.learn(RequestOutcome("r", num_new=1, asked=is_asked))
+    return asked
 
 
-def test_everybody_is_asked_where_asking_takes_next_to_nothing():
-    policy, stats = lookup(ask=0.04), DraftStats()
-    for _ in range(30):
-        assert policy.budgets([stats], BatchStats()) == [8]
-        policy.trim([()], [stats], BatchStats())
-    assert policy.budgets([stats] * 2, BatchStats(num_decodes=2)) == [0, 0]
+def test_who_proposes_nothing_that_pays_is_asked_for_a_share_of_the_time():
+    policy = lookup(ask=0.06, explore=0.01)  # a step takes 1.03
+    first, *later = np.split(np.array(asked_in(policy, DraftStats(), (0.02, 0.01), 100)), [10])
+    assert first.tolist() == list(range(10))
+    assert np.diff(later[0]).tolist() == [6] * (len(later[0]) - 1) and len(later[0]) > 10
+
+
+def test_who_proposes_something_again_is_asked_at_every_step_again():
+    policy, stats = lookup(ask=0.06, explore=0.01), DraftStats()
+    asked_in(policy, stats, (0.02,), 60)
+    assert len(asked_in(policy, stats, (1.0, 1.0, 0.9), 60)) > 50
+
+
+def test_the_more_requests_there_are_the_more_rarely_each_is_asked_in_vain():
+    policy, many = lookup(ask=0.02, explore=0.01), [DraftStats() for _ in range(4)]
+    batch, asked = BatchStats(num_decodes=4), []
+    for _ in range(120):
+        budgets = policy.budgets(many, batch)
+        policy.trim([(0.01,)] * budgets.count(8), [one for one, n in zip(many, budgets, strict=True) if n], batch)
+        for one, budget in zip(many, budgets, strict=True):
+            one.learn(RequestOutcome("r", num_new=1, asked=budget > 0))
+        asked.append(budgets.count(8))
+    assert sum(asked[20:]) * 0.02 == pytest.approx(0.01 * 100 * bent(4), rel=0.2)
+
+
+def test_without_exploring_who_does_not_pay_is_asked_no_more():
+    assert asked_in(lookup(ask=0.06, explore=0.0), DraftStats(), (0.02,), 60) == list(range(10))
+
+
+def test_everybody_is_asked_where_asking_takes_no_time():
+    assert asked_in(lookup(), DraftStats(), (), 30) == list(range(30))
 
 
 def test_drafters_that_estimate_are_given_it_under_the_name_of_goodput():

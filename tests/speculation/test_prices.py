@@ -136,16 +136,16 @@ def test_a_lookup_costs_each_request_the_same_however_deep_it_drafts():
     drafts = LearnedDraft(lambda rows, _: 1.0, LOOKUP)
     assert drafts(0, 4) == 0
     for depth in (1, 8, 8):
-        drafts.observe_step([drafted(depth)], num_looks=0, seconds=0.01, context=0)
+        drafts.observe_step([drafted(depth)], seconds=0.01, context=0)
     assert drafts(0, 1) == pytest.approx(0.01)
     assert drafts(0, 4) == pytest.approx(0.04)
     assert [drafts(level, 4) for level in range(1, 8)] == [0] * 7
 
 
-def test_a_lookup_that_found_nothing_or_was_only_looked_at_cost_as_much():
+def test_a_lookup_that_found_nothing_cost_as_much():
     drafts = LearnedDraft(lambda rows, _: 1.0, LOOKUP)
-    for asked, num_looks in (([drafted(3), drafted(0)], 2), ([], 4), ([drafted(8, in_a_row=False)], 3)):
-        drafts.observe_step(asked, num_looks, seconds=0.04, context=0)
+    for asked in ([drafted(3), drafted(0)], [drafted(0)] * 2, [drafted(8, in_a_row=False), drafted(3)]):
+        drafts.observe_step(asked, seconds=0.02, context=0)
     assert drafts(0, 1) == pytest.approx(0.01)
 
 
@@ -160,7 +160,7 @@ def test_a_draft_model_costs_every_level_the_same_and_only_the_deepest_draft_cou
     drafts.observe(0, 1, 3.0)
     assert drafts(0, 4) == 0.25 * 2
     for _ in range(3):
-        drafts.observe_step([drafted(3), drafted(1, name="s"), drafted(0, name="t")], 0, seconds=9.0, context=0)
+        drafts.observe_step([drafted(3), drafted(1, name="s"), drafted(0, name="t")], seconds=9.0, context=0)
     two = CostProfile({1: 1.0, 4: 2.0})(2)
     for level in range(8):
         assert drafts(level, 2) == pytest.approx(3)
@@ -170,17 +170,17 @@ def test_a_draft_model_costs_every_level_the_same_and_only_the_deepest_draft_cou
 def test_drafts_that_had_to_read_first_are_not_learned():
     drafts = LearnedDraft(lambda rows, _: 1.0, MODEL)
     for _ in range(5):
-        drafts.observe_step([drafted(2), drafted(2, in_a_row=False, name="s")], 0, seconds=99.0, context=0)
+        drafts.observe_step([drafted(2), drafted(2, in_a_row=False, name="s")], seconds=99.0, context=0)
     assert drafts(0, 1) == 0.25
     for _ in range(3):
-        drafts.observe_step([drafted(2), drafted(2, name="s")], 0, seconds=1.0, context=0)
+        drafts.observe_step([drafted(2), drafted(2, name="s")], seconds=1.0, context=0)
     assert drafts(0, 1) == pytest.approx(0.5)
 
 
 def test_drafts_that_came_back_empty_teach_no_price_of_a_level():
     drafts = LearnedDraft(lambda rows, _: 1.0, MODEL)
     for _ in range(5):
-        drafts.observe_step([drafted(0)], 0, seconds=99.0, context=0)
+        drafts.observe_step([drafted(0)], seconds=99.0, context=0)
     assert drafts(0, 1) == 0.25
 
 
@@ -188,7 +188,7 @@ def test_a_draft_that_cannot_be_shortened_has_one_price():
     drafts = LearnedDraft(lambda rows, _: 1.0, WHOLE)
     assert [drafts(level, 1) for level in range(3)] == [1.0, 0, 0]  # four levels of a default tree, a quarter each
     for _ in range(3):
-        drafts.observe_step([drafted(6)], 0, seconds=3.0, context=0)
+        drafts.observe_step([drafted(6)], seconds=3.0, context=0)
     assert [drafts(level, 2) for level in range(3)] == [pytest.approx(3), 0, 0]
 
 
@@ -196,7 +196,7 @@ def test_a_draft_that_cannot_be_shortened_has_one_price():
 def test_a_drafter_that_chooses_has_a_price_per_request_like_a_lookup(traits):
     drafts = LearnedDraft(lambda rows, _: 1.0, traits)
     for _ in range(5):
-        drafts.observe_step([drafted(6)], 1, seconds=3.0, context=0)
+        drafts.observe_step([drafted(6), drafted(6)], seconds=3.0, context=0)
     assert [drafts(level, 3) for level in range(3)] == [4.5, 0, 0]
 
 
@@ -216,14 +216,6 @@ def test_a_step_that_reads_a_prompt_teaches_its_drafts_but_not_its_pass():
         prices.observe(step)
     assert prices.target(3) == 1.0
     assert prices.draft_level(0, 1) == pytest.approx(0.5)
-
-
-def test_a_step_with_looks_only_teaches_what_a_lookup_costs():
-    prices = LearnedPrices(LearnedPass(lambda rows, _: 1.0), LOOKUP)
-    for _ in range(3):
-        step = StepOutcome([RequestOutcome("r", num_new=1)], num_looks=2, seconds=StepSeconds(drafting=0.5))
-        prices.observe(step)
-    assert prices.draft_level(0, 1) == pytest.approx(0.25)
 
 
 def test_fixed_prices_never_change():

@@ -106,7 +106,7 @@ def test_rates_tell_refused_drafts_from_empty_ones():
 def test_a_step_without_room_says_nothing():
     stats = DraftStats()
     stats.learn(RequestOutcome("r", num_new=1, wanted=4))
-    assert stats == DraftStats(steps_since_draft=1, num_said=1, num_left=-1, num_unread=1)
+    assert stats == DraftStats(steps_since_draft=1, steps_since_asked=1, num_said=1, num_left=-1, num_unread=1)
     stats.learn(verified(0, 0, wanted=4))
     assert stats.rates.answer < 1
 

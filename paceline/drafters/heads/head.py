@@ -1,9 +1,9 @@
 """`HeadDrafter`: a trained head drafts chains and trees, whatever its family; and how one is made from its name.
 
-EAGLE, EAGLE-2, EAGLE-3 and 3.1, HASS, MTP; DFlash and DSpark; Medusa, Hydra, MLP speculators, blockwise heads. Drawn
-tokens come with the head's law, warped as the target's is, so every exact rule stays exact; a token outside the head's
-vocabulary has probability 0 in it and can still be said by the target. Costs a pass of the head per level (block heads:
-one in all). Use one that was trained for this very target.
+EAGLE, EAGLE-2, EAGLE-3 and 3.1, HASS, MTP; Falcon; DFlash and DSpark; Medusa, Hydra, MLP speculators, blockwise heads.
+Drawn tokens come with the head's law, warped as the target's is, so every exact rule stays exact; a token outside the
+head's vocabulary has probability 0 in it and can still be said by the target. Costs a pass of the head per level
+(Falcon: one per k levels; block heads: one in all). Use one that was trained for this very target.
 """
 
 import warnings
@@ -18,6 +18,7 @@ from paceline.drafters.draft_runner import Runner, grow_all
 from paceline.drafters.heads.autoregressive import AutoregressiveRunner
 from paceline.drafters.heads.block import BlockRunner
 from paceline.drafters.heads.greedy_chain import greedy_chains
+from paceline.drafters.heads.half_autoregressive import HalfAutoregressiveRunner
 from paceline.drafters.heads.hidden_states import HiddenStates
 from paceline.drafters.heads.stepwise import StepRunner
 from paceline.drafters.services import DraftServices
@@ -25,7 +26,7 @@ from paceline.drafters.trees.growth import TreeShape
 from paceline.drafters.trees.options import CHAIN
 from paceline.errors import HeadWarning
 from paceline.models.heads.build import make_net
-from paceline.models.heads.nets import AutoregressiveNet, BlockNet, StepNet
+from paceline.models.heads.nets import AutoregressiveNet, BlockNet, HalfAutoregressiveNet, StepNet
 from paceline.models.heads.record import HeadRecord, weights_read
 from paceline.models.heads.self_check import run_self_check
 from paceline.models.size import num_parameters
@@ -123,7 +124,10 @@ def head_of(
 
 
 def make_runner(
-    net: AutoregressiveNet | BlockNet | StepNet, states: HiddenStates, num_pages: int, vocab_size: int
+    net: AutoregressiveNet | HalfAutoregressiveNet | BlockNet | StepNet,
+    states: HiddenStates,
+    num_pages: int,
+    vocab_size: int,
 ) -> HeadRunner:
     """The runner for the shape of `net`.
 
@@ -131,6 +135,8 @@ def make_runner(
         num_pages: of the head's own cache, where it has one.
         vocab_size: the target's.
     """
+    if hasattr(net, "extend"):
+        return HalfAutoregressiveRunner(net, states, num_pages, vocab_size)  # type: ignore[arg-type]
     if hasattr(net, "project"):
         return AutoregressiveRunner(net, states, num_pages, vocab_size)  # type: ignore[arg-type]
     if hasattr(net, "inject"):

@@ -36,12 +36,15 @@ def _maker(family: Family | None) -> Callable[..., HeadDrafter]:
             InvalidParameter: the head is of another family or target, or the options describe no tree.
             CorruptWeights, UnsupportedModel: its files cannot be used.
         """
-        shape = tree_shape(tree, expansion=expansion, paths=paths, topk=topk, depth=depth, replacement=replacement)
         source = services.target.source
         record = load_head(_found(source, family) if model == AUTO else model, source)
         if family not in (None, record.config.family):
             problem = f"{model} is a head of the family {record.config.family}"
             raise InvalidParameter("method", f"{family!r}, but {problem}", f"use {record.config.family!r} or 'head'")
+        shape = tree_shape(
+            tree, expansion=expansion, paths=paths, topk=topk, depth=depth, replacement=replacement,
+            block_tokens=record.config.block_tokens,
+        )  # fmt: skip
         return head_of(record, services, shape, dtype)
 
     make.__name__ = make.__qualname__ = family or "head"
@@ -69,3 +72,4 @@ mlp_speculator = _maker("mlp_speculator")
 medusa = _maker("medusa")
 hydra = _maker("hydra")
 blockwise = _maker("blockwise")
+falcon = _maker("falcon")

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from paceline.drafters.base import DraftContext
+from paceline.drafters.calibration import Calibration
 from paceline.drafters.lookup import grow as compiled
 from paceline.drafters.lookup.grow import LONGEST_MATCH, MOST_CANDIDATES
 from paceline.drafters.lookup.memory import Memory, no_memory
@@ -91,6 +92,7 @@ class Blended:
         self._trust = trust(memory.info.order)
         self._past = PastPools(lambda: PastOutputs(max_cached_tokens), max_cached_tokens)
         self._requests: dict[str, _Request] = {}
+        self._calibration = Calibration()
         self._room = _Room(1, self._order)
         any_text = TextIndex()
         any_text.append([0])
@@ -101,9 +103,14 @@ class Blended:
         return [self._tree(context) for context in contexts]
 
     def observe(self, outcome: RequestOutcome) -> None:
-        """A finished request's output joins the past outputs."""
+        """Learn how good chances were; a finished request's output joins the past outputs."""
         request = self._requests.get(outcome.request_id)
-        if request is not None and outcome.finished:
+        if request is None:
+            return
+        if request.proposed is not None:
+            self._calibration.judge(*request.proposed, outcome)
+            request.proposed = None
+        if outcome.finished:
             self._past.add(request.salt, outcome.token_ids[request.num_prompt_tokens :])
             self.release(outcome.request_id)
 
@@ -117,7 +124,9 @@ class Blended:
         past = self._past.of(context.salt).index
         size = self._grown(request.index, past, budget, context.max_depth)
         tokens, parents, reached = (array[:size].tolist() for array in self._room.tree)
-        return TokenTree(tuple(tokens), tuple(parents), chances=tuple([min(1.0, chance) for chance in reached]))
+        request.proposed = tokens, parents, reached
+        chances = self._calibration(self._room.tree[2][:size])
+        return TokenTree(tuple(tokens), tuple(parents), chances=tuple(chances.tolist()))
 
     def _grown(self, own: TextIndex, past: TextIndex, budget: int, max_depth: int) -> int:
         """Grow the tree of a text, among past ones, into the room; the number of its nodes."""
@@ -139,11 +148,12 @@ class Blended:
 
 
 class _Request:
-    """A request's own text."""
+    """A request's own text, and the latest tree proposed for it: tokens, parents, chances as computed."""
 
     def __init__(self, num_prompt_tokens: int, salt: bytes) -> None:
         self.index = TextIndex()
         self.num_prompt_tokens, self.salt = num_prompt_tokens, salt
+        self.proposed: tuple[list[int], list[int], list[float]] | None = None
 
     def is_prefix_of(self, token_ids: Sequence[int]) -> bool:
         """True when `token_ids` is what was linked so far, perhaps longer, as far as length and last tokens tell."""

@@ -6,6 +6,7 @@ from itertools import accumulate
 from operator import mul
 from typing import Literal
 
+from paceline.drafters.trees.blocks import Blocks
 from paceline.drafters.trees.drawn import Drawn, Expansion
 from paceline.drafters.trees.dynamic import Dynamic
 from paceline.drafters.trees.growth import TreeShape
@@ -13,13 +14,14 @@ from paceline.drafters.trees.ranked import Ranked, closed, paths_of
 from paceline.errors import InvalidParameter
 from paceline.speculation.traits import DEFAULT_NUM_DRAFT_TOKENS
 
-TreeName = Literal["chain", "static", "dynamic", "sampled"]
+TreeName = Literal["chain", "static", "dynamic", "sampled", "blocks"]
 
 _OPTIONS: dict[TreeName, tuple[str, ...]] = {
     "chain": (),
     "static": ("paths", "expansion"),
     "dynamic": ("topk", "depth"),
     "sampled": ("expansion", "replacement"),
+    "blocks": ("topk", "depth"),
 }
 
 _DEFAULT_EXPANSION = (2, 1, 1, 1)
@@ -36,16 +38,20 @@ def tree_shape(
     topk: int | None = None,
     depth: int | None = None,
     replacement: bool | None = None,
+    block_tokens: int = 1,
 ) -> TreeShape:
     """The shape that a drafter's options describe; every node budget cuts it to size.
 
     Args:
-        tree: ``chain``; ``static``, the same ranks at every step; ``dynamic``, by confidence; ``sampled``, draws.
+        tree: ``chain``; ``static``, the same ranks at every step; ``dynamic``, by confidence; ``sampled``, draws;
+            ``blocks``, the most probable blocks of what one pass names (Falcon's).
         expansion: children per node, level by level, of a static or sampled tree; default (2, 1, 1, 1).
         paths: of a static tree, e.g. [(0,), (0, 0), (1,)], the most useful first; instead of an expansion.
-        topk: of a dynamic tree: nodes expanded per level, and children of each; default 4.
-        depth: of a dynamic tree: its levels; default 6.
+        topk: of a dynamic tree: nodes expanded per level, and children of each; default 4. Of blocks: how many are
+            kept per pass; default 3.
+        depth: of a dynamic tree: its levels; default 6. Of blocks: passes; default 2.
         replacement: of a sampled tree: True draws siblings independently, False (the default) never twice the same.
+        block_tokens: tokens that a pass of the drafter names.
 
     Raises:
         InvalidParameter: no such tree, an option of another tree, or a value out of range.
@@ -57,6 +63,10 @@ def tree_shape(
     if tree == "dynamic":
         grow = partial(Dynamic, topk=checked_count("topk", topk, 4), depth=checked_count("depth", depth, 6))
         return TreeShape(grow, DEFAULT_NUM_DRAFT_TOKENS)
+    if tree == "blocks":
+        width, passes = checked_count("topk", topk, 3), checked_count("depth", depth, 2)
+        grow = partial(Blocks, size=block_tokens, width=width, passes=passes)
+        return TreeShape(grow, width * passes * block_tokens)
     if tree == "static" and paths is not None:
         known = checked_paths(paths)
         return TreeShape(partial(Ranked, paths=known), len(known))

@@ -11,6 +11,7 @@ from paceline.models.heads.shapes import head_shapes
 
 _TOKEN_SHIFT = {
     "eagle": "row p holds the token at p + 1 and the hidden state at p",
+    "falcon": "row p holds the token at p + 1 and the hidden state at p, and names the token at p + k + 1",
     "dflash": "a block starts with the last committed token, masks follow",
     "steps": "reads the hidden state before the last token, then tokens",
 }
@@ -53,6 +54,8 @@ def _layers(record: HeadRecord) -> list[tuple[str, str]]:
         ]
     if config.family == "dspark":
         pairs += [("markov rank", str(config.markov_rank)), ("confidence", _yes(config.confidence))]
+    if config.block_tokens > 1:
+        pairs.append(("tokens per pass (k)", str(config.block_tokens)))
     if config.mask_token_id is not None:
         pairs.append(("mask token", str(config.mask_token_id)))
     return pairs
@@ -100,4 +103,6 @@ def _is_block(record: HeadRecord) -> bool:
 def _shift(record: HeadRecord) -> str:
     if _is_block(record):
         return _TOKEN_SHIFT["dflash"]
+    if record.config.family == "falcon":
+        return _TOKEN_SHIFT["falcon"]
     return _TOKEN_SHIFT["eagle" if record.config.layer else "steps"]

@@ -17,6 +17,7 @@ from paceline.models.heads.layouts import (
     dflash,
     eagle,
     eagle3,
+    falcon,
     hydra,
     lstm_speculator,
     medusa,
@@ -35,7 +36,8 @@ from paceline.models.json_file import read_json
 LAYOUTS: tuple[Layout, ...] = tuple(
     module.LAYOUT
     for module in (
-        speculators, medusa_vllm, lstm_speculator, mlp_speculator, blockwise, hydra, mtp, eagle3, dflash, eagle, medusa,
+        speculators, medusa_vllm, lstm_speculator, mlp_speculator, blockwise, falcon, hydra, mtp, eagle3, dflash, eagle,
+        medusa,
     )
 )  # fmt: skip
 """In the order in which they are tried, for reading and for writing."""

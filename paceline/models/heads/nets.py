@@ -4,6 +4,7 @@ Logits are over the head's own vocabulary (`HeadRecord.draft_ids`). All arrays a
 until the next call of the same net. Nothing here knows of requests, trees or randomness.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -48,6 +49,48 @@ class AutoregressiveNet(Protocol):
 
     def forward(self, rows: Rows, hidden: np.ndarray, cache: KVCache) -> NetOutput:
         """One pass over `rows`, fed `hidden` [M, hidden]; the hidden states returned are what children are fed."""
+        ...
+
+
+class BlockOfRows(NamedTuple):
+    """k rows that see each other: their cache slots [k] and positions [k], and all slots [m] that they see."""
+
+    slots: np.ndarray
+    positions: np.ndarray
+    visible: np.ndarray
+
+
+class HalfAutoregressiveNet(Protocol):
+    """Falcon: one pass per k drafted levels, with keys, values and a recurrent state of its own.
+
+    The row of position p holds the token at p + 1 and the target's hidden state at p; below drafted tokens the net's
+    own outputs take the place of the target's. A row's output is k places ahead of it: the last k rows of a text name
+    the next k tokens, each from its own law, whatever the others of the block turn out to be.
+    """
+
+    record: HeadRecord
+
+    def new_cache(self, num_pages: int) -> KVCache:
+        """An empty cache."""
+        ...
+
+    def project(self, taps: np.ndarray) -> np.ndarray:
+        """[n, hidden] what a row is fed, from the target's hidden states [n, taps * target hidden]."""
+        ...
+
+    def extend(self, tokens: np.ndarray, hidden: np.ndarray, positions: np.ndarray, slots: np.ndarray,
+               before: np.ndarray, cache: KVCache) -> None:  # fmt: skip
+        """Write keys, values and states of n rows.
+
+        Args:
+            tokens, hidden: [n], [n, hidden] what they hold and are fed.
+            positions, slots: [n] each.
+            before: [n] slot of the row before each, an earlier one of this call or of another; -1 for a text's first.
+        """
+        ...
+
+    def draft(self, blocks: Sequence[BlockOfRows], cache: KVCache) -> NetOutput:
+        """Logits [rows, draft vocab] and outputs [rows, hidden] of the rows of all `blocks`, which `extend` has run."""
         ...
 
 

@@ -18,7 +18,7 @@ from paceline.models.config import ModelConfig
 
 Family = Literal[
     "eagle", "eagle3", "p_eagle", "dflash", "dspark", "mtp", "mlp_speculator", "lstm_speculator", "medusa", "hydra",
-    "blockwise",
+    "blockwise", "falcon",
 ]  # fmt: skip
 
 
@@ -52,6 +52,7 @@ class HeadConfig:
         layer: sizes of its decoder layers (hidden, heads, rope, norm_eps, qk_norm, ...), whose
             `max_position_embeddings` is how far they may go; None for heads without attention.
         num_layers: decoder layers.
+        block_tokens: tokens that one pass of a half-autoregressive head names (Falcon's k).
         num_steps: tokens it was trained to draft: heads of Medusa, places of a block (its anchor's too where
             `sample_from_anchor`), TTT steps.
         draft_vocab_size: rows of its output head.
@@ -101,6 +102,7 @@ class HeadConfig:
     block_depth: int = 1
     variant: str = ""
     max_positions: int = 0
+    block_tokens: int = 1
 
     @property
     def block_size(self) -> int:
@@ -129,11 +131,12 @@ class HeadRecord:
 def weights_read(record: HeadRecord) -> int:
     """Weights that one drafted level reads: all of a head's matrices and its rows of the output head.
 
-    A block head reads them once for all its levels, so each has its share; embeddings are read by the row.
+    A block head reads them once for all its levels, Falcon once for a block's, so each has its share; embeddings are
+    read by the row.
     """
     config = record.config
     unread = ("embed_tokens.weight", "markov_head.markov_w1.weight", "emb.")
     own = sum(np.size(values) for name, values in record.tensors.items() if not name.startswith(unread))
     head = 0 if config.owns_head else config.draft_vocab_size * config.target.hidden_size
-    levels = config.num_steps if config.family in ("dflash", "dspark", "medusa") else 1
+    levels = config.num_steps if config.family in ("dflash", "dspark", "medusa") else config.block_tokens
     return (own + head) // levels

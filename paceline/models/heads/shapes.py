@@ -198,8 +198,20 @@ def _blockwise(config: HeadConfig) -> Shapes:
         yield from _linear(f"blocks.{step}.down", width, inner, bias=True)
 
 
+def _falcon(config: HeadConfig) -> Shapes:
+    """Gao et al. 2024: two LSTM layers with torch's names, then a layer without a norm before attention."""
+    hidden = layer_of(config).hidden_size
+    for number, width in enumerate((2 * hidden, hidden)):
+        yield f"lstm.weight_ih_l{number}", (4 * hidden, width)
+        yield f"lstm.weight_hh_l{number}", (4 * hidden, hidden)
+        yield f"lstm.bias_ih_l{number}", (4 * hidden,)
+        yield f"lstm.bias_hh_l{number}", (4 * hidden,)
+    yield from _decoder_layer(config, 0, hidden, input_norm=False)
+    yield from _own_tables(config)
+
+
 _FAMILIES: dict[str, Callable[[HeadConfig], Shapes]] = {
     "eagle": _eagle, "eagle3": _eagle3, "p_eagle": _p_eagle, "dflash": _dflash, "dspark": _dspark, "mtp": _mtp,
     "medusa": _medusa, "mlp_speculator": _mlp_speculator, "lstm_speculator": _lstm_speculator, "hydra": _hydra,
-    "blockwise": _blockwise,
+    "blockwise": _blockwise, "falcon": _falcon,
 }  # fmt: skip

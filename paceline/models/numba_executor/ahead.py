@@ -1,4 +1,4 @@
-"""Kernels compiled in a thread of their own, while weights are still fetched and converted.
+"""Kernels compiled before they are needed, while weights are still fetched and converted.
 
 What Numba compiles depends on the types of the arrays alone, so a model of one small layer stands for every model
 of the same dtypes. Not for running anything.
@@ -48,12 +48,17 @@ def _compile(dtype: str, kv_cache_dtype: str, blocks: tuple[str, ...]) -> None:
         addresses(name)
     model = NumbaModel(_Blank(), dtype, 1, kv_cache_dtype=kv_cache_dtype, load=_in_memory)
     model.warm_up()
+    model.close()
+
+
+def compile_heads(dtype: str, kv_cache_dtype: str = "auto") -> None:
+    """Compile the one function that runs draft heads of all families beside a target of these dtypes, here and now."""
+    model = NumbaModel(_Blank(), dtype, 1, kv_cache_dtype=kv_cache_dtype, load=_in_memory)
     _run_head(model)
     model.close()
 
 
 def _run_head(model: NumbaModel) -> None:
-    """One function runs the heads of all families, so any of them has it compiled."""
     about = TargetPrint("blank", _SMALL.hidden_size, 1, _SMALL.vocab_size)
     config = HeadConfig("eagle3", about, (0,), _SMALL, num_layers=1, draft_vocab_size=_SMALL.vocab_size)
     tensors = {name: np.zeros(shape, np.float32) for name, shape in head_shapes(config).items()}

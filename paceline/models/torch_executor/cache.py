@@ -1,5 +1,6 @@
 """Paged keys and values in torch tensors, and which of them each row may see."""
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -10,14 +11,21 @@ from paceline.models.base import PAGE_SIZE, Rows
 from paceline.models.config import ModelConfig
 
 
+def unwritten_zeros(shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """Zeros that on a CPU take memory only where they are written to: torch would fill all of it at once."""
+    if device.type != "cpu":
+        return torch.zeros(tuple(shape), device=device, dtype=dtype)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(tuple(shape))
+
+
 class TorchKVCache:
     """Keys and values [layers, slots, kv_heads, head_dim] in the model's own number format."""
 
     def __init__(self, config: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype) -> None:
         self._num_pages = num_pages
         shape = (config.num_hidden_layers, num_pages * PAGE_SIZE, config.num_key_value_heads, config.head_dim)
-        self.keys = torch.zeros(shape, device=device, dtype=dtype)
-        self.values = torch.zeros(shape, device=device, dtype=dtype)
+        self.keys, self.values = (unwritten_zeros(shape, device, dtype) for _ in range(2))
 
     @property
     def num_pages(self) -> int:

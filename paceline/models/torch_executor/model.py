@@ -39,7 +39,8 @@ class DecoderStack(nn.Module):
         if shard.is_first or (shard.is_last and tied):
             self.embedding = VocabularyParallelEmbedding(config.vocab_size, size, shard.vocabulary.start, total)
         has_table = shard.is_first and config.position_embedding == "learned"
-        self.position_embedding = nn.Embedding(config.max_position_embeddings, size) if has_table else None
+        table = torch.empty(config.max_position_embeddings, size) if has_table else None
+        self.position_embedding = None if table is None else nn.Embedding(len(table), size, _weight=table)
         self.layers = nn.ModuleDict({str(i): Layer(config, i - shard.layers.start, total) for i in shard.layers})
         self.norm = make_norm(config) if shard.is_last else None
         self.head = nn.Linear(size, config.vocab_size, bias=False) if shard.is_last and not tied else None

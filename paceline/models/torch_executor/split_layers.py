@@ -5,6 +5,7 @@ All other layers of a shard are ordinary ones of a smaller size (`shard.py`). A 
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -30,10 +31,13 @@ class RowParallelLinear(nn.Linear):
 
 
 class VocabularyParallelEmbedding(nn.Embedding):
-    """An embedding of which each rank has the tokens from `first` on; the others' rows are zeros in the sum."""
+    """An embedding of which each rank has the tokens from `first` on; the others' rows are zeros in the sum.
+
+    Its table is not filled: drawing random numbers on the device `meta` makes torch import its compiler (a second).
+    """
 
     def __init__(self, tokens: int, size: int, first: int = 0, total: Sum = alone) -> None:
-        super().__init__(tokens, size)
+        super().__init__(tokens, size, _weight=torch.empty(tokens, size))
         self._first, self._total = first, total
 
     def forward(self, input: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ from dataclasses import asdict, dataclass
 from math import isfinite
 from typing import Any
 
-from paceline.errors import InvalidParameter
 from paceline.placement.case import Case
 from paceline.placement.explain.ablations import Ablations, ReplicaAblation, SplitAblation
 from paceline.placement.explain.interference import Interference, interference
@@ -12,6 +11,7 @@ from paceline.placement.explain.loads import GroupLoad, group_loads
 from paceline.placement.explain.losses import ModelLoss, model_losses
 from paceline.placement.placement import Placement
 from paceline.placement.simulator import Evaluator
+from paceline.placement.simulator.token_evaluator import TokenEvaluator
 from paceline.types import Progress
 
 
@@ -41,6 +41,9 @@ class Explanation:
 def explain(case: Case, placement: Placement, progress: Progress | None = None) -> Explanation:
     """Explain `placement` on the arrivals of `case`; simulates about once per replica and twice per model.
 
+    Of requests that are generated token by token only the interference: they share passes, so that loads and losses
+    cannot be told apart.
+
     Args:
         progress: told now and then how many of how many simulations are done.
 
@@ -48,8 +51,7 @@ def explain(case: Case, placement: Placement, progress: Progress | None = None) 
         InvalidParameter: the case's cluster cannot hold the placement (`placement.validate`).
     """
     if case.is_generated:
-        problem = "requests that are generated token by token share passes, which it cannot tell apart"
-        raise InvalidParameter("explain", problem, "leave it out, or compare plans with paceline simulate")
+        return _explain_generated(TokenEvaluator(case), placement, progress)
     evaluator = Evaluator(case)
     result = evaluator.simulate(placement, keep_latencies=True)
     ablations = Ablations(evaluator, placement)
@@ -70,6 +72,18 @@ def explain(case: Case, placement: Placement, progress: Progress | None = None) 
         splits=tuple(ablations.splits(step)),
         interference=interference(evaluator, placement, result, step),
     )
+
+
+def _explain_generated(evaluator: TokenEvaluator, placement: Placement, progress: Progress | None) -> Explanation:
+    result, total, done = evaluator.simulate(placement, keep_latencies=True), 2 * len(evaluator.case.models), 0
+
+    def step() -> None:
+        nonlocal done
+        done += 1
+        if progress is not None:
+            progress(done, total)
+
+    return Explanation((), (), (), (), interference(evaluator, placement, result, step))
 
 
 def _plain(value: Any) -> Any:

@@ -7,6 +7,7 @@ import numpy as np
 
 from paceline.placement.placement import Placement
 from paceline.placement.simulator import Evaluator, SimulationResult, components
+from paceline.placement.simulator.token_evaluator import TokenEvaluator
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Interference:
 
 
 def interference(
-    evaluator: Evaluator, placement: Placement, result: SimulationResult, step: Callable[[], None]
+    evaluator: Evaluator | TokenEvaluator, placement: Placement, result: SimulationResult, step: Callable[[], None]
 ) -> Interference:
     """Simulate `placement` without each model in turn, and with it only; models that share nothing are skipped."""
     num_models = len(evaluator.case.models)
@@ -58,13 +59,13 @@ def interference(
     )
 
 
-def _run(evaluator: Evaluator, placement: Placement, keep: Callable[[int], bool]) -> np.ndarray:
+def _run(evaluator: Evaluator | TokenEvaluator, placement: Placement, keep: Callable[[int], bool]) -> np.ndarray:
     """Attainment and mean latency by model when the groups hold only models to `keep`."""
     groups = tuple(type(group)(group.parallel, tuple(m for m in group.models if keep(m))) for group in placement.groups)
     return _by_model(evaluator, evaluator.simulate(Placement(groups), keep_latencies=True))
 
 
-def _by_model(evaluator: Evaluator, result: SimulationResult) -> np.ndarray:
+def _by_model(evaluator: Evaluator | TokenEvaluator, result: SimulationResult) -> np.ndarray:
     """float64 [2, models]: attainment and mean latency of served requests; NaN where there are none."""
     assert result.latencies is not None
     num_models, served = len(evaluator.case.models), ~np.isnan(result.latencies)

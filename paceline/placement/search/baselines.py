@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import cycle
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from paceline.placement.profile import ParallelConfig
 from paceline.placement.search.fast import fast_greedy
 from paceline.placement.search.partitions import remainder
 from paceline.placement.search.replication import replicate, single_devices
+from paceline.placement.search.rooms import Rooms
 from paceline.placement.search.search import Groups, Search, empty_groups
 
 
@@ -45,17 +45,18 @@ def equal_replicas(search: Search) -> Groups:
 
 def _deal(search: Search, groups: Groups) -> Groups:
     """Deal the models out in turn, each to the next group that has room, until one round places nothing."""
-    turns, placed = cycle(range(len(groups))), True
-    while placed:
-        placed = False
-        for model in range(search.facts.num_models):
-            for g in (next(turns) for _ in range(len(groups))):
-                if search.facts.has_room(groups[g], model):
-                    groups = (*groups[:g], groups[g].with_model(model), *groups[g + 1 :])
-                    placed = True
-                    break
-    search.scored(groups)
-    return groups
+    rooms, turn, left = Rooms(search.facts, groups), 0, list(range(search.facts.num_models))
+    while left:
+        dealt = []
+        for model in left:
+            g = rooms.first(model, np.roll(np.arange(len(groups)), -turn))
+            if g is not None:
+                rooms.add(g, model)
+                dealt.append(model)
+                turn = (g + 1) % len(groups)
+        left = dealt
+    search.scored(rooms.groups)
+    return rooms.groups
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ class Facts:
             split: [self._stage_weights(m, split) for m in range(self.num_models)] for split in self.splits
         }
         self._even = {split: _one_per_model(weights) for split, weights in self._weights.items()}
+        self._means: dict[ParallelConfig, np.ndarray] = {}
         self._useful = {split: [self._is_useful(m, split) for m in range(self.num_models)] for split in self.splits}
         self.splits = [split for split in self.splits if any(self._useful[split])]
         if not self.splits:
@@ -72,9 +73,20 @@ class Facts:
         """Seconds that one request keeps the stages of its group busy, all stages together."""
         return self._evaluator.busy_seconds(model, split)
 
+    def work_seconds(self, model: int, split: ParallelConfig) -> float:
+        """Seconds of a busy group of that split that a request takes."""
+        return self._evaluator.work_seconds(model, split)
+
     def lone_seconds(self, model: int, split: ParallelConfig) -> float:
         """Seconds from arrival to answer of a request that finds every stage idle."""
         return self._evaluator.lone_seconds(model, split)
+
+    def mean_weights(self, split: ParallelConfig) -> np.ndarray:
+        """Bytes of each model's mean stage, float64 [models]; infinite where it is of no use in that split."""
+        if split not in self._means:
+            means = np.array([sum(stages) / len(stages) for stages in self._weights[split]])
+            self._means[split] = np.where(self._useful[split], means, np.inf)
+        return self._means[split]
 
     def _stage_weights(self, model: int, split: ParallelConfig) -> tuple[float, ...]:
         entries = self.case.profile_of(model).entries

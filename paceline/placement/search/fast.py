@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
+from paceline.placement.search.rooms import Rooms
 from paceline.placement.search.search import Groups, Score, Search, Trial
 
 
@@ -16,34 +19,29 @@ def fast_greedy(search: Search, skeleton: Groups, models: Sequence[int] | None =
         skeleton: groups to fill; models they already hold stay.
         models: those to choose from; None for all.
     """
-    models = range(search.facts.num_models) if models is None else models
-    rooms = {(g, model) for g in range(len(skeleton)) for model in models}
-    groups, best, best_score = skeleton, skeleton, Score(0, 0.0)
+    choice = np.arange(search.facts.num_models) if models is None else np.array(models, np.int64)
+    best, best_score = skeleton, Score(0, 0.0)
+    rooms, full = Rooms(search.facts, skeleton), set[int]()
     while True:
-        trial = search.examined(groups)
+        trial = search.examined(rooms.groups)
         if trial.score > best_score:
-            best, best_score = groups, trial.score
-        grown = _add_one(search, groups, trial, models, rooms)
-        if grown is None:
+            best, best_score = rooms.groups, trial.score
+        if not _add_one(search, rooms, trial, choice, full):
             return best
-        groups = grown
 
 
-def _add_one(
-    search: Search, groups: Groups, trial: Trial, models: Sequence[int], rooms: set[tuple[int, int]]
-) -> Groups | None:
-    """`groups` with the most useful replica more; None when nothing more fits, or all deadlines are met.
+def _add_one(search: Search, rooms: Rooms, trial: Trial, models: np.ndarray, full: set[int]) -> bool:
+    """The most useful replica joins; False when nothing more fits, or all deadlines are met.
 
-    What turns out not to fit is struck off `rooms`, (group, model) pairs: groups only grow.
+    A model that no group has room for is put into `full`: groups only grow.
     """
-    idlest = sorted(range(len(groups)), key=lambda g: trial.busy[g])
-    for model in sorted(models, key=lambda m: -trial.unserved[m]):
+    idlest = np.argsort(trial.busy, kind="stable")
+    for model in models[np.argsort(-trial.unserved[models], kind="stable")].tolist():
         if search.case.has_slo and not trial.unserved[model]:
-            return None
-        for g in idlest:
-            if (g, model) not in rooms:
-                continue
-            if search.facts.has_room(groups[g], model):
-                return (*groups[:g], groups[g].with_model(model), *groups[g + 1 :])
-            rooms.discard((g, model))
-    return None
+            return False
+        g = None if model in full else rooms.first(model, idlest)
+        if g is not None:
+            rooms.add(g, model)
+            return True
+        full.add(model)
+    return False

@@ -84,7 +84,7 @@ def regroup(facts: Facts, random: Random, groups: Groups) -> Groups | None:
     chosen = random.sample(range(len(groups)), min(random.choice((1, 2, 2, 3)), len(groups)))
     old, kept = [groups[g] for g in chosen], [group for g, group in enumerate(groups) if g not in chosen]
     free = facts.num_devices - sum(group.parallel.num_devices for group in kept)
-    heirs = [_inherit(facts, random, split, old) for split in _draw_splits(facts, random, free)]
+    heirs = [_inherit(facts, random, split, old) for split in draw_splits(facts, random, free)]
     for model in sorted({model for group in old for model in group.models}):
         if heirs and not any(model in group.models for group in heirs):
             h = random.randrange(len(heirs))
@@ -128,7 +128,8 @@ def _squeeze_in(facts: Facts, random: Random, group: Group, model: int) -> Group
     return Group(group.parallel, (*others, model))
 
 
-def _draw_splits(facts: Facts, random: Random, num_devices: int) -> Iterable[ParallelConfig]:
+def draw_splits(facts: Facts, random: Random, num_devices: int) -> Iterable[ParallelConfig]:
+    """Splits at random, until no further one fits."""
     while fitting := [split for split in facts.splits if split.num_devices <= num_devices]:
         split = random.choice(fitting)
         num_devices -= split.num_devices

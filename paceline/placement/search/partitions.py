@@ -47,6 +47,8 @@ def device_shares(facts: Facts, parts: Sequence[tuple[int, ...]]) -> list[tuple[
     total = sum(work) or 1.0
     unit = max(1, facts.num_devices // FINEST_SHARE)
     shares = [tuple(count * unit for count in s) for s in _compositions(facts.num_devices // unit, len(parts))]
+    busiest, left = work.index(max(work)), facts.num_devices % unit
+    shares = [(*share[:busiest], share[busiest] + left, *share[busiest + 1 :]) for share in shares]
     for gap in SHARE_GAPS:
         near = [s for s in shares if _distance(s, [w / total for w in work]) <= gap]
         if not near:
@@ -84,16 +86,21 @@ def uneven_skeletons(search: Search, limit: int) -> list[Splits]:
 
 def multisets(splits: Sequence[ParallelConfig], num_devices: int) -> Iterator[Splits]:
     """Multisets of `splits` on at most `num_devices` that no further split fits beside."""
-    smallest = min(split.num_devices for split in splits)
-
-    def walk(first: int, left: int) -> Iterator[Splits]:
-        if left < smallest:
-            yield ()
-        for i in range(first, len(splits)):
-            if splits[i].num_devices <= left:
-                yield from ((splits[i], *rest) for rest in walk(i, left - splits[i].num_devices))
-
-    return walk(0, num_devices)
+    smallest, chosen, left, first = min(split.num_devices for split in splits), [], num_devices, 0
+    if left < smallest:
+        yield ()
+    while True:
+        fitting = next((i for i in range(first, len(splits)) if splits[i].num_devices <= left), None)
+        if fitting is not None:
+            chosen.append(fitting)
+            left, first = left - splits[fitting].num_devices, fitting
+            if left < smallest:
+                yield tuple(splits[i] for i in chosen)
+        elif chosen:
+            first = chosen.pop() + 1
+            left += splits[first - 1].num_devices
+        else:
+            return
 
 
 def _random_multiset(search: Search) -> Splits:

@@ -1,15 +1,17 @@
 """`plan`: from a case to a placement, what it reaches, and how long it took to find, which is never left out."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from paceline.errors import InvalidParameter
 from paceline.placement.case import Case
 from paceline.placement.placement import Placement
-from paceline.placement.search.baselines import Window, clockwork
-from paceline.placement.search.policies import CLOCKWORK, policy_named
+from paceline.placement.search.baselines import Window
+from paceline.placement.search.policies import WINDOWED, policy_named
+from paceline.placement.search.sampling import Sample, most_requests, windows_of
 from paceline.placement.search.search import Improvement, Search, SearchProgress, TimeIsUp
-from paceline.placement.simulator import Evaluator, SimulationResult
+from paceline.placement.simulator import Evaluator, SimulationResult, simulate
 from paceline.placement.simulator.token_evaluator import TokenEvaluator
 from paceline.placement.workload import Workload
 
@@ -19,14 +21,15 @@ class Plan:
     """A placement and how it was come by.
 
     Attributes:
-        placement: which groups hold which models. For clockwork++ that of the last window.
-        result: how it fares on the case's workload. For clockwork++ that of the last window's placement alone.
+        placement: which groups hold which models. For clockwork++ and replan that of the last window.
+        result: how it fares on the case's workload; with windows, that of the last window's placement alone.
         planning_seconds: from the first look at the case to the placement, compilation left out.
         policy: which policy searched.
         finished: False when the time budget or an interrupt ended the search; the placement is the best until then.
         history: every new best on the way.
         unplaceable: models that no group can serve, each with the reason; they are in no group.
-        windows: clockwork++ only, its placements in turn.
+        windows: clockwork++ and replan only, their placements in turn.
+        sample: what the search looked at, where that was not the whole workload; its history tells of that sample.
     """
 
     placement: Placement
@@ -37,17 +40,18 @@ class Plan:
     history: tuple[Improvement, ...]
     unplaceable: Mapping[int, InvalidParameter]
     windows: tuple[Window, ...] = ()
+    sample: Sample | None = None
 
     @property
     def slo_attainment(self) -> float:
-        """Fraction of all requests in time; all windows together for clockwork++."""
+        """Fraction of all requests in time; all windows together where there are windows."""
         if not self.windows:
             return self.result.slo_attainment
         return sum(window.num_served for window in self.windows) / self.result.num_requests
 
     @property
     def mean_latency_served(self) -> float:
-        """Seconds, over served requests; all windows together for clockwork++."""
+        """Seconds, over served requests; all windows together where there are windows."""
         if not self.windows:
             return self.result.mean_latency_served
         num_served = sum(window.num_served for window in self.windows)
@@ -64,10 +68,12 @@ def plan(
     window: float = 60.0,
     allow_unplaceable: bool = False,
     progress: SearchProgress | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Plan:
     """Search for a placement of `case`.
 
-    The same seed and effort give the same plan on any machine, unless the time budget ends the search. An interrupt
+    Long traces are searched on windows of them (`sampling.py`); the result is of the whole trace always. The same seed
+    and effort give the same plan on any machine, unless the time budget ends the search. An interrupt
     (Ctrl-C) ends it too and returns the best so far.
 
     Args:
@@ -76,9 +82,10 @@ def plan(
         time_budget: seconds; None for as long as it takes.
         effort: simulated requests that annealing may spend; None for a default by the size of the case.
         seed: of annealing's random choices.
-        window: seconds between clockwork++'s placements.
+        window: seconds of a window of clockwork++ and replan.
         allow_unplaceable: plan without the models that no group can serve, instead of refusing the case.
         progress: told now and then how far the search is.
+        clock: seconds; that of the wall by default.
 
     Raises:
         InvalidParameter: an unknown policy, a budget that is not positive, no requests, or a model that no group of
@@ -86,8 +93,11 @@ def plan(
     """
     _check(case, policy, time_budget, effort)
     _compile(case)
-    search = Search(case, seed=seed, time_budget=time_budget, effort=effort, progress=progress)
-    search.step = policy
+    began = clock()
+    short = None if policy in WINDOWED else windows_of(case, most_requests(time_budget), seed)
+    searched = case if short is None else short.case
+    search = Search(searched, seed=seed, time_budget=time_budget, effort=effort, progress=progress, clock=clock)
+    search.step, search.started = policy, began
     for refusal in search.facts.unplaceable.values():
         if not allow_unplaceable:
             raise refusal
@@ -97,13 +107,14 @@ def plan(
     made = Placement(windows[-1].placement.groups if windows else search.best)
     return Plan(
         placement=made,
-        result=search.evaluator.simulate(made),
+        result=search.evaluator.simulate(made) if short is None else simulate(made, case),
         planning_seconds=seconds,
         policy=policy,
         finished=finished,
         history=tuple(search.history),
         unplaceable=search.facts.unplaceable,
         windows=tuple(windows),
+        sample=None if short is None else short.sample(made),
     )
 
 
@@ -111,10 +122,10 @@ def _search(search: Search, policy: str, window: float) -> tuple[list[Window], b
     """Run the policy; clockwork++'s windows, and False when time or an interrupt ended it."""
     windows: list[Window] = []
     try:
-        if policy != CLOCKWORK:
+        if policy not in WINDOWED:
             policy_named(policy)(search)
         else:
-            for served in clockwork(search, window):
+            for served in WINDOWED[policy](search, window):
                 windows.append(served)
     except (TimeIsUp, KeyboardInterrupt):
         return windows, False
@@ -122,7 +133,7 @@ def _search(search: Search, policy: str, window: float) -> tuple[list[Window], b
 
 
 def _check(case: Case, policy: str, time_budget: float | None, effort: int | None) -> None:
-    if policy != CLOCKWORK:
+    if policy not in WINDOWED:
         policy_named(policy)
     if time_budget is not None and not 0 < time_budget < float("inf"):
         raise InvalidParameter("time_budget", f"{time_budget} s", "give seconds above 0, or leave it out")

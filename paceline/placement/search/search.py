@@ -33,6 +33,9 @@ REPORT_EVERY = 64
 MAX_EFFORT = 250_000_000
 """Simulated requests that a search spends unless told otherwise, at most."""
 
+LARGE, LARGE_EFFORT = 2**14, 2_500_000_000
+"""Pairs of a model and a device from which a case is planned as a large one (`large.py`), and the most it may spend."""
+
 
 class TimeIsUp(Exception):
     """The time budget is over. Raised when a `Search` is asked to score; the planner catches it and keeps the best."""
@@ -77,6 +80,7 @@ class Search:
         effort: simulated requests that annealing may spend, what is done besides counted in the same unit; None picks
             it by the size of the case.
         progress: told now and then how far the search is.
+        clock: seconds.
     """
 
     def __init__(
@@ -87,8 +91,9 @@ class Search:
         time_budget: float | None = None,
         effort: int | None = None,
         progress: SearchProgress | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.started = time.perf_counter()
+        self.clock, self.started = clock, clock()
         self.case = case
         self.evaluator = TokenEvaluator(case) if case.is_generated else Evaluator(case)
         self.facts = Facts(self.evaluator)
@@ -134,7 +139,7 @@ class Search:
     @property
     def seconds(self) -> float:
         """Since the search began."""
-        return time.perf_counter() - self.started
+        return self.clock() - self.started
 
     def report(self, share: float | None = None) -> None:
         """Tell whoever watches which share of the search is done: of the effort, or of the time if that ends sooner."""
@@ -163,6 +168,14 @@ class Search:
             self.report()
         if self.spent > self._allowed:
             raise _EffortSpent
+
+    def without_limit(self, policy: Callable[["Search"], object]) -> None:
+        """Run a quick `policy` to its end even when time is up: what a plan must not fall behind."""
+        limit, self.time_budget = self.time_budget, None
+        try:
+            policy(self)
+        finally:
+            self.time_budget = limit
 
     def within(self, requests: float, policy: Callable[["Search"], object]) -> None:
         """Run `policy` until it is done or has simulated `requests` requests; what it found is kept."""
@@ -222,7 +235,8 @@ def canonical(groups: Iterable[Group]) -> Groups:
 def default_effort(facts: Facts) -> int:
     """Simulated requests: by the number of choices, up to half a minute or so on one core."""
     scorings = 60 * (facts.num_models + facts.num_devices)
-    return min(scorings * (facts.num_requests + SIMULATION_COST), MAX_EFFORT)
+    most = LARGE_EFFORT if facts.num_models * facts.num_devices >= LARGE else MAX_EFFORT
+    return min(scorings * (facts.num_requests + SIMULATION_COST), most)
 
 
 def empty_groups(splits: Iterable[ParallelConfig]) -> Groups:

@@ -21,7 +21,11 @@ from paceline.placement.simulator.token_evaluator import Tally, TokenEvaluator, 
 from paceline.placement.workload import Workload
 
 MAX_REMEMBERED = 20_000
-"""Component outcomes kept; 16 bytes for each group and model of the case."""
+MAX_REMEMBERED_BYTES = 512 * 2**20
+"""Component outcomes kept, and their bytes: 16 for each group of the component and model of the case."""
+
+MANY_REQUESTS = 20_000_000
+"""From here on a simulation keeps no more than a latency for each request, and sums what was summed on the way."""
 
 NO_LIMIT = 2**62
 """More rejected requests than any workload has."""
@@ -64,12 +68,13 @@ class Evaluator:
         self.case = case
         self.rules = ControllerRules() if rules is None else rules
         self.workload = case.workload if workload is None else workload
-        self.requests_of = np.bincount(self.workload.models, minlength=len(case.models))
+        self.requests_of = self.workload.counts(len(case.models))
         """int64 [models], requests for each model."""
         self._slos = np.array([model.slo for model in case.models], np.float32)
         self._replicas = ReplicaMaker(case, self.rules)
         self._streams = Streams(self.workload, len(case.models))
         self._outcomes: dict[tuple[Group, ...], ComponentOutcome] = {}
+        self._num_bytes = 0
 
     def score(self, placement: Placement) -> Score:
         """How `placement` fares, from remembered components where possible. Memory and devices are not checked."""
@@ -87,9 +92,12 @@ class Evaluator:
     def component(self, groups: tuple[Group, ...]) -> ComponentOutcome:
         """Simulate `groups` alone, on the requests for the models they hold. Their order decides ties."""
         if groups not in self._outcomes:
-            if len(self._outcomes) >= MAX_REMEMBERED:
+            outcome = self._run(self._replicas.make(groups))
+            self._num_bytes += outcome.served.nbytes + outcome.rejected.nbytes
+            if len(self._outcomes) >= MAX_REMEMBERED or self._num_bytes > MAX_REMEMBERED_BYTES:
                 self._outcomes.clear()
-            self._outcomes[groups] = self._run(self._replicas.make(groups))
+                self._num_bytes = outcome.served.nbytes + outcome.rejected.nbytes
+            self._outcomes[groups] = outcome
         return self._outcomes[groups]
 
     def simulate(self, placement: Placement, keep_latencies: bool = False) -> SimulationResult:
@@ -101,15 +109,23 @@ class Evaluator:
         validate(placement, self.case.cluster, self.case.models, self.case.profiles)
         num_requests = self.workload.num_requests
         replicas = self._replicas.make(placement.groups, range(len(self.case.models)))
-        latencies, routes = np.full(num_requests, np.nan), np.full(num_requests, -1, np.int32)
+        is_large = num_requests >= MANY_REQUESTS and not keep_latencies and self.rules.batch_sizes == (1,)
+        latencies = np.full(num_requests, np.nan)
+        routes = _NOWHERE if is_large else np.full(num_requests, -1, np.int32)
         outcome = self._run(replicas, latencies, routes)
-        in_time = latencies[routes >= 0]
+        if is_large:
+            num_served = int(outcome.served.sum())
+            mean, p99 = outcome.latency_sum / max(num_served, 1), _rank_in_place(latencies, num_served, 0.99)
+        else:
+            in_time = latencies[routes >= 0]
+            num_served = len(in_time)
+            mean, p99 = float(in_time.mean()) if num_served else 0.0, nearest_rank(in_time, 0.99)
         return SimulationResult(
-            slo_attainment=len(in_time) / num_requests,
-            mean_latency_served=float(in_time.mean()) if len(in_time) else 0.0,
-            p99_latency_served=nearest_rank(in_time, 0.99),
+            slo_attainment=num_served / num_requests,
+            mean_latency_served=mean,
+            p99_latency_served=p99,
             num_requests=num_requests,
-            num_rejected=num_requests - len(in_time),
+            num_rejected=num_requests - num_served,
             model_attainment=fractions(outcome.served.sum(axis=0), self.requests_of),
             group_attainment=fractions(outcome.served.sum(axis=1), (outcome.served + outcome.rejected).sum(axis=1)),
             group_requests=outcome.served.sum(axis=1),
@@ -138,6 +154,10 @@ class Evaluator:
     def busy_seconds(self, model: int, parallel: ParallelConfig) -> float:
         """Seconds that one request keeps the stages of its group busy, all stages together."""
         return float(np.sum(self.stage_seconds(model, parallel), dtype=np.float64))
+
+    def work_seconds(self, model: int, parallel: ParallelConfig) -> float:
+        """Seconds that one request keeps the mean stage of its group busy."""
+        return self.busy_seconds(model, parallel) / parallel.pipeline
 
     def lone_seconds(self, model: int, parallel: ParallelConfig) -> float:
         """Seconds from arrival to answer of a request that finds every stage idle."""
@@ -168,6 +188,15 @@ class Evaluator:
         table = np.zeros((2, len(replicas.num_stages), len(self.case.models)), np.int64)
         table[:, replicas.group, replicas.model] = counts
         return ComponentOutcome(latency_sum, table[0], table[1], busy)
+
+
+def _rank_in_place(latencies: np.ndarray, count: int, fraction: float) -> float:
+    """`nearest_rank` of the `count` latencies that are numbers, with no copy made: their order is lost."""
+    if not count:
+        return 0.0
+    rank = min(int(count * fraction), count - 1)
+    latencies.partition(rank)  # NaN come last
+    return float(latencies[rank])
 
 
 def simulate(

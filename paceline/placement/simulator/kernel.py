@@ -68,5 +68,6 @@ def run(
         total += latency
         if len(latencies):
             latencies[i] = latency
+        if len(routes):
             routes[i] = replica
     return total

@@ -1,6 +1,7 @@
 """`Streams`: the requests for some of a workload's models, kept at hand."""
 
 from collections import OrderedDict
+from functools import cached_property
 
 import numpy as np
 
@@ -14,15 +15,14 @@ class Streams:
     """Sub-workloads by set of models. Making one costs its own length, not the workload's."""
 
     def __init__(self, workload: Workload, num_models: int) -> None:
-        self._workload = workload
-        order = np.argsort(workload.models, kind="stable").astype(np.int32)
-        counts = np.bincount(workload.models, minlength=num_models)
-        self._positions = np.split(order, np.cumsum(counts)[:-1])
+        self._workload, self._everybody = workload, tuple(range(num_models))
         self._kept: OrderedDict[tuple[int, ...], tuple[np.ndarray, np.ndarray]] = OrderedDict()
         self._num_bytes = 0
 
     def of(self, models: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
         """Times, float64, and models, int32 and numbered within `models`, of the requests for `models`, in order."""
+        if models == self._everybody:
+            return self._workload.times, self._workload.models
         if models not in self._kept:
             self._kept[models] = self._make(models)
             self._num_bytes += _size(self._kept[models])
@@ -30,6 +30,14 @@ class Streams:
                 self._num_bytes -= _size(self._kept.popitem(last=False)[1])
         self._kept.move_to_end(models)
         return self._kept[models]
+
+    @cached_property
+    def _positions(self) -> list[np.ndarray]:
+        """Of each model's requests in the workload, int32."""
+        models = self._workload.models
+        keys = models.astype(np.int16) if len(self._everybody) < 2**15 else models  # NumPy sorts 16 bits by radix
+        order = np.argsort(keys, kind="stable").astype(np.int32)
+        return np.split(order, np.cumsum(self._workload.counts(len(self._everybody)))[:-1])
 
     def _make(self, models: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
         positions = np.sort(np.concatenate([np.empty(0, np.int32), *(self._positions[model] for model in models)]))

@@ -20,6 +20,8 @@ from paceline.placement.workload import Workload
 
 OVERHEAD = 0.011
 """Seconds between a request's last token and its answer, as the paper measured."""
+MAX_REMEMBERED_BYTES = 512 * 2**20
+"""Of components' outcomes."""
 EFFORT = 20
 """What a simulated request costs here, in those of one pass."""
 
@@ -59,10 +61,11 @@ class TokenEvaluator:
     def __init__(self, case: Case, workload: Workload | None = None) -> None:
         self.case = case
         self.workload = _with_lengths(case, case.workload if workload is None else workload)
-        self.requests_of = np.bincount(self.workload.models, minlength=len(case.models))
+        self.requests_of = self.workload.counts(len(case.models))
         """int64 [models], requests for each model."""
         self._models = [_spec(case, m) for m in range(len(case.models))]
         self._outcomes: dict[tuple[Group, ...], _Outcome] = {}
+        self._num_bytes = 0
 
     def profiles_of(self, group: Group) -> dict[str, TokenProfile]:
         """What passes of the group's models cost, and how many tokens' keys and values each has room for."""
@@ -130,6 +133,16 @@ class TokenEvaluator:
         """A lower bound on what a request costs a group: next to nothing, since requests share passes."""
         return 1e-9
 
+    def work_seconds(self, model: int, parallel: ParallelConfig) -> float:
+        """Seconds of a full group that a request of mean lengths takes: what its tokens cost where all seats decode."""
+        spec = self.case.models[model]
+        tokens = self.case.profile_of(model).stages(parallel).tokens
+        assert tokens is not None
+        rows = tokens.seats * tokens.rows_per_request
+        each = tokens.pass_seconds(rows, tokens.seats, spec.prompt_tokens) / (tokens.seats * tokens.tokens_per_pass)
+        read = tokens.pass_seconds(0, 1, 0, tokens.token_budget) / tokens.token_budget
+        return spec.output_tokens * each + spec.prompt_tokens * read
+
     def lone_seconds(self, model: int, parallel: ParallelConfig) -> float:
         """Seconds of a request of mean lengths that has a group to itself; infinite where it breaks a promise."""
         spec, own = self.case.models[model], self._models[model]
@@ -149,7 +162,12 @@ class TokenEvaluator:
             lengths = self.workload.prompt_tokens[numbers], self.workload.output_tokens[numbers]
             tables = [self.profiles_of(group) for group in groups]
             found = simulate_tokens(TokenRequests(arrivals, *lengths), self._models, tables, OVERHEAD)
-            self._outcomes[groups] = _Outcome(numbers, found.latency, found.in_time, found.routes, found.busy)
+            outcome = _Outcome(numbers, found.latency, found.in_time, found.routes, found.busy)
+            self._num_bytes += sum(part.nbytes for part in outcome)
+            if self._num_bytes > MAX_REMEMBERED_BYTES:
+                self._outcomes.clear()
+                self._num_bytes = sum(part.nbytes for part in outcome)
+            self._outcomes[groups] = outcome
         return self._outcomes[groups]
 
 
@@ -172,15 +190,21 @@ def _with_lengths(case: Case, workload: Workload) -> Workload:
 
 
 def components(groups: Sequence[Group]) -> list[tuple[int, ...]]:
-    """Indices of groups that share models, directly or through others; each in increasing order."""
-    found: list[tuple[int, list[int]]] = []
+    """Indices of groups that share models, directly or through others; each in increasing order, by its last group."""
+    leader = list(range(len(groups)))
+
+    def led(index: int) -> int:
+        while leader[index] != index:
+            leader[index] = leader[leader[index]]
+            index = leader[index]
+        return index
+
+    holder: dict[int, int] = {}
     for index, group in enumerate(groups):
-        models, members, apart = sum([1 << model for model in group.models]), [index], []
-        for other in found:
-            if models & other[0]:
-                models |= other[0]
-                members += other[1]
-            else:
-                apart.append(other)
-        found = [*apart, (models, members)]
-    return [tuple(sorted(members)) for _, members in found]
+        for model in group.models:
+            leader[led(holder.setdefault(model, index))] = index
+            holder[model] = index
+    found: dict[int, list[int]] = {}
+    for index in range(len(groups)):
+        found.setdefault(led(index), []).append(index)
+    return [tuple(members) for members in sorted(found.values(), key=lambda members: members[-1])]

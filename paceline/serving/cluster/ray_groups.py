@@ -1,14 +1,14 @@
-"""Groups as Ray actors in placement groups, on a Ray of this machine. The only file that imports Ray.
+"""Groups as Ray actors in placement groups, on a Ray of this machine or one that runs already.
 
-What the groups are told, and what happens when one dies, is decided elsewhere (`dispatcher.py`). Ray's processes listen
-on loopback and ask everyone for a token that is made for this run: whoever can reach their ports can run code there.
+The only file that imports Ray. Ray says where groups lie, and gives each the devices it reserved. In an existing Ray a
+group of several devices may span nodes: its ranks are actors of their own. What the groups are told, and what happens
+when one dies, is decided elsewhere (`dispatcher.py`).
 """
 
 import asyncio
 import logging
 import os
 import secrets
-import sys
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -22,14 +22,9 @@ from paceline.serving.job import Chunk, Job
 from paceline.serving.model_spec import ModelSpec
 from paceline.serving.worker import OpenModel, Worker, open_model
 
-os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-"""Ray's name for "this machine only": its processes then listen at 127.0.0.1. It is read when Ray is imported."""
-os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-if "ray" not in sys.modules:  # read at the import too; one that was imported before keeps its own habit
-    os.environ["RAY_AUTH_MODE"] = "token"
-
 try:
     import ray
+    from ray._private import ray_constants
     from ray.exceptions import RayError, RayTaskError
     from ray.util.placement_group import placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -40,12 +35,88 @@ OBJECT_STORE_BYTES = 80 * 2**20
 """Ray's least, about: only requests and answers pass through it."""
 MAX_CONCURRENCY = 256
 """Calls that an actor may have open besides answers: aborts, checks and the like."""
+LISTENING = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Ray's variable, for Linux too despite its name: 0 keeps it to 127.0.0.1, 1 lets other machines reach it."""
 READY_TIMEOUT = 60.0
-"""Seconds until a placement group must have its CPUs."""
+"""Seconds until a placement group must have what it reserves."""
+READY_SECONDS = 5.0
+"""In which Ray tells that an actor has ended."""
+
+
+class RankActor:
+    """A rank other than 0 of a model that spans devices of several nodes."""
+
+    def run(self, assignment: Any) -> None:
+        """See `run_worker`."""
+        from paceline.models.torch_executor.parallel import run_worker
+
+        run_worker(assignment)
+
+
+class RayWorkers:
+    """`Workers` that are Ray actors, each in a bundle of the group's placement group.
+
+    Args:
+        assignments: of ranks 1 and up; rank r takes bundle r.
+        bundle: what each bundle holds.
+    """
+
+    def __init__(self, bundle: Mapping[str, float], assignments: Sequence[Any]) -> None:
+        self._actors, self._runs = [], []
+        place: Any = ray.util.get_current_placement_group()
+        for assignment in assignments:
+            where = PlacementGroupSchedulingStrategy(place, assignment.rank)
+            cpus, gpus = bundle["CPU"], bundle.get("GPU", 0.0)
+            options: Any = {"num_cpus": cpus, "num_gpus": gpus, "scheduling_strategy": where}
+            self._actors.append(ray.remote(RankActor).options(**options).remote())  # type: ignore[attr-defined]
+            self._runs.append(self._actors[-1].run.remote(assignment))
+
+    def check(self) -> None:
+        """Raise WorkerDied when a rank has ended."""
+        ended, _ = ray.wait(self._runs, num_returns=len(self._runs), timeout=0)
+        if ended:
+            raise self._death(ended[0], "")
+
+    def obituary(self, symptom: str = "") -> WorkerDied:
+        """Which rank ended first, and why, as far as Ray knows within a few seconds."""
+        ended, _ = ray.wait(self._runs, num_returns=1, timeout=READY_SECONDS)
+        return self._death(ended[0], symptom) if ended else WorkerDied(f"the ranks lost each other ({symptom})")
+
+    def stop(self, grace: float = 5.0) -> None:
+        """End all, by force those that still run after `grace` seconds."""
+        if grace:
+            ray.wait(self._runs, num_returns=len(self._runs), timeout=grace)
+        for actor in self._actors:
+            ray.kill(actor)
+
+    def _death(self, run: Any, symptom: str) -> WorkerDied:
+        rank = 1 + self._runs.index(run)
+        try:
+            ray.get(run)
+        except RayError as error:
+            return WorkerDied(f"the worker of rank {rank} ended: {str(error).splitlines()[-1]}")
+        return WorkerDied(f"the worker of rank {rank} ended {symptom}".rstrip())
 
 
 class GroupActor(Worker):
-    """A worker that also says which process it is."""
+    """A worker that also says which process it is.
+
+    Args:
+        models, open_model: see `Worker`.
+        bundle: where the ranks of its models are actors in bundles of their own, what each of these holds.
+    """
+
+    def __init__(
+        self, models: Sequence[ModelSpec], open_model: OpenModel, bundle: Mapping[str, float] | None = None
+    ) -> None:
+        if bundle is None:
+            super().__init__(models, open_model)
+            return
+        from paceline.models.torch_executor.parallel import Elsewhere, elsewhere
+
+        where = Elsewhere(ray.util.get_node_ip_address(), partial(RayWorkers, bundle))
+        with elsewhere(where):
+            super().__init__(models, open_model)
 
     async def pid(self) -> int:
         """Process id of the actor, for tests that end it."""
@@ -58,13 +129,26 @@ class RayGroup:
     Args:
         models: what it loads.
         open_model: loads one.
-        cpus: of each device.
+        cpus, gpus: of each device.
         num_devices: of the group.
+        may_span: its devices may lie on several nodes; otherwise all of its processes are on one.
     """
 
-    def __init__(self, models: Sequence[ModelSpec], open_model: OpenModel, cpus: float, num_devices: int) -> None:
-        self._models, self._open_model, self._cpus = tuple(models), open_model, cpus * num_devices
-        self._place = placement_group([{"CPU": self._cpus}], strategy="STRICT_PACK")
+    def __init__(
+        self,
+        models: Sequence[ModelSpec],
+        open_model: OpenModel,
+        cpus: float,
+        num_devices: int,
+        gpus: float = 0.0,
+        may_span: bool = False,
+    ) -> None:
+        self._models, self._open_model = tuple(models), open_model
+        self._is_spread = may_span and num_devices > 1
+        count = 1 if self._is_spread else num_devices
+        self._bundle = {"CPU": cpus * count} | ({"GPU": gpus * count} if gpus else {})
+        bundles = [dict(self._bundle) for _ in range(num_devices if self._is_spread else 1)]
+        self._place = placement_group(bundles, strategy="PACK" if self._is_spread else "STRICT_PACK")
         self._actor: Any = None
         self.pid: int | None = None
         """Process of the actor; None before its first start."""
@@ -72,15 +156,18 @@ class RayGroup:
     async def start(self) -> None:
         """See `GroupHandle.start`."""
         if not await self._has_place():
-            remedy = "raise num_cpus, or plan for fewer devices"
-            raise InvalidParameter("num_cpus", f"{self._cpus:g} CPUs are not free for a group", remedy)
+            need = ", ".join(f"{amount:g} {name}" for name, amount in self._bundle.items())
+            remedy = "raise num_cpus, add nodes, or plan for fewer devices"
+            raise InvalidParameter("cluster", f"{need} are not free for a group's part", remedy)
         await self.kill()
-        where = PlacementGroupSchedulingStrategy(self._place)
+        where = PlacementGroupSchedulingStrategy(self._place, 0)
         seats = sum(spec.seats for spec in self._models)
         calls = MAX_CONCURRENCY + seats
-        options: Any = {"num_cpus": self._cpus, "max_concurrency": calls, "scheduling_strategy": where}
+        amounts = {"num_cpus": self._bundle["CPU"], "num_gpus": self._bundle.get("GPU", 0.0)}
+        options: Any = {**amounts, "max_concurrency": calls, "scheduling_strategy": where}
         actor = ray.remote(GroupActor).options(**options)  # type: ignore[attr-defined]
-        self._actor = actor.remote(self._models, self._open_model)
+        bundle = self._bundle if self._is_spread else None
+        self._actor = actor.remote(self._models, self._open_model, bundle)
         self.pid = await self._call("pid")
 
     async def _has_place(self) -> bool:
@@ -135,24 +222,35 @@ def _translated() -> Iterator[None]:
 
 
 def start_groups(
-    plan: ClusterPlan, num_cpus: int | None = None, open_model: Callable[..., AsyncLLM] = open_model, **options: Any
+    plan: ClusterPlan,
+    num_cpus: int | None = None,
+    open_model: Callable[..., AsyncLLM] = open_model,
+    address: str | None = None,
+    **options: Any,
 ) -> list[RayGroup]:
-    """Start a Ray of this machine and reserve a place for every group of `plan`.
+    """Start a Ray of this machine, or join an existing one, and reserve a place for every group of `plan`.
 
-    The CPUs are shared evenly by the plan's devices, in fractions if there are fewer CPUs than devices.
+    The CPUs are shared evenly by the plan's devices, in fractions if there are fewer CPUs than devices. With the option
+    ``device="cuda"`` every device is a GPU. In an existing Ray, weights must be found on every node by their paths.
 
     Args:
-        num_cpus: CPUs for all groups together; None takes those of the machine.
+        num_cpus: CPUs for all groups together; None takes those of the machine, or of the existing Ray.
         open_model: loads a model in a group's process, told what `worker.open_model` is told.
+        address: host:port of an existing Ray, or ``auto``; its token, if it has one, is in Ray's own variables.
         options: for all models, on top of their own and of what the plan says, e.g. ``speculative``.
 
     Raises:
-        InvalidParameter: fewer than one CPU.
+        InvalidParameter: fewer than one CPU, or a Ray that cannot be reached.
     """
-    found = len(os.sched_getaffinity(0)) if num_cpus is None else num_cpus
-    if found < 1:
-        raise InvalidParameter("num_cpus", f"{found}", "give at least 1")
-    _start_ray(found)
+    if num_cpus is not None and num_cpus < 1:
+        raise InvalidParameter("num_cpus", f"{num_cpus}", "give at least 1")
+    gpus = 1.0 if options.get("device") == "cuda" else 0.0
+    if address is None:
+        found = float(num_cpus or len(os.sched_getaffinity(0)))
+        _start_ray(int(found), plan.placement.num_devices if gpus else 0)
+    else:
+        _join_ray(address)
+        found = float(num_cpus or ray.cluster_resources().get("CPU", 1.0))
     cpus = int(1e4 * found / plan.placement.num_devices) / 1e4
     groups = []
     for index, group in enumerate(plan.placement.groups):
@@ -164,7 +262,8 @@ def start_groups(
             num_threads=max(1, int(cpus * degrees.num_devices)),
             **options,
         )
-        groups.append(RayGroup(plan.held_by(index), opener, cpus, degrees.num_devices))
+        held = plan.held_by(index)
+        groups.append(RayGroup(held, opener, cpus, degrees.num_devices, gpus, may_span=address is not None))
     return groups
 
 
@@ -174,7 +273,33 @@ def stop_ray() -> None:
         ray.shutdown()
 
 
-def _start_ray(num_cpus: int) -> None:
+def _join_ray(address: str) -> None:
+    """Connect to a Ray that runs already; its groups' places are given back when this process leaves."""
+    if "://" in address:
+        raise InvalidParameter("ray_address", f"{address!r} is a client's", "give host:port of Ray's head, or auto")
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (RayError, ConnectionError, OSError, RuntimeError, ValueError) as error:
+        problem = f"{address!r} cannot be reached ({str(error).splitlines()[0]})"
+        remedy = "give host:port of Ray's head, start this on one of its nodes, and set RAY_AUTH_TOKEN if it has one"
+        raise InvalidParameter("ray_address", problem, remedy) from error
+
+
+def _start_ray(num_cpus: int, num_gpus: int = 0) -> None:
+    """A Ray that only this process and its children can talk to: at 127.0.0.1, with a token that is on no disk.
+
+    Variables that are set already go first: RAY_AUTH_MODE (disabled), RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, `LISTENING`.
+
+    Args:
+        num_gpus: that the plan's groups take.
+
+    Raises:
+        InvalidParameter: this machine has fewer.
+    """
+    if os.environ.setdefault(LISTENING, "0") == "0":
+        ray_constants.ENABLE_RAY_CLUSTER = False  # Ray reads the variable only when it is imported
+    if "RAY_AUTH_TOKEN_PATH" not in os.environ:
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's own default gives way to all else on the machine
@@ -185,3 +310,7 @@ def _start_ray(num_cpus: int) -> None:
         logging_level=logging.ERROR,
         object_store_memory=OBJECT_STORE_BYTES,
     )
+    found = ray.cluster_resources().get("GPU", 0.0)
+    if found < num_gpus:
+        remedy = "plan for fewer devices, or join a Ray that has them (--ray-address)"
+        raise InvalidParameter("device", f"{num_gpus} GPUs are planned for, this machine has {found:g}", remedy)

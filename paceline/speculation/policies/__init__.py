@@ -54,8 +54,9 @@ def make_policy(
     """
     if most == 0:
         return Fixed(0)
-    given = {"num_draft_tokens": most, "most": most, "max_length": most, "prices": prices,
-             "whole": traits.whole, "can_look": traits.deterministic}  # fmt: skip
+    given = {
+        "num_draft_tokens": most, "most": most, "max_length": most, "prices": prices, "whole": traits.whole,
+    }  # fmt: skip
     policy = _POLICIES["goodput" if name == "auto" else name]
     if policy is Goodput and (traits.estimates or traits.chooses):
         policy = GoodputByNode

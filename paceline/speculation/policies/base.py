@@ -39,13 +39,6 @@ class LengthPolicy:
         """Nodes to draft in this step for each of the batch's decoding requests, 0 for none. The step may cut them."""
         raise NotImplementedError
 
-    def looks(self, requests: Sequence[DraftStats], budgets: Sequence[int]) -> Sequence[int]:
-        """Places of requests without a draft whose drafter is asked all the same, only to see what it would propose.
-
-        Asked after `budgets`, where proposals are deterministic; later tokens judge them, and no row is spent.
-        """
-        return ()
-
     def trim(
         self, chances: Sequence[Sequence[float]], requests: Sequence[DraftStats], batch: BatchStats
     ) -> Sequence[int]:

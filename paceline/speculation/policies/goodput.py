@@ -13,10 +13,8 @@ from paceline.speculation.prices import Prices
 from paceline.speculation.records import BatchStats, DraftStats, PrefixStats
 
 _REQUESTS_PER_STEP = 16
-_LOOK_SHARE = 0.25
-"""Part of the share for exploring that looks may spend: a look tells of every level of a draft, a try of one."""
 _SOME_REQUESTS, _STEPS_TO_DECIDE = 4, 4
-"""With at least 4 requests "nobody drafts" is kept for 4 steps whatever is learned: deciding is as dear as looking."""
+"""With at least 4 requests "nobody drafts" is kept for 4 steps whatever is learned: deciding is dear."""
 _STEPS_WITHOUT_DRAFTS = 8
 """Steps for which "nobody drafts" is kept unless something is learned of drafts meanwhile."""
 
@@ -71,14 +69,12 @@ class Goodput(LengthPolicy):
             request whose drafts are switched off would never change again. Who has waited longest tries first.
         whole: drafts cannot be shortened without harm; each is taken, with the rows and tokens that it had on average,
             or left.
-        can_look: proposals are deterministic, so that trying one means to look at it and to wait for later tokens.
     """
 
     prices: Prices
     max_length: int = 8
-    explore: float = 0.005
+    explore: float = 0.01
     whole: bool = False
-    can_look: bool = False
     asks_beliefs: ClassVar[bool] = True
     _credit: float = field(default=0.0, init=False, repr=False)
     _kept: _Kept | None = field(default=None, init=False, repr=False)
@@ -86,9 +82,7 @@ class Goodput(LengthPolicy):
     def __post_init__(self) -> None:
         check_least("max_length", self.max_length, 0)
         if not 0 <= self.explore < 1:
-            raise InvalidParameter(
-                "explore", f"{self.explore} is not in [0, 1)", "give a share of the time, e.g. 0.005"
-            )
+            raise InvalidParameter("explore", f"{self.explore} is not in [0, 1)", "give a share of the time, e.g. 0.01")
 
     def budgets(self, requests: Sequence[DraftStats], batch: BatchStats) -> list[int]:
         """argmax of expected tokens / seconds over the best offers, the fewest rows on ties; and what is tried."""
@@ -112,21 +106,9 @@ class Goodput(LengthPolicy):
         asked = _num_asked(requests)
         self._kept = _Kept(list(requests), batch.num_prefill_rows, budgets, best.seconds, least, most, asked)
         self._credit += self.explore * best.seconds
-        if self.explore and not self.can_look and not best.levels.all():
+        if self.explore and not best.levels.all():
             return self._with_a_try(best, offers, requests, batch, unit)
         return budgets
-
-    def looks(self, requests: Sequence[DraftStats], budgets: Sequence[int]) -> Sequence[int]:
-        """As many requests without a draft as the credit pays for, those looked at least often first."""
-        if not (self.can_look and self.explore and self.max_length) or all(budgets):
-            return ()
-        idle = [at for at, levels in enumerate(budgets) if not levels and not requests[at].is_looked_at]
-        idle.sort(key=lambda place: requests[place].num_looks)
-        price = self.prices.draft_level(0, 1) / _LOOK_SHARE
-        self._credit = min(self._credit, len(idle) * price) if price else 0.0
-        num_looks = int(self._credit / price) if price else 1
-        self._credit -= num_looks * price
-        return idle[:num_looks]
 
     def keep_drafting(self, prefix: PrefixStats, draft_laws: Sequence[DraftLaw]) -> bool:
         """While one more token raises tokens per second, where all requests draft alike; see `one_more_pays`."""

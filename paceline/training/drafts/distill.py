@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import InvalidParameter
+from paceline.models.torch_executor.feedback import FeedbackNet
 from paceline.training.drafts.divergences import criterion_of
 from paceline.training.drafts.net import DraftNet
 from paceline.training.drafts.texts import Teacher, Texts, continued, make_texts, stored_states
@@ -28,7 +29,7 @@ class DistillRecipe(Trainee):
     """A draft model in training.
 
     Args:
-        net: the draft.
+        net: the draft, with a feedback memory or without.
         target_head: [vocabulary, hidden] of the target, in the number format of the product.
         divergence: one of `DIVERGENCES`.
         on_policy: share of the texts that the draft writes itself, 0 to 1; above 0 `teacher` must be given.
@@ -40,12 +41,15 @@ class DistillRecipe(Trainee):
         InvalidParameter: an unknown divergence, a share out of range, no teacher.
     """
 
-    def __init__(self, net: DraftNet, target_head: Tensor, divergence: str = "forward_kl", on_policy: float = 0.0,
-                 teacher: Teacher | None = None, ends: Sequence[int] = (), num_steps: int = 4) -> None:  # fmt: skip
+    def __init__(self, net: DraftNet | FeedbackNet, target_head: Tensor, divergence: str = "forward_kl",
+                 on_policy: float = 0.0, teacher: Teacher | None = None, ends: Sequence[int] = (),
+                 num_steps: int = 4) -> None:  # fmt: skip
         if not 0 <= on_policy <= 1:
             raise InvalidParameter("on_policy", f"{on_policy} is no share", "give a number from 0 to 1")
         if on_policy and teacher is None:
             raise InvalidParameter("teacher", "is needed for on-policy texts", "give the target's states")
+        if on_policy and not isinstance(net, DraftNet):
+            raise InvalidParameter("on_policy", "drafts with a memory do not write text", "give 0")
         if len(net.head) < len(target_head):
             problem = f"names {len(net.head)} tokens and the target {len(target_head)}"
             raise InvalidParameter("draft", problem, "choose a draft model of the same family")
@@ -98,7 +102,7 @@ class DistillRecipe(Trainee):
         ids = [one.conversation.ids for one in documents]
         normed = list(stored_states(store, documents).split([len(one) - 1 for one in ids]))
         chosen = own.nonzero()[:, 0].tolist()
-        if chosen and self._teacher is not None:
+        if chosen and self._teacher is not None and isinstance(self.draft, DraftNet):
             prompts = [ids[i][: documents[i].conversation.num_prompt] for i in chosen]
             sizes = [len(documents[i].conversation.answer) for i in chosen]
             written = continued(self.draft, prompts, sizes, self._ends, moment.random, len(self._head))

@@ -15,8 +15,9 @@ from paceline.errors import UnsupportedModel
 from paceline.models.base import checked_layers
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
+from paceline.models.torch_executor.feedback import take_layers
+from paceline.models.torch_executor.heads.attention import Keys, Part, attend
 from paceline.models.torch_executor.heads.blocks import DecoderLayer, Norm
-from paceline.training.heads.attention import Keys, Part, attend
 
 
 class DraftNet(nn.Module):
@@ -41,12 +42,7 @@ class DraftNet(nn.Module):
         self.config = config
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in chosen)
         self.norm = Norm(config.hidden_size, config.norm_eps)
-        own = {f"layers.{i}.": f"model.layers.{layer}." for i, layer in enumerate(chosen)}
-        self.load_state_dict({name: _tensor(checkpoint, _theirs(name, own)) for name in self.state_dict()})
-        embedding = _tensor(checkpoint, "model.embed_tokens.weight").bfloat16()
-        head = embedding if config.tie_word_embeddings else _tensor(checkpoint, "lm_head.weight").bfloat16()
-        self.register_buffer("embedding", embedding, persistent=False)
-        self.register_buffer("head", head, persistent=False)
+        take_layers(self, checkpoint, chosen)
 
     def forward(self, tokens: Tensor, lengths: Sequence[int], kept: list[Keys] | None = None) -> Tensor:
         """[N, hidden] float32 that the head is multiplied with, after each of N tokens.
@@ -116,15 +112,3 @@ def check_trainable(config: ModelConfig) -> None:
     if not plain or config.mlp_bias or config.experts is not None:
         problem = f"draft: {config.model_type} models with this feed-forward, norm or position are not trained"
         raise UnsupportedModel(f"{problem}; take a Llama, Mistral, Qwen2 or Qwen3 model without experts")
-
-
-def _theirs(name: str, own: dict[str, str]) -> str:
-    """The checkpoint's name of a tensor of the net."""
-    for mine, theirs in own.items():
-        if name.startswith(mine):
-            return theirs + name.removeprefix(mine)
-    return f"model.{name}"
-
-
-def _tensor(checkpoint: Checkpoint, name: str) -> Tensor:
-    return torch.from_numpy(checkpoint.tensor(name).copy()).float()

@@ -9,9 +9,9 @@ later ones make of it.
 import torch
 from torch import Tensor
 
+from paceline.models.torch_executor.heads.attention import Keys, attend, parts_of
 from paceline.models.torch_executor.heads.eagle import Eagle
 from paceline.models.torch_executor.heads.eagle3 import Eagle3
-from paceline.training.heads.attention import Keys, attend, parts_of
 from paceline.training.heads.batches import Batch
 
 

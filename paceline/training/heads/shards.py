@@ -100,6 +100,15 @@ class TapStore:
         os.replace(part, self.folder / f"shard-{number:04d}.npz")
         self.refresh()
 
+    def drop_oldest(self, max_rows: int) -> None:
+        """Delete the oldest files while more than `max_rows` rows are kept, but for the latest file."""
+        while len(self._maps) > 1 and sum(map(len, self._maps.values())) > max_rows:
+            number = min(self._maps)
+            del self._maps[number]
+            self.documents = [one for one in self.documents if one.shard != number]
+            (self.folder / f"shard-{number:04d}.npz").unlink(missing_ok=True)
+            self._taps_path(number).unlink(missing_ok=True)
+
     def rows(self, documents: Sequence[Document], columns: Sequence[int]) -> np.ndarray:
         """[rows of all, len(columns), hidden] uint16 of those taps, by their place in `taps`."""
         parts = [self._maps[one.shard][one.start : one.start + one.num_rows] for one in documents]

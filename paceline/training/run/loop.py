@@ -132,7 +132,8 @@ class Trainer:
                 self._watch(self.progress)
                 if interrupt.asked:
                     self.save()
-                    raise KeyboardInterrupt
+                    done = f"{self.progress.step} updates are kept"
+                    raise KeyboardInterrupt(f"{done}; start the same command again to go on")
                 if time.monotonic() - last > self._settings.evaluate_every:
                     self.evaluate()
                     last = time.monotonic()

@@ -7,10 +7,11 @@ from tests.models.heads import records
 
 HEADS = {
     "eagle3": records.eagle3, "dspark": records.dspark, "mlp_speculator": records.mlp_speculator,
-    "medusa": records.medusa,
+    "medusa": records.medusa, "falcon": records.falcon,
 }  # fmt: skip
 
 
 def make_random_head(services: DraftServices, family: str = "eagle3", tree: str = "chain", **options) -> HeadDrafter:
     """A head of a family with random weights."""
-    return head_of(HEADS[family](), services, tree_shape(tree, **options))  # type: ignore[arg-type]
+    record = HEADS[family]()
+    return head_of(record, services, tree_shape(tree, block_tokens=record.config.block_tokens, **options))  # type: ignore[arg-type]

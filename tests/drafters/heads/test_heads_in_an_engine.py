@@ -60,6 +60,7 @@ OPTIONS = {
     "dynamic": {"tree": "dynamic", "topk": 2, "depth": 3},
     "static": {"tree": "static", "expansion": (2, 2, 1)},
     "sampled": {"tree": "sampled", "expansion": (2, 1)},
+    "blocks": {"tree": "blocks", "topk": 2, "depth": 2},
 }
 LOADS = {
     "roomy": {},

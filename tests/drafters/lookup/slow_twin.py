@@ -44,10 +44,10 @@ def chances(
 def check_tree(
     paths: Sequence[tuple[int, ...]], own: Sequence[int], past: Sequence[Sequence[int]], budget: int, least: float,
     branches: bool,
-) -> float:  # fmt: skip
-    """Assert that every node of a tree was the most probable one left; the sum of their chances to be reached."""
+) -> list[float]:  # fmt: skip
+    """Assert that every node of a tree was the most probable one left; their chances to be reached."""
     offers: dict[tuple[int, ...], float] = {}
-    above, reached, total = (), 1.0, 0.0
+    above, reached, found = (), 1.0, []
     for path in [*paths, None]:
         if path is not None or len(paths) < budget:
             after = {(*above, token): reached * p for token, p in chances(own, above, past).items()}
@@ -55,8 +55,8 @@ def check_tree(
             offers = {**offers, **fresh} if branches else fresh
         if path is None:
             assert len(paths) == budget or not offers
-            return total
+            return found
         assert offers[path] >= max(offers.values()) - 1e-9
         above, reached = path, offers.pop(path)
-        total += reached
-    return total
+        found.append(reached)
+    return found

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from paceline.drafters.base import DraftContext
+from paceline.drafters.trees.blocks import Blocks
 from paceline.drafters.trees.drawn import Drawn
 from paceline.drafters.trees.dynamic import Dynamic
 from paceline.drafters.trees.options import tree_shape
@@ -55,6 +56,20 @@ def test_the_dynamic_tree_keeps_the_most_confident_nodes(budget, kept):
 def test_the_dynamic_frontier_is_the_best_of_its_level_and_stops_where_nothing_can_be_kept():
     assert grown(Dynamic(context(7), topk=2, depth=3), toy_law)[1][2] == [(A, C), (B, E)]
     assert grown(Dynamic(context(2), topk=2, depth=3), toy_law)[1] == [[()], [(A,), (B,)]]
+
+
+def test_a_tree_of_blocks_keeps_the_best_blocks_and_whole_ones_only():
+    """Two passes of two blocks of two tokens: (A, C) 0.3 and (B, E) 0.27 beat (A, D) 0.24."""
+    deep = {(A, C): {G: 0.8, H: 0.1}, (B, E): {K: 0.7, L: 0.2}, (A, C, G): {D: 1.0}, (B, E, K): {F: 0.5, D: 0.4}}
+    law_of = lambda path: toy_law(path) if path not in deep else Law(*map(np.array, zip(*deep[path].items())))  # noqa: B905, E731
+    tree, asked = grown(Blocks(context(8), size=2, width=2, passes=2), law_of)
+    assert asked == [[()], [(A,), (B,)], [(A, C), (B, E)], [(A, C, G), (B, E, K)]]
+    leaves = {tree.tokens_to(node) for node in range(len(tree))} - {(A,), (B,), (A, C, G), (B, E, K)}
+    assert leaves == {(A, C), (B, E), (A, C, G, D), (B, E, K, F)} and len(tree) == 8
+    small, _ = grown(Blocks(context(5), size=2, width=2, passes=2), law_of)
+    assert {small.tokens_to(node) for node in range(len(small))} == {(A,), (A, C), (B,), (B, E)}
+    short, asked = grown(Blocks(context(8, max_depth=3), size=2, width=2, passes=2), law_of)
+    assert len(short) == 4 and len(asked) == 2
 
 
 def test_certain_children_do_not_outrank_their_parents():
@@ -188,7 +203,8 @@ def test_nothing_has_grown_before_the_first_round():
 @pytest.mark.parametrize(
     ("options", "nodes"),
     [({}, 8), ({"tree": "static", "expansion": (2, 2, 1)}, 10), ({"tree": "static", "paths": [(0, 0), (1,)]}, 3),
-     ({"tree": "dynamic"}, 8), ({"tree": "sampled", "expansion": (3, 1)}, 6)],
+     ({"tree": "dynamic"}, 8), ({"tree": "sampled", "expansion": (3, 1)}, 6),
+     ({"tree": "blocks", "block_tokens": 2}, 12)],
 )  # fmt: skip
 def test_a_shape_knows_how_many_nodes_it_asks_for(options, nodes):
     assert tree_shape(**options).natural_budget == nodes

@@ -112,6 +112,14 @@ def blockwise(**changes) -> HeadRecord:
     return random_head(replace(config, **changes))
 
 
+def falcon(**changes) -> HeadRecord:
+    """Falcon, two tokens in a pass, with a draft vocabulary."""
+    config = HeadConfig(
+        "falcon", PRINT, (NORMED,), draft_layer(), num_layers=1, draft_vocab_size=DRAFTED, num_steps=4, block_tokens=2
+    )
+    return random_head(replace(config, **changes))
+
+
 def tables(target: LoadedModel, record: HeadRecord) -> tuple[np.ndarray, np.ndarray]:
     """The target's embedding, and the rows of its head that the record's outputs stand for."""
     tied = target.source.checkpoint.tensor("model.embed_tokens.weight")

@@ -97,6 +97,9 @@ THEIRS = {
                    variant="prefix-mlp", max_positions=64), "hydra",
     ),
     "blockwise": (HeadConfig("blockwise", TARGET, (NORMED,), None, 0, 3, 20, inner_size=12), "blockwise"),
+    "falcon": (
+        HeadConfig("falcon", TARGET, (NORMED,), LAYER, 1, 4, 20, max_positions=64, block_tokens=2), "falcon",
+    ),
 }  # fmt: skip
 """Every other layout: a head that it can hold, and the layout's name."""
 

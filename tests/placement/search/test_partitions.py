@@ -57,3 +57,14 @@ def test_multisets_are_those_that_leave_no_room(degrees, devices):
     found = [tuple(chosen.count(split) for split in splits) for chosen in multisets(splits, devices)]
     assert len(found) == len(set(found))
     assert set(found) == expected
+
+
+@pytest.mark.parametrize("num_devices", [71, 100])
+def test_no_device_is_left_out_where_shares_are_coarse(num_devices):
+    facts = facts_of(num_small=3, num_large=1, num_devices=num_devices)
+    assert {sum(share) for share in device_shares(facts, [(0, 1, 2), (3,)])} == {num_devices}
+
+
+def test_multisets_of_a_thousand_devices_need_no_recursion():
+    first = next(multisets([ParallelConfig(1, 1), ParallelConfig(1, 2)], 5000))
+    assert first == (ParallelConfig(1, 1),) * 5000

@@ -1,4 +1,4 @@
-"""Damaged case, plan, trace and profile files, drawn from a seed, and what must become of each."""
+"""Damaged case, plan, trace, profile and benchmark files, drawn from a seed, and what must become of each."""
 
 import copy
 import json
@@ -50,12 +50,55 @@ PROFILE: dict[str, Any] = {
     "segment_seconds": {"0": 0.001},
     "step_overhead": 0.001,
 }
+TOKENS: dict[str, Any] = {
+    "seconds": {"0": {"1": 0.01, "16": 0.02}, "512": {"1": 0.012}},
+    "prefill_seconds": {"0": {"16": 0.02, "256": 0.1}},
+    "segment_seconds": {"0": 0.0001},
+    "step_overhead": 0.001,
+    "seats": 8,
+    "token_budget": 128,
+}
+TOKEN_CASE: dict[str, Any] = {
+    "num_devices": 2,
+    "mem_budget": 2e9,
+    "models": [
+        {"name": "a", "type": "p", "rate": 2.0, "slo_first": 1.0, "slo_token": 0.05, "prompt_tokens": 40,
+         "output_tokens": 20, "length_cv": 0.5},
+        {"name": "b", "type": "p", "rate": 1.0, "slo": 2.0, "prompt_tokens": 10, "output_tokens": 30},
+    ],
+    "profiles": {"p": [{"op": 1, "pp": 1, "weight_mem": [1e9], "kv_bytes": 1000, "tokens": TOKENS}]},
+    "duration": 15,
+    "seed": 1,
+}  # fmt: skip
+TOKEN_PLAN: dict[str, Any] = {
+    "groups": [[1, 1, [0]], [1, 1, [1]]],
+    "models": ["a", "b"],
+    "serving": [{"name": "a", "path": "w", "slo_first": 1.0, "num_tokens": 20}, {"name": "b", "slo": 2.0}],
+    "pass_profiles": [[TOKENS], [TOKENS]],
+    "overhead": 0.011,
+}
+BENCHMARK: dict[str, Any] = {
+    "completed": 100,
+    "duration": 50.0,
+    "total_input_tokens": 20_000,
+    "total_output_tokens": 6_400,
+    "mean_ttft_ms": 100.0,
+    "mean_tpot_ms": 10.0,
+}
+KINDS = ("case", "plan", "profile", "trace", "token-case", "token-plan", "benchmark")
+FILES = {
+    "case": CASE, "plan": PLAN, "profile": PROFILE, "token-case": TOKEN_CASE, "token-plan": TOKEN_PLAN,
+    "benchmark": BENCHMARK,
+}  # fmt: skip
 ROWS = [f"{0.5 * i:.2f},{i % 2}" for i in range(40)]
 
 REQUIRED = {
     "case": {"num_devices", "mem_budget", "models", "profiles", "arrivals", "type", "latency", "weight_mem"},
     "plan": {"groups", "name"},
     "profile": set(PROFILE) - {"segment_seconds", "step_overhead"},
+    "token-case": {"num_devices", "mem_budget", "models", "profiles", "duration", "type", "weight_mem", "tokens"},
+    "token-plan": {"groups"},
+    "benchmark": set(BENCHMARK),
 }
 WRONG_ANYWHERE: list[Any] = [[], {}, True, float("nan"), float("inf"), float("-inf"), [[]], {"x": 1}]
 """No number, text, list or object of the files may be replaced by all of these: see `_wrong`."""
@@ -72,12 +115,12 @@ class Damaged(NamedTuple):
 
 
 def damaged(seed: int) -> Damaged:
-    """One file of one of four kinds."""
+    """One file of one of `KINDS`."""
     random = Random(seed)
-    kind = ("case", "plan", "profile", "trace")[seed % 4]
+    kind = KINDS[seed % len(KINDS)]
     if kind == "trace":
         return Damaged(kind, *_damage_rows(random))
-    whole = {"case": CASE, "plan": PLAN, "profile": PROFILE}[kind]
+    whole = FILES[kind]
     if random.random() < 0.15:
         return Damaged(kind, *_damage_text(random, json.dumps(whole)))
     return Damaged(kind, *_damage_values(random, copy.deepcopy(whole), REQUIRED[kind]))

@@ -32,6 +32,7 @@ def test_a_group_killed_under_load_loses_nothing_and_returns(groups):
         dispatcher = Dispatcher(plan([[1, 1, [0]], [1, 1, [0, 1]]]), groups, SUPERVISION)
         await dispatcher.start()
         first_pid = groups[0].pid
+        _nobody_else_reaches_ray()
         long = " ".join([WORDS] * 12)  # still being answered when a group dies
         jobs = [job(str(i), "a", long, stream=i % 2 == 0) for i in range(16)]
         answers = [asyncio.create_task(say(dispatcher, one)) for one in jobs]
@@ -56,6 +57,16 @@ def test_a_group_killed_under_load_loses_nothing_and_returns(groups):
                     await asyncio.sleep(0.05)
 
     asyncio.run(scene())
+
+
+def _nobody_else_reaches_ray():
+    """Every port that Ray's processes listen at is this machine's alone, and the token is in no file."""
+    psutil = pytest.importorskip("psutil")
+    ours = psutil.Process().children(recursive=True)
+    listening = [c.laddr.ip for p in ours for c in p.net_connections() if c.status == psutil.CONN_LISTEN]
+    assert listening and {address.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
+    assert os.environ["RAY_AUTH_MODE"] == "token"
+    assert len(os.environ["RAY_AUTH_TOKEN"]) == 64
 
 
 async def _leaves_early(dispatcher):

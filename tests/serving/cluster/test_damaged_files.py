@@ -10,10 +10,11 @@ from paceline.cli.show_plan import plan_record, result_record
 from paceline.errors import InvalidParameter
 from paceline.placement import read_case, simulate
 from paceline.placement.plan_file import read_placement
+from paceline.placement.profiling import read_benchmarks
 from paceline.placement.search import plan
 from paceline.scheduling.profile import Profile
 from paceline.serving.cluster.plan import read_plan
-from tests.serving.cluster.mutations import CASE, PLAN, PROFILE, ROWS, damaged
+from tests.serving.cluster.mutations import CASE, FILES, ROWS, TOKEN_CASE, damaged
 
 NUM_FILES = int(os.environ.get("PACELINE_DAMAGED_FILES", "160"))
 EFFORT = 20_000
@@ -24,6 +25,7 @@ def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("files")
     (path / "arrivals.csv").write_text("time,model\n" + "\n".join(ROWS) + "\n")
     (path / "case.json").write_text(json.dumps(CASE))
+    (path / "token-case.json").write_text(json.dumps(TOKEN_CASE))
     return path
 
 
@@ -33,9 +35,12 @@ def outcome(kind, path, folder):
         profile = Profile.read(path)
         seconds = [profile.batch_seconds(rows, 2, 100) for rows in (1, 8, 64)] + [profile.prefill_cost(4)]
         return json.dumps(seconds, allow_nan=False)
-    if kind == "plan":
+    if kind == "benchmark":
+        (run,) = read_benchmarks(path)
+        return json.dumps([run.concurrency, run.context, run.per_token], allow_nan=False)
+    if kind in ("plan", "token-plan"):
         read_plan(path).queues()
-        case = read_case(folder / "case.json")
+        case = read_case(folder / ("case.json" if kind == "plan" else "token-case.json"))
         placement, _ = read_placement(path, case.models)
         return json.dumps(result_record(case, simulate(placement, case)), allow_nan=False)
     case = read_case(folder / "case.json" if kind == "trace" else path)
@@ -52,8 +57,7 @@ def write(kind, text, folder):
 
 @pytest.fixture(scope="module")
 def undamaged(folder):
-    files = {"case": CASE, "plan": PLAN, "profile": PROFILE}
-    texts = {kind: json.dumps(values) for kind, values in files.items()} | {
+    texts = {kind: json.dumps(values) for kind, values in FILES.items()} | {
         "trace": (folder / "arrivals.csv").read_text()
     }
     return {kind: outcome(kind, write(kind, text, folder), folder) for kind, text in texts.items()}

@@ -43,14 +43,14 @@ def test_a_merged_tree_goes_as_far_as_its_best_chain():
     assert merged == replayed([[2, 2, 2, 1, 1]]) > max(alone)
 
 
-def test_a_boosted_pool_is_above_its_best_member(tmp_path):
+def test_a_boosted_pool_is_above_its_best_member(tmp_path, quick_rise):
     """Of texts learnt by heart: the second draft learns what the first was never shown."""
     store = tiny_store(tmp_path / "taps", 6, 1, own_text=True)
     texts = [one for one in store.documents if not one.conversation.is_held_out]
     recipes, documents = [], texts[:4]
     for number in range(2):
         recipe = made()
-        settings = LoopSettings(num_steps=50, rows=60, rate=2e-2, share=1.0)
+        settings = LoopSettings(num_steps=25, rows=60, rate=2e-2, share=1.0)
         run = Trainer(recipe, store, settings, tmp_path / str(number), documents=documents)
         run.run()
         recipe.net.load_state_dict(run.mean.weights)

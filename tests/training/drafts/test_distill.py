@@ -63,11 +63,11 @@ def trained(tmp_path, store, divergence, on_policy, steps, layers=(0,), **more):
 
 
 @pytest.mark.parametrize(("divergence", "on_policy"), [("forward_kl", 0.0), ("tvd++", 0.5)])
-def test_a_draft_learns_a_text_by_heart(tmp_path, divergence, on_policy):
-    store = tiny_store(tmp_path / "taps", 4, 1)
+def test_a_draft_learns_a_text_by_heart(tmp_path, quick_rise, divergence, on_policy):
+    store = tiny_store(tmp_path / "taps", 2, 1)
     own = [one for one in store.documents if not one.conversation.is_held_out]
     before = recipe(layers=(0, 1)).evaluate(store, own).sampled[0]
-    run = trained(tmp_path / "run", store, divergence, on_policy, 80, (0, 1), rate=2e-2, share=1.0)
+    run = trained(tmp_path / "run", store, divergence, on_policy, 40, (0, 1), rate=2e-2, share=1.0)
     run.trainee.net.load_state_dict(run.mean.weights)
     assert run.trainee.evaluate(store, own).sampled[0] > 0.95 > 1.15 * before
 

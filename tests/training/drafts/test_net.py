@@ -7,9 +7,9 @@ import torch
 from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.models.rows import Part, build_rows
 from paceline.models.torch_executor import TorchModel
+from paceline.models.torch_executor.heads.attention import Keys
 from paceline.training.drafts.net import DraftNet, spread_layers
 from paceline.training.drafts.texts import continued
-from paceline.training.heads.attention import Keys
 from tests.fakes import RandomCheckpoint, mixture_config, small_config
 from tests.training.drafts.tiny import TARGET, net
 

@@ -30,15 +30,18 @@ def net(layers=(0,)) -> DraftNet:
 
 def tiny_store(folder: Path, num: int = 8, held_out: int = 4, own_text: bool = False) -> TapStore:
     """Random tokens read by the target, or its greedy answers; half of the texts are called greedy, some held out."""
-    rng, texts = np.random.default_rng(0), []
+    rng, all_ids = np.random.default_rng(0), []
     for i in range(num + held_out):
         ids = rng.integers(0, 30, LENGTH).astype(np.int32)
         while is_held_out(ids[:PROMPT]) != (i >= num):
             ids[:PROMPT] = rng.integers(0, 30, PROMPT)
-        for place in range(PROMPT, LENGTH) if own_text else ():
-            states = teacher()([ids[:place]])[-1].float().numpy()
-            ids[place] = (TARGET.tensor("model.embed_tokens.weight") @ states).argmax()
-        texts.append(Conversation(ids, PROMPT, float(i % 2)))
+        all_ids.append(ids)
+    for place in range(PROMPT, LENGTH) if own_text else ():
+        states = teacher()([ids[:place] for ids in all_ids])[place - 1 :: place].float().numpy()
+        best = (states @ TARGET.tensor("model.embed_tokens.weight").T).argmax(-1)
+        for ids, token in zip(all_ids, best, strict=True):
+            ids[place] = token
+    texts = [Conversation(ids, PROMPT, float(i % 2)) for i, ids in enumerate(all_ids)]
     store = TapStore(folder, (0, NORMED))
     states = teacher()([one.ids[:-1] for one in texts]).float().numpy().reshape(len(texts), LENGTH - 1, 1, -1)
     store.add(texts, [to_bfloat16(np.repeat(one, 2, axis=1)) for one in states])

@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from paceline.models.heads.files import read_head, save_head
-from paceline.training.heads.attention import Keys, attend, parts_of
+from paceline.models.torch_executor.heads.attention import Keys, attend, parts_of
 from paceline.training.heads.recipes import RECIPES
 from paceline.training.heads.recipes.eagle import NOISE, top_cross_entropy
 from paceline.training.run.trainee import Moment

@@ -18,17 +18,18 @@ IDS = np.arange(29, dtype=np.int32)
 
 def trainer(folder, family, store, target, num_steps, **more):
     torch.manual_seed(0)
-    settings = LoopSettings(num_steps=num_steps, rows=64, share=0.7, **more)
+    settings = LoopSettings(num_steps=num_steps, **{"rows": 64, "share": 0.7, **more})
     return Trainer(RECIPES[family](target, IDS, 3), store, settings, folder / family)
 
 
 @pytest.mark.parametrize(
-    ("family", "steps", "rate"), [("eagle3", 80, 3e-2), ("mlp_speculator", 120, 3e-2), ("hass", 80, 3e-2)]
+    ("family", "steps", "rate"),
+    [("eagle3", 45, 3e-2), ("mlp_speculator", 30, 5e-2), ("hass", 30, 3e-2), ("falcon", 80, 3e-2)],
 )
-def test_a_small_head_learns_a_rule_by_heart(tmp_path, family, steps, rate):
-    target = tiny_target()
-    store = tiny_store(tmp_path / "taps", target, num=8)
-    run = trainer(tmp_path, family, store, target, steps, rate=rate)
+def test_a_small_head_learns_a_rule_by_heart(tmp_path, quick_rise, family, steps, rate):
+    target = tiny_target(torch.float32)
+    store = tiny_store(tmp_path / "taps", target, num=4)
+    run = trainer(tmp_path, family, store, target, steps, rate=rate, rows=40, share=1.0)
     done = run.run()
     assert done.step == steps and done.curve[-1]["num_places"] > 0
     run.trainee.net.load_state_dict(run.mean.weights)
@@ -36,20 +37,28 @@ def test_a_small_head_learns_a_rule_by_heart(tmp_path, family, steps, rate):
     assert min(evaluate(run.trainee, store, trained).greedy) > 0.95
 
 
+@pytest.fixture(scope="module")
+def few(tmp_path_factory):
+    """A folder of eight texts, of which an update reads five: the order is shuffled anew in the second one."""
+    folder = tmp_path_factory.mktemp("taps")
+    tiny_store(folder, tiny_target(), num=8)
+    return folder
+
+
 @pytest.mark.parametrize("family", list(RECIPES))
-def test_an_ended_run_goes_on_bit_for_bit(tmp_path, family):
-    target = tiny_target()
-    store = tiny_store(tmp_path / "taps", target)
-    whole = trainer(tmp_path / "a", family, store, target, 8)
+def test_an_ended_run_goes_on_bit_for_bit(tmp_path, few, family):
+    target, store = tiny_target(), TapStore(few)
+    whole = trainer(tmp_path / "a", family, store, target, 4)
     whole.run()
-    first = trainer(tmp_path / "b", family, store, target, 8)
-    for _ in range(5):
+    first = trainer(tmp_path / "b", family, store, target, 4)
+    for _ in range(2):
         first.step()
     first.save()
     torch.manual_seed(99)
-    second = trainer(tmp_path / "b", family, TapStore(tmp_path / "taps"), target, 8)
+    second = trainer(tmp_path / "b", family, TapStore(few), target, 4)
     second.run()
-    assert second.progress.step == 8 and second.progress.tokens == whole.progress.tokens
+    assert second.progress.step == 4 and second.progress.tokens == whole.progress.tokens
+    assert second.progress.epochs == whole.progress.epochs > 0
     for name, values in whole.trainee.net.state_dict().items():
         assert torch.equal(values, second.trainee.net.state_dict()[name]), name
         assert torch.equal(whole.mean.weights[name], second.mean.weights[name]), name

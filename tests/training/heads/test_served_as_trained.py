@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from paceline.models.base import slot_of
+from paceline.models.heads.nets import BlockOfRows
 from paceline.models.rows import Part, build_rows
 from paceline.models.torch_executor.heads.build import net_of
 from paceline.training.heads.batches import make_batch
@@ -37,7 +38,9 @@ def test_logits_of_training_are_those_of_serving(case):
     recipe, batch, net = case
     with torch.no_grad():
         trained = [logits_of(read, recipe.rows).numpy() for read in recipe.read(batch)]
-    serve = {"eagle3": served_chain, "eagle": served_chain, "dspark": served_block}.get(recipe.family, served_steps)
+    serve = {"eagle3": served_chain, "eagle": served_chain, "dspark": served_block, "falcon": served_blocks}.get(
+        recipe.family, served_steps
+    )
     found = np.stack([serve(net, batch, i) for i in range(len(batch.anchors))], axis=1)
     kept = np.stack([batch.labelled(step).numpy() for step in range(STEPS)])
     assert kept.sum() > 30
@@ -88,3 +91,23 @@ def served_steps(net, batch, i):
         logits, state = net.step(step, state, batch.tokens(step)[i : i + 1].numpy())
         found.append(logits[0])
     return np.stack(found)
+
+
+def served_blocks(net, batch, i):
+    """[steps, draft vocab]: true rows up to the anchor, whose last two are a block; then the drafted tokens' rows."""
+    start, anchor = place(batch, i)
+    cache, slots = net.new_cache(4), np.arange(64)
+    fed = batch.normed[start : start + anchor + 1].float().numpy()
+    tokens = batch.next_tokens[start : start + anchor + 1].numpy()
+    places = np.arange(anchor + 1)
+    net.extend(tokens, fed, places, slots[: anchor + 1], places - 1, cache)
+    end, found = anchor + 1, []
+    while len(found) < STEPS:
+        first = len(found)
+        out = net.draft([BlockOfRows(slots[end - 2 : end], np.arange(end - 2, end), slots[:end])], cache)
+        found += list(out.logits)
+        own = np.array([int(batch.tokens(first + 1 + step)[i]) for step in range(2)])
+        rows = np.arange(end, end + 2)
+        net.extend(own, out.hidden, rows, slots[rows], rows - 1, cache)
+        end += 2
+    return np.stack(found[:STEPS])

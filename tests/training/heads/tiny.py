@@ -20,10 +20,10 @@ CONFIG = ModelConfig(
 TAPS = (2, 3, NORMED)
 
 
-def tiny_target() -> Target:
+def tiny_target(dtype: torch.dtype = torch.bfloat16) -> Target:
     """Token t is followed by 7 t + 3, almost surely: its head's rows are far apart."""
     generator = torch.Generator().manual_seed(0)
-    embedding = torch.randn(VOCAB, WIDTH, generator=generator).bfloat16()
+    embedding = torch.randn(VOCAB, WIDTH, generator=generator).bfloat16().to(dtype)
     about = TargetPrint("tiny", WIDTH, LAYERS, VOCAB)
     return Target(about, CONFIG, embedding, embedding, torch.ones(WIDTH), VOCAB - 1)
 

@@ -106,11 +106,11 @@ def test_an_ended_run_goes_on_bit_for_bit(tmp_path):
         assert torch.equal(values, second.trainee.net.state_dict()[name]), name
 
 
-def test_heads_and_target_learn_together_and_the_target_changes(tmp_path):
+def test_heads_and_target_learn_together_and_the_target_changes(tmp_path, quick_rise):
     """By heart: the heads name nine tokens of ten that the changed target says, and drift is told."""
     store = tiny_store(tmp_path / "taps", 2, 1, own_text=True)
     own = [one for one in store.documents if not one.conversation.is_held_out]
-    found = run(tmp_path / "run", store, 100, rate=2e-2)
+    found = run(tmp_path / "run", store, 60, rate=2e-2)
     before = found.trainee.evaluate(store, own)
     found.run()
     found.trainee.net.load_state_dict(found.mean.weights)

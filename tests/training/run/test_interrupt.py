@@ -25,7 +25,7 @@ def test_a_run_ended_by_a_signal_goes_on_bit_for_bit(tmp_path):
     settings = LoopSettings(num_steps=6, rows=64, share=0.7)
     ended = Trainer(RECIPES["medusa"](target, IDS, 3), store, settings, tmp_path / "b" / "medusa", third)
     before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt, match="3 updates are kept; start the same command again"):
         ended.run()
     assert signal.getsignal(signal.SIGINT) is before
     again = trainer(tmp_path / "b", "medusa", store, target, 6)

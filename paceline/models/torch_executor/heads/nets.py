@@ -18,6 +18,8 @@ from paceline.models.torch_executor.heads.blockwise import Blockwise
 from paceline.models.torch_executor.heads.dspark import DSpark
 from paceline.models.torch_executor.heads.eagle import Eagle
 from paceline.models.torch_executor.heads.eagle3 import Eagle3
+from paceline.models.torch_executor.heads.falcon import Falcon
+from paceline.models.torch_executor.heads.half_autoregressive import TorchHalfAutoregressiveNet
 from paceline.models.torch_executor.heads.medusa import Medusa
 from paceline.models.torch_executor.heads.mlp_speculator import MlpSpeculator
 
@@ -140,7 +142,7 @@ NETS: dict[str, tuple[type[nn.Module], type]] = {
     "eagle3": (Eagle3, TorchAutoregressiveNet), "eagle": (Eagle, TorchAutoregressiveNet),
     "dspark": (DSpark, TorchBlockNet), "dflash": (DSpark, TorchBlockNet),
     "mlp_speculator": (MlpSpeculator, TorchStepNet), "medusa": (Medusa, TorchStepNet),
-    "blockwise": (Blockwise, TorchStepNet),
+    "blockwise": (Blockwise, TorchStepNet), "falcon": (Falcon, TorchHalfAutoregressiveNet),
 }  # fmt: skip
 """Network and shape by family."""
 

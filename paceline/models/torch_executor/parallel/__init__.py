@@ -12,7 +12,13 @@ import torch
 from paceline.errors import InvalidParameter
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.dtypes import choose_dtype
-from paceline.models.torch_executor.parallel.launch import LocalWorkers
+from paceline.models.torch_executor.parallel.launch import (
+    Elsewhere,
+    LocalWorkers,
+    Workers,
+    current_elsewhere,
+    elsewhere,
+)
 from paceline.models.torch_executor.parallel.layout import Layout
 from paceline.models.torch_executor.parallel.links import Rendezvous
 from paceline.models.torch_executor.parallel.model import MICROBATCH_ROWS, ParallelCache, ParallelModel
@@ -20,8 +26,8 @@ from paceline.models.torch_executor.parallel.profile import StageProfile, prefil
 from paceline.models.torch_executor.parallel.worker import Assignment, run_worker
 
 __all__ = [
-    "Assignment", "Layout", "ParallelCache", "ParallelModel", "Rendezvous", "StageProfile", "launch_model",
-    "prefill_rows", "profile_stages", "run_worker",
+    "Assignment", "Elsewhere", "Layout", "ParallelCache", "ParallelModel", "Rendezvous", "StageProfile", "elsewhere",
+    "launch_model", "prefill_rows", "profile_stages", "run_worker",
 ]  # fmt: skip
 
 
@@ -37,7 +43,9 @@ def launch_model(
     timeout: float = 600.0,
     microbatch_rows: int = MICROBATCH_ROWS,
 ) -> ParallelModel:
-    """A model over `tensor_parallel_size` x `pipeline_parallel_size` processes of this machine, this one among them.
+    """A model over `tensor_parallel_size` x `pipeline_parallel_size` processes, this one among them.
+
+    The others are of this machine, or where `elsewhere` says.
 
     Args:
         checkpoint: the weights; must be picklable, as readers of files are.
@@ -53,20 +61,30 @@ def launch_model(
         WorkerDied: a worker could not start; its traceback is in the message.
     """
     layout = Layout.of(checkpoint.config, tensor_parallel_size, pipeline_parallel_size, layer_partition)
-    devices = _devices(device, layout.world_size)
+    where = current_elsewhere()
+    devices = _devices(device, layout.world_size) if where is None else _own_devices(device, layout.world_size)
     threads = None if device != "cpu" else max(1, (num_threads or len(os.sched_getaffinity(0))) // layout.world_size)
     choice = choose_dtype(dtype, checkpoint, "torch", device)
-    first = Assignment(checkpoint, layout, 0, Rendezvous(timeout=timeout), devices[0], choice.name, threads)
+    meeting = Rendezvous(timeout=timeout) if where is None else Rendezvous(where.host, timeout=timeout)
+    first = Assignment(checkpoint, layout, 0, meeting, devices[0], choice.name, threads)
+    start = LocalWorkers if where is None else where.start
 
-    def start_others(meeting: Rendezvous) -> LocalWorkers:
+    def start_others(meeting: Rendezvous) -> Workers:
         others = range(1, layout.world_size)
-        return LocalWorkers([replace(first, rank=rank, device=devices[rank], meeting=meeting) for rank in others])
+        return start([replace(first, rank=rank, device=devices[rank], meeting=meeting) for rank in others])
 
     if threads is not None:
         torch.set_num_threads(threads)
     model = ParallelModel(first, start_others, microbatch_rows)
     model.dtype_choice = choice
     return model
+
+
+def _own_devices(device: str, world_size: int) -> list[str]:
+    """Every rank has a machine, or a view of one, to itself."""
+    if device not in ("cpu", "cuda"):
+        raise InvalidParameter("device", f"{device!r} is one device for {world_size} ranks", "use cpu or cuda")
+    return ["cpu" if device == "cpu" else "cuda:0"] * world_size
 
 
 def _devices(device: str, world_size: int) -> list[str]:

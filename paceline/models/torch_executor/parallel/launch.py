@@ -1,6 +1,6 @@
-"""Workers as processes of this machine: started, watched, and always ended.
+"""Workers as processes of this machine: started, watched, and always ended; or as `elsewhere` starts them.
 
-Not for other machines: there, whatever starts the processes calls `run_worker`.
+On other machines, whatever starts the processes calls `run_worker`.
 """
 
 import contextlib
@@ -10,8 +10,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from typing import IO
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import IO, Protocol
 
 from paceline.errors import WorkerDied
 from paceline.models.torch_executor.parallel.worker import LOST_PEER, Assignment
@@ -19,6 +20,54 @@ from paceline.models.torch_executor.parallel.worker import LOST_PEER, Assignment
 _GRACE = 5.0
 """Seconds that workers get to end by themselves, and to report when one of them died."""
 _REPORT_LINES = 30
+
+
+class Workers(Protocol):
+    """The ranks other than 0, as rank 0 sees them."""
+
+    def check(self) -> None:
+        """Raise WorkerDied when one is gone."""
+        ...
+
+    def obituary(self, symptom: str = "") -> WorkerDied:
+        """The error to raise when work failed with `symptom`."""
+        ...
+
+    def stop(self, grace: float = _GRACE) -> None:
+        """End all, by force those that still run after `grace` seconds. May be called again."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """Where ranks other than 0 run.
+
+    Attributes:
+        host: of this process, as the others reach it.
+        start: starts them.
+    """
+
+    host: str
+    start: Callable[[Sequence[Assignment]], Workers]
+
+
+_elsewhere: Elsewhere | None = None
+
+
+@contextlib.contextmanager
+def elsewhere(where: Elsewhere) -> Iterator[None]:
+    """Models that this process launches meanwhile have their other ranks there, each with one device of its own."""
+    global _elsewhere
+    before, _elsewhere = _elsewhere, where
+    try:
+        yield
+    finally:
+        _elsewhere = before
+
+
+def current_elsewhere() -> Elsewhere | None:
+    """Where ranks are to run; None for processes of this machine."""
+    return _elsewhere
 
 
 class LocalWorkers:

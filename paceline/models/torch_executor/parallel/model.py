@@ -17,7 +17,7 @@ from paceline.models.base import NORMED, PAGE_SIZE, ForwardOutput, KVCache, Rows
 from paceline.models.config import ModelConfig
 from paceline.models.dtypes import DtypeChoice
 from paceline.models.torch_executor.model import check_rows
-from paceline.models.torch_executor.parallel.launch import LocalWorkers
+from paceline.models.torch_executor.parallel.launch import Workers
 from paceline.models.torch_executor.parallel.links import Links, Rendezvous
 from paceline.models.torch_executor.parallel.messages import Command, Message, arrays_of, integers
 from paceline.models.torch_executor.parallel.rank import Rank
@@ -73,7 +73,7 @@ class ParallelModel:
     def __init__(
         self,
         assignment: Assignment,
-        start_others: Callable[[Rendezvous], LocalWorkers] | None = None,
+        start_others: Callable[[Rendezvous], Workers] | None = None,
         microbatch_rows: int = MICROBATCH_ROWS,
     ) -> None:
         self.layout, self.dtype_choice = assignment.layout, DtypeChoice(assignment.dtype)

@@ -6,12 +6,14 @@ from paceline.training.heads.recipes.blockwise import BlockwiseRecipe
 from paceline.training.heads.recipes.dspark import DSparkRecipe
 from paceline.training.heads.recipes.eagle import EagleRecipe, HassRecipe
 from paceline.training.heads.recipes.eagle3 import Eagle3Recipe
+from paceline.training.heads.recipes.falcon import FalconRecipe
 from paceline.training.heads.recipes.medusa import MedusaRecipe
 from paceline.training.heads.recipes.mlp_speculator import MlpSpeculatorRecipe
 
 RECIPES: dict[str, type[Recipe]] = {
     "eagle3": Eagle3Recipe, "dspark": DSparkRecipe, "mlp_speculator": MlpSpeculatorRecipe, "medusa": MedusaRecipe,
     "eagle": EagleRecipe, "hass": HassRecipe, "blockwise": BlockwiseRecipe,
+    "falcon": FalconRecipe,
 }  # fmt: skip
 """By name; `eagle` and `hass` train one family in two ways."""
 

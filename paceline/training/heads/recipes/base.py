@@ -120,8 +120,3 @@ class Recipe(Trainee):
         tensors = {name: values.detach().float().cpu().numpy() for name, values in weights.items()}
         names_all = len(self.draft_ids) == self.config.target.vocab_size
         return HeadRecord(self.config, tensors, None if names_all else self.draft_ids, card)
-
-
-def eagle_taps(num_layers: int) -> tuple[int, int, int]:
-    """A low, a middle and a high residual stream (Li et al. 2025): those entering layers 2, n // 2 and n - 3."""
-    return (min(2, num_layers - 1), num_layers // 2, max(num_layers - 3, 0))

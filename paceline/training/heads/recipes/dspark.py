@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.models.heads.record import HeadConfig
+from paceline.models.torch_executor.heads.attention import Keys, attend, parts_of
 from paceline.models.torch_executor.heads.dspark import DSpark
-from paceline.training.heads.attention import Keys, attend, parts_of
 from paceline.training.heads.batches import Batch
 from paceline.training.heads.losses import Read
-from paceline.training.heads.recipes.base import Recipe, Target, eagle_taps
+from paceline.training.heads.recipes.base import Recipe, Target
+from paceline.training.heads.taps import eagle_taps
 
 _LAYERS, _RANK = 2, 64
 

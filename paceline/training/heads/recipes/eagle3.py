@@ -10,8 +10,9 @@ from paceline.models.heads.record import HeadConfig
 from paceline.models.torch_executor.heads.eagle3 import Eagle3
 from paceline.training.heads.batches import Batch
 from paceline.training.heads.losses import Read
-from paceline.training.heads.recipes.base import Recipe, Target, eagle_taps
+from paceline.training.heads.recipes.base import Recipe, Target
 from paceline.training.heads.rollout import rollout
+from paceline.training.heads.taps import eagle_taps
 
 
 class Eagle3Recipe(Recipe):

@@ -1,0 +1,155 @@
+"""Does a cluster of engines that run many requests at once keep what the simulator promised? Real models, a local Ray.
+
+Every workload is served by real groups and played through the simulator with the same arrivals, lengths and deadlines,
+with what the engines measured of their passes when they started. Groups of one device, pipelines (1 x 2) and tensor
+groups (2 x 1), steady and bursty traffic, short answers and long prompts.
+
+    python benchmarks/cluster_tokens.py                                       # six workloads, about 10 minutes
+    python benchmarks/cluster_tokens.py --workloads bursty-replicas --duration 120
+    python benchmarks/cluster_tokens.py --model smollm2-135m --num-cpus 2 --load 0.8
+
+Run it while nothing else runs. The last line of standard output is one JSON object.
+"""
+
+import argparse
+import asyncio
+import sys
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+from common import finish, show
+
+from paceline.errors import RequestRejected
+from paceline.placement.arrivals import gamma_times
+from paceline.placement.tokens import TokenModel, TokenRequests, simulate_tokens
+from paceline.placement.tokens.requests import drawn_lengths
+from paceline.placement.workload import merge
+from paceline.serving.cluster.dispatcher import Dispatcher
+from paceline.serving.cluster.group import Supervision
+from paceline.serving.cluster.plan import ClusterPlan, plan_of
+from paceline.serving.cluster.ray_groups import start_groups, stop_ray
+from paceline.serving.job import Job
+from paceline.types import SamplingParams
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Groups, and the traffic that they get: burstiness, tokens of prompts and answers."""
+
+    groups: list
+    cv: float
+    prompt_tokens: int
+    output_tokens: int
+
+
+WORKLOADS = {
+    "steady-replicas": Setting([[1, 1, [0]], [1, 1, [1]]], 1.0, 16, 24),
+    "bursty-replicas": Setting([[1, 1, [0]], [1, 1, [1]]], 4.0, 16, 24),
+    "bursty-shared": Setting([[1, 1, [0, 1]], [1, 1, [0, 1]]], 4.0, 16, 24),
+    "bursty-pipeline": Setting([[1, 2, [0, 1]]], 4.0, 16, 24),
+    "bursty-tensor": Setting([[2, 1, [0, 1]]], 4.0, 16, 24),
+    "long-prompts-shared": Setting([[1, 1, [0, 1]], [1, 1, [0, 1]]], 2.0, 192, 8),
+}
+
+
+def main() -> None:
+    args = parse()
+    rows = []
+    for name in args.workloads:
+        rows.append({"workload": name, **asyncio.run(measured(WORKLOADS[name], args))})
+        print(rows[-1], file=sys.stderr)
+    table = [[r["workload"], r["requests"], r["measured"], r["simulated"], r["points"]] for r in rows]
+    show("answered in time, %", ["workload", "requests", "measured", "simulated", "points"], table)
+    finish({"workloads": rows, "largest_difference_points": max(abs(row["points"]) for row in rows)})
+
+
+async def measured(setting: Setting, args: argparse.Namespace) -> dict:
+    """One workload: serve it, play it, compare."""
+    models = [{"name": name, "path": args.model, "engine": {"dtype": args.dtype}} for name in "ab"]
+    parallel = any(tensor * pipeline > 1 for tensor, pipeline, _ in setting.groups)
+    if parallel:  # shards run in torch
+        models = [model | {"engine": {"dtype": args.parallel_dtype, "executor": "torch"}} for model in models]
+    plan = plan_of({"groups": setting.groups, "models": models})
+    try:
+        dispatcher = Dispatcher(plan, start_groups(plan, args.num_cpus), Supervision())
+        await dispatcher.start()
+        plan, requests = with_traffic(dispatcher.plan, setting, args)
+        dispatcher.expect(plan)
+        in_time = await serve(dispatcher, requests)
+        counts = dict(dispatcher.controller.counts)
+        await dispatcher.close()
+    finally:
+        stop_ray()
+    tables = [
+        {spec.name: profile for spec, profile in zip(plan.held_by(g), profiles, strict=True) if profile is not None}
+        for g, profiles in enumerate(plan.pass_profiles or ())
+    ]
+    specs = [TokenModel(m.name, m.slo, expected_tokens=float(m.num_tokens or 1)) for m in plan.models]
+    told = simulate_tokens(requests, specs, tables)
+    both = 100 * float(in_time.mean()), 100 * told.slo_attainment
+    return {"requests": requests.num_requests, "measured": both[0], "simulated": both[1], "points": both[0] - both[1],
+            "slo": plan.models[0].slo, "counts": counts}  # fmt: skip
+
+
+def with_traffic(plan: ClusterPlan, setting: Setting, args: argparse.Namespace) -> tuple[ClusterPlan, TokenRequests]:
+    """Deadlines of `slo_scale` lone answers, and arrivals that take `load` of what the groups could do at 8 at once."""
+    alone, each = [], []
+    for g, profiles in enumerate(plan.pass_profiles or ()):
+        for spec, profile in zip(plan.held_by(g), profiles, strict=True):
+            assert profile is not None, f"group {g} did not measure {spec.name}"
+            read = profile.pass_seconds(0, 1, 0, setting.prompt_tokens)
+            alone.append(read + setting.output_tokens * profile.pass_seconds(1, 1, setting.prompt_tokens))
+            each.append(read + setting.output_tokens * profile.pass_seconds(8, 8, setting.prompt_tokens) / 8)
+    slo = args.slo_scale * max(alone)
+    rate = args.load * len(setting.groups) / (sum(each) / len(each)) / len(plan.models)
+    rng = np.random.default_rng(args.seed)
+    arrivals = merge([gamma_times(rate, setting.cv, args.duration, rng) for _ in plan.models])
+    prompts = drawn_lengths(setting.prompt_tokens, 0.5, arrivals.num_requests, rng)
+    outputs = drawn_lengths(setting.output_tokens, 0.5, arrivals.num_requests, rng)
+    models = tuple(replace(model, slo=slo, num_tokens=setting.output_tokens) for model in plan.models)
+    return replace(plan, models=models), TokenRequests(arrivals, prompts, outputs)
+
+
+async def serve(dispatcher: Dispatcher, requests: TokenRequests) -> np.ndarray:
+    """Whether each request was answered within its deadline, bool [requests]."""
+    specs, arrivals = dispatcher.plan.models, requests.arrivals
+    in_time, began = np.zeros(requests.num_requests, bool), time.perf_counter()
+    rng = np.random.default_rng(0)
+
+    async def ask(number: int) -> None:
+        spec = specs[arrivals.models[number]]
+        prompt = tuple(rng.integers(100, 5000, int(requests.prompt_tokens[number])).tolist())
+        count = int(requests.output_tokens[number])
+        params = SamplingParams(temperature=0.0, max_tokens=count, min_tokens=count)
+        try:
+            async for _ in dispatcher.generate(Job(str(number), spec.name, prompt, params=params)):
+                pass
+            in_time[number] = time.perf_counter() - began - arrivals.times[number] <= spec.slo
+        except RequestRejected:
+            pass
+
+    tasks = []
+    for number in range(requests.num_requests):
+        await asyncio.sleep(arrivals.times[number] - (time.perf_counter() - began))
+        tasks.append(asyncio.create_task(ask(number)))
+    await asyncio.gather(*tasks)
+    return in_time
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--dtype", default="int8")
+    parser.add_argument("--parallel-dtype", default="float32", help="of groups of several devices")
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--num-cpus", type=int, default=2)
+    parser.add_argument("--duration", type=float, default=60.0, help="seconds of arrivals")
+    parser.add_argument("--load", type=float, default=0.7)
+    parser.add_argument("--slo-scale", type=float, default=4.0, help="deadlines in lone answers")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""`Calibration`: from the chances that a drafter computes to the chances that they turned out to be.
+
+A chance that is a product of estimates is too high where they share their errors, the more so for nodes that were
+chosen for it. One curve for all requests of a drafter; what is particular to one of them stands in
+`speculation/records.py`. Not for computing chances.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from paceline.sampling.tree import ROOT_PARENT
+from paceline.speculation.outcome import RequestOutcome
+
+SAID = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97, 1.0)
+FIRST_SEEN = (0.0, 0.035, 0.07, 0.13, 0.25, 0.33, 0.42, 0.55, 0.65, 0.8, 0.9)
+"""Where the curve begins: what lookups in chats and completions of the default model said and what was accepted of it,
+in 50,000 nodes."""
+_FIRST_WEIGHT, _MOST_WEIGHT = 100.0, 1000.0
+"""Nodes that its points count for at first, and at most."""
+_AT_ONCE = 64
+"""Nodes that are learned together: arrays are dear, and a curve moves slowly."""
+
+
+class Calibration:
+    """A curve of straight lines from what was said to what was seen, moved by every node whose fate is known."""
+
+    def __init__(self) -> None:
+        self._seen = np.array(FIRST_SEEN)
+        self._weights = np.full(len(SAID), _FIRST_WEIGHT)
+        self._said: list[float] = []
+        self._accepted: list[bool] = []
+
+    def __call__(self, said: np.ndarray) -> np.ndarray:
+        """[nodes] the chances of nodes that were said to have `said`; both descend."""
+        return np.minimum.accumulate(np.interp(said, SAID, self._seen))
+
+    def judge(
+        self, tokens: Sequence[int], parents: Sequence[int], said: Sequence[float], outcome: RequestOutcome
+    ) -> None:
+        """Learn from a proposal and the step after it.
+
+        Only nodes whose fate the step told whatever became of them: the root's children, and those below a node that
+        was verified. To judge others where their ancestors were refused, and not where these were right, would find
+        every deep node wrong.
+
+        Args:
+            tokens, parents, said: of the proposed tree's nodes, as of `TokenTree`.
+        """
+        new = outcome.new_tokens
+        if not len(new):
+            return
+        size = outcome.num_draft_tokens
+        verified = size if outcome.tokens[:size] == tuple(tokens[:size]) else 0
+        depths = {ROOT_PARENT: 0}  # of the root and the nodes on the text's path
+        for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+            if parent >= verified:
+                continue
+            depth = depths.get(parent, len(new))
+            accepted = depth < len(new) and new[depth] == token
+            if accepted:
+                depths[node] = depth + 1
+            self._said.append(said[node])
+            self._accepted.append(accepted)
+        if len(self._said) >= _AT_ONCE:
+            self._learn(np.array(self._said), np.array(self._accepted))
+            self._said, self._accepted = [], []
+
+    def _learn(self, said: np.ndarray, accepted: np.ndarray) -> None:
+        """Move the points on both sides of each node, the nearer one more."""
+        right = np.clip(np.searchsorted(SAID, said), 1, len(SAID) - 1)
+        low, high = np.array(SAID)[right - 1], np.array(SAID)[right]
+        share = (said - low) / (high - low)
+        error = accepted - np.interp(said, SAID, self._seen)
+        moved, weight = np.zeros(len(SAID)), np.zeros(len(SAID))
+        for points, part in ((right - 1, 1 - share), (right, share)):
+            np.add.at(moved, points, part * error)
+            np.add.at(weight, points, part)
+        self._weights = np.minimum(_MOST_WEIGHT, self._weights + weight)
+        self._seen = np.clip(self._seen + moved / self._weights, 0.0, 1.0)

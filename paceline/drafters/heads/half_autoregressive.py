@@ -1,0 +1,144 @@
+"""`HalfAutoregressiveRunner`: heads that draft k tokens in a pass (Falcon, Gao et al. 2024).
+
+The last k rows of the text are a block whose pass gives the laws of the next k levels; each is one law for all nodes of
+its level, since no place of a block sees what is drafted at another. Where a path has come to the end of a block, its
+last k tokens, with the block's outputs as their hidden states, are the next one. Committed rows are run again with the
+target's true states, as those of all heads with keys and values. Not for trees or arithmetic.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from paceline.drafters.draft_pages import Kept
+from paceline.drafters.heads.autoregressive import AutoregressiveRunner
+from paceline.drafters.heads.hidden_states import HiddenStates
+from paceline.drafters.heads.paged import PagedRunner
+from paceline.drafters.trees.growth import Growth
+from paceline.models.base import slot_of
+from paceline.models.heads.nets import BlockOfRows, HalfAutoregressiveNet
+from paceline.sampling.randomness import ROOT
+
+
+class _Run(NamedTuple):
+    """Rows to run: what `HalfAutoregressiveNet.extend` takes."""
+
+    tokens: np.ndarray
+    hidden: np.ndarray
+    positions: np.ndarray
+    slots: np.ndarray
+    before: np.ndarray
+
+
+class _Drafted(NamedTuple):
+    """A block that was run: logits [k, draft vocab] below its end, outputs [k, hidden], slots of drafted rows to it."""
+
+    logits: np.ndarray
+    hidden: np.ndarray
+    slots: Sequence[int]
+
+
+class HalfAutoregressiveRunner(AutoregressiveRunner):
+    """Scores growing trees with `net`; other arguments as `PagedRunner`."""
+
+    def __init__(self, net: HalfAutoregressiveNet, states: HiddenStates, num_pages: int, vocab_size: int) -> None:
+        PagedRunner.__init__(self, states, net.new_cache(num_pages), vocab_size)
+        self._half, self.can_chain = net, False
+        self._size = net.record.config.block_tokens
+        self._drafted: dict[str, dict[int, _Drafted]] = {}
+
+    def score(self, work: Sequence[tuple[Growth, Sequence[int]]]) -> list[np.ndarray]:
+        """For each admitted growth the logits [len(nodes), draft vocab] below `nodes`; ends of blocks cost a pass."""
+        ends = [(growth, node) for growth, nodes in work for node in nodes if self._place(growth, node) == 0]
+        self._run(ends)
+        return [np.stack([self._logits_below(growth, node) for node in nodes]) for growth, nodes in work]
+
+    def can_hold(self, growth: Growth) -> bool:
+        """Whether there is a block to go on from, and text and tree fit into the cache when it is empty."""
+        return len(growth.context.token_ids) > self._size and super().can_hold(growth)
+
+    def num_rows(self, growth: Growth) -> int:
+        """k for every block that may be asked about."""
+        return self._size * growth.max_rows
+
+    def release(self, request_id: str) -> None:
+        PagedRunner.release(self, request_id)
+        self._drafted.pop(request_id, None)
+
+    def read(self, growth: Growth, kept: Kept, last: int) -> None:
+        """Run committed rows up to `last` that nobody needs logits of."""
+        self._half.extend(*self._committed_rows(growth, kept, last), self.cache)
+
+    def _run(self, ends: Sequence[tuple[Growth, int]]) -> None:
+        """The blocks that end at these nodes, in one pass."""
+        if not ends:
+            return
+        made = [self._root_block(growth) if node == ROOT else self._node_block(growth, node) for growth, node in ends]
+        rows = _Run(*(np.concatenate(parts) for parts in zip(*(run for run, _ in made), strict=True)))
+        self._half.extend(*rows, self.cache)
+        logits, hidden = self._half.draft([block for _, block in made], self.cache)
+        for number, ((growth, node), (_, block)) in enumerate(zip(ends, made, strict=True)):
+            own = slice(number * self._size, (number + 1) * self._size)
+            drafted = [] if node == ROOT else [*self._above(growth, node).slots, *block.slots]
+            found = _Drafted(logits[own].copy(), hidden[own].copy(), drafted)
+            self._drafted.setdefault(growth.context.request_id, {})[node] = found
+
+    def _root_block(self, growth: Growth) -> tuple[_Run, BlockOfRows]:
+        """The block of the last committed rows; those that are not in the cache yet are run."""
+        kept, last = self.pages[growth.context.request_id], len(growth.context.token_ids) - 1
+        self._drafted[growth.context.request_id] = {}
+        run = self._committed_rows(growth, kept, last)
+        slots = slot_of(np.asarray(kept.pages), np.arange(last))
+        return run, BlockOfRows(slots[-self._size :], np.arange(last - self._size, last), slots)
+
+    def _node_block(self, growth: Growth, node: int) -> tuple[_Run, BlockOfRows]:
+        """The block of the last k tokens down to `node`, after that of its parent block."""
+        kept, above = self.pages[growth.context.request_id], self._above(growth, node)
+        tokens, committed = _path(growth, node)[-self._size :], len(kept.tokens)
+        first = committed + len(kept.row_tokens)
+        slots = slot_of(np.asarray(kept.pages), np.arange(first, first + self._size))
+        kept.row_tokens += tokens
+        seen = slot_of(np.asarray(kept.pages), np.arange(committed))
+        visible = np.concatenate([seen, np.asarray(above.slots, int), slots]).astype(int)
+        positions = committed + len(above.slots) + np.arange(self._size)
+        before = np.concatenate([visible[-self._size - 1 : -self._size], slots[:-1]])
+        run = _Run(np.asarray(tokens, np.int32), above.hidden, positions, slots, before)
+        return run, BlockOfRows(slots, positions, visible)
+
+    def _committed_rows(self, growth: Growth, kept: Kept, last: int) -> _Run:
+        """Rows from where the cache ends to `last` - 1, fed with the target's states; they count as kept."""
+        context, start = growth.context, len(kept.tokens)
+        following = context.token_ids[start + 1 : last + 1]
+        kept.tokens += following if start else self.key_of(context.token_ids[: last + 1])
+        positions = np.arange(start, last)
+        slots = slot_of(np.asarray(kept.pages), np.arange(max(start - 1, 0), last))
+        before = slots[:-1] if start else np.concatenate([[-1], slots[:-1]])
+        fed = self._half.project(self.states.take(context, start, last)).copy()
+        return _Run(np.asarray(following, np.int32), fed, positions, slots[-len(positions) :], before)
+
+    def _logits_below(self, growth: Growth, node: int) -> np.ndarray:
+        """Logits [draft vocab] below `node`: those of its place in the block that names it."""
+        drafted, place = self._drafted[growth.context.request_id], self._place(growth, node)
+        return drafted[node].logits[0] if place == 0 else self._above(growth, node).logits[place]
+
+    def _above(self, growth: Growth, node: int) -> _Drafted:
+        """The block that named `node`."""
+        drafted = self._drafted[growth.context.request_id]
+        end = growth.parents[node]
+        while end not in drafted:
+            end = growth.parents[end]
+        return drafted[end]
+
+    def _place(self, growth: Growth, node: int) -> int:
+        """Levels from the end of a block down to `node`; 0 where it ends one itself."""
+        return 0 if node == ROOT else len(_path(growth, node)) % self._size
+
+
+def _path(growth: Growth, node: int) -> list[int]:
+    """Tokens from the root's child down to `node`."""
+    path: list[int] = []
+    while node != ROOT:
+        path.append(growth.tokens[node])
+        node = growth.parents[node]
+    return path[::-1]

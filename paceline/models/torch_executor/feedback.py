@@ -1,0 +1,204 @@
+"""SPIRe's draft (2504.06419): some layers of a target, sparse attention, and a memory that feeds upper layers back.
+
+Row t of layer l attends to its own key, and to the memory of rows s < t that it may see: the first `num_sinks` of the
+text and those less than `window` before it, so that what is kept of a text does not grow with it. Key and value of row
+s at layer l are made of
+
+    m_s^l = sum over j of softmax(mix_l)_j x_s^j,    x^0 .. x^L the residual stream before each layer and after the last
+
+(Feedback Transformer, Fan et al. 2021): lower layers see what upper ones made of earlier tokens. Each layer has weights
+of its own, which begin almost all at its own input, so that the network begins as the target's layers (pruned
+initialisation); the papers have one memory for all layers.
+
+Rows follow from each other one by one (`step`). `forward` reads many at once by fixed-point passes: the first takes
+each layer's own inputs as its memory, every further one what the pass before it gave; after as many passes as rows
+nothing changes any more, and after a few little does. Training and the reading of prompts take `PASSES`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from paceline.errors import CorruptWeights
+from paceline.models.base import checked_layers
+from paceline.models.checkpoint import Checkpoint
+from paceline.models.torch_executor.heads.attention import Keys, Part, attend
+from paceline.models.torch_executor.heads.blocks import DecoderLayer, Norm
+
+PASSES = 3
+_OWN = 4.0
+"""Of a layer's own input in `mix` at the beginning, where others are 0: with four layers 0.93 of the memory is its."""
+KEY = "feedback"
+"""What of a draft's card says how it attends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sparse:
+    """What a row may see of the rows before it.
+
+    Attributes:
+        window: those less than so many places before.
+        num_sinks: the first ones of the text.
+    """
+
+    window: int = 512
+    num_sinks: int = 4
+
+
+class FeedbackNet(nn.Module):
+    """The network.
+
+    Args:
+        checkpoint: whose layers, tables and norm it begins with.
+        layers: which of its layers, by number; None takes all.
+        sparse: see `Sparse`.
+    """
+
+    embedding: Tensor
+    head: Tensor
+
+    def __init__(self, checkpoint: Checkpoint, layers: Sequence[int] | None = None, sparse: Sparse = Sparse()) -> None:
+        super().__init__()
+        config = checkpoint.config
+        chosen = checked_layers(range(config.num_hidden_layers) if layers is None else layers, config.num_hidden_layers)
+        self.config, self.sparse, size = config, sparse, len(chosen)
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in chosen)
+        self.norm = Norm(config.hidden_size, config.norm_eps)
+        take_layers(self, checkpoint, chosen)
+        self.mix = nn.Parameter((_OWN * torch.eye(size, size + 1)).flatten())
+
+    def forward(self, tokens: Tensor, lengths: Sequence[int], passes: int = PASSES) -> Tensor:
+        """[N, hidden] that the head is multiplied with, after each of N tokens of whole texts of these lengths."""
+        positions = torch.cat([torch.arange(n) for n in lengths])
+        return self.norm(self.read(tokens, positions, lengths, passes)[0])
+
+    def read(self, tokens: Tensor, positions: Tensor, lengths: Sequence[int], passes: int) -> tuple[Tensor, list[Keys]]:
+        """What leaves the last layer [N, hidden], and the memory that the rows leave to later ones, per layer.
+
+        Args:
+            positions: [N] of each row in its text, ascending within it.
+        """
+        parts = [self._part(positions, start, length) for start, length in _spans(lengths)]
+        states, memory = [self.embedding[tokens].float()], list[Keys]()
+        for _ in range(passes):
+            del states[1:]
+            for number, layer in enumerate(self.layers):
+                normed, residual = layer.enter(states[-1])  # type: ignore[operator]
+                own = self._keys(number, normed, positions)
+                rows = memory[number] if memory else own
+                besides = Keys(own.keys[:, None], own.values[:, None])
+                mixed = attend(layer.self_attn.queries(normed, positions), rows, besides, parts)  # type: ignore[union-attr, operator]
+                states.append(layer.leave(residual, mixed).float())  # type: ignore[operator]
+            memory = self._memory(states, positions)
+        return states[-1], memory
+
+    def step(self, tokens: Tensor, positions: Tensor, memory: Sequence[Keys],
+             visible: Tensor) -> tuple[Tensor, list[Keys]]:  # fmt: skip
+        """One more row of each of n texts: what the head is multiplied with [n, hidden], and its memory, per layer.
+
+        Args:
+            memory: of each layer keys and values [n, slots, key heads, D].
+            visible: [n, slots] which of them a row sees.
+        """
+        states = [self.embedding[tokens].float()]
+        for number, layer in enumerate(self.layers):
+            normed, residual = layer.enter(states[-1])  # type: ignore[operator]
+            own, seen = self._keys(number, normed, positions), memory[number]
+            keys, values = (torch.cat([a, b[:, None].to(a.dtype)], dim=1) for a, b in zip(seen, own, strict=True))
+            mask = torch.cat([visible, visible.new_ones(len(tokens), 1)], dim=1)[:, None, None]
+            query = layer.self_attn.queries(normed, positions)[:, :, None]  # type: ignore[union-attr, operator]
+            mixed = nn.functional.scaled_dot_product_attention(
+                query, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=mask, enable_gqa=True
+            )
+            states.append(layer.leave(residual, mixed.flatten(1)).float())  # type: ignore[operator]
+        return self.norm(states[-1]), self._memory(states, positions)
+
+    def sees(self, positions: Tensor, others: Tensor) -> Tensor:
+        """[n, m] whether the row at each of `positions` [n] may see the memory of the one at each of `others` [m]."""
+        ahead = positions[:, None] - others[None, :]
+        return (ahead > 0) & ((ahead < self.sparse.window) | (others < self.sparse.num_sinks)[None, :])
+
+    def tensors(self, weights: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+        """The layers as a model of its own, by transformers' names, float32; `mix` is for the card."""
+        found = {f"model.{name}": one for name, one in weights.items() if name != "mix"}
+        found["model.embed_tokens.weight"] = self.embedding
+        if not self.config.tie_word_embeddings:
+            found["lm_head.weight"] = self.head
+        return {name: one.detach().float().numpy() for name, one in found.items()}
+
+    def card(self) -> dict[str, Any]:
+        """What its file says of how it attends."""
+        return {"window": self.sparse.window, "num_sinks": self.sparse.num_sinks, "mix": self.mix.detach().tolist()}
+
+    def _memory(self, states: Sequence[Tensor], positions: Tensor) -> list[Keys]:
+        """Keys and values per layer from the residual streams [rows, hidden] before, between and after layers."""
+        weights = self.mix.view(len(self.layers), -1).softmax(-1)
+        mixed = torch.einsum("lj,jnh->lnh", weights, torch.stack(list(states)))
+        entered = [layer.enter(one)[0] for layer, one in zip(self.layers, mixed, strict=True)]  # type: ignore[operator]
+        return [self._keys(number, one, positions) for number, one in enumerate(entered)]
+
+    def _keys(self, number: int, normed: Tensor, positions: Tensor) -> Keys:
+        return Keys(*self.layers[number].self_attn.keys_values(normed, positions))  # type: ignore[union-attr, operator]
+
+    def _part(self, positions: Tensor, start: int, length: int) -> Part:
+        rows = slice(start, start + length)
+        return Part(rows, rows, self.sees(positions[rows], positions[rows]))
+
+
+def feedback_net(checkpoint: Checkpoint, card: Mapping[str, Any]) -> FeedbackNet:
+    """The network that was written to a model's folder.
+
+    Args:
+        card: its ``paceline.json``.
+
+    Raises:
+        CorruptWeights: the card says nothing of a memory, or what does not fit the layers.
+    """
+    try:
+        values = card[KEY]
+        net = FeedbackNet(checkpoint, None, Sparse(int(values["window"]), int(values["num_sinks"])))
+        mix = torch.tensor(values["mix"], dtype=torch.float32)
+    except (KeyError, TypeError, ValueError) as error:
+        problem = f"its paceline.json describes no feedback memory ({error})"
+        raise CorruptWeights(f"{problem}: make one with paceline train draft --sparse") from None
+    if mix.shape != net.mix.shape or not torch.isfinite(mix).all():
+        raise CorruptWeights(f"feedback: mix has {mix.numel()} numbers, the layers ask for {net.mix.numel()}")
+    with torch.no_grad():
+        net.mix.copy_(mix)
+    return net.eval()
+
+
+def take_layers(net: nn.Module, checkpoint: Checkpoint, chosen: Sequence[int]) -> None:
+    """Fill `layers` and `norm` of `net`, its only parameters so far, from these layers, and lend it the tables.
+
+    Tables are buffers `embedding` and `head` [vocabulary, hidden] bfloat16, frozen and not saved.
+    """
+    own = {f"layers.{i}.": f"model.layers.{layer}." for i, layer in enumerate(chosen)}
+    net.load_state_dict({name: _tensor(checkpoint, _theirs(name, own)) for name in net.state_dict()})
+    embedding = _tensor(checkpoint, "model.embed_tokens.weight").bfloat16()
+    tied = checkpoint.config.tie_word_embeddings
+    head = embedding if tied else _tensor(checkpoint, "lm_head.weight").bfloat16()
+    net.register_buffer("embedding", embedding, persistent=False)
+    net.register_buffer("head", head, persistent=False)
+
+
+def _spans(lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """Start and length of each text."""
+    starts = np.concatenate([[0], np.cumsum(lengths)])[:-1].tolist()
+    return list(zip(starts, lengths, strict=True))
+
+
+def _theirs(name: str, own: Mapping[str, str]) -> str:
+    """The checkpoint's name of a tensor of the net."""
+    for mine, theirs in own.items():
+        if name.startswith(mine):
+            return theirs + name.removeprefix(mine)
+    return f"model.{name}"
+
+
+def _tensor(checkpoint: Checkpoint, name: str) -> Tensor:
+    return torch.from_numpy(checkpoint.tensor(name).copy()).float()

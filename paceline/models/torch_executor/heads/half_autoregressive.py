@@ -1,0 +1,106 @@
+"""Half-autoregressive heads at work in torch: `HalfAutoregressiveNet` around `Falcon`.
+
+Keys, values and states of the LSTM lie in the slots of pages, so a draft goes on from any row: the last committed one,
+or a node of a tree. Runs beside targets on other executors, too, since no other kernels know it.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from paceline.models.base import PAGE_SIZE, KVCache
+from paceline.models.heads.nets import BlockOfRows, NetOutput
+from paceline.models.heads.record import HeadRecord
+from paceline.models.torch_executor.cache import TorchKVCache, unwritten_zeros
+from paceline.models.torch_executor.heads.falcon import LSTM_LAYERS, Falcon, LstmState
+
+_CPU = torch.device("cpu")
+
+
+class FalconCache(TorchKVCache):
+    """Keys and values, and outputs and cells of the LSTM, [2, layers, slots, hidden]."""
+
+    def __init__(self, record: HeadRecord, num_pages: int) -> None:
+        layer = record.config.layer
+        assert layer is not None
+        super().__init__(layer, num_pages, _CPU, torch.float32)
+        shape = (2, LSTM_LAYERS, num_pages * PAGE_SIZE, layer.hidden_size)
+        self.states = unwritten_zeros(shape, _CPU, torch.float32)
+
+    @property
+    def num_bytes(self) -> int:
+        """See `KVCache.num_bytes`."""
+        return super().num_bytes + self.states.nbytes
+
+    def move(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        """See `KVCache.move`; states go along."""
+        super().move(sources, destinations)
+        self.states[:, :, list(destinations)] = self.states[:, :, list(sources)]
+
+
+class TorchHalfAutoregressiveNet:
+    """See `HalfAutoregressiveNet`; for `Falcon`."""
+
+    def __init__(self, record: HeadRecord, net: Falcon) -> None:
+        self.record, self.net = record, net
+
+    def new_cache(self, num_pages: int) -> FalconCache:
+        """See `HalfAutoregressiveNet.new_cache`."""
+        return FalconCache(self.record, num_pages)
+
+    def project(self, taps: np.ndarray) -> np.ndarray:
+        """See `HalfAutoregressiveNet.project`: the one hidden state, as it is."""
+        return np.asarray(taps, np.float32)
+
+    @torch.inference_mode()
+    def extend(self, tokens: np.ndarray, hidden: np.ndarray, positions: np.ndarray, slots: np.ndarray,
+               before: np.ndarray, cache: KVCache) -> None:  # fmt: skip
+        """See `HalfAutoregressiveNet.extend`."""
+        assert isinstance(cache, FalconCache)
+        entered = self.net.enter(_index(tokens), torch.from_numpy(np.ascontiguousarray(hidden, np.float32)))
+        for rows in _waves(slots.tolist(), before.tolist()):
+            above, begins = _index(before[rows]), torch.from_numpy(before[rows] < 0)
+            states = cache.states[:, :, above.clamp(min=0)]
+            states[:, :, begins] = 0.0
+            found = self.net.step(entered[rows], LstmState(states[0], states[1]))
+            cache.states[:, :, _index(slots[rows])] = torch.stack(found)
+        x, places = cache.states[0, -1, _index(slots)], _index(slots)
+        cache.keys[0, places], cache.values[0, places] = self.net.layer.self_attn.keys_values(x, _index(positions))
+
+    @torch.inference_mode()
+    def draft(self, blocks: Sequence[BlockOfRows], cache: KVCache) -> NetOutput:
+        """See `HalfAutoregressiveNet.draft`."""
+        assert isinstance(cache, FalconCache)
+        layer = self.net.layer
+        x = cache.states[0, -1, torch.cat([_index(block.slots) for block in blocks])]
+        positions = torch.cat([_index(block.positions) for block in blocks])
+        queries = layer.self_attn.queries(x, positions).split([len(block.slots) for block in blocks])
+        mixed = [_mixed(query, cache, _index(one.visible)) for query, one in zip(queries, blocks, strict=True)]
+        states = layer.leave(x, torch.cat(mixed))
+        logits = functional.linear(states, self.net.rows.float())
+        return NetOutput(logits.numpy(), states.numpy())
+
+
+def _mixed(query: Tensor, cache: FalconCache, slots: Tensor) -> Tensor:
+    """[rows, heads * D] values of `slots`, all of which every row sees."""
+    q, k, v = (one.transpose(0, 1)[None] for one in (query, cache.keys[0, slots], cache.values[0, slots]))
+    return functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)[0].transpose(0, 1).flatten(1)
+
+
+def _waves(slots: Sequence[int], before: Sequence[int]) -> list[list[int]]:
+    """Rows whose row before has been run, those after which others come first."""
+    depth_at: dict[int, int] = {}
+    waves: list[list[int]] = []
+    for row, (slot, above) in enumerate(zip(slots, before, strict=True)):
+        depth = depth_at[slot] = depth_at.get(above, -1) + 1
+        if depth == len(waves):
+            waves.append([])
+        waves[depth].append(row)
+    return waves
+
+
+def _index(values: np.ndarray | Sequence[int]) -> Tensor:
+    return torch.as_tensor(np.asarray(values), dtype=torch.long)

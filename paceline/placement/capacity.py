@@ -1,0 +1,149 @@
+"""The largest rate of requests that one engine serves within promises on its tokens (Sarathi-Serve's capacity).
+
+Agrawal et al. 2024, section 5.1: the most requests per second with the P99 time between tokens within its limit, and
+queues that do not grow. Here the first token has a limit of its own, which bounds the queue. Played by the engine's
+own scheduler (`serving_simulator.py`); not for several models or devices (`search/`).
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from paceline.errors import InvalidParameter
+from paceline.placement.serving_simulator import ServingModel, ServingResult, TokenRequest, simulate_serving
+from paceline.placement.tokens.requests import drawn_lengths
+from paceline.types import Progress
+
+MOST_DOUBLINGS = 40
+TOLERANCE = 0.02
+"""Relative, of the rate that is found."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Poisson requests for one model.
+
+    Args:
+        prompt_tokens, output_tokens: means. length_cv: coefficient of variation of both.
+        num_requests: that every rate is tried with; the same draws, faster or slower.
+
+    Raises:
+        InvalidParameter: lengths below 1, or fewer than 100 requests: there is no P99 of them.
+    """
+
+    prompt_tokens: float
+    output_tokens: float
+    length_cv: float = 0.0
+    num_requests: int = 500
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("prompt_tokens", 1), ("output_tokens", 1), ("length_cv", 0), ("num_requests", 100)):
+            if not least <= getattr(self, name) < 1e6:
+                raise InvalidParameter(name, f"{getattr(self, name)}", f"give {least} or more, up to a million")
+
+    def requests(self, rate: float) -> list[TokenRequest]:
+        """The requests, `rate` of them a second."""
+        rng = np.random.default_rng(self.seed)
+        times = np.cumsum(rng.exponential(1.0, self.num_requests)) / rate
+        prompts = drawn_lengths(self.prompt_tokens, self.length_cv, self.num_requests, rng).astype(int)
+        outputs = drawn_lengths(self.output_tokens, self.length_cv, self.num_requests, rng).astype(int)
+        return [TokenRequest(*each) for each in zip(times.tolist(), prompts.tolist(), outputs.tolist(), strict=True)]
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What `quantile` of the requests must see.
+
+    Args:
+        between: seconds between tokens. first: seconds to the first token.
+
+    Raises:
+        InvalidParameter: seconds that are not above 0, or a quantile outside (0, 1).
+    """
+
+    between: float
+    first: float
+    quantile: float = 0.99
+
+    def __post_init__(self) -> None:
+        for name in ("between", "first"):
+            if not getattr(self, name) > 0:
+                raise InvalidParameter(name, f"{getattr(self, name)} s", "give seconds above 0")
+        if not 0 < self.quantile < 1:
+            raise InvalidParameter("quantile", f"{self.quantile}", "give a part of 1, e.g. 0.99")
+
+    def is_kept(self, result: ServingResult) -> bool:
+        """Whether both quantiles are within their limits."""
+        between = float(np.quantile(result.tbt, self.quantile)) if len(result.tbt) else 0.0
+        return between <= self.between and float(np.quantile(result.ttft, self.quantile)) <= self.first
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """The largest rate that keeps a promise.
+
+    Attributes:
+        token_budget: rows of a step.
+        rate: requests per second; 0 where even a lone request breaks the promise.
+        between, first: seconds at that rate, at the promise's quantile; NaN where the rate is 0.
+        throughput: output tokens per second at that rate.
+    """
+
+    token_budget: int
+    rate: float
+    between: float
+    first: float
+    throughput: float
+
+
+def capacity(model: ServingModel, traffic: Traffic, promise: Promise, token_budget: int | None = None) -> Capacity:
+    """Bisect on the rate, on the same draws at every rate.
+
+    Args:
+        token_budget: of the scheduler, in place of the model's.
+
+    Raises:
+        InvalidParameter: a request that the scheduler refuses, or no rate at which the promise would be broken.
+    """
+    if token_budget is not None:
+        tile = min(model.config.tile, token_budget)
+        model = replace(model, config=replace(model.config, max_num_batched_tokens=token_budget, tile=tile))
+    budget = model.config.max_num_batched_tokens
+    slow = 1e-6
+    if not promise.is_kept(simulate_serving(traffic.requests(slow), model)):
+        return Capacity(budget, 0.0, float("nan"), float("nan"), 0.0)
+    low, high = slow, _lone_rate(model, traffic)
+    for _ in range(MOST_DOUBLINGS):
+        if not promise.is_kept(simulate_serving(traffic.requests(high), model)):
+            break
+        low, high = high, 2 * high
+    else:
+        raise InvalidParameter("promise", "is kept at every rate", "give shorter times, or more requests")
+    while high > low * (1 + TOLERANCE):
+        middle = (low * high) ** 0.5 if high > 2 * low else (low + high) / 2
+        if promise.is_kept(simulate_serving(traffic.requests(middle), model)):
+            low = middle
+        else:
+            high = middle
+    result = simulate_serving(traffic.requests(low), model)
+    between, first = (float(np.quantile(values, promise.quantile)) for values in (result.tbt, result.ttft))
+    return Capacity(budget, low, between, first, result.throughput)
+
+
+def capacities(
+    model: ServingModel, traffic: Traffic, promise: Promise, budgets: list[int], progress: Progress | None = None
+) -> list[Capacity]:
+    """`capacity` at every token budget: small ones keep tokens coming, large ones read prompts faster."""
+    found = []
+    for budget in budgets:
+        found.append(capacity(model, traffic, promise, budget))
+        if progress is not None:
+            progress(len(found), len(budgets))
+    return found
+
+
+def _lone_rate(model: ServingModel, traffic: Traffic) -> float:
+    """Requests per second one after the other."""
+    steps = traffic.output_tokens + traffic.prompt_tokens / model.config.max_num_batched_tokens
+    return 1 / (steps * model.pass_seconds(1))

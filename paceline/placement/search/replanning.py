@@ -1,0 +1,80 @@
+"""Planning anew when traffic has drifted: what an operator can do, beside Clockwork++, which knows each window before.
+
+Every window is served from a placement that was made on arrivals before it. It is replaced only when the last window
+differs from those it was made for by more than chance, and only where the new one would have served the last window
+better.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from paceline.errors import InvalidParameter
+from paceline.placement.case import Case
+from paceline.placement.placement import Placement
+from paceline.placement.search.baselines import Window
+from paceline.placement.search.pools import one_pool
+from paceline.placement.search.search import Search
+from paceline.placement.simulator import simulate
+from paceline.placement.workload import Workload
+
+SURPRISE = 4.0
+"""Standard deviations by which a window's requests must differ from what was planned for."""
+OVERDISPERSION = 4.0
+"""Variance of a window's count over its mean, at least: arrivals are burstier than Poisson's."""
+
+
+def replan(search: Search, window: float = 60.0) -> Iterator[Window]:
+    """Serve window after window, planned on the past only; the first window's placement is made on the first window.
+
+    Models change places in no time, as with Clockwork++; how often they do is in the windows' placements.
+
+    Args:
+        search: of the whole case; its clock limits the windows' searches.
+        window: seconds.
+    """
+    if not 0 < window < float("inf"):
+        raise InvalidParameter("window", f"{window} s", "give seconds above 0")
+    case, workload = search.case, search.case.workload
+    made_for = past = workload.between(0.0, window)
+    placement: Placement | None = None
+    for index in range(int(workload.duration // window) + 1):
+        search.check_time()
+        part = workload.between(index * window, (index + 1) * window)
+        if placement is None and past.num_requests:
+            placement = _placed(case, past)
+        elif placement is not None and drifted(made_for, past, window, len(case.models)):
+            candidate = _placed(case, past)
+            if _served(case, past, candidate) > _served(case, past, placement):
+                placement, made_for = candidate, past
+        yield _window(case, part, placement or Placement(), index * window, window)
+        past = part if part.num_requests else past
+        search.report(min(1.0, (index + 1) * window / max(workload.duration, window)))
+
+
+def drifted(planned: Workload, seen: Workload, window: float, num_models: int) -> bool:
+    """Whether some model's requests, or all together, differ by more than chance from the window planned for."""
+    before, after = planned.counts(num_models).astype(float), seen.counts(num_models).astype(float)
+    before, after = np.append(before, before.sum()), np.append(after, after.sum())
+    deviation = np.sqrt(OVERDISPERSION * np.maximum(before + after, 1.0))
+    return bool((np.abs(after - before) > SURPRISE * deviation).any())
+
+
+def _placed(case: Case, workload: Workload) -> Placement:
+    search = Search(replace(case, workload=workload))
+    one_pool(search)
+    return Placement(search.best)
+
+
+def _served(case: Case, workload: Workload, placement: Placement) -> int:
+    result = simulate(placement, case, workload)
+    return result.num_requests - result.num_rejected
+
+
+def _window(case: Case, part: Workload, placement: Placement, start: float, length: float) -> Window:
+    if not part.num_requests:
+        return Window(start, start + length, placement, 0, 0, 0.0)
+    result = simulate(placement, case, part)
+    served = result.num_requests - result.num_rejected
+    return Window(start, start + length, placement, result.num_requests, served, served * result.mean_latency_served)

@@ -1,0 +1,245 @@
+"""A plan for other runtimes: vLLM commands, Ray Serve LLM, Kubernetes, Docker Compose.
+
+vLLM and Ray Serve LLM get an engine for every model of a group; they choose among replicas their own way. Kubernetes
+and Compose get one `paceline serve --cluster` per group, with the group's part of the plan. Not for running a plan
+(`dispatcher.py`).
+"""
+
+import json
+import shlex
+from collections.abc import Callable
+from typing import Any
+
+import yaml
+
+from paceline.errors import InvalidParameter
+from paceline.placement.placement import Group
+from paceline.serving.cluster.plan import ClusterPlan
+from paceline.serving.model_spec import ModelSpec
+
+FIRST_PORT = 8000
+MEMORY_SHARE = 0.9
+"""Of a device's memory, for the engines of a group together, where the plan does not say bytes."""
+_SHARED = {
+    "max_num_seqs": "--max-num-seqs",
+    "max_num_batched_tokens": "--max-num-batched-tokens",
+    "max_model_len": "--max-model-len",
+    "kv_cache_memory_bytes": "--kv-cache-memory-bytes",
+}
+"""Our engine's options that vLLM has too."""
+
+
+def export(
+    plan: ClusterPlan, target: str, image: str = "paceline", resource: str = "nvidia.com/gpu", devices_per_node: int = 8
+) -> str:
+    """The text of a file for `target`, one of `TARGETS`.
+
+    Args:
+        image: with `paceline` and its extra ``cluster``, for Kubernetes and Compose.
+        resource: what Kubernetes calls a device; ``cpu`` for processors.
+        devices_per_node: groups of vLLM commands lie within a node.
+
+    Raises:
+        InvalidParameter: an unknown target, or a plan that it cannot express.
+    """
+    if target not in TARGETS:
+        raise InvalidParameter("to", f"{target!r}", f"use one of {', '.join(TARGETS)}")
+    return TARGETS[target](plan, image, resource, devices_per_node)
+
+
+def _vllm(plan: ClusterPlan, image: str, resource: str, devices_per_node: int) -> str:
+    """A shell script; engines of one group share its devices."""
+    lines = ["#!/bin/sh", "# One engine per model and group. Put a router in front that knows the ports."]
+    port, nodes = FIRST_PORT, list[int]()
+    for index, group in enumerate(plan.placement.groups):
+        node, first = _room(nodes, group.parallel.num_devices, devices_per_node, index)
+        devices = ",".join(str(first + i) for i in range(group.parallel.num_devices))
+        lines += ["", f"# group {index}, node {node}"]
+        for spec in plan.held_by(index):
+            words = ["vllm", "serve", spec.path, "--served-model-name", spec.name, "--port", str(port)]
+            for flag, value in _engine_flags(spec, group).items():
+                words += [flag, str(value)]
+            lines.append(f"CUDA_VISIBLE_DEVICES={devices} {shlex.join(words)} &")
+            port += 1
+    return "\n".join([*lines, "", "wait", ""])
+
+
+def _room(nodes: list[int], count: int, devices_per_node: int, index: int) -> tuple[int, int]:
+    """Node and first device of a group: the first node with room; `nodes` holds devices taken, and grows."""
+    if count > devices_per_node:
+        problem = f"{devices_per_node}, group {index} has {count}"
+        raise InvalidParameter("devices_per_node", problem, "raise it, or export for ray-serve")
+    node = next((n for n, taken in enumerate(nodes) if taken + count <= devices_per_node), len(nodes))
+    if node == len(nodes):
+        nodes.append(0)
+    nodes[node] += count
+    return node, nodes[node] - count
+
+
+def _engine_flags(spec: ModelSpec, group: Group) -> dict[str, Any]:
+    flags: dict[str, Any] = {
+        "--tensor-parallel-size": group.parallel.tensor,
+        "--pipeline-parallel-size": group.parallel.pipeline,
+    }
+    flags |= {flag: spec.engine[option] for option, flag in _SHARED.items() if spec.engine.get(option) is not None}
+    if "--kv-cache-memory-bytes" not in flags:
+        flags["--gpu-memory-utilization"] = round(MEMORY_SHARE / len(group.models), 3)
+    return flags
+
+
+def _ray_serve(plan: ClusterPlan, image: str, resource: str, devices_per_node: int) -> str:
+    """Ray Serve LLM's config: one deployment per model and split, with as many replicas as groups of that split."""
+    replicas: dict[tuple[int, Group], int] = {}
+    for group in plan.placement.groups:
+        for model in group.models:
+            key = model, Group(group.parallel, group.models)
+            replicas[key] = replicas.get(key, 0) + 1
+    kinds = [model for model, _ in replicas]
+    configs = []
+    for (model, group), count in replicas.items():
+        spec = plan.models[model]
+        name = spec.name if kinds.count(model) == 1 else f"{spec.name}-{_label(group)}"
+        configs.append(_llm_config(spec, name, group, count))
+    application = {"name": "paceline", "route_prefix": "/", "import_path": "ray.serve.llm:build_openai_app"}
+    return _yaml({"applications": [application | {"args": {"llm_configs": configs}}]})
+
+
+def _llm_config(spec: ModelSpec, name: str, group: Group, count: int) -> dict[str, Any]:
+    flags = _engine_flags(spec, group)
+    bundle = {"GPU": round(1 / len(group.models), 4) if len(group.models) > 1 else 1, "CPU": 1}
+    return {
+        "model_loading_config": {"model_id": name, "model_source": spec.path},
+        "engine_kwargs": {flag[2:].replace("-", "_"): value for flag, value in flags.items()},
+        "deployment_config": {"num_replicas": count, "max_ongoing_requests": spec.seats},
+        "placement_group_config": {"bundles": [bundle] * group.parallel.num_devices, "strategy": "PACK"},
+    }
+
+
+def _label(group: Group) -> str:
+    held = "-".join(map(str, group.models))
+    return f"{group.parallel.tensor}x{group.parallel.pipeline}-with-{held}"
+
+
+def _kubernetes(plan: ClusterPlan, image: str, resource: str, devices_per_node: int) -> str:
+    """For every group a ConfigMap with its part of the plan and a StatefulSet; for every model a Service."""
+    parts: list[dict[str, Any]] = []
+    for index, group in enumerate(plan.placement.groups):
+        name = f"paceline-group-{index}"
+        labels = {"app": "paceline", "paceline/group": str(index)}
+        labels |= {f"paceline/holds-{model}": "true" for model in group.models}
+        data = {"plan.json": json.dumps(part_of(plan, index))}
+        parts.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data})
+        parts.append(_stateful_set(name, labels, group, image, resource))
+    for model in sorted({m for group in plan.placement.groups for m in group.models}):
+        annotations = {"paceline/model": plan.models[model].name}
+        metadata = {"name": f"paceline-model-{model}", "annotations": annotations}
+        spec = {"selector": {f"paceline/holds-{model}": "true"}, "ports": [{"port": 80, "targetPort": FIRST_PORT}]}
+        parts.append({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec})
+    return "---\n".join(_yaml(part) for part in parts)
+
+
+def _stateful_set(name: str, labels: dict[str, str], group: Group, image: str, resource: str) -> dict[str, Any]:
+    need = {resource: str(group.parallel.num_devices)}
+    ready = {"httpGet": {"path": "/ready", "port": FIRST_PORT}, "periodSeconds": 5}
+    alive = {"httpGet": {"path": "/health", "port": FIRST_PORT}, "periodSeconds": 10, "failureThreshold": 6}
+    container = {
+        "name": "paceline",
+        "image": image,
+        "args": ["serve", "--cluster", "/plan/plan.json", "--host", "0.0.0.0", "--api-key-file", "/keys/keys"],
+        "ports": [{"containerPort": FIRST_PORT}],
+        "resources": {"limits": need, "requests": need},
+        "startupProbe": ready | {"failureThreshold": 180},
+        "readinessProbe": ready,
+        "livenessProbe": alive,
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "volumeMounts": [
+            {"name": "plan", "mountPath": "/plan"},
+            {"name": "keys", "mountPath": "/keys"},
+            {"name": "cache", "mountPath": "/cache"},
+        ],
+    }
+    volumes = [
+        {"name": "plan", "configMap": {"name": name}},
+        {"name": "keys", "secret": {"secretName": "paceline-keys"}},
+        {"name": "cache", "emptyDir": {}},
+    ]
+    pod = {"terminationGracePeriodSeconds": 60, "containers": [container], "volumes": volumes}
+    spec = {
+        "serviceName": name,
+        "replicas": 1,
+        "selector": {"matchLabels": {"paceline/group": labels["paceline/group"]}},
+        "template": {"metadata": {"labels": labels}, "spec": pod},
+    }
+    return {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": name, "labels": labels}, "spec": spec}
+
+
+def _compose(plan: ClusterPlan, image: str, resource: str, devices_per_node: int) -> str:
+    """A service per group, each with its part of the plan and devices of its own."""
+    services, configs, first = {}, {}, 0
+    for index, group in enumerate(plan.placement.groups):
+        name, count = f"group-{index}", group.parallel.num_devices
+        configs[name] = {"content": json.dumps(part_of(plan, index)).replace("$", "$$")}
+        service: dict[str, Any] = {
+            "image": image,
+            "command": ["serve", "--cluster", "/plan.json", "--host", "0.0.0.0", "--api-key-file", "/run/secrets/keys"],
+            "ports": [f"127.0.0.1:{FIRST_PORT + index}:{FIRST_PORT}"],
+            "configs": [{"source": name, "target": "/plan.json"}],
+            "secrets": ["keys"],
+            "volumes": ["cache:/cache"],
+            "restart": "unless-stopped",
+            "stop_grace_period": "60s",
+        }
+        if resource != "cpu":
+            ids = [str(first + i) for i in range(count)]
+            device = {"driver": "nvidia", "device_ids": ids, "capabilities": ["gpu"]}
+            service["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
+        else:
+            service["cpus"] = count
+        services[name], first = service, first + count
+    secrets = {"keys": {"file": "./keys.txt"}}
+    return _yaml({"services": services, "configs": configs, "secrets": secrets, "volumes": {"cache": {}}})
+
+
+def part_of(plan: ClusterPlan, index: int) -> dict[str, Any]:
+    """The plan file of one group alone, its models numbered from 0."""
+    group = plan.placement.groups[index]
+    held = plan.held_by(index)
+    values: dict[str, Any] = {
+        "groups": [[group.parallel.tensor, group.parallel.pipeline, list(range(len(held)))]],
+        "models": [_model(spec) for spec in held],
+        "overhead": plan.overhead,
+    }
+    if plan.pass_profiles is not None and None not in plan.pass_profiles[index]:
+        values["pass_profiles"] = [[profile.record() for profile in plan.pass_profiles[index] if profile is not None]]
+    elif plan.stage_seconds is not None:
+        values["stage_seconds"] = [[list(stages) for stages in plan.stage_seconds[index]]]
+    return values
+
+
+def _model(spec: ModelSpec) -> dict[str, Any]:
+    slos = {name: getattr(spec, name) for name in ("slo", "slo_first", "slo_token")}
+    given = {name: seconds for name, seconds in slos.items() if seconds < float("inf")}
+    if spec.engine:
+        given["engine"] = dict(spec.engine)
+    if spec.num_tokens is not None:
+        given["num_tokens"] = spec.num_tokens
+    return {"name": spec.name, "path": spec.path, **given}
+
+
+def _yaml(values: Any) -> str:
+    return yaml.dump(values, Dumper=_Plain, sort_keys=False, default_flow_style=False, width=1000)
+
+
+class _Plain(yaml.SafeDumper):
+    """Says what occurs twice twice, without anchors."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+TARGETS: dict[str, Callable[[ClusterPlan, str, str, int], str]] = {
+    "vllm": _vllm,
+    "ray-serve": _ray_serve,
+    "kubernetes": _kubernetes,
+    "compose": _compose,
+}

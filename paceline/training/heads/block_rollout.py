@@ -1,0 +1,53 @@
+"""Drafts of a half-autoregressive head from anchors of a batch, block after block, as it is asked for when it serves.
+
+The first block of anchor p are the rows p - k + 1 .. p with the target's states; every further one holds the text's own
+next k tokens and the outputs of the block before, and sees the rows up to p and all drafted rows so far. For measuring:
+Falcon's training reads whole texts instead (`recipes/falcon.py`).
+"""
+
+import torch
+from torch import Tensor
+
+from paceline.models.torch_executor.heads.attention import Keys, attend, parts_of
+from paceline.models.torch_executor.heads.falcon import Falcon
+from paceline.training.heads.batches import Batch
+
+
+def rollout_blocks(net: Falcon, batch: Batch, num_steps: int) -> list[Tensor]:
+    """What the head reads at every step of every anchor's draft: `num_steps` times [S, hidden].
+
+    An anchor with fewer than k rows up to it, which serving does not draft from, reads its text's first row in place
+    of those that are missing.
+    """
+    layer, anchors, size = net.layer, batch.anchors, net.config.block_tokens
+    positions = torch.cat([torch.arange(n) for n in batch.lengths])
+    parts = parts_of(anchors, batch.lengths)
+    states = net.run(net.enter(batch.next_tokens, net.project(batch.normed[:, None])), batch.lengths)
+    x = states.outputs[-1]
+    rows = Keys(*layer.self_attn.keys_values(x, positions))
+    back = torch.minimum(size - 1 - torch.arange(size), positions[anchors][:, None])
+    block, place = x[anchors[:, None] - back], positions[anchors][:, None] - back
+    state, drafted = states.at(anchors), list[Keys]()
+    outputs: list[Tensor] = []
+    while len(outputs) < num_steps:
+        own = _seen(drafted, size)
+        mixed = attend(layer.self_attn.queries(block.flatten(0, 1), place.flatten()), rows, own, parts, size)
+        named = layer.leave(block.flatten(0, 1), mixed).view(len(anchors), size, -1)
+        first = len(outputs)
+        outputs += named.unbind(1)
+        inner = []
+        for step in range(size):
+            state = net.step(net.enter(batch.tokens(first + 1 + step), named[:, step]), state)
+            inner.append(state.outputs[-1])
+        block, place = torch.stack(inner, dim=1), positions[anchors][:, None] + 1 + first + torch.arange(size)
+        found = Keys(*layer.self_attn.keys_values(block.flatten(0, 1), place.flatten()))
+        drafted.append(Keys(*(one.view(len(anchors), size, *one.shape[1:]) for one in found)))
+    return outputs[:num_steps]
+
+
+def _seen(drafted: list[Keys], size: int) -> Keys | None:
+    """[S * size, drafted rows, key heads, D]: all drafted rows, for each of the block's queries."""
+    if not drafted:
+        return None
+    joined = (torch.cat(parts, dim=1).repeat_interleave(size, dim=0) for parts in zip(*drafted, strict=True))
+    return Keys(*joined)

@@ -1,0 +1,135 @@
+"""Falcon (Gao et al. 2024, arXiv 2412.12639): coupled sequential glancing distillation of a half-autoregressive head.
+
+One update reads every text twice. The first pass names a token at every place, without a gradient. Then N places in a
+row are shown their answers: row i reads (f_{i+k}, t_{i+k+1}), what it is to name, in place of (f_i, t_{i+1}), token and
+hidden state together (coupled), with
+
+    N = lambda * (places the first pass got wrong),   lambda = 0.4 * (E - e) / E,   e of E epochs done
+
+The second pass reads that, and takes the loss at the places that were not shown their answers (as in Qian et al. 2021,
+from whom glancing comes):
+
+    L = SmoothL1(f, f_target) + 0.1 * (0.9 * KL(p || q) + 0.1 * -log q(y)),   y the most probable token of p
+
+Inputs carry noise of U(-0.1, 0.1). Rows see each other by blocks of k (the relaxed causal mask), which begin anywhere:
+a text's first block is cut at random, because a draft begins after any token. The published code's schedule and
+temperature differ from the paper's and are not taken.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from paceline.models.base import NORMED
+from paceline.models.heads.record import HeadConfig
+from paceline.models.torch_executor.heads.attention import Keys, Part, attend
+from paceline.models.torch_executor.heads.falcon import Falcon
+from paceline.training.heads.batches import Batch, make_batch
+from paceline.training.heads.block_rollout import rollout_blocks
+from paceline.training.heads.losses import Read, fused_loss, logits_of
+from paceline.training.heads.recipes.base import Recipe, Target
+from paceline.training.heads.shards import Document, TapStore
+from paceline.training.run.trainee import Moment
+
+BLOCK_TOKENS, NOISE, GLANCE = 2, 0.1, 0.4
+"""k; half-width of the noise; lambda at the start."""
+DISTILLED, SOFT, HARD = 0.1, 0.9, 0.1
+"""Weight of the distillation beside SmoothL1; of KL and cross entropy within it."""
+
+
+class FalconRecipe(Recipe):
+    """Two LSTM layers and one of the target's shape."""
+
+    family, decay = "falcon", 1.0
+
+    @staticmethod
+    def describe(target: Target, draft_vocab_size: int, num_steps: int) -> HeadConfig:
+        layer = replace(target.config, num_hidden_layers=1, experts=None)
+        return HeadConfig(
+            "falcon", target.about, (NORMED,), layer, 1, num_steps, draft_vocab_size, block_tokens=BLOCK_TOKENS
+        )
+
+    def build(self, target: Target) -> nn.Module:
+        return Falcon(self.config, target.embedding, self.rows)
+
+    def read(self, batch: Batch) -> list[Read]:
+        return [Read(one) for one in rollout_blocks(cast(Falcon, self.net), batch, self.num_steps)]
+
+    def loss(self, store: TapStore, documents: Sequence[Document], moment: Moment) -> Tensor:
+        """The mean over places that were not shown their answers; `moment.share` of them."""
+        batch, random = make_batch(store, documents, self.config.taps, 1.0), moment.random
+        size = self.config.block_tokens
+        places = answered(documents, size)
+        states = batch.normed.float()
+        noisy = states + (torch.rand(states.shape, generator=random) * 2 - 1) * NOISE
+        offsets = torch.randint(0, size, (len(documents),), generator=random).tolist()
+        parts = block_parts(batch.lengths, offsets, size)
+        with torch.no_grad():
+            first = self._outputs(batch.next_tokens, noisy, batch.lengths, parts)[places]
+            named = torch.from_numpy(self.draft_ids)[logits_of(Read(first), self.rows).argmax(-1)]
+        wrong = int((named != batch.next_tokens[places + size]).sum())
+        shown = glanced(places, int(GLANCE * (1 - moment.done) * wrong), random)
+        tokens, fed = batch.next_tokens.clone(), noisy.clone()
+        tokens[shown], fed[shown] = batch.next_tokens[shown + size], states[shown + size]
+        left = places[~torch.isin(places, shown)]
+        if moment.share < 1:
+            left = left[torch.rand(len(left), generator=random) < moment.share]
+        outputs = self._outputs(tokens, fed, batch.lengths, parts)[left]
+        return self._distance(outputs, batch.normed[left + size]) / max(len(left), 1)
+
+    def _outputs(self, tokens: Tensor, states: Tensor, lengths: Sequence[int], parts: Sequence[Part]) -> Tensor:
+        """[N, hidden] of rows of `tokens` fed `states`, each seeing what `parts` say."""
+        net, layer = cast(Falcon, self.net), cast(Falcon, self.net).layer
+        positions = torch.cat([torch.arange(length) for length in lengths])
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.rows.dtype == torch.bfloat16):
+            x = net.run(net.enter(tokens, states), lengths).outputs[-1]
+            keys = Keys(*layer.self_attn.keys_values(x, positions))
+            return layer.leave(x, attend(layer.self_attn.queries(x, positions), keys, None, parts)).float()
+
+    def _distance(self, outputs: Tensor, teacher: Tensor) -> Tensor:
+        """The sum over rows of SmoothL1, mean over its values, and the distillation."""
+        states = functional.smooth_l1_loss(outputs, teacher.float(), reduction="none").mean(-1).sum()
+        parts = fused_loss(Read(outputs), teacher, self.rows, torch.ones(len(outputs)), distillation)
+        return states + parts.loss
+
+
+def answered(documents: Sequence[Document], size: int) -> Tensor:
+    """Rows of a batch that name a token of an answer after its first one, `size` + 1 places after their own."""
+    places, start = [], 0
+    for one in documents:
+        first = max(one.conversation.num_prompt - size, 0)
+        places.append(torch.arange(first, max(one.num_rows - size, first)) + start)
+        start += one.num_rows
+    return torch.cat(places)
+
+
+def glanced(places: Tensor, count: int, random: torch.Generator) -> Tensor:
+    """`count` neighbours among `places`, anywhere."""
+    start = int(torch.randint(0, len(places) - count + 1, (1,), generator=random))
+    return places[start : start + count]
+
+
+def block_parts(lengths: Sequence[int], offsets: Sequence[int], size: int) -> list[Part]:
+    """The relaxed causal mask: row i of a text sees row j where (j + offset) // size <= (i + offset) // size."""
+    parts, start = [], 0
+    for length, offset in zip(lengths, offsets, strict=True):
+        rows, block = slice(start, start + length), (torch.arange(length) + offset) // size
+        parts.append(Part(rows, rows, block[None, :] <= block[:, None]))
+        start += length
+    return parts
+
+
+def distillation(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A `Criterion`: DISTILLED * (SOFT * KL(target || q) + HARD * cross entropy with the target's best token)."""
+    log_q = torch.log_softmax(logits, dim=-1)
+    q = log_q.exp()
+    soft = (torch.xlogy(target, target) - target * log_q).sum(-1)
+    best = target.argmax(-1, keepdim=True)
+    loss = DISTILLED * (SOFT * soft - HARD * log_q.gather(-1, best)[:, 0])
+    wanted = (SOFT * target).scatter_add(-1, best, torch.full_like(best, HARD, dtype=target.dtype))
+    gradient = DISTILLED * (q * wanted.sum(-1, keepdim=True) - wanted)
+    return loss, torch.minimum(target, q).sum(-1), gradient

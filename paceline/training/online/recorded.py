@@ -1,0 +1,134 @@
+"""`Recorded`: any drafter, while finished requests with the target's hidden states go into a ring to learn from.
+
+What is proposed is the drafter's own, and what is said is the target's, so no text changes. Left out are requests with
+a cache salt, whose owner wants nothing shared, those that ended with an error or were given up, and those that nobody
+drafted for. Of a request whose beginning came from the prefix cache the rest is kept.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.config import SpeculativeConfig
+from paceline.drafters.base import DraftContext, Drafter
+from paceline.drafters.registry import make_drafter, resolve_drafter
+from paceline.drafters.services import DraftServices
+from paceline.errors import InvalidParameter
+from paceline.models.base import NORMED
+from paceline.sampling.tree import TokenTree
+from paceline.speculation.outcome import RequestOutcome
+from paceline.training.heads.conversations import Conversation
+from paceline.training.heads.shards import to_bfloat16
+from paceline.training.heads.taps import eagle_taps
+from paceline.training.online.ring import MAX_TOKENS, ServedRing
+
+METHOD = "paceline.training.online.recorded:make_recorded"
+"""The drafter's name in a `SpeculativeConfig`."""
+
+
+@dataclass(slots=True)
+class _Request:
+    """What is known of a request: states in pieces from position `first` to `end`, and what its first draft told."""
+
+    first: int
+    end: int
+    pieces: list[np.ndarray] = field(default_factory=list)
+    num_prompt: int = 0
+    temperature: float = 0.0
+    is_private: bool = False
+
+
+class Recorded:
+    """`drafter`, recorded.
+
+    Args:
+        ring: what is kept.
+    """
+
+    def __init__(self, drafter: Drafter, ring: ServedRing) -> None:
+        self._drafter, self.ring, self.name = drafter, ring, drafter.name
+        taps = tuple(dict.fromkeys((*drafter.traits.taps, *ring.store.taps)))
+        self.traits = replace(drafter.traits, taps=taps)
+        self._requests: dict[str, _Request] = {}
+
+    def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
+        """What the drafter proposes."""
+        for context in contexts:
+            request = self._requests.get(context.request_id)
+            if request is not None:
+                request.num_prompt, request.temperature = context.num_prompt_tokens, context.params.temperature
+                request.is_private = bool(context.salt)
+        return self._drafter.propose(contexts)
+
+    def observe(self, outcome: RequestOutcome) -> None:
+        """Keep the states of the step; the whole text, once it has ended."""
+        self._drafter.observe(outcome)
+        if outcome.taps:
+            self._keep(outcome)
+        if outcome.finished:
+            self._end(outcome)
+
+    def release(self, request_id: str) -> None:
+        """Forget a request; a text that did not end is not kept."""
+        self._requests.pop(request_id, None)
+        self._drafter.release(request_id)
+
+    def _keep(self, outcome: RequestOutcome) -> None:
+        request = self._requests.get(outcome.request_id)
+        if request is None or request.end != outcome.first_tapped:  # new, or begun anew after preemption
+            told = request or _Request(0, 0)
+            request = replace(told, first=outcome.first_tapped, end=outcome.first_tapped, pieces=[])
+            self._requests[outcome.request_id] = request
+        states = np.stack([outcome.taps[tap] for tap in self.ring.store.taps], axis=1)
+        states = states[: len(outcome.token_ids) - request.end]
+        request.pieces.append(to_bfloat16(states))
+        request.end += len(states)
+
+    def _end(self, outcome: RequestOutcome) -> None:
+        request = self._requests.pop(outcome.request_id, None)
+        if request is None or request.is_private or not request.num_prompt:
+            return
+        rows = min(request.end, len(outcome.token_ids) - 1) - request.first
+        num_prompt = max(request.num_prompt - request.first, 1)
+        if rows < num_prompt:
+            return
+        ids = np.asarray(outcome.token_ids[request.first : request.first + rows + 1], np.int32)
+        states = np.concatenate(request.pieces)[:rows]
+        self.ring.add(Conversation(ids, num_prompt, request.temperature), states)
+
+
+def make_recorded(
+    services: DraftServices, folder: str, drafter: str | Mapping[str, Any] = "auto", max_tokens: int = MAX_TOKENS,
+    shard_rows: int = 4096,
+) -> Recorded:  # fmt: skip
+    """The drafter that `drafter` describes (a name, or a mapping with ``method``), recorded in `folder`.
+
+    Raises:
+        InvalidParameter: what `make_drafter` and `ServedRing` refuse.
+    """
+    values = {"method": drafter} if isinstance(drafter, str) else dict(drafter)
+    wanted = SpeculativeConfig(values.pop("method"), model=values.pop("model", None), options=values)
+    spec = resolve_drafter(wanted, services.target)
+    assert spec is not None
+    options = dict(spec.options) if spec.model is None else {**spec.options, "model": spec.model}
+    own = make_drafter(spec.method, services, **options)
+    taps = (*eagle_taps(services.target.model.config.num_hidden_layers), NORMED)
+    return Recorded(own, ServedRing(Path(folder), taps, max_tokens, shard_rows))
+
+
+def recorded(spec: SpeculativeConfig | None, folder: Path, max_tokens: int = MAX_TOKENS) -> SpeculativeConfig:
+    """`spec` with its drafter recorded in `folder`; plain decoding, which drafts nothing, cannot be.
+
+    Raises:
+        InvalidParameter: there is no drafter.
+    """
+    if spec is None or spec.method == "plain":
+        raise InvalidParameter("keep_served", "needs a drafter to keep states for", "name one with --draft")
+    own: dict[str, Any] = {**spec.options, "method": spec.method}
+    if spec.model is not None:
+        own["model"] = spec.model
+    options = {"folder": str(folder), "drafter": own, "max_tokens": max_tokens}
+    return replace(spec, method=METHOD, model=None, options=options)

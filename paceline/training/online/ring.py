@@ -1,0 +1,52 @@
+"""`ServedRing`: the latest served texts with the target's hidden states, in a folder of bounded size.
+
+A `TapStore` that forgets its oldest files. The folder is readable by its owner only: texts are in it as token ids.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from paceline.errors import InvalidParameter
+from paceline.training.heads.conversations import Conversation
+from paceline.training.heads.shards import TapStore
+
+MAX_TOKENS = 100_000
+
+
+class ServedRing:
+    """What was served last.
+
+    Args:
+        folder: made when missing, for its owner only.
+        taps: hidden states of a row, in order.
+        max_tokens: rows kept, at most, by whole files.
+        shard_rows: of a file; texts wait in memory until there are as many.
+
+    Raises:
+        InvalidParameter: a size out of range, or a folder with other hidden states.
+    """
+
+    def __init__(self, folder: Path, taps: Sequence[int], max_tokens: int = MAX_TOKENS, shard_rows: int = 4096) -> None:
+        if max_tokens < 1:
+            raise InvalidParameter("max_tokens", f"{max_tokens} is less than 1", "give at least 1")
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        self.store = TapStore(folder, taps)
+        self._max_tokens, self._shard_rows = max_tokens, min(shard_rows, max(max_tokens // 4, 1))
+        self._waiting: list[tuple[Conversation, np.ndarray]] = []
+
+    def add(self, conversation: Conversation, states: np.ndarray) -> None:
+        """Keep a text of n ids with its states [n - 1, taps, hidden] uint16 (`to_bfloat16`)."""
+        self._waiting.append((conversation, states))
+        if sum(len(one) for _, one in self._waiting) >= self._shard_rows:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits, and forget the oldest files beyond the ring's size."""
+        if self._waiting:
+            conversations, states = zip(*self._waiting, strict=True)
+            self._waiting = []
+            self.store.add(conversations, states)
+        self.store.drop_oldest(self._max_tokens)

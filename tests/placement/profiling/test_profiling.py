@@ -1,0 +1,147 @@
+"""Profiles from data sheets and measurements: sizes, the roofline, result files, and how far off each is."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from paceline.cli.main import app
+from paceline.errors import InvalidParameter
+from paceline.models.config import ModelConfig
+from paceline.placement import ParallelConfig, read_case
+from paceline.placement.profiling import (
+    DEVICES,
+    Benchmark,
+    DeviceSheet,
+    ModelWork,
+    calibrated,
+    compared,
+    profile_from_sheet,
+    read_benchmarks,
+    read_device,
+)
+from paceline.placement.profiling.compare import step_seconds, typical_error
+from paceline.placement.search import plan
+
+SMOL = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 49152, "hidden_size": 576,
+    "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3,
+    "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 1e5, "tie_word_embeddings": True,
+    "hidden_act": "silu",
+}  # fmt: skip
+MIXTRAL = SMOL | {
+    "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "vocab_size": 32000, "hidden_size": 4096,
+    "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "num_local_experts": 8, "num_experts_per_tok": 2, "tie_word_embeddings": False,
+}  # fmt: skip
+ROUND = DeviceSheet(1e14, 1e12, 1e12, compute_share=1.0, bandwidth_share=1.0, step_overhead=0.0)
+
+
+def work(values=SMOL) -> ModelWork:
+    return ModelWork.of(ModelConfig.from_hf(values))
+
+
+def test_parameters_are_those_of_published_models():
+    assert work().total_bytes / 2 == pytest.approx(134_515_008, rel=1e-3)
+    mixtral = work(MIXTRAL)
+    assert mixtral.total_bytes / 2 == pytest.approx(46.7e9, rel=1e-3)
+    assert mixtral.operations(1, 0) / 2 == pytest.approx(12.9e9 - 0.13e9, rel=5e-3)  # active, less the embedding
+    assert work().bytes_per_token == 2 * 30 * 3 * 64 * 2
+
+
+def test_a_mixture_reads_the_experts_that_its_rows_take():
+    mixtral = work(MIXTRAL)
+    per_expert = 2 * mixtral.expert
+    assert mixtral.read_bytes(1) == pytest.approx(2 * mixtral.dense + 2 * per_expert)
+    assert mixtral.read_bytes(1000) == pytest.approx(2 * mixtral.dense + 8 * per_expert)
+
+
+def test_one_row_takes_its_bytes_and_many_rows_their_operations():
+    made = profile_from_sheet("smol", work(), ROUND)
+    tokens = made.entries[ParallelConfig()].tokens
+    assert tokens.pass_seconds(1) == pytest.approx(work().read_bytes(1) / 1e12)
+    assert tokens.pass_seconds(0, 1, 0, 2048) == pytest.approx(work().operations(2048, 0) / 1e14)
+    more = tokens.pass_seconds(8, 8, 1024) - tokens.pass_seconds(8, 1, 1024)
+    assert more == pytest.approx(7 * 1024 * work().bytes_per_token / 1e12)
+    assert {split.num_devices for split in made.entries} == {1, 2}  # 3 heads of keys and 30 layers
+
+
+def test_what_fits_no_device_is_refused():
+    with pytest.raises(InvalidParameter, match="device"):
+        profile_from_sheet("big", work(MIXTRAL), replace(ROUND, memory=1e9))
+    with pytest.raises(InvalidParameter, match="h100"):
+        read_device("nothing")
+
+
+def run(n=8.0, per_token=0.01, prompt=100.0, output=50.0) -> Benchmark:
+    return Benchmark("r", n, prompt, output, 0.1, per_token)
+
+
+def test_an_engine_that_takes_twice_as_long_scales_the_profile_by_two():
+    tokens = profile_from_sheet("smol", work(), DEVICES["l4"]).entries[ParallelConfig()].tokens
+    runs = [run(n, 2 * step_seconds(tokens, run(n))) for n in (1.0, 8.0, 32.0)]
+    found = compared(tokens, runs)
+    assert [c.error for c in found] == pytest.approx([-0.5] * 3)
+    assert [c.held_out_error for c in found] == pytest.approx([0.0] * 3, abs=1e-9)
+    assert typical_error(compared(calibrated(tokens, runs), runs)) == pytest.approx(0.0, abs=1e-9)
+    assert compared(tokens, runs[:1])[0].held_out_error is None
+
+
+VLLM = {
+    "backend": "vllm", "completed": 100, "duration": 50.0, "total_input_tokens": 20_000, "total_output_tokens": 6_400,
+    "mean_ttft_ms": 100.0, "mean_tpot_ms": 10.0, "mean_itl_ms": 10.0,
+}  # fmt: skip
+METRICS = {
+    "request_concurrency": 4.0, "prompt_token_count": 200.0, "output_token_count": 64.0,
+    "time_to_first_token_ms": 100.0, "inter_token_latency_ms": 10.0, "time_per_output_token_ms": 11.4,
+}  # fmt: skip
+GUIDELLM = {"benchmarks": [{"metrics": {name: {"successful": {"mean": value}} for name, value in METRICS.items()}}]}
+
+
+def test_result_files_of_vllm_and_guidellm_say_the_same(tmp_path: Path):
+    for name, values in (("vllm", VLLM), ("guidellm", GUIDELLM)):
+        (tmp_path / name).write_text(json.dumps(values))
+    (of_vllm,), (of_guidellm,) = read_benchmarks(tmp_path / "vllm"), read_benchmarks(tmp_path / "guidellm")
+    assert of_vllm.concurrency == pytest.approx(100 / 50 * (0.1 + 63 * 0.01))  # Little's law
+    for one in (of_vllm, of_guidellm):
+        assert (one.prompt_tokens, one.output_tokens, one.first, one.per_token) == (200, 64, 0.1, 0.01)
+
+
+@pytest.mark.parametrize("values", [
+    {}, {"benchmarks": []}, {"benchmarks": [{}]}, VLLM | {"completed": 0}, VLLM | {"mean_tpot_ms": "x"},
+    VLLM | {"total_input_tokens": 0},
+])  # fmt: skip
+def test_what_is_no_result_file_is_refused(values, tmp_path: Path):
+    (tmp_path / "r.json").write_text(json.dumps(values))
+    with pytest.raises(InvalidParameter):
+        read_benchmarks(tmp_path / "r.json")
+
+
+def test_the_command_writes_profiles_that_place_reads(tmp_path: Path):
+    (tmp_path / "smol").mkdir()
+    (tmp_path / "smol" / "config.json").write_text(json.dumps(SMOL))
+    (tmp_path / "run.json").write_text(json.dumps(VLLM))
+    out = tmp_path / "profiles.json"
+    done = CliRunner().invoke(app, [
+        "profile", str(tmp_path / "smol"), "--device", "l4", "--benchmark", str(tmp_path / "run.json"), "-o", str(out),
+    ])  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "off by" in done.output
+    case = {
+        "num_devices": 1, "mem_budget": 20e9, "duration": 60, "profiles": json.loads(out.read_text()),
+        "models": [{"name": "a", "type": "smol", "rate": 1.0, "slo": 5, "prompt_tokens": 200, "output_tokens": 64}],
+    }  # fmt: skip
+    (tmp_path / "case.json").write_text(json.dumps(case))
+    read = read_case(tmp_path / "case.json")
+    tokens = read.profiles["smol"].entries[ParallelConfig()].tokens
+    (measured,) = read_benchmarks(tmp_path / "run.json")
+    assert step_seconds(tokens, measured) == pytest.approx(0.01)
+    assert plan(read).slo_attainment > 0.9
+
+
+def test_a_device_is_named_once(tmp_path: Path):
+    (tmp_path / "config.json").write_text(json.dumps(SMOL))
+    done = CliRunner().invoke(app, ["profile", str(tmp_path / "config.json")])
+    assert isinstance(done.exception, InvalidParameter)

@@ -1,0 +1,67 @@
+"""The largest rate within promises, against a brute force over rates; and Sarathi-Serve's trade by token budget."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from paceline.cli.main import app
+from paceline.errors import InvalidParameter
+from paceline.placement.capacity import TOLERANCE, Promise, Traffic, capacities, capacity
+from paceline.placement.serving_simulator import ServingModel, simulate_serving
+from paceline.scheduling import SchedulerConfig
+from paceline.speculation import CostProfile
+
+COST = CostProfile({1: 0.010, 16: 0.012, 64: 0.020, 256: 0.060, 512: 0.120})
+MODEL = ServingModel(COST, config=SchedulerConfig(prefix_caching=False, max_num_seqs=32), num_pages=100_000)
+TRAFFIC = Traffic(200, 20, 0.5, num_requests=120)
+
+
+def test_the_rate_is_the_last_that_keeps_the_promise():
+    promise = Promise(between=0.05, first=1.0)
+    found = capacity(MODEL, TRAFFIC, promise, 128)
+    config = replace(MODEL.config, max_num_batched_tokens=128)
+    model = replace(MODEL, config=config)
+    kept = [
+        rate
+        for rate in found.rate * np.linspace(0.8, 1.2, 9)
+        if promise.is_kept(simulate_serving(TRAFFIC.requests(rate), model))
+    ]
+    assert max(kept) <= found.rate * (1 + 2 * TOLERANCE)
+    assert found.between <= 0.05 and found.first <= 1.0 and found.token_budget == 128
+
+
+def test_tight_gaps_want_small_budgets_and_loose_ones_large():
+    tight = capacities(MODEL, TRAFFIC, Promise(0.03, 2.0), [64, 512])
+    loose = capacities(MODEL, TRAFFIC, Promise(1.0, 2.0), [64, 512])
+    assert tight[0].rate > tight[1].rate
+    assert loose[1].rate >= loose[0].rate * (1 - 2 * TOLERANCE)
+
+
+def test_what_even_a_lone_request_breaks_has_no_capacity():
+    found = capacity(MODEL, TRAFFIC, Promise(0.005, 1.0))
+    assert found.rate == 0 and found.throughput == 0 and np.isnan(found.between)
+
+
+@pytest.mark.parametrize("wrong", [{"between": 0.0}, {"first": -1.0}, {"quantile": 1.0}])
+def test_promises_that_are_none_are_refused(wrong):
+    with pytest.raises(InvalidParameter):
+        Promise(**({"between": 0.1, "first": 1.0} | wrong))
+
+
+def test_the_command_names_the_best_budget(tmp_path):
+    tuned = {
+        "format": "paceline-profile", "version": 1, "model": "m", "fingerprint": "f", "dtype": "int8",
+        "executor": "numba", "threads": 1, "machine": "here",
+        "seconds": {"0": {"1": 0.01, "64": 0.02, "512": 0.12}}, "prefill_seconds": {"0": {"16": 0.012}},
+    }  # fmt: skip
+    (tmp_path / "tuned.json").write_text(json.dumps(tuned))
+    words = ["--between-ms", "50", "--first-ms", "1000", "--token-budget", "32", "--token-budget", "128"]
+    done = CliRunner().invoke(app, [
+        "capacity", str(tmp_path / "tuned.json"), *words, "--num-requests", "100", "--prompt-tokens", "100", "--json",
+    ])  # fmt: skip
+    assert done.exit_code == 0, done.output
+    said = json.loads(done.output)
+    assert said["best_token_budget"] in (32, 128) and len(said["capacities"]) == 2

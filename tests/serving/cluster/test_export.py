@@ -1,0 +1,120 @@
+"""Plans for other runtimes, read back: the same groups, models, splits and options."""
+
+import json
+import shlex
+
+import pytest
+import yaml
+
+from paceline.errors import InvalidParameter
+from paceline.serving.cluster.export import TARGETS, export, part_of
+from paceline.serving.cluster.plan import plan_of
+
+ENGINE = {"max_num_seqs": 16, "max_num_batched_tokens": 512, "kv_cache_memory_bytes": 10**9}
+PLAN = plan_of({
+    "groups": [[1, 2, [0, 1]], [2, 1, [0]], [2, 1, [0]]],
+    "models": [
+        {"name": "chat", "path": "org/chat", "slo_first": 1.0, "engine": ENGINE, "num_tokens": 100},
+        {"name": "it's code", "path": "co de.gguf", "slo": 2.0},
+    ],
+})  # fmt: skip
+
+
+def words(line):
+    """Options of a line of the script, and the devices that it sees."""
+    devices, _, command = line.removesuffix(" &").partition(" ")
+    parts = shlex.split(command)
+    assert parts[:2] == ["vllm", "serve"]
+    return devices.removeprefix("CUDA_VISIBLE_DEVICES="), parts[2], dict(zip(parts[3::2], parts[4::2], strict=True))
+
+
+def test_vllm_commands_have_the_splits_options_and_devices_of_the_plan():
+    lines = [line for line in export(PLAN, "vllm", devices_per_node=4).splitlines() if line.startswith("CUDA")]
+    found = [words(line) for line in lines]
+    assert [devices for devices, _, _ in found] == ["0,1", "0,1", "2,3", "0,1"]  # the last on another node
+    assert [path for _, path, _ in found] == ["org/chat", "co de.gguf", "org/chat", "org/chat"]
+    splits = [(o["--tensor-parallel-size"], o["--pipeline-parallel-size"]) for _, _, o in found]
+    assert splits == [("1", "2"), ("1", "2"), ("2", "1"), ("2", "1")]
+    assert found[0][2]["--max-num-seqs"] == "16" and found[0][2]["--kv-cache-memory-bytes"] == "1000000000"
+    assert float(found[1][2]["--gpu-memory-utilization"]) == 0.45  # it shares its devices with another engine
+    assert len({options["--port"] for _, _, options in found}) == 4
+
+
+def test_a_group_larger_than_a_node_is_no_vllm_command():
+    with pytest.raises(InvalidParameter, match="devices_per_node"):
+        export(PLAN, "vllm", devices_per_node=1)
+
+
+def test_ray_serve_has_a_deployment_per_model_and_split():
+    (application,) = yaml.safe_load(export(PLAN, "ray-serve"))["applications"]
+    assert application["import_path"] == "ray.serve.llm:build_openai_app"
+    configs = {c["model_loading_config"]["model_id"]: c for c in application["args"]["llm_configs"]}
+    assert set(configs) == {"chat-1x2-with-0-1", "chat-2x1-with-0", "it's code"}
+    wide = configs["chat-2x1-with-0"]
+    assert wide["deployment_config"] == {"num_replicas": 2, "max_ongoing_requests": 16}
+    assert wide["placement_group_config"]["bundles"] == [{"GPU": 1, "CPU": 1}] * 2
+    assert wide["engine_kwargs"]["tensor_parallel_size"] == 2
+    assert configs["it's code"]["placement_group_config"]["bundles"] == [{"GPU": 0.5, "CPU": 1}] * 2
+
+
+def test_ray_serve_accepts_its_config():
+    schema = pytest.importorskip("ray.serve.schema")
+    schema.ServeDeploySchema.model_validate(yaml.safe_load(export(PLAN, "ray-serve")))
+
+
+def read_back(files):
+    """Groups (tensor, pipeline, names) and engine options by name, from parts of the plan."""
+    plans = [plan_of(json.loads(text)) for text in files]
+    groups = [
+        (g.parallel.tensor, g.parallel.pipeline, tuple(spec.name for spec in plan.held_by(0)))
+        for plan in plans
+        for g in plan.placement.groups
+    ]
+    return groups, {spec.name: spec for plan in plans for spec in plan.models}
+
+
+WANTED = [(1, 2, ("chat", "it's code")), (2, 1, ("chat",)), (2, 1, ("chat",))]
+
+
+def test_kubernetes_runs_every_group_and_finds_every_model():
+    parts = list(yaml.safe_load_all(export(PLAN, "kubernetes")))
+    of_kind = {kind: [p for p in parts if p["kind"] == kind] for kind in ("ConfigMap", "StatefulSet", "Service")}
+    groups, specs = read_back([part["data"]["plan.json"] for part in of_kind["ConfigMap"]])
+    assert groups == WANTED
+    assert {spec.name: spec for spec in PLAN.models} == specs
+    for part, (tensor, pipeline, _) in zip(of_kind["StatefulSet"], WANTED, strict=True):
+        pod = part["spec"]["template"]
+        (container,) = pod["spec"]["containers"]
+        assert container["resources"]["limits"] == {"nvidia.com/gpu": str(tensor * pipeline)}
+        assert part["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+        mounts = {mount["name"] for mount in container["volumeMounts"]}
+        assert mounts == {volume["name"] for volume in pod["spec"]["volumes"]}
+    labels = [part["spec"]["template"]["metadata"]["labels"].items() for part in of_kind["StatefulSet"]]
+    reached = [sum(s["spec"]["selector"].items() <= each for each in labels) for s in of_kind["Service"]]
+    assert reached == [3, 1]
+
+
+def test_compose_runs_every_group_on_devices_of_its_own():
+    values = yaml.safe_load(export(PLAN, "compose"))
+    groups, specs = read_back([config["content"].replace("$$", "$") for config in values["configs"].values()])
+    assert groups == WANTED and {spec.name: spec for spec in PLAN.models} == specs
+    devices = []
+    for name, service in values["services"].items():
+        assert service["configs"][0]["source"] == name
+        devices += service["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"]
+    assert devices == [str(i) for i in range(6)]
+
+
+def test_a_part_keeps_what_is_known_of_times():
+    timed = plan_of({
+        "groups": [[1, 1, [0]], [1, 2, [1]]], "models": ["a", "b"], "stage_seconds": [[[0.1]], [[0.2, 0.3]]],
+        "overhead": 0.01,
+    })  # fmt: skip
+    part = part_of(timed, 1)
+    assert part["stage_seconds"] == [[[0.2, 0.3]]] and part["overhead"] == 0.01
+
+
+def test_other_targets_are_refused():
+    assert set(TARGETS) == {"vllm", "ray-serve", "kubernetes", "compose"}
+    with pytest.raises(InvalidParameter, match="'slurm'"):
+        export(PLAN, "slurm")

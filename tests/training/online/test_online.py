@@ -1,0 +1,163 @@
+"""Learning from what is served: acceptance rises on another kind of text, and no text ever changes."""
+
+import json
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.cli.serve_options import KeepingOptions
+from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.drafters.heads.head import head_of
+from paceline.engine.build import build_engine
+from paceline.errors import InvalidParameter
+from paceline.evaluation.head_training import resumed
+from paceline.models.heads.files import read_head, save_head
+from paceline.training.heads.conversations import Conversation
+from paceline.training.heads.recipes import RECIPES
+from paceline.training.heads.shards import TapStore
+from paceline.training.heads.target import training_target
+from paceline.training.online.recorded import METHOD, recorded
+from paceline.training.online.ring import ServedRing
+from paceline.training.run.loop import LoopSettings, Trainer
+from paceline.types import SamplingParams
+from tests.models.heads.records import load_target
+
+HEAD = "tests.training.online.test_online:make_head"
+GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def target():
+    return load_target("float32")
+
+
+def make_head(services, path: str):
+    """The head in a folder."""
+    return head_of(read_head(path), services)
+
+
+def prompts_of(kind: int, number: int = 8) -> list[list[int]]:
+    """Two kinds of text: tokens of the vocabulary's lower and of its upper half."""
+    rng = np.random.default_rng(kind)
+    return [rng.integers(3 + 60 * kind, 60 + 60 * kind, 12).tolist() for _ in range(number)]
+
+
+def serve(target, spec, prompts, params=GREEDY, salt=None):
+    """Texts, and accepted over drafted tokens."""
+    engine = build_engine(target, EngineConfig(kv_cache_memory_bytes=1 << 22, executor="numba"), spec)
+    found = {}
+    for number, prompt in enumerate(prompts):
+        engine.add_request(str(number), prompt, params, **({} if salt is None else {"cache_salt": salt}))
+    while engine.has_unfinished_requests:
+        for output in engine.step():
+            if output.finished:
+                found[output.request_id] = output.finished.outputs[0].token_ids
+    share = engine.metrics.spec_decode_num_accepted_tokens / max(engine.metrics.spec_decode_num_draft_tokens, 1)
+    if hasattr(engine.drafter, "ring"):
+        engine.drafter.ring.flush()
+    return [found[str(number)] for number in range(len(prompts))], share
+
+
+def spec_of(path) -> SpeculativeConfig:
+    return SpeculativeConfig(HEAD, num_draft_tokens=2, policy="fixed", options={"path": str(path)})
+
+
+def trained(recipe, store, folder, steps):
+    """A head learnt from all of a store, and where it was saved."""
+    run = Trainer(recipe, store, LoopSettings(num_steps=steps, rows=100, share=1.0, rate=2e-2), folder / "run")
+    for _ in range(steps):
+        run.step()
+    return save_head(recipe.record(run.mean.weights, {}), folder / "head")
+
+
+def test_acceptance_rises_on_another_kind_of_text_and_no_text_changes(target, tmp_path, quick_rise, monkeypatch):
+    monkeypatch.setattr("paceline.training.heads.conversations.HELD_OUT_SHARE", 5)
+    tables, (first, second) = training_target(target.source), (prompts_of(0), prompts_of(1))
+    torch.manual_seed(0)
+    recipe = RECIPES["eagle3"](tables, np.arange(131, dtype=np.int32), 2)
+    untrained = save_head(recipe.record(recipe.net.state_dict(), {}), tmp_path / "untrained")
+    plain = {kind: serve(target, None, prompts)[0] for kind, prompts in enumerate((first, second))}
+
+    texts, _ = serve(target, recorded(spec_of(untrained), tmp_path / "first"), first)
+    assert texts == plain[0]
+    old = trained(recipe, TapStore(tmp_path / "first"), tmp_path / "a", 30)
+    assert serve(target, spec_of(old), first)[1] > 0.2
+
+    texts, before = serve(target, recorded(spec_of(old), tmp_path / "second"), second)
+    assert texts == plain[1]
+    again = resumed(RECIPES["eagle3"], tables, read_head(old))
+    new = trained(again, TapStore(tmp_path / "second"), tmp_path / "b", 30)
+    texts, after = serve(target, spec_of(new), second)
+    assert texts == plain[1]
+    assert after > before + 0.2
+
+
+def test_what_is_kept_are_the_texts_and_their_states(target, tmp_path):
+    """Ids to the last but one, and the states of a fresh reading, bit for bit in bfloat16."""
+    from paceline.models.rows import Part, build_rows
+    from paceline.training.heads.shards import to_bfloat16
+
+    torch.manual_seed(0)
+    recipe = RECIPES["medusa"](training_target(target.source), np.arange(131, dtype=np.int32), 2)
+    head = save_head(recipe.record(recipe.net.state_dict(), {}), tmp_path / "head")
+    prompts = prompts_of(0, 4)
+    texts, _ = serve(target, recorded(spec_of(head), tmp_path / "kept"), prompts)
+    store = TapStore(tmp_path / "kept")
+    assert len(store.documents) == 4
+    kept = {tuple(one.conversation.ids[:12].tolist()): one for one in store.documents}
+    for prompt, text in zip(prompts, texts, strict=True):
+        one = kept[tuple(prompt)]
+        ids = one.conversation.ids.tolist()
+        assert ids == [*prompt, *text][: len(ids)] and len(ids) >= len(prompt) + len(text) - 1
+        assert one.conversation.num_prompt == len(prompt)
+        cache = target.model.new_cache(4)
+        taps = target.model.forward(build_rows([Part(range(4), 0, ids[:-1], logits="none")]), cache, store.taps).taps
+        expected = to_bfloat16(np.stack([taps[tap] for tap in store.taps], axis=1))
+        np.testing.assert_array_equal(store.rows([one], range(len(store.taps))), expected)
+
+
+def test_private_requests_are_not_kept(target, tmp_path):
+    recipe = RECIPES["medusa"](training_target(target.source), np.arange(131, dtype=np.int32), 2)
+    head = save_head(recipe.record(recipe.net.state_dict(), {}), tmp_path / "head")
+    serve(target, recorded(spec_of(head), tmp_path / "kept"), prompts_of(0, 2), salt="mine")
+    assert not TapStore(tmp_path / "kept").documents
+    assert stat.S_IMODE((tmp_path / "kept").stat().st_mode) == 0o700
+
+
+def test_nothing_is_kept_unless_it_is_asked_for():
+    spec = SpeculativeConfig("suffix")
+    assert KeepingOptions().around(spec) is spec
+    asked = KeepingOptions(Path("served"), 500).around(SpeculativeConfig("head", model="x", options={"tree": "chain"}))
+    assert asked is not None and asked.method == METHOD
+    drafter = {"tree": "chain", "method": "head", "model": "x"}
+    assert asked.options == {"folder": "served", "drafter": drafter, "max_tokens": 500}
+    with pytest.raises(InvalidParameter, match="keep_served"):
+        KeepingOptions(Path("served")).around(None)
+
+
+def test_the_ring_forgets_its_oldest_texts(tmp_path):
+    ring = ServedRing(tmp_path, (1, 2), max_tokens=60, shard_rows=20)
+    for i in range(12):
+        ring.add(Conversation(np.full(11, i, np.int32), 3, 0.0), np.zeros((10, 2, 4), np.uint16))
+    again = TapStore(tmp_path)
+    kept = sorted(int(one.conversation.ids[0]) for one in again.documents)
+    assert 40 <= sum(one.num_rows for one in again.documents) <= 60 and kept == list(range(kept[0], 12))
+    assert len(list(tmp_path.glob("*.npy"))) == len(list(tmp_path.glob("*.npz")))
+    ring.add(Conversation(np.full(21, 99, np.int32), 3, 0.0), np.zeros((20, 2, 4), np.uint16))
+    assert TapStore(tmp_path).documents[-1].conversation.ids[0] == 99
+    assert json.loads((tmp_path / "taps.json").read_text()) == {"taps": [1, 2]}
+    with pytest.raises(InvalidParameter, match="max_tokens"):
+        ServedRing(tmp_path, (1, 2), max_tokens=0)
+
+
+def test_a_head_of_another_family_is_not_gone_on_with(target, tmp_path):
+    tables = training_target(target.source)
+    recipe = RECIPES["medusa"](tables, np.arange(131, dtype=np.int32), 2)
+    record = recipe.record(recipe.net.state_dict(), {})
+    again = resumed(RECIPES["medusa"], tables, record)
+    assert all(torch.equal(one, again.net.state_dict()[name]) for name, one in recipe.net.state_dict().items())
+    with pytest.raises(InvalidParameter, match="family"):
+        resumed(RECIPES["eagle3"], tables, record)
