@@ -79,12 +79,22 @@ class Grammars:
             self._vocabulary = _vocabulary(self._tokenizer, self._eos, self._vocab_size)
         try:
             matcher = llguidance.LLMatcher(self._vocabulary, _source(llguidance, kind, source), log_level=0)
+            self._begin(matcher)
             problem = matcher.get_error() if matcher.is_error() else ""
         except Exception as error:  # its front ends raise what they like
             matcher, problem = None, str(error)
         if problem:
             raise InvalidParameter("structured_outputs", f"{kind}: {problem[:300]}", "change the schema or grammar")
         return matcher
+
+    def _begin(self, matcher: Any) -> None:
+        """Compute the first mask, which other threads need not wait for, so that no copy has to.
+
+        A copy's first `compute_ff_tokens` would do the same with Python's lock held: 33 ms for a schema of 60 kB.
+        """
+        if not matcher.is_error():
+            words = np.zeros(-(-self._vocab_size // 32), dtype=np.uint32)
+            matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
 
 
 class Cursor:

@@ -3,6 +3,7 @@
 import json
 import re
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -130,6 +131,22 @@ def test_a_grammar_that_compiles_long_keeps_nobody_waiting(monkeypatch):
     held.set()
     other.join(10)
     assert not other.is_alive()
+
+
+def test_what_is_slow_at_first_is_done_by_whoever_compiles(monkeypatch):
+    """A copy of a large grammar answers at once: its first mask is there already."""
+    grammars = Grammars(ByteTokenizer(), (130,), 131)  # type: ignore[arg-type]
+    began: list[object] = []
+    begin = grammars._begin
+    monkeypatch.setattr(grammars, "_begin", lambda matcher: (began.append(matcher), begin(matcher)))
+    wanted = {"json": json.dumps({"anyOf": [{"properties": {f"a{i}": {"type": "string"}}} for i in range(300)]})}
+    cursor = grammars.cursor(wanted)
+    used = time.thread_time()
+    cursor.forced()
+    assert cursor.allowed() is not None and len(began) == 1
+    first, used = time.thread_time() - used, time.thread_time()
+    begin(grammars._compile("json", wanted["json"]))
+    assert first < (time.thread_time() - used) / 2
 
 
 def test_samples_have_cursors_of_their_own(engine_for):
