@@ -39,7 +39,9 @@ class Reads(Protocol):
     """
 
     @property
-    def slack(self) -> int: ...
+    def slack(self) -> int:
+        """See the class."""
+        ...
 
     def new_memory(self) -> Any:
         """Of an empty text."""
