@@ -133,7 +133,9 @@ class EngineConfig:
                 )
         for name in ("dtype", "device", "kv_cache_dtype", "profile"):
             if not isinstance(getattr(self, name), str):
-                raise InvalidParameter(name, f"{getattr(self, name)!r} is no text", "see docs/api.md for its values")
+                raise InvalidParameter(
+                    name, f"{getattr(self, name)!r} is no text", "see docs/api/index.md for its values"
+                )
         if self.memory_fraction is not None:
             if self.kv_cache_memory_bytes is not None:
                 raise InvalidParameter("memory_fraction", "is given beside kv_cache_memory_bytes", "give one of them")

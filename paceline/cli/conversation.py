@@ -81,6 +81,6 @@ class Conversation:
         text = "\n\n".join(f"{m['role']}: {m['content']}" for m in (*self._opening, *self._messages))
         try:
             path.expanduser().write_text(text + "\n", encoding="utf-8")
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise InvalidParameter("save", f"{path} cannot be written ({error})", "name another file") from None
         return len(self._messages)

@@ -77,8 +77,8 @@ def why_short(output: RequestOutput) -> str | None:
         return None
     if output.finish_reason == "stop":
         return (
-            "The model ended its answer at once, with its end-of-sequence token or a stop string. Ask it otherwise, "
-            "drop --raw with a chat model, or go on past the end with --ignore-eos."
+            "The model ended its answer at once, with its end-of-sequence token or a stop string. Ask it otherwise; "
+            "`paceline generate` can go on past the end with --ignore-eos, and should not have --raw with a chat model."
         )
     return f"The answer holds no visible text; it ended by {output.finish_reason}."
 

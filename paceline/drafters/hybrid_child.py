@@ -13,6 +13,7 @@ from paceline.drafters.base import Drafter
 from paceline.drafters.registry import make_drafter, option_names
 from paceline.drafters.services import DraftServices
 from paceline.errors import InvalidParameter
+from paceline.option_types import check_types
 from paceline.speculation.outcome import StepOutcome
 from paceline.speculation.prices import LearnedDraft, Prices
 from paceline.speculation.records import BatchStats
@@ -85,10 +86,13 @@ def make_child(
     Raises:
         InvalidParameter: no ``method``, or what `make_drafter` and `Child` refuse.
     """
+    if not isinstance(wanted, str | Mapping):
+        raise InvalidParameter("drafters", f"{wanted!r} is no drafter", "give names, or mappings with a method")
     options: dict[str, Any] = {"method": wanted} if isinstance(wanted, str) else dict(wanted)
     if "method" not in options:
         raise InvalidParameter("drafters", f"{options} has no method", "write e.g. {'method': 'suffix'}")
     method, cost_ratio = options.pop("method"), options.pop("cost_ratio", None)
+    check_types(Child, {"cost_ratio": cost_ratio})
     for name, value in (("model", model), ("dtype", dtype)):
         if value is not None and name in option_names(method):
             options.setdefault(name, value)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from paceline.drafters.base import DraftContext
+from paceline.drafters.same_text import CHECKED_TAIL, goes_on
 from paceline.errors import InvalidParameter
 from paceline.sampling.tree import TokenTree
 from paceline.speculation.outcome import RequestOutcome
@@ -16,7 +17,6 @@ from paceline.speculation.traits import DrafterTraits
 
 Occurrence = Literal["latest", "earliest"]
 
-_CHECKED_TAIL = 16  # tokens compared to notice that an id now stands for another text
 FIRST_RATES = (0.2, 0.45, 0.55, 0.65, 0.68, 0.7, 0.78, 0.8, 0.84, 0.86, 0.87, 0.88, 0.89, 0.9, 0.91, 0.97)
 """How often a repetition of 1, 2, ... tokens went on, before any was seen: so it was in 600 answers of the default
 model to prompts of many kinds. Longer ones count as the last."""
@@ -122,8 +122,7 @@ class _Index:
 
     def is_prefix_of(self, token_ids: Sequence[int]) -> bool:
         """True when `token_ids` is what was indexed so far, perhaps longer, as far as length and last tokens tell."""
-        start = self._length - len(self._tail)
-        return len(token_ids) >= self._length and list(token_ids[start : self._length]) == self._tail
+        return goes_on(token_ids, self._length, self._tail)
 
     def extend(self, token_ids: Sequence[int], rates: Rates | None = None) -> None:
         """Take in new tokens, telling `rates` which of them went on with a repetition.
@@ -142,7 +141,7 @@ class _Index:
                     if not self._keep_first or gram not in ends:
                         ends[gram] = end
         self._length = len(token_ids)
-        self._tail = list(token_ids[-_CHECKED_TAIL:])
+        self._tail = list(token_ids[-CHECKED_TAIL:])
 
     def find(self, token_ids: Sequence[int], length: int) -> tuple[int, int]:
         """The position after an earlier occurrence of the longest suffix of the first `length` tokens that has one.

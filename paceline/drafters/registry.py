@@ -15,6 +15,7 @@ from paceline.errors import InvalidParameter
 from paceline.models.base import RunsHeads
 from paceline.models.heads.registry import best_head
 from paceline.models.loaded import LoadedModel
+from paceline.option_types import check_types
 from paceline.speculation.traits import DrafterTraits
 
 _DRAFTERS = {
@@ -104,6 +105,7 @@ def make_drafter(name: str, services: DraftServices | None = None, **options: An
         raise InvalidParameter(missing[0], f"drafter {name!r} cannot do without it", f"pass {missing[0]}=...")
     if wants and _is_required(wants) and services is None:
         raise InvalidParameter("services", f"drafter {name!r} works inside an engine only", "make it through LLM(...)")
+    check_types(constructor, options)
     drafter = constructor(**lent, **options)
     if not isinstance(getattr(drafter, "traits", None), DrafterTraits):
         problem = f"{name!r} declares no traits"

@@ -8,6 +8,7 @@ be right for exactness: a wrong cut makes a bad draft, which the target refuses.
 import codecs
 from collections.abc import Sequence
 
+from paceline.drafters.same_text import CHECKED_TAIL, goes_on
 from paceline.models.resolve import ModelSource
 from paceline.models.tokenizer import Tokenizer
 
@@ -15,8 +16,8 @@ _CONTEXT = 24
 """Characters in front of new text that are cut anew with it."""
 _LONGEST_OPEN = 512
 """Characters without a safe place after which any place will do (base64, scripts without blanks)."""
-_CHECKED_TAIL = 16
-"""Tokens compared to notice that an id now stands for another text."""
+_WORDS = 16
+"""Tokens among which the beginning of the last word is looked for."""
 
 
 class Continuing:
@@ -65,8 +66,7 @@ class Follower:
 
     def continues(self, token_ids: Sequence[int]) -> bool:
         """True when `token_ids` is the text read so far, perhaps longer, as far as length and last tokens tell."""
-        start = self._num_read - len(self._tail)
-        return len(token_ids) >= self._num_read and list(token_ids[start : self._num_read]) == self._tail
+        return goes_on(token_ids, self._num_read, self._tail)
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Read the tokens after those known."""
@@ -75,7 +75,7 @@ class Follower:
             new = new[1:]
         text = self._decoder.decode(b"".join(self._target.token_bytes(token) for token in new))
         self._num_read = len(token_ids)
-        self._tail = list(token_ids[-_CHECKED_TAIL:])
+        self._tail = list(token_ids[-CHECKED_TAIL:])
         if text:
             self._write(self._open_text + text)
 
@@ -145,7 +145,7 @@ class Respeller:
     def _tail(self, committed: Sequence[int]) -> tuple[list[int], str]:
         """The last few committed tokens, from one that begins a word, and their text."""
         tail: list[int] = []
-        for token in reversed(committed[-_CHECKED_TAIL:]):
+        for token in reversed(committed[-_WORDS:]):
             if token in self._target.special_token_ids:
                 break
             tail.insert(0, token)

@@ -14,6 +14,7 @@ from typing import Literal
 
 from paceline.drafters.base import DraftContext
 from paceline.drafters.past_pools import PastPools
+from paceline.drafters.same_text import CHECKED_TAIL, goes_on
 from paceline.drafters.suffix_trie import Draft, Matches, Place, SuffixTrie, best_draft, follow_path, follow_tree
 from paceline.errors import InvalidParameter
 from paceline.sampling.tree import TokenTree
@@ -22,7 +23,6 @@ from paceline.speculation.traits import DrafterTraits
 
 Mode = Literal["path", "tree"]
 
-_CHECKED_TAIL = 16  # tokens compared to notice that an id now stands for another text
 _ENOUGH = 0.98  # shorter matches are not tried for the last two per cent; periodic texts have very many matches
 _ROUNDING = 1e-6  # 3 * 1.1 must count as 3.3, not as a little less
 
@@ -143,9 +143,7 @@ class _Request:
 
     def is_prefix_of(self, token_ids: Sequence[int]) -> bool:
         """True when `token_ids` is what was counted so far, perhaps longer, as far as length and last tokens tell."""
-        tail = self._text.tokens[-_CHECKED_TAIL:]
-        length = len(self._text.tokens)
-        return len(token_ids) >= length and list(token_ids[length - len(tail) : length]) == tail
+        return goes_on(token_ids, len(self._text.tokens), self._text.tokens[-CHECKED_TAIL:])
 
     def count(self, token_ids: Sequence[int], most: int) -> int:
         """Count tokens after those known until `most` nodes were visited; the number of nodes visited."""

@@ -157,9 +157,13 @@ def _prior(
     """What passes are expected to cost: as `paceline tune` measured, else by a few passes where drafts need to know."""
     if profile is not None:
         return profile.cost
+    guess = roofline(CPU_BALANCE if config.device == "cpu" else GPU_BALANCE)
     if spec.method == "plain" or spec.num_draft_tokens == 0 or spec.policy not in ("auto", "goodput"):
-        return roofline(CPU_BALANCE if config.device == "cpu" else GPU_BALANCE)
-    return quick_profile(model, clock)
+        return guess
+    try:
+        return quick_profile(model, clock)
+    except Exception:  # a model need not run on keys that nobody wrote; what is wrong with it, its first request says
+        return guess
 
 
 def _scheduler_config(config: EngineConfig, max_model_len: int, profile: Profile | None) -> SchedulerConfig:

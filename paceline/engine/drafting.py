@@ -123,6 +123,9 @@ class Drafting:
             raise ValueError(f"proposed a {type(tree).__name__}, not a TokenTree")
         if not all([type(token) is int for token in tree.tokens]):  # numpy's integers would reach the user's output
             tree = replace(tree, tokens=tuple(index(token) for token in tree.tokens))
+        if type(tree.parents) is not tuple or type(tree.chances) not in (tuple, type(None)):
+            chances = None if tree.chances is None else tuple(map(float, tree.chances))
+            tree = replace(tree, parents=tuple(map(index, tree.parents)), chances=chances)
         if tree.tokens and not (min(tree.tokens) >= 0 and max(tree.tokens) < self._vocab_size):
             raise ValueError(f"proposed tokens outside the vocabulary of {self._vocab_size}")
         return tree.prune(context.budget, context.max_depth)

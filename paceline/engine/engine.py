@@ -148,7 +148,7 @@ class Engine:
         Raises:
             InvalidParameter: an empty or too long prompt, an id the model does not know, a name already in use.
         """
-        self._check_door(request_id, prompt_token_ids, timeout)
+        self._check_door(request_id, prompt_token_ids, params, timeout)
         now = self._clock()
         deadline = None if timeout is None else now + timeout
         salt = salt_of(cache_salt)
@@ -213,12 +213,15 @@ class Engine:
         self._learn(plan, commits, timer)
         return [output for output in outputs if output.tokens or output.completion]
 
-    def _check_door(self, request_id: str, prompt_token_ids: Sequence[int], timeout: float | None) -> None:
-        vocab_size = self._model.config.vocab_size
-        unknown = next((i for i in prompt_token_ids if not 0 <= i < vocab_size), None)
-        if unknown is not None:
-            remedy = "tokenise the prompt with this model's own tokenizer"
-            raise InvalidParameter("prompt_token_ids", f"{unknown} is outside the vocabulary of {vocab_size}", remedy)
+    def _check_door(
+        self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams, timeout: float | None
+    ) -> None:
+        vocab_size, remedy = self._model.config.vocab_size, "tokenise it with this model's own tokenizer"
+        predicted = () if isinstance(params.prediction, str) else params.prediction
+        for name, token_ids in (("prompt_token_ids", prompt_token_ids), ("prediction", predicted)):
+            unknown = next((i for i in token_ids if not 0 <= i < vocab_size), None)
+            if unknown is not None:
+                raise InvalidParameter(name, f"{unknown} is outside the vocabulary of {vocab_size}", remedy)
         if request_id in self._requests:
             raise InvalidParameter("request_id", f"{request_id!r} is in use", "give every request its own id")
         if timeout is not None and not (isinstance(timeout, Real) and timeout > 0):

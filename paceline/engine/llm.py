@@ -319,6 +319,8 @@ class LLM:
             InvalidParameter: it is empty, or neither text nor whole numbers.
         """
         try:
+            if isinstance(prompt, bytes | bytearray) or (not isinstance(prompt, str) and any(map(_is_bool, prompt))):
+                raise TypeError
             token_ids = (
                 self._encode(prompt, add_special_tokens) if isinstance(prompt, str) else [index(i) for i in prompt]
             )
@@ -333,6 +335,10 @@ class LLM:
         request_id = str(next(self._numbers))
         self._engine.add_request(request_id, self.token_ids_of(prompt), self.prepared(params), **how)
         return request_id
+
+
+def _is_bool(value: object) -> bool:
+    return isinstance(value, bool)
 
 
 def _start_compiler(model: str, config: EngineConfig) -> None:

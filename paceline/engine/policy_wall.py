@@ -31,6 +31,11 @@ class WalledPolicy(LengthPolicy):
         """As of the policy."""
         return self.inner.asks_beliefs
 
+    @property
+    def asks_laws(self) -> bool:  # type: ignore[override]
+        """As of the policy."""
+        return self.inner.asks_laws
+
     def budgets(self, requests: Sequence[DraftStats], batch: BatchStats) -> list[int]:
         """See `LengthPolicy`."""
         return self._asked(lambda: _checked(self.inner.budgets(requests, batch), len(requests)), [0] * len(requests))

@@ -12,8 +12,9 @@ from paceline.models.base import CausalLM, pages_for
 from paceline.models.rows import Part, build_rows
 from paceline.speculation import CostProfile
 
-ROWS = (1, 2, 4, 6, 8, 12, 16, 32)
-"""Numbers of rows to try: each drafted row is bought at the price these tell, so the first ones lie close."""
+ROWS = (1, 2, 4, 6, 8, 12, 16, 32, 64)
+"""Numbers of rows to try: each drafted row is bought at the price these tell, so the first ones lie close, and the last
+is as many requests as run together by default."""
 CONTEXT = 256
 """Tokens in the cache before them, as in a conversation: a row's attention is part of its price."""
 _TURNS = 6
@@ -23,7 +24,7 @@ _ENOUGH, _MOST = 0.4, 1.0
 
 
 def quick_profile(model: CausalLM, clock: Callable[[], float]) -> CostProfile:
-    """Seconds of decoding passes over up to 32 rows.
+    """Seconds of decoding passes over up to 64 rows.
 
     Args:
         clock: seconds, monotonic.

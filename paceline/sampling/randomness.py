@@ -81,7 +81,8 @@ class CounterRandomness:
         if law.is_one_hot:
             return int(law.tokens[0])
         noise = self.exponentials(law.tokens, position, purpose, node)
-        noise /= law.probs
+        with np.errstate(over="ignore"):  # infinite: a token of the smallest probabilities never wins
+            noise /= law.probs
         return int(law.tokens[np.argmin(noise)])
 
     def exponentials(self, tokens: np.ndarray, position: int, purpose: Purpose, node: int = ROOT) -> np.ndarray:

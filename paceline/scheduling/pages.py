@@ -23,6 +23,8 @@ def page_digest(previous: bytes, token_ids: Sequence[int]) -> bytes:
 
 def salt_of(text: str) -> bytes:
     """What sets the pages of requests with one `cache_salt` apart from all others: 16 bytes, none for no salt."""
+    if not isinstance(text, str):
+        raise InvalidParameter("cache_salt", f"{text!r} is no text", "give a str, or leave it out")
     return blake2b(text.encode("utf-8", "replace"), digest_size=16, person=b"cache_salt").digest() if text else b""
 
 

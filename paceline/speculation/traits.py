@@ -47,8 +47,8 @@ class DrafterTraits:
     taps: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.cost_ratio < 0:
-            raise InvalidParameter("cost_ratio", f"{self.cost_ratio} is negative", "give 0 for a lookup, or more")
+        if not self.cost_ratio >= 0:
+            raise InvalidParameter("cost_ratio", f"{self.cost_ratio} is not 0 or more", "give 0 for a lookup, or more")
         if self.natural_budget < 1:
             raise InvalidParameter("natural_budget", f"{self.natural_budget} is less than 1", "give at least 1")
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from paceline.engine import build
+from paceline.engine.policy_wall import WalledPolicy
 from paceline.errors import DrafterWarning, EngineDead, PolicyWarning
 from paceline.sampling import TokenTree, Warper
-from paceline.speculation import LengthPolicy
+from paceline.speculation import DrafterTraits, LengthPolicy
 from paceline.types import SamplingParams
 from tests.engine.conftest import PROMPTS, run_all
 from tests.fakes import Babbler
@@ -49,6 +50,40 @@ class Faulty(Babbler):
     def release(self, request_id) -> None:
         if self.where == "release" and request_id == self.request_id:
             raise Broken("release")
+
+
+class InArrays(Babbler):
+    """Proposes trees whose parents and chances are arrays, as numpy makes them."""
+
+    traits = DrafterTraits(deterministic=True, estimates=True)
+
+    def propose(self, contexts):
+        return [TokenTree((1, 2, 3), np.arange(-1, 2), chances=np.array([0.9, 0.5, 0.1])) for _ in contexts]
+
+
+@pytest.mark.parametrize("policy", ["fixed", "goodput"])
+def test_trees_in_arrays_are_trees(engine_for, policy):
+    plain = [output.token_ids for output in run_all(engine_for(), params=EACH)]
+    engine = engine_for(FIXED | {"policy": policy}, InArrays())
+    assert [output.token_ids for output in run_all(engine, params=EACH)] == plain
+
+
+def test_a_policy_behind_its_wall_asks_for_laws_and_beliefs_as_it_says():
+    class Curious(LengthPolicy):
+        asks_beliefs, asks_laws = True, True
+
+    assert (WalledPolicy(Curious()).asks_laws, WalledPolicy(LengthPolicy()).asks_laws) == (True, False)
+    assert (WalledPolicy(Curious()).asks_beliefs, WalledPolicy(LengthPolicy()).asks_beliefs) == (True, False)
+
+
+def test_a_model_that_refuses_keys_nobody_wrote_is_priced_by_a_guess(engine_for, monkeypatch):
+    def refuse(model, clock):
+        raise AssertionError("nobody wrote these keys")
+
+    plain = [output.token_ids for output in run_all(engine_for(), params=EACH)]
+    monkeypatch.setattr(build, "quick_profile", refuse)
+    engine = engine_for({"method": "ngram", "num_draft_tokens": 3})
+    assert [output.token_ids for output in run_all(engine, params=EACH)] == plain
 
 
 @pytest.mark.parametrize(

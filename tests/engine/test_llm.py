@@ -83,6 +83,19 @@ def test_token_ids_may_come_from_numpy(llm):
     assert all(type(token) is int for token in from_array.prompt_token_ids)
 
 
+@pytest.mark.parametrize("prompt", [b"bytes", [True, False], [1, True]])
+def test_bytes_and_truths_are_no_token_ids(llm, prompt):
+    with pytest.raises(InvalidParameter, match="neither a text nor token ids"):
+        llm.generate([prompt] if isinstance(prompt, bytes) else prompt)
+
+
+def test_a_prediction_outside_the_vocabulary_and_a_salt_that_is_no_text_are_refused(llm):
+    with pytest.raises(InvalidParameter, match="prediction"):
+        llm.generate("a", SamplingParams(prediction=[10**9], max_tokens=2))
+    with pytest.raises(InvalidParameter, match="cache_salt"):
+        llm.generate("a", SamplingParams(max_tokens=2), cache_salt=5)
+
+
 def test_a_text_that_cannot_fit_is_refused_before_it_is_cut(llm, monkeypatch):
     def cut(*_, **__):
         raise AssertionError("megabytes were tokenised")

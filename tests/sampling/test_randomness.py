@@ -141,3 +141,9 @@ def test_fresh_seeds_differ_and_fit_63_bits() -> None:
     seeds = {fresh_seed() for _ in range(20)}
     assert len(seeds) == 20
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+@pytest.mark.filterwarnings("error")
+def test_probabilities_next_to_nothing_lose_without_a_word():
+    law = Law(np.array([1, 2]), np.array([1.0, 1e-320]))
+    assert {CounterRandomness(seed).draw(law, 0, "target") for seed in range(50)} == {1}

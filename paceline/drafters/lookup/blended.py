@@ -19,6 +19,7 @@ from paceline.drafters.lookup.grow import LONGEST_MATCH, MOST_CANDIDATES
 from paceline.drafters.lookup.memory import Memory, no_memory
 from paceline.drafters.lookup.texts import PastOutputs, TextIndex
 from paceline.drafters.past_pools import PastPools
+from paceline.drafters.same_text import CHECKED_TAIL, goes_on
 from paceline.errors import InvalidParameter
 from paceline.models.kernel_disk import keep_on_disk
 from paceline.sampling.tree import TokenTree
@@ -27,7 +28,6 @@ from paceline.speculation.traits import DrafterTraits
 
 Mode = Literal["path", "tree"]
 
-_CHECKED_TAIL = 16  # tokens compared to notice that an id now stands for another text
 _TRUST = (6, 4, 3, 2, 1.5, 1, 0.6, 0.4, 0.25, 0.2, 0.2, 0.2)
 """Of matches by length, 1 to `LONGEST_MATCH`. Chosen on conversations of the default model, where halving or doubling
 all of them costs two per cent of the tokens per pass."""
@@ -158,8 +158,7 @@ class _Request:
     def is_prefix_of(self, token_ids: Sequence[int]) -> bool:
         """True when `token_ids` is what was linked so far, perhaps longer, as far as length and last tokens tell."""
         length = self.index.length
-        start = max(0, length - _CHECKED_TAIL)
-        return len(token_ids) >= length and list(token_ids[start:length]) == self.index.tokens[start:length].tolist()
+        return goes_on(token_ids, length, self.index.tokens[max(0, length - CHECKED_TAIL) : length].tolist())
 
 
 class _Room:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import InvalidParameter
+from paceline.option_types import check_types
 from paceline.speculation.policies.base import DraftLaw, LengthPolicy
 from paceline.speculation.policies.by_node import GoodputByNode
 from paceline.speculation.policies.cascade import Cascade
@@ -66,6 +67,7 @@ def make_policy(
         if option not in known:
             problem = f"policy {name!r} has no option {option!r}"
             raise InvalidParameter("policy_options", problem, f"its options are: {', '.join(known) or 'none'}")
+    check_types(policy, options)
     own = dict(options)
     if policy is Heuristic:
         own.setdefault("start", min(_START, most))
