@@ -40,8 +40,12 @@ class Conversation:
         The oldest question goes with its answer, until the rest fits and leaves room for an answer.
 
         Raises:
-            InvalidParameter: the message alone does not fit; the conversation is as it was.
+            InvalidParameter: the message is no Unicode or alone does not fit; the conversation is as it was.
         """
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise InvalidParameter("message", "holds half a surrogate pair", "type valid Unicode") from None
         self._messages.append({"role": "user", "content": text})
         before = self._first
         for first in range(before, len(self._messages), 2):

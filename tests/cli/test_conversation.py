@@ -38,6 +38,19 @@ def test_a_message_that_cannot_fit_leaves_the_conversation_as_it_was():
     assert talk.ask("second")[0] == encode([{"content": "first"}, {"content": "answer"}, {"content": "second"}])
 
 
+def test_a_message_that_is_no_unicode_leaves_the_conversation_as_it_was():
+    talk = conversation()
+    talk.ask("a")
+    with pytest.raises(InvalidParameter, match="surrogate"):
+        talk.ask("b\ud800")
+    assert talk.ask("c")[0] == encode([{"content": "a"}, {"content": "c"}])
+
+
+def test_a_name_that_no_file_can_have_is_refused(tmp_path):
+    with pytest.raises(InvalidParameter, match="save"):
+        conversation().save(tmp_path / "a\0b")
+
+
 def test_all_turns_are_saved_even_those_that_no_longer_fit(tmp_path):
     talk = conversation(system="be brief")
     for number in range(6):
