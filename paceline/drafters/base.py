@@ -153,6 +153,18 @@ class Drafter(Protocol):
         ...
 
 
+class ChoosingDrafter(Drafter, Protocol):
+    """A drafter whose trait `chooses` holds.
+
+    Attributes:
+        chosen_seconds: what the latest proposals took beyond the choice between ways to draft. A text that has never
+            been read by a head may be read for ten passes' time, once, because the drafts after it pay for that; were
+            it part of the price of asking, nobody would be asked again.
+    """
+
+    chosen_seconds: float
+
+
 class BaseDrafter:
     """What a drafter that knows nothing of its past does; a convenient base class, not a necessary one."""
 

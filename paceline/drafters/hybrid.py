@@ -135,11 +135,13 @@ class Hybrid:
             chooses=True,
             taps=tuple(dict.fromkeys(tap for child in children for tap in child.traits.taps)),
         )
+        self.chosen_seconds = 0.0
         self._rates = {at: DraftRates() for at in self._models}
         self._requests: dict[str, _Request] = {}
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
         """One tree per context."""
+        self.chosen_seconds = 0.0
         if not contexts:
             return []
         work = [(context, self._begin(context)) for context in contexts]
@@ -205,7 +207,9 @@ class Hybrid:
         started = self._clock()
         trees = drafter.propose(lent)
         if child in self._models:
-            self._learn_price(child, work, trees, self._clock() - started)
+            seconds = self._clock() - started
+            self.chosen_seconds += seconds
+            self._learn_price(child, work, trees, seconds)
         for (context, request, budget), tree in zip(work, trees, strict=True):
             if child in self._free and tree.draw != "one_hot":
                 problem = f"{drafter.name!r} has none and draws its tokens"

@@ -110,6 +110,9 @@ def make_drafter(name: str, services: DraftServices | None = None, **options: An
     if not isinstance(getattr(drafter, "traits", None), DrafterTraits):
         problem = f"{name!r} declares no traits"
         raise InvalidParameter("drafter", problem, "give it traits = DrafterTraits(...), or inherit from BaseDrafter")
+    if drafter.traits.chooses and not hasattr(drafter, "chosen_seconds"):
+        problem = f"{name!r} chooses between ways to draft and says not what they took"
+        raise InvalidParameter("drafter", problem, "give it chosen_seconds, as of drafters.base.ChoosingDrafter")
     return drafter
 
 

@@ -8,9 +8,9 @@ tokens that judge them. Not for deciding who drafts.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import index
-from typing import TypeVar
+from typing import TypeVar, cast
 
-from paceline.drafters.base import DraftContext, Drafter
+from paceline.drafters.base import ChoosingDrafter, DraftContext, Drafter
 from paceline.engine.inputs import draft_context
 from paceline.engine.live import LiveSample
 from paceline.engine.speculation import Speculation
@@ -41,6 +41,7 @@ class Drafting:
     def __init__(self, speculation: Speculation, vocab_size: int) -> None:
         self._speculation, self._vocab_size = speculation, vocab_size
         self.drafter: Drafter = speculation.drafter
+        self._chooser = cast(ChoosingDrafter, self.drafter) if self.drafter.traits.chooses else None
         self.own: dict[str, TokenTree] = {}
         """Drafts of the latest step that requests brought themselves."""
 
@@ -58,6 +59,11 @@ class Drafting:
         ]
         trees = self._worth([grant.request for grant in grants], plan, self._proposals(contexts, live))
         return trees | self.own
+
+    @property
+    def chosen_seconds(self) -> float:
+        """What the latest proposals took beyond the choice between ways to draft; 0 for a drafter that has one way."""
+        return self._chooser.chosen_seconds if self._chooser else 0.0
 
     def observe(self, outcome: RequestOutcome, sample: LiveSample) -> None:
         """Tell the drafter what a step did for a request."""

@@ -202,7 +202,7 @@ class Engine:
             return outputs
         timer.scheduled()
         trees = self._drafting.propose(plan, self._live)
-        timer.drafted()
+        timer.drafted(self._drafting.chosen_seconds)
         results, failed = self._results(plan, trees)
         timer.verified()
         commits = self.scheduler.update(results, timer.now)

@@ -22,9 +22,10 @@ class StepTimer:
         """The plan is made."""
         self.seconds.scheduling = self._lap()
 
-    def drafted(self) -> None:
-        """Drafts are there."""
+    def drafted(self, chosen: float = 0.0) -> None:
+        """Drafts are there; `chosen` seconds of it the drafter had weighed itself."""
         self.seconds.drafting = self._lap()
+        self.seconds.chosen = min(chosen, self.seconds.drafting)
 
     def verified(self) -> None:
         """The pass and its verdicts are there."""

@@ -73,10 +73,15 @@ class RequestOutcome:
 
 @dataclass(slots=True)
 class StepSeconds:
-    """Where a step's time went."""
+    """Where a step's time went.
+
+    Attributes:
+        chosen: the part of `drafting` that went into drafts whose price the drafter had weighed itself (`chooses`).
+    """
 
     scheduling: float = 0.0
     drafting: float = 0.0
+    chosen: float = 0.0
     verifying: float = 0.0
     committing: float = 0.0
 

@@ -142,7 +142,7 @@ class LearnedPrices:
             self._besides.learn(step.seconds.scheduling + step.seconds.committing)
         asked = [one for one in step.requests if one.asked]
         if asked:
-            self.drafts.observe_step(asked, step.seconds.drafting, step.mean_context)
+            self.drafts.observe_step(asked, step.seconds.drafting - step.seconds.chosen, step.mean_context)
 
 
 def roofline(balance: float) -> PassSeconds:
@@ -196,8 +196,8 @@ class LearnedPass:
 class LearnedDraft:
     """Seconds of drafts.
 
-    A lookup costs the same for every request that asks, however deep its draft; so does, on average, a drafter that
-    chooses. A draft step of a model costs `cost_ratio` target passes over as many rows as there are requests, times a
+    A lookup costs the same for every request that asks, however deep its draft; so does the choice of a drafter that
+    chooses, whose drafts have been weighed before anybody learns of them. A draft step of a model costs `cost_ratio` target passes over as many rows as there are requests, times a
     factor that is learned. A draft that cannot be shortened has one price, all of its levels'.
     """
 
@@ -223,7 +223,7 @@ class LearnedDraft:
         return num_tokens * self._traits.cost_ratio * (self._passes(many, 0.0) - self._passes(few, 0.0)) / (many - few)
 
     def observe_step(self, asked: list[RequestOutcome], seconds: float, context: float) -> None:
-        """The drafts that were asked for in a step took `seconds`."""
+        """The drafts that were asked for in a step took `seconds`, without those that a drafter had weighed itself."""
         if self._is_priced_by_request:
             self._by_request.learn(seconds / len(asked))
             return

@@ -24,7 +24,8 @@ class DrafterTraits:
         natural_budget: most nodes of a draft when the user names no number.
         deterministic: proposals are chosen and never drawn, whatever the request.
         remembers: proposals for one request may depend on the texts of other requests.
-        chooses: it weighs for itself which of several ways to draft pays, so that its average says nothing of the next.
+        chooses: it weighs for itself which of several ways to draft pays (`drafters.base.ChoosingDrafter`), so that
+            nobody else need know what they cost.
         estimates: its trees say how likely each node is to be accepted, and come with their most likely nodes first.
         watches: it is told the target's most probable token at every node it proposed.
         at_once: greedy chains are drafted whole, in one call, and paid for whole, so that asking for more tokens than

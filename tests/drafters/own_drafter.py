@@ -4,6 +4,17 @@ from collections.abc import Sequence
 
 from paceline.drafters.base import BaseDrafter, DraftContext
 from paceline.sampling import TokenTree
+from paceline.speculation import DrafterTraits
+
+
+class Silent(BaseDrafter):
+    """Says that it chooses, and not what its drafts took."""
+
+    name = "silent"
+    traits = DrafterTraits(chooses=True)
+
+    def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
+        return [TokenTree() for _ in contexts]
 
 
 class Repeat(BaseDrafter):

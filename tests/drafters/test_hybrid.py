@@ -331,11 +331,13 @@ def test_reading_a_prompt_is_not_taken_for_the_price_of_a_draft():
             ticks[0] += 50.0 if not self.budgets else 0.1
             return super().propose(contexts)
 
-    model = Reader([7] * 8, drawn=True)
+    model, chosen = Reader([7] * 8, drawn=True), []
     hybrid, text = pair(Sure([], 0.0), model, 0.1, clock=lambda: ticks[0]), [0] * 100
     for _ in range(12):
         step(hybrid, text, [7, 7])
+        chosen.append(hybrid.chosen_seconds)
     assert len(model.budgets) == 12
+    assert chosen == pytest.approx([50.0] + [0.1] * 11)  # for the engine, which prices asking without it
 
 
 def test_a_draft_is_no_longer_than_what_may_still_be_said():

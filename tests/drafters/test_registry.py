@@ -39,6 +39,7 @@ def test_a_path_leads_to_a_users_own():
         ("draft_model", {"model": "small"}, "services: .*inside an engine only"),
         ("tests.drafters.own_drafter:Nothing", {}, "has no 'Nothing'"),
         ("tests.drafters.own_drafter:Repeat", {}, "times: .*cannot do without it"),
+        ("tests.drafters.own_drafter:Silent", {}, "chooses between ways to draft .*; give it chosen_seconds"),
     ],
 )
 def test_what_cannot_be_made_is_refused_with_what_can(name, options, message):

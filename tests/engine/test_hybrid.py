@@ -2,9 +2,12 @@
 
 import pytest
 
+from paceline.drafters.base import BaseDrafter
 from paceline.engine import build
 from paceline.errors import InvalidParameter
 from paceline.models.size import num_parameters
+from paceline.sampling import TokenTree
+from paceline.speculation import DrafterTraits
 from paceline.types import SamplingParams
 from tests.engine.conftest import PROMPTS, run_all
 from tests.fakes import small_config
@@ -93,3 +96,39 @@ def test_what_a_drafted_token_costs_is_known_of_every_drafter(engine_for, child,
 def test_bad_options_are_refused_when_the_engine_is_built(engine_for, options, field):
     with pytest.raises(InvalidParameter, match=field):
         engine_for({"method": "hybrid", "options": options})
+
+
+class Reader(BaseDrafter):
+    """Chooses to read for 50 s at its first three drafts, by a clock that goes on by a second whenever it is read.
+
+    Args:
+        tells: whether it says what it has chosen.
+    """
+
+    name = "reader"
+    traits = DrafterTraits(estimates=True, chooses=True, cost_ratio=0.1)
+
+    def __init__(self, tells: bool) -> None:
+        self._tells, self.now, self.num_asked, self.chosen_seconds = tells, 0.0, 0, 0.0
+
+    def clock(self) -> float:
+        self.now += 1.0
+        return self.now
+
+    def propose(self, contexts):
+        self.num_asked += 1
+        spent = 50.0 if self.num_asked <= 3 else 0.0
+        self.now += spent
+        self.chosen_seconds = spent * self._tells
+        return [TokenTree((7,), (-1,), chances=(0.01,)) for _ in contexts]
+
+
+@pytest.mark.parametrize(("tells", "is_asked"), [(True, True), (False, False)])
+def test_what_a_drafter_chose_to_spend_once_keeps_nobody_from_asking_it(engine_for, tells, is_asked):
+    reader = Reader(tells)
+    engine = engine_for({"method": "ngram"}, drafter=reader)
+    engine._clock = reader.clock
+    run_all(engine, ["a chat"], SamplingParams(temperature=0, max_tokens=60, ignore_eos=True))
+    before = reader.num_asked
+    run_all(engine, ["a text that repeats itself"], SamplingParams(temperature=0, max_tokens=60, ignore_eos=True))
+    assert (reader.num_asked - before > 50) == is_asked
