@@ -196,9 +196,10 @@ class LearnedPass:
 class LearnedDraft:
     """Seconds of drafts.
 
-    A lookup costs the same for every request that asks, however deep its draft; so does the choice of a drafter that
-    chooses, whose drafts have been weighed before anybody learns of them. A draft step of a model costs `cost_ratio` target passes over as many rows as there are requests, times a
-    factor that is learned. A draft that cannot be shortened has one price, all of its levels'.
+    A lookup costs the same for every request that asks, however deep its draft; so does the choice of a drafter
+    that chooses, whose drafts have been weighed before anybody learns of them. A draft step of a model costs
+    `cost_ratio` target passes over as many rows as there are requests, times a factor that is learned. A draft that
+    cannot be shortened has one price, all of its levels'.
     """
 
     def __init__(self, passes: PassSeconds, traits: DrafterTraits) -> None:
