@@ -82,6 +82,8 @@ def generate(
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text:
         raise InvalidParameter("prompt", "is empty", "give at least one character")
+    if chat and raw:
+        raise InvalidParameter("raw", "is given beside --chat", "leave one of the two out")
     if compare and answer.seed is None and not params.is_greedy:
         raise InvalidParameter("seed", "is missing", "sampled texts can only be compared under one seed")
     llm = o.load_llm(model, drafting.config(), **devices.engine())

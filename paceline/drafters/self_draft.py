@@ -18,16 +18,12 @@ from typing import Protocol
 import numpy as np
 
 from paceline.drafters.base import DraftContext
-from paceline.drafters.draft_runner import grow_all
+from paceline.drafters.drawn_chains import DrawnChains
 from paceline.drafters.services import DraftServices
-from paceline.drafters.trees.drawn import Drawn
 from paceline.drafters.trees.growth import Growth
 from paceline.models.base import PAGE_SIZE, CausalLM, KVCache, pages_for, slot_of
 from paceline.models.overlay import Overlay, overlay_rows
 from paceline.sampling.randomness import ROOT
-from paceline.sampling.tree import TokenTree
-from paceline.speculation.outcome import RequestOutcome
-from paceline.speculation.traits import DrafterTraits
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -80,7 +76,7 @@ class TargetRunner:
     """
 
     def __init__(self, model: CausalLM, cache: KVCache, sight: Sight) -> None:
-        self._model, self._cache, self.sight = model, cache, sight
+        self._model, self._cache, self._sight = model, cache, sight
         self._drafts: dict[str, _Draft] = {}
 
     def can_hold(self, growth: Growth) -> bool:
@@ -99,11 +95,15 @@ class TargetRunner:
         logits = self._model.forward(overlay_rows(rows), self._cache).logits
         return np.split(logits, np.cumsum([len(nodes) for _, nodes in work])[:-1])
 
+    def release(self, request_id: str) -> None:
+        """Forget a request; what was drafted lies in slots that are the target's own."""
+        self._sight.release(request_id)
+
     def _begin(self, growth: Growth) -> _Draft:
         context = growth.context
         root = len(context.token_ids) - 1
         slots = [slot_of(context.page_table, root + row) for row in range(growth.max_rows, -1, -1)]
-        return _Draft(self.sight.view(context), slots, {})
+        return _Draft(self._sight.view(context), slots, {})
 
     def _row(self, growth: Growth, node: int) -> Overlay:
         draft, token_ids = self._drafts[growth.context.request_id], growth.context.token_ids
@@ -113,8 +113,8 @@ class TargetRunner:
         return Overlay(token, draft.view.pages, draft.view.num_keys, len(token_ids) - 2 + len(slots), slots)
 
 
-class SelfDraft:
-    """Draws chains with a `TargetRunner`, one pass per level for all requests.
+class SelfDraft(DrawnChains):
+    """Chains of a `TargetRunner`.
 
     Args:
         cost_ratio: one of its passes over one of the target's, the reading of keys aside.
@@ -128,20 +128,4 @@ class SelfDraft:
         sight: Sight | None = None,
         cost_ratio: float = 1.0,
     ) -> None:
-        self.name = name
-        self.traits = DrafterTraits(cost_ratio=cost_ratio)
-        self.runner = TargetRunner(model, services.cache, sight or WholeContext())
-
-    def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
-        """One chain per context, drawn from the shortened target's own laws."""
-        growths = [Drawn(context) for context in contexts]
-        grow_all([self.runner], growths)
-        return [growth.tree() for growth in growths]
-
-    def observe(self, outcome: RequestOutcome) -> None:
-        """Nothing to learn: the cache is the target's."""
-        if outcome.finished:
-            self.release(outcome.request_id)
-
-    def release(self, request_id: str) -> None:
-        self.runner.sight.release(request_id)
+        super().__init__(name, TargetRunner(model, services.cache, sight or WholeContext()), cost_ratio)

@@ -13,19 +13,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from paceline.drafters.base import DraftContext
 from paceline.drafters.draft_pages import common_prefix
-from paceline.drafters.draft_runner import grow_all
+from paceline.drafters.drawn_chains import DrawnChains
 from paceline.drafters.services import DraftServices
-from paceline.drafters.trees.drawn import Drawn
 from paceline.drafters.trees.growth import Growth
 from paceline.errors import UnsupportedModel
 from paceline.models.resolve import resolve_model
 from paceline.models.size import num_parameters, stored_bytes
 from paceline.sampling.randomness import ROOT
-from paceline.sampling.tree import TokenTree
-from paceline.speculation.outcome import RequestOutcome
-from paceline.speculation.traits import DrafterTraits
 
 _FEW = 8
 """Missing tokens that are read one by one; more are read anew, all at once."""
@@ -109,32 +104,11 @@ class SpireRunner:
             text.tokens.append(token)
 
 
-class Spire:
-    """Draws chains with a `SpireRunner`, one pass per level for all requests.
-
-    Args:
-        cost_ratio: one of its passes over one of the target's.
-    """
-
-    name = "spire"
+class Spire(DrawnChains):
+    """Chains of a `SpireRunner`; `cost_ratio` as of `DrawnChains`."""
 
     def __init__(self, draft: Reads, cost_ratio: float = 1.0) -> None:
-        self.runner = SpireRunner(draft)
-        self.traits = DrafterTraits(cost_ratio=cost_ratio)
-
-    def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
-        """One chain per context, drawn from the draft's own laws."""
-        growths = [Drawn(context) for context in contexts]
-        grow_all([self.runner], growths)
-        return [growth.tree() for growth in growths]
-
-    def observe(self, outcome: RequestOutcome) -> None:
-        """Nothing to learn; what was accepted is in its memory."""
-        if outcome.finished:
-            self.release(outcome.request_id)
-
-    def release(self, request_id: str) -> None:
-        self.runner.release(request_id)
+        super().__init__("spire", SpireRunner(draft), cost_ratio)
 
 
 def make_spire(services: DraftServices, model: str) -> Spire:

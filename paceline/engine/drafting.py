@@ -85,7 +85,7 @@ class Drafting:
     def _proposals(self, contexts: Sequence[DraftContext], live: dict[str, LiveSample]) -> dict[str, TokenTree]:
         """What is proposed for `contexts` together; one by one when that fails, to find whose fault it is."""
         try:
-            trees = self.drafter.propose(contexts)
+            trees = self._trees(contexts)
             return {
                 context.request_id: live[context.request_id].trimmed(self._checked(context, tree))
                 for context, tree in zip(contexts, trees, strict=True)
@@ -120,8 +120,19 @@ class Drafting:
         return trees | {state.request_id: tree.prune(n) for state, tree, n in worth}
 
     def _propose_one(self, context: DraftContext) -> TokenTree:
-        [tree] = self.drafter.propose([context])
+        [tree] = self._trees([context])
         return self._checked(context, tree)
+
+    def _trees(self, contexts: Sequence[DraftContext]) -> Sequence[TokenTree]:
+        """What the drafter proposes. Raises ValueError when it has written into a text, which is put right."""
+        lengths = [len(context.token_ids) for context in contexts]
+        try:
+            return self.drafter.propose(contexts)
+        finally:
+            if lengths != [len(context.token_ids) for context in contexts]:
+                for context, length in zip(contexts, lengths, strict=True):
+                    del cast(list[int], context.token_ids)[length:]
+                raise ValueError("wrote into token_ids, which is the request's own text")
 
     def _checked(self, context: DraftContext, tree: TokenTree) -> TokenTree:
         """The part of `tree` that was granted. Raises ValueError or TypeError for what is no tree of these tokens."""

@@ -106,6 +106,7 @@ def test_models_lists_the_default_model():
         (["generate", "--draft", "draft_model", "hi"], ["model", "smaller model"]),
         (["generate", "--temperature", "1", "--compare", "hi"], ["seed"]),
         (["generate", ""], ["prompt", "empty"]),
+        (["generate", "--chat", "--raw", "hi"], ["raw", "--chat", "leave one"]),
         (["generate", "--draft", "none", "--draft-option", "x=1", "hi"], ["draft_option", "none"]),
         (["generate", "--draft", "none", "-k", "4", "hi"], ["num_draft_tokens", "none"]),
         (["generate", "--model", "[/red]x", "hi"], ["[/red]x"]),

@@ -32,6 +32,8 @@ class Faulty(Babbler):
     def propose(self, contexts):
         if self.where == "propose" and any(context.request_id == self.request_id for context in contexts):
             raise Broken("propose")
+        if self.where == "writing":
+            [context.token_ids.extend([1, 2]) for context in contexts if context.request_id == self.request_id]
         trees = super().propose(contexts)
         wrong = {
             "no tree": "tokens",
@@ -87,7 +89,7 @@ def test_a_model_that_refuses_keys_nobody_wrote_is_priced_by_a_guess(engine_for,
 
 
 @pytest.mark.parametrize(
-    "where", ["propose", "no tree", "outside the vocabulary", "no whole numbers", "observe", "release"]
+    "where", ["propose", "writing", "no tree", "outside the vocabulary", "no whole numbers", "observe", "release"]
 )
 def test_a_failing_drafter_changes_nobodys_text(engine_for, where):
     plain = [output.token_ids for output in run_all(engine_for(), params=EACH)]

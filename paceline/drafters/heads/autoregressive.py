@@ -12,7 +12,7 @@ import numpy as np
 
 from paceline.drafters.draft_pages import Kept
 from paceline.drafters.heads.hidden_states import HiddenStates
-from paceline.drafters.heads.paged import PagedRunner
+from paceline.drafters.heads.paged import PagedRunner, keys_of_pairs
 from paceline.drafters.trees.growth import Growth
 from paceline.models.heads.nets import AutoregressiveNet, GreedyDraft
 from paceline.models.rows import Part, build_rows
@@ -54,7 +54,7 @@ class AutoregressiveRunner(PagedRunner):
 
     def key_of(self, token_ids: Sequence[int]) -> Sequence[int]:
         """Row by row what its key and value follow from: the token after, and for the first row its own one too."""
-        return [token_ids[0] * self._vocab_size + token_ids[1], *token_ids[2:]] if len(token_ids) > 1 else []
+        return keys_of_pairs(token_ids, self._vocab_size)
 
     def read(self, growth: Growth, kept: Kept, last: int) -> None:
         """Run committed rows up to `last` that nobody needs logits of."""

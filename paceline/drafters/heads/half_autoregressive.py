@@ -12,9 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from paceline.drafters.draft_pages import Kept
-from paceline.drafters.heads.autoregressive import AutoregressiveRunner
 from paceline.drafters.heads.hidden_states import HiddenStates
-from paceline.drafters.heads.paged import PagedRunner
+from paceline.drafters.heads.paged import PagedRunner, keys_of_pairs
 from paceline.drafters.trees.growth import Growth
 from paceline.models.base import slot_of
 from paceline.models.heads.nets import BlockOfRows, HalfAutoregressiveNet
@@ -39,11 +38,11 @@ class _Drafted(NamedTuple):
     slots: Sequence[int]
 
 
-class HalfAutoregressiveRunner(AutoregressiveRunner):
+class HalfAutoregressiveRunner(PagedRunner):
     """Scores growing trees with `net`; other arguments as `PagedRunner`."""
 
     def __init__(self, net: HalfAutoregressiveNet, states: HiddenStates, num_pages: int, vocab_size: int) -> None:
-        PagedRunner.__init__(self, states, net.new_cache(num_pages), vocab_size)
+        super().__init__(states, net.new_cache(num_pages), vocab_size)
         self._half, self.can_chain = net, False
         self._size = net.record.config.block_tokens
         self._drafted: dict[str, dict[int, _Drafted]] = {}
@@ -63,8 +62,12 @@ class HalfAutoregressiveRunner(AutoregressiveRunner):
         return self._size * growth.max_rows
 
     def release(self, request_id: str) -> None:
-        PagedRunner.release(self, request_id)
+        super().release(request_id)
         self._drafted.pop(request_id, None)
+
+    def key_of(self, token_ids: Sequence[int]) -> Sequence[int]:
+        """As `AutoregressiveRunner.key_of`; the LSTM's state follows from the rows before."""
+        return keys_of_pairs(token_ids, self._vocab_size)
 
     def read(self, growth: Growth, kept: Kept, last: int) -> None:
         """Run committed rows up to `last` that nobody needs logits of."""

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from paceline.drafters.base import DraftContext
 from paceline.drafters.draft_runner import Runner, grow_all
 from paceline.drafters.heads.autoregressive import AutoregressiveRunner
 from paceline.drafters.heads.block import BlockRunner
-from paceline.drafters.heads.greedy_chain import greedy_chains
+from paceline.drafters.heads.greedy_chain import ChainRunner, greedy_chains
 from paceline.drafters.heads.half_autoregressive import HalfAutoregressiveRunner
 from paceline.drafters.heads.hidden_states import HiddenStates
 from paceline.drafters.heads.stepwise import StepRunner
@@ -34,7 +35,9 @@ from paceline.sampling.tree import TokenTree
 from paceline.speculation.outcome import RequestOutcome
 from paceline.speculation.traits import DrafterTraits
 
-HeadRunner = AutoregressiveRunner | BlockRunner | StepRunner
+HeadRunner = AutoregressiveRunner | HalfAutoregressiveRunner | BlockRunner | StepRunner
+_READERS = (AutoregressiveRunner, HalfAutoregressiveRunner)
+"""Runners that read every token of a text, and draft as deep as they are asked."""
 
 _FURTHER = 2
 """Levels beyond those it was trained for that a head which feeds on itself may draft; the policy cuts idle ones."""
@@ -56,23 +59,23 @@ class HeadDrafter:
     ) -> None:
         self.name, self.runner, self._begin, config = name, runner, shape.begin, record.config
         self._ids = None if record.draft_ids is None else record.draft_ids.astype(np.int64)
-        self._chains = not shape.branches and runner.can_chain
-        self._deepest = config.num_steps if not isinstance(runner, AutoregressiveRunner) else None
+        self._chains = cast(ChainRunner, runner) if not shape.branches and runner.can_chain else None
+        self._deepest = config.num_steps if not isinstance(runner, _READERS) else None
         natural = config.num_steps + (_FURTHER if self._deepest is None else 0)
         self.traits = DrafterTraits(
             branches=shape.branches,
             whole=shape.branches,
             cost_ratio=cost_ratio,
             natural_budget=shape.natural_budget if shape.branches else natural,
-            at_once=self._chains,
-            reads=isinstance(runner, AutoregressiveRunner),
+            at_once=self._chains is not None,
+            reads=isinstance(runner, _READERS),
             taps=config.taps,
         )
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
         growths = [self._begin(self._own(context)) for context in contexts]
         at_once = [growth for growth in growths if self._can_chain(growth.context)]
-        chains = greedy_chains(self.runner, at_once) if at_once else {}
+        chains = greedy_chains(self._chains, at_once) if self._chains and at_once else {}
         runners: list[Runner] = [self.runner]
         grow_all(runners, [growth for growth in growths if growth.context.request_id not in chains])
         return [chains.get(growth.context.request_id) or growth.tree() for growth in growths]
@@ -86,7 +89,7 @@ class HeadDrafter:
         self.runner.release(request_id)
 
     def _can_chain(self, context: DraftContext) -> bool:
-        return self._chains and context.takes_argmax and not context.asks_laws
+        return self._chains is not None and context.takes_argmax and not context.asks_laws
 
     def _own(self, context: DraftContext) -> DraftContext:
         """The context as this head needs it: laws over its own vocabulary, and no more levels than it has places."""

@@ -69,3 +69,8 @@ class PagedRunner:
             self.read(growth, kept, len(kept.tokens) + self._max_rows)
             self.pages.share(kept)
         return True
+
+
+def keys_of_pairs(token_ids: Sequence[int], vocab_size: int) -> list[int]:
+    """Keys of rows that hold the token after their own: row by row that token, with the first one's own before it."""
+    return [token_ids[0] * vocab_size + token_ids[1], *token_ids[2:]] if len(token_ids) > 1 else []

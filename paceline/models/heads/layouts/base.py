@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import CorruptWeights, InvalidParameter
+from paceline.models.heads.draft_ids import from_offsets, to_mask, to_offsets
+from paceline.models.heads.own_block import OwnBlock, check_ids
 from paceline.models.heads.record import HeadConfig, HeadRecord, TargetPrint
 from paceline.models.heads.shapes import head_shapes
 from paceline.models.heads.taps import Convention
@@ -24,6 +26,7 @@ Rename = Callable[[str], str]
 _PER_DRAFT_ID = ("lm_head", "head.", "markov_head.markov_w2")
 """Beginnings of the names of tensors with a row per draft id."""
 _IGNORED = ("t2d", "rotary_emb.")
+_MAP = "d2t"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -124,6 +127,34 @@ class Parts:
     notes: tuple[str, ...] = ()
 
 
+def read_draft_ids(files: HeadFiles, own: OwnBlock, size: int, vocab_size: int) -> np.ndarray | None:
+    """[size] the target tokens that the head's outputs stand for; None where they are all of them, in order.
+
+    Raises:
+        InvalidParameter: the map is missing, damaged, or another head's.
+    """
+    ids = None
+    if _MAP in files.tensors:
+        ids = from_offsets(files.tensors[_MAP], size, vocab_size, files.path)
+    elif size != vocab_size:
+        raise InvalidParameter(
+            f"{files.path}: {_MAP}", f"is missing, though draft_vocab_size={size} is not the target's {vocab_size}",
+            "get the complete file: without it nobody knows which tokens the outputs stand for",
+        )  # fmt: skip
+    if ids is not None and size == vocab_size and np.array_equal(ids, np.arange(size)):
+        ids = None
+    check_ids(own, ids, files.path)
+    return ids
+
+
+def draft_id_tensors(record: HeadRecord, with_mask: bool = False) -> dict[str, np.ndarray]:
+    """The map as a file has it, for those who want it with the mask over the target's vocabulary; empty without one."""
+    if record.draft_ids is None:
+        return {}
+    mask = {"t2d": to_mask(record.draft_ids, record.config.target.vocab_size)} if with_mask else {}
+    return {_MAP: to_offsets(record.draft_ids)} | mask
+
+
 def assemble(files: HeadFiles, parts: Parts, rename: Rename, ignored: Iterable[str] = ()) -> HeadRecord:
     """The record of `parts` with the tensors of `files`, every one of them checked.
 
@@ -133,7 +164,7 @@ def assemble(files: HeadFiles, parts: Parts, rename: Rename, ignored: Iterable[s
     Raises:
         CorruptWeights: a tensor that nobody knows, that is missing, or of another shape.
     """
-    skipped = (*_IGNORED, "d2t", *ignored)
+    skipped = (*_IGNORED, _MAP, *ignored)
     found: dict[str, np.ndarray] = {}
     for name, values in dequantised(files.tensors, files.path).items():
         if name.startswith(skipped) or any(f".{part}" in name for part in _IGNORED):

@@ -9,9 +9,17 @@ from typing import Any
 import numpy as np
 
 from paceline.models.base import NORMED
-from paceline.models.heads import draft_ids as vocabulary
-from paceline.models.heads.layouts.base import HeadFiles, Layout, Parts, Reading, TargetTables, assemble
-from paceline.models.heads.own_block import KEY, check_ids, own_block, read_own_block
+from paceline.models.heads.layouts.base import (
+    HeadFiles,
+    Layout,
+    Parts,
+    Reading,
+    TargetTables,
+    assemble,
+    draft_id_tensors,
+    read_draft_ids,
+)
+from paceline.models.heads.own_block import KEY, own_block, read_own_block
 from paceline.models.heads.record import HeadConfig, HeadRecord
 from paceline.models.heads.strict import Settings
 
@@ -37,10 +45,7 @@ def read(files: HeadFiles, reading: Reading) -> HeadRecord:
         draft_vocab_size=settings.count("draft_vocab_size", target.vocab_size),
         inner_size=settings.count("inner_size"),
     )  # fmt: skip
-    ids = None
-    if "d2t" in files.tensors:
-        ids = vocabulary.from_offsets(files.tensors["d2t"], config.draft_vocab_size, target.vocab_size, files.path)
-    check_ids(own, ids, files.path)
+    ids = read_draft_ids(files, own, config.draft_vocab_size, target.vocab_size)
     return assemble(files, Parts(config, ids, own.card, settings.finish()), str)
 
 
@@ -52,10 +57,7 @@ def write(record: HeadRecord, tables: TargetTables | None = None) -> tuple[dict[
         "draft_vocab_size": config.draft_vocab_size, "num_steps": config.num_steps, "inner_size": config.inner_size,
         KEY: own_block(record),
     }  # fmt: skip
-    tensors = dict(record.tensors)
-    if record.draft_ids is not None:
-        tensors["d2t"] = vocabulary.to_offsets(record.draft_ids)
-    return values, tensors
+    return values, {**record.tensors, **draft_id_tensors(record)}
 
 
 LAYOUT = Layout(NAME, "blockwise heads; this project's own", matches, read, write, ("blockwise",))

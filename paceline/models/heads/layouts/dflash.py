@@ -8,10 +8,19 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import InvalidParameter, UnsupportedModel
-from paceline.models.heads import draft_ids as vocabulary
 from paceline.models.heads.layer_config import layer_values, read_layer
-from paceline.models.heads.layouts.base import HeadFiles, Layout, Parts, Reading, TargetTables, assemble, without
-from paceline.models.heads.own_block import KEY, check_ids, own_block, read_own_block
+from paceline.models.heads.layouts.base import (
+    HeadFiles,
+    Layout,
+    Parts,
+    Reading,
+    TargetTables,
+    assemble,
+    draft_id_tensors,
+    read_draft_ids,
+    without,
+)
+from paceline.models.heads.own_block import KEY, own_block, read_own_block
 from paceline.models.heads.record import HeadConfig, HeadRecord
 from paceline.models.heads.shapes import layer_of
 from paceline.models.heads.strict import Settings
@@ -46,12 +55,7 @@ def read(files: HeadFiles, reading: Reading) -> HeadRecord:
     taps, note = _taps(settings, nested, layer.num_hidden_layers, target.num_hidden_layers, reading)
     anchor = settings.flag("sample_from_anchor", rank > 0)
     size = settings.count("draft_vocab_size", layer.vocab_size)
-    if size != layer.vocab_size and "d2t" not in files.tensors:
-        raise settings.wrong("draft_vocab_size", f"{size} is given without a map d2t", "get the complete file")
-    ids = None
-    if "d2t" in files.tensors:
-        ids = vocabulary.from_offsets(files.tensors["d2t"], size, layer.vocab_size, files.path)
-    check_ids(own, ids, files.path)
+    ids = read_draft_ids(files, own, size, layer.vocab_size)
     confidence = any("confidence_head." in name for name in files.tensors)
     config = HeadConfig(
         family="dspark" if rank or confidence else "dflash", target=target, taps=taps, layer=layer,
@@ -90,11 +94,9 @@ def write(record: HeadRecord, tables: TargetTables | None = None) -> tuple[dict[
             "markov_rank": config.markov_rank, "markov_head_type": config.variant or "vanilla",
             "enable_confidence_head": config.confidence, "confidence_head_with_markov": config.confidence_markov,
         }  # fmt: skip
-    tensors = dict(record.tensors)
+    tensors = {**record.tensors, **draft_id_tensors(record, with_mask=True)}
     if record.draft_ids is not None:
         values["draft_vocab_size"] = config.draft_vocab_size
-        tensors["d2t"] = vocabulary.to_offsets(record.draft_ids)
-        tensors["t2d"] = vocabulary.to_mask(record.draft_ids, config.target.vocab_size)
         if tables is not None:
             tensors.setdefault("lm_head.weight", tables.head_rows(record.draft_ids))
     return values, tensors

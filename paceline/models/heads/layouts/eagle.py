@@ -13,7 +13,16 @@ import numpy as np
 from paceline.models.base import NORMED
 from paceline.models.heads import draft_ids as vocabulary
 from paceline.models.heads.layer_config import layer_values, read_layer
-from paceline.models.heads.layouts.base import HeadFiles, Layout, Parts, Reading, TargetTables, assemble, without
+from paceline.models.heads.layouts.base import (
+    HeadFiles,
+    Layout,
+    Parts,
+    Reading,
+    TargetTables,
+    assemble,
+    draft_id_tensors,
+    without,
+)
 from paceline.models.heads.own_block import KEY, check_ids, own_block, read_own_block
 from paceline.models.heads.record import HeadConfig, HeadRecord
 from paceline.models.heads.shapes import layer_of
@@ -63,7 +72,7 @@ def write(record: HeadRecord, tables: TargetTables | None = None) -> tuple[dict[
     values |= {"architectures": ["LlamaForCausalLMEagle"], "bias": config.fc_bias, KEY: own_block(record)}
     if record.draft_ids is None or tables is not None:
         return values, dict(record.tensors)
-    return values, {**record.tensors, "d2t": vocabulary.to_offsets(record.draft_ids)}
+    return values, {**record.tensors, **draft_id_tensors(record)}
 
 
 LAYOUT = Layout(NAME, "EAGLE-1, EAGLE-2, HASS; SGLang and vLLM read it", matches, read, write, ("eagle",))

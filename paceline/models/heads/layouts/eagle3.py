@@ -12,8 +12,16 @@ import numpy as np
 from paceline.errors import InvalidParameter
 from paceline.models.heads import draft_ids as vocabulary
 from paceline.models.heads.layer_config import layer_values, read_layer
-from paceline.models.heads.layouts.base import HeadFiles, Layout, Parts, Reading, TargetTables, assemble
-from paceline.models.heads.own_block import KEY, OwnBlock, check_ids, own_block, read_own_block
+from paceline.models.heads.layouts.base import (
+    HeadFiles,
+    Layout,
+    Parts,
+    Reading,
+    TargetTables,
+    assemble,
+    read_draft_ids,
+)
+from paceline.models.heads.own_block import KEY, OwnBlock, own_block, read_own_block
 from paceline.models.heads.record import HeadConfig, HeadRecord
 from paceline.models.heads.shapes import layer_of
 from paceline.models.heads.strict import Settings
@@ -44,8 +52,7 @@ def read(files: HeadFiles, reading: Reading) -> HeadRecord:
     settings.skip("num_lookahead_tokens")
     taps, told_taps = _taps(settings, nested, target.num_hidden_layers, reading)
     norm_output, told_norm = _norm_output(settings, nested, reading)
-    ids = _draft_ids(files, size, layer.vocab_size)
-    check_ids(own, ids, files.path)
+    ids = read_draft_ids(files, own, size, layer.vocab_size)
     config = HeadConfig(
         family="eagle3", target=target, taps=taps, layer=layer, num_layers=layer.num_hidden_layers, num_steps=_STEPS,
         draft_vocab_size=size, norm_before_fc=_either(settings, nested, "norm_before_fc"),
@@ -124,18 +131,6 @@ def _norm_output(settings: Settings, nested: Settings, reading: Reading) -> tupl
 def _either(settings: Settings, nested: Settings, name: str) -> bool:
     """A flag at the top or in NVIDIA's object."""
     return settings.flag(name, nested.flag(name, False))
-
-
-def _draft_ids(files: HeadFiles, size: int, vocab_size: int) -> np.ndarray | None:
-    if "d2t" not in files.tensors:
-        if size != vocab_size:
-            raise InvalidParameter(
-                f"{files.path}: d2t", f"is missing, though draft_vocab_size={size} is not the target's {vocab_size}",
-                "get the complete file: without it nobody knows which tokens the outputs stand for",
-            )  # fmt: skip
-        return None
-    ids = vocabulary.from_offsets(files.tensors["d2t"], size, vocab_size, files.path)
-    return None if size == vocab_size and np.array_equal(ids, np.arange(size)) else ids
 
 
 def _owns_head(files: HeadFiles, own: OwnBlock, size: int, vocab_size: int) -> bool:

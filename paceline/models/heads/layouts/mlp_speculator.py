@@ -11,9 +11,18 @@ import numpy as np
 
 from paceline.errors import InvalidParameter
 from paceline.models.base import NORMED
-from paceline.models.heads import draft_ids as vocabulary
-from paceline.models.heads.layouts.base import HeadFiles, Layout, Parts, Reading, Rename, TargetTables, assemble
-from paceline.models.heads.own_block import KEY, check_ids, own_block, read_own_block
+from paceline.models.heads.layouts.base import (
+    HeadFiles,
+    Layout,
+    Parts,
+    Reading,
+    Rename,
+    TargetTables,
+    assemble,
+    draft_id_tensors,
+    read_draft_ids,
+)
+from paceline.models.heads.own_block import KEY, own_block, read_own_block
 from paceline.models.heads.record import HeadConfig, HeadRecord
 from paceline.models.heads.strict import Settings
 
@@ -41,12 +50,7 @@ def read(files: HeadFiles, reading: Reading) -> HeadRecord:
         embedding_scale=own.embedding_scale, tied=settings.flag("tie_weights", False),
         scale_input=settings.flag("scale_input", False),
     )  # fmt: skip
-    ids = None
-    if config.draft_vocab_size != vocab_size:
-        if "d2t" not in files.tensors:
-            raise settings.wrong("draft_vocab_size", "is given without a map d2t", "get the complete file")
-        ids = vocabulary.from_offsets(files.tensors["d2t"], config.draft_vocab_size, vocab_size, files.path)
-    check_ids(own, ids, files.path)
+    ids = read_draft_ids(files, own, config.draft_vocab_size, vocab_size)
     copies = (("emb.",) if not own.owns_embedding else ()) + (("head.",) if not own.owns_head else ())
     ignored = (*copies, *(_PREFIX + name for name in copies))
     return assemble(files, Parts(config, ids, own.card, settings.finish()), _names(config.tied), ignored)
@@ -67,9 +71,9 @@ def write(record: HeadRecord, tables: TargetTables | None = None) -> tuple[dict[
         "tie_weights": config.tied, "scale_input": config.scale_input, KEY: own_block(record),
     }  # fmt: skip
     tensors = {_PREFIX + name: array for name, array in record.tensors.items()}
+    tensors |= draft_id_tensors(record)
     if record.draft_ids is not None:
         values["draft_vocab_size"] = config.draft_vocab_size
-        tensors["d2t"] = vocabulary.to_offsets(record.draft_ids)
     if tables is not None:
         tensors |= _copies(record, tables)
     return values, tensors

@@ -12,8 +12,18 @@ from paceline.errors import InvalidParameter
 from paceline.models.base import NORMED
 from paceline.models.heads import draft_ids as vocabulary
 from paceline.models.heads.layer_config import layer_values, read_layer
-from paceline.models.heads.layouts.base import HeadFiles, Layout, Parts, Reading, Rename, TargetTables, assemble
-from paceline.models.heads.own_block import KEY, OwnBlock, check_ids, own_block, read_own_block
+from paceline.models.heads.layouts.base import (
+    HeadFiles,
+    Layout,
+    Parts,
+    Reading,
+    Rename,
+    TargetTables,
+    assemble,
+    draft_id_tensors,
+    read_draft_ids,
+)
+from paceline.models.heads.own_block import KEY, OwnBlock, own_block, read_own_block
 from paceline.models.heads.record import Family, HeadConfig, HeadRecord
 from paceline.models.heads.strict import Settings
 from paceline.models.heads.taps import canonical_taps, eagle3_default, file_ids, told
@@ -66,8 +76,7 @@ def read(files: HeadFiles, reading: Reading) -> HeadRecord:
     if _FAMILIES[kind] == "eagle3" and "norm_before_residual" not in settings.values:
         notes += ("norm_before_residual: the file does not say; true was taken, as its trainer has it",)
     notes += settings.finish() + inner.finish()
-    ids = _draft_ids(files, config)
-    check_ids(own, ids, files.path)
+    ids = read_draft_ids(files, own, config.draft_vocab_size, config.target.vocab_size)
     parts = Parts(config, ids, own.card, notes)
     whole = HeadFiles(files.path, files.values, _markov_expanded(dequantised(files.tensors, files.path), config, ids))
     return assemble(whole, parts, _names(config.family), _ignored(config))
@@ -97,10 +106,7 @@ def write(record: HeadRecord, tables: TargetTables | None = None) -> tuple[dict[
         tensors.setdefault("lm_head.weight", tables.head_rows(record.draft_ids))
     if "mask_hidden" in tensors:
         tensors["mask_hidden"] = tensors["mask_hidden"].reshape(1, 1, -1)
-    if record.draft_ids is not None:
-        tensors["d2t"] = vocabulary.to_offsets(record.draft_ids)
-        tensors["t2d"] = vocabulary.to_mask(record.draft_ids, config.target.vocab_size)
-    return values, tensors
+    return values, tensors | draft_id_tensors(record, with_mask=True)
 
 
 def _config(settings: Settings, inner: Settings, files: HeadFiles, family: Family, own: OwnBlock,
@@ -183,19 +189,6 @@ def _markov(settings: Settings, family: Family) -> dict[str, Any]:
         "confidence": settings.flag("enable_confidence_head", True),
         "confidence_markov": settings.flag("confidence_head_with_markov", True),
     }
-
-
-def _draft_ids(files: HeadFiles, config: HeadConfig) -> np.ndarray | None:
-    size, vocab_size = config.draft_vocab_size, config.target.vocab_size
-    if "d2t" in files.tensors:
-        ids = vocabulary.from_offsets(files.tensors["d2t"], size, vocab_size, files.path)
-        return None if size == vocab_size and np.array_equal(ids, np.arange(size)) else ids
-    if size != vocab_size:
-        raise InvalidParameter(
-            f"{files.path}: d2t", f"is missing, though draft_vocab_size={size} is not the target's {vocab_size}",
-            "get the complete file: without it nobody knows which tokens the outputs stand for",
-        )  # fmt: skip
-    return None
 
 
 def _names(family: Family) -> Rename:

@@ -1,0 +1,50 @@
+"""`DrawnChains`: chains drawn from the laws of one runner, one pass per level for all requests.
+
+For drafters that differ in what scores (`self_draft.py`, `spire.py`) and in nothing else. Trees, and drafters that read
+a text before they draft: `draft_model.py`.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from paceline.drafters.base import DraftContext
+from paceline.drafters.draft_runner import Runner, grow_all
+from paceline.drafters.trees.drawn import Drawn
+from paceline.sampling.tree import TokenTree
+from paceline.speculation.outcome import RequestOutcome
+from paceline.speculation.traits import DrafterTraits
+
+
+class ForgetfulRunner(Runner, Protocol):
+    """A runner that is told when a request has ended."""
+
+    def release(self, request_id: str) -> None:
+        """Forget a request."""
+        ...
+
+
+class DrawnChains:
+    """A drafter around `runner`.
+
+    Args:
+        cost_ratio: one of its passes over one of the target's.
+    """
+
+    def __init__(self, name: str, runner: ForgetfulRunner, cost_ratio: float = 1.0) -> None:
+        self.name, self._runner = name, runner
+        self.traits = DrafterTraits(cost_ratio=cost_ratio)
+
+    def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
+        """One chain per context, drawn from the runner's own laws."""
+        growths = [Drawn(context) for context in contexts]
+        grow_all([self._runner], growths)
+        return [growth.tree() for growth in growths]
+
+    def observe(self, outcome: RequestOutcome) -> None:
+        """Nothing to learn; a request that has ended is forgotten."""
+        if outcome.finished:
+            self.release(outcome.request_id)
+
+    def release(self, request_id: str) -> None:
+        """Forget a request."""
+        self._runner.release(request_id)
