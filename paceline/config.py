@@ -6,6 +6,7 @@ Not for what one request asks (`types.SamplingParams`) and not for the shape of 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
+from os import PathLike
 from typing import Any, Literal, TypeVar
 
 from paceline.errors import InvalidParameter
@@ -51,6 +52,12 @@ class SpeculativeConfig:
         if number is not None and not (isinstance(number, Integral) and int(number) >= 0):
             problem = f"{number!r} is not a whole number of 0 or more"
             raise InvalidParameter("num_draft_tokens", problem, "use 0 to switch drafting off")
+        for name, kinds in (("method", str), ("rule", str), ("model", str | PathLike | None)):
+            if not isinstance(getattr(self, name), kinds):
+                raise InvalidParameter(name, f"{getattr(self, name)!r} is no text", "give a name")
+        for name in ("rule_options", "policy_options", "options"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise InvalidParameter(name, f"{getattr(self, name)!r} is no mapping", "give e.g. {'name': value}")
         if self.policy not in LengthPolicyName.__args__:
             known = ", ".join(LengthPolicyName.__args__)
             raise InvalidParameter("policy", f"{self.policy!r} is unknown", f"use one of {known}")
@@ -66,6 +73,8 @@ class SpeculativeConfig:
             return None if value in (None, "none", "plain") else cls(value)
         if isinstance(value, SpeculativeConfig):
             return value
+        if not isinstance(value, Mapping):
+            raise InvalidParameter("speculative", f"{value!r} is no drafter", "give a name, or a mapping with a method")
         if "method" not in value:
             raise InvalidParameter("method", "is missing in speculative", "name a drafter, e.g. 'ngram'")
         return from_mapping(cls, value)

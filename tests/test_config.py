@@ -29,6 +29,12 @@ def test_an_engine_field_that_cannot_be_used_is_refused_by_name(field, value):
         ("policy", {"method": "ngram", "policy": "best"}),
         ("model", {"method": "draft_model"}),
         ("method", {"num_draft_tokens": 4}),
+        ("method", {"method": 5}),
+        ("model", {"method": "draft_model", "model": 5}),
+        ("rule", {"method": "ngram", "rule": ["auto"]}),
+        ("rule_options", {"method": "ngram", "rule_options": 1}),
+        ("options", {"method": "ngram", "options": None}),
+        ("speculative", 5),
     ],
 )
 def test_a_speculative_field_that_cannot_be_used_is_refused_by_name(field, values):

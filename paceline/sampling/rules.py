@@ -10,6 +10,7 @@ from functools import partial
 from typing import Protocol
 
 from paceline.errors import InvalidParameter
+from paceline.option_types import check_types
 from paceline.sampling.block import verify_block
 from paceline.sampling.coupled import verify_coupled, verify_sample_and_match
 from paceline.sampling.lossy import (
@@ -114,10 +115,12 @@ def resolve(name: str, **options: float) -> Verifier:
     """
     rule = _rule(name)
     known = option_names(name)
-    for option, value in options.items():
+    for option in options:
         if option not in known:
             remedy = f"use {', '.join(known)}" if known else "leave it out"
             raise InvalidParameter(option, f"is no option of the rule {name!r}", remedy)
+    check_types(rule, options)
+    for option, value in options.items():
         if option in _STRICTEST and (value < _STRICTEST[option] or value != int(value)):
             strictest = _STRICTEST[option]
             raise InvalidParameter(option, f"{value!r} is no whole number from {strictest} on", f"{strictest} is exact")

@@ -129,6 +129,8 @@ def test_resolve_binds_options() -> None:
         ("lenience", "lenient", {"lenience": 0}),
         ("bound", "uniform_coin", {"bound": 1.5}),
         ("delta", "typical", {"delta": math.nan}),
+        ("lenience", "lenient", {"lenience": "0.5"}),
+        ("k", "top_k", {"k": None}),
     ],
 )
 def test_resolve_refuses(field: str, name: str, options: dict) -> None:
