@@ -94,7 +94,7 @@ class EngineThread:
                     outputs = self._engine.step()
                     self._step_began = None
                     self._on_outputs(outputs)
-        except Exception as error:
+        except BaseException as error:  # whatever ends the thread, nobody may wait for it
             death = EngineDead(f"the engine failed: {error!r}")
             death.__cause__ = error
         self._close(death)

@@ -134,13 +134,15 @@ def test_bad_requests_are_refused_and_harm_nobody(llm_of):
     assert run(llm_of(), main)[-1].finished.finish_reason == "length"
 
 
-def test_an_error_of_the_engine_reaches_every_client(llm_of, monkeypatch):
+@pytest.mark.parametrize("kind", [RuntimeError, SystemExit])
+def test_an_error_of_the_engine_reaches_every_client(llm_of, monkeypatch, kind):
+    """A drafter or policy that leaves the program, too: on this thread that would end nothing but the thread."""
     llm = llm_of()
     step, count = llm.engine.step, iter(range(100))
 
     def failing_step():
         if next(count) == 3:
-            raise RuntimeError("the kernel is on fire")
+            raise kind("the kernel is on fire")
         return step()
 
     monkeypatch.setattr(llm.engine, "step", failing_step)
