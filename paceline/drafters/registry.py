@@ -12,7 +12,7 @@ from paceline.config import SpeculativeConfig
 from paceline.drafters.base import Drafter
 from paceline.drafters.services import DraftServices
 from paceline.errors import InvalidParameter
-from paceline.models.base import RunsHeads
+from paceline.models.base import NORMED, RunsHeads
 from paceline.models.heads.registry import best_head
 from paceline.models.loaded import LoadedModel
 from paceline.option_types import check_types
@@ -88,8 +88,8 @@ def make_drafter(name: str, services: DraftServices | None = None, **options: An
         options: the other arguments of its constructor.
 
     Raises:
-        InvalidParameter: no such drafter, an option it does not have or lacks, or a value it refuses, a drafter
-            without traits; the message lists what is known.
+        InvalidParameter: no such drafter, an option it does not have or lacks, or a value it refuses, a class that does
+            not fit `Drafter`; the message lists what is known.
     """
     constructor = _load(name)
     parameters = dict(inspect.signature(constructor).parameters)
@@ -107,13 +107,32 @@ def make_drafter(name: str, services: DraftServices | None = None, **options: An
         raise InvalidParameter("services", f"drafter {name!r} works inside an engine only", "make it through LLM(...)")
     check_types(constructor, options)
     drafter = constructor(**lent, **options)
+    _check(name, drafter)
+    if services is not None and drafter.traits.taps:
+        _check_taps(name, drafter.traits, services.target.model.config.num_hidden_layers)
+    return drafter
+
+
+def _check(name: str, drafter: Any) -> None:
+    """Refuse what does not fit `Drafter`, before the first request finds out."""
+    lacking = [method for method in ("propose", "observe", "release") if not callable(getattr(drafter, method, None))]
+    if lacking or not isinstance(getattr(drafter, "name", None), str):
+        problem = f"{name!r} has no {', '.join(lacking) or 'name'}"
+        raise InvalidParameter("drafter", problem, "write it, or inherit from BaseDrafter")
     if not isinstance(getattr(drafter, "traits", None), DrafterTraits):
         problem = f"{name!r} declares no traits"
         raise InvalidParameter("drafter", problem, "give it traits = DrafterTraits(...), or inherit from BaseDrafter")
     if drafter.traits.chooses and not hasattr(drafter, "chosen_seconds"):
         problem = f"{name!r} chooses between ways to draft and says not what they took"
         raise InvalidParameter("drafter", problem, "give it chosen_seconds, as of drafters.base.ChoosingDrafter")
-    return drafter
+
+
+def _check_taps(name: str, traits: DrafterTraits, num_layers: int) -> None:
+    """Refuse hidden states that the target does not have: every pass would fail, for everybody."""
+    unknown = [tap for tap in traits.taps if tap != NORMED and tap not in range(num_layers + 1)]
+    if unknown:
+        problem = f"{name!r} asks for the hidden states {unknown} of a model of {num_layers} layers"
+        raise InvalidParameter("taps", problem, f"name taps from 0 to {num_layers}, or NORMED")
 
 
 def _is_required(parameter: inspect.Parameter) -> bool:
@@ -126,12 +145,15 @@ def _load(name: str) -> Any:
     path = _DRAFTERS.get(name, name)
     module, _, attribute = path.partition(":")
     remedy = f"use one of {', '.join(_DRAFTERS)}, or 'package.module:ClassName'"
-    if not module or not attribute:
+    if not module or not attribute or module.startswith("."):
         raise InvalidParameter("drafter", f"{name!r} is unknown", remedy)
     try:
-        return getattr(import_module(module), attribute)
+        constructor = getattr(import_module(module), attribute)
     except ModuleNotFoundError as error:
         problem = f"{name!r} cannot be imported, there is no module {error.name!r}"
         raise InvalidParameter("drafter", problem, f"install it, or {remedy}") from error
     except AttributeError as error:
         raise InvalidParameter("drafter", f"module {module!r} has no {attribute!r}", remedy) from error
+    if not callable(constructor):
+        raise InvalidParameter("drafter", f"{name!r} is no class", remedy)
+    return constructor

@@ -17,6 +17,37 @@ class Silent(BaseDrafter):
         return [TokenTree() for _ in contexts]
 
 
+class Deep(Silent):
+    """Wants hidden states."""
+
+    def __init__(self, tap: int) -> None:
+        self.traits = DrafterTraits(taps=(tap,))
+
+
+class Half:
+    """Proposes, and cannot be told anything."""
+
+    name, traits = "half", DrafterTraits()
+
+    def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
+        return [TokenTree() for _ in contexts]
+
+
+class Nameless(Half):
+    """Forgets to say what it is called."""
+
+    name = None
+
+    def observe(self, outcome) -> None:
+        """Nothing to learn."""
+
+    def release(self, request_id) -> None:
+        """Nothing to forget."""
+
+
+ALONE = Nameless()
+
+
 class Repeat(BaseDrafter):
     """Proposes the last token again, up to `times` times."""
 

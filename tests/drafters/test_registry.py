@@ -40,6 +40,10 @@ def test_a_path_leads_to_a_users_own():
         ("tests.drafters.own_drafter:Nothing", {}, "has no 'Nothing'"),
         ("tests.drafters.own_drafter:Repeat", {}, "times: .*cannot do without it"),
         ("tests.drafters.own_drafter:Silent", {}, "chooses between ways to draft .*; give it chosen_seconds"),
+        ("tests.drafters.own_drafter:Half", {}, "has no observe, release; write it, or inherit from BaseDrafter"),
+        ("tests.drafters.own_drafter:Nameless", {}, "has no name; write it"),
+        ("tests.drafters.own_drafter:ALONE", {}, "is no class"),
+        (".own_drafter:Repeat", {}, "is unknown"),
     ],
 )
 def test_what_cannot_be_made_is_refused_with_what_can(name, options, message):
