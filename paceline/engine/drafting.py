@@ -1,12 +1,13 @@
 """`Drafting`: asks the drafter, and keeps what goes wrong there to the request it went wrong for.
 
 A drafter that raises, or proposes what is no tree of this vocabulary, is switched off for that request and named in a
-warning; the text is unchanged, since drafts never decide it. Proposals that were only looked at wait here for the
-tokens that judge them. Not for deciding who drafts.
+warning; the text is unchanged, since drafts never decide it. Not for deciding who drafts.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from math import inf
 from operator import index
 from typing import TypeVar, cast
 
@@ -21,8 +22,11 @@ from paceline.scheduling.request import RequestState
 from paceline.speculation import RequestOutcome
 
 _NOTHING = TokenTree()
+_CHANGED = "changed token_ids, which is the request's own text"
 Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
+Lent = tuple[Grant, DraftContext]
+"""What was granted to a request, and what its drafter is shown."""
 
 
 def _says_chances(tree: TokenTree) -> bool:
@@ -53,23 +57,33 @@ class Drafting:
         if not grants:
             return dict(self.own)
         batch, speculation = plan.batch, self._speculation
-        contexts = [
-            draft_context(live[grant.request.request_id], grant.draft_budget, grant.draft_depth, batch, speculation)
-            for grant in grants
-        ]
-        trees = self._worth([grant.request for grant in grants], plan, self._proposals(contexts, live))
+        lent = [(grant, draft_context(live[grant.request.request_id], grant, batch, speculation)) for grant in grants]
+        trees = self._worth([grant.request for grant in grants], plan, self._proposals(lent, live))
         return trees | self.own
 
     @property
     def chosen_seconds(self) -> float:
-        """What the latest proposals took beyond the choice between ways to draft; 0 for a drafter that has one way."""
-        return self._chooser.chosen_seconds if self._chooser else 0.0
+        """What the latest proposals took beyond the choice between ways to draft.
+
+        0 for a drafter that has one way, and from the first time on that one says what is no time.
+        """
+        if self._chooser is None:
+            return 0.0
+        try:
+            seconds = float(self._chooser.chosen_seconds)
+            if not 0 <= seconds < inf:
+                raise ValueError(f"{seconds} seconds")
+        except Exception as error:
+            self._chooser = None
+            warn_safely(f"drafter {self._name} does not say what its drafts took: {error!r}", DrafterWarning)
+            return 0.0
+        return seconds
 
     def observe(self, outcome: RequestOutcome, sample: LiveSample) -> None:
         """Tell the drafter what a step did for a request."""
         if sample.state.drafts:
             told = outcome.without_draft() if outcome.is_own else outcome
-            self._guarded(sample, self.drafter.observe, told)
+            self._guarded(sample, partial(self._tell, sample=sample), told)
 
     def release(self, request_id: str) -> None:
         """Forget a request; a drafter that cannot is named in a warning."""
@@ -82,22 +96,19 @@ class Drafting:
     def _own(grant: Grant, live: dict[str, LiveSample]) -> Sequence[int]:
         return live[grant.request.request_id].own_draft(min(grant.draft_budget, grant.draft_depth))
 
-    def _proposals(self, contexts: Sequence[DraftContext], live: dict[str, LiveSample]) -> dict[str, TokenTree]:
-        """What is proposed for `contexts` together; one by one when that fails, to find whose fault it is."""
+    def _proposals(self, lent: Sequence[Lent], live: dict[str, LiveSample]) -> dict[str, TokenTree]:
+        """What is proposed for all of `lent` together; one by one when that fails, to find whose fault it is."""
+        samples = [live[grant.request.request_id] for grant, _ in lent]
         try:
-            trees = self._trees(contexts)
-            return {
-                context.request_id: live[context.request_id].trimmed(self._checked(context, tree))
-                for context, tree in zip(contexts, trees, strict=True)
-            }
+            trees = [self._checked(*each) for each in zip(lent, self._trees(lent, live), strict=True)]
         except Exception:
-            alone = {
-                context.request_id: self._guarded(live[context.request_id], self._propose_one, context)
-                for context in contexts
-            }
-            return {
-                request_id: live[request_id].trimmed(tree) for request_id, tree in alone.items() if tree is not None
-            }
+            ask = partial(self._propose_one, live=live)
+            trees = [self._guarded(sample, ask, each) for sample, each in zip(samples, lent, strict=True)]
+        return {
+            sample.state.request_id: sample.trimmed(tree)
+            for sample, tree in zip(samples, trees, strict=True)
+            if tree is not None
+        }
 
     def _worth(
         self, requests: Sequence[RequestState], plan: StepPlan, trees: dict[str, TokenTree]
@@ -119,22 +130,34 @@ class Drafting:
         worth = [(state, tree, max(n, state.least_drafts)) for (state, tree), n in zip(told, counts, strict=True)]
         return trees | {state.request_id: tree.prune(n) for state, tree, n in worth}
 
-    def _propose_one(self, context: DraftContext) -> TokenTree:
-        [tree] = self._trees([context])
-        return self._checked(context, tree)
+    def _propose_one(self, lent: Lent, live: dict[str, LiveSample]) -> TokenTree:
+        [tree] = self._trees([lent], live)
+        return self._checked(lent, tree)
 
-    def _trees(self, contexts: Sequence[DraftContext]) -> Sequence[TokenTree]:
-        """What the drafter proposes. Raises ValueError when it has written into a text, which is put right."""
-        lengths = [len(context.token_ids) for context in contexts]
+    def _trees(self, lent: Sequence[Lent], live: dict[str, LiveSample]) -> Sequence[TokenTree]:
+        """What the drafter proposes. Raises ValueError when it has changed a text, which is put right."""
+        texts = [grant.request.token_ids for grant, _ in lent]
+        lengths = [len(text) for text in texts]
         try:
-            return self.drafter.propose(contexts)
+            return self.drafter.propose([context for _, context in lent])
         finally:
-            if lengths != [len(context.token_ids) for context in contexts]:
-                for context, length in zip(contexts, lengths, strict=True):
-                    del cast(list[int], context.token_ids)[length:]
-                raise ValueError("wrote into token_ids, which is the request's own text")
+            if lengths != [len(text) for text in texts]:
+                for grant, _ in lent:
+                    live[grant.request.request_id].restore()
+                raise ValueError(_CHANGED)
 
-    def _checked(self, context: DraftContext, tree: TokenTree) -> TokenTree:
+    def _tell(self, outcome: RequestOutcome, sample: LiveSample) -> None:
+        """Hand `outcome` on. Raises ValueError when the drafter has changed the text, which is put right."""
+        text = sample.state.token_ids
+        length = len(text)
+        try:
+            self.drafter.observe(outcome)
+        finally:
+            if len(text) != length:
+                sample.restore()
+                raise ValueError(_CHANGED)
+
+    def _checked(self, lent: Lent, tree: TokenTree) -> TokenTree:
         """The part of `tree` that was granted. Raises ValueError or TypeError for what is no tree of these tokens."""
         if not isinstance(tree, TokenTree):
             raise ValueError(f"proposed a {type(tree).__name__}, not a TokenTree")
@@ -145,7 +168,8 @@ class Drafting:
             tree = replace(tree, parents=tuple(map(index, tree.parents)), chances=chances)
         if tree.tokens and not (min(tree.tokens) >= 0 and max(tree.tokens) < self._vocab_size):
             raise ValueError(f"proposed tokens outside the vocabulary of {self._vocab_size}")
-        return tree.prune(context.budget, context.max_depth)
+        grant, _ = lent  # a context may have been changed
+        return tree.prune(grant.draft_budget, grant.draft_depth)
 
     def _guarded(self, sample: LiveSample, act: Callable[[Asked], Answer], what: Asked) -> Answer | None:
         """`act(what)`; when it raises, the drafter is switched off for the sample and None is returned."""

@@ -301,7 +301,9 @@ class Engine:
             raise EngineDead(f"a pass failed, and so does one without any request: {error!r}") from error
 
     def _result(self, grant: Grant, live: LiveSample, trees: dict[str, TokenTree], scores: Scores) -> StepResult:
-        """The verdict on one grant; an accepted branch is moved to its natural slots."""
+        """The verdict on one grant; an accepted branch is moved to its natural slots. Raises what is wrong with it."""
+        if live.error is not None:
+            raise live.error
         request_id = grant.request.request_id
         result = StepResult(request_id, grant.num_prefill_tokens, taps=scores.taps or None)
         rows = scores.logits
@@ -340,8 +342,8 @@ class Engine:
         """Turn committed tokens into text, and retire the request when it is done."""
         state, outcome, reason = commit.request, commit.outcome, commit.finish_reason
         live = self._live[state.request_id]
+        live.said += commit.token_ids
         self._drafting.observe(outcome, live)
-        live.learn(outcome)
         live.counters.book(seconds, decoded=not outcome.num_prefill_tokens)
         if not commit.token_ids:
             return StepOutput(live.request_id, (), None, live.index)
@@ -354,6 +356,7 @@ class Engine:
         except Exception as error:
             live.error = error
             return self._end(live, "error")
+        live.learn(outcome)
         draft = _verified(outcome, rows)
         if reason:
             return self._retire(live, reason, tokens, draft)

@@ -33,17 +33,15 @@ def _scores_prompt(state: RequestState) -> bool:
     return state.params.prompt_logprobs is not None and state.leader is None and not state.num_output_tokens
 
 
-def draft_context(
-    live: LiveSample, budget: int, max_depth: int, batch: BatchStats, speculation: Speculation
-) -> DraftContext:
+def draft_context(live: LiveSample, grant: Grant, batch: BatchStats, speculation: Speculation) -> DraftContext:
     """What a drafter is told of one request in one step; its policy sees laws and the prefix, never a drawn token."""
     state, policy = live.state, speculation.policy
-    prefix = PrefixStats(state.draft_stats, batch, budget)
+    prefix = PrefixStats(state.draft_stats, batch, grant.draft_budget)
     return DraftContext(
         request_id=state.request_id,
         token_ids=state.token_ids,
         num_prompt_tokens=state.num_prompt_tokens,
-        budget=budget,
+        budget=grant.draft_budget,
         params=state.params,
         warp=live.warper.law,
         randomness=live.judge.randomness,
@@ -55,7 +53,7 @@ def draft_context(
         rank=live.warper.confidence_law,
         page_table=state.page_table,
         end_token_ids=live.end_token_ids,
-        max_depth=max_depth,
+        max_depth=grant.draft_depth,
         batch=batch,
         salt=state.salt,
     )

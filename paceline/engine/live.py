@@ -102,7 +102,8 @@ class LiveSample:
         grammar: what its text must follow.
 
     Attributes:
-        error: what went wrong for this request alone, None while all is well.
+        error: what went wrong for this request alone, None while all is well; it ends at its next verdict.
+        said: its committed output, which nobody else holds.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class LiveSample:
         self.state, self.judge = state, judge
         self.request_id, self.index = request_id, index
         self.error: Exception | None = None
+        self.said: list[int] = []
         self.text = TextStream(tokenizer, params.stop)
         state.completes_stop = self._reads_stop
         self._unread: list[str] = []  # text of tokens that a stop rule has read before they were committed
@@ -147,12 +149,22 @@ class LiveSample:
         return self._forced[:most] or (self.prediction.draft(most) if self.prediction else ())
 
     def trimmed(self, tree: TokenTree) -> TokenTree:
-        """A drafter's tree without what cannot come."""
-        return tree if self.grammar is None else cut(tree, self.grammar)
+        """A drafter's tree without what cannot come; nothing of it where the grammar fails."""
+        if self.grammar is None:
+            return tree
+        try:
+            return cut(tree, self.grammar)
+        except Exception as error:
+            self.error = error
+            return TokenTree()
+
+    def restore(self) -> None:
+        """Undo what somebody did to the list of tokens that drafters may read."""
+        self.state.token_ids[:] = [*self.state.prompt_token_ids, *self.said]
 
     def learn(self, outcome: RequestOutcome) -> None:
         """Follow what was committed, and judge a draft that was the request's own."""
-        if self.error is not None or (self.prediction is None and self.grammar is None):
+        if self.prediction is None and self.grammar is None:
             return
         if outcome.is_own and self._forced:
             self.counters.num_forced += outcome.num_accepted
@@ -160,9 +172,14 @@ class LiveSample:
             self.counters.num_predicted += outcome.num_draft_tokens
             self.counters.num_accepted_predictions += outcome.num_accepted
             self.prediction.judge(outcome.num_draft_tokens, outcome.num_accepted)
+        if outcome.finished:
+            return
         if self.prediction is not None:
             self.prediction.follow(outcome.new_tokens)
-        self.expect()
+        try:
+            self.expect()
+        except Exception as error:
+            self.error = error
 
     def _reads_stop(self, token: int) -> bool:
         """Read one committed token, already the state's last; whether it completes its grammar or a stop string.
@@ -202,7 +219,7 @@ class LiveSample:
         return CompletionOutput(
             index=self.index,
             text=self.text.text,
-            token_ids=tuple(self.state.output_token_ids[: len(self.provenance)]),
+            token_ids=tuple(self.said[: len(self.provenance)]),
             provenance=tuple(self.provenance),
             finish_reason=reason,
             stats=self.counters.stats(),
@@ -217,8 +234,7 @@ class LiveSample:
 
     def _stop_reason(self) -> str | int | None:
         """The stop string or token id that ended the text, where one of the request's own did."""
-        last = self.state.output_token_ids[-1:]
-        named = [token for token in last if token in self.state.params.stop_token_ids]
+        named = [token for token in self.said[-1:] if token in self.state.params.stop_token_ids]
         return self.text.stop_string or next(iter(named), None)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.engine import build
 from paceline.engine.policy_wall import WalledPolicy
-from paceline.errors import DrafterWarning, EngineDead, PolicyWarning
+from paceline.errors import DrafterWarning, EngineDead, InvalidParameter, PolicyWarning
 from paceline.sampling import TokenTree, Warper
 from paceline.speculation import DrafterTraits, LengthPolicy
 from paceline.types import SamplingParams
@@ -32,8 +32,11 @@ class Faulty(Babbler):
     def propose(self, contexts):
         if self.where == "propose" and any(context.request_id == self.request_id for context in contexts):
             raise Broken("propose")
-        if self.where == "writing":
-            [context.token_ids.extend([1, 2]) for context in contexts if context.request_id == self.request_id]
+        for token_ids in [context.token_ids for context in contexts if context.request_id == self.request_id]:
+            if self.where == "writing":
+                token_ids.extend([1, 2])
+            if self.where == "emptying":
+                token_ids.clear()
         trees = super().propose(contexts)
         wrong = {
             "no tree": "tokens",
@@ -46,8 +49,13 @@ class Faulty(Babbler):
         ]
 
     def observe(self, outcome) -> None:
-        if self.where == "observe" and outcome.request_id == self.request_id:
-            raise Broken("observe")
+        if outcome.request_id == self.request_id:
+            if self.where == "observe":
+                raise Broken("observe")
+            if self.where == "writing while told":
+                outcome.token_ids.append(3)
+            if self.where == "taking while told":
+                outcome.token_ids.pop()
 
     def release(self, request_id) -> None:
         if self.where == "release" and request_id == self.request_id:
@@ -89,8 +97,10 @@ def test_a_model_that_refuses_keys_nobody_wrote_is_priced_by_a_guess(engine_for,
 
 
 @pytest.mark.parametrize(
-    "where", ["propose", "writing", "no tree", "outside the vocabulary", "no whole numbers", "observe", "release"]
-)
+    "where",
+    ["propose", "writing", "emptying", "no tree", "outside the vocabulary", "no whole numbers", "observe",
+     "writing while told", "taking while told", "release"],
+)  # fmt: skip
 def test_a_failing_drafter_changes_nobodys_text(engine_for, where):
     plain = [output.token_ids for output in run_all(engine_for(), params=EACH)]
     engine = engine_for(FIXED, Faulty(where))
@@ -103,6 +113,32 @@ def test_a_failing_drafter_changes_nobodys_text(engine_for, where):
         drafts = [output.stats.num_drafts for output in outputs]
         assert drafts[VICTIM] <= 1 and min(drafts[:VICTIM]) > 5
     engine.scheduler.check_integrity()
+
+
+class Untimely(Babbler):
+    """Chooses between ways to draft, and says of what they took what is no time."""
+
+    traits = DrafterTraits(branches=True, chooses=True)
+
+    def __init__(self, seconds) -> None:
+        self._seconds = seconds
+
+    @property
+    def chosen_seconds(self):
+        if self._seconds is Broken:
+            raise Broken("chosen_seconds")
+        return self._seconds
+
+
+@pytest.mark.parametrize("seconds", [Broken, None, "long", float("nan"), float("inf"), -1.0])
+def test_a_drafter_that_says_what_is_no_time_changes_nothing(engine_for, seconds):
+    plain = [output.token_ids for output in run_all(engine_for(), params=EACH)]
+    engine = engine_for(FIXED, Untimely(seconds))
+    with pytest.warns(DrafterWarning, match="does not say what its drafts took") as caught:
+        outputs = run_all(engine, params=EACH)
+    assert [output.token_ids for output in outputs] == plain and len(caught) == 1
+    assert min(output.stats.num_drafts for output in outputs) > 5
+    assert np.isfinite(engine.prices.draft_level(0, 1))
 
 
 class BadPolicy(LengthPolicy):
@@ -275,6 +311,13 @@ def test_numpys_integers_are_taken_for_what_they_are(engine_for):
 
     outputs = run_all(engine_for(FIXED, Numpy()), params=EACH)
     assert all(type(token) is int for output in outputs for token in output.token_ids)
+
+
+@pytest.mark.parametrize("tap", [-2, 4, 99])
+def test_hidden_states_that_there_are_not_are_refused_before_every_pass_fails(engine_for, tap):
+    with pytest.raises(InvalidParameter, match="a model of 3 layers"):
+        engine_for({"method": "tests.drafters.own_drafter:Deep", "options": {"tap": tap}})
+    engine_for({"method": "tests.drafters.own_drafter:Deep", "options": {"tap": 3}})
 
 
 def test_warnings_that_are_errors_end_no_engine(engine_for):

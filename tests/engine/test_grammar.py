@@ -64,6 +64,30 @@ def test_text_follows_its_grammar_and_is_plain_decodings(engine_for, name, tempe
         assert not any(output.error for output in outputs)
 
 
+@pytest.mark.parametrize("where", ["allowed", "forced", "commit"])
+def test_a_grammar_that_fails_ends_its_request_alone(engine_for, monkeypatch, where):
+    """llguidance gives up on a grammar that grows too large, whoever asks: a cut draft, a law, a committed token."""
+    params = [asked(GRAMMARS["json"], temperature=t, seed=3) for t in (0, 1.0, 0, 1.0)]
+    plain = run_all(engine_for(), params=params)
+    engine, worked, victims = engine_for(FIXED, Babbler()), getattr(Cursor, where), []
+
+    def failing(self, *arguments):
+        state = engine.state_of("2") if "2" in engine._requests else None
+        if state is not None and state.num_output_tokens > 4 and self is engine._requests["2"].samples[0].grammar:
+            victims.append(state)
+            raise ValueError("the grammar failed: it has grown too large")
+        return worked(self, *arguments)
+
+    monkeypatch.setattr(Cursor, where, failing)
+    outputs = run_all(engine, params=params)
+    assert victims and outputs[2].finish_reason == "error" and "too large" in outputs[2].error
+    assert outputs[2].token_ids == plain[2].token_ids[: len(outputs[2].token_ids)]
+    others = [0, 1, 3]
+    assert [outputs[n].token_ids for n in others] == [plain[n].token_ids for n in others]
+    assert engine.metrics.finished["error"] == 1 and engine.scheduler.pool.num_held == 0
+    engine.scheduler.check_integrity()
+
+
 def test_trees_with_the_truth_on_a_branch_are_cut_and_accepted(engine_for):
     params = asked(GRAMMARS["json"])
     plain = run_all(engine_for(), params=params)
