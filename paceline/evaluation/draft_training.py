@@ -39,7 +39,7 @@ class DraftJob:
         text: to learn from.
         loop: how long and how; its `seconds` are those of the whole job.
         draft: name of the model to begin with; None begins with layers of the target.
-        layers: of that model to keep; a number keeps so many, spread evenly, None keeps all.
+        layers: of that model to keep; a number keeps that many, spread evenly, None keeps all.
         divergence: distance of the laws, one of `DIVERGENCES`.
         on_policy: share of the texts that the draft writes itself.
         num_draft_tokens: of a draft, for the figures.

@@ -50,7 +50,7 @@ class Rounds:
 
     Attributes:
         tokens: decoded, that is after the first.
-        sizes: drafted tokens of a round to how many rounds had so many (expected, where drafts are drawn).
+        sizes: a number of drafted tokens to how many rounds had that many (expected, where drafts are drawn).
         tested, accepted: by place in the draft.
         draft_seconds: that proposals took, where they were really made.
     """
@@ -134,7 +134,7 @@ def expected_rounds(count: int, offer: Callable[[int], Offer]) -> Rounds:
 
 
 def _chances(stands: Sequence[float] | np.ndarray, size: int) -> list[float]:
-    """[size + 1] the chance that exactly so many of the first `size` tokens stand."""
+    """[size + 1] the chance that exactly 0, 1, ... of the first `size` tokens stand."""
     chances, survival = [], 1.0
     for chance in stands[:size]:
         chances.append(survival * (1.0 - float(chance)))

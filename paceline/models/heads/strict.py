@@ -1,7 +1,7 @@
 """Strict reading of a head's configuration: nothing is guessed, nothing that could change the numbers is passed over.
 
 Every key is either taken by the layout, or known to be harmless, or told to the user; an unknown one that names a norm,
-a bias, a scale or positions and is switched on is refused. Not for tensors (`layouts/assemble.py`).
+a bias, a scale or positions and is switched on is refused. Not for tensors (`layouts/base.py`).
 """
 
 from collections.abc import Mapping
