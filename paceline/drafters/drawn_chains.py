@@ -31,13 +31,13 @@ class DrawnChains:
     """
 
     def __init__(self, name: str, runner: ForgetfulRunner, cost_ratio: float = 1.0) -> None:
-        self.name, self._runner = name, runner
+        self.name, self.runner = name, runner
         self.traits = DrafterTraits(cost_ratio=cost_ratio)
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
         """One chain per context, drawn from the runner's own laws."""
         growths = [Drawn(context) for context in contexts]
-        grow_all([self._runner], growths)
+        grow_all([self.runner], growths)
         return [growth.tree() for growth in growths]
 
     def observe(self, outcome: RequestOutcome) -> None:
@@ -47,4 +47,4 @@ class DrawnChains:
 
     def release(self, request_id: str) -> None:
         """Forget a request."""
-        self._runner.release(request_id)
+        self.runner.release(request_id)

@@ -12,15 +12,15 @@ from paceline.models.base import CausalLM, pages_for
 from paceline.models.rows import Part, build_rows
 from paceline.speculation import CostProfile
 
-ROWS = (1, 2, 4, 6, 8, 12, 16, 32, 64)
+FEW, MANY = (1, 2, 4, 5, 6, 8), (12, 16, 32, 64)
 """Numbers of rows to try: each drafted row is bought at the price these tell, so the first ones lie close, and the last
 is as many requests as run together by default."""
 CONTEXT = 256
 """Tokens in the cache before them, as in a conversation: a row's attention is part of its price."""
-_TURNS = 6
+_TURNS = 8
 """Times that each is tried, the quickest counts: what one row costs is a small difference of noisy numbers."""
-_ENOUGH, _MOST = 0.4, 1.0
-"""Seconds after which nothing is tried again, and nothing for the first time."""
+_ENOUGH_FEW, _ENOUGH, _MOST = 0.4, 0.6, 1.0
+"""Seconds after which few rows, any rows, are not tried again, and after which nothing is tried for the first time."""
 
 
 def quick_profile(model: CausalLM, clock: Callable[[], float]) -> CostProfile:
@@ -29,17 +29,38 @@ def quick_profile(model: CausalLM, clock: Callable[[], float]) -> CostProfile:
     Args:
         clock: seconds, monotonic.
     """
-    pages = range(pages_for(CONTEXT + max(ROWS)))
-    cache = model.new_cache(len(pages))
-    tokens = np.random.default_rng(0).integers(0, model.config.vocab_size, max(ROWS)).tolist()
-    seconds: dict[int, float] = {}
-    began = clock()
-    for turn, num_rows in enumerate((ROWS[0], *ROWS * _TURNS)):  # the first pass reads the weights and does not count
-        rows = build_rows([Part(pages, CONTEXT, tokens[:num_rows])])
-        started = clock()
-        model.forward(rows, cache)
-        took = max(clock() - started, 1e-9)
-        seconds[num_rows] = took if turn <= 1 else min(took, seconds.get(num_rows, took))
-        if clock() - began > (_MOST if turn < len(ROWS) else _ENOUGH):
-            break
-    return CostProfile(seconds)
+    passes = _Passes(model, clock)
+    passes.took(FEW[0])  # the first pass reads the weights and does not count
+    for all_rows, enough in ((FEW, _ENOUGH_FEW), (MANY, _ENOUGH)):
+        for _ in range(_TURNS):
+            for num_rows in all_rows:
+                if passes.elapsed < (enough if num_rows in passes.seconds else _MOST):
+                    passes.measure(num_rows)
+    return CostProfile(passes.seconds)
+
+
+class _Passes:
+    """Passes over some rows after `CONTEXT` tokens that nobody wrote; `seconds` has the quickest of each."""
+
+    def __init__(self, model: CausalLM, clock: Callable[[], float]) -> None:
+        self._model, self._clock, self._began = model, clock, clock()
+        self._pages = range(pages_for(CONTEXT + MANY[-1]))
+        self._cache = model.new_cache(len(self._pages))
+        self._tokens = np.random.default_rng(0).integers(0, model.config.vocab_size, MANY[-1]).tolist()
+        self.seconds: dict[int, float] = {}
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the beginning."""
+        return self._clock() - self._began
+
+    def measure(self, num_rows: int) -> None:
+        """One more pass over `num_rows` rows."""
+        self.seconds[num_rows] = min(self.took(num_rows), self.seconds.get(num_rows, float("inf")))
+
+    def took(self, num_rows: int) -> float:
+        """Seconds of a pass, more than 0 on the coarsest clock."""
+        rows = build_rows([Part(self._pages, CONTEXT, self._tokens[:num_rows])])
+        started = self._clock()
+        self._model.forward(rows, self._cache)
+        return max(self._clock() - started, 1e-9)

@@ -53,6 +53,15 @@ def test_estimates_that_turned_out_too_high_are_lowered():
     assert dear.trim([(0.9, 0.5, 0.2)], [stats], BatchStats()) == [2]
 
 
+def test_nodes_that_only_just_seem_to_pay_are_left():
+    batch, stats = BatchStats(num_decodes=64), [DraftStats()]
+    dear = lookup(lambda rows, _: 3 + 0.95 * rows)  # at 64 rows one more costs 0.95 x 64 / 63.8 tokens
+    chances = [(0.98, 0.97)]
+    assert worth_verifying(chances, dear.prices, batch).levels.tolist() == [2]
+    assert dear.trim(chances, stats, batch) == [0]
+    assert lookup(lambda rows, _: 13 + 0.8 * rows).trim(chances, stats, batch) == [2]
+
+
 def asked_in(policy: GoodputByNode, stats: DraftStats, chances: tuple[float, ...], num_steps: int) -> list[int]:
     """Steps of a request that is alone in which it was asked and proposed nodes with these chances."""
     asked = []
