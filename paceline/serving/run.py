@@ -18,7 +18,7 @@ _AFTER_DRAIN = 5
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """The quickest event loop there is: uvloop's where it is installed, which the extra ``serve`` sees to."""
+    """The quickest event loop there is: uvloop's where it is installed, else Python's own."""
     factory = uvicorn.Config("", log_config=None).get_loop_factory()
     return asyncio.new_event_loop() if factory is None else factory()
 
