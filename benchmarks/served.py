@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import httpx
 
@@ -20,7 +20,7 @@ from paceline.engine.async_llm import AsyncLLM
 from paceline.serving.app import build_app
 from paceline.serving.local import LocalBackend
 from paceline.serving.model_spec import ModelSpec
-from paceline.serving.run import Server, bind, settle_memory
+from paceline.serving.run import Server, bind, new_loop, settle_memory
 from paceline.serving.settings import Settings
 
 NAME = "served"
@@ -48,13 +48,18 @@ class Served:
 
 
 @contextmanager
-def served(llm: LLM, settings: Settings | None = None) -> Iterator[Served]:
-    """A server around `llm`, which nobody else may use from then on."""
+def served(
+    llm: LLM, settings: Settings | None = None, loop: asyncio.AbstractEventLoop | None = None
+) -> Iterator[Served]:
+    """A server around `llm`, which nobody else may use from then on.
+
+    It runs on `loop`; on one as `paceline serve` has when left out.
+    """
     backend = LocalBackend([ModelSpec(NAME, llm.model_name)], lambda _: AsyncLLM(llm))
     app, bound, ready = build_app(backend, settings), bind("127.0.0.1", 0), threading.Event()
     settle_memory()
     server = Server(app, app.front.gate, 5.0, ready.set)
-    loop = asyncio.new_event_loop()
+    loop = loop or new_loop()
     thread = threading.Thread(target=lambda: loop.run_until_complete(server.serve(sockets=[bound])))
     thread.start()
     if not ready.wait(60):
@@ -74,32 +79,66 @@ def elsewhere() -> Iterator[Callable[..., Any]]:
         yield lambda work, *arguments: pool.submit(work, *arguments).result()
 
 
-async def streamed(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> tuple[str, int, list[float]]:
-    """Text of a streamed answer, its number of tokens, and when pieces came."""
-    texts, times, num_tokens = [], [], 0
-    asked = body | {"stream": True, "stream_options": {"include_usage": True}}
-    async with client.stream("POST", path, json=asked) as answer:
-        answer.raise_for_status()
-        async for line in answer.aiter_lines():
-            if not line.startswith("data: {"):
-                continue
-            told = json.loads(line[6:])
-            for choice in told["choices"]:
-                texts.append(choice.get("text") or choice.get("delta", {}).get("content", ""))
-                times.append(time.perf_counter())
-            num_tokens = told["usage"]["completion_tokens"] if told.get("usage") else num_tokens
-    return "".join(texts), num_tokens, times
+class Reading(asyncio.Protocol):
+    """A client of one streamed answer that does as little as it can: it shares its processors with the server.
+
+    What comes is kept as it is and looked at once all of it is there. The request is HTTP/1.0, whose answers end with
+    the connection and are not cut into chunks.
+
+    Args:
+        path: of the endpoint.
+        body: of the request, which is made to stream and to count its tokens.
+    """
+
+    def __init__(self, path: str, body: dict[str, Any]) -> None:
+        asked = json.dumps(body | {"stream": True, "stream_options": {"include_usage": True}}).encode()
+        lines = [f"POST {path} HTTP/1.0", "Host: localhost", "Content-Type: application/json"]
+        head = "\r\n".join([*lines, f"Content-Length: {len(asked)}", "", ""])
+        self._request, self._parts = head.encode() + asked, list[bytes]()
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @classmethod
+    async def connected(cls, address: str, path: str, body: dict[str, Any]) -> "Reading":
+        """One that has a connection and has not asked yet."""
+        url = httpx.URL(address)
+        _, reading = await asyncio.get_running_loop().create_connection(lambda: cls(path, body), url.host, url.port)
+        return reading
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def ask(self) -> None:
+        """Send the request."""
+        self._transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self._parts.append(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.ended.set_result(None)
+
+    def answer(self) -> tuple[str, int]:
+        """Text and number of tokens. Raises RuntimeError unless it is a whole stream."""
+        head, _, stream = b"".join(self._parts).partition(b"\r\n\r\n")
+        if b" 200 " not in head.partition(b"\r\n")[0] or not stream.endswith(b"data: [DONE]\n\n"):
+            raise RuntimeError(f"no whole stream: {head[:200]!r} ... {stream[-200:]!r}")
+        told = [json.loads(event[6:]) for event in stream.split(b"\n\n") if event.startswith(b"data: {")]
+        choices = [choice for each in told for choice in each["choices"]]
+        texts = [choice.get("text") or choice.get("delta", {}).get("content", "") for choice in choices]
+        return "".join(texts), told[-1]["usage"]["completion_tokens"]
 
 
 def ask_all(address: str, path: str, bodies: Sequence[dict[str, Any]]) -> tuple[list[str], int, float]:
     """All requests at once: texts, tokens of all, and seconds from the first request to the last piece."""
 
     async def run() -> tuple[list[str], int, float]:
-        limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(base_url=address, timeout=600, limits=limits) as client:
-            await client.get("/health")
-            began = time.perf_counter()
-            answers = await asyncio.gather(*(streamed(client, path, body) for body in bodies))
-            return [a[0] for a in answers], sum(a[1] for a in answers), time.perf_counter() - began
+        readings = [await Reading.connected(address, path, body) for body in bodies]
+        began = time.perf_counter()
+        for reading in readings:
+            reading.ask()
+        await asyncio.wait({reading.ended for reading in readings})
+        seconds = time.perf_counter() - began
+        answers = [reading.answer() for reading in readings]
+        return [text for text, _ in answers], sum(count for _, count in answers), seconds
 
     return asyncio.run(run())

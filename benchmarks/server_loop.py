@@ -27,7 +27,7 @@ from typing import Any
 
 import httpx
 from common import finish, show
-from served import JSON_TYPE, NAME, elsewhere, served, streamed
+from served import JSON_TYPE, NAME, ask_all, elsewhere, served
 
 from paceline import LLM
 
@@ -63,20 +63,12 @@ def large_bodies() -> dict[str, tuple[str, bytes]]:
 def stream_on(address: str, seconds: float, most: int) -> int:
     """Stream answers, `most` at a time, until the time is up; how many were."""
 
-    async def one(client: httpx.AsyncClient, ends: float) -> int:
-        body = {"model": NAME, "prompt": "Count: 1, 2, 3,", "max_tokens": 64, "ignore_eos": True, "temperature": 0}
-        count = 0
-        while time.monotonic() < ends:
-            await streamed(client, "/v1/completions", body)
-            count += 1
-        return count
-
-    async def run() -> int:
-        async with httpx.AsyncClient(base_url=address, timeout=600) as client:
-            ends = time.monotonic() + seconds
-            return sum(await asyncio.gather(*(one(client, ends) for _ in range(most))))
-
-    return asyncio.run(run())
+    body = {"model": NAME, "prompt": "Count: 1, 2, 3,", "max_tokens": 64, "ignore_eos": True, "temperature": 0}
+    ends, count = time.monotonic() + seconds, 0
+    while time.monotonic() < ends:
+        ask_all(address, "/v1/completions", [body] * most)
+        count += most
+    return count
 
 
 def send(address: str, name: str) -> int:
@@ -145,7 +137,7 @@ def main() -> None:
     llm = LLM(args.model, num_threads=args.threads)
     llm.engine.grammars.warm_up()
     rows, found = [], {}
-    with served(llm) as server, elsewhere() as work, elsewhere() as stream:
+    with served(llm, loop=asyncio.new_event_loop()) as server, elsewhere() as work, elsewhere() as stream:
         for name in large_bodies():
             work(send, server.address, name)
         watch = Watch(server.loop)

@@ -1,6 +1,5 @@
 """`paceline serve`: one model, or a cluster that does what was planned, behind OpenAI's HTTP protocol."""
 
-import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import contextmanager
@@ -119,7 +118,7 @@ def _serve_here(
     """Models of this process, each with an engine of its own; `models` is name to path."""
     from paceline.serving.local import LocalBackend
     from paceline.serving.model_spec import ModelSpec
-    from paceline.serving.run import bind
+    from paceline.serving.run import bind, run
     from paceline.serving.worker import open_model
 
     bound = bind(front.host, front.port)
@@ -129,7 +128,7 @@ def _serve_here(
         specs = [ModelSpec(name, path) for name, path in models.items()]
         backend = LocalBackend(specs, watched, bytes if audit is None else audit.metrics)
     listening = listen(backend, bound=bound)
-    asyncio.run(listening if audit is None else audit.beside(listening))
+    run(listening if audit is None else audit.beside(listening))
 
 
 def _serve_cluster(
@@ -144,8 +143,9 @@ def _serve_cluster(
     with progress_bars() as progress:
         check_loadable(plan, progress)
     from paceline.serving.cluster.ray_groups import start_groups, stop_ray
+    from paceline.serving.run import run
 
-    async def run() -> None:
+    async def serve_groups() -> None:
         with _event_log(wanted.events) as log:
             supervision = Supervision(heartbeat=wanted.heartbeat, max_restarts=wanted.max_restarts)
             dispatcher = Dispatcher(plan, groups, supervision, log)
@@ -155,7 +155,7 @@ def _serve_cluster(
     messages.print(f"starting {len(plan.placement.groups)} groups with {len(plan.held)} models")
     try:
         groups = start_groups(plan, wanted.num_cpus, address=wanted.ray_address, **options)
-        asyncio.run(run())
+        run(serve_groups())
     finally:
         stop_ray()
 

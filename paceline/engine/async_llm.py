@@ -130,7 +130,9 @@ class AsyncLLM:
         is_short = not isinstance(prompt, str) and len(prompt) <= _SHORT
         token_ids = self._llm.token_ids_of(prompt) if is_short else await self.tokens(prompt)
         name = f"request-{next(self._numbers)}" if request_id is None else request_id
-        params = await self._aside(self._llm.prepared, sampling_params or SamplingParams())
+        params = sampling_params or SamplingParams()
+        if params.structured_outputs is not None or params.prediction:
+            params = await self._aside(self._llm.prepared, params)
         inbox: asyncio.Queue[_Mail] = asyncio.Queue()
         where = asyncio.get_running_loop(), inbox
 

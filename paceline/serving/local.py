@@ -1,10 +1,9 @@
 """`LocalBackend`: models in this process, every request let in at once and batched by the engine."""
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
 from typing import Any
 
-from paceline.errors import EngineDead, InvalidParameter
+from paceline.errors import InvalidParameter
 from paceline.serving.job import Chunk, Job
 from paceline.serving.model_spec import ModelSpec
 from paceline.serving.worker import OpenModel, Worker
@@ -28,24 +27,17 @@ class LocalBackend:
         self._more_metrics = more_metrics
         self._models = [spec.name for spec in models]
         self._worker = Worker(models, open_model)
-        self._death: EngineDead | None = None
 
     @property
     def models(self) -> Sequence[str]:
         return self._models
 
-    async def generate(self, job: Job) -> AsyncGenerator[Chunk, None]:
+    def generate(self, job: Job) -> AsyncGenerator[Chunk, None]:
         """See `Backend.generate`."""
         self._check(job.model)
         if job.slo is not None:
             raise InvalidParameter("slo", "is for clusters, and this is one engine", "leave it out, or use timeout")
-        try:
-            async with aclosing(self._worker.stream(job)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
-        except EngineDead as death:
-            self._death = death
-            raise
+        return self._worker.stream(job)
 
     async def tokenize(self, job: Job) -> Sequence[tuple[int, bytes]]:
         """See `TextBackend.tokenize`."""
@@ -67,7 +59,7 @@ class LocalBackend:
         return await self._worker.state()
 
     def health(self) -> Mapping[str, Any]:
-        death = self._death or self._worker.death
+        death = self._worker.death
         if death is not None:
             return {"status": "down", "reason": str(death)}
         if self._worker.step_seconds > _HUNG:

@@ -12,7 +12,7 @@ from paceline.engine.async_llm import AsyncLLM
 from paceline.serving.app import build_app
 from paceline.serving.local import LocalBackend
 from paceline.serving.model_spec import ModelSpec
-from paceline.serving.run import Server, bind
+from paceline.serving.run import Server, bind, run
 from paceline.serving.settings import Settings
 from tests.serving.conftest import MODEL, events
 
@@ -120,7 +120,7 @@ def address(make_llm):
     backend = LocalBackend([ModelSpec(MODEL, "tiny")], lambda spec: AsyncLLM(make_llm("ngram")))
     app, bound, ready = build_app(backend, Settings(ping_seconds=0.05)), bind("127.0.0.1", 0), threading.Event()
     server = Server(app, app.front.gate, 5.0, ready.set)
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[bound])))
+    thread = threading.Thread(target=lambda: run(server.serve(sockets=[bound])))
     thread.start()
     assert ready.wait(60)
     yield bound.getsockname(), app.front.gate
@@ -188,3 +188,9 @@ def test_no_bytes_on_the_wire_hurt(address):
             break
         threading.Event().wait(0.05)
     assert gate.num_inside == 0
+
+
+def test_a_head_that_does_not_end_is_refused_before_it_fills_the_memory(address):
+    with socket.create_connection(address[0], timeout=10) as one:
+        one.sendall(b"GET / HTTP/1.1\r\nX-A: " + b"a" * 20_000)
+        assert one.recv(1 << 16).startswith(b"HTTP/1.1 400")

@@ -1,6 +1,5 @@
 """The official client's own calls against a server on a socket."""
 
-import asyncio
 import json
 import threading
 
@@ -10,7 +9,7 @@ from paceline.engine.async_llm import AsyncLLM
 from paceline.serving.app import build_app
 from paceline.serving.local import LocalBackend
 from paceline.serving.model_spec import ModelSpec
-from paceline.serving.run import Server, bind
+from paceline.serving.run import Server, bind, run
 from paceline.serving.settings import Settings
 from tests.serving.conftest import MODEL
 
@@ -23,7 +22,7 @@ def client(make_llm):
     backend = LocalBackend([ModelSpec(MODEL, "tiny")], lambda spec: AsyncLLM(make_llm("ngram")))
     app, bound, ready = build_app(backend, Settings(api_keys=("secret",))), bind("127.0.0.1", 0), threading.Event()
     server = Server(app, app.front.gate, 5.0, ready.set)
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[bound])))
+    thread = threading.Thread(target=lambda: run(server.serve(sockets=[bound])))
     thread.start()
     assert ready.wait(60)
     address = f"http://127.0.0.1:{bound.getsockname()[1]}/v1"

@@ -17,7 +17,7 @@ from paceline.serving.app import build_app
 from paceline.serving.local import LocalBackend
 from paceline.serving.model_spec import ModelSpec
 from paceline.serving.playground import POLICY
-from paceline.serving.run import Server, bind
+from paceline.serving.run import Server, bind, run
 from paceline.serving.settings import Settings
 from tests.serving.conftest import MODEL
 
@@ -74,7 +74,7 @@ def address(make_llm):
     backend = LocalBackend([ModelSpec(MODEL, "tiny")], lambda spec: AsyncLLM(make_llm("ngram")))
     app, bound, ready = build_app(backend), bind("127.0.0.1", 0), threading.Event()
     server = Server(app, app.front.gate, 1.0, ready.set)
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[bound])))
+    thread = threading.Thread(target=lambda: run(server.serve(sockets=[bound])))
     thread.start()
     assert ready.wait(60)
     yield f"http://127.0.0.1:{bound.getsockname()[1]}"
