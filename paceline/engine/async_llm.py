@@ -8,6 +8,8 @@ import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from time import monotonic
 from typing import Any, TypeVar
 
 from paceline.config import SpeculativeConfig
@@ -24,6 +26,18 @@ _T = TypeVar("_T")
 _Mail = StepOutput | EngineDead
 _SHORT = 4096
 """Token ids that are checked on the event loop."""
+_PAUSE = 0.02
+"""Seconds between wake-ups of an event loop for tokens that can wait. Every processor of a small machine is busy with a
+pass, so whoever wakes up meanwhile holds it up."""
+
+
+@dataclass(eq=False, slots=True)
+class _Client:
+    """Who waits for a request; `has_begun` once it was sent something."""
+
+    loop: asyncio.AbstractEventLoop
+    inbox: "asyncio.Queue[_Mail]"
+    has_begun: bool = False
 
 
 class AsyncLLM:
@@ -46,7 +60,9 @@ class AsyncLLM:
         self._llm = LLM(**options) if llm is None else llm
         self._numbers = itertools.count()
         self._aides = ThreadPoolExecutor(2, thread_name_prefix="paceline-aside")
-        self._inboxes: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Queue[_Mail]]] = {}
+        self._clients: dict[str, _Client] = {}
+        self._held: dict[asyncio.AbstractEventLoop, list[tuple[_Client, _Mail]]] = {}
+        self._woken = 0.0
         self._thread = EngineThread(self._llm.engine, self._deliver, self._deliver_death)
 
     @property
@@ -133,25 +149,25 @@ class AsyncLLM:
         params = sampling_params or SamplingParams()
         if params.structured_outputs is not None or params.prediction:
             params = await self._aside(self._llm.prepared, params)
-        inbox: asyncio.Queue[_Mail] = asyncio.Queue()
-        where = asyncio.get_running_loop(), inbox
+        client = _Client(asyncio.get_running_loop(), asyncio.Queue())
 
         def add(engine: Engine) -> None:
             engine.add_request(name, token_ids, params, priority=priority, timeout=timeout, cache_salt=cache_salt)
-            self._inboxes[name] = where
+            self._clients[name] = client
+            self._send()  # its prompt is read next, which may take a while
 
         added = self._thread.call(add)
         try:
             await asyncio.wrap_future(added)
             while True:
-                output = await inbox.get()
+                output = await client.inbox.get()
                 if isinstance(output, EngineDead):
                     raise EngineDead(*output.args) from output
                 yield output
                 if output.finished:
                     return
         finally:
-            self._leave(name, where)
+            self._leave(name, client)
 
     async def abort(self, request_id: str) -> None:
         """End a request now; its client gets the output so far. Nothing happens when it is not running."""
@@ -188,38 +204,47 @@ class AsyncLLM:
         await asyncio.to_thread(self._thread.stop)
         self._aides.shutdown(wait=False, cancel_futures=True)
 
-    def _leave(self, name: str, where: tuple[asyncio.AbstractEventLoop, asyncio.Queue[_Mail]]) -> None:
+    def _leave(self, name: str, client: _Client) -> None:
         """A client is gone: whatever of its request is left ends."""
 
         def forget(engine: Engine) -> None:
-            if self._inboxes.get(name) is where:
-                del self._inboxes[name]
+            if self._clients.get(name) is client:
+                del self._clients[name]
                 engine.abort(name)
 
         try:
             self._thread.call(forget)
         except EngineDead:
-            self._inboxes.pop(name, None)
+            self._clients.pop(name, None)
 
     def _deliver(self, outputs: Sequence[StepOutput]) -> None:
-        """Runs on the engine's thread: one wake-up per event loop and step."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Queue[_Mail], _Mail]]] = {}
+        """Runs on the engine's thread: first tokens and ends are sent at once, others with what comes in `_PAUSE`."""
+        is_urgent = False
         for output in outputs:
-            if output.request_id in self._inboxes:
-                loop, inbox = self._inboxes[output.request_id]
-                by_loop.setdefault(loop, []).append((inbox, output))
-        for loop, mail in by_loop.items():
+            client = self._clients.get(output.request_id)
+            if client is not None:
+                self._held.setdefault(client.loop, []).append((client, output))
+                is_urgent |= output.finished is not None or not client.has_begun
+                client.has_begun = True
+        if is_urgent or monotonic() - self._woken >= _PAUSE:
+            self._send()
+
+    def _send(self) -> None:
+        """Send what is held: one wake-up per event loop."""
+        for loop, mail in self._held.items():
             _wake(loop, mail)
+        self._held, self._woken = {}, monotonic()
 
     def _deliver_death(self, death: EngineDead) -> None:
-        for loop, inbox in list(self._inboxes.values()):
-            _wake(loop, [(inbox, death)])
+        self._send()
+        for client in list(self._clients.values()):
+            _wake(client.loop, [(client, death)])
 
 
-def _wake(loop: asyncio.AbstractEventLoop, mail: list[tuple[asyncio.Queue[_Mail], _Mail]]) -> None:
+def _wake(loop: asyncio.AbstractEventLoop, mail: list[tuple[_Client, _Mail]]) -> None:
     def put() -> None:
-        for inbox, item in mail:
-            inbox.put_nowait(item)
+        for client, item in mail:
+            client.inbox.put_nowait(item)
 
     try:
         loop.call_soon_threadsafe(put)

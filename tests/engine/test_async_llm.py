@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from paceline.config import EngineConfig
+from paceline.engine import async_llm
 from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.llm import LLM
 from paceline.errors import EngineDead, InvalidParameter
@@ -63,6 +64,32 @@ def test_streams_side_by_side_say_what_they_say_alone(llm_of):
     for stream in streams:
         assert [output.finished is not None for output in stream] == [False] * (len(stream) - 1) + [True]
         assert stream[-1].finished.text == "".join(t.text for output in stream for t in output.tokens)
+
+
+def test_tokens_that_follow_closely_share_a_wake_up(llm_of, monkeypatch):
+    alone, wakes, wake = llm_of().generate([PROMPTS[0]], GREEDY)[0], [], async_llm._wake
+    monkeypatch.setattr(async_llm, "monotonic", lambda: 0.0)  # all steps at the same moment
+    monkeypatch.setattr(async_llm, "_wake", lambda loop, mail: wakes.append(len(mail)) or wake(loop, mail))
+
+    async def main(served):
+        return await collect(served, PROMPTS[0])
+
+    outputs = run(llm_of(), main)
+    assert [token.token_id for output in outputs for token in output.tokens] == list(alone.token_ids)
+    assert wakes == [1, 19]  # the first token, and the others with the last
+
+
+def test_whoever_comes_holds_no_tokens_up(llm_of, monkeypatch):
+    """A new request's prompt may take a second to read, so what waits is sent before."""
+    monkeypatch.setattr(async_llm, "_PAUSE", 1e9)
+
+    async def main(served):
+        stream = served.generate(PROMPTS[0], ENDLESS)
+        first = await anext(stream)
+        await collect(served, PROMPTS[1], SamplingParams(temperature=0, max_tokens=1))
+        return first, await anext(stream)
+
+    assert all(output.tokens for output in run(llm_of(), main))
 
 
 def test_samples_of_one_request_come_with_their_index(llm_of):
