@@ -306,3 +306,14 @@ def test_control_tokens_can_be_plain_text():
     masked = SMOLLM.masked(turns)
     assert names[0] not in json.dumps(masked) and masked[0]["n"] == 3
     assert SMOLLM.encode_masked("no marks at all") == SMOLLM.encode("no marks at all")
+
+
+@pytest.mark.parametrize("tokenizer", [SMOLLM, SENTENCEPIECE], ids=["byte level", "sentencepiece"])
+def test_what_is_saved_is_read_again(tokenizer, tmp_path):
+    tokenizer.save(tmp_path / "tok")
+    again = tokenizer_from_folder(tmp_path / "tok")
+    for text in SAMPLES:
+        assert again.encode(text) == tokenizer.encode(text)
+        assert again.decode(again.encode(text)) == tokenizer.decode(tokenizer.encode(text))
+    assert (again.bos_token_id, again.eos_token_ids) == (tokenizer.bos_token_id, tokenizer.eos_token_ids)
+    assert again.has_chat_template == tokenizer.has_chat_template
