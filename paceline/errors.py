@@ -34,6 +34,14 @@ class HeadWarning(UserWarning):
     """A draft head runs, but not as it was trained: drafts may be accepted less often. Texts are unchanged."""
 
 
+def error_text(error: BaseException) -> str:
+    """`error` as a message shows it; its type alone where it cannot be shown: it may come from somebody else's code."""
+    try:
+        return repr(error)
+    except Exception:
+        return f"{type(error).__name__}(...)"
+
+
 def warn_safely(message: str, category: type[Warning]) -> None:
     """A warning, and a line in the log where warnings are errors: this fault must not end an engine."""
     try:

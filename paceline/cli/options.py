@@ -137,7 +137,7 @@ RequestTimeout = Annotated[
 PingSeconds = Annotated[float, option(SERVER, "--ping-seconds", help="Silence after which a stream sends a comment.")]
 StreamInterval = Annotated[
     int,
-    option(SERVER, "--stream-interval", help="Tokens of each event of a stream; above 1 it hides what was drafted."),
+    option(SERVER, "--stream-interval", help="Tokens of each event of a stream; 1: what is ready; more hide drafts."),
 ]
 DrainSeconds = Annotated[float, option(SERVER, "--drain-seconds", help="How long answers may go on after SIGTERM.")]
 ApiKey = Annotated[

@@ -8,7 +8,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -131,6 +131,7 @@ class AsyncLLM:
         priority: int = 0,
         timeout: float | None = None,
         cache_salt: str = "",
+        joined: bool = False,
     ) -> AsyncGenerator[StepOutput, None]:
         """The output, step by step: new tokens of one sample at a time; the last item has `finished`.
 
@@ -138,6 +139,7 @@ class AsyncLLM:
             prompt: text or token ids.
             request_id: for `abort`; made up when left out.
             priority, timeout, cache_salt: see `Engine.add_request`.
+            joined: steps of one sample that wait to be read come as one item, without their drafts.
 
         Raises:
             InvalidParameter: before the first item, when the request cannot be run.
@@ -160,12 +162,15 @@ class AsyncLLM:
         try:
             await asyncio.wrap_future(added)
             while True:
-                output = await client.inbox.get()
-                if isinstance(output, EngineDead):
-                    raise EngineDead(*output.args) from output
-                yield output
-                if output.finished:
-                    return
+                mail = [await client.inbox.get()]
+                while not client.inbox.empty():
+                    mail.append(client.inbox.get_nowait())
+                for output in _joined(mail) if joined and len(mail) > 1 else mail:
+                    if isinstance(output, EngineDead):
+                        raise EngineDead(*output.args) from output
+                    yield output
+                    if output.finished:
+                        return
         finally:
             self._leave(name, client)
 
@@ -239,6 +244,18 @@ class AsyncLLM:
         self._send()
         for client in list(self._clients.values()):
             _wake(client.loop, [(client, death)])
+
+
+def _joined(mail: Sequence[_Mail]) -> list[_Mail]:
+    """`mail` with outputs that follow one another and belong to one sample as one output."""
+    together: list[_Mail] = []
+    for item in mail:
+        match together[-1:], item:
+            case [StepOutput(completion=None) as last], StepOutput(index=index) if index == last.index:
+                together[-1] = replace(item, tokens=last.tokens + item.tokens, draft=None)
+            case _:
+                together.append(item)
+    return together
 
 
 def _wake(loop: asyncio.AbstractEventLoop, mail: list[tuple[_Client, _Mail]]) -> None:

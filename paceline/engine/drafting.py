@@ -15,7 +15,7 @@ from paceline.drafters.base import ChoosingDrafter, DraftContext, Drafter
 from paceline.engine.inputs import draft_context
 from paceline.engine.live import LiveSample
 from paceline.engine.speculation import Speculation
-from paceline.errors import DrafterWarning, warn_safely
+from paceline.errors import DrafterWarning, error_text, warn_safely
 from paceline.sampling import TokenTree
 from paceline.scheduling.batch import Grant, StepPlan
 from paceline.scheduling.request import RequestState
@@ -75,7 +75,7 @@ class Drafting:
                 raise ValueError(f"{seconds} seconds")
         except Exception as error:
             self._chooser = None
-            warn_safely(f"drafter {self._name} does not say what its drafts took: {error!r}", DrafterWarning)
+            warn_safely(f"drafter {self._name} does not say what its drafts took: {error_text(error)}", DrafterWarning)
             return 0.0
         return seconds
 
@@ -90,7 +90,7 @@ class Drafting:
         try:
             self.drafter.release(request_id)
         except Exception as error:
-            warn_safely(f"drafter {self._name} could not release {request_id!r}: {error!r}", DrafterWarning)
+            warn_safely(f"drafter {self._name} could not release {request_id!r}: {error_text(error)}", DrafterWarning)
 
     @staticmethod
     def _own(grant: Grant, live: dict[str, LiveSample]) -> Sequence[int]:
@@ -178,7 +178,7 @@ class Drafting:
         except Exception as error:
             sample.state.drafts = False
             message = f"drafter {self._name} failed for request {sample.request_id!r} and is switched off for it"
-            warn_safely(f"{message}: {error!r}", DrafterWarning)
+            warn_safely(f"{message}: {error_text(error)}", DrafterWarning)
             self.release(sample.state.request_id)
             return None
 

@@ -23,7 +23,7 @@ from paceline.engine.live import LiveRequest, LiveSample
 from paceline.engine.metrics import EngineMetrics
 from paceline.engine.speculation import Speculation
 from paceline.engine.step_timer import StepTimer
-from paceline.errors import EngineDead, InvalidParameter, WorkerDied
+from paceline.errors import EngineDead, InvalidParameter, WorkerDied, error_text
 from paceline.models.base import CausalLM, KVCache
 from paceline.models.rows import Part, build_rows
 from paceline.models.tokenizer import Tokenizer
@@ -298,7 +298,7 @@ class Engine:
         try:
             self._model.forward(build_rows([Part(range(1), 0, [0])]), self._model.new_cache(1))
         except Exception:
-            raise EngineDead(f"a pass failed, and so does one without any request: {error!r}") from error
+            raise EngineDead(f"a pass failed, and so does one without any request: {error_text(error)}") from error
 
     def _result(self, grant: Grant, live: LiveSample, trees: dict[str, TokenTree], scores: Scores) -> StepResult:
         """The verdict on one grant; an accepted branch is moved to its natural slots. Raises what is wrong with it."""

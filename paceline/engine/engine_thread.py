@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from paceline.engine.engine import Engine, StepOutput
-from paceline.errors import EngineDead
+from paceline.errors import EngineDead, error_text
 
 _T = TypeVar("_T")
 
@@ -95,7 +95,7 @@ class EngineThread:
                     self._step_began = None
                     self._on_outputs(outputs)
         except BaseException as error:  # whatever ends the thread, nobody may wait for it
-            death = EngineDead(f"the engine failed: {error!r}")
+            death = EngineDead(f"the engine failed: {error_text(error)}")
             death.__cause__ = error
         self._close(death)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from operator import index
 from typing import TypeVar
 
-from paceline.errors import PolicyWarning, warn_safely
+from paceline.errors import PolicyWarning, error_text, warn_safely
 from paceline.speculation import BatchStats, DraftStats, LengthPolicy, PrefixStats, StepOutcome
 from paceline.speculation.policies import DraftLaw
 
@@ -63,7 +63,9 @@ class WalledPolicy(LengthPolicy):
         except Exception as error:
             self.error = error
             name = type(self.inner).__name__
-            warn_safely(f"length policy {name!r} failed, so nothing is drafted any more: {error!r}", PolicyWarning)
+            warn_safely(
+                f"length policy {name!r} failed, so nothing is drafted any more: {error_text(error)}", PolicyWarning
+            )
             return otherwise
 
 

@@ -26,7 +26,7 @@ class Job:
         timeout: seconds after which it ends with the tokens it has; None for never.
         add_special_tokens: put in what the model wants around a text prompt.
         cache_salt: see `Engine.add_request`.
-        stream_interval: tokens of each chunk of a stream; the last one has what is left.
+        stream_interval: tokens of each chunk of a stream, the last one has what is left; 1 for what is ready.
         detail: chunks carry `Piece`s, and the last one the prompt's.
         trace: chunks carry the `Step` they came from.
     """

@@ -18,7 +18,8 @@ class Settings:
         max_running: requests that run at once.
         request_timeout: seconds after which an answer ends with the tokens it has; None for never.
         ping_seconds: a stream that has had nothing to say for so long sends a comment, so that nobody hangs up.
-        stream_interval: tokens of each event of a stream; above 1 it does not show how many of them were drafted.
+        stream_interval: tokens of each event of a stream; 1 sends what is ready, more do not show how many of them were
+            drafted.
         drain_seconds: how long answers may go on after SIGTERM.
         api_keys: whoever knows one may ask; none means everybody.
         allowed_hosts: values of the Host header that are answered, at any port where they name none; empty means all.

@@ -59,6 +59,7 @@ class Worker:
         prompt = await self._token_ids(job)
         known = {"num_prompt_tokens": len(prompt), "thinking": _thinking(job, prompt, llm.tokenizer)}
         how: dict[str, Any] = {"priority": job.priority, "timeout": job.timeout, "cache_salt": job.cache_salt}
+        how["joined"] = not job.trace
         async with aclosing(llm.generate(prompt, job.params, job.request_id, **how)) as outputs:
             async for output in outputs if job.stream_interval == 1 else _evenly(outputs, job.stream_interval):
                 if job.detail and output.finished:  # its whole prompt is told of

@@ -7,6 +7,7 @@ import pytest
 from paceline.config import EngineConfig
 from paceline.engine import async_llm
 from paceline.engine.async_llm import AsyncLLM
+from paceline.engine.engine import StepOutput
 from paceline.engine.llm import LLM
 from paceline.errors import EngineDead, InvalidParameter
 from paceline.types import SamplingParams
@@ -77,6 +78,30 @@ def test_tokens_that_follow_closely_share_a_wake_up(llm_of, monkeypatch):
     outputs = run(llm_of(), main)
     assert [token.token_id for output in outputs for token in output.tokens] == list(alone.token_ids)
     assert wakes == [1, 19]  # the first token, and the others with the last
+
+
+def test_joined_outputs_lose_nothing(llm_of, monkeypatch):
+    monkeypatch.setattr(async_llm, "monotonic", lambda: 0.0)
+    params = SamplingParams(temperature=1, seed=3, n=2, max_tokens=12, ignore_eos=True)
+
+    async def main(served):
+        return [await collect(served, PROMPTS[0], params, joined=joined) for joined in (False, True)]
+
+    apart, joined = run(llm_of(), main)
+    for index in (0, 1):
+        said = [[t for output in way if output.index == index for t in output.tokens] for way in (apart, joined)]
+        assert said[0] == said[1] and len(said[0]) == 12
+        assert [output.completion for output in joined if output.index == index][-1].token_ids == tuple(
+            token.token_id for token in said[1]
+        )
+    assert len(joined) < len(apart) and [bool(output.finished) for output in joined][-1]
+
+
+def test_an_output_after_a_sample_has_ended_is_not_joined():
+    ended = StepOutput("r", (), None, 0, completion=object())
+    other, last = StepOutput("r", (), None, 1), StepOutput("r", (), object(), 0)
+    assert async_llm._joined([ended, last]) == [ended, last]
+    assert async_llm._joined([other, ended]) == [other, ended]
 
 
 def test_whoever_comes_holds_no_tokens_up(llm_of, monkeypatch):

@@ -23,6 +23,13 @@ class Broken(RuntimeError):
     """What the tests raise."""
 
 
+class Unprintable(RuntimeError):
+    """An error that cannot be shown."""
+
+    def __repr__(self) -> str:
+        raise Broken("repr")
+
+
 class Faulty(Babbler):
     """Raises in one method for one request, or proposes for it what is no tree of this vocabulary."""
 
@@ -32,6 +39,8 @@ class Faulty(Babbler):
     def propose(self, contexts):
         if self.where == "propose" and any(context.request_id == self.request_id for context in contexts):
             raise Broken("propose")
+        if self.where == "unprintable" and any(context.request_id == self.request_id for context in contexts):
+            raise Unprintable
         for token_ids in [context.token_ids for context in contexts if context.request_id == self.request_id]:
             if self.where == "writing":
                 token_ids.extend([1, 2])
@@ -98,8 +107,8 @@ def test_a_model_that_refuses_keys_nobody_wrote_is_priced_by_a_guess(engine_for,
 
 @pytest.mark.parametrize(
     "where",
-    ["propose", "writing", "emptying", "no tree", "outside the vocabulary", "no whole numbers", "observe",
-     "writing while told", "taking while told", "release"],
+    ["propose", "unprintable", "writing", "emptying", "no tree", "outside the vocabulary", "no whole numbers", 
+     "observe", "writing while told", "taking while told", "release"],
 )  # fmt: skip
 def test_a_failing_drafter_changes_nobodys_text(engine_for, where):
     plain = [output.token_ids for output in run_all(engine_for(), params=EACH)]

@@ -23,7 +23,7 @@ class EchoModel:
     async def tokens(self, prompt, add_special_tokens):
         return prompt
 
-    async def generate(self, prompt, params, request_id, priority, timeout, cache_salt=""):
+    async def generate(self, prompt, params, request_id, priority, timeout, cache_salt="", joined=False):
         if prompt == "bad":
             raise InvalidParameter("prompt", "is bad", "be good")
         if prompt == "threads":
