@@ -10,7 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.errors import CorruptWeights, InvalidParameter, ModelNotFound, UnsupportedModel
+from paceline.errors import (
+    CorruptWeights,
+    InvalidParameter,
+    ModelNotFound,
+    PacelineError,
+    UnsupportedModel,
+    error_text,
+)
 from paceline.models.heads.card import card_text
 from paceline.models.heads.layouts import (
     blockwise,
@@ -82,7 +89,14 @@ def read_head(place: str | Path, reading: Reading | None = None) -> HeadRecord:
         ModelNotFound, CorruptWeights, UnsupportedModel, InvalidParameter: see `read_files` and `Layout.read`.
     """
     files = read_files(Path(place).expanduser())
-    return layout_of(files).read(files, reading or Reading())
+    try:
+        return layout_of(files).read(files, reading or Reading())
+    except PacelineError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # what layouts compute with is checked where it is used; whatever else a damaged file breaks ends here
+        problem = f"its config and tensors do not fit together ({error_text(error)})"
+        raise CorruptWeights(f"{files.path}: {problem}; get the head again") from error
 
 
 def save_head(record: HeadRecord, folder: str | Path, *, storage: Storage = "float32", layout: str | None = None,

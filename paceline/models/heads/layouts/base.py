@@ -27,6 +27,8 @@ _PER_DRAFT_ID = ("lm_head", "head.", "markov_head.markov_w2")
 """Beginnings of the names of tensors with a row per draft id."""
 _IGNORED = ("t2d", "rotary_emb.")
 _MAP = "d2t"
+_MOST = 1024
+"""Layers, steps or tokens of a head: names are made for each of them before anything is compared."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -163,7 +165,12 @@ def assemble(files: HeadFiles, parts: Parts, rename: Rename, ignored: Iterable[s
 
     Raises:
         CorruptWeights: a tensor that nobody knows, that is missing, or of another shape.
+        InvalidParameter: more layers or steps than any head has.
     """
+    for name in ("num_steps", "num_layers", "block_depth", "block_tokens"):
+        if getattr(parts.config, name) > _MOST:
+            problem = f"{getattr(parts.config, name)} is more than the {_MOST} that a head can have"
+            raise InvalidParameter(f"{files.path}: {name}", problem, "correct the config")
     skipped = (*_IGNORED, _MAP, *ignored)
     found: dict[str, np.ndarray] = {}
     for name, values in dequantised(files.tensors, files.path).items():
