@@ -155,7 +155,8 @@ class LearnedPass:
 
     The shape is a factor for each power of two of rows, on straight lines between; a pass moves those within a factor
     of four. So passes over 9 and over 11 rows teach the same line, the price of one more row does not hang on two
-    samples, and the curve keeps the prior's form: a corner would draw every draft to itself.
+    samples, and the curve keeps the prior's form: a corner would draw every draft to itself. Beyond the smallest and
+    largest passes seen the nearest factor holds: what one row more than ever costs is the prior's to say.
 
     Args:
         prior: what a pass is expected to cost; only its shape matters once a pass was seen.
@@ -167,6 +168,7 @@ class LearnedPass:
         self._num_passes = 0
         self._shape = [0.0] * len(_KNOTS)
         self._weight = [0.0] * len(_KNOTS)
+        self._least, self._most = len(_KNOTS), -1  # knots around the passes seen
 
     def __call__(self, rows: float, context: float = 0.0) -> float:
         """Seconds; the prior's own number when no pass was seen yet (only ratios matter then)."""
@@ -185,11 +187,14 @@ class LearnedPass:
             return
         surprise = log(seconds / self(rows, context))
         surprise = min(max(surprise, -log(_OUTLIER)), log(_OUTLIER))
-        place = log2(rows)
-        for knot in range(max(0, ceil(place - _REACH)), min(len(_KNOTS), floor(place + _REACH) + 1)):
+        place = min(log2(rows), len(_KNOTS) - 1)
+        self._least, self._most = min(self._least, floor(place)), max(self._most, ceil(place))
+        for knot in range(max(self._least, ceil(place - _REACH)), min(self._most, floor(place + _REACH)) + 1):
             weight = 1 - abs(knot - place) / _REACH
             self._weight[knot] += weight
             self._shape[knot] += weight * max(_SHAPE, 1 / (1 + self._weight[knot])) * surprise
+        self._shape[: self._least] = [self._shape[self._least]] * self._least
+        self._shape[self._most + 1 :] = [self._shape[self._most]] * (len(_KNOTS) - 1 - self._most)
         self._level += _LEVEL * surprise
 
 

@@ -58,6 +58,16 @@ def test_beyond_the_measured_passes_costs_rise_as_the_prior_does():
     assert cost(512) == pytest.approx(1026, rel=0.1)
 
 
+def test_what_was_never_seen_costs_what_the_prior_says():
+    """Noisy first passes at one number of rows must not make one more row look cheap or dear."""
+    for seed in range(20):
+        rng, cost = np.random.default_rng(seed), LearnedPass(roofline(8))
+        for _ in range(12):
+            cost.observe(64, float(np.exp(0.3 * rng.standard_normal())))
+        assert cost(96) / cost(64) == pytest.approx(roofline(8)(96, 0) / roofline(8)(64, 0))
+        assert cost(5) / cost(64) == pytest.approx(roofline(8)(5, 0) / roofline(8)(64, 0))
+
+
 def test_the_first_pass_may_have_read_weights_from_disk():
     cost = LearnedPass(lambda rows, _: float(rows))
     for seconds in (50.0, 1.0, 1.2):
