@@ -8,7 +8,10 @@ continuations against each other is `suffix.py`'s.
 from collections.abc import Sequence
 from typing import Literal
 
+import numpy as np
+
 from paceline.drafters.base import DraftContext
+from paceline.drafters.lookup.repetition import reader
 from paceline.drafters.same_text import CHECKED_TAIL, goes_on
 from paceline.errors import InvalidParameter
 from paceline.sampling.tree import TokenTree
@@ -20,8 +23,9 @@ Occurrence = Literal["latest", "earliest"]
 FIRST_RATES = (0.2, 0.45, 0.55, 0.65, 0.68, 0.7, 0.78, 0.8, 0.84, 0.86, 0.87, 0.88, 0.89, 0.9, 0.91, 0.97)
 """How often a repetition of 1, 2, ... tokens went on, before any was seen: so it was in 600 answers of the default
 model to prompts of many kinds. Longer ones count as the last."""
-_FIRST_WEIGHT, _MOST_WEIGHT = 20, 200
-"""Repetitions that these rates count for, and after how many the oldest are forgotten."""
+_FIRST_WEIGHT = 20
+"""Repetitions that these rates count for."""
+_LEAST_ROOM = 512
 
 
 class NGram:
@@ -50,110 +54,87 @@ class NGram:
             raise InvalidParameter("prompt_lookup_max", problem, "raise it or lower prompt_lookup_min")
         if occurrence not in ("latest", "earliest"):
             raise InvalidParameter("occurrence", f"{occurrence!r} is unknown", "use 'latest' or 'earliest'")
-        self._sizes = range(prompt_lookup_max, prompt_lookup_min - 1, -1)
-        self._occurrence: Occurrence = occurrence
-        self._indexes: dict[str, _Index] = {}
+        self._sizes = prompt_lookup_max, prompt_lookup_min
+        self._is_earliest = occurrence == "earliest"
+        self._texts: dict[str, _Text] = {}
         self.rates = Rates()
+        self._read(_Text(), (0,))  # compiled now, not while a request waits
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
-        """One chain per context, empty without a match."""
+        """One chain per context, empty without a match; what was said since the last time is learned from."""
         return [self._chain(context) for context in contexts]
 
     def observe(self, outcome: RequestOutcome) -> None:
-        """Learn from what was committed and index it; costs the same for every token, however long the text is."""
-        index = self._indexes.get(outcome.request_id)
-        if index is not None and index.is_prefix_of(outcome.token_ids):
-            index.extend(outcome.token_ids, self.rates)
+        """Learn from the end of an answer. What is said until then is read when the request asks again."""
         if outcome.finished:
-            self.release(outcome.request_id)
+            text = self._texts.pop(outcome.request_id, None)
+            if text is not None and text.is_prefix_of(outcome.token_ids):
+                self._read(text, outcome.token_ids)
 
     def release(self, request_id: str) -> None:
-        """Forget a request; its index is built anew when it comes back."""
-        self._indexes.pop(request_id, None)
+        """Forget a request; its text is read anew when it comes back."""
+        self._texts.pop(request_id, None)
 
     def _chain(self, context: DraftContext) -> TokenTree:
         token_ids = context.token_ids
-        end, matched = self._indexed(context.request_id, token_ids).find(token_ids, len(token_ids))
+        text = self._texts.get(context.request_id)
+        if text is None or not text.is_prefix_of(token_ids):
+            text = self._texts[context.request_id] = _Text()
+        end, matched = self._read(text, token_ids)
         if not matched:
             return TokenTree()
         tokens = token_ids[end : end + context.longest]
         return TokenTree.chain(tokens, chances=self.rates.reaching(matched, len(tokens)))
 
-    def _indexed(self, request_id: str, token_ids: Sequence[int]) -> "_Index":
-        """The index of `token_ids`, extended by what is new, or a fresh one when the id now stands for another text."""
-        index = self._indexes.get(request_id)
-        if index is None or not index.is_prefix_of(token_ids):
-            index = self._indexes[request_id] = _Index(self._sizes, self._occurrence)
-        index.extend(token_ids)
-        return index
+    def _read(self, text: "_Text", token_ids: Sequence[int]) -> tuple[int, int]:
+        """As of `lookup.repetition.read`."""
+        start = text.extend(token_ids)
+        rates = self.rates
+        return reader()(text.tokens, start, text.length, *self._sizes, self._is_earliest, rates.rates, rates.weights)
 
 
 class Rates:
-    """How often a repetition went on, by its length so far; moving averages."""
+    """How often a repetition went on, by its length so far; moving averages.
+
+    Attributes:
+        rates, weights: [lengths] float64 and int64, see `lookup.repetition.read`.
+    """
 
     def __init__(self) -> None:
-        self._rates = list(FIRST_RATES)
-        self._weights = [_FIRST_WEIGHT] * len(FIRST_RATES)
+        self.rates = np.array(FIRST_RATES)
+        self.weights = np.full(len(FIRST_RATES), _FIRST_WEIGHT)
 
     def reaching(self, matched: int, num_tokens: int) -> tuple[float, ...]:
         """[num_tokens] chances that a repetition of `matched` tokens goes on for at least 1, 2, ... more."""
-        longest, chance, chances = len(self._rates), 1.0, []
-        for length in range(matched, matched + num_tokens):
-            chance *= self._rates[min(length, longest) - 1]
+        rates, chance, chances = self.rates[matched - 1 : matched - 1 + num_tokens].tolist(), 1.0, []
+        for place in range(num_tokens):
+            chance *= rates[place] if place < len(rates) else float(self.rates[-1])
             chances.append(chance)
         return tuple(chances)
 
-    def learn(self, matched: int, went_on: bool) -> None:
-        """A repetition of `matched` tokens went on, or did not."""
-        place = min(matched, len(self._rates)) - 1
-        self._weights[place] = weight = min(_MOST_WEIGHT, self._weights[place] + 1)
-        self._rates[place] += (went_on - self._rates[place]) / weight
 
+class _Text:
+    """The tokens of one request as an array.
 
-class _Index:
-    """n-gram to the position after it, for all n-grams of one text but those that end with its last token."""
+    Attributes:
+        tokens: [room] int32, of which `length` are set.
+    """
 
-    def __init__(self, sizes: range, occurrence: Occurrence) -> None:
-        self._sizes = sizes
-        self._keep_first = occurrence == "earliest"
-        self._ends: dict[tuple[int, ...], int] = {}
-        self._length = 0
+    def __init__(self) -> None:
+        self.tokens, self.length = np.empty(_LEAST_ROOM, np.int32), 0
         self._tail: list[int] = []
 
     def is_prefix_of(self, token_ids: Sequence[int]) -> bool:
-        """True when `token_ids` is what was indexed so far, perhaps longer, as far as length and last tokens tell."""
-        return goes_on(token_ids, self._length, self._tail)
+        """True when `token_ids` is what was read so far, perhaps longer, as far as length and last tokens tell."""
+        return goes_on(token_ids, self.length, self._tail)
 
-    def extend(self, token_ids: Sequence[int], rates: Rates | None = None) -> None:
-        """Take in new tokens, telling `rates` which of them went on with a repetition.
-
-        An n-gram enters once a token follows it, so that no suffix finds itself.
-        """
-        ends = self._ends
-        for end in range(max(1, self._length), len(token_ids)):
-            if rates:
-                found, matched = self.find(token_ids, end)
-                if matched:
-                    rates.learn(matched, token_ids[found] == token_ids[end])
-            for size in self._sizes:
-                if size <= end:
-                    gram = tuple(token_ids[end - size : end])
-                    if not self._keep_first or gram not in ends:
-                        ends[gram] = end
-        self._length = len(token_ids)
+    def extend(self, token_ids: Sequence[int]) -> int:
+        """Take in what is new; the place from which on it was said while we listened, its end for a first reading."""
+        known, self.length = self.length, len(token_ids)
+        if self.length > len(self.tokens):
+            tokens = np.empty(2 * self.length, np.int32)
+            tokens[:known] = self.tokens[:known]
+            self.tokens = tokens
+        self.tokens[known : self.length] = token_ids[known:]
         self._tail = list(token_ids[-CHECKED_TAIL:])
-
-    def find(self, token_ids: Sequence[int], length: int) -> tuple[int, int]:
-        """The position after an earlier occurrence of the longest suffix of the first `length` tokens that has one.
-
-        Returns:
-            It, and how many tokens before it are those at the end, counted up to the longest that has a rate of its
-            own; (0, 0) without an occurrence.
-        """
-        for size in self._sizes:
-            end = self._ends.get(tuple(token_ids[length - size : length])) if size < length else None
-            if end is not None and token_ids[end - size : end] == token_ids[length - size : length]:
-                while size < min(end, len(FIRST_RATES)) and token_ids[end - size - 1] == token_ids[length - size - 1]:
-                    size += 1
-                return end, size
-        return 0, 0
+        return known or self.length

@@ -11,6 +11,7 @@ import sys
 from functools import cache
 
 from paceline.drafters.lookup.blended import Blended
+from paceline.drafters.ngram import NGram
 from paceline.models.numba_executor.ahead import compile_heads
 
 
@@ -24,5 +25,6 @@ def compile_beside(dtype: str, kv_cache_dtype: str) -> subprocess.Popen | None:
 
 
 if __name__ == "__main__":
-    Blended()
+    for drafter in (Blended, NGram):
+        drafter()
     compile_heads(*sys.argv[1:])
