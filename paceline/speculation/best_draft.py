@@ -4,6 +4,9 @@ The one optimiser: goodput is it over a batch, a hybrid's choice is it over one 
 its empty answer. Liu et al. 2024 (SmartSpec) give every request of a batch the same length; Leviathan et al. 2023,
 theorem 3.8, is the case of one request and an iid rate. Not for estimating tokens (`records.py`) or prices
 (`prices.py`).
+
+Beside rows of prompts, tokens are weighed against seconds at the rate of the best step without them. A prompt takes its
+time whatever is drafted, so the rate of the mixed step itself would make drafts look the better, the longer the prompt.
 """
 
 from collections.abc import Sequence
@@ -72,17 +75,15 @@ class Choice:
     Attributes:
         levels: [requests] levels taken of each request's offer.
         rows, tokens, seconds: expected of the step.
+        rate: tokens per second of the best step without rows of prompts, which is what a second is worth; the step's
+            own where it has none.
     """
 
     levels: np.ndarray
     rows: float
     tokens: float
     seconds: float
-
-    @property
-    def rate(self) -> float:
-        """Tokens per second."""
-        return self.tokens / self.seconds
+    rate: float
 
 
 def best_draft(offers: Offers, prices: Prices, batch: BatchStats) -> Choice:
@@ -94,16 +95,22 @@ def best_draft(offers: Offers, prices: Prices, batch: BatchStats) -> Choice:
     num_requests, deepest = offers.tokens.shape
     is_shared = num_requests > 1 and prices.draft_level(deepest - 1, 1, batch.mean_context) > 0
     depths = range(1 if is_shared else deepest, deepest + 1)
-    choices = [_best_down_to(depth, offers, prices, batch) for depth in depths]
-    return max(choices, key=lambda choice: choice.rate)
+    prefixes = [_down_to(depth, offers, prices, batch) for depth in depths]
+    rate = max([float((one.tokens / one.alone).max()) for one in prefixes])
+    gains = [one.tokens - rate * one.seconds for one in prefixes]
+    enough = max([gain.max() - _TIE * one.tokens[-1] for gain, one in zip(gains, prefixes, strict=True)])
+    best, gain = next((one, gain) for one, gain in zip(prefixes, gains, strict=True) if gain.max() >= enough)
+    taken = int(np.argmax(gain >= enough))
+    counts = np.bincount(best.request[:taken], minlength=num_requests)
+    return Choice(counts, float(best.rows[taken]), float(best.tokens[taken]), float(best.seconds[taken]), rate)
 
 
 def worth_verifying(chances: Sequence[Sequence[float]], prices: Prices, batch: BatchStats) -> Choice:
     """How many nodes of each proposal to verify, the first that many, for the most expected tokens per second.
 
-    Nodes of all requests are taken in order of their chances, as many as make the rate of the step largest, the fewest
-    on ties: `best_draft` where proposals are known already and each node is an offer of its own. Lists, not arrays: a
-    step has few nodes, and every one of its microseconds counts.
+    Nodes of all requests are taken in order of their chances, as many as pay best, the fewest on ties: `best_draft`
+    where proposals are known already and each node is an offer of its own. Lists, not arrays: a step has few nodes,
+    and every one of its microseconds counts.
 
     Args:
         chances: per proposal, [nodes] that the node will be accepted, descending.
@@ -114,15 +121,19 @@ def worth_verifying(chances: Sequence[Sequence[float]], prices: Prices, batch: B
     nodes = [(chance, request) for request, one in enumerate(chances) for chance in one]
     nodes.sort(key=_chance, reverse=True)
     tokens = list(accumulate([chance for chance, _ in nodes], initial=float(batch.num_decodes)))
-    first = batch.num_prefill_rows + batch.num_decodes
+    first, size = batch.num_prefill_rows + batch.num_decodes, max(1, batch.num_decodes)
     seconds = _passes(range(first, first + len(tokens)), prices, batch.mean_context)
-    rates = [token / second for token, second in zip(tokens, seconds, strict=True)]
-    enough = max(rates) * (1 - _TIE)
-    taken = next(number for number, rate in enumerate(rates) if rate >= enough)
+    alone = seconds
+    if batch.num_prefill_rows:
+        alone = _passes(range(size, size + len(tokens)), prices, batch.mean_context)
+    rate = max([token / second for token, second in zip(tokens, alone, strict=True)])
+    gains = [token - rate * second for token, second in zip(tokens, seconds, strict=True)]
+    enough = max(gains) - _TIE * tokens[-1]
+    taken = next(number for number, gain in enumerate(gains) if gain >= enough)
     counts = np.zeros(len(chances), np.int64)
     for _, request in nodes[:taken]:
         counts[request] += 1
-    return Choice(counts, float(first + taken), tokens[taken], seconds[taken])
+    return Choice(counts, float(first + taken), tokens[taken], seconds[taken], rate)
 
 
 def worth_reading(
@@ -166,19 +177,36 @@ def loss_of_trying(offers: Offers, choice: Choice, prices: Prices, batch: BatchS
     return np.maximum(0.0, dearer - offers.tokens[:, 0] / choice.rate)
 
 
-def _best_down_to(depth: int, offers: Offers, prices: Prices, batch: BatchStats) -> Choice:
-    """The best number of levels among those no deeper than `depth`."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Prefixes:
+    """Steps with the first 0, 1, 2, ... of some levels, in order of tokens per row.
+
+    Attributes:
+        request: [levels] whose each is.
+        rows, tokens, seconds: [levels + 1] of the step.
+        alone: [levels + 1] seconds of the same step without rows of prompts.
+    """
+
+    request: np.ndarray
+    rows: np.ndarray
+    tokens: np.ndarray
+    seconds: np.ndarray
+    alone: np.ndarray
+
+
+def _down_to(depth: int, offers: Offers, prices: Prices, batch: BatchStats) -> _Prefixes:
+    """Those of the levels no deeper than `depth`."""
     tokens, rows = offers.tokens[:, :depth].ravel(), offers.rows[:, :depth].ravel()
     order = np.argsort(-tokens / np.maximum(rows, _TIE), kind="stable")
     request, level = order // depth, order % depth
-    all_rows = batch.num_prefill_rows + batch.num_decodes + _running(rows[order])
-    all_tokens = batch.num_decodes + _running(tokens[order])
-    passes = np.array(_passes(all_rows.tolist(), prices, batch.mean_context))
-    seconds = passes + _drafting(level, offers, prices, batch.mean_context)
-    rates = all_tokens / seconds
-    taken = int(np.argmax(rates >= rates.max() * (1 - _TIE)))
-    counts = np.bincount(request[:taken], minlength=len(offers.tokens))
-    return Choice(counts, float(all_rows[taken]), float(all_tokens[taken]), float(seconds[taken]))
+    decoded, context = batch.num_decodes + _running(rows[order]), batch.mean_context
+    drafting = _drafting(level, offers, prices, context)
+    alone = np.array(_passes(np.maximum(1, decoded).tolist(), prices, context)) + drafting
+    all_rows, seconds = decoded, alone
+    if batch.num_prefill_rows:
+        all_rows = decoded + batch.num_prefill_rows
+        seconds = np.array(_passes(all_rows.tolist(), prices, context)) + drafting
+    return _Prefixes(request, all_rows, batch.num_decodes + _running(tokens[order]), seconds, alone)
 
 
 def _passes(rows: Sequence[float], prices: Prices, context: float) -> list[float]:

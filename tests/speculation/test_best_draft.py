@@ -1,6 +1,6 @@
 """`best_draft` against trying every allocation: levels of their own, shared draft steps, lookups, whole drafts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -43,19 +43,34 @@ class Machine:
     def observe(self, step: StepOutcome) -> None:
         """Nothing to learn."""
 
-    def rate(self, offers: Offers, levels: Sequence[int], batch: BatchStats) -> float:
-        """Tokens per second of an allocation, straight from the definition."""
+    def made(self, offers: Offers, levels: Sequence[int], batch: BatchStats) -> tuple[float, float]:
+        """Tokens and seconds of an allocation, straight from the definition."""
         rows, tokens = float(batch.num_prefill_rows + batch.num_decodes), float(batch.num_decodes)
         for request, taken in enumerate(levels):
             rows += offers.rows[request, :taken].sum()
             tokens += offers.tokens[request, :taken].sum()
         users = [sum(taken > level for taken in levels) for level in range(max(levels))]
-        return tokens / (self.target(rows) + sum(self.draft_level(level, n) for level, n in enumerate(users)))
+        return tokens, self.target(rows) + sum(self.draft_level(level, n) for level, n in enumerate(users))
+
+    def rate(self, offers: Offers, levels: Sequence[int], batch: BatchStats) -> float:
+        """Tokens per second of an allocation."""
+        tokens, seconds = self.made(offers, levels, batch)
+        return tokens / seconds
 
     def best_rate(self, offers: Offers, batch: BatchStats) -> float:
         """Of all allocations."""
-        num_requests, num_levels = offers.tokens.shape
-        return max(self.rate(offers, levels, batch) for levels in product(range(num_levels + 1), repeat=num_requests))
+        return max(self.rate(offers, levels, batch) for levels in every(offers))
+
+    def gain(self, offers: Offers, levels: Sequence[int], batch: BatchStats, rate: float) -> float:
+        """Tokens of an allocation beyond those that its seconds are worth."""
+        tokens, seconds = self.made(offers, levels, batch)
+        return tokens - rate * seconds
+
+
+def every(offers: Offers) -> Iterator[tuple[int, ...]]:
+    """All allocations."""
+    num_requests, num_levels = offers.tokens.shape
+    return product(range(num_levels + 1), repeat=num_requests)
 
 
 chances = st.lists(st.floats(0, 1), min_size=LEVELS, max_size=LEVELS)
@@ -69,11 +84,29 @@ def chosen(machine: Machine, stats: Sequence[DraftStats], prefill: int = 0) -> t
     return best_draft(offers, machine, batch), offers, batch
 
 
-@given(shared, requests, st.integers(0, 8))
-def test_it_is_the_best_of_all_allocations_where_draft_steps_are_shared(machine, stats, prefill):
-    choice, offers, batch = chosen(machine, stats, prefill)
+@given(shared, requests)
+def test_it_is_the_best_of_all_allocations_where_draft_steps_are_shared(machine, stats):
+    choice, offers, batch = chosen(machine, stats)
     assert choice.rate == pytest.approx(machine.rate(offers, choice.levels.tolist(), batch), rel=1e-9)
     assert choice.rate == pytest.approx(machine.best_rate(offers, batch), rel=1e-9)
+
+
+@given(shared, requests, st.integers(1, 8))
+def test_beside_a_prompt_it_gains_most_at_the_best_rate_without_one(machine, stats, prefill):
+    choice, offers, batch = chosen(machine, stats, prefill)
+    rate = machine.best_rate(offers, BatchStats(len(stats)))
+    assert choice.rate == pytest.approx(rate, rel=1e-9)
+    best = max(machine.gain(offers, levels, batch, rate) for levels in every(offers))
+    assert machine.gain(offers, choice.levels.tolist(), batch, rate) == pytest.approx(best, abs=1e-9)
+
+
+@pytest.mark.parametrize("prefill", [0, 100, 10_000])
+def test_a_long_prompt_makes_no_draft_worth_while_that_is_not_without_it(prefill):
+    """Where rows are dear, the mixed step's own rate would take everything beside 10,000 rows of a prompt."""
+    choice, offers, batch = chosen(Machine(row=1.0), [at_rates([0.4, 0.4, 0.4])], prefill)
+    assert choice.levels.tolist() == [0]
+    nothing, all_of_it = (Machine(row=1.0).rate(offers, [levels], batch) for levels in (0, 3))
+    assert (all_of_it > nothing) == (prefill > 0)
 
 
 @given(lookups, chances)

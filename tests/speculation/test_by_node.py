@@ -23,18 +23,23 @@ def lookup(prices=bent, ask: float = 0.0, explore: float = 0.01) -> GoodputByNod
     return GoodputByNode(FixedPrices(prices, lambda num_requests, context: ask), max_length=8, explore=explore)
 
 
-@given(chances=st.lists(CHANCES, min_size=1, max_size=3), others=st.integers(0, 3))
-def test_no_other_numbers_of_nodes_make_more_tokens_per_second(chances, others):
-    batch = BatchStats(num_decodes=len(chances) + others, num_prefill_rows=2)
+@given(chances=st.lists(CHANCES, min_size=1, max_size=3), others=st.integers(0, 3), prefill=st.sampled_from([0, 2, 50]))
+def test_no_other_numbers_of_nodes_make_more_of_the_seconds(chances, others, prefill):
+    batch = BatchStats(num_decodes=len(chances) + others, num_prefill_rows=prefill)
     choice = worth_verifying(chances, FixedPrices(bent), batch)
 
-    def rate(counts) -> float:
+    def step(counts, prefill_rows) -> tuple[float, float]:
         tokens = sum(one[:count].sum() for one, count in zip(chances, counts, strict=True))
-        return (batch.num_decodes + tokens) / bent(2 + batch.num_decodes + sum(counts))
+        return batch.num_decodes + tokens, bent(prefill_rows + batch.num_decodes + sum(counts))
 
-    best = max(rate(counts) for counts in product(*[range(len(one) + 1) for one in chances]))
-    assert rate(choice.levels.tolist()) == pytest.approx(best)
-    assert choice.rate == pytest.approx(best)
+    def gain(counts) -> float:
+        tokens, seconds = step(counts, prefill)
+        return tokens - rate * seconds
+
+    every = list(product(*[range(len(one) + 1) for one in chances]))
+    rate = max(tokens / seconds for tokens, seconds in (step(counts, 0) for counts in every))
+    assert choice.rate == pytest.approx(rate)
+    assert gain(choice.levels.tolist()) == pytest.approx(max(map(gain, every)), abs=1e-9)
 
 
 def test_the_dearer_rows_are_the_surer_a_node_must_be():

@@ -77,9 +77,9 @@ class GoodputByNode(Goodput):
         batch: BatchStats,
     ) -> None:  # fmt: skip
         """Tell every request what its proposal should save: its tokens at the plain rate, less its rows."""
-        size = max(1, batch.num_decodes)
-        plain = self.prices.target(batch.num_prefill_rows + size, batch.mean_context)
-        row = (seconds - plain) / max(1, sum(counts))
+        size, context = max(1, batch.num_decodes), batch.mean_context
+        plain = self.prices.target(size, context)
+        row = (seconds - self.prices.target(batch.num_prefill_rows + size, context)) / max(1, sum(counts))
         usual = self._usual_saving()
         for one, count, request in zip(chances, counts, requests, strict=True):
             saving = sum(one[:count]) * plain / size - count * row
