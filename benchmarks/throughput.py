@@ -1,11 +1,14 @@
 """Tokens per second of all requests together, by how many there are: plain, with drafts as long as pays, and peers.
 
 Every size is run by every method and every peer before the next round or size begins, in an order that rotates, so that
-a machine that slows down slows all of them alike; the median of the rounds is kept. All requests are there at the start
-and say the same number of tokens; rates count from the first request to the last token, prompts included.
+a machine that slows down slows all of them alike; the median of the rounds is kept, each with prompts of its own as
+long as the file lasts. All requests are there at the start and say the same number of tokens; rates count from the
+first request to the last token, prompts included. With `--max-num-seqs` below a size the others wait, so that prompts
+are read beside answers all the time, as in a busy server.
 
     python benchmarks/throughput.py
     python benchmarks/throughput.py --dtypes int8 --sizes 16 64 --prompts prompts.jsonl --json
+    python benchmarks/throughput.py --dtypes w8a8 --sizes 40 --max-num-seqs 16 --max-tokens 40 --rounds 3
     python benchmarks/throughput.py --dtypes int8 --sizes 16 --rounds 3 --peer openvino-genai llama-cpp-server vllm
 
 A line of the prompts file is {"prompt": ...} or {"turns": [...]}. The last line of standard output is one JSON object.
@@ -70,7 +73,7 @@ def measure_dtype(dtype: str, peers: dict[str, LoadPeer], args: argparse.Namespa
         speculative=None,
         dtype=dtype,
         num_threads=args.threads,
-        max_num_seqs=max(args.sizes),
+        max_num_seqs=args.max_num_seqs or max(args.sizes),
         prefix_caching=False,
     )
     llms = {"plain": plain} | {
@@ -92,10 +95,11 @@ def measure(title: str, engines: dict[str, Engine], prompts: list[list[int]], ar
     figures: dict[str, dict[int, dict]] = {name: {} for name in engines}
     for engine in engines.values():
         engine(list(islice(cycle(prompts), max(args.sizes))), 8)  # warms up
+    stream = cycle(prompts)
     for number, size in enumerate(track(args.sizes, title, console=console)):
-        asked = list(islice(cycle(prompts), size))
         rounds: dict[str, list[dict]] = {name: [] for name in engines}
         for turn in range(args.rounds):
+            asked = list(islice(stream, size))
             for name in rotated(list(engines), number + turn):
                 rounds[name].append(engines[name](asked, args.max_tokens))
         for name, runs in rounds.items():
@@ -140,6 +144,7 @@ def parse() -> argparse.Namespace:
         "--dtypes", nargs="+", default=["bfloat16", "int8"], choices=["bfloat16", "float32", "int8", "w8a8", "gguf"]
     )
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64], help="requests at once")
+    parser.add_argument("--max-num-seqs", type=int, help="of them, how many run at once; all when left out")
     parser.add_argument("--drafts", nargs="*", default=["ngram", "suffix"], help="methods beside plain decoding")
     parser.add_argument("--policy", default="goodput", help="how long drafts are")
     parser.add_argument("--num-draft-tokens", type=int, default=8, help="longest draft")

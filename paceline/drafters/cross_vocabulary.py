@@ -93,6 +93,7 @@ class CrossVocabulary:
             self.release(outcome.request_id)
 
     def release(self, request_id: str) -> None:
+        """See `Drafter`."""
         if self._texts.pop(request_id, None) is not None:
             self._inner.release(request_id)
 
@@ -115,6 +116,7 @@ class Intersection:
             raise InvalidParameter("mode", problem, "use mode='string', or another draft model")
 
     def inside(self, context: DraftContext, tokens: Sequence[int]) -> DraftContext:
+        """The context as the draft model sees it, over tokens both know."""
         shift = len(context.token_ids) - len(tokens)
         return replace(
             context,
@@ -141,6 +143,7 @@ class Intersection:
         return warp
 
     def outside(self, context: DraftContext, tree: TokenTree) -> TokenTree:
+        """The draft's tree in the target's ids."""
         tokens = tuple(self.shared.to_target(token) for token in tree.tokens)
         laws = tree.draft_laws and tuple(self.shared.law_to_target(law) for law in tree.draft_laws)
         return replace(tree, tokens=tokens, draft_laws=laws)
@@ -153,6 +156,7 @@ class String:
         self._respell = Respeller(target, draft)
 
     def inside(self, context: DraftContext, tokens: Sequence[int]) -> DraftContext:
+        """The context as the draft model sees it, drafting its likeliest text."""
         laws: list[Law] = []  # of the draft itself, for the length policy; the draws are one-hot
 
         def warp(logits: np.ndarray, path: Sequence[int]) -> Law:
@@ -166,6 +170,7 @@ class String:
         )
 
     def outside(self, context: DraftContext, tree: TokenTree) -> TokenTree:
+        """The drafted text in the target's tokens, as a chain."""
         return TokenTree.chain(self._respell(context.token_ids, tree.tokens)[: context.longest])
 
 

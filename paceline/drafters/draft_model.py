@@ -37,14 +37,17 @@ class DraftModel:
         self._begin = shape.begin
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
+        """See `Drafter`."""
         growths = [self._begin(context) for context in contexts]
         grow_all([self.runner], growths)
         return [growth.tree() for growth in growths]
 
     def observe(self, outcome: RequestOutcome) -> None:
+        """See `Drafter`."""
         self.runner.observe(outcome)
 
     def release(self, request_id: str) -> None:
+        """See `Drafter`."""
         self.runner.release(request_id)
 
 

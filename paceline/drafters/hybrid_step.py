@@ -106,10 +106,13 @@ class Apart:
     first_node: int
 
     def coin(self, probability: Any, position: int, node: int) -> bool:
+        """See `Randomness`."""
         return self.outer.coin(probability, position, node if node == ROOT else node + self.first_node)
 
     def draw(self, law: Law, position: int, purpose: Purpose, node: int = ROOT) -> int:
+        """See `Randomness`."""
         return self.outer.draw(law, position, purpose, node if node == ROOT else node + self.first_node)
 
     def exponentials(self, tokens: np.ndarray, position: int, purpose: Purpose, node: int = ROOT) -> np.ndarray:
+        """See `Randomness`."""
         return self.outer.exponentials(tokens, position, purpose, node if node == ROOT else node + self.first_node)

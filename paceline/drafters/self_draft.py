@@ -50,6 +50,7 @@ class WholeContext:
     """All pages."""
 
     def view(self, context: DraftContext) -> View:
+        """See `Sight`."""
         num_keys = len(context.token_ids) - 1
         return View(np.asarray(context.page_table[: pages_for(num_keys)], np.int32), num_keys)
 

@@ -48,6 +48,7 @@ class MostLookedAt:
         self._scores: dict[str, _Scores] = {}
 
     def view(self, context: DraftContext) -> View:
+        """See `Sight`."""
         whole = self._whole.view(context)
         left_out = len(whole.pages) - self._budget
         if left_out <= 0:

@@ -34,6 +34,7 @@ class SinksAndWindow:
         self._whole = WholeContext()
 
     def view(self, context: DraftContext) -> View:
+        """See `Sight`."""
         whole = self._whole.view(context)
         left_out = len(whole.pages) - self._budget
         if left_out <= 0:

@@ -55,15 +55,18 @@ class SpecInfer:
         self.traits = DrafterTraits(branches=True, whole=True, cost_ratio=cost_ratio, natural_budget=nodes, reads=True)
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
+        """See `Drafter`."""
         growths = [Drawn(context, self._expansions) for context in contexts]
         grow_all(self.runners, growths)
         return [growth.tree() for growth in growths]
 
     def observe(self, outcome: RequestOutcome) -> None:
+        """See `Drafter`."""
         for runner in self.runners:
             runner.observe(outcome)
 
     def release(self, request_id: str) -> None:
+        """See `Drafter`."""
         for runner in self.runners:
             runner.release(request_id)
 

@@ -40,11 +40,13 @@ class EnumeratedRandomness:
         self._script, self._number = script, number
 
     def coin(self, probability: Any, position: int, node: int) -> bool:
+        """See `Randomness`."""
         self.keys.append((position, "accept", node))
         chance = min(max(self._number(probability), 0), 1)
         return self._choose([True, False], [chance, 1 - chance])
 
     def draw(self, law: Law, position: int, purpose: Purpose, node: int = ROOT) -> int:
+        """See `Randomness`."""
         self.keys.append((position, purpose, node))
         return self._choose(law.tokens.tolist(), [self._number(prob) for prob in law.probs])
 

@@ -30,6 +30,7 @@ class LocalBackend:
 
     @property
     def models(self) -> Sequence[str]:
+        """See `Backend.models`."""
         return self._models
 
     def generate(self, job: Job) -> AsyncGenerator[Chunk, None]:
@@ -59,6 +60,7 @@ class LocalBackend:
         return await self._worker.state()
 
     def health(self) -> Mapping[str, Any]:
+        """See `Backend.health`."""
         death = self._worker.death
         if death is not None:
             return {"status": "down", "reason": str(death)}
@@ -67,9 +69,11 @@ class LocalBackend:
         return {"status": "ok"}
 
     async def metrics(self) -> bytes:
+        """See `Backend.metrics`."""
         return await self._worker.metrics() + self._more_metrics()
 
     async def close(self) -> None:
+        """See `Backend.close`."""
         await self._worker.close()
 
     def _check(self, model: str) -> None:

@@ -128,6 +128,7 @@ class Worker:
         return {name: TokenProfile(**await llm.pass_costs()) for name, llm in self._llms.items()}
 
     async def close(self) -> None:
+        """End all engines."""
         for llm in self._llms.values():
             await llm.shutdown()
 

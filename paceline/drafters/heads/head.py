@@ -73,6 +73,7 @@ class HeadDrafter:
         )
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
+        """See `Drafter`."""
         growths = [self._begin(self._own(context)) for context in contexts]
         at_once = [growth for growth in growths if self._can_chain(growth.context)]
         chains = greedy_chains(self._chains, at_once) if self._chains and at_once else {}
@@ -81,10 +82,12 @@ class HeadDrafter:
         return [chains.get(growth.context.request_id) or growth.tree() for growth in growths]
 
     def observe(self, outcome: RequestOutcome) -> None:
+        """See `Drafter`."""
         self.runner.states.observe(outcome)
         self.runner.observe(outcome)
 
     def release(self, request_id: str) -> None:
+        """See `Drafter`."""
         self.runner.states.release(request_id)
         self.runner.release(request_id)
 

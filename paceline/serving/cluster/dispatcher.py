@@ -58,6 +58,7 @@ class Dispatcher:
 
     @property
     def models(self) -> Sequence[str]:
+        """See `Backend.models`."""
         return [model.name for model in self.plan.held]
 
     async def start(self) -> None:

@@ -53,6 +53,7 @@ class GroupQueue:
 
     @property
     def models(self) -> tuple[str, ...]:
+        """See `Queue.models`."""
         return tuple(self._seconds)
 
     def seconds(self, model: str, size: float = 1.0) -> list[float]:

@@ -64,6 +64,7 @@ class TokenQueue:
 
     @property
     def models(self) -> tuple[str, ...]:
+        """See `Queue.models`."""
         return tuple(self._profiles)
 
     @property
