@@ -25,7 +25,8 @@ from paceline.types import SamplingParams
 _T = TypeVar("_T")
 _Mail = StepOutput | EngineDead
 _SHORT = 4096
-"""Token ids that are checked on the event loop."""
+"""Token ids that are checked, and characters that are tokenised, on the event loop: a millisecond at most. A thread
+beside it would cost every short prompt two changes of threads."""
 _PAUSE = 0.02
 """Seconds between wake-ups of an event loop for tokens that can wait. Every processor of a small machine is busy with a
 pass, so whoever wakes up meanwhile holds it up."""
@@ -99,7 +100,9 @@ class AsyncLLM:
         return await self._aside(self._llm.chat_prompt, messages, template)
 
     async def tokens(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a prompt, tokenised off the event loop. Raises InvalidParameter as `LLM.token_ids_of`."""
+        """Token ids of a prompt; long ones are tokenised off the event loop. Raises InvalidParameter as of `LLM`."""
+        if len(prompt) <= _SHORT:
+            return self._llm.token_ids_of(prompt, add_special_tokens)
         return await self._aside(self._llm.token_ids_of, prompt, add_special_tokens)
 
     def describe(self) -> dict[str, Any]:
@@ -145,8 +148,7 @@ class AsyncLLM:
             InvalidParameter: before the first item, when the request cannot be run.
             EngineDead: the engine failed or was shut down.
         """
-        is_short = not isinstance(prompt, str) and len(prompt) <= _SHORT
-        token_ids = self._llm.token_ids_of(prompt) if is_short else await self.tokens(prompt)
+        token_ids = await self.tokens(prompt)
         name = f"request-{next(self._numbers)}" if request_id is None else request_id
         params = sampling_params or SamplingParams()
         if params.structured_outputs is not None or params.prediction:
