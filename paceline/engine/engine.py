@@ -336,7 +336,7 @@ class Engine:
         def target(node: int):
             return live.warper.law(rows[node + 1], tree.tokens_to(node))
 
-        return live.judge.verify(tree, target, live.judge.randomness, live.state.num_tokens)
+        return live.judge.verdict(tree, target, live.state.num_tokens)
 
     def _commit(self, commit: Commit, seconds: StepSeconds, rows: PassRows) -> StepOutput:
         """Turn committed tokens into text, and retire the request when it is done."""

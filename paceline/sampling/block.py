@@ -35,6 +35,10 @@ def verify_block(tree: TokenTree, target: TargetLaws, randomness: Randomness, po
         weight = _next_weight(tree, node, law, weight)
         if weight == 0:
             break
+        if node + 1 == len(tree):  # nothing below it decides
+            if randomness.coin(weight, position + node, node):
+                kept = (node + 1, target(node), weight)
+            break
         law = target(node)
         if randomness.coin(_keep_chance(tree, node, law, weight), position + node, node):
             kept = (node + 1, law, weight)
@@ -57,13 +61,11 @@ def _next_weight(tree: TokenTree, node: int, law: Law, weight: Any) -> Any:
 
 
 def _keep_chance(tree: TokenTree, node: int, law: Law, weight: Any) -> Any:
-    """The chance h that the prefix ending at `node` is kept; `law` is the target's below it.
+    """The chance h that the prefix ending at `node`, not the last, is kept; `law` is the target's below it.
 
-    h = e / (e + 1 - weight) with e = sum_x max(0, weight * p(x) - q(x)), and h = weight at the last node. Where both
-    e and 1 - weight are 0 a longer prefix is kept for sure and any answer will do.
+    h = e / (e + 1 - weight) with e = sum_x max(0, weight * p(x) - q(x)). Where both e and 1 - weight are 0 a longer
+    prefix is kept for sure and any answer will do.
     """
-    if node + 1 == len(tree):
-        return weight
     excess = law.excess(tree.draft_law(node + 1), scale=weight).sum()
     total = excess + 1 - weight
     return excess / total if total > 0 else 1

@@ -13,6 +13,7 @@ from paceline.errors import InvalidParameter
 from paceline.option_types import check_types
 from paceline.sampling.block import verify_block
 from paceline.sampling.coupled import verify_coupled, verify_sample_and_match
+from paceline.sampling.law import Law
 from paceline.sampling.lossy import (
     LOSSY,
     verify_distance,
@@ -22,7 +23,7 @@ from paceline.sampling.lossy import (
     verify_typical,
     verify_uniform_coin,
 )
-from paceline.sampling.randomness import CounterRandomness, Randomness, fresh_seed
+from paceline.sampling.randomness import ROOT, CounterRandomness, Randomness, fresh_seed
 from paceline.sampling.tree import TokenTree
 from paceline.sampling.verify import TargetLaws, Verdict, verify
 
@@ -34,6 +35,44 @@ class Verifier(Protocol):
     """A rule with its options bound; see `verify` for the arguments."""
 
     def __call__(self, tree: TokenTree, target: TargetLaws, randomness: Randomness, position: int, /) -> Verdict: ...
+
+
+class _NoLaw(Exception):
+    """The target has no law below `node`."""
+
+    def __init__(self, node: int) -> None:
+        super().__init__(node)
+        self.node = node
+
+
+def verify_as_far(
+    rule: Verifier, tree: TokenTree, target: TargetLaws, randomness: Randomness, position: int
+) -> Verdict:
+    """`rule`'s verdict; where there is no law below an accepted node, the text up to that node, as plain decoding says.
+
+    The node is then the last token, and whoever goes on from it meets the error at the root. Other arguments as in
+    `verify`.
+
+    Raises:
+        Exception: what `target` raised at the root.
+    """
+
+    def asked(node: int) -> Law:
+        try:
+            return target(node)
+        except Exception as error:
+            raise _NoLaw(node) from error
+
+    try:
+        return rule(tree, asked, randomness, position)
+    except _NoLaw as failed:
+        if failed.node == ROOT:
+            raise failed.__cause__ or failed from None
+        is_last = failed.node == len(tree) - 1
+        if getattr(rule, "func", rule) is verify_block and not is_last:  # it asks below nodes that it may not accept
+            return verify_as_far(rule, tree.prune(failed.node + 1), target, randomness, position)
+        path = tree.path_to(failed.node)
+        return Verdict(path[:-1], tree.tokens[failed.node], "bonus" if path[1:] else "target", 0)
 
 
 def verify_auto(tree: TokenTree, target: TargetLaws, randomness: Randomness, position: int) -> Verdict:
@@ -83,6 +122,10 @@ class Judge:
     verify: Verifier
     randomness: Randomness
     coupled: bool
+
+    def verdict(self, tree: TokenTree, target: TargetLaws, position: int) -> Verdict:
+        """What becomes of a draft; see `verify_as_far`."""
+        return verify_as_far(self.verify, tree, target, self.randomness, position)
 
 
 def judge(name: str, verifier: Verifier, seed: int | None, number: int) -> Judge:
