@@ -44,7 +44,12 @@ def option(panel: str, *names: str, help: str, **more: Any) -> Any:
     return typer.Option(*names, help=help, rich_help_panel=panel, **more)
 
 
-Model = Annotated[str, option(MACHINE, "--model", "-m", help="Built-in name, GGUF file, safetensors folder or hub id.")]
+Model = Annotated[
+    str,
+    option(
+        MACHINE, "--model", "-m", help="Built-in name, GGUF file, safetensors folder or hub id (hf:owner/model:Q4_K_M)."
+    ),
+]
 Draft = Annotated[
     str,
     option(
