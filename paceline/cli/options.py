@@ -113,7 +113,9 @@ CacheBytes = Annotated[
 CacheDtype = Annotated[
     str,
     option(
-        MACHINE, "--kv-cache-dtype", help="Keys and values: float32, float16, or auto (float16 with w8a8 and gguf)."
+        MACHINE,
+        "--kv-cache-dtype",
+        help="Keys and values: float32, float16, int8 (lossy), or auto (float16 with w8a8, gguf).",
     ),
 ]
 Device = Annotated[str, option(MACHINE, "--device", help="Device of the torch executor, e.g. cuda.")]
