@@ -85,9 +85,9 @@ class EngineConfig:
     """How a model is run.
 
     Attributes:
-        dtype: storage of weights: ``bfloat16``, ``float32`` or ``int8`` (lossy against the other two); ``w8a8`` rounds
-            activations to 8 bits too and multiplies integers (lossy against int8, and the fastest for many rows);
-            ``gguf`` does so with the blocks of a GGUF file as they are;
+        dtype: storage of weights: ``bfloat16``, ``float16``, ``float32`` or ``int8`` (lossy against the others);
+            ``w8a8`` rounds activations to 8 bits too and multiplies integers (lossy against int8, and the fastest for
+            many rows); ``gguf`` does so with the blocks of a GGUF file as they are;
             ``auto`` chooses one that leaves the text as the file has it (`models.dtypes.choose_dtype`).
         executor: ``numba`` (CPU kernels), ``torch`` (every family, any device), or ``auto``: numba where it can.
         device: torch device of the torch executor.

@@ -29,7 +29,7 @@ _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _BYTES_PER_VALUE = {"F32": 4, "F16": 2, "BF16": 2, "I32": 4, "I64": 8}
 _WHOLE = {"I32": np.int32, "I64": np.int64}
-_INT4, _WIDENED = "INT4", "F16"
+_INT4, _WIDENED = "INT4", "F32"
 """What 4-bit layers are stored as, to those who multiply: blocks, or numbers where their groups are no runs."""
 _LENGTH_BYTES = 8
 _LONGEST_NAME, _LONGEST_TYPE = 255, 16

@@ -142,7 +142,7 @@ def test_inputs_sorted_by_importance_have_values_and_no_blocks(scheme, stored, t
         expected[:, column] = scale * (before.codes[:, column].astype(np.float32) - before.zeros[:, group])
     np.testing.assert_allclose(checkpoint.tensor(f"{name}.weight"), expected, rtol=1e-6)
     assert checkpoint.blocks(f"{name}.weight") is None
-    assert checkpoint.storage == "F16" and "INT4" not in checkpoint.storages
+    assert checkpoint.storage == "F32" and "INT4" not in checkpoint.storages
     assert choose_dtype("auto", checkpoint, "numba", "cpu").name == "float32"
 
 

@@ -40,9 +40,9 @@ class NumbaModel:
 
     Args:
         checkpoint: weights; converted on first use, memory-mapped afterwards.
-        dtype: storage of the weights, ``bfloat16``, ``float32`` or ``int8`` with arithmetic in float32; or ``w8a8``,
-            where activations are rounded to 8 bits too and multiplied as integers; ``gguf``, the same with the blocks
-            of a GGUF file as they are; or ``auto``, see `choose_dtype`.
+        dtype: storage of the weights, ``bfloat16``, ``float16``, ``float32`` or ``int8`` with arithmetic in float32; or
+            ``w8a8``, where activations are rounded to 8 bits too and multiplied as integers; ``gguf``, the same with
+            the blocks of a GGUF file as they are; or ``auto``, see `choose_dtype`.
         num_threads: threads of a pass; by default the physical cores that this process may use.
         progress: told how far a conversion is.
         kv_cache_dtype: storage of keys and values, ``float32``, ``float16`` or ``int8`` (lossy); ``auto`` takes float16
