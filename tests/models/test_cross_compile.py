@@ -42,6 +42,14 @@ def test_an_arm_without_dot_products_and_a_plain_x86_multiply_blocks_too():
         assert not {"sdot", "usdot", "vpdpbusd"} & found.keys() and sum(found.values()) > 1000
 
 
+def test_whole_passes_build_for_arm():
+    """Multiply-adds in vectors, halves widened by an instruction, and nothing that needs a library."""
+    passes = built(ARM, "neon,dotprod", "forward:gguf:float16")
+    for name, found in passes.items():
+        assert found["fmla"] > 100, name
+        assert found["fcvtl"] > 0
+
+
 @pytest.mark.parametrize(
     ("machine", "processor", "features"),
     [
