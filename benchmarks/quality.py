@@ -2,7 +2,7 @@
 
 float32 is the reference. The change has the standard error of its mean over tokens beside it. The text is cut into
 windows that each start without context; every type reads the same ones. Top-1 agreement is the share of positions whose
-most likely next token is float32's.
+most likely next token is float32's. ``gguf/int8`` is dtype ``gguf`` with keys and values kept as ``int8``.
 
     python benchmarks/quality.py --text novel.txt
     python benchmarks/quality.py --text novel.txt --tokens 16384 --window 1024 --dtypes bfloat16 int8 --json
@@ -31,7 +31,8 @@ def main() -> None:
     windows = [ids[i : i + args.window] for i in range(0, len(ids) - 1, args.window)]
     results, reference = {}, None
     for dtype in ("float32", *args.dtypes):
-        model = NumbaModel(source.checkpoint, dtype, args.threads)
+        weights, _, kept = dtype.partition("/")
+        model = NumbaModel(source.checkpoint, weights, args.threads, kv_cache_dtype=kept or "auto")
         losses, best = read(model, windows, dtype)
         model.close()
         reference = (losses, best) if reference is None else reference

@@ -85,13 +85,13 @@ class EngineConfig:
     """How a model is run.
 
     Attributes:
-        dtype: storage of weights: ``bfloat16``, ``float32`` or ``int8`` (lossy against the other two); ``w8a8`` rounds
-            activations to 8 bits too and multiplies integers (lossy against int8, and the fastest for many rows);
-            ``gguf`` does so with the blocks of a GGUF file as they are;
+        dtype: storage of weights: ``bfloat16``, ``float16``, ``float32`` or ``int8`` (lossy against the others);
+            ``w8a8`` rounds activations to 8 bits too and multiplies integers (lossy against int8, and the fastest for
+            many rows); ``gguf`` does so with the blocks of a GGUF file as they are;
             ``auto`` chooses one that leaves the text as the file has it (`models.dtypes.choose_dtype`).
         executor: ``numba`` (CPU kernels), ``torch`` (every family, any device), or ``auto``: numba where it can.
         device: torch device of the torch executor.
-        num_threads: threads of a pass; None uses every processor the process may use.
+        num_threads: threads of a pass; None takes the physical cores that the process may use.
         tensor_parallel_size: processes that share every layer. More than one process in all means the torch executor;
             on CUDA each process has a device of its own.
         pipeline_parallel_size: groups of such processes, each with some of the layers.
@@ -102,7 +102,8 @@ class EngineConfig:
         kv_cache_memory_bytes: room for keys and values; pages are only touched when used. 512 MiB when neither this nor
             `memory_fraction` is given.
         kv_cache_dtype: storage of keys and values on the numba executor: ``float32``, ``float16`` (half the room,
-            rounded), or ``auto``: float16 with w8a8 and gguf, else float32. The torch executor keeps the weights' type.
+            rounded), ``int8`` (a quarter, lossy), or ``auto``: float16 with w8a8 and gguf, else float32. The torch
+            executor keeps the weights' type.
         memory_fraction: room for keys and values as a share, in (0, 1], of the memory that is free once the model is
             loaded.
         prefix_caching: requests that begin alike compute the common pages once.

@@ -18,7 +18,7 @@ app = typer.Typer(
 )
 
 COMMANDS = {
-    "Use a model": ("generate", "chat", "serve", "batch", "models", "demo"),
+    "Use a model": ("generate", "chat", "serve", "batch", "pull", "models", "demo"),
     "Choose and measure": ("bench", "advise", "audit", "tune", "tree", "layers"),
     "Plan many models on many devices": ("profile", "place", "place-map", "simulate", "capacity", "export"),
 }

@@ -1,4 +1,4 @@
-"""`paceline models`: the built-in names, and what lies in the cache."""
+"""`paceline models`: the built-in names, what was pulled, and what lies in the cache."""
 
 import json
 from pathlib import Path
@@ -10,13 +10,13 @@ from rich.table import Table
 from paceline.cli.terminal import output, show_table
 from paceline.models.cache_dir import cache_dir
 from paceline.models.download import BUILTIN_MODELS, weights_path
+from paceline.models.hub_copies import all_pulled, unfinished
 
 
 def models(as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False) -> None:
-    """List built-in models and the cache.
+    """List built-in models, those that were pulled, and the cache.
 
-    Any GGUF file, safetensors folder or hub id works too: Llama, Mistral, Qwen2 and 2.5, Qwen2-MoE and Mixtral on the
-    fast CPU kernels, Qwen3, Qwen3-MoE and GPT-2 on torch (mixtures of experts from safetensors only).
+    Any GGUF file, safetensors folder or hub id works too, of every family in docs/families.md.
 
     Examples:
 
@@ -28,15 +28,25 @@ def models(as_json: Annotated[bool, typer.Option("--json", help="Print JSON inst
         {"name": name, "licence": model.licence, "bytes": model.num_bytes, "downloaded": weights_path(model).exists()}
         for name, model in BUILTIN_MODELS.items()
     ]
+    copies = [{"name": copy.name, "path": str(copy.path), "bytes": copy.num_bytes} for copy in all_pulled()]
+    parts = [{"path": str(path), "bytes": num_bytes} for path, num_bytes in unfinished()]
     cache = {"folder": str(cache_dir()), "bytes": _size(cache_dir())}
     if as_json:
-        print(json.dumps({"models": rows, "cache": cache}))
+        print(json.dumps({"models": rows, "pulled": copies, "unfinished": parts, "cache": cache}))
         return
     table = Table("name", "licence", "size", "downloaded")
     for row in rows:
-        table.add_row(row["name"], row["licence"], f"{row['bytes'] / 1e6:.0f} MB", "yes" if row["downloaded"] else "no")
+        table.add_row(row["name"], row["licence"], _megabytes(row["bytes"]), "yes" if row["downloaded"] else "no")
+    for copy in copies:
+        table.add_row(copy["name"], "", _megabytes(copy["bytes"]), "yes")
+    for part in parts:
+        table.add_row(Path(part["path"]).name, "", _megabytes(part["bytes"]), "so far; pull it again to go on")
     show_table(table, output)
-    print(f"cache: {cache['folder']}, {cache['bytes'] / 1e6:.0f} MB (downloads, converted weights, kernels)")
+    print(f"cache: {cache['folder']}, {_megabytes(cache['bytes'])} (downloads, converted weights, kernels)")
+
+
+def _megabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:.0f} MB"
 
 
 def _size(folder: Path) -> int:

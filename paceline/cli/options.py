@@ -44,7 +44,12 @@ def option(panel: str, *names: str, help: str, **more: Any) -> Any:
     return typer.Option(*names, help=help, rich_help_panel=panel, **more)
 
 
-Model = Annotated[str, option(MACHINE, "--model", "-m", help="Built-in name, GGUF file, safetensors folder or hub id.")]
+Model = Annotated[
+    str,
+    option(
+        MACHINE, "--model", "-m", help="Built-in name, GGUF file, safetensors folder or hub id (hf:owner/model:Q4_K_M)."
+    ),
+]
 Draft = Annotated[
     str,
     option(
@@ -88,10 +93,10 @@ Dtype = Annotated[
     option(
         MACHINE,
         "--dtype",
-        help="Weights: auto, bfloat16, float32, int8, w8a8 (activations too), or gguf (a file's own blocks).",
+        help="Weights: auto, bfloat16, float16, float32, int8, w8a8 (activations too), or gguf (a file's own blocks).",
     ),
 ]
-Threads = Annotated[int | None, option(MACHINE, "--threads", help="Threads of a pass; default all processors.")]
+Threads = Annotated[int | None, option(MACHINE, "--threads", help="Threads of a pass; default all physical cores.")]
 TensorParallel = Annotated[
     int, option(MACHINE, "--tensor-parallel-size", help="Processes that share every layer (torch executor).")
 ]
@@ -108,7 +113,9 @@ CacheBytes = Annotated[
 CacheDtype = Annotated[
     str,
     option(
-        MACHINE, "--kv-cache-dtype", help="Keys and values: float32, float16, or auto (float16 with w8a8 and gguf)."
+        MACHINE,
+        "--kv-cache-dtype",
+        help="Keys and values: float32, float16, int8 (lossy), or auto (float16 with w8a8, gguf).",
     ),
 ]
 Device = Annotated[str, option(MACHINE, "--device", help="Device of the torch executor, e.g. cuda.")]

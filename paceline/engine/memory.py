@@ -1,6 +1,8 @@
 """How much room keys and values get: from bytes, or from a share of what is free, to pages of a cache."""
 
+import ctypes
 import os
+import sys
 from pathlib import Path
 
 from paceline.config import EngineConfig
@@ -56,6 +58,10 @@ def _meminfo() -> int:
         for line in path.read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
+    if sys.platform == "win32":
+        kilobytes = ctypes.c_ulonglong(0)
+        ctypes.WinDLL("kernel32").GetPhysicallyInstalledSystemMemory(ctypes.byref(kilobytes))
+        return kilobytes.value * 1024 // 2
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 

@@ -7,6 +7,9 @@ from pathlib import Path
 CACHE_VARIABLE = "PACELINE_CACHE"
 """Environment variable that moves the cache."""
 
+PARTIAL = ".part"
+"""End of the name of a download that is not complete yet."""
+
 
 def cache_dir() -> Path:
     """The cache folder: $PACELINE_CACHE, else the platform's place for caches. It need not exist yet."""

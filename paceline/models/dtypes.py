@@ -44,6 +44,8 @@ def choose_dtype(asked: str, checkpoint: Checkpoint, executor: Literal["numba", 
         return DtypeChoice("gguf", f"multiplies the file's {stored} blocks as they are")
     if stored == "BF16":
         return DtypeChoice("bfloat16", "as the file has it")
+    if stored == "F16" and executor == "numba":
+        return DtypeChoice("float16", "as the file has it")
     if stored not in _FLOATS:
         return DtypeChoice("bfloat16", f"its rounding is far below that of the file's {stored} blocks")
     num_parameters = sum(prod(shape) for shape in tensor_shapes(checkpoint.config).values())

@@ -140,15 +140,19 @@ _SCALES = {
     "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,),
 }  # fmt: skip
 """Where a block has its float16 numbers."""
+_LARGEST_EXPONENTS = {"MXFP4": 252}
+"""Of blocks that begin with an exponent in a byte: with a larger one they hold more than a float can."""
 
 
 def _check_scales(rows: np.ndarray, entry: TensorEntry, path: Path) -> None:
     """Refuse blocks [rows, bytes] with a scale that is not finite."""
     blocks = rows.reshape(-1, BLOCKS[entry.storage][2])
+    wrong = bool((blocks[:, 0] > _LARGEST_EXPONENTS.get(entry.storage, 255)).any())
     for at in _SCALES.get(entry.storage, ()):
         high = np.ascontiguousarray(blocks[:, at + 1]) & 0x7C
-        if (high == 0x7C).any():  # all bits of the exponent
-            raise CorruptWeights(f"{path}: {entry.name} holds scales that are not finite; download the model again")
+        wrong = wrong or bool((high == 0x7C).any())  # all bits of the exponent
+    if wrong:
+        raise CorruptWeights(f"{path}: {entry.name} holds scales that are not finite; download the model again")
 
 
 def _map_file(path: Path) -> mmap.mmap:

@@ -1,31 +1,22 @@
 """The vocabulary inside a GGUF file, built into a `tokenizers` pipeline.
 
-Byte-level BPE where the file says ``gpt2``, SentencePiece's BPE where it says ``llama``. Not for encoding or decoding
-(`tokenizer.py`).
+Byte-level BPE where the file says ``gpt2``, SentencePiece's BPE where it says ``llama``. Not for how text is cut into
+words (`gguf_words.py`), nor for encoding or decoding (`tokenizer.py`).
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, models, normalizers, processors
 from tokenizers import Tokenizer as Backend
 
 from paceline.errors import CorruptWeights, UnsupportedModel
 from paceline.models.fields import Fields, shown
+from paceline.models.gguf_words import word_cut
 
 _LONGEST_PIECE = 512
 """Letters of a SentencePiece token: each way to split it is looked at."""
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
-
-_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-"""How Llama 3 and Qwen2 cut text into words; they differ in how many digits stay together."""
-
-_PRE_TOKENIZERS = {
-    "gpt2": "gpt2", "gpt-2": "gpt2", "smollm": "smollm", "qwen2": "qwen2",
-    "llama-bpe": "llama3", "llama3": "llama3", "llama-v3": "llama3",
-}  # fmt: skip
 
 
 def backend_from_gguf(metadata: Mapping[str, Any]) -> Backend:
@@ -46,34 +37,18 @@ def backend_from_gguf(metadata: Mapping[str, Any]) -> Backend:
 
 
 def _byte_level(metadata: Mapping[str, Any]) -> Backend:
-    name = metadata.get("tokenizer.ggml.pre")
-    style = _PRE_TOKENIZERS.get(str(name))
-    if style is None:
-        raise UnsupportedModel(
-            f"tokenizer.ggml.pre: {name!r} is not a known way to cut words; known are {', '.join(_PRE_TOKENIZERS)}"
-        )
+    cut = word_cut(metadata.get("tokenizer.ggml.pre"))
     tokens, types = _tokens_and_types(metadata)
     merges = [(left, right) for left, _, right in (m.partition(" ") for m in _need(metadata, "merges", str))]
-    model = _bpe(_vocabulary(tokens, types), merges, ignore_merges=style == "llama3")
+    model = _bpe(_vocabulary(tokens, types), merges, ignore_merges=cut.whole_first)
     backend = Backend(model)
-    if style == "qwen2":
+    if cut.composes:
         backend.normalizer = normalizers.NFC()
-    backend.pre_tokenizer = _word_cutter(style)
+    backend.pre_tokenizer = cut.pre_tokenizer()
     _add_tokens(backend, tokens, types)
-    if Fields(metadata).flag("tokenizer.ggml.add_bos_token", style == "llama3"):
+    if Fields(metadata).flag("tokenizer.ggml.add_bos_token", cut.begins):
         _prepend_bos(backend, metadata, tokens)
     return backend
-
-
-def _word_cutter(style: str) -> pre_tokenizers.PreTokenizer:
-    if style == "gpt2":
-        return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    if style == "smollm":
-        digits = pre_tokenizers.Digits(individual_digits=True)
-        return pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)])
-    pattern = Regex(_WORDS % ("{1,3}" if style == "llama3" else ""))
-    words = pre_tokenizers.Split(pattern, behavior="isolated")
-    return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 def _sentencepiece(metadata: Mapping[str, Any]) -> Backend:

@@ -3,11 +3,12 @@
 Each keeps a linear layer as codes of 4 bits, eight to a 32-bit number, with a float16 scale and maybe a zero point per
 group of 32 to 128 inputs: weight = scale * (code - zero point). Here they become rows of blocks of 32 codes, the form
 in which the kernels multiply them (Q4_0 where the zero point is 8 everywhere, else `INT4`); a scale is repeated for
-every 32 of its group. Not for reading files (`safetensors_folder.py`).
+every 32 of its group. Where inputs were sorted by importance (act-order) the inputs of a group lie anywhere: such
+layers have values, but no blocks. Not for reading files (`safetensors_folder.py`).
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,11 +31,15 @@ Read = Callable[[str], np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class Int4Matrix:
-    """A linear layer [n, k]: codes uint8 [n, k], scales float16 [n, groups], zeros uint8 [n, groups]."""
+    """A linear layer [n, k]: codes uint8 [n, k], scales float16 [n, groups], zeros uint8 [n, groups].
+
+    `order` [k] is the group of every input where these are not runs of equal length.
+    """
 
     codes: np.ndarray
     scales: np.ndarray
     zeros: np.ndarray
+    order: np.ndarray | None = None
 
     @property
     def group(self) -> int:
@@ -44,11 +49,16 @@ class Int4Matrix:
     def values(self) -> np.ndarray:
         """The weights [n, k] as float32."""
         n, k = self.codes.shape
+        if self.order is not None:
+            zeros, scales = self.zeros[:, self.order], self.scales[:, self.order]
+            return (self.codes.astype(np.float32) - zeros) * scales.astype(np.float32)
         whole = self.codes.reshape(n, -1, self.group).astype(np.float32) - self.zeros[:, :, None]
         return (whole * self.scales.astype(np.float32)[:, :, None]).reshape(n, k)
 
-    def blocks(self) -> StoredBlocks:
-        """Rows of blocks of 32 codes."""
+    def blocks(self) -> StoredBlocks | None:
+        """Rows of blocks of 32 codes; None where groups are no runs."""
+        if self.order is not None:
+            return None
         n, k = self.codes.shape
         repeat = self.group // _BLOCK
         halves = self.codes.reshape(n, k // _BLOCK, 2, _BLOCK // 2)
@@ -68,12 +78,14 @@ class Int4Scheme:
 
     Attributes:
         method: ``gptq``, ``awq`` or ``compressed-tensors``.
-        stem: the stored tensor, after the layer's name, that says a layer is stored so.
+        stem: the stored tensor, after the layer's name, that says a layer is stored so. order: the one that says the
+            group of every input.
         zero_offset: added to stored zero points; GPTQ's first format stores them less 1.
     """
 
     method: str
     stem: str
+    order: str = "g_idx"
     zero_offset: int = 0
 
     def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
@@ -89,10 +101,11 @@ class Int4Scheme:
 
         Raises:
             CorruptWeights: parts are missing or do not fit together.
-            UnsupportedModel: inputs sorted in another order (GPTQ's act-order), or groups that are no multiple of 32.
+            UnsupportedModel: groups that are no multiple of 32.
         """
         try:
             found = _READERS[self.method](layer, read, names, self.zero_offset)
+            found = replace(found, order=self._order(layer, read, names, found))
         except (KeyError, ValueError) as error:
             raise CorruptWeights(f"{layer}: its 4-bit parts do not fit together ({error}); download it again") from None
         if found.codes.shape[1] % found.scales.shape[1] or found.group % _BLOCK:
@@ -100,6 +113,26 @@ class Int4Scheme:
                 f"group_size: {layer} has groups of {found.group}, not a multiple of {_BLOCK}; take one with 128"
             )
         return found
+
+    def keeps_runs(self, read: Read, names: Mapping[str, Any]) -> bool:
+        """Whether the groups of all layers are runs of inputs, so that all have blocks."""
+        end = f".{self.order}"
+        orders = [read(name) for name in names if name.endswith(end)]
+        return all(_in_runs(order, int(order.max(initial=0)) + 1) for order in orders)
+
+    def _order(self, layer: str, read: Read, names: Mapping[str, Any], found: Int4Matrix) -> np.ndarray | None:
+        name = f"{layer}.{self.order}"
+        if name not in names:
+            return None
+        order, count = read(name), found.scales.shape[1]
+        if order.shape != found.codes.shape[1:] or order.min() < 0 or order.max() >= count:
+            raise ValueError(f"{self.order} {order.shape} for {count} groups")
+        return None if _in_runs(order, count) else order
+
+
+def _in_runs(order: np.ndarray, count: int) -> bool:
+    """Whether the inputs of each of `count` groups are neighbours, and as many as those of any other."""
+    return len(order) % count == 0 and np.array_equal(order, np.arange(len(order)) // (len(order) // count))
 
 
 def scheme_of(config: Mapping[str, Any]) -> Int4Scheme | None:
@@ -117,11 +150,11 @@ def scheme_of(config: Mapping[str, Any]) -> Int4Scheme | None:
         )
     method = quantization.get("quant_method")
     if method == "gptq" and quantization.get("bits") == 4:
-        return Int4Scheme("gptq", "qweight", 0 if quantization.get("checkpoint_format") == "gptq_v2" else 1)
+        return Int4Scheme("gptq", "qweight", zero_offset=0 if quantization.get("checkpoint_format") == "gptq_v2" else 1)
     if method == "awq" and quantization.get("bits", 4) == 4 and quantization.get("version", "gemm") == "gemm":
         return Int4Scheme("awq", "qweight")
     if method == "compressed-tensors" and _is_w4a16(quantization):
-        return Int4Scheme("compressed-tensors", "weight_packed")
+        return Int4Scheme("compressed-tensors", "weight_packed", order="weight_g_idx")
     raise UnsupportedModel(
         f"quantization_config: {method!r} with {_bits_of(quantization)} is not implemented, only 4-bit gptq, awq "
         "(gemm) and compressed-tensors (pack-quantized, weights only); take one of these, a GGUF file, or the "
@@ -172,12 +205,6 @@ def _awq_columns(words: np.ndarray) -> np.ndarray:
 def _gptq(layer: str, read: Read, names: Mapping[str, Any], zero_offset: int) -> Int4Matrix:
     codes, scales = _along_rows(read(f"{layer}.qweight")), read(f"{layer}.scales")
     zeros = _along_columns(read(f"{layer}.qzeros")) + np.uint8(zero_offset)
-    if f"{layer}.g_idx" in names:
-        expected = np.arange(len(codes)) // (len(codes) // len(scales))
-        if not np.array_equal(read(f"{layer}.g_idx"), expected):
-            raise UnsupportedModel(
-                f"desc_act: {layer} has its inputs sorted by importance (act-order); take a checkpoint without it"
-            )
     return _transposed(codes, scales, zeros)
 
 

@@ -1,24 +1,25 @@
 """From a model name to its weights and tokenizer: local folder, local GGUF file, built-in name, hub id, in that order.
 
+A hub id is taken from what was pulled (`hub_copies.py`), else it is pulled now (`hub.py`); ``owner/model`` without
+``hf:`` comes through the hub's own client where that is installed, whose cache other programs share.
+
 Not for reading formats (`gguf_file.py`, `safetensors_folder.py`) nor for choosing an executor.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from paceline.errors import DownloadFailed, ModelNotFound
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.download import BUILTIN_MODELS, fetch_builtin
 from paceline.models.gguf_file import GGUFCheckpoint
+from paceline.models.hub_copies import FOLDER_FILES, HubName, Pulled, hub_name, pulled
 from paceline.models.safetensors_folder import SafetensorsCheckpoint
 from paceline.models.tokenizer import Tokenizer
 from paceline.models.tokenizer_folder import tokenizer_from_folder
 from paceline.types import Progress
-
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_HUB_FILES = ["*.json", "model*.safetensors", "*.jinja"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -39,8 +40,9 @@ def resolve_model(name: str, *, progress: Progress | None = None) -> ModelSource
     """Find the model called `name`, downloading it where it has to be.
 
     Args:
-        name: a folder with safetensors, a GGUF file, a built-in name (`BUILTIN_MODELS`), or a hub id ``owner/model``.
-        progress: called with (bytes done, bytes in all) while a built-in model is fetched.
+        name: a folder with safetensors, a GGUF file, a built-in name (`BUILTIN_MODELS`), or a hub id ``owner/model``,
+            ``hf:owner/model`` or ``hf:owner/model:Q4_K_M`` (`hub_copies.py`).
+        progress: called with (bytes done, bytes in all) while a model is fetched.
 
     Raises:
         ModelNotFound: the name is none of these.
@@ -54,10 +56,15 @@ def resolve_model(name: str, *, progress: Progress | None = None) -> ModelSource
         return _from_gguf(name, path)
     if name in BUILTIN_MODELS:
         return _from_gguf(name, fetch_builtin(BUILTIN_MODELS[name], progress))
-    if _HUB_ID.fullmatch(name):
-        tried = "no local folder, no local file, no built-in name"
-        return _from_folder(name, hub_folder(name, _HUB_FILES, tried))
-    raise _not_found(name, "no local folder, no local file, no built-in name, and not of a hub id's form owner/model")
+    hub = hub_name(name)
+    if hub is None:
+        tried = "no local folder, no local file, no built-in name, and not of a hub id's form owner/model"
+        raise _not_found(name, tried)
+    copy = pulled(hub)
+    if copy is None and name == hub.id and find_spec("huggingface_hub"):
+        return _from_folder(name, hub_folder(name, FOLDER_FILES, "no local folder, no local file, no built-in name"))
+    found = (copy or _pull(hub, progress)).path
+    return _from_folder(name, found) if found.is_dir() else _from_gguf(name, found)
 
 
 def _from_gguf(name: str, path: Path) -> ModelSource:
@@ -67,6 +74,12 @@ def _from_gguf(name: str, path: Path) -> ModelSource:
 
 def _from_folder(name: str, folder: Path) -> ModelSource:
     return ModelSource(name, SafetensorsCheckpoint(folder), tokenizer_from_folder(folder))
+
+
+def _pull(name: HubName, progress: Progress | None) -> Pulled:
+    from paceline.models.hub import pull  # costs a twentieth of a second that most starts do not need
+
+    return pull(name, progress)
 
 
 def hub_folder(name: str, patterns: Sequence[str], tried: str) -> Path:
@@ -101,5 +114,5 @@ def hub_folder(name: str, patterns: Sequence[str], tried: str) -> Path:
 def _not_found(name: str, tried: str) -> ModelNotFound:
     return ModelNotFound(
         f"model {name!r}: {tried}; built-in models are {', '.join(BUILTIN_MODELS)}, a path must exist, "
-        "a hub id looks like owner/model"
+        "a hub id looks like owner/model or hf:owner/model:Q4_K_M"
     )

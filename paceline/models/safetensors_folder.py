@@ -10,6 +10,7 @@ import mmap
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _BYTES_PER_VALUE = {"F32": 4, "F16": 2, "BF16": 2, "I32": 4, "I64": 8}
 _WHOLE = {"I32": np.int32, "I64": np.int64}
-_INT4 = "INT4"
+_INT4, _WIDENED = "INT4", "F32"
+"""What 4-bit layers are stored as, to those who multiply: blocks, or numbers where their groups are no runs."""
 _LENGTH_BYTES = 8
 _LONGEST_NAME, _LONGEST_TYPE = 255, 16
 _LARGEST_HEADER = 100_000_000
@@ -99,7 +101,7 @@ class SafetensorsCheckpoint:
     def storage(self) -> str:
         """The number format with the most values."""
         if self._int4_shapes():
-            return _INT4
+            return _INT4 if self._has_blocks else _WIDENED
         num_values: Counter[str] = Counter()
         for entry in self._entries.values():
             num_values[entry.storage] += math.prod(entry.shape)
@@ -109,7 +111,7 @@ class SafetensorsCheckpoint:
     def storages(self) -> frozenset[str]:
         """See `KeepsBlocks`."""
         floats = {entry.storage for entry in self._entries.values() if entry.storage not in _WHOLE}
-        return frozenset(floats | {_INT4} if self._int4_shapes() else floats)
+        return frozenset(floats | {self.storage} if self._int4_shapes() else floats)
 
     def blocks(self, name: str) -> StoredBlocks | None:
         """See `KeepsBlocks`: layers of 4-bit codes; None for the others."""
@@ -163,6 +165,11 @@ class SafetensorsCheckpoint:
         if entry is None:
             raise CorruptWeights(f"{self._folder}: has no tensor {name}; download the model again")
         return entry
+
+    @cached_property
+    def _has_blocks(self) -> bool:
+        """Whether all 4-bit layers can be multiplied as they are stored."""
+        return self._int4 is not None and self._int4.keeps_runs(self._stored, self._entries)
 
     def _is_int4(self, name: str) -> bool:
         return self._int4 is not None and f"{name.removesuffix('weight')}{self._int4.stem}" in self._entries

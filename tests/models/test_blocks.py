@@ -34,6 +34,9 @@ def random_blocks(name: str, rows: int, depth: int, seed: int = 0, largest: floa
     rng = np.random.default_rng(seed)
     _, values, size = BLOCKS[name]
     raw = rng.integers(0, 256, (rows * depth // values, size), dtype=np.uint8)
+    if name == "MXFP4":
+        raw[:, 0] = rng.integers(118, 122, len(raw))
+        return raw.reshape(rows, -1)
     for at in {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)}.get(name, (0, 2) if FORMATS[name].shifts else (0,)):
         raw[:, at : at + 2] = (
             rng.uniform(largest / 10, largest, len(raw)).astype(np.float16).view(np.uint8).reshape(-1, 2)
@@ -56,6 +59,17 @@ GGUF_NAMES = [name for name in NAMES if name in BLOCKS]
 def test_blocks_hold_what_the_gguf_package_reads(name):
     raw = random_blocks(name, 5, DEPTH)
     assert np.array_equal(codes_of(name, raw).values(FORMATS[name]), by_gguf(name, raw))
+
+
+def test_exponents_from_end_to_end():
+    """From denormal floats to the largest that a float can hold; those above are refused (`gguf_file.py`)."""
+    raw = random_blocks("MXFP4", 32, DEPTH)
+    raw.reshape(-1, 17)[:253, 0] = np.arange(253)
+    assert np.array_equal(codes_of("MXFP4", raw).values(FORMATS["MXFP4"]), by_gguf("MXFP4", raw))
+    x = rounded(np.random.default_rng(1).standard_normal((2, DEPTH)).astype(np.float32))
+    assert np.array_equal(
+        run_two_rows("MXFP4", pack(codes_of("MXFP4", raw), FORMATS["MXFP4"]), x, DEPTH)[1], by_gguf("MXFP4", raw)
+    )
 
 
 @njit
@@ -117,7 +131,7 @@ def test_products_are_the_rounded_rows_times_the_blocks(name, two_products):
     np.testing.assert_allclose(products, floats @ expected.T.astype(np.float64), atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["Q4_1", "Q8_0", "Q6_K", "IQ4_XS"])
+@pytest.mark.parametrize("name", ["Q4_1", "Q8_0", "Q6_K", "IQ4_XS", "MXFP4"])
 def test_every_instruction_gives_the_same_bits(name, two_products, monkeypatch):
     packed, x, expected, products, _ = two_products(name)
     for pretended in (without_vnni, without_anything):

@@ -14,7 +14,7 @@ def stored(storage):
 
 
 @pytest.mark.parametrize(
-    ("storage", "dtype"), [("BF16", "bfloat16"), ("F32", "float32"), ("F16", "float32"), ("IQ2_S", "bfloat16")]
+    ("storage", "dtype"), [("BF16", "bfloat16"), ("F32", "float32"), ("F16", "float16"), ("IQ2_S", "bfloat16")]
 )
 def test_the_kernels_hold_what_the_file_says(storage, dtype):
     choice = choose_dtype("auto", stored(storage), "numba", "cpu")

@@ -235,3 +235,16 @@ def test_blocks_with_scales_that_are_no_numbers_are_named(storage, tmp_path):
         with pytest.raises(CorruptWeights, match=r"blk\.0\.ffn_up\.weight holds scales that are not finite"):
             GGUFCheckpoint(path).blocks("model.layers.0.mlp.up_proj.weight")
     assert scales
+
+
+def test_blocks_with_exponents_beyond_floats_are_named(tmp_path):
+    for exponent in (252, 253, 255):
+        raw = np.full((256, 8 * 17), 17, np.uint8)
+        raw[200, 17] = exponent
+        tensors = wide_tensors({"blk.0.ffn_up.weight": raw})
+        path = write_gguf(tmp_path / "m.gguf", gguf_metadata(WIDE), tensors, {"blk.0.ffn_up.weight": "MXFP4"})
+        if exponent == 252:
+            assert GGUFCheckpoint(path).blocks("model.layers.0.mlp.up_proj.weight")
+            continue
+        with pytest.raises(CorruptWeights, match=r"blk\.0\.ffn_up\.weight holds scales that are not finite"):
+            GGUFCheckpoint(path).blocks("model.layers.0.mlp.up_proj.weight")

@@ -127,15 +127,32 @@ def test_other_quantisations_are_refused_by_name():
             scheme_of({"quantization_config": quantization})
 
 
-def test_inputs_in_another_order_and_missing_parts_are_named(tmp_path):
+@pytest.mark.parametrize(("scheme", "stored"), [("gptq", "g_idx"), ("compressed", "weight_g_idx")])
+def test_inputs_sorted_by_importance_have_values_and_no_blocks(scheme, stored, tmp_path):
+    """Each input looks its group up (act-order): weight = scale[group] * (code - zero[group])."""
+    name, rng = "model.layers.0.mlp.up_proj", np.random.default_rng(5)
+    order = rng.permutation(np.arange(64) // GROUP).astype(np.int32)
+    in_runs = write(tmp_path, scheme)
+    before = SafetensorsCheckpoint(tmp_path)._int4_matrix(f"{name}.weight")
+    write(tmp_path, scheme, lambda tensors: tensors.update({f"{name}.{stored}": order}))
+    checkpoint = SafetensorsCheckpoint(tmp_path)
+    expected = np.empty_like(in_runs[f"{name}.weight"])
+    for column, group in enumerate(order):
+        scale = before.scales[:, group].astype(np.float32)
+        expected[:, column] = scale * (before.codes[:, column].astype(np.float32) - before.zeros[:, group])
+    np.testing.assert_allclose(checkpoint.tensor(f"{name}.weight"), expected, rtol=1e-6)
+    assert checkpoint.blocks(f"{name}.weight") is None
+    assert checkpoint.storage == "F32" and "INT4" not in checkpoint.storages
+    assert choose_dtype("auto", checkpoint, "numba", "cpu").name == "float32"
+
+
+def test_orders_and_parts_that_do_not_fit_are_named(tmp_path):
     name = "model.layers.0.mlp.up_proj"
-
-    def shuffle(tensors):
-        tensors[f"{name}.g_idx"] = tensors[f"{name}.g_idx"][::-1].copy()
-
-    write(tmp_path, "gptq", shuffle)
-    with pytest.raises(UnsupportedModel, match=r"desc_act.*up_proj"):
-        SafetensorsCheckpoint(tmp_path).tensor(f"{name}.weight")
-    write(tmp_path, "gptq", lambda tensors: tensors.update({f"{name}.scales": np.ones((2, 95), np.float16)}))
-    with pytest.raises(CorruptWeights, match=r"up_proj.*do not fit"):
-        SafetensorsCheckpoint(tmp_path).tensor(f"{name}.weight")
+    changes = [
+        {f"{name}.g_idx": np.full(64, 2, np.int32)}, {f"{name}.g_idx": np.full(64, -1, np.int32)},
+        {f"{name}.g_idx": np.zeros(40, np.int32)}, {f"{name}.scales": np.ones((2, 95), np.float16)},
+    ]  # fmt: skip
+    for change in changes:
+        write(tmp_path, "gptq", lambda tensors, change=change: tensors.update(change))
+        with pytest.raises(CorruptWeights, match=r"up_proj.*do not fit"):
+            SafetensorsCheckpoint(tmp_path).tensor(f"{name}.weight")

@@ -23,11 +23,14 @@ def small_checkpoint(heads, kv_heads, head_dim):
     return RandomCheckpoint(small_config(num_hidden_layers=2, **shape))
 
 
-def small_model(heads, kv_heads, head_dim, dtype="float32", num_threads=2):
-    return NumbaModel(small_checkpoint(heads, kv_heads, head_dim), dtype, num_threads)
+def small_model(heads, kv_heads, head_dim, dtype="float32", num_threads=2, kept="auto"):
+    return NumbaModel(small_checkpoint(heads, kv_heads, head_dim), dtype, num_threads, kv_cache_dtype=kept)
 
 
-@pytest.fixture(scope="module", params=[*HEADS, (7, 1, 64, "w8a8")], ids=str)
+ROUNDED = [(7, 1, 64, "w8a8"), (6, 2, 128, "float32", 2, "int8"), (5, 1, 32, "float32", 2, "int8")]
+
+
+@pytest.fixture(scope="module", params=[*HEADS, *ROUNDED], ids=str)
 def model(request):
     return small_model(*request.param)
 

@@ -146,3 +146,31 @@ def test_what_cannot_be_rounded_or_stored_is_refused_by_name():
         NumbaModel(RandomCheckpoint(small_config()), "w8a8", num_threads=1)
     with pytest.raises(InvalidParameter, match="kv_cache_dtype"):
         NumbaModel(RandomCheckpoint(small_config()), "float32", num_threads=1, kv_cache_dtype="fp4")
+
+
+class Halves(RandomCheckpoint):
+    """Weights that float16 holds."""
+
+    storage = "F16"
+
+    def tensor(self, name):
+        return super().tensor(name).astype(np.float16).astype(np.float32)
+
+
+@pytest.mark.usefixtures("own_weight_cache")
+def test_float16_is_float32_bit_for_bit_where_the_file_has_float16():
+    checkpoint, tokens = Halves(small_config(hidden_size=64, intermediate_size=96)), list(range(40))
+    outputs = {}
+    for dtype in ("float16", "float32", "auto"):
+        model = NumbaModel(checkpoint, dtype, num_threads=2)
+        outputs[dtype] = model.forward(build_rows([Part(range(4), 0, tokens)]), model.new_cache(4)).logits.copy()
+    assert model.dtype_choice.name == "float16"
+    assert np.array_equal(outputs["float16"], outputs["float32"])
+    assert np.array_equal(outputs["float16"], outputs["auto"])
+
+
+def test_weights_beyond_float16_are_refused():
+    with pytest.raises(InvalidParameter, match=r"dtype: float16 ends at 65504.*bfloat16"):
+        weights.quantise(np.array([[1.0, 7e4]], np.float32), "float16")
+    stored, scales = weights.quantise(np.array([[1.0, -65504.0]], np.float32), "float16")
+    assert stored.view(np.float16).tolist() == [[1.0, -65504.0]] and scales.tolist() == [1.0]

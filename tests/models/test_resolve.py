@@ -118,10 +118,19 @@ def test_a_hub_out_of_reach(monkeypatch):
         resolve_model("someone/model")
 
 
-def test_a_hub_id_without_the_extra(monkeypatch):
+def test_without_the_hubs_client_a_hub_id_is_pulled(monkeypatch):
+    asked = []
+
+    def pull(name, progress):
+        asked.append(str(name))
+        raise DownloadFailed("no network in tests")
+
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(ModelNotFound, match=r"pip install 'paceline\[hub\]'"):
-        resolve_model("someone/model")
+    monkeypatch.setattr("paceline.models.hub.pull", pull)
+    for name in ("someone/model", "hf:someone/model:Q8_0@v1"):
+        with pytest.raises(DownloadFailed, match="no network in tests"):
+            resolve_model(name)
+    assert asked == ["hf:someone/model", "hf:someone/model:Q8_0@v1"]
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, pre_tokenizers
 
 from paceline.errors import CorruptWeights, InvalidParameter, UnsupportedModel
+from paceline.models.gguf_words import WORD_CUTS, word_cut
 from paceline.models.tokenizer import StreamDecoder, Tokenizer
 from paceline.models.tokenizer_folder import tokenizer_from_folder
 
@@ -26,6 +27,14 @@ from .vocabularies import (
 SMOLLM = Tokenizer.from_gguf(byte_level_gguf())
 SENTENCEPIECE = Tokenizer.from_gguf(sentencepiece_gguf())
 REPLACEMENT = "\ufffd"
+CASES = [
+    "camelCase HTMLParser iOS ǅungla",
+    "WE'RE we're We'Ll",
+    "a//b\n/ \r\n//",
+    "नमस्ते e\u0301A",
+    "ªº 中A文b",
+    "12 345 6789",
+]
 
 
 def pieces(tokenizer, text):
@@ -45,6 +54,39 @@ def test_encodes_and_decodes_as_transformers_does(pre):
         assert ids == theirs.encode(text), text
         assert ours.decode(ids, skip_special=False) == theirs.decode(ids, skip_special_tokens=False), text
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True), text
+
+
+@pytest.mark.parametrize("name", WORD_CUTS)
+def test_words_are_cut_as_transformers_cuts_them(name):
+    """Its own table of the patterns in tokenizer.json, and GPT-2's class for the names that it leaves to that."""
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=name not in GGUF_PRE_TOKENIZER_SPLITS)
+    steps = [words]
+    if name in GGUF_PRE_TOKENIZER_SPLITS:
+        steps.insert(0, pre_tokenizers.Split(Regex(GGUF_PRE_TOKENIZER_SPLITS[name]), behavior="isolated"))
+    elif name in ("smollm", "refact", "starcoder"):
+        steps.insert(0, pre_tokenizers.Digits(individual_digits=True))
+    ours, theirs = word_cut(name).pre_tokenizer(), pre_tokenizers.Sequence(steps)
+    for text in (*SAMPLES, *CASES):
+        assert ours.pre_tokenize_str(text) == theirs.pre_tokenize_str(text), text
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("gpt2", ["We", "'re", " camelCaseHTMLDON", "'", "T", " 12345", "/", "\n", "/"]),
+        ("refact", ["We", "'re", " camelCaseHTMLDON", "'", "T", " ", "1", "2", "3", "4", "5", "/", "\n", "/"]),
+        ("dbrx", ["We", "'re", " camelCaseHTMLDON", "'T", " ", "123", "45", "/\n", "/"]),
+        ("qwen2", ["We", "'re", " camelCaseHTMLDON", "'T", " ", "1", "2", "3", "4", "5", "/\n", "/"]),
+        ("tekken", ["We", "'re", " camel", "Case", "HTMLDON", "'T", " ", "1", "2", "3", "4", "5", "/\n/"]),
+        ("gpt-4o", ["We're", " camel", "Case", "HTMLDON'T", " ", "123", "45", "/\n/"]),
+    ],
+)
+def test_what_sets_the_ways_to_cut_apart(name, words):
+    text = "We're camelCaseHTMLDON'T 12345/\n/"
+    cut = word_cut(name).pre_tokenizer().pre_tokenize_str(text)
+    assert [text[first:last] for _, (first, last) in cut] == words
 
 
 def test_smollm_keeps_every_digit_by_itself():
@@ -143,7 +185,7 @@ def test_another_vocabulary_is_noticed():
 @pytest.mark.parametrize(
     ("settings", "error", "named"),
     [
-        (byte_level_gguf("tekken"), UnsupportedModel, "tokenizer.ggml.pre: 'tekken'.*smollm"),
+        (byte_level_gguf("bloom"), UnsupportedModel, "tokenizer.ggml.pre: 'bloom'.*smollm"),
         ({"tokenizer.ggml.model": "bert"}, UnsupportedModel, "tokenizer.ggml.model: 'bert'"),
         ({}, UnsupportedModel, "tokenizer.ggml.model: None"),
         ({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt2"}, CorruptWeights, "tokens: missing"),

@@ -27,6 +27,7 @@ from paceline.models.numba_executor.attention import (
     softmax,
 )
 from paceline.models.numba_executor.kernel import kernel
+from paceline.models.numba_executor.kv_cache import row_elements
 from paceline.models.numba_executor.operand import put
 
 MOST_BLOCKS = 24
@@ -50,6 +51,7 @@ class Run(NamedTuple):
         kv_head, group, blocks: the key-value head, its query heads, and the blocks these fall into.
         head_dim, row_size: elements of a query, and of a row of queries, keys and values.
         page_start, page_size: where page 0 has the key-value head's elements of this layer, and elements of a page.
+        value_size: elements of a token's value, scales included.
         shared, natural, longest: positions that lie in the segment's pages for every row and for some row; keys of the
             longest row.
         pages_at_once: pages that every block works on before it is the next pages' turn.
@@ -68,6 +70,7 @@ class Run(NamedTuple):
     row_size: int
     page_start: int
     page_size: int
+    value_size: int
     shared: int
     natural: int
     longest: int
@@ -109,6 +112,7 @@ def attend_blocks(first, last, layer, window, thread, shape, batch, scratch, key
             layer * layer_stride,
             window,
             shape,
+            row_elements(keys, shape.head_dim),
             batch.segments,
             batch.natural_lengths,
             batch.num_keys,
@@ -118,7 +122,7 @@ def attend_blocks(first, last, layer, window, thread, shape, batch, scratch, key
 
 
 @kernel
-def _first_run(first, end, kv_head, layer_start, window, shape, segments, natural_lengths, num_keys):
+def _first_run(first, end, kv_head, layer_start, window, shape, value_size, segments, natural_lengths, num_keys):
     """The run that blocks `first` .. `end` - 1 begin with."""
     blocks, dim = blocks_per_group(shape), shape.head_dim
     row = first // blocks
@@ -130,7 +134,8 @@ def _first_run(first, end, kv_head, layer_start, window, shape, segments, natura
     last, pages = min(row * blocks, end), (longest + PAGE_SIZE - 1) // PAGE_SIZE
     return Run(
         first, last, shape.heads, kv_head, shape.heads // shape.kv_heads, blocks, dim, shape.qkv,
-        layer_start + kv_head * dim * PAGE_SIZE, shape.kv_heads * dim * PAGE_SIZE, shared, natural, longest,
+        layer_start + kv_head * value_size * PAGE_SIZE, shape.kv_heads * value_size * PAGE_SIZE, value_size, shared,
+        natural, longest,
         pages if last - first == 1 else max(4, ELEMENTS_AT_ONCE // (dim * PAGE_SIZE)), pages * PAGE_SIZE + SLACK,
         shape.attention_scale, shape.attention_cap, window,
     )  # fmt: skip
@@ -174,17 +179,17 @@ def _locate_pages(run, table, page_starts, value_starts):
         start = run.page_start + table[page] * run.page_size
         page_starts[page] = start
         for place in range(PAGE_SIZE):
-            value_starts[page * PAGE_SIZE + place] = start + place * run.head_dim
+            value_starts[page * PAGE_SIZE + place] = start + place * run.value_size
 
 
 @kernel
 def _locate_own(run, natural, length, slots, page_starts, value_starts):
     """Where the values of one row begin from the position on at which rows may part."""
     for j in range(run.shared, natural):
-        value_starts[j] = page_starts[j // PAGE_SIZE] + j % PAGE_SIZE * run.head_dim
+        value_starts[j] = page_starts[j // PAGE_SIZE] + j % PAGE_SIZE * run.value_size
     for j in range(max(run.shared, natural), length):
         page, place = divmod(slots[j - natural], PAGE_SIZE)
-        value_starts[j] = run.page_start + page * run.page_size + place * run.head_dim
+        value_starts[j] = run.page_start + page * run.page_size + place * run.value_size
     value_starts[length] = value_starts[length - 1]  # an odd position more, of weight 0, completes the last pair
 
 

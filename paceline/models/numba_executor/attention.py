@@ -1,6 +1,7 @@
 """Attention's arithmetic: scores, softmax and sums of one row and a few heads over paged keys and values.
 
-A key page is [head_dim, 16 tokens] and a value page [16 tokens, head_dim] per layer and key-value head. Scores of a
+A key page is [head_dim, 16 tokens] and a value page [16 tokens, head_dim] per layer and key-value head, in 8 bits with
+scales (`kv_cache.py`). Scores of a
 page are sixteen lanes computed at once, each by the same chain of multiply-adds over the head dimension, and everything
 after them runs in order of the *logical* position: so a row gets bit for bit the same result whether its ancestors lie
 in one run, in pages far apart or on a branch of a tree. Query heads that share keys and values go together, up to three
@@ -19,6 +20,7 @@ from numba.extending import intrinsic
 from paceline.models.base import PAGE_SIZE
 from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.kernel import kernel
+from paceline.models.numba_executor.kv_cache import GROUP, SCALE_BYTES
 
 MOST_HEADS = 3
 """Most query heads in one block: with four pages or columns each they fill 24 of the 32 vector registers of AVX-512."""
@@ -67,7 +69,19 @@ def _score_pages(
             pairs = [(value, column) for value in values for column in columns]
             return [v.fma_ir(builder, *pair, old) for pair, old in zip(pairs, sums, strict=True)]
 
-        sums = v.accumulate_ir(builder, dim, [v.ZERO] * (num_heads * num_pages), step)
+        def group(number, sums):
+            """The products of 32 codes, then their scales (`kv_cache.py`)."""
+            first = builder.mul(number, _I64(GROUP))
+            new = v.accumulate_ir(builder, _I64(GROUP), zeros, lambda i, old: step(builder.add(first, i), old))
+            row = builder.add(builder.mul(dim, _I64(PAGE_SIZE)), builder.mul(number, _I64(SCALE_BYTES * PAGE_SIZE)))
+            scales = [v.load_widened(builder, types.int16, builder.gep(k, [row])) for k in key_pages] * num_heads
+            return [v.fma_ir(builder, *pair, old) for *pair, old in zip(new, scales, sums, strict=True)]
+
+        zeros = [v.ZERO] * (num_heads * num_pages)
+        if keys.dtype == types.int8:
+            sums = v.accumulate_ir(builder, builder.sdiv(dim, _I64(GROUP)), zeros, group)
+        else:
+            sums = v.accumulate_ir(builder, dim, zeros, step)
         factors = v.splat_ir(builder, factor)
         for i, value in enumerate(sums):
             head, page_number = divmod(i, num_pages)
@@ -80,6 +94,23 @@ def _score_pages(
     return types.void(
         heads, pages, q, index, index, keys, values, page_starts, index, types.float32, scores, index, index
     ), emit  # fmt: skip
+
+
+def _value_lanes(builder, dtype, row, first_column, num_vectors, dim):
+    """Vectors of a token's value from `first_column` on, a multiple of 32 where there is more than one."""
+    out, scale = [], None
+    for number in range(num_vectors):
+        column = builder.add(first_column, _I64(number * v.LANES))
+        lanes = v.load_widened(builder, dtype, builder.gep(row, [column]))
+        if dtype == types.int8:
+            if number % (GROUP // v.LANES) == 0:
+                group = builder.sdiv(column, _I64(GROUP))
+                at = builder.gep(row, [builder.add(dim, builder.mul(group, _I64(SCALE_BYTES)))])
+                half = builder.load(builder.bitcast(at, ir.HalfType().as_pointer()), align=1)
+                scale = v.splat_ir(builder, builder.fpext(half, ir.FloatType()))
+            lanes = builder.fmul(lanes, scale)
+        out.append(lanes)
+    return out
 
 
 @intrinsic(prefer_literal=True)
@@ -104,11 +135,8 @@ def _mix_columns(
             for odd in range(2):
                 j = builder.add(begin, builder.add(builder.shl(i, _I64(1)), _I64(odd)))
                 start = builder.load(v.element_pointer(context, builder, value_starts, starts, j))
-                at = v.element_pointer(context, builder, values, v_array, builder.add(start, first_column))
-                row = [
-                    v.load_widened(builder, values.dtype, builder.gep(at, [_I64(c * v.LANES)]))
-                    for c in range(num_vectors)
-                ]
+                at = v.element_pointer(context, builder, values, v_array, start)
+                row = _value_lanes(builder, values.dtype, at, first_column, num_vectors, dim)
                 for h in range(num_heads):
                     place = builder.add(builder.add(s_start, builder.mul(s_stride, _I64(h))), j)
                     weight = builder.load(v.element_pointer(context, builder, scores, s_array, place))

@@ -1,12 +1,14 @@
 """Sixteen integer sums, each of four products of bytes: what one vector instruction does where the processor has VNNI.
 
-Weights are unsigned bytes and activations signed ones, as ``vpdpbusd`` wants them. Sums are integers, so every form of
-the product, and every order, gives the same number. Not the place for scales or for what is multiplied (`gemm.py`).
+Weights are unsigned bytes and activations signed ones, as ``vpdpbusd`` and Arm's ``usdot`` want them. Sums are
+integers, so every form of the product, and every order, gives the same number. Not the place for scales or for what is
+multiplied (`gemm.py`).
 """
 
 # pyright: reportCallIssue=false, reportAssignmentType=false, reportArgumentType=false, reportReturnType=false
 # (llvmlite is untyped)
 
+import platform
 from collections.abc import Callable
 from typing import Any
 
@@ -28,11 +30,26 @@ _SHORTS_IR = ir.VectorType(ir.IntType(16), 2 * v.LANES)
 
 def has_feature(context: Any, feature: str) -> bool:
     """Whether code is being generated for a processor with `feature`, by LLVM's name for it."""
-    return f"+{feature}" in context.codegen()._get_host_cpu_features().split(",")
+    codegen = context.codegen()
+    if f"+{feature}" in codegen._get_host_cpu_features().split(","):
+        return True
+    return feature in _implied(platform.machine(), codegen._get_host_cpu_name())
+
+
+def _implied(machine: str, processor: str) -> frozenset[str]:
+    """Features that LLVM does not list where it knows the processor by name only: Arm's, and Apple's from the M1 on."""
+    if machine.lower() not in ("arm64", "aarch64"):
+        return frozenset()
+    apple = ("dotprod",) if processor == "apple-m1" else ("dotprod", "i8mm") if processor.startswith("apple-m") else ()
+    return frozenset({"neon", *apple})
 
 
 def choose_dot(context: Any, largest: int = 255) -> Callable[..., ir.Value]:
     """The fastest of the forms below that the processor has, for weights of at most `largest`."""
+    if has_feature(context, "i8mm"):
+        return dot_mixed
+    if has_feature(context, "dotprod"):
+        return dot_signed if largest <= LARGEST_IN_SHORTS else dot_offset
     if has_feature(context, "avx512vnni"):
         return dot_512
     if has_feature(context, "avxvnni"):
@@ -85,6 +102,39 @@ def dot_anywhere(builder: ir.IRBuilder, sums: ir.Value, weights: ir.Value, activ
         )
         sums = builder.add(sums, builder.add(even, odd))
     return sums
+
+
+def dot_mixed(builder: ir.IRBuilder, sums: ir.Value, weights: ir.Value, activations: ir.Value) -> ir.Value:
+    """`dot_512` in four quarters on Arm with products of unsigned with signed bytes (``usdot``)."""
+    return _in_quarters(builder, "usdot", sums, weights, activations)
+
+
+def dot_signed(builder: ir.IRBuilder, sums: ir.Value, weights: ir.Value, activations: ir.Value) -> ir.Value:
+    """`dot_512` for weights up to 127, which are signed bytes as well (``sdot``)."""
+    return _in_quarters(builder, "sdot", sums, weights, activations)
+
+
+def dot_offset(builder: ir.IRBuilder, sums: ir.Value, weights: ir.Value, activations: ir.Value) -> ir.Value:
+    """`dot_512` by signed products: of the weights less 128, and of 128 = 64 + 64 with the activations."""
+    less = builder.xor(weights, ir.Constant(SUMS_IR, [0x80808080] * v.LANES))
+    middle = ir.Constant(SUMS_IR, [0x40404040] * v.LANES)
+    half = _in_quarters(builder, "sdot", ir.Constant(SUMS_IR, [0] * v.LANES), middle, activations)
+    return builder.add(_in_quarters(builder, "sdot", sums, less, activations), builder.add(half, half))
+
+
+def _in_quarters(builder: ir.IRBuilder, name: str, *operands: ir.Value) -> ir.Value:
+    """An instruction of Arm's on registers of 16 bytes: sums, then two operands of bytes."""
+    count = v.LANES // 4
+    quarter, bytes_ir = ir.VectorType(_I32, count), ir.VectorType(ir.IntType(8), 4 * count)
+    parts = []
+    for first in range(0, v.LANES, count):
+        lanes = ir.Constant(quarter, [first + i for i in range(count)])
+        sums, *rest = (builder.shuffle_vector(x, x, lanes) for x in operands)
+        args = [sums, *(builder.bitcast(x, bytes_ir) for x in rest)]
+        parts.append(v.call(builder, f"llvm.aarch64.neon.{name}.v4i32.v16i8", quarter, args))
+    eight = ir.Constant(ir.VectorType(_I32, 2 * count), list(range(2 * count)))
+    halves = [builder.shuffle_vector(low, high, eight) for low, high in (parts[:2], parts[2:])]
+    return builder.shuffle_vector(*halves, ir.Constant(SUMS_IR, list(range(v.LANES))))
 
 
 def _every_second_byte(builder: ir.IRBuilder, lanes: ir.Value, number: int, shift_right) -> ir.Value:

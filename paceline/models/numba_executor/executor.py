@@ -21,6 +21,7 @@ from paceline.models.numba_executor.experts import ExpertScratch
 from paceline.models.numba_executor.forward import Batch, Scratch, Shape, Weights, num_counters
 from paceline.models.numba_executor.gemm import PANEL
 from paceline.models.numba_executor.kernel_cache import compiled_forward
+from paceline.models.numba_executor.kv_cache import NumbaCache, choose_cache_dtype, flat, new_kv_cache
 from paceline.models.numba_executor.operand import Operand, new_operand
 from paceline.models.numba_executor.team import Team
 from paceline.models.numba_executor.weights import BLOCKS, ROUNDS, load_weights, shape_of
@@ -34,46 +35,18 @@ NOT_WEIGHED = np.zeros(0, np.float32)
 """Where a pass would add up attention per page, in a pass that does not."""
 
 
-class NumbaCache:
-    """Paged keys [layers, pages, kv_heads, head_dim, 16] and values [layers, pages, kv_heads, 16, head_dim]."""
-
-    def __init__(self, shape: Shape, num_pages: int, dtype: str) -> None:
-        self.num_pages = num_pages
-        common = (shape.layers, num_pages, shape.kv_heads)
-        self.keys = np.zeros((*common, shape.head_dim, PAGE_SIZE), dtype)
-        self.values = np.zeros((*common, PAGE_SIZE, shape.head_dim), dtype)
-
-    @property
-    def num_bytes(self) -> int:
-        """See `KVCache.num_bytes`."""
-        return self.keys.nbytes + self.values.nbytes
-
-    def move(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
-        """Copy slots, all reads before any write."""
-        page, place = np.divmod(np.asarray(sources), PAGE_SIZE)
-        keys, values = self.keys[:, page, :, :, place], self.values[:, page, :, place]
-        page, place = np.divmod(np.asarray(destinations), PAGE_SIZE)
-        self.keys[:, page, :, :, place], self.values[:, page, :, place] = keys, values
-
-    def read(self, slots: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Keys and values [layers, len(slots), kv_heads, head_dim]."""
-        page, place = np.divmod(np.asarray(slots), PAGE_SIZE)
-        keys, values = self.keys[:, page, :, :, place], self.values[:, page, :, place]
-        return keys.transpose(1, 0, 2, 3), values.transpose(1, 0, 2, 3)
-
-
 class NumbaModel:
     """Every family of `models/families.py` on the CPU.
 
     Args:
         checkpoint: weights; converted on first use, memory-mapped afterwards.
-        dtype: storage of the weights, ``bfloat16``, ``float32`` or ``int8`` with arithmetic in float32; or ``w8a8``,
-            where activations are rounded to 8 bits too and multiplied as integers; ``gguf``, the same with the blocks
-            of a GGUF file as they are; or ``auto``, see `choose_dtype`.
-        num_threads: threads of a pass; by default the processors this process may use.
+        dtype: storage of the weights, ``bfloat16``, ``float16``, ``float32`` or ``int8`` with arithmetic in float32; or
+            ``w8a8``, where activations are rounded to 8 bits too and multiplied as integers; ``gguf``, the same with
+            the blocks of a GGUF file as they are; or ``auto``, see `choose_dtype`.
+        num_threads: threads of a pass; by default the physical cores that this process may use.
         progress: told how far a conversion is.
-        kv_cache_dtype: storage of keys and values, ``float32`` or ``float16``; ``auto`` takes float16 where activations
-            are rounded.
+        kv_cache_dtype: storage of keys and values, ``float32``, ``float16`` or ``int8`` (lossy); ``auto`` takes float16
+            where activations are rounded.
         load: gives the fields of `forward.Weights`.
 
     Raises:
@@ -101,7 +74,8 @@ class NumbaModel:
         dtype = self.dtype_choice.name
         rounds = dtype in ROUNDS
         self._operand = partial(new_operand, rounds=rounds, fine=dtype == BLOCKS)
-        self._cache_dtype = _cache_dtype(kv_cache_dtype, "float16" if rounds else "float32")
+        default = "float16" if rounds else "float32"
+        self._cache_dtype = choose_cache_dtype(kv_cache_dtype, default, self._shape.head_dim)
         no_tables = np.zeros(0, np.float32)
         config, layers = self._config, range(self._shape.layers)
         self._weights = Weights(
@@ -169,7 +143,7 @@ class NumbaModel:
 
     def new_cache(self, num_pages: int) -> NumbaCache:
         """See `CausalLM.new_cache`."""
-        return NumbaCache(self._shape, num_pages, self._cache_dtype)
+        return new_kv_cache(self._shape, num_pages, self._cache_dtype)
 
     def forward(self, rows: Rows, cache: KVCache, taps: tuple[int, ...] = ()) -> ForwardOutput:
         """See `CausalLM.forward`; `cache` is one this model made. An empty batch is an error of the caller."""
@@ -230,17 +204,6 @@ class NumbaModel:
         self._counters.reverse()
         self._counters[0][:] = 0
         return self._scratch._replace(counters=self._counters[0])
-
-
-def flat(cached: np.ndarray) -> np.ndarray:
-    """Keys or values as the kernels take them: Numba knows no float16, so its bits go as int16."""
-    return cached.reshape(-1).view(np.int16 if cached.dtype == np.float16 else cached.dtype)
-
-
-def _cache_dtype(name: str, default: str) -> str:
-    if name not in ("auto", "float32", "float16"):
-        raise InvalidParameter("kv_cache_dtype", f"{name!r} is unknown", "use auto, float32 or float16")
-    return default if name == "auto" else name
 
 
 def _new_scratch(

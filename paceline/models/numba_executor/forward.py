@@ -20,6 +20,7 @@ from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.attend import attend_blocks, blocks_at_once, blocks_per_group
 from paceline.models.numba_executor.experts import EXPERT_PHASES, ExpertScratch, ExpertWeights, experts_forward
 from paceline.models.numba_executor.kernel import entry, kernel
+from paceline.models.numba_executor.kv_cache import row_elements, write_token
 from paceline.models.numba_executor.linear import SILU, chunk, inner_product, product
 from paceline.models.numba_executor.matrix import read_weights
 from paceline.models.numba_executor.operand import Operand, put
@@ -184,12 +185,9 @@ def _place_row(row, layer, shape, eps, weights, batch, qkv, keys, values, layer_
             rotate(qkv, start + head * dim, weights.rope_cos, weights.rope_sin, angles, half)
     page, place = divmod(batch.slots[row], PAGE_SIZE)
     for head in range(shape.kv_heads):
-        at = layer * layer_stride + (page * shape.kv_heads + head) * dim * PAGE_SIZE
-        k = start + (shape.heads + head) * dim
-        value = k + shape.kv_heads * dim
-        for i in range(0, dim, v.LANES):
-            v.scatter(keys, at + i * PAGE_SIZE + place, PAGE_SIZE, v.load(qkv, k + i))
-            v.store(values, at + place * dim + i, v.load(qkv, value + i))
+        at = layer * layer_stride + (page * shape.kv_heads + head) * row_elements(keys, dim) * PAGE_SIZE
+        key = start + (shape.heads + head) * dim
+        write_token(keys, values, at, place, dim, qkv, key, key + shape.kv_heads * dim)
 
 
 @kernel
@@ -404,7 +402,7 @@ def forward(thread, num_threads, shape, eps, weights, batch, scratch, keys, valu
         thread, num_threads: this member of the team.
         shape, eps: sizes, and the norm's epsilon as float32.
         weights, batch, scratch: see the named tuples; scratch.counters must be zero.
-        keys, values: flat caches [layers, pages, kv_heads, 16 * head_dim].
+        keys, values: flat caches [layers, pages, kv_heads, elements of a page] (`kv_cache.py`).
     """
     num_rows = len(batch.token_ids)
     layer_stride = len(keys) // shape.layers

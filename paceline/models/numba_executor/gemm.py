@@ -228,7 +228,7 @@ def _choose_widened_tiles(
             )  # fmt: skip
         return whole
 
-    return once if w.dtype in (types.uint16, types.int8) else not_at_all
+    return once if w.dtype in (types.uint16, types.int16, types.int8) else not_at_all
 
 
 @kernel

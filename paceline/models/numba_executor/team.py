@@ -11,8 +11,8 @@ Not the place for what is computed (`forward.py`).
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
 # (llvmlite is untyped, and an intrinsic has another signature in compiled code than in Python)
 
-import os
 import queue
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -24,8 +24,11 @@ from numba.extending import intrinsic
 
 from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.kernel import kernel
+from paceline.models.processors import usable_cores
 
 SPINS_BEFORE_YIELD = 4000
+_YIELD = "SwitchToThread" if sys.platform == "win32" else "sched_yield"
+"""The system's function without arguments that lets another thread of this processor run."""
 
 
 @intrinsic
@@ -56,7 +59,7 @@ def _yield_processor(typingctx):
 
     def emit(context, builder, sig, args):
         kind = ir.FunctionType(ir.IntType(32), [])
-        builder.call(cgutils.get_or_insert_function(builder.module, kind, "sched_yield"), [])
+        builder.call(cgutils.get_or_insert_function(builder.module, kind, _YIELD), [])
         return context.get_dummy_value()
 
     return types.void(), emit
@@ -92,11 +95,11 @@ class Team:
     """Threads that run one compiled function together, this thread among them.
 
     Args:
-        num_threads: members; by default the processors this process may use.
+        num_threads: members; by default the physical cores that this process may use.
     """
 
     def __init__(self, num_threads: int | None = None) -> None:
-        self.num_threads = num_threads or len(os.sched_getaffinity(0))
+        self.num_threads = num_threads or usable_cores()
         self._inboxes = [queue.SimpleQueue() for _ in range(self.num_threads - 1)]
         for index, inbox in enumerate(self._inboxes, start=1):
             threading.Thread(target=_work, args=(index, inbox), daemon=True, name=f"paceline-{index}").start()

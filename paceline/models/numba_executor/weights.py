@@ -31,9 +31,9 @@ from paceline.models.numba_executor.operand import GROUP
 from paceline.models.positions import frequencies, rotary_dim
 from paceline.types import Progress
 
-Dtype = Literal["bfloat16", "float32", "int8", "w8a8", "gguf"]
+Dtype = Literal["bfloat16", "float16", "float32", "int8", "w8a8", "gguf"]
 
-STORED = {"bfloat16": np.uint16, "float32": np.float32, "int8": np.int8, "w8a8": np.uint8}
+STORED = {"bfloat16": np.uint16, "float16": np.int16, "float32": np.float32, "int8": np.int8, "w8a8": np.uint8}
 """Types of panels of numbers; those of gguf are bytes of blocks."""
 BLOCKS = "gguf"
 """The dtype of matrices in the blocks of a file."""
@@ -241,11 +241,20 @@ def _new_array(path: Path, dtype: type, size: int) -> np.ndarray:
 def quantise(weights: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray]:
     """Weights [n, k] float32 as stored, and a scale per row [n]: stored * scale is what the kernels multiply with.
 
-    bfloat16 rounds to nearest even; int8 is symmetric, with the largest weight of a row at 127; w8a8 has the same
-    weights as int8, stored with 128 added.
+    bfloat16 and float16 round to nearest even, and come as their bits (uint16 and int16); int8 is symmetric, with the
+    largest weight of a row at 127; w8a8 has the same weights as int8, stored with 128 added.
+
+    Raises:
+        InvalidParameter: weights too large for float16.
     """
     if dtype == "float32":
         return weights, np.ones(len(weights), np.float32)
+    if dtype == "float16":
+        with np.errstate(over="ignore"):
+            halves = weights.astype(np.float16)
+        if not np.isfinite(halves).all():
+            raise InvalidParameter("dtype", "float16 ends at 65504, and there are larger weights", "use bfloat16")
+        return halves.view(np.int16), np.ones(len(weights), np.float32)
     if dtype == "bfloat16":
         bits = np.ascontiguousarray(weights, np.float32).view(np.uint32)
         rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)

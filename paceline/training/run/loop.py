@@ -5,7 +5,6 @@ number of steps), never from the clock. Only the planned number does, once, wher
 to the first checkpoint.
 """
 
-import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -212,6 +211,10 @@ class Trainer:
 
 
 def peak_bytes() -> int:
-    """Most memory that this program has held so far, in bytes."""
+    """Most memory that this program has held so far, in bytes; 0 where the system does not say (Windows)."""
+    try:
+        import resource
+    except ImportError:
+        return 0
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,7 +1,8 @@
 """What each kind of block holds and how its numbers lie in a packed panel.
 
 A weight is scale * (code - zero) + shift, for a scale and a shift that `span` neighbours in a row share. In *flat*
-formats both are float16 numbers. In *stepped* formats a float16 number per 256 weights is multiplied with a whole
+formats both are float16 numbers, or a scale is a power of two of which a byte is the exponent (E8M0 of the OCP
+microscaling formats). In *stepped* formats a float16 number per 256 weights is multiplied with a whole
 number per span. A panel has 32 rows of the matrix, in two halves one after the other; 32 weights of each row are a
 group, stored as bit planes (`pack.py`).
 """
@@ -47,6 +48,7 @@ class BlockFormat:
         signed: whether those whole numbers are signed.
         shifts: whether there is a shift besides the scale.
         zero_points: whether a shift is stored as the code of a weight of 0: it is minus the scale times that.
+        exponents: whether a scale is 2^(e - 128) for a byte e.
         table: what the sixteen codes stand for (then `zero` is that of the table's entries); empty for themselves.
     """
 
@@ -58,6 +60,7 @@ class BlockFormat:
     signed: bool = False
     shifts: bool = False
     zero_points: bool = False
+    exponents: bool = False
     table: tuple[int, ...] = ()
 
     @property
@@ -83,8 +86,8 @@ class BlockFormat:
 
     @property
     def float_bytes(self) -> int:
-        """Bytes of the float16 numbers of a unit in half a panel, which it begins with: scales, then shifts."""
-        return 2 * HALF * (1 + self.shifts)
+        """Bytes of the float16 numbers or exponents of a unit in half a panel, which it begins with: scales, shifts."""
+        return HALF if self.exponents else 2 * HALF * (1 + self.shifts)
 
     @property
     def step_bytes(self) -> int:
@@ -121,6 +124,9 @@ def _six_bits(line: int, step: int) -> list[Field]:
 
 _IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _IQ4 = tuple(128 + value for value in _IQ4_VALUES)
+_FP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Twice the numbers of four bits with a sign, two bits of exponent and one of mantissa (E2M1)."""
+_FP4 = tuple(16 + value for value in _FP4_VALUES)
 
 INT4 = "INT4"
 """The name here of blocks of 32 codes with a scale and a zero point, as GPTQ and AWQ have them; GGUF has no such."""
@@ -141,6 +147,7 @@ FORMATS = {
         BlockFormat("Q5_K", (4, 1), stepped=True, shifts=True),
         BlockFormat("Q6_K", (6,), span=16, zero=32, stepped=True, signed=True),
         BlockFormat("IQ4_XS", (4,), zero=128, stepped=True, signed=True, table=_IQ4),
+        BlockFormat("MXFP4", (4,), zero=16, exponents=True, table=_FP4),
     )
 }
 """By GGUF's names and `INT4`."""

@@ -23,6 +23,8 @@ def look_up(context: Any, builder: ir.IRBuilder, indices: ir.Value, table: tuple
         found = v.call(builder, "llvm.x86.avx512.pshuf.b.512", _LINE_IR, [entries, codes])
     elif dot8.has_feature(context, "avx2"):
         found = _by_halves(builder, codes, table)
+    elif dot8.has_feature(context, "neon"):
+        found = _by_quarters(builder, codes, table)
     else:
         found = _selected(builder, codes, table)
     return builder.bitcast(found, dot8.SUMS_IR)
@@ -38,6 +40,21 @@ def _by_halves(builder: ir.IRBuilder, codes: ir.Value, table: tuple[int, ...]) -
         parts.append(v.call(builder, "llvm.x86.avx2.pshuf.b", kind, [entries, lanes]))
     both = ir.Constant(ir.VectorType(ir.IntType(32), LINE), list(range(LINE)))
     return builder.shuffle_vector(*parts, both)
+
+
+def _by_quarters(builder: ir.IRBuilder, codes: ir.Value, table: tuple[int, ...]) -> ir.Value:
+    """Arm's look-up (``tbl``) on four registers of 16 bytes."""
+    size = LINE // 4
+    kind, index = ir.VectorType(_BYTE, size), ir.VectorType(ir.IntType(32), size)
+    entries, parts = ir.Constant(kind, list(table)), []
+    for first in range(0, LINE, size):
+        lanes = builder.shuffle_vector(codes, codes, ir.Constant(index, list(range(first, first + size))))
+        parts.append(v.call(builder, "llvm.aarch64.neon.tbl1.v16i8", kind, [entries, lanes]))
+    while len(parts) > 1:
+        size *= 2
+        both = ir.Constant(ir.VectorType(ir.IntType(32), size), list(range(size)))
+        parts = [builder.shuffle_vector(low, high, both) for low, high in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
 
 
 def _selected(builder: ir.IRBuilder, codes: ir.Value, table: tuple[int, ...]) -> ir.Value:

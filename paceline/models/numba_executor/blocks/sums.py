@@ -90,7 +90,8 @@ class _Emitter:
         """The unit at `start`; what it begins with is asked for as far ahead as its codes."""
         self._prefetch(start, self.form.head_bytes)
         down = ir.Constant(v.VECTOR_IR, [2.0**-self.lift] * v.LANES)
-        scales = self.builder.fmul(self._floats_at(start, 0), down) if self.lift else self._floats_at(start, 0)
+        scales = self._powers_at(start) if self.form.exponents else self._floats_at(start, 0)
+        scales = self.builder.fmul(scales, down) if self.lift else scales
         return _Unit(start, scales, self._floats_at(start, 2 * HALF) if self.form.shifts else None)
 
     def group_of(self, unit: _Unit, first: ir.Value, index: ir.Value) -> _Group:
@@ -165,15 +166,16 @@ class _Emitter:
     def registers(self, start: ir.Value) -> Callable[[int], ir.Value]:
         """step -> the codes that it multiplies, looked up where the format has a table."""
         lines: dict[int, ir.Value] = {}
+        table, lift = tuple(entry << self.lift for entry in self.form.table), 0 if self.form.table else self.lift
 
         def register(step: int) -> ir.Value:
             value = None
             for field in self.form.fields(step):
                 if field.line not in lines:
                     lines[field.line] = dot8.load_ir(self.builder, self.builder.gep(start, [_I64(field.line * LINE)]))
-                part = self._field(lines[field.line], field.start, field.bits, field.place + self.lift)
+                part = self._field(lines[field.line], field.start, field.bits, field.place + lift)
                 value = part if value is None else self.builder.or_(value, part)
-            return look_up(self.context, self.builder, value, self.form.table) if self.form.table else value
+            return look_up(self.context, self.builder, value, table) if table else value
 
         return register
 
@@ -215,7 +217,16 @@ class _Emitter:
 
     def _floats_at(self, start: ir.Value, at: int) -> ir.Value:
         stored = self._load(ir.VectorType(ir.HalfType(), v.LANES), self.builder.gep(start, [_I64(at)]))
-        return v.widen_half_ir(self.builder, stored, dot8.has_feature(self.context, "f16c"))
+        widens = any(dot8.has_feature(self.context, feature) for feature in ("f16c", "neon"))
+        return v.widen_half_ir(self.builder, stored, widens)
+
+    def _powers_at(self, start: ir.Value) -> ir.Value:
+        """2^(e - 128) for the sixteen bytes e at `start`: a float's exponent, but for the denormal ones."""
+        raw = self._load(ir.VectorType(ir.IntType(8), v.LANES), start)
+        bits = self.builder.shl(self.builder.zext(raw, dot8.SUMS_IR), ir.Constant(dot8.SUMS_IR, [23] * v.LANES))
+        half, least = (ir.Constant(v.VECTOR_IR, [x] * v.LANES) for x in (0.5, 2.0**-128))
+        is_least = self.builder.icmp_unsigned("==", bits, ir.Constant(dot8.SUMS_IR, [0] * v.LANES))
+        return self.builder.select(is_least, least, self.builder.fmul(self.builder.bitcast(bits, v.VECTOR_IR), half))
 
     def _load(self, kind: ir.Type, pointer: ir.Value) -> ir.Value:
         return self.builder.load(self.builder.bitcast(pointer, kind.as_pointer()), align=1)

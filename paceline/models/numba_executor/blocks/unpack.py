@@ -18,7 +18,7 @@ class Codes:
 
     Attributes:
         codes: [n, k] uint8, before the format's table.
-        scales: [n, k / unit] float16.
+        scales: [n, k / unit] float16, or uint8 exponents.
         shifts: the same for shifts, with their sign, or for zero points; None without.
         scale_steps, shift_steps: [n, k / span] whole numbers that `scales` and `shifts` are multiplied with in stepped
             formats, uint8 or int8; else None.
@@ -34,7 +34,8 @@ class Codes:
         """The weights [n, k] as float32, as slow and clear as can be."""
         table = np.array(form.table or range(256), np.float32)
         codes = (table[self.codes] - form.zero).reshape(len(self.codes), -1, form.span)
-        spans = codes * _spread(self.scales, self.scale_steps, form)[:, :, None]
+        scales = np.ldexp(np.float32(1), self.scales.astype(np.int32) - 128) if form.exponents else self.scales
+        spans = codes * _spread(scales, self.scale_steps, form)[:, :, None]
         if self.shifts is not None:
             shifts = _spread(self.shifts, self.shift_steps, form)
             spans += (-shifts * self.scales.astype(np.float32) if form.zero_points else shifts)[:, :, None]
@@ -168,7 +169,12 @@ def _iq4_xs(raw: np.ndarray) -> Codes:
     return Codes(_rows(codes), _halves(raw, 0), None, _rows(steps))
 
 
+def _mxfp4(raw: np.ndarray) -> Codes:
+    return Codes(_rows(_nibbles(raw[:, :, 1:17])), raw[:, :, 0])
+
+
 _READERS: dict[str, Callable[[np.ndarray], Codes]] = {
     "Q4_0": _q4_0, "Q4_1": _q4_1, INT4: _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0, "IQ4_NL": _q4_0,
     "Q2_K": _q2_k, "Q3_K": _q3_k, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
 }  # fmt: skip

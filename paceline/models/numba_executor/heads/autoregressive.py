@@ -10,7 +10,6 @@ import numpy as np
 from paceline.models.base import KVCache, Rows
 from paceline.models.heads.nets import GreedyDraft, NetOutput
 from paceline.models.heads.record import HeadRecord
-from paceline.models.numba_executor.executor import NumbaCache
 from paceline.models.numba_executor.heads.entrance import Projection, entrance_of
 from paceline.models.numba_executor.heads.greedy import drafted
 from paceline.models.numba_executor.heads.layers import LayerBuffers, add_plain_layer, pack_layer
@@ -28,6 +27,7 @@ from paceline.models.numba_executor.heads.program import (
     Buffers,
     Program,
 )
+from paceline.models.numba_executor.kv_cache import NumbaCache
 
 
 class NumbaAutoregressiveNet:

@@ -12,7 +12,6 @@ from paceline.errors import UnsupportedModel
 from paceline.models.base import KVCache, Rows
 from paceline.models.heads.nets import GreedyDraft, NetOutput
 from paceline.models.heads.record import HeadConfig
-from paceline.models.numba_executor.executor import NumbaCache
 from paceline.models.numba_executor.gemm import PANEL
 from paceline.models.numba_executor.heads.entrance import Projection
 from paceline.models.numba_executor.heads.greedy import drafted
@@ -29,6 +28,7 @@ from paceline.models.numba_executor.heads.program import (
     Buffers,
     Program,
 )
+from paceline.models.numba_executor.kv_cache import NumbaCache
 
 
 class NumbaBlockNet:

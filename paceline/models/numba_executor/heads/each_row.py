@@ -38,6 +38,7 @@ from paceline.models.numba_executor.heads.program import (
     WIDTH,
 )
 from paceline.models.numba_executor.kernel import kernel
+from paceline.models.numba_executor.kv_cache import row_elements, write_token
 from paceline.models.numba_executor.matrix import read_weights
 from paceline.models.numba_executor.operand import operand_from, put
 from paceline.models.numba_executor.rowwise import norm_row, rotate
@@ -146,12 +147,10 @@ def _place(start, row, layer, query_heads, shape, store, batch, floats, keys, va
         rotate(floats, start + head * dim, store.rope_cos, store.rope_sin, batch.positions[row] * half, half)
     page, place = divmod(batch.slots[row], PAGE_SIZE)
     for head in range(shape.kv_heads):
-        at = layer * (len(keys) // shape.layers) + (page * shape.kv_heads + head) * dim * PAGE_SIZE
+        at = (page * shape.kv_heads + head) * row_elements(keys, dim) * PAGE_SIZE
         key = start + (query_heads + head) * dim
         value = key + shape.kv_heads * dim
-        for i in range(0, dim, v.LANES):
-            v.scatter(keys, at + i * PAGE_SIZE + place, PAGE_SIZE, v.load(floats, key + i))
-            v.store(values, at + place * dim + i, v.load(floats, value + i))
+        write_token(keys, values, layer * (len(keys) // shape.layers) + at, place, dim, floats, key, value)
 
 
 @kernel

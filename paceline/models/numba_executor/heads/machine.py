@@ -15,12 +15,13 @@ from paceline.models.config import ModelConfig
 from paceline.models.kernel_disk import keep_on_disk
 from paceline.models.numba_executor.attend import MOST_BLOCKS, SLACK
 from paceline.models.numba_executor.attention import MOST_HEADS, PAGES_AHEAD
-from paceline.models.numba_executor.executor import NOT_WEIGHED, NumbaCache, flat
+from paceline.models.numba_executor.executor import NOT_WEIGHED
 from paceline.models.numba_executor.forward import Shape
 from paceline.models.numba_executor.gemm import PANEL, padded_rows
 from paceline.models.numba_executor.heads.interpret import Batch, Store, Work, run
 from paceline.models.numba_executor.heads.program import Buffer, Program
 from paceline.models.numba_executor.kernel import kernel_sources
+from paceline.models.numba_executor.kv_cache import GROUP, NumbaCache, flat, new_kv_cache
 from paceline.models.numba_executor.operand import new_operand
 from paceline.models.numba_executor.team import Team
 from paceline.models.rope import inverse_frequencies
@@ -64,15 +65,16 @@ class Machine:
         self.store = Store(**store, rope_cos=nothing, rope_sin=nothing)
         self.shape = shape_of_layers(layer, num_layers)
         self._buffers, self._layer, self._team = buffers, layer, team
-        self._rounds, self._cache_dtype, self._eps = rounds, cache_dtype, np.float32(eps)
+        self._rounds, self._eps = rounds, np.float32(eps)
+        self._cache_dtype = "float16" if cache_dtype == "int8" and self.shape.head_dim % GROUP else cache_dtype
         self._room = (0, 0, 0, 0)
         self._work: Work | None = None
         self._run = compiled_run()
-        self._no_cache = np.zeros(0, np.float32 if cache_dtype == "float32" else np.int16)
+        self._no_cache = flat(np.zeros(0, self._cache_dtype))
 
     def new_cache(self, num_pages: int) -> NumbaCache:
         """An empty cache for the network's layers."""
-        return NumbaCache(self.shape, num_pages, self._cache_dtype)
+        return new_kv_cache(self.shape, num_pages, self._cache_dtype)
 
     def reserve(self, num_rows: int, num_asked: int, context: int, num_operations: int) -> None:
         """Make room for a run: rows, asked rows, keys of the longest row, operations."""

@@ -12,7 +12,7 @@ import numpy as np
 from paceline.models.numba_executor.gemm import PANEL, pack, padded_rows
 from paceline.models.numba_executor.weights import STORED, quantise
 
-TABLES = {"bfloat16": "bfloat16", "float32": "float32", "int8": "int8", "w8a8": "int8"}
+TABLES = {"bfloat16": "bfloat16", "float16": "float16", "float32": "float32", "int8": "int8", "w8a8": "int8"}
 """How tables to look up are stored, by the dtype of the matrices."""
 
 

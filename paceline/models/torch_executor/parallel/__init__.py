@@ -3,7 +3,6 @@
 `launch_model` starts the processes on this machine; `docs/parallel.md` tells how to start them elsewhere.
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,6 +11,7 @@ import torch
 from paceline.errors import InvalidParameter
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.dtypes import choose_dtype
+from paceline.models.processors import usable_cores
 from paceline.models.torch_executor.parallel.launch import (
     Elsewhere,
     LocalWorkers,
@@ -63,7 +63,7 @@ def launch_model(
     layout = Layout.of(checkpoint.config, tensor_parallel_size, pipeline_parallel_size, layer_partition)
     where = current_elsewhere()
     devices = _devices(device, layout.world_size) if where is None else _own_devices(device, layout.world_size)
-    threads = None if device != "cpu" else max(1, (num_threads or len(os.sched_getaffinity(0))) // layout.world_size)
+    threads = None if device != "cpu" else max(1, (num_threads or usable_cores()) // layout.world_size)
     choice = choose_dtype(dtype, checkpoint, "torch", device)
     meeting = Rendezvous(timeout=timeout) if where is None else Rendezvous(where.host, timeout=timeout)
     first = Assignment(checkpoint, layout, 0, meeting, devices[0], choice.name, threads)

@@ -1,0 +1,89 @@
+"""How a byte-level vocabulary of a GGUF file cuts text into words before it merges letters, by ``tokenizer.ggml.pre``.
+
+A GGUF file has the name of a way only; the patterns are those in the ``tokenizer.json`` of the models that brought
+them. Not for vocabularies (`gguf_vocabulary.py`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tokenizers import Regex, pre_tokenizers
+
+from paceline.errors import UnsupportedModel
+from paceline.models.fields import shown
+
+_ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_REST = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+
+
+def _of_letters(digits: str) -> str:
+    """Words of letters with one sign before them, endings by themselves, so many digits together."""
+    return rf"{_ENDING}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_REST}"
+
+
+def _by_case(ending: str, digits: str) -> str:
+    """The same, but a capital after a small letter begins a word."""
+    sign = r"[^\r\n\p{L}\p{N}]?"
+    words = rf"{sign}{_UPPER}*{_LOWER}+{ending}|{sign}{_UPPER}+{_LOWER}*{ending}"
+    return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_REST}"
+
+
+@dataclass(frozen=True, slots=True)
+class WordCut:
+    """A way to cut.
+
+    Attributes:
+        pattern: of a word; empty for GPT-2's own.
+        digits_apart: every digit is a word, before anything else.
+        composes: letters and their accents are composed first (NFC).
+        whole_first: a word that is a token is one, whatever the merges say.
+        begins: a text begins with the BOS token where the file does not say.
+    """
+
+    pattern: str = ""
+    digits_apart: bool = False
+    composes: bool = False
+    whole_first: bool = False
+    begins: bool = False
+
+    def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
+        """What `tokenizers` cuts with."""
+        steps: list[pre_tokenizers.PreTokenizer] = []
+        if self.digits_apart:
+            steps.append(pre_tokenizers.Digits(individual_digits=True))
+        if self.pattern:
+            steps.append(pre_tokenizers.Split(Regex(self.pattern), behavior="isolated"))
+        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not self.pattern))
+        return pre_tokenizers.Sequence(steps)
+
+
+_GPT2 = WordCut()
+_DIGITS_APART = WordCut(digits_apart=True)
+_THREE_DIGITS = WordCut(_of_letters(r"\p{N}{1,3}"))
+_LLAMA3 = WordCut(_of_letters(r"\p{N}{1,3}"), whole_first=True, begins=True)
+_QWEN2 = WordCut(_of_letters(r"\p{N}"), composes=True)
+_TEKKEN = WordCut(_by_case("", r"\p{N}"), whole_first=True, begins=True)
+_GPT4O = WordCut(_by_case(f"{_ENDING}?", r"\p{N}{1,3}"))
+
+WORD_CUTS: Mapping[str, WordCut] = {
+    **dict.fromkeys(("gpt2", "gpt-2", "phi-2", "olmo", "mpt"), _GPT2),
+    **dict.fromkeys(("smollm", "refact", "starcoder"), _DIGITS_APART),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), _LLAMA3),
+    **dict.fromkeys(("dbrx", "smaug-bpe"), _THREE_DIGITS),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _QWEN2),
+    "tekken": _TEKKEN,
+    "gpt-4o": _GPT4O,
+}
+"""By the names that converters write: SmolLM2 and Granite 3 (``refact``), Phi-4 and OLMo 2 (``dbrx``), Phi-4-mini
+(``gpt-4o``), Mistral from Nemo on (``tekken``)."""
+
+
+def word_cut(name: object) -> WordCut:
+    """The way called `name`. Raises UnsupportedModel for an unknown one: another cut makes other tokens, quietly."""
+    found = WORD_CUTS.get(name) if isinstance(name, str) else None
+    if found is None:
+        raise UnsupportedModel(
+            f"tokenizer.ggml.pre: {shown(name)} is not a known way to cut words; known are {', '.join(WORD_CUTS)}"
+        )
+    return found

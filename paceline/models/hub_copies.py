@@ -1,0 +1,163 @@
+"""Copies of models of the hub in the cache: their names, and which of them are whole.
+
+``hf:owner/model`` is a folder of safetensors, ``hf:owner/model:Q4_K_M`` the GGUF file of that quantisation,
+``@revision`` after either a branch, tag or commit. A copy lies under its commit, so what was pulled stays what it is
+until it is pulled again. Not for how copies are made (`hub.py`); nothing here asks the network.
+"""
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import PacelineError
+from paceline.models.cache_dir import PARTIAL, cache_dir
+from paceline.models.fields import Fields
+from paceline.models.json_file import read_json
+
+_NAME = re.compile(r"(?P<prefix>hf:)?(?P<id>\w[\w.-]*/\w[\w.-]*)(:(?P<quant>[\w.-]+))?(@(?P<revision>\w[\w./-]*))?")
+_PULLED = "pulled.json"
+FOLDER_FILES = ("*.json", "model*.safetensors", "*.jinja")
+"""Names of the files of a model folder, none of which lies in a folder below."""
+COMMIT = re.compile(r"[0-9a-f]{7,64}")
+"""What the hub calls a state of a repository."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubName:
+    """A model on the hub: the repository, the quantisation that is wanted of it (or ""), its revision."""
+
+    id: str
+    quant: str = ""
+    revision: str = "main"
+
+    @property
+    def folder(self) -> Path:
+        """Where copies of the repository lie."""
+        return cache_dir() / "hub" / self.id.replace("/", "--")
+
+    @property
+    def key(self) -> str:
+        """What of the repository is meant, and in which revision."""
+        return f"{self.quant.upper()}@{self.revision}"
+
+    def __str__(self) -> str:
+        quant = f":{self.quant}" if self.quant else ""
+        return f"hf:{self.id}{quant}" + (f"@{self.revision}" if self.revision != "main" else "")
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """A file of a repository. `sha256` is None for small ones, of which the hub does not say it."""
+
+    name: str
+    num_bytes: int
+    sha256: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """A copy in the cache: the name it was pulled by, the GGUF file or folder to load, its commit, its files."""
+
+    name: str
+    path: Path
+    commit: str
+    files: tuple[HubFile, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all files."""
+        return sum(file.num_bytes for file in self.files)
+
+
+def hub_name(name: str) -> HubName | None:
+    """The parts of ``[hf:]owner/model[:quant][@revision]``; None for anything else."""
+    found = _NAME.fullmatch(name)
+    if found is None or ".." in name:
+        return None
+    return HubName(found["id"], found["quant"] or "", found["revision"] or "main")
+
+
+def pulled(name: HubName) -> Pulled | None:
+    """The copy of `name` that was pulled last; None where there is none, or no longer all of it."""
+    return _as_pulled(name, _records(name.folder).get(name.key))
+
+
+def all_pulled() -> list[Pulled]:
+    """Every whole copy in the cache."""
+    found = []
+    for folder in sorted((cache_dir() / "hub").glob("*--*")):
+        for key, record in _records(folder).items():
+            quant, _, revision = key.partition("@")
+            found.append(_as_pulled(HubName(folder.name.replace("--", "/", 1), quant, revision), record))
+    return [copy for copy in found if copy]
+
+
+def unfinished() -> list[tuple[Path, int]]:
+    """Files of which only a part is here, and how many bytes of each."""
+    parts = sorted((cache_dir() / "hub").glob(f"*--*/*/**/*{PARTIAL}"))
+    return [(part.with_suffix(""), part.stat().st_size) for part in parts]
+
+
+def reuse(name: HubName, commit: str, file: HubFile) -> None:
+    """Where an earlier commit had the same content, take it from there: most commits change a page of text only."""
+    target = name.folder / commit / file.name
+    if file.sha256 is None or target.exists():
+        return
+    for copy in filter(None, (_as_pulled(name, record) for record in _records(name.folder).values())):
+        if file in copy.files:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(OSError):  # a disk without links: it is fetched
+                os.link(name.folder / copy.commit / file.name, target)
+            return
+
+
+def note_pulled(name: HubName, commit: str, load: str, files: Sequence[HubFile]) -> None:
+    """Write down that `files` are here and which one (or "" for their folder) is to be loaded.
+
+    Files of the copy that this one takes the place of go, unless another name has them too.
+    """
+    path, records = name.folder / _PULLED, _records(name.folder)
+    before = _paths(name, records)
+    listed = {file.name: [file.num_bytes, file.sha256] for file in files}
+    records[name.key] = {"commit": commit, "load": load, "files": listed}
+    partial = path.with_name(f"{path.name}.{os.getpid()}")
+    partial.write_text(json.dumps(records, indent=1), encoding="utf-8")
+    os.replace(partial, path)
+    for old in before - _paths(name, records):
+        with suppress(OSError):  # Windows keeps files that a process reads
+            old.unlink()
+
+
+def _paths(name: HubName, records: Mapping[str, Any]) -> set[Path]:
+    """The files of all whole copies."""
+    copies = filter(None, (_as_pulled(name, record) for record in records.values()))
+    return {name.folder / copy.commit / file.name for copy in copies for file in copy.files}
+
+
+def _records(folder: Path) -> dict[str, Any]:
+    """What was noted; nothing where the note is damaged, and then it is pulled again."""
+    path = folder / _PULLED
+    try:
+        return read_json(path) if path.is_file() else {}
+    except PacelineError:
+        return {}
+
+
+def _as_pulled(name: HubName, record: object) -> Pulled | None:
+    """A record whose files are still there in full."""
+    if not isinstance(record, Mapping):
+        return None
+    try:
+        fields = Fields(record)
+        commit, load, listed = fields.text("commit", ""), fields.text("load", ""), fields.get("files", {})
+        files = tuple(HubFile(file, *fields.inner("files").list(file, (int, str, type(None)))) for file in listed)
+    except (PacelineError, TypeError):
+        return None
+    folder = name.folder / commit
+    whole = all((folder / f.name).is_file() and (folder / f.name).stat().st_size == f.num_bytes for f in files)
+    return Pulled(str(name), folder / load, commit, files) if whole and COMMIT.fullmatch(commit) else None

@@ -1,0 +1,83 @@
+"""How many threads are worth having: one for each physical core that this process may use, and not more than it is let.
+
+Threads of one core share its arithmetic and its caches, so a second one brings nothing to products and waits at every
+barrier. Where the system does not tell cores from threads, every processor counts. Not for what threads do (`team.py`).
+"""
+
+import ctypes
+import math
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+_TOPOLOGY = Path("/sys/devices/system/cpu")
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_CORE = 0
+"""The kind of a Windows record that stands for a core."""
+_RECORD_BYTES, _KIND_AT = 32, 8
+
+
+def usable_cores() -> int:
+    """Physical cores that this process may use, at least one."""
+    allowed = _allowed_processors()
+    if allowed is not None:
+        cores = len({_siblings(processor) for processor in allowed})
+    elif sys.platform == "darwin":
+        cores = _sysctl(b"hw.perflevel0.physicalcpu") or _sysctl(b"hw.physicalcpu") or os.cpu_count() or 1
+    elif sys.platform == "win32":
+        cores = _windows_cores() or os.cpu_count() or 1
+    else:
+        cores = os.cpu_count() or 1
+    return max(1, min(cores, _quota() or cores))
+
+
+def _allowed_processors() -> Iterable[int] | None:
+    """Numbers of the processors that this process may run on; None where the system has no such setting."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+
+
+def _siblings(processor: int) -> str:
+    """The processors of the same core, as Linux lists them (``0,8``); the processor itself where it does not say."""
+    for name in ("core_cpus_list", "thread_siblings_list"):
+        path = _TOPOLOGY / f"cpu{processor}" / "topology" / name
+        try:
+            return path.read_text().strip()
+        except OSError:
+            continue
+    return str(processor)
+
+
+def _quota() -> int | None:
+    """Processors' worth of time that a container's control group (version 2) gives, rounded up; None without one."""
+    try:
+        quota, period = _QUOTA.read_text().split()
+        return None if quota == "max" else math.ceil(int(quota) / int(period))
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
+
+
+def _sysctl(name: bytes) -> int | None:
+    """A whole number that macOS knows by `name`; on its machines with two kinds of cores level 0 is the fast ones."""
+    value, size = ctypes.c_int32(), ctypes.c_size_t(4)
+    try:
+        failed = ctypes.CDLL(None).sysctlbyname(name, ctypes.byref(value), ctypes.byref(size), None, 0)
+    except (OSError, AttributeError):
+        return None
+    return None if failed or value.value < 1 else value.value
+
+
+def _windows_cores() -> int:
+    """Cores by GetLogicalProcessorInformation; 0 where it fails."""
+    kernel = ctypes.WinDLL("kernel32")  # type: ignore[attr-defined]
+    size = ctypes.c_uint32(0)
+    kernel.GetLogicalProcessorInformation(None, ctypes.byref(size))
+    records = ctypes.create_string_buffer(size.value)
+    told = kernel.GetLogicalProcessorInformation(records, ctypes.byref(size))
+    return count_cores(records.raw[: size.value]) if told else 0
+
+
+def count_cores(records: bytes) -> int:
+    """Cores among records of 64-bit Windows (SYSTEM_LOGICAL_PROCESSOR_INFORMATION: a mask, then the kind of record)."""
+    kinds = range(_KIND_AT, len(records) - len(records) % _RECORD_BYTES, _RECORD_BYTES)
+    return sum(int.from_bytes(records[at : at + 4], "little") == _CORE for at in kinds)

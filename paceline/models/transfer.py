@@ -1,0 +1,262 @@
+"""One file over HTTP, so that it appears whole, checked, or not at all; what broke off goes on where it stopped.
+
+What has arrived lies in ``NAME.part`` beside the target, with the server's ETag in ``NAME.part.etag``. A download asks
+for the rest (RFC 9110, sections 13.1.5 and 14) on the condition that the ETag is still the same (``If-Range``); a
+server that does not know ranges, or has another file by now, sends the whole of it, which then replaces what was there.
+Not for which files a model has (`hub.py`).
+"""
+
+import http.client
+import os
+import re
+import ssl
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from filelock import FileLock
+
+from paceline.errors import DownloadFailed
+from paceline.models.cache_dir import PARTIAL
+from paceline.models.intact import file_digest, is_remembered, remember
+from paceline.types import Progress
+
+_CHUNK = 1 << 20
+_TIMEOUT = 30.0
+"""Seconds without a byte."""
+_ATTEMPTS = 5
+"""In a row that bring nothing."""
+_WAITS = (0.5, 1.0, 2.0, 4.0)
+"""Seconds before the next attempt."""
+_LONGEST_WAIT = 60.0
+_TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
+_BROKEN = (http.client.HTTPException, TimeoutError, ConnectionError, ssl.SSLError, urllib.error.URLError)
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_LONGEST_ANSWER = 1 << 26
+"""Bytes of a listing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """A file to be had.
+
+    Attributes:
+        url: where.
+        num_bytes: its size, as whoever lists it says.
+        sha256: of its content, in hexadecimal; None where nobody says, and then the size alone is checked.
+        headers: sent to the host of `url`, and to no other that it redirects to.
+    """
+
+    url: str
+    num_bytes: int
+    sha256: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def fetch_file(remote: Remote, target: Path, progress: Progress | None = None) -> None:
+    """Bring `remote` to `target`, going on with what an earlier call left.
+
+    One process at a time works on a target; others wait, and find it there. A file that was damaged since is replaced.
+
+    Args:
+        progress: called with (bytes here, bytes in all).
+
+    Raises:
+        DownloadFailed: the server refuses, stays out of reach, or has other content than it should. What arrived stays
+            for the next call, except where the content was wrong.
+        OSError: the disk is full, or not ours to write to.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(target.with_name(f"{target.name}.lock")):
+        if not _is_here(remote, target):
+            _Download(remote, target, progress or (lambda done, total: None)).run()
+
+
+def _is_here(remote: Remote, target: Path) -> bool:
+    """Whether `target` is complete: its content is read once after every start of the machine (`intact.py`)."""
+    if not target.is_file() or target.stat().st_size != remote.num_bytes:
+        return False
+    stamp = target.with_name(f"{target.name}.checked")
+    if remote.sha256 is None or is_remembered([target], stamp):
+        return True
+    right = file_digest(target) == remote.sha256
+    if right:
+        remember([target], stamp)
+    return right
+
+
+def read_url(url: str, headers: Mapping[str, str] | None = None) -> bytes:
+    """The whole answer of a server, for listings.
+
+    Raises:
+        DownloadFailed: it is longer than 64 MiB, or the server cannot be reached.
+        urllib.error.HTTPError: the server refuses.
+    """
+    for wait in (*_WAITS, None):
+        try:
+            with _open(url, dict(headers or {})) as answer:
+                content = answer.read(_LONGEST_ANSWER + 1)
+        except urllib.error.HTTPError as error:
+            if error.code not in _TRANSIENT or wait is None:
+                raise
+            time.sleep(_asked_wait(error, wait))
+        except (OSError, http.client.HTTPException) as error:
+            if wait is None:
+                raise DownloadFailed(f"{url}: out of reach ({_reason(error)}); check the network") from error
+            time.sleep(wait)
+        else:
+            if len(content) > _LONGEST_ANSWER:
+                raise DownloadFailed(f"{url}: the answer is longer than {_LONGEST_ANSWER} bytes; check the address")
+            return content
+    raise AssertionError("the last attempt returns or raises")
+
+
+class _Download:
+    """The attempts that bring one file."""
+
+    def __init__(self, remote: Remote, target: Path, progress: Progress) -> None:
+        self._remote, self._target, self._progress = remote, target, progress
+        self._part = target.with_name(f"{target.name}{PARTIAL}")
+        self._etag = self._part.with_name(f"{self._part.name}.etag")
+
+    def run(self) -> None:
+        """Bring the file, from the beginning where going on with an earlier call's bytes gave another content."""
+        for _ in range(2 if self._have() else 1):
+            self._complete()
+            if self._is_right():
+                os.replace(self._part, self._target)
+                self._etag.unlink(missing_ok=True)
+                return
+            self._forget()
+        raise DownloadFailed(
+            f"{self._remote.url}: what arrived is not what its owner published (size or sha256 differ); try again, "
+            "and if it stays so tell whoever runs the server or the proxy in between"
+        )
+
+    def _complete(self) -> None:
+        """Attempts until all bytes are here."""
+        failures, furthest = 0, self._have()
+        while self._have() != self._remote.num_bytes or not self._part.exists():
+            try:
+                self._attempt()
+                problem, wait = f"the server ended it after {self._have()} bytes", 0.0
+            except urllib.error.HTTPError as error:
+                problem, wait = f"HTTP {error.code} {error.reason}", self._refused(error)
+            except _BROKEN as error:
+                problem, wait = _reason(error), 0.0
+            failures = 0 if self._have() > furthest else failures + 1
+            furthest = max(furthest, self._have())
+            if failures == _ATTEMPTS:
+                raise DownloadFailed(
+                    f"{self._remote.url}: {problem}; {self._have()} of {self._remote.num_bytes} bytes are here, the "
+                    "same command goes on from there"
+                )
+            if failures:
+                time.sleep(max(wait, _WAITS[failures - 1]))
+
+    def _refused(self, error: urllib.error.HTTPError) -> float:
+        """Seconds that the server wants us to wait. Raises where waiting does not help."""
+        if error.code == 416:  # more is here than the file has
+            self._forget()
+            return 0.0
+        if error.code not in _TRANSIENT:
+            raise DownloadFailed(f"{self._remote.url}: HTTP {error.code} {error.reason}") from error
+        return _asked_wait(error, 0.0)
+
+    def _attempt(self) -> None:
+        """Ask for what is missing, and keep as much of it as comes."""
+        have, etag = self._have(), self._known_etag()
+        if have > self._remote.num_bytes or not (etag or self._remote.sha256):
+            have = 0
+        headers = {**self._remote.headers, "Accept-Encoding": "identity"}
+        if have:
+            headers |= {"Range": f"bytes={have}-"} | ({"If-Range": etag} if etag else {})
+        with _open(self._remote.url, headers) as answer:
+            if answer.status == 206 and not self._continues(answer.headers, have, etag):
+                self._forget()
+                return
+            have = have if answer.status == 206 else 0
+            self._note_etag(answer.headers.get("ETag"))
+            self._take(answer, have)
+
+    def _continues(self, headers: Mapping[str, str], have: int, etag: str) -> bool:
+        """Whether an answer holds what follows the `have` bytes here, of the same file."""
+        found = _CONTENT_RANGE.fullmatch(headers.get("Content-Range", ""))
+        if found is None or int(found[1]) != have or found[3] not in ("*", str(self._remote.num_bytes)):
+            return False
+        return not etag or headers.get("ETag", etag) == etag
+
+    def _take(self, answer: Any, have: int) -> None:
+        """Write what comes from byte `have` on, but no more than the file has."""
+        total = self._remote.num_bytes
+        with self._part.open("r+b" if have else "wb") as part:
+            part.truncate(have)
+            part.seek(have)
+            self._progress(have, total)
+            while have < total and (piece := answer.read1(min(_CHUNK, total - have))):
+                part.write(piece)
+                have += len(piece)
+                self._progress(have, total)
+            part.flush()
+            os.fsync(part.fileno())
+
+    def _have(self) -> int:
+        return self._part.stat().st_size if self._part.exists() else 0
+
+    def _known_etag(self) -> str:
+        return self._etag.read_text(encoding="latin-1") if self._etag.exists() else ""
+
+    def _note_etag(self, etag: str | None) -> None:
+        """Keep a strong ETag: a weak one (``W/``) does not promise the same bytes."""
+        if etag and etag.startswith('"'):
+            self._etag.write_text(etag, encoding="latin-1")
+        else:
+            self._etag.unlink(missing_ok=True)
+
+    def _is_right(self) -> bool:
+        return self._remote.sha256 is None or file_digest(self._part) == self._remote.sha256
+
+    def _forget(self) -> None:
+        self._part.unlink(missing_ok=True)
+        self._etag.unlink(missing_ok=True)
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follow redirects, but show credentials to the first host only."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        """See the base class."""
+        new = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if new is not None and _origin(req.full_url) != _origin(newurl):
+            new.remove_header("Authorization")
+        return new
+
+
+def _origin(url: str) -> tuple[str, str]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.netloc
+
+
+def _open(url: str, headers: dict[str, str]) -> Any:
+    """The answer to a GET. Only HTTP is spoken, whatever a redirect says."""
+    if urlsplit(url).scheme not in ("http", "https"):
+        raise DownloadFailed(f"{url}: not an address of http or https")
+    opener = urllib.request.build_opener(_Redirects())
+    opener.addheaders = [("User-Agent", "paceline")]
+    return opener.open(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT)
+
+
+def _asked_wait(error: urllib.error.HTTPError, otherwise: float) -> float:
+    """Seconds of ``Retry-After``, bounded."""
+    asked = error.headers.get("Retry-After", "") if error.headers else ""
+    return min(float(asked), _LONGEST_WAIT) if asked.isdigit() else otherwise
+
+
+def _reason(error: Exception) -> str:
+    inner = getattr(error, "reason", None)
+    return str(inner or error) or type(error).__name__

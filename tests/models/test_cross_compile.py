@@ -1,0 +1,61 @@
+"""Kernels for processors that are not here build, with the instructions that we mean (`cross_compile.py`)."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.models.numba_executor import dot8
+
+ARM, X86 = "aarch64-unknown-linux-gnu", "x86_64-unknown-linux-gnu"
+ROOT = Path(__file__).parents[2]
+_EIGHT_ROWS = 8 * (8 + 1) // 2 * 8 * 4
+"""Quarters of registers that 1 to 8 rows multiply in a group of 32, eight steps each."""
+
+
+def built(triple, features, *wanted):
+    command = [sys.executable, "-m", "tests.models.cross_compile", triple, features, *wanted]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=900)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("features", "form", "dot", "times"),
+    [
+        ("neon,dotprod,i8mm", "Q8_0", "usdot", 1), ("neon,dotprod,i8mm", "Q4_K", "usdot", 1),
+        ("neon,dotprod", "Q4_K", "sdot", 1), ("neon,dotprod", "Q8_0", "sdot", 1.25),
+        ("neon,dotprod", "MXFP4", "sdot", 1),
+    ],
+)  # fmt: skip
+def test_blocks_on_arm_are_multiplied_by_its_dot_products(features, form, dot, times):
+    """With 8-bit codes and signed products only, one of five takes an offset back."""
+    [(_, found)] = built(ARM, features, f"tile:{form}").items()
+    assert found[dot] == times * _EIGHT_ROWS
+    assert found.get("tbl", 0) > 0 or form != "MXFP4"
+
+
+def test_an_arm_without_dot_products_and_a_plain_x86_multiply_blocks_too():
+    for found in (*built(ARM, "neon", "tile:Q6_K", "tile:IQ4_XS").values(), *built(X86, "", "tile:Q6_K").values()):
+        assert not {"sdot", "usdot", "vpdpbusd"} & found.keys() and sum(found.values()) > 1000
+
+
+def test_whole_passes_build_for_arm():
+    """Multiply-adds in vectors, halves widened by an instruction, and nothing that needs a library."""
+    passes = built(ARM, "neon,dotprod", "forward:gguf:float16")
+    for name, found in passes.items():
+        assert found["fmla"] > 100, name
+        assert found["fcvtl"] > 0
+
+
+@pytest.mark.parametrize(
+    ("machine", "processor", "features"),
+    [
+        ("arm64", "apple-m1", {"neon", "dotprod"}), ("arm64", "apple-m4", {"neon", "dotprod", "i8mm"}),
+        ("aarch64", "cortex-a53", {"neon"}), ("ARM64", "generic", {"neon"}), ("x86_64", "znver4", set()),
+    ],
+)  # fmt: skip
+def test_features_that_a_processors_name_stands_for(machine, processor, features):
+    assert dot8._implied(machine, processor) == features
