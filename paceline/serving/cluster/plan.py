@@ -7,7 +7,7 @@ A plan file is what ``paceline place --output`` writes, or a hand-written one wi
 A model is a name, or {"name", "path", "slo", "engine", "num_tokens"}: where its weights are (the name itself when left
 out), seconds from arrival to answer, options of `EngineConfig`, and the tokens of the answer that was profiled.
 A group runs as many requests at once as its engines have seats, and predicts by ``pass_profiles``, in the order of
-``groups`` and of the models in each: what passes cost (`TokenProfile`). Without them engines measure a few passes when
+``groups`` and of the models in each: what passes cost (`TokenProfile`). Without them engines time some steps when
 they start. ``stage_seconds`` instead holds seconds per stage of requests of one pass each (the paper's), of which a
 group then runs as many at once as it has stages.
 """
