@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from paceline.config import EngineConfig
-from paceline.engine import async_llm
+from paceline.engine import lane
 from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.llm import LLM
 from paceline.errors import EngineDead, InvalidParameter
@@ -67,9 +67,9 @@ def test_streams_side_by_side_say_what_they_say_alone(llm_of):
 
 
 def test_tokens_that_follow_closely_share_a_wake_up(llm_of, monkeypatch):
-    alone, wakes, wake = llm_of().generate([PROMPTS[0]], GREEDY)[0], [], async_llm._wake
-    monkeypatch.setattr(async_llm, "monotonic", lambda: 0.0)  # all steps at the same moment
-    monkeypatch.setattr(async_llm, "_wake", lambda loop, mail: wakes.append(len(mail)) or wake(loop, mail))
+    alone, wakes, wake = llm_of().generate([PROMPTS[0]], GREEDY)[0], [], lane._wake
+    monkeypatch.setattr(lane, "monotonic", lambda: 0.0)  # all steps at the same moment
+    monkeypatch.setattr(lane, "_wake", lambda loop, mail: wakes.append(len(mail)) or wake(loop, mail))
 
     async def main(served):
         return await collect(served, PROMPTS[0])
@@ -81,7 +81,7 @@ def test_tokens_that_follow_closely_share_a_wake_up(llm_of, monkeypatch):
 
 def test_whoever_comes_holds_no_tokens_up(llm_of, monkeypatch):
     """A new request's prompt may take a second to read, so what waits is sent before."""
-    monkeypatch.setattr(async_llm, "_PAUSE", 1e9)
+    monkeypatch.setattr(lane, "_PAUSE", 1e9)
 
     async def main(served):
         stream = served.generate(PROMPTS[0], ENDLESS)
