@@ -150,23 +150,32 @@ def test_caches_are_apart_and_one_that_is_dropped_is_freed(pair):
 
 
 def test_a_pass_begins_before_the_results_of_another_are_asked_for(pair):
-    """Two threads: each waits, before it asks for its results, until the other's pass has begun too."""
+    """Two threads: whoever is first asks for its results only once the other's pass has begun too."""
+    if pair.grid[1] == 1:
+        pytest.skip("one stage takes one pass at a time")
     batches = [build_rows([Part((0, 1), 0, random_tokens(20, seed=seed), logits="last")]) for seed in (6, 7)]
     expected = [pair.alone.forward(rows, pair.alone.new_cache(2)).logits for rows in batches]
     caches = [pair.parallel.new_cache(2) for _ in batches]
-    rank, both_began = pair.parallel._joined[1], threading.Barrier(2)
+    rank, begun, changed = pair.parallel._joined[1], [], threading.Condition()
     begin = rank.begin
 
-    def begun(message):
+    def told(message):
         rest = begin(message)
+        if message.command is not Command.FORWARD:
+            return rest
+        with changed:
+            begun.append(message)
+            number = len(begun)
+            changed.notify_all()
 
         def waiting():
-            both_began.wait(timeout=30)
+            with changed:
+                assert changed.wait_for(lambda: len(begun) >= number + number % 2, timeout=30)
             return rest()
 
-        return waiting if message.command is Command.FORWARD else rest
+        return waiting
 
-    rank.begin = begun
+    rank.begin = told
     try:
         with ThreadPoolExecutor(2) as pool:
             for _ in range(5):

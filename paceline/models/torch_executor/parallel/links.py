@@ -111,20 +111,23 @@ class Links:
             self._commands.barrier().wait()
 
     def tell(self, message: Message) -> None:
-        """Rank 0: give every rank its next command. Returns before they have it: they may be busy with another."""
+        """Rank 0: give every rank its next command. Returns before they have it: they may be busy with another.
+
+        Each is told by itself. A broadcast goes from rank to rank, so that a busy one would keep the next waiting.
+        """
+        parts = [part for part in (message.header(), message.payload()) if len(part)]
         with self._reached():
-            for part in (message.header(), message.payload()):
-                if len(part):
-                    self._sending.append((self._commands.broadcast(part, 0), part))
+            for rank in range(1, self.layout.world_size):
+                self._sending += [(self._commands.send([part], rank, 0), part) for part in parts]
 
     def listen(self) -> Message:
         """The other ranks: the next command, whenever it comes."""
         header = torch.empty(HEADER_LENGTH, dtype=torch.int64)
         with self._reached():
-            self._commands.broadcast(header, 0, _FOREVER).wait()
+            self._commands.recv([header], 0, 0).wait(_FOREVER)
             payload = torch.empty(payload_length(header), dtype=torch.int32)
             if len(payload):
-                self._commands.broadcast(payload, 0).wait()
+                self._commands.recv([payload], 0, 0).wait()
         return decode(header, payload)
 
     @contextmanager
