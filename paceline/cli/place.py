@@ -1,6 +1,7 @@
 """`paceline place`: from models, devices and traffic to a plan, what it reaches, and how long planning took."""
 
 import json
+from collections.abc import Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +15,7 @@ from paceline.errors import InvalidParameter
 
 if TYPE_CHECKING:
     from paceline.placement import Case
+    from paceline.placement.coplacement import CoPlan
     from paceline.placement.explain import Explanation
     from paceline.placement.search import Plan
     from paceline.placement.search.honest import HeldOut
@@ -43,6 +45,10 @@ def place(
     rate_scale: c.RateScale = 1.0,
     cv_scale: c.CvScale = 1.0,
     slo_scale: c.SloScale = 1.0,
+    reach: Annotated[
+        float | None, typer.Option("--reach", help="Plan for the fewest devices that reach it, e.g. 0.99.")
+    ] = None,
+    price: Annotated[float | None, typer.Option("--price", help="Of a device per hour; the cost is told.")] = None,
     held: Annotated[
         bool,
         typer.Option("--held-out/--no-held-out", help="Search on the first half too, and judge that on the second."),
@@ -67,6 +73,8 @@ def place(
 
         paceline place --case case.json --policy mp-search --json
 
+        paceline place --case case.yaml --reach 0.99 --price 2.5
+
         paceline place --case case.yaml --explain --plot interference.png
 
         paceline place --case case.yaml --num-devices 16 --slo-scale 0.5 --time-budget 10 --output plan.json
@@ -75,20 +83,23 @@ def place(
     """
     from paceline.cli import show_plan as show
     from paceline.cli.show_explanation import explanation_tables, interference_map
-    from paceline.placement.coplacement import coplan
     from paceline.theory.plots import draw
 
     c.check_outputs(output, plot)
+    if price is not None and not 0 < price < float("inf"):
+        raise InvalidParameter("price", f"{price}", "give what a device costs per hour, above 0")
     loaded = c.load_case(case, profiles, model, num_devices, mem_budget, duration, seed)
     loaded = c.scaled(loaded, rate_scale, cv_scale, slo_scale, seed)
     with _progress() as progress:
         options: dict[str, Any] = {"effort": effort, "seed": seed, "window": window, "progress": progress}
-        found = coplan(loaded, policy, time_budget=time_budget, allow_unplaceable=allow_unplaceable, **options)
+        options |= {"time_budget": time_budget, "allow_unplaceable": allow_unplaceable}
+        found, tried = _planned(loaded, policy, reach, options)
     loaded, made = found.case, found.plan
     honest = _held_out(loaded, made, time_budget, effort, seed, allow_unplaceable) if held else None
     explanation = _explained(loaded, made) if why else None
     extra = {} if explanation is None else {"explanation": explanation.to_record()}
     extra |= {} if honest is None else show.honest_record(*honest)
+    extra |= show.cost_record(loaded.cluster.num_devices, price, tried)
     record = json.dumps(show.plan_record(loaded, made) | show.drafts_record(found) | extra)
     if output is not None:
         output.write_text(record + "\n")
@@ -104,8 +115,28 @@ def place(
     for table in explanation_tables(explanation) if explanation is not None else ():
         show_table(table)
     print(show.summary(made))
+    if reach is not None or price is not None:
+        print(show.cost_summary(loaded.cluster.num_devices, price, tried))
     if honest is not None:
         print(show.honest_summary(*honest))
+
+
+def _planned(
+    case: "Case", policy: str, reach: float | None, options: dict[str, Any]
+) -> "tuple[CoPlan, Mapping[int, float]]":
+    """The plan, on all devices or the fewest that reach an attainment; attainment by devices of those tried."""
+    from paceline.placement.coplacement import coplan
+    from paceline.placement.search.fewest import fewest_devices
+
+    if reach is None:
+        return coplan(case, policy, **options), {}
+
+    def planned(smaller: "Case") -> "tuple[float, CoPlan]":
+        found = coplan(smaller, policy, **options)
+        return found.plan.slo_attainment, found
+
+    fewest = fewest_devices(case, reach, planned)
+    return fewest.found, fewest.tried
 
 
 def _held_out(

@@ -189,6 +189,19 @@ def honest_summary(held: HeldOut, interval: tuple[float, float]) -> str:
     )
 
 
+def cost_record(num_devices: int, price: float | None, tried: Mapping[int, float]) -> dict[str, Any]:
+    """What the devices cost per hour, where that is known; attainment by number of devices, where some were tried."""
+    record: dict[str, Any] = {} if price is None else {"cost_per_hour": num_devices * price}
+    return record | ({"attainment_by_devices": tried} if tried else {})
+
+
+def cost_summary(num_devices: int, price: float | None, tried: Mapping[int, float]) -> str:
+    """One line on the same."""
+    cost = "" if price is None else f", {num_devices * price:g} per hour"
+    others = ", ".join(f"{devices}: {_percent(reached)}" for devices, reached in tried.items())
+    return f"{num_devices} devices{cost}" + (f" (attainment by devices: {others})" if others else "")
+
+
 def search_chart(plan: Plan) -> Chart:
     """The best attainment over the time of the search; mean latency where attainment never changed."""
     if not plan.history:

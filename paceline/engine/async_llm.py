@@ -1,21 +1,21 @@
 """`AsyncLLM`: many clients on one engine, each with a stream of its own. What an HTTP server sits on.
 
-The engine runs on a thread of its own (`engine_thread.py`); everything here runs on the event loop. Not the place for
-protocols or prompts' templates.
+The engine runs on a thread of its own (`lane.py`); everything here runs on the event loop. Where a pipeline has several
+stages there are as many engines on the same weights, so that as many steps are in flight (Yu et al. 2022, ORCA, section
+4.2). Not the place for protocols or prompts' templates.
 """
 
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from time import monotonic
 from typing import Any, TypeVar
 
 from paceline.config import SpeculativeConfig
 from paceline.engine.engine import Engine, StepOutput
-from paceline.engine.engine_thread import EngineThread
+from paceline.engine.lane import Client, Lane
 from paceline.engine.llm import LLM, Prompt
+from paceline.engine.metrics import EngineMetrics, Occupancy
 from paceline.engine.prometheus import prometheus_text
 from paceline.errors import EngineDead
 from paceline.models.loaded import LoadedModel
@@ -23,22 +23,9 @@ from paceline.models.tokenizer import Tokenizer
 from paceline.types import SamplingParams
 
 _T = TypeVar("_T")
-_Mail = StepOutput | EngineDead
 _SHORT = 4096
 """Token ids that are checked, and characters that are tokenised, on the event loop: a millisecond at most. A thread
 beside it would cost every short prompt two changes of threads."""
-_PAUSE = 0.02
-"""Seconds between wake-ups of an event loop for tokens that can wait. Every processor of a small machine is busy with a
-pass, so whoever wakes up meanwhile holds it up."""
-
-
-@dataclass(eq=False, slots=True)
-class _Client:
-    """Who waits for a request; `has_begun` once it was sent something."""
-
-    loop: asyncio.AbstractEventLoop
-    inbox: "asyncio.Queue[_Mail]"
-    has_begun: bool = False
 
 
 class AsyncLLM:
@@ -61,10 +48,8 @@ class AsyncLLM:
         self._llm = LLM(**options) if llm is None else llm
         self._numbers = itertools.count()
         self._aides = ThreadPoolExecutor(2, thread_name_prefix="paceline-aside")
-        self._clients: dict[str, _Client] = {}
-        self._held: dict[asyncio.AbstractEventLoop, list[tuple[_Client, _Mail]]] = {}
-        self._woken = 0.0
-        self._thread = EngineThread(self._llm.engine, self._deliver, self._deliver_death)
+        self._lanes = [Lane(engine) for engine in self._llm.engines_in_flight()]
+        self._lane_of: dict[str, Lane] = {}
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -84,12 +69,12 @@ class AsyncLLM:
     @property
     def death(self) -> EngineDead | None:
         """Why nothing can be generated any more; None while all is well."""
-        return self._thread.death
+        return next((lane.thread.death for lane in self._lanes if lane.thread.death is not None), None)
 
     @property
     def step_seconds(self) -> float:
-        """How long the engine's present step has taken; 0 between steps."""
-        return self._thread.step_seconds
+        """How long the engine's present step has taken, the longest of several; 0 between steps."""
+        return max(lane.thread.step_seconds for lane in self._lanes)
 
     def chat_prompt(self, messages: Sequence[Any]) -> list[int]:
         """Token ids of a conversation in the model's chat template, ready for the answer."""
@@ -153,119 +138,68 @@ class AsyncLLM:
         params = sampling_params or SamplingParams()
         if params.structured_outputs is not None or params.prediction:
             params = await self._aside(self._llm.prepared, params)
-        client = _Client(asyncio.get_running_loop(), asyncio.Queue())
+        client = Client(asyncio.get_running_loop(), asyncio.Queue())
+        is_new = name not in self._lane_of  # the engine refuses a name that is in use
+        lane = min(self._lanes, key=lambda each: each.num_open) if is_new else self._lane_of[name]
 
         def add(engine: Engine) -> None:
             engine.add_request(name, token_ids, params, priority=priority, timeout=timeout, cache_salt=cache_salt)
-            self._clients[name] = client
-            self._send()  # its prompt is read next, which may take a while
 
-        added = self._thread.call(add)
+        lane.num_open += 1
+        self._lane_of[name] = lane
         try:
-            await asyncio.wrap_future(added)
+            await lane.join(name, client, add)
             while True:
-                mail = [await client.inbox.get()]
-                while not client.inbox.empty():
-                    mail.append(client.inbox.get_nowait())
-                for output in _joined(mail) if joined and len(mail) > 1 else mail:
+                for output in await client.arrived(joined):
                     if isinstance(output, EngineDead):
                         raise EngineDead(*output.args) from output
                     yield output
                     if output.finished:
                         return
         finally:
-            self._leave(name, client)
+            lane.num_open -= 1
+            if is_new:
+                del self._lane_of[name]
+            lane.leave(name, client)
 
     async def abort(self, request_id: str) -> None:
         """End a request now; its client gets the output so far. Nothing happens when it is not running."""
-
-        def end(engine: Engine) -> None:
-            finished = engine.abort(request_id)
-            if finished is not None:
-                self._deliver([StepOutput(request_id, (), finished)])
-
-        await asyncio.wrap_future(self._thread.call(end))
+        lane = self._lane_of.get(request_id)
+        if lane is not None:
+            await lane.abort(request_id)
 
     async def metrics(self) -> dict[str, Any]:
         """The engine's metrics as one JSON-ready mapping (`EngineMetrics.record`)."""
-        return await asyncio.wrap_future(self._thread.call(lambda engine: engine.metrics.record()))
+        return await self._measured(lambda metrics: metrics.record())
 
     async def prometheus_text(self, name: str | None = None) -> bytes:
         """The engine's metrics for a scraper, labelled with the model's own name or `name`."""
         name = name or self._llm.model_name
-        return await asyncio.wrap_future(self._thread.call(lambda engine: prometheus_text(engine.metrics, name)))
+        return await self._measured(lambda metrics: prometheus_text(metrics, name))
+
+    async def _measured(self, tell: Callable[[EngineMetrics], _T]) -> _T:
+        """What `tell` says of the metrics, those of several engines added up; each is read between two of its steps."""
+        if len(self._lanes) == 1:
+            return await self._lanes[0].run(lambda engine: tell(engine.metrics))
+        total = EngineMetrics(Occupancy())
+        for lane in self._lanes:
+            await lane.run(lambda engine: total.add(engine.metrics))
+        return tell(total)
 
     async def pass_costs(self) -> dict[str, Any]:
         """What the engine's passes cost and what it has room for, as `placement.tokens.TokenProfile` has it.
 
         `paceline tune`'s profile where there is one, else a handful of passes on the engine's own thread.
         """
-        return await asyncio.wrap_future(self._thread.call(self._llm.pass_costs))
+        costs = await self._lanes[0].run(self._llm.pass_costs)
+        count = len(self._lanes)
+        return costs | {"seats": count * costs["seats"], "kv_tokens": count * costs["kv_tokens"], "stages": count}
 
     async def between_steps(self, work: Callable[[Engine], _T]) -> _T:
-        """Run `work` on the engine's thread between two steps. Raises EngineDead when it has ended."""
-        return await asyncio.wrap_future(self._thread.call(work))
+        """Run `work` on the (first) engine's thread between two steps. Raises EngineDead when it has ended."""
+        return await self._lanes[0].run(work)
 
     async def shutdown(self) -> None:
         """End the engine after its current step; clients that still wait get `EngineDead`."""
-        await asyncio.to_thread(self._thread.stop)
+        await asyncio.gather(*(asyncio.to_thread(lane.thread.stop) for lane in self._lanes))
         self._aides.shutdown(wait=False, cancel_futures=True)
-
-    def _leave(self, name: str, client: _Client) -> None:
-        """A client is gone: whatever of its request is left ends."""
-
-        def forget(engine: Engine) -> None:
-            if self._clients.get(name) is client:
-                del self._clients[name]
-                engine.abort(name)
-
-        try:
-            self._thread.call(forget)
-        except EngineDead:
-            self._clients.pop(name, None)
-
-    def _deliver(self, outputs: Sequence[StepOutput]) -> None:
-        """Runs on the engine's thread: first tokens and ends are sent at once, others with what comes in `_PAUSE`."""
-        is_urgent = False
-        for output in outputs:
-            client = self._clients.get(output.request_id)
-            if client is not None:
-                self._held.setdefault(client.loop, []).append((client, output))
-                is_urgent |= output.finished is not None or not client.has_begun
-                client.has_begun = True
-        if is_urgent or monotonic() - self._woken >= _PAUSE:
-            self._send()
-
-    def _send(self) -> None:
-        """Send what is held: one wake-up per event loop."""
-        for loop, mail in self._held.items():
-            _wake(loop, mail)
-        self._held, self._woken = {}, monotonic()
-
-    def _deliver_death(self, death: EngineDead) -> None:
-        self._send()
-        for client in list(self._clients.values()):
-            _wake(client.loop, [(client, death)])
-
-
-def _joined(mail: Sequence[_Mail]) -> list[_Mail]:
-    """`mail` with outputs that follow one another and belong to one sample as one output."""
-    together: list[_Mail] = []
-    for item in mail:
-        match together[-1:], item:
-            case [StepOutput(completion=None) as last], StepOutput(index=index) if index == last.index:
-                together[-1] = replace(item, tokens=last.tokens + item.tokens, draft=None)
-            case _:
-                together.append(item)
-    return together
-
-
-def _wake(loop: asyncio.AbstractEventLoop, mail: list[tuple[_Client, _Mail]]) -> None:
-    def put() -> None:
-        for client, item in mail:
-            client.inbox.put_nowait(item)
-
-    try:
-        loop.call_soon_threadsafe(put)
-    except RuntimeError:  # the loop is closed: its clients are gone
-        return

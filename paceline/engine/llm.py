@@ -19,6 +19,7 @@ from paceline.engine.pass_costs import pass_costs
 from paceline.engine.profiles import dtype_of
 from paceline.engine.progress import watched
 from paceline.errors import InvalidParameter
+from paceline.models.base import PAGE_SIZE
 from paceline.models.download import BUILTIN_MODELS, weights_path
 from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import ModelSource
@@ -92,6 +93,28 @@ class LLM:
     def pass_costs(self, engine: Engine) -> dict[str, Any]:
         """See `engine.pass_costs`; to be called where the engine runs."""
         return pass_costs(engine, self._loaded, self._config)
+
+    def engines_in_flight(self) -> list[Engine]:
+        """As many engines as a pipeline has stages, which share the weights, the seats and the room; to be run at once.
+
+        One where drafters would have to be loaded as often, or where the room does not hold a request for each.
+        """
+        config = self._config
+        room = self._engine.scheduler.pool.num_pages * PAGE_SIZE
+        longest = config.max_model_len or PAGE_SIZE
+        count = min(config.pipeline_parallel_size, config.max_num_seqs, room // longest)
+        if count < 2 or self.speculative is not None:
+            return [self._engine]
+        share = replace(
+            config,
+            max_num_seqs=-(-config.max_num_seqs // count),
+            memory_fraction=None,
+            kv_cache_memory_bytes=self._engine.cache.num_bytes // count,
+        )
+        del self._engine
+        engines = [build_engine(self._loaded, share, None) for _ in range(count)]
+        self._engine, self.max_model_len = engines[0], cache_capacity(self._loaded.model, share)[1]
+        return engines
 
     def drafting_with(
         self, speculative: str | Mapping[str, Any] | SpeculativeConfig | None, progress: NamedProgress = silent

@@ -6,9 +6,9 @@ Names are vLLM's where vLLM has them. Tokens after a stop rule are never emitted
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from paceline.scheduling.scheduler import Scheduler
 from paceline.speculation import StepOutcome
 from paceline.types import FinishReason, RequestOutput
 
@@ -37,9 +37,70 @@ class Histogram:
         self.counts[bisect_left(self.bounds, seconds)] += count
         self.sum += seconds * count
 
+    def add(self, other: "Histogram") -> None:
+        """What another with the same bounds has seen."""
+        self.counts = [own + its for own, its in zip(self.counts, other.counts, strict=True)]
+        self.sum += other.sum
+
     def record(self) -> dict[str, Any]:
         """Counts by upper bound and the sum, JSON-ready."""
         return {"buckets": dict(zip((*self.bounds, "inf"), self.counts, strict=True)), "sum": self.sum}
+
+
+class Pages(Protocol):
+    """Of a cache."""
+
+    num_pages: int
+
+    @property
+    def num_held(self) -> int:
+        """That requests hold."""
+        ...
+
+
+class Counts(Protocol):
+    """What a scheduler counts itself."""
+
+    prefix_cache_queries: int
+    prefix_cache_hits: int
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold pages."""
+        ...
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that do not."""
+        ...
+
+    @property
+    def pool(self) -> Pages:
+        """The cache's."""
+        ...
+
+
+@dataclass(slots=True)
+class Occupancy:
+    """`Counts` and `Pages` of several engines, added up."""
+
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    num_running: int = 0
+    num_waiting: int = 0
+    num_held: int = 0
+    num_pages: int = 0
+
+    @property
+    def pool(self) -> "Occupancy":
+        """See `Counts.pool`."""
+        return self
+
+    def add(self, counts: Counts) -> None:
+        """One more engine's."""
+        for name in ("prefix_cache_queries", "prefix_cache_hits", "num_running", "num_waiting"):
+            setattr(self, name, getattr(self, name) + getattr(counts, name))
+        self.num_held, self.num_pages = self.num_held + counts.pool.num_held, self.num_pages + counts.pool.num_pages
 
 
 class EngineMetrics:
@@ -54,7 +115,7 @@ class EngineMetrics:
         num_lossy_requests: finished requests of which a lossy rule judged drafts.
     """
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Counts) -> None:
         self._scheduler = scheduler
         self.num_passes = 0
         self.rows = {"prefill": 0, "decode": 0, "draft": 0}
@@ -74,6 +135,20 @@ class EngineMetrics:
         self.request_generation_tokens = Histogram(TOKENS)
         self.iteration_tokens_total = Histogram(TOKENS)
         self._last_token_times: dict[str, float] = {}
+
+    def add(self, other: "EngineMetrics") -> None:
+        """What another engine has done; these must have been made with an `Occupancy`."""
+        assert isinstance(self._scheduler, Occupancy)
+        self._scheduler.add(other._scheduler)
+        for name, value in vars(other).items():
+            own = getattr(self, name)
+            if isinstance(value, Histogram):
+                own.add(value)
+            elif isinstance(value, Counter):
+                own.update(value)
+            elif isinstance(value, int):
+                setattr(self, name, own + value)
+        self.rows = {kind: count + other.rows[kind] for kind, count in self.rows.items()}
 
     def observe_step(self, step: StepOutcome, num_preempted: int, now: float) -> None:
         """One pass and what it committed at `now`, after `num_preempted` requests were preempted."""

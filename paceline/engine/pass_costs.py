@@ -1,24 +1,33 @@
-"""`pass_costs`: what an engine's passes cost and what it has room for, as whoever plans for it wants to know.
+"""`pass_costs`: what an engine's steps cost and what it has room for, as whoever plans for it wants to know.
 
-`paceline tune`'s profile where there is one, else a handful of passes. Not for drafts: `quick_profile` is their prior.
+`paceline tune`'s profile where there is one, else some steps of an engine of its own on the same weights, so that
+scheduling, sampling and text are in the figures, and what compiles at a first step is compiled. Not for drafts:
+`quick_profile` is their prior.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from statistics import median
 from typing import Any
 
 import numpy as np
 
 from paceline.config import EngineConfig
+from paceline.engine.build import build_engine
 from paceline.engine.engine import Engine
 from paceline.engine.profiles import find_profile
-from paceline.models.base import PAGE_SIZE, CausalLM, pages_for
+from paceline.errors import EngineDead
+from paceline.models.base import PAGE_SIZE, pages_for
 from paceline.models.loaded import LoadedModel
-from paceline.models.rows import Part, build_rows
+from paceline.scheduling import SchedulerConfig
+from paceline.types import SamplingParams
 
-_REQUESTS, _PROMPTS = (1, 4, 16, 64), (16, 64, 256)
+_REQUESTS, _PROMPTS = (1, 4, 16, 64), (1, 16, 64, 256)
+_TOKENS = 6
+"""Of each answer: the first comes with the prompt's last pass, the median of the others' steps counts."""
 _ENOUGH = 1.0
-"""Seconds after which no larger pass is tried, for decodes and for prompts each."""
+"""Seconds after which nothing larger is tried, for decodes and for prompts each."""
 
 
 def pass_costs(
@@ -28,6 +37,9 @@ def pass_costs(
 
     Args:
         clock: seconds, monotonic.
+
+    Raises:
+        EngineDead: the model cannot run.
     """
     limits = engine.scheduler.config
     room = {
@@ -39,35 +51,67 @@ def pass_costs(
     if profile is not None:
         kept = ("seconds", "prefill_seconds", "segment_seconds")
         return room | {name: getattr(profile, name) for name in kept} | {"step_overhead": profile.step_overhead or 0.0}
-    requests = sorted({min(count, limits.max_num_seqs) for count in _REQUESTS})
-    prompts = sorted({min(count, limits.max_num_batched_tokens) for count in _PROMPTS})
-    seconds = _measure(loaded.model, requests, _decodes, clock)
-    reading = _measure(loaded.model, prompts, _prompt, clock)
-    return room | {"seconds": {0: seconds}, "prefill_seconds": {0: reading}}
+    return room | _Trial(loaded, config, limits, clock).costs()
 
 
-def _decodes(tokens: list[int]) -> list[Part]:
-    """A row for each of as many requests as there are tokens."""
-    return [Part([page], 0, [token]) for page, token in enumerate(tokens)]
+class _Trial:
+    """Steps of an engine that nobody else asks."""
 
+    def __init__(
+        self, loaded: LoadedModel, config: EngineConfig, limits: SchedulerConfig, clock: Callable[[], float]
+    ) -> None:
+        longest = limits.max_model_len - _TOKENS
+        self._requests = sorted({min(count, limits.max_num_seqs) for count in _REQUESTS})
+        self._prompts = sorted({min(count, limits.max_num_batched_tokens, longest) for count in _PROMPTS})
+        pages = max(self._requests[-1], 1 + pages_for(self._prompts[-1] + _TOKENS))
+        self._engine = build_engine(
+            loaded,
+            replace(
+                config,
+                profile="none",
+                prefix_caching=False,
+                max_model_len=None,
+                memory_fraction=None,
+                kv_cache_memory_bytes=pages * loaded.model.new_cache(1).num_bytes,
+            ),
+            None,
+        )
+        self._clock = clock
+        self._rng, self._vocab_size = np.random.default_rng(0), loaded.model.config.vocab_size
 
-def _prompt(tokens: list[int]) -> list[Part]:
-    return [Part(range(pages_for(len(tokens))), 0, tokens, logits="last")]
+    def costs(self) -> dict[str, Any]:
+        """Tables of steps that decode, and of steps that read a prompt, by rows."""
+        self._run(1, self._prompts[0])  # compiles and reads the weights
+        reading, context_seconds = {}, {}
+        for size in self._sizes(self._prompts):
+            steps = self._run(1, size)
+            reading[size], context_seconds[size] = steps[0], median(steps[1:])
+        decoding = {count: median(self._run(count, 1)[1:]) for count in self._sizes(self._requests)}
+        context = max(context_seconds)
+        further = max(0.0, context_seconds[context] - decoding[1])  # each request attends to its own context
+        later = {count: seconds + count * further for count, seconds in decoding.items()}
+        return {"seconds": {0: decoding, context: later}, "prefill_seconds": {0: reading}}
 
+    def _sizes(self, sizes: Sequence[int]) -> Iterator[int]:
+        """As many of `sizes` as `_ENOUGH` lets; at least one."""
+        began = self._clock()
+        for size in sizes:
+            yield size
+            if self._clock() - began > _ENOUGH:
+                return
 
-def _measure(
-    model: CausalLM, sizes: list[int], parts: Callable[[list[int]], list[Part]], clock: Callable[[], float]
-) -> dict[int, float]:
-    """Seconds of a pass by its rows."""
-    tokens = np.random.default_rng(0).integers(0, model.config.vocab_size, max(sizes)).tolist()
-    cache = model.new_cache(1 + max(page for part in parts(tokens) for page in part.pages))
-    found: dict[int, float] = {}
-    began = clock()
-    for size in (sizes[0], *sizes):  # the first pass reads the weights and does not count
-        rows = build_rows(parts(tokens[:size]))
-        started = clock()
-        model.forward(rows, cache)
-        found[size] = max(clock() - started, 1e-9)
-        if clock() - began > _ENOUGH:
-            break
-    return found
+    def _run(self, num_requests: int, prompt_tokens: int) -> list[float]:
+        """Seconds of each step of answering requests all at once; none is 0."""
+        params = SamplingParams(temperature=0.0, max_tokens=_TOKENS, ignore_eos=True)
+        for number in range(num_requests):
+            prompt = self._rng.integers(0, self._vocab_size, prompt_tokens).tolist()
+            self._engine.add_request(str(number), prompt, params)
+        steps = []
+        while self._engine.has_unfinished_requests:
+            started = self._clock()
+            outputs = self._engine.step()
+            steps.append(max(self._clock() - started, 1e-9))
+            errors = [out.completion.error for out in outputs if out.completion and out.completion.error]
+            if errors:
+                raise EngineDead(f"a trial step failed: {errors[0]}")
+        return steps

@@ -218,3 +218,17 @@ def test_help_names_every_policy():
 @pytest.mark.parametrize("command", ["place", "simulate"])
 def test_help_shows_examples(command):
     assert "Examples" in invoke(command, "--help")
+
+
+def test_the_fewest_devices_that_reach_an_attainment_and_what_they_cost(case_file, tmp_path):
+    plan, asked = tmp_path / "plan.json", ("place", "--case", case_file, "--num-devices", 6, "--policy", "sr-greedy")
+    best = json.loads(invoke(*asked, "--json"))["slo_attainment"]
+    record = json.loads(invoke(*asked, "--reach", best - 0.02, "--price", 1.5, "--output", plan, "--json"))
+    tried = {int(devices): reached for devices, reached in record["attainment_by_devices"].items()}
+    assert record["slo_attainment"] == tried[record["num_devices"]] >= best - 0.02 and tried[6] == best
+    assert all(reached < best - 0.02 for devices, reached in tried.items() if devices < record["num_devices"])
+    assert record["cost_per_hour"] == 1.5 * record["num_devices"]
+    invoke("simulate", "--plan", plan, "--case", case_file, "--num-devices", record["num_devices"])
+    assert "9 per hour" in invoke(*asked, "--price", 1.5)
+    assert refusal(*asked, "--reach", 1.0, "--slo-scale", 0.5).field in ("reach", "profiles", "slo", "models")
+    assert refusal(*asked, "--price", 0).field == "price"

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from paceline.config import EngineConfig
-from paceline.engine import async_llm
+from paceline.engine import lane
 from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.engine import StepOutput
 from paceline.engine.llm import LLM
@@ -68,9 +68,9 @@ def test_streams_side_by_side_say_what_they_say_alone(llm_of):
 
 
 def test_tokens_that_follow_closely_share_a_wake_up(llm_of, monkeypatch):
-    alone, wakes, wake = llm_of().generate([PROMPTS[0]], GREEDY)[0], [], async_llm._wake
-    monkeypatch.setattr(async_llm, "monotonic", lambda: 0.0)  # all steps at the same moment
-    monkeypatch.setattr(async_llm, "_wake", lambda loop, mail: wakes.append(len(mail)) or wake(loop, mail))
+    alone, wakes, wake = llm_of().generate([PROMPTS[0]], GREEDY)[0], [], lane._wake
+    monkeypatch.setattr(lane, "monotonic", lambda: 0.0)  # all steps at the same moment
+    monkeypatch.setattr(lane, "_wake", lambda loop, mail: wakes.append(len(mail)) or wake(loop, mail))
 
     async def main(served):
         return await collect(served, PROMPTS[0])
@@ -81,7 +81,7 @@ def test_tokens_that_follow_closely_share_a_wake_up(llm_of, monkeypatch):
 
 
 def test_joined_outputs_lose_nothing(llm_of, monkeypatch):
-    monkeypatch.setattr(async_llm, "monotonic", lambda: 0.0)
+    monkeypatch.setattr(lane, "monotonic", lambda: 0.0)
     params = SamplingParams(temperature=1, seed=3, n=2, max_tokens=12, ignore_eos=True)
 
     async def main(served):
@@ -100,13 +100,13 @@ def test_joined_outputs_lose_nothing(llm_of, monkeypatch):
 def test_an_output_after_a_sample_has_ended_is_not_joined():
     ended = StepOutput("r", (), None, 0, completion=object())
     other, last = StepOutput("r", (), None, 1), StepOutput("r", (), object(), 0)
-    assert async_llm._joined([ended, last]) == [ended, last]
-    assert async_llm._joined([other, ended]) == [other, ended]
+    assert lane._joined([ended, last]) == [ended, last]
+    assert lane._joined([other, ended]) == [other, ended]
 
 
 def test_whoever_comes_holds_no_tokens_up(llm_of, monkeypatch):
     """A new request's prompt may take a second to read, so what waits is sent before."""
-    monkeypatch.setattr(async_llm, "_PAUSE", 1e9)
+    monkeypatch.setattr(lane, "_PAUSE", 1e9)
 
     async def main(served):
         stream = served.generate(PROMPTS[0], ENDLESS)

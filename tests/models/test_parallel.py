@@ -4,7 +4,9 @@ import multiprocessing
 import os
 import signal
 import socket
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -147,6 +149,56 @@ def test_caches_are_apart_and_one_that_is_dropped_is_freed(pair):
     assert number not in own
 
 
+def test_a_pass_begins_before_the_results_of_another_are_asked_for(pair):
+    """Two threads: whoever is first asks for its results only once the other's pass has begun too."""
+    if pair.grid[1] == 1:
+        pytest.skip("one stage takes one pass at a time")
+    batches = [build_rows([Part((0, 1), 0, random_tokens(20, seed=seed), logits="last")]) for seed in (6, 7)]
+    expected = [pair.alone.forward(rows, pair.alone.new_cache(2)).logits for rows in batches]
+    caches = [pair.parallel.new_cache(2) for _ in batches]
+    rank, begun, changed = pair.parallel._joined[1], [], threading.Condition()
+    begin = rank.begin
+
+    def told(message):
+        rest = begin(message)
+        if message.command is not Command.FORWARD:
+            return rest
+        with changed:
+            begun.append(message)
+            number = len(begun)
+            changed.notify_all()
+
+        def waiting():
+            with changed:
+                assert changed.wait_for(lambda: len(begun) >= number + number % 2, timeout=30)
+            return rest()
+
+        return waiting
+
+    rank.begin = told
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            for _ in range(5):
+                outputs = pool.map(pair.parallel.forward, batches, caches)
+                for output, logits in zip(outputs, expected, strict=True):
+                    pair.close(output.logits, logits)
+    finally:
+        del rank.begin
+
+
+def test_threads_that_share_a_model_get_their_own_results(pair):
+    def decode(seed):
+        cache, tokens = pair.parallel.new_cache(2), random_tokens(24, seed)
+        return [pair.parallel.forward(build_rows([Part((0, 1), i, [t])]), cache).logits for i, t in enumerate(tokens)]
+
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(decode, range(6)))
+    for seed, logits in enumerate(found):
+        rows = build_rows([Part((0, 1), 0, random_tokens(24, seed))])
+        whole = pair.alone.forward(rows, pair.alone.new_cache(2)).logits
+        np.testing.assert_allclose(np.concatenate(logits), whole, atol=TOLERANCE, rtol=0)
+
+
 def test_the_profile_has_every_stage(pair):
     profile = profile_stages(pair.parallel, num_tokens=20, batch_sizes=(1, 2), repeats=2)
     tensor, pipeline = pair.grid
@@ -186,6 +238,24 @@ def test_a_killed_worker_is_told_and_ends_the_others():
     assert not any(os.path.exists(f"/proc/{pid}") for pid in (first, last))
     with pytest.raises(WorkerDied, match="earlier failure"):
         model.forward(rows, cache)
+    model.close()
+
+
+def test_a_killed_worker_ends_the_passes_of_all_threads():
+    model = launch_model(RandomCheckpoint(small_config()), 1, 2, timeout=60)
+    rows = build_rows([Part((0,), 0, [1, 2])])
+
+    def until_it_fails(cache):
+        with pytest.raises(WorkerDied):
+            while True:
+                model.forward(rows, cache)
+
+    with ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(until_it_fails, model.new_cache(1)) for _ in range(2)]
+        time.sleep(0.2)
+        os.kill(model.workers.pids[0], signal.SIGKILL)
+        for one in running:
+            one.result(timeout=30)
     model.close()
 
 

@@ -76,7 +76,8 @@ class TokenEvaluator:
             stages = case.profile_of(m).stages(group.parallel)
             assert stages.tokens is not None
             room = free / len(group.models) / stages.kv_bytes if stages.kv_bytes else stages.tokens.kv_tokens
-            found[case.models[m].name] = stages.tokens.with_kv_tokens(max(1.0, min(room, stages.tokens.kv_tokens)))
+            tokens = stages.tokens.in_pipeline(group.parallel.pipeline)
+            found[case.models[m].name] = tokens.with_kv_tokens(max(1.0, min(room, tokens.kv_tokens)))
         return found
 
     def score(self, placement: Placement) -> Score:
@@ -138,9 +139,10 @@ class TokenEvaluator:
         spec = self.case.models[model]
         tokens = self.case.profile_of(model).stages(parallel).tokens
         assert tokens is not None
-        rows = tokens.seats * tokens.rows_per_request
-        each = tokens.pass_seconds(rows, tokens.seats, spec.prompt_tokens) / (tokens.seats * tokens.tokens_per_pass)
-        read = tokens.pass_seconds(0, 1, 0, tokens.token_budget) / tokens.token_budget
+        lane = tokens.seats / parallel.pipeline
+        rows = lane * tokens.rows_per_request
+        each = tokens.pass_seconds(rows, lane, spec.prompt_tokens) / (tokens.seats * tokens.tokens_per_pass)
+        read = tokens.pass_seconds(0, 1, 0, tokens.token_budget) / tokens.token_budget / parallel.pipeline
         return spec.output_tokens * each + spec.prompt_tokens * read
 
     def lone_seconds(self, model: int, parallel: ParallelConfig) -> float:

@@ -113,13 +113,30 @@ class TokenGroup:
         columns = (kernel.NUMBER, kernel.FIRST, kernel.ENDED)
         return [(int(row[0]), row[1], row[2]) for row in self._done[:ended][:, columns].tolist()]
 
-    def remove(self, number: int) -> float:
-        """Forget a request; tokens of its answer that were made, by this group's clock."""
-        at = int(np.flatnonzero(self._entries[: self._n, kernel.NUMBER] == number)[0])
-        made = float(self._entries[at, kernel.MADE])
+    def end_of(self, number: int, num_tokens: float) -> float:
+        """When a request's answer of `num_tokens` tokens is whole by this group's rule, seconds of the clock.
+
+        Before the clock when that is past: answers go on until they are removed.
+        """
+        at = self._place(number)
+        made, first = self._entries[at, [kernel.MADE, kernel.FIRST]].tolist()
+        if made >= num_tokens:
+            return self.clock - (made - num_tokens) * (self.clock - first) / max(made - 1.0, 1.0)
+        copies, count = self._copies, self._n
+        copies[:count] = self._entries[:count]
+        copies[:count, kernel.TOTAL] = np.maximum(copies[:count, kernel.EXPECTED], copies[:count, kernel.MADE] + 1.0)
+        copies[at, kernel.TOTAL] = num_tokens
+        _, _, ended = compiled("advance")(
+            copies, count, self.clock, FOREVER, self.scale, self._tables, self._chunks, self._done
+        )
+        done = self._done[:ended]
+        return float(done[done[:, kernel.NUMBER] == number, kernel.ENDED][0])
+
+    def remove(self, number: int) -> None:
+        """Forget a request."""
+        at = self._place(number)
         self._entries[at : self._n - 1] = self._entries[at + 1 : self._n].copy()
         self._n -= 1
-        return made
 
     def restart(self, seconds: float) -> None:
         """Begin at that time, with whatever has joined unread."""
@@ -130,6 +147,9 @@ class TokenGroup:
     def clear(self) -> None:
         """Forget all requests."""
         self._n = 0
+
+    def _place(self, number: int) -> int:
+        return int(np.flatnonzero(self._entries[: self._n, kernel.NUMBER] == number)[0])
 
     def _entry(self, ask: TokenAsk, number: int, total_tokens: float) -> np.ndarray:
         entry = np.zeros(kernel.NUM_COLUMNS)

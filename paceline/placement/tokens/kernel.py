@@ -5,17 +5,20 @@ token(s), and what the token budget leaves is read from prompts, oldest first; t
 other. At the start of a round waiting requests take seats, oldest first, while the model has seats and room for their
 keys and values. Rounds that are all alike are taken in one go: the loop goes from event to event.
 
+A pipeline has as many passes of a model in flight as stages (ORCA, section 4.2): its requests are in that many *lanes*,
+each with passes of its own. A round then takes the longest pass, or what all passes take of one (even) stage.
+
 An *entry* is a request in a group, a row of a float64 array. Numbers in, numbers out; `group.py` says what they mean.
 """
 
 import numpy as np
 from numba import njit
 
-MODEL, PROMPT, READ, MADE, TOTAL, EXPECTED, RUNS, FIRST, ENDED, BY, FIRST_BY, PACE, NUMBER = range(13)
+MODEL, PROMPT, READ, MADE, TOTAL, EXPECTED, RUNS, FIRST, ENDED, BY, FIRST_BY, PACE, NUMBER, LANE = range(14)
 """Columns: model of the group; tokens of the prompt, and of it those read; tokens made, those that there will be, and
 those that are expected; 1 once it has a seat; when its first token and its end came (0 before); seconds of the clock by
-which its end and its first token are due; seconds per further token that it may take; its number."""
-NUM_COLUMNS = 13
+which its end and its first token are due; seconds per further token that it may take; its number; its lane."""
+NUM_COLUMNS = 14
 NEARLY = 1e-9
 
 
@@ -64,8 +67,23 @@ def _admit(entries, n, limits):
             need = entries[i, PROMPT] + entries[i, EXPECTED]
             if running > 0 and (seats < 1 or room < need):
                 break
+            entries[i, LANE] = _emptiest(entries, n, m, limits[m, 7])
             entries[i, RUNS] = 1
             seats, room, running = seats - 1, room - need, running + 1
+
+
+@njit(nogil=True)
+def _emptiest(entries, n, m, lanes):
+    """The lane of model `m` with the fewest running requests, the first of several."""
+    best, fewest = 0, n + 1
+    for lane in range(int(lanes)):
+        count = 0
+        for i in range(n):
+            if entries[i, MODEL] == m and entries[i, RUNS] == 1 and entries[i, LANE] == lane:
+                count += 1
+        if count < fewest:
+            best, fewest = lane, count
+    return best
 
 
 @njit(nogil=True)
@@ -74,38 +92,53 @@ def _round(entries, n, tables, chunks):
 
     `chunks` is filled in: rows that each entry reads in this round.
     """
-    rows, contexts, seconds, segments, limits = tables
-    total, reads, most = 0.0, False, np.inf
+    total, longest, reads, most = 0.0, 0.0, False, np.inf
+    limits, stages = tables[4], 1.0
     for m in range(len(limits)):
-        decodes, context, requests = 0, 0.0, 0
-        for i in range(n):
-            if entries[i, MODEL] == m and entries[i, RUNS] == 1 and entries[i, READ] >= entries[i, PROMPT]:
-                decodes += 1
-                context += entries[i, PROMPT] + 0.5 * entries[i, EXPECTED]
-                most = min(most, np.ceil((entries[i, TOTAL] - entries[i, MADE]) / limits[m, 4] - NEARLY))
-        decode_rows = decodes * limits[m, 5]
-        left, prompt_rows = max(limits[m, 2] - decode_rows, 1.0), 0.0
+        stages = max(stages, limits[m, 7])
         for i in range(n):
             chunks[i] = 0.0 if entries[i, MODEL] == m else chunks[i]
-            if entries[i, MODEL] != m or entries[i, RUNS] == 0 or entries[i, READ] >= entries[i, PROMPT] or left <= 0:
-                continue
-            chunks[i] = min(left, entries[i, PROMPT] - entries[i, READ])
-            left -= chunks[i]
-            prompt_rows += chunks[i]
-            requests += 1
-        requests += decodes
-        if requests == 0:
+        for lane in range(int(limits[m, 7])):
+            cost, reads_here, ends = _pass(entries, n, tables, chunks, m, lane)
+            total, longest = total + cost, max(longest, cost)
+            reads, most = reads or reads_here, min(most, ends)
+    return max(longest, total / stages), reads, max(most, 1.0)
+
+
+@njit(nogil=True)
+def _pass(entries, n, tables, chunks, m, lane):
+    """Seconds of a lane's pass, 0 without requests; whether it reads prompts, and after how many one of them ends."""
+    rows, contexts, seconds, segments, limits = tables
+    decodes, context, requests, most = 0, 0.0, 0, np.inf
+    for i in range(n):
+        if entries[i, MODEL] != m or entries[i, LANE] != lane or entries[i, RUNS] == 0:
             continue
-        context = context / decodes if decodes > 0 else 0.0
-        cost = lookup(rows[m], contexts[m], seconds[m, 0], decode_rows, context) + limits[m, 6] if decodes > 0 else 0.0
-        if prompt_rows > 0:
-            reads = True
-            cost += lookup(rows[m], contexts[m], seconds[m, 1], decode_rows + prompt_rows, 0.0)
-            if decodes > 0:
-                cost -= lookup(rows[m], contexts[m], seconds[m, 1], decode_rows, 0.0)
-        extra = lookup(rows[m], contexts[m], segments[m].reshape(-1, 1), 0.0, context)
-        total += cost + (requests - 1) * extra + limits[m, 0]
-    return total, reads, max(most, 1.0)
+        if entries[i, READ] >= entries[i, PROMPT]:
+            decodes += 1
+            context += entries[i, PROMPT] + 0.5 * entries[i, EXPECTED]
+            most = min(most, np.ceil((entries[i, TOTAL] - entries[i, MADE]) / limits[m, 4] - NEARLY))
+    decode_rows = decodes * limits[m, 5]
+    left, prompt_rows = max(limits[m, 2] - decode_rows, 1.0), 0.0
+    for i in range(n):
+        if entries[i, MODEL] != m or entries[i, LANE] != lane or entries[i, RUNS] == 0:
+            continue
+        if entries[i, READ] >= entries[i, PROMPT] or left <= 0:
+            continue
+        chunks[i] = min(left, entries[i, PROMPT] - entries[i, READ])
+        left -= chunks[i]
+        prompt_rows += chunks[i]
+        requests += 1
+    requests += decodes
+    if requests == 0:
+        return 0.0, False, most
+    context = context / decodes if decodes > 0 else 0.0
+    cost = lookup(rows[m], contexts[m], seconds[m, 0], decode_rows, context) + limits[m, 6] if decodes > 0 else 0.0
+    if prompt_rows > 0:
+        cost += lookup(rows[m], contexts[m], seconds[m, 1], decode_rows + prompt_rows, 0.0)
+        if decodes > 0:
+            cost -= lookup(rows[m], contexts[m], seconds[m, 1], decode_rows, 0.0)
+    extra = lookup(rows[m], contexts[m], segments[m].reshape(-1, 1), 0.0, context)
+    return cost + (requests - 1) * extra + limits[m, 0], prompt_rows > 0, most
 
 
 @njit(nogil=True)

@@ -23,7 +23,7 @@ _FAR = 4
 """Tables reach this many times beyond their last row, on its line."""
 _KEYS = (
     "seconds", "prefill_seconds", "segment_seconds", "step_overhead", "seats", "token_budget", "kv_tokens",
-    "tokens_per_pass", "rows_per_request", "draft_seconds",
+    "tokens_per_pass", "rows_per_request", "draft_seconds", "stages",
 )  # fmt: skip
 
 
@@ -42,6 +42,7 @@ class TokenProfile:
         tokens_per_pass: that a request gets from a pass, its own included; 1 without speculation.
         rows_per_request: of a decode: 1, and what is drafted.
         draft_seconds: that drafting adds to a pass with decodes.
+        stages: of a pipeline: as many passes are in flight.
 
     Raises:
         InvalidParameter: a number outside its range.
@@ -57,10 +58,11 @@ class TokenProfile:
     tokens_per_pass: float = 1.0
     rows_per_request: float = 1.0
     draft_seconds: float = 0.0
+    stages: int = 1
 
     def __post_init__(self) -> None:
         _ = self.tables  # every time must be positive
-        for name, least in (("seats", 1), ("token_budget", 1), ("kv_tokens", 1), ("tokens_per_pass", 1),
+        for name, least in (("seats", 1), ("token_budget", 1), ("kv_tokens", 1), ("tokens_per_pass", 1), ("stages", 1),
                             ("rows_per_request", 1), ("step_overhead", 0), ("draft_seconds", 0)):  # fmt: skip
             value = getattr(self, name)
             if not least <= value < float("inf"):
@@ -90,7 +92,7 @@ class TokenProfile:
         if values.get("segment_seconds"):
             segments = field_of(values, "segment_seconds", dict, where)
             given["segment_seconds"] = _numbers(segments, f"{where}.segment_seconds")
-        for name in ("seats", "token_budget"):
+        for name in ("seats", "token_budget", "stages"):
             if name in values:
                 given[name] = whole_of(values, name, where=where, most=2**31)
         for name in ("step_overhead", "kv_tokens", "tokens_per_pass", "rows_per_request", "draft_seconds"):
@@ -105,6 +107,10 @@ class TokenProfile:
     def with_kv_tokens(self, kv_tokens: float) -> "TokenProfile":
         """The same with another room for keys and values."""
         return replace(self, kv_tokens=kv_tokens)
+
+    def in_pipeline(self, stages: int) -> "TokenProfile":
+        """The same in a pipeline of that many stages; an engine that drafts has one pass in flight all the same."""
+        return replace(self, stages=stages if self.tokens_per_pass == 1 else 1)
 
     def pass_seconds(self, rows: float, requests: float = 1, context: float = 0, prompt_rows: float = 0) -> float:
         """Seconds of a step: `rows` decoded, `prompt_rows` read, for `requests` requests in all."""
@@ -154,8 +160,8 @@ class GroupTables(NamedTuple):
     Attributes:
         rows: float64 [models, rows]. contexts: float64 [models, contexts]; padded with the last line continued.
         seconds: float64 [models, 2, contexts, rows]. segments: float64 [models, contexts].
-        limits: float64 [models, 7]: step overhead, seats, token budget, tokens of keys and values, tokens per pass,
-            rows per request, draft seconds.
+        limits: float64 [models, 8]: step overhead, seats, token budget, tokens of keys and values, tokens per pass,
+            rows per request, draft seconds, stages.
     """
 
     rows: np.ndarray
@@ -172,7 +178,16 @@ def group_tables(profiles: Sequence[TokenProfile], least: tuple[int, int] = (1, 
     most_contexts = max([least[1], *(len(part.contexts) for part in parts)])
     padded = [_padded(part, most_rows, most_contexts) for part in parts]
     limits = [
-        (p.step_overhead, p.seats, p.token_budget, p.kv_tokens, p.tokens_per_pass, p.rows_per_request, p.draft_seconds)
+        (
+            p.step_overhead,
+            p.seats,
+            p.token_budget,
+            p.kv_tokens,
+            p.tokens_per_pass,
+            p.rows_per_request,
+            p.draft_seconds,
+            p.stages,
+        )
         for p in profiles
     ]
     rows, contexts, seconds, segments = (np.stack(column) for column in zip(*padded, strict=True))

@@ -67,9 +67,19 @@ def simulate_tokens(
     models: Sequence[TokenModel],
     groups: Sequence[Mapping[str, TokenProfile]],
     overhead: float = 0.0,
+    speeds: Sequence[float] | None = None,
 ) -> TokenResult:
-    """Play `requests`, which ask for `models` by index, through `groups`, each with the models that it holds."""
-    return _Run(requests, models, groups, overhead).result()
+    """Play `requests`, which ask for `models` by index, through `groups`, each with the models that it holds.
+
+    Args:
+        overhead: seconds between a request's last token and its answer.
+        speeds: seconds of each group over those of its profiles; 1 when left out.
+    """
+    run = _Run(requests, models, groups, overhead)
+    for group, speed in zip(run.groups, speeds or [1.0] * len(groups), strict=True):
+        if group is not None:
+            group.scale = speed
+    return run.result()
 
 
 class _Run:
@@ -81,7 +91,7 @@ class _Run:
         overhead: float,
     ) -> None:
         self._requests, self._models, self._overhead = requests, models, overhead
-        self._groups = [TokenGroup(held) if held else None for held in groups]
+        self.groups = [TokenGroup(held) if held else None for held in groups]
         self._holding = [[g for g, held in enumerate(groups) if model.name in held] for model in models]
         self._lengths = [Lengths(model.expected_tokens) for model in models]
         self._latency, self._first = (np.full(requests.num_requests, np.nan) for _ in range(2))
@@ -92,14 +102,14 @@ class _Run:
         arrivals = self._requests.arrivals
         for number, (now, model) in enumerate(zip(arrivals.times.tolist(), arrivals.models.tolist(), strict=True)):
             self._arrive(number, model, now)
-        for group in range(len(self._groups)):
+        for group in range(len(self.groups)):
             self._advance(group, FOREVER)
         further = np.maximum(self._requests.output_tokens - 1, 1)
         pace = np.maximum(self._latency - self._first, 0.0) / further
         promised = np.array([[m.slo, m.slo_first, m.slo_token] for m in self._models]).T[:, arrivals.models]
         in_time = (self._latency <= promised[0]) & (self._first <= promised[1]) & (pace <= promised[2] * (1 + 1e-9))
         last = float(np.nanmax(arrivals.times + self._latency)) if (self._routes >= 0).any() else 0.0
-        busy = np.array([0.0 if group is None else group.busy for group in self._groups])
+        busy = np.array([0.0 if group is None else group.busy for group in self.groups])
         return TokenResult(self._latency, self._first, pace, in_time, self._routes, busy, last)
 
     def _arrive(self, number: int, model: int, now: float) -> None:
@@ -120,7 +130,7 @@ class _Run:
         self._routes[number] = group
 
     def _advance(self, index: int, until: float) -> None:
-        group = self._groups[index]
+        group = self.groups[index]
         for number, first, end in group.advance(until) if group else ():
             arrival = self._requests.arrivals.times[number]
             self._first[number] = first + self._overhead - arrival
@@ -128,6 +138,6 @@ class _Run:
             self._lengths[int(self._requests.arrivals.models[number])].learn(self._requests.output_tokens[number])
 
     def _group(self, index: int) -> TokenGroup:
-        group = self._groups[index]
+        group = self.groups[index]
         assert group is not None
         return group

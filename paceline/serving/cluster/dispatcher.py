@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.errors import GroupLost, InvalidParameter, RequestRejected, WorkerDied
+from paceline.placement.tokens import TokenProfile
 from paceline.serving.cluster.controller import Controller, Health
 from paceline.serving.cluster.events import EventLog
 from paceline.serving.cluster.flight import Flight, Turn
@@ -336,23 +337,27 @@ class Dispatcher:
         self.events.record("group_ready", group=group, models=names, seconds=round(life.load_seconds, 3))
 
     async def _ask_for_profiles(self) -> None:
-        """Let engines say what their passes cost, where the plan does not."""
+        """Let engines say what their passes cost, where the plan does not.
+
+        All at once, since groups on one machine share its memory's bandwidth, as they will when all have work.
+        """
         if self.plan.stage_seconds is not None or self.plan.pass_profiles is not None:
             return
-        asks = [getattr(group, "pass_profiles", None) for group in self.groups]
-        if not any(asks):
+        if not any(getattr(group, "pass_profiles", None) for group in self.groups):
             return
-        found = []
-        for group, ask in enumerate(asks):
-            known = {}
-            try:
-                async with asyncio.timeout(self._supervision.start_timeout):
-                    known = await ask() if ask else {}
-            except Exception as error:  # answers will say how fast it is
-                self.events.record("group_not_measured", group=group, reason=f"{type(error).__name__}: {error}")
-            found.append(tuple(known.get(spec.name) for spec in self.plan.held_by(group)))
+        found = await asyncio.gather(*(self._profiles_of(group) for group in range(len(self.groups))))
         self.plan = replace(self.plan, pass_profiles=tuple(found))
         self.controller = _controller(self.plan)
+
+    async def _profiles_of(self, group: int) -> tuple[TokenProfile | None, ...]:
+        """Of each model of a group; None where the engine cannot say."""
+        ask, known = getattr(self.groups[group], "pass_profiles", None), {}
+        try:
+            async with asyncio.timeout(self._supervision.start_timeout):
+                known = await ask() if ask else {}
+        except Exception as error:  # answers will say how fast it is
+            self.events.record("group_not_measured", group=group, reason=f"{type(error).__name__}: {error}")
+        return tuple(known.get(spec.name) for spec in self.plan.held_by(group))
 
     async def _kill(self, group: int) -> None:
         """End what there is of a group. One that cannot be ended is no reason not to start another."""

@@ -7,7 +7,7 @@ A plan file is what ``paceline place --output`` writes, or a hand-written one wi
 A model is a name, or {"name", "path", "slo", "engine", "num_tokens"}: where its weights are (the name itself when left
 out), seconds from arrival to answer, options of `EngineConfig`, and the tokens of the answer that was profiled.
 A group runs as many requests at once as its engines have seats, and predicts by ``pass_profiles``, in the order of
-``groups`` and of the models in each: what passes cost (`TokenProfile`). Without them engines measure a few passes when
+``groups`` and of the models in each: what passes cost (`TokenProfile`). Without them engines time some steps when
 they start. ``stage_seconds`` instead holds seconds per stage of requests of one pass each (the paper's), of which a
 group then runs as many at once as it has stages.
 """
@@ -156,13 +156,15 @@ def plan_of(values: Mapping[str, Any]) -> ClusterPlan:
     if apart:
         problem = f"the drafter of {apart[0]!r} has a device of its own, which no engine can start"
         raise InvalidParameter("drafts", problem, "plan without that model's draft block")
-    times = values.get("stage_seconds")
+    times, placement = values.get("stage_seconds"), Placement.from_lists(groups)
     return ClusterPlan(
         models=tuple(_model(index, model) for index, model in enumerate(models)),
-        placement=Placement.from_lists(groups),
+        placement=placement,
         stage_seconds=None if times is None else _stage_seconds(times),
         overhead=_seconds("overhead", values.get("overhead"), 0.0),
-        pass_profiles=_pass_profiles(values["pass_profiles"]) if values.get("pass_profiles") is not None else None,
+        pass_profiles=(
+            None if values.get("pass_profiles") is None else _pass_profiles(values["pass_profiles"], placement)
+        ),
     )
 
 
@@ -189,13 +191,22 @@ def _seconds(name: str, value: Any, default: float) -> float:
     return number_of({name: value}, name)
 
 
-def _pass_profiles(values: Any) -> tuple[tuple[TokenProfile, ...], ...]:
+def _pass_profiles(values: Any, placement: Placement) -> tuple[tuple[TokenProfile, ...], ...]:
+    """Profiles that do not say how many stages there are have those of their group."""
     if not isinstance(values, list) or not all(isinstance(group, list) for group in values):
         raise InvalidParameter("pass_profiles", f"{shown(values)} is no list of lists", "give [groups][models]")
+    if len(values) != len(placement.groups):
+        problem = f"{len(values)} entries for {len(placement.groups)} groups"
+        raise InvalidParameter("pass_profiles", problem, "give one per group, or leave it out")
     return tuple(
-        tuple(TokenProfile.read(value, f"pass_profiles[{g}][{m}]") for m, value in enumerate(group))
-        for g, group in enumerate(values)
+        tuple(_pass_profile(value, f"pass_profiles[{g}][{m}]", group.parallel.pipeline) for m, value in enumerate(held))
+        for g, (held, group) in enumerate(zip(values, placement.groups, strict=True))
     )
+
+
+def _pass_profile(value: Any, where: str, stages: int) -> TokenProfile:
+    profile = TokenProfile.read(value, where)
+    return profile if "stages" in value else profile.in_pipeline(stages)
 
 
 def _stage_seconds(values: Any) -> tuple[tuple[tuple[float, ...], ...], ...]:

@@ -1,8 +1,8 @@
 """Groups as Ray actors in placement groups, on a Ray of this machine or one that runs already.
 
-The only file that imports Ray. Ray says where groups lie, and gives each the devices it reserved. In an existing Ray a
-group of several devices may span nodes: its ranks are actors of their own. What the groups are told, and what happens
-when one dies, is decided elsewhere (`dispatcher.py`).
+The only file of the cluster that imports Ray. Ray says where groups lie, and gives each the devices it reserved. In an
+existing Ray a group of several devices may span nodes: its ranks are actors of their own. What the groups are told, and
+what happens when one dies, is decided elsewhere (`dispatcher.py`).
 """
 
 import asyncio
@@ -247,7 +247,7 @@ def start_groups(
     gpus = 1.0 if options.get("device") == "cuda" else 0.0
     if address is None:
         found = float(num_cpus or len(os.sched_getaffinity(0)))
-        _start_ray(int(found), plan.placement.num_devices if gpus else 0)
+        start_ray(int(found), plan.placement.num_devices if gpus else 0)
     else:
         _join_ray(address)
         found = float(num_cpus or ray.cluster_resources().get("CPU", 1.0))
@@ -285,7 +285,7 @@ def _join_ray(address: str) -> None:
         raise InvalidParameter("ray_address", problem, remedy) from error
 
 
-def _start_ray(num_cpus: int, num_gpus: int = 0) -> None:
+def start_ray(num_cpus: int, num_gpus: int = 0) -> None:
     """A Ray that only this process and its children can talk to: at 127.0.0.1, with a token that is on no disk.
 
     Variables that are set already go first: RAY_AUTH_MODE (disabled), RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, `LISTENING`.

@@ -1,8 +1,9 @@
 """`TokenQueue`: a group whose engines run many requests at once, and when each of them will be answered.
 
 The rule, and the kernel that plays it, are the simulator's (`placement/tokens/`). What runs elsewhere than predicted is
-learned from every answer, under load too: the speed of the group, not the shape of its profile. Which group takes a
-request is decided by `controller.py`.
+learned from every answer, under load too: the speed of the group, not the shape of its profile. A group that is
+believed to be too slow for a request refuses it and so hears nothing better, hence such a belief fades while the group
+is idle. Which group takes a request is decided by `controller.py`.
 """
 
 import itertools
@@ -18,11 +19,14 @@ NOMINAL = TokenProfile({0: {1: 0.001, 8: 0.002, 64: 0.008}})
 rows take longer, as they do everywhere in the end, so that requests spread over groups."""
 
 LEARNING = 0.2
-"""Weight of an answer in the group's speed, on a scale of factors."""
+"""Weight of an answer in the group's speed, on a scale of factors. Answers under way together share it: whatever holds
+up one of them holds up all, and is observed once."""
+FADING = 10.0
+"""Seconds of idleness after which half of a belief that refuses requests is left, on a scale of factors."""
 _MOST = 2.0
 """An answer counts as at most this many times as slow, or fast, as predicted: something else held it up."""
 _ENOUGH = 16
-"""Tokens from which an answer counts in full."""
+"""Tokens, read or made, from which an answer counts in full."""
 
 
 class TokenQueue:
@@ -49,8 +53,11 @@ class TokenQueue:
         self._overhead = overhead
         self._numbers = itertools.count()
         self._tickets: dict[str, tuple[int, Ticket]] = {}
+        self._joined: dict[int, float] = {}
         self._running: dict[str, str] = {}
-        self._opens_at = float("-inf")
+        self._opens_at = self._idle_since = float("-inf")
+        self._usual = 1.0
+        """The speed that a belief in slowness fades to: the profiles' own, or what the first answer told."""
 
     def __len__(self) -> int:
         return len(self._tickets)
@@ -108,6 +115,7 @@ class TokenQueue:
         """Enter a request that waits from `now` on (seconds of the queue's clock)."""
         number = next(self._numbers)
         self._tickets[ticket.request_id] = number, ticket
+        self._joined[number] = max(now, self._opens_at)
         self._group.join(number, self._ask(ticket), max(now, self._opens_at))
 
     def start(self, now: float) -> list[Ticket]:
@@ -124,17 +132,17 @@ class TokenQueue:
     def finish(self, request_id: str, now: float, num_tokens: int | None = None) -> Ticket:
         """A request was answered with `num_tokens` tokens: forget it, but not how long it took."""
         self._group.advance(now)
-        number, ticket = self._tickets.pop(request_id)
-        self._running.pop(request_id, None)
-        made = self._group.remove(number)
+        number, ticket = self._tickets[request_id]
         if num_tokens:
-            self._learn(ticket.model, made, num_tokens)
-        return ticket
+            self._learn(number, ticket, num_tokens, now)
+        self._idle_since = now
+        return self.remove(request_id)
 
     def remove(self, request_id: str) -> Ticket:
         """Forget a request that was given up."""
         number, ticket = self._tickets.pop(request_id)
         self._running.pop(request_id, None)
+        self._joined.pop(number)
         self._group.remove(number)
         return ticket
 
@@ -142,6 +150,7 @@ class TokenQueue:
         """All requests in order, forgotten."""
         tickets = [ticket for _, ticket in self._tickets.values()]
         self._tickets.clear()
+        self._joined.clear()
         self._running.clear()
         self._group.clear()
         return tickets
@@ -156,18 +165,30 @@ class TokenQueue:
         return Standing(now)
 
     def _consider(self, ticket: Ticket, now: float) -> Outlook:
+        found = self._group.consider(self._ask(ticket), max(now, self._opens_at))
+        if not found.is_late or self._tickets or self.scale <= self._usual:
+            return found
+        self._fade(now)
         return self._group.consider(self._ask(ticket), max(now, self._opens_at))
 
     def _ask(self, ticket: Ticket) -> TokenAsk:
         due = ticket.deadline - self._overhead, ticket.first_deadline - self._overhead
         return TokenAsk(ticket.model, ticket.prompt_tokens, ticket.expected_tokens, *due, ticket.pace)
 
-    def _learn(self, model: str, made: float, num_tokens: int) -> None:
-        """The group's speed from one answer: tokens that the clock made for it, over those that it got."""
-        ratio = max(made, 0.5) / num_tokens
+    def _learn(self, number: int, ticket: Ticket, num_tokens: int, now: float) -> None:
+        """The group's speed from one answer: the seconds that it took, over those that the group's rule gives it."""
+        joined = max(self._joined[number], self._opens_at)
+        predicted = self._group.end_of(number, num_tokens) - joined
+        ratio = max(now - self._overhead - joined, 1e-9) / max(predicted, 1e-9)
         if self._unknown:
-            self._group.scale *= ratio
+            self._usual = self._group.scale = self.scale * ratio
             self._unknown.clear()
             return
-        weight = LEARNING * min(1.0, num_tokens / _ENOUGH)
-        self._group.scale *= min(max(ratio, 1 / _MOST), _MOST) ** weight
+        share = min(1.0, (ticket.prompt_tokens + num_tokens) / _ENOUGH) / len(self._tickets)
+        self._group.scale *= min(max(ratio, 1 / _MOST), _MOST) ** (LEARNING * share)
+
+    def _fade(self, now: float) -> None:
+        """Believe less in a slowness that has not been seen since the group became idle."""
+        left = 0.5 ** (max(0.0, now - self._idle_since) / FADING)
+        self._group.scale = self._usual * (self.scale / self._usual) ** left
+        self._idle_since = max(now, self._idle_since)

@@ -14,6 +14,7 @@ class PlainRequest:
     read: int = 0
     made: int = 0
     runs: bool = False
+    lane: int = 0
     first: float = 0.0
     end: float | None = None
 
@@ -28,8 +29,13 @@ def play(requests, profiles):
             inside.append(waiting.pop(0))
         for model, profile in profiles.items():
             admit([r for r in inside if r.model == model], profile)
-        rounds = [a_pass([r for r in inside if r.model == model and r.runs], p) for model, p in profiles.items()]
-        clock += sum(seconds for seconds, _ in rounds)
+        rounds = [
+            a_pass([r for r in inside if r.model == model and r.runs and r.lane == lane], p)
+            for model, p in profiles.items()
+            for lane in range(p.stages)
+        ]
+        passes = [seconds for seconds, _ in rounds]
+        clock += max(*passes, sum(passes) / max(p.stages for p in profiles.values()), 0.0)
         for _, changes in rounds:
             for request, read, made in changes:
                 request.read, request.made = request.read + read, request.made + made
@@ -48,7 +54,8 @@ def admit(requests, profile):
         need = request.prompt + request.expected
         if running and (len(running) >= profile.seats or room < need):
             return
-        request.runs, room = True, room - need
+        lanes = [sum(r.lane == lane for r in running) for lane in range(profile.stages)]
+        request.runs, request.lane, room = True, lanes.index(min(lanes)), room - need
         running.append(request)
 
 

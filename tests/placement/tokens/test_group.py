@@ -1,5 +1,7 @@
 """The compiled rule against a plain program of it, and its outlook against what then happens."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -25,7 +27,15 @@ def drawn(seed, models, count=40):
     ]
 
 
-@pytest.mark.parametrize("profiles", [{"a": SLOW}, {"a": SLOW, "b": QUICK}], ids=["one model", "two models"])
+GROUPS = {
+    "one model": {"a": SLOW},
+    "two models": {"a": SLOW, "b": QUICK},
+    "two stages": {"a": SLOW.in_pipeline(2)},
+    "two models in three stages": {"a": SLOW.in_pipeline(3), "b": QUICK.in_pipeline(3)},
+}
+
+
+@pytest.mark.parametrize("profiles", GROUPS.values(), ids=GROUPS)
 def test_the_kernel_plays_the_plain_programs_rule(profiles):
     for seed in range(8):
         requests = drawn(seed, list(profiles))
@@ -39,6 +49,18 @@ def test_the_kernel_plays_the_plain_programs_rule(profiles):
         assert found.keys() == expected.keys()
         for number, (first, end) in expected.items():
             assert found[number] == pytest.approx((first, end), rel=1e-9), (seed, number)
+
+
+def test_a_pipeline_of_two_stages_does_twice_as_much_and_no_request_faster():
+    """Passes that take the same however many rows they have: two in flight, each half of the requests."""
+    level, number = TokenProfile({0: {1: 0.25, 64: 0.25}}, seats=1), 8
+    ends = {}
+    for stages in (1, 2):
+        group = TokenGroup({"a": replace(level, seats=stages, stages=stages)})
+        for request in range(number):
+            group.join(request, TokenAsk("a", 1, 16), 0.0, 16)
+        ends[stages] = sorted(end for _, _, end in group.advance(1e9))
+    assert ends[2][0] == ends[1][0] and ends[2][-1] == ends[1][-1] / 2
 
 
 def test_an_outlook_comes_true_when_nobody_else_joins():

@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 
 from paceline.errors import GroupLost, InvalidParameter, RequestRejected, WorkerDied
+from paceline.placement.tokens import TokenProfile
 from paceline.serving.cluster.controller import Health
 from paceline.serving.cluster.dispatcher import Dispatcher
 from paceline.serving.cluster.flight import Turn
@@ -380,3 +381,30 @@ def test_metrics_of_all_groups_are_one_text_with_their_group():
         await dispatcher.close(timeout=1.0)
 
     asyncio.run(scene())
+
+
+def test_groups_are_measured_all_at_once_and_one_that_cannot_be_runs_all_the_same():
+    """Groups on one machine share its memory's bandwidth: measured one after the other, each would seem too fast."""
+    measured = TokenProfile({0: {1: 0.25}})
+
+    async def scenario():
+        all_ask = asyncio.Barrier(2)
+
+        async def profiles():
+            await all_ask.wait()
+            return {"a": measured}
+
+        async def none():
+            await all_ask.wait()
+            raise RuntimeError("no clock")
+
+        echoes = [EchoGroup(), EchoGroup()]
+        for echo, ask in zip(echoes, (profiles, none), strict=True):
+            echo.pass_profiles = ask  # type: ignore[attr-defined]
+        dispatcher = Dispatcher(plan([[1, 1, [0]], [1, 1, [0]]]), echoes, QUICK)
+        await dispatcher.start()
+        assert dispatcher.plan.pass_profiles == ((measured,), (None,))
+        assert await say(dispatcher, job("1")) == "one two three"
+        await dispatcher.close(timeout=1.0)
+
+    asyncio.run(scenario())

@@ -15,7 +15,7 @@ import json, os, subprocess, sys
 import psutil
 from paceline.serving.cluster import ray_groups
 
-ray_groups._start_ray(1)
+ray_groups.start_ray(1)
 import ray
 ray.get(ray.remote(lambda: 1).remote())
 processes = [psutil.Process(), *psutil.Process().children(recursive=True)]

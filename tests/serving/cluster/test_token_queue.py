@@ -16,6 +16,7 @@ from paceline.serving.cluster.token_queue import TokenQueue
 
 FLAT = TokenProfile({0: {1: 0.125, 8: 0.25, 64: 1.0}}, seats=4, token_budget=32, kv_tokens=300)
 STEEP = TokenProfile({0: {1: 0.0625, 8: 0.5}}, segment_seconds={0: 0.03125}, seats=3)
+SMALL = TokenProfile({0: {1: 1 / 64, 8: 1 / 32, 64: 1 / 8}}, seats=64)
 GROUPS = [{"a": FLAT, "b": STEEP}, {"b": FLAT, "c": FLAT}, {"a": FLAT}]
 MODELS = [TokenModel("a", slo=12.0), TokenModel("b", slo=8.0, slo_first=2.0), TokenModel("c", slo_token=0.5)]
 
@@ -87,6 +88,70 @@ def test_the_speed_of_a_group_is_learned_under_load():
         queue.start(now)
         engine.join(number, TokenAsk("a", 1, 16), now, 16)
     assert queue.scale == pytest.approx(2.0, rel=0.15)
+
+
+def played(times, engine, queue, prompt=1, tokens=16, slo=2.0):
+    """Requests through one group, whose engine may be slower than believed: whether each was answered in time."""
+    controller = Controller([queue], {"a": slo}, {"a": tokens})
+    in_time = np.zeros(len(times), bool)
+
+    def answer(until):
+        for number, _, end in engine.advance(until):
+            controller.finish(str(number), end, tokens)
+            in_time[number] = end - times[number] <= slo
+            controller.start(0, end)
+
+    for number, now in enumerate(times):
+        answer(now)
+        try:
+            controller.submit(str(number), "a", now, prompt_tokens=prompt)
+        except RequestRejected:
+            continue
+        controller.start(0, now)
+        engine.join(number, TokenAsk("a", prompt, tokens), now, tokens)
+    answer(float("inf"))
+    return in_time
+
+
+def stalled(seconds):
+    """Whether each of a minute's requests is answered in time by an engine that stands still once."""
+    times = np.cumsum(np.random.default_rng(0).exponential(0.1, 600)).tolist()
+    engine, queue = TokenGroup({"a": SMALL}), TokenQueue({"a": SMALL})
+    before = played(times[:100], engine, queue)
+    engine.clock = max(engine.clock, times[100]) + seconds
+    return np.concatenate([before, played(times[100:], engine, queue)])
+
+
+def test_a_stall_costs_no_more_than_the_requests_that_it_holds_up():
+    """Answers that were held up together are one observation, not as many as they are."""
+    assert stalled(0.0).mean() == 1.0
+    after = stalled(4.0)[100:]
+    assert 0.85 < after.mean() < 1.0
+    assert after[100:].all()
+
+
+def test_a_group_that_is_believed_to_be_slow_tries_again_after_a_while():
+    queue = TokenQueue({"a": SMALL})
+    for number in range(40):  # each eight times as slow as the profile, one after the other
+        queue.add(Ticket(str(number), "a", 3.0 * number, expected_tokens=16), 3.0 * number)
+        queue.start(3.0 * number)
+        queue.finish(str(number), 3.0 * number + 2.0, 16)
+    assert queue.scale > 7
+
+    def refuses(now):
+        return queue.standing(Ticket("x", "a", now, deadline=now + 1.0, expected_tokens=16), now).problem is not None
+
+    assert queue.standing(Ticket("y", "a", 119.0, expected_tokens=16), 119.0).end > 120.5, "nothing is refused yet"
+    assert [refuses(now) for now in (119.0, 120.0, 124.0, 140.0)] == [True, True, True, False]
+
+
+@pytest.mark.parametrize("slowness", [0.7, 1.5])
+def test_the_speed_is_learned_from_long_prompts_with_short_answers(slowness):
+    """What counts is the time that an answer took; in tokens, a prompt that was read late looks like any slowness."""
+    engine, queue = TokenGroup({"a": FLAT}), TokenQueue({"a": FLAT})
+    engine.scale = slowness
+    played([20.0 * number for number in range(40)], engine, queue, prompt=200, tokens=2, slo=float("inf"))
+    assert queue.scale == pytest.approx(slowness, rel=0.1)
 
 
 def test_a_group_that_nobody_measured_takes_its_seats_and_learns_from_the_first_answer():

@@ -48,6 +48,10 @@ class Rendezvous:
             raise ConnectionError(f"rank {rank} cannot meet the others at {self.host}:{self.port}: {error}") from error
 
 
+Sent = list[tuple[Any, Tensor]]
+"""What is on its way: the work that waits for its arrival, and the tensor, which must live until then."""
+
+
 class Links:
     """The groups of `rank`; made by every rank at the same time, because each waits for the others.
 
@@ -58,7 +62,7 @@ class Links:
     def __init__(self, layout: Layout, rank: int, meeting: Rendezvous, store: Store, device: torch.device) -> None:
         self.rank, self.layout, self._device = rank, layout, device
         self._meeting, self._store = meeting, store
-        self._sending: list[tuple[Any, Tensor]] = []
+        self._sending: Sent = []
         world = range(layout.world_size)
         peers = layout.ranks_of(layout.stage_of(rank))
         with self._reached():
@@ -90,12 +94,16 @@ class Links:
                 self._data.recv([tensor], rank, 0).wait()
         return tensor
 
-    def flush(self) -> None:
-        """Wait until everything sent has arrived."""
+    def take_sent(self) -> Sent:
+        """What was sent and perhaps has not arrived, for `flush`; whoever takes it waits for it."""
+        sent, self._sending = self._sending, []
+        return sent
+
+    def flush(self, sent: Sent) -> None:
+        """Wait until all of `sent` has arrived."""
         with self._reached():
-            for work, _ in self._sending:
+            for work, _ in sent:
                 work.wait()
-        self._sending.clear()
 
     def wait_for_all(self) -> None:
         """Go on when every rank has come here."""
@@ -103,21 +111,23 @@ class Links:
             self._commands.barrier().wait()
 
     def tell(self, message: Message) -> None:
-        """Rank 0: give every rank its next command."""
-        header, payload = message.header(), message.payload()
+        """Rank 0: give every rank its next command. Returns before they have it: they may be busy with another.
+
+        Each is told by itself. A broadcast goes from rank to rank, so that a busy one would keep the next waiting.
+        """
+        parts = [part for part in (message.header(), message.payload()) if len(part)]
         with self._reached():
-            self._commands.broadcast(header, 0).wait()
-            if len(payload):
-                self._commands.broadcast(payload, 0).wait()
+            for rank in range(1, self.layout.world_size):
+                self._sending += [(self._commands.send([part], rank, 0), part) for part in parts]
 
     def listen(self) -> Message:
         """The other ranks: the next command, whenever it comes."""
         header = torch.empty(HEADER_LENGTH, dtype=torch.int64)
         with self._reached():
-            self._commands.broadcast(header, 0, _FOREVER).wait()
+            self._commands.recv([header], 0, 0).wait(_FOREVER)
             payload = torch.empty(payload_length(header), dtype=torch.int32)
             if len(payload):
-                self._commands.broadcast(payload, 0).wait()
+                self._commands.recv([payload], 0, 0).wait()
         return decode(header, payload)
 
     @contextmanager

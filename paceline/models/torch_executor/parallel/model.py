@@ -4,6 +4,7 @@ Rank 0 alone knows requests, drafts and verdicts. The other ranks see rows, move
 they cannot disagree about an accepted token: there is one decision, and every rank's part of the cache follows it.
 """
 
+import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from paceline.models.config import ModelConfig
 from paceline.models.dtypes import DtypeChoice
 from paceline.models.torch_executor.model import check_rows
 from paceline.models.torch_executor.parallel.launch import Workers
+from paceline.models.torch_executor.parallel.line import Line
 from paceline.models.torch_executor.parallel.links import Links, Rendezvous
 from paceline.models.torch_executor.parallel.messages import Command, Message, arrays_of, integers
 from paceline.models.torch_executor.parallel.rank import Rank
@@ -79,6 +81,7 @@ class ParallelModel:
         self.layout, self.dtype_choice = assignment.layout, DtypeChoice(assignment.dtype)
         self.microbatch_rows, self._dtype = microbatch_rows, getattr(torch, assignment.dtype)
         self._num_caches, self._dropped = 0, []
+        self._door, self._ending, self._line = threading.Lock(), threading.Lock(), Line()
         self._broken: WorkerDied | None = None
         self._joined: tuple[Links, Rank] | None = None
         meeting = assignment.meeting
@@ -162,23 +165,47 @@ class ParallelModel:
         self.close()
 
     def _tell(self, command: Command, *arrays: np.ndarray) -> Any:
-        """Have every rank do `command`, this one included; what it does here."""
-        if self._broken is not None:
-            raise self._broken
+        """Have every rank do `command`, this one included; what it does here.
+
+        Threads may call at once. Their commands reach every rank in one order; of passes only the first stage's part is
+        done before the next command is told, so that as many as there are stages can be under way.
+        """
+        with self._door:
+            if self._broken is not None:
+                raise self._broken
+            turn, message = self._line.take(), Message(command, arrays)
+            try:
+                links, rank = self._drop_caches()
+                links.tell(message)
+                if command is not Command.FORWARD:
+                    self._line.wait_for(turn)
+                rest = rank.begin(message)
+                if command is not Command.FORWARD:
+                    links.flush(links.take_sent())
+            except BaseException as error:  # out of step with the others, whatever it was
+                self._line.leave(turn)
+                self._give_up(error)
+                raise
         try:
-            if self._dropped:
-                numbers = [self._dropped.pop() for _ in range(len(self._dropped))]
-                self._do(Message(Command.DROP_CACHES, (integers(*numbers),)))
-            return self._do(Message(command, arrays))
-        except BaseException as error:  # out of step with the others, whatever it was
+            self._line.wait_for(turn)
+            return rest()
+        except BaseException as error:
             self._give_up(error)
             raise
+        finally:
+            self._line.leave(turn)
 
-    def _do(self, message: Message) -> Any:
-        assert self._joined is not None
+    def _drop_caches(self) -> tuple[Links, Rank]:
+        """Tell the others which caches nobody holds any more."""
+        if self._joined is None:
+            raise WorkerDied("the model was ended by an earlier failure; load it again")
         links, rank = self._joined
-        links.tell(message)
-        return rank.handle(message)
+        if self._dropped:
+            numbers = [self._dropped.pop() for _ in range(len(self._dropped))]
+            message = Message(Command.DROP_CACHES, (integers(*numbers),))
+            links.tell(message)
+            rank.handle(message)
+        return links, rank
 
     def _give_up(self, error: BaseException) -> None:
         """End the workers because of `error`.
@@ -186,13 +213,16 @@ class ParallelModel:
         Raises:
             WorkerDied: a rank that could not be reached was the matter; tells which, and its last words.
         """
-        cause: BaseException = error
-        if isinstance(error, ConnectionError):
-            symptom = str(error).splitlines()[0]
-            lost = WorkerDied(f"the ranks lost each other ({symptom}); start them again")
-            cause = lost if self.workers is None else self.workers.obituary(symptom)
-        self._broken = WorkerDied(f"the model was ended by an earlier failure; load it again\n{cause}")
-        self._release(grace=False)
+        with self._ending:
+            if self._broken is not None:  # another thread was first
+                raise self._broken from error
+            cause: BaseException = error
+            if isinstance(error, ConnectionError):
+                symptom = str(error).splitlines()[0]
+                lost = WorkerDied(f"the ranks lost each other ({symptom}); start them again")
+                cause = lost if self.workers is None else self.workers.obituary(symptom)
+            self._broken = WorkerDied(f"the model was ended by an earlier failure; load it again\n{cause}")
+            self._release(grace=False)
         if cause is not error:
             raise cause from error
 

@@ -6,8 +6,9 @@ earlier passes, and every stage takes the micro-batches in order. Not the place 
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,16 +40,27 @@ class Rank:
         self._index = self._layout.stage_of(links.rank)
         self._caches: dict[int, TorchKVCache] = {}
 
-    @torch.inference_mode()
     def handle(self, message: Message) -> Any:
         """Do what `message` says. Rank 0 returns the result, the others None."""
+        return self.begin(message)()
+
+    @torch.inference_mode()
+    def begin(self, message: Message) -> Callable[[], Any]:
+        """Do this rank's own part of what `message` says; the rest, which waits for other ranks, is what is returned.
+
+        Only a pass has such a rest: rank 0 may begin the next one before it asks for the results of this.
+        """
         arrays = message.arrays
-        match message.command:
-            case Command.FORWARD:
-                (cache, num_parts), layers, taps, *rows = arrays
-                stage = self._stage.with_layers([i for i in layers.tolist() if i in self._stage.shard.layers])
-                held = self._caches[int(cache)]
-                return self._forward(stage, held, rows_of(rows), int(num_parts), tuple(taps.tolist()))
+        if message.command is not Command.FORWARD:
+            result = self._do(message.command, arrays)
+            return lambda: result
+        (cache, num_parts), layers, taps, *rows = arrays
+        stage = self._stage.with_layers([i for i in layers.tolist() if i in self._stage.shard.layers])
+        held = self._caches[int(cache)]
+        return self._forward(stage, held, rows_of(rows), int(num_parts), tuple(taps.tolist()))
+
+    def _do(self, command: Command, arrays: Sequence[np.ndarray]) -> Any:
+        match command:
             case Command.NEW_CACHE:
                 self._caches[int(arrays[0][0])] = self._stage.new_cache(int(arrays[0][1]))
                 return self._collect(torch.zeros(1))
@@ -66,7 +78,7 @@ class Rank:
 
     def _forward(
         self, stage: Stage, cache: TorchKVCache, rows: Rows, num_parts: int, taps: tuple[int, ...]
-    ) -> ForwardOutput | None:
+    ) -> Callable[[], Any]:
         shard, links = stage.shard, self._links
         embedded = stage.embed(rows) if shard.is_first else None
         pieces, tapped = [], []
@@ -85,9 +97,17 @@ class Rank:
             x = torch.cat(pieces)
             normed, logits = stage.finish(x, rows.logit_rows)
             states |= last_taps(shard.config, taps, x, normed)
-        output = self._gather(rows, taps, states, logits)
-        links.flush()
-        return output
+        if links.rank != 0:
+            self._gather(rows, taps, states, logits)
+            return partial(links.flush, links.take_sent())
+        sent = links.take_sent()
+
+        def rest() -> ForwardOutput | None:
+            output = self._gather(rows, taps, states, logits)
+            links.flush(sent)
+            return output
+
+        return rest
 
     def _before(self, size: int) -> Tensor:
         """Hidden states of `size` rows from the stage before."""
@@ -130,7 +150,7 @@ class Rank:
         """On rank 0 every rank's `tensor`, which has the same shape everywhere; elsewhere None."""
         world = range(self._layout.world_size)
         found = [self._to_first(tensor, tensor.shape, rank, tensor.dtype) for rank in world]
-        self._links.flush()
+        self._links.flush(self._links.take_sent())
         return [array for array in found if array is not None] if self._links.rank == 0 else None
 
     def _read(self, cache: TorchKVCache, slots: Sequence[int]) -> tuple[np.ndarray, np.ndarray] | None:
@@ -144,7 +164,7 @@ class Rank:
             part = self._to_first(stored, target.shape, rank)
             if part is not None:
                 target[:] = part
-        self._links.flush()
+        self._links.flush(self._links.take_sent())
         return (whole[0], whole[1]) if self._links.rank == 0 else None
 
     def _measure(self, rows: Rows, cache: TorchKVCache, repeats: int) -> list[np.ndarray] | None:
