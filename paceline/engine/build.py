@@ -63,7 +63,7 @@ def load_executor(checkpoint: Checkpoint, config: EngineConfig, name: str, progr
             if executor == "numba":
                 raise
         executor = "torch"
-    if config.dtype in ("int8", "w8a8", "gguf"):
+    if config.dtype in ("int8", "w8a8") or (config.dtype == "gguf" and executor != "cuda"):
         problem = f"{config.dtype!r} is not known to the {executor} executor"
         raise InvalidParameter("dtype", problem, "use bfloat16, float16 or float32")
     if config.kv_cache_dtype != "auto":

@@ -158,6 +158,17 @@ class DrawsLaws(Protocol):
 
 
 @runtime_checkable
+class RecordsPasses(Protocol):
+    """What a `CausalLM` has besides when the first pass of each shape takes longer than the others.
+
+    Attributes:
+        records_passes: it does so in this run.
+    """
+
+    records_passes: bool
+
+
+@runtime_checkable
 class SkipsLayers(Protocol):
     """What a `CausalLM` has besides when it can leave layers out, as self-speculation does."""
 

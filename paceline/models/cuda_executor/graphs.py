@@ -7,6 +7,7 @@ GPU.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
@@ -44,7 +45,7 @@ class CudaGraphs:
             run()
         torch.cuda.current_stream(self._device).wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             outputs = run()
 
         def replay() -> Outputs:
@@ -80,3 +81,8 @@ class EagerGraphs:
 def graphs_of(device: torch.device) -> GraphCapture:
     """The graphs that `device` has."""
     return CudaGraphs(device) if device.type == "cuda" else EagerGraphs()
+
+
+def on_device(device: torch.device) -> AbstractContextManager:
+    """While it is on, kernels and graphs go to `device`: Triton asks for the current one, whatever its arguments."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

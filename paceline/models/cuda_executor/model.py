@@ -6,6 +6,7 @@ device until the logits are fetched. Mixtures of experts, and machines without T
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,13 +16,15 @@ from paceline.models.base import PAGE_SIZE, DrawnOutput, ForwardOutput, KVCache,
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
 from paceline.models.cuda_executor.attention import AttentionName, attention_over, choose_attention, rows_of_tile
-from paceline.models.cuda_executor.graphs import Graph, GraphCapture, Outputs, graphs_of
+from paceline.models.cuda_executor.block_matrix import put_blocks
+from paceline.models.cuda_executor.graphs import Graph, GraphCapture, Outputs, graphs_of, on_device
 from paceline.models.cuda_executor.invariant import row_invariant
 from paceline.models.cuda_executor.laws import Asked, answers_of, read_answers
 from paceline.models.cuda_executor.paged_rows import PagedRows, num_splits
 from paceline.models.cuda_executor.staging import LARGEST, Staging, asked_bucket
+from paceline.models.dtypes import activations_beside_blocks
 from paceline.models.torch_executor.cache import TorchKVCache
-from paceline.models.torch_executor.model import Taps, TorchModel, check_rows, fetched, last_taps
+from paceline.models.torch_executor.model import Stage, Taps, TorchModel, check_rows, fetched, last_taps, usable_device
 from paceline.sampling.answered import Question
 
 
@@ -40,7 +43,8 @@ class CudaModel(TorchModel):
     Args:
         checkpoint: the weights.
         device: ``cuda``, ``cuda:0`` and so on, or ``cpu``.
-        dtype: ``bfloat16``, ``float16``, ``float32``, or ``auto``, see `choose_dtype`.
+        dtype: ``bfloat16``, ``float16``, ``float32``, ``gguf`` for a file's own blocks, widened to the activations'
+            format in registers, or ``auto``, see `choose_dtype`.
         attention: ``triton``, ``sdpa``, the twin ``by_position``, or ``auto``.
         deterministic: products whose sums have one order, so that a row's logits are bitwise the same in every batch,
             which takes longer. Without it libraries sum by the number of rows, and last digits of logits vary with it.
@@ -70,9 +74,16 @@ class CudaModel(TorchModel):
         self._tile = rows_of_tile(self.attention, config.num_attention_heads // config.num_key_value_heads)
         self._staging = Staging(config, on)
         can_wait = self.attention == "by_position" and on.type == "cuda"
-        self._has_graphs = self.attention != "sdpa" and config.experts is None and not can_wait
+        self.records_passes = self.attention != "sdpa" and config.experts is None and not can_wait
         self._capture = capture or graphs_of(on)
         self._logits = torch.empty(0)
+
+    def _load(self, checkpoint: Checkpoint, device: str) -> Stage:
+        if self.dtype_choice.name != "gguf":
+            return super()._load(checkpoint, device)
+        on, activations = usable_device(device), activations_beside_blocks(device)
+        prepare = partial(put_blocks, checkpoint=checkpoint, device=on, dtype=getattr(torch, activations))
+        return Stage(checkpoint, device, activations, prepare=prepare)
 
     @property
     def description(self) -> str:
@@ -98,11 +109,11 @@ class CudaModel(TorchModel):
     ) -> DrawnOutput:
         """See `DrawsLaws`: questions go to the device before the pass, and only answers and wanted rows come back."""
         asked = Asked.of(questions, self.config.vocab_size, self._stage.device)
-        wanted = torch.tensor([i for i, each in enumerate(questions) if each is None], dtype=torch.long)
-        wanted = wanted.to(self._stage.device)
+        wanted = [row for row, each in enumerate(questions) if each is None]
+        index = torch.tensor(wanted, device=self._stage.device) if wanted else slice(0)
         logits, states = self.launch(rows, cache, taps)
         answers = read_answers(answers_of(logits, asked).cpu().numpy(), questions)
-        output = fetched(logits[wanted], states)
+        output = fetched(logits[index], states)
         return DrawnOutput(answers, output.logits, output.taps)
 
     def launch(self, rows: Rows, cache: KVCache, taps: tuple[int, ...] = ()) -> tuple[Tensor, Taps]:
@@ -115,15 +126,17 @@ class CudaModel(TorchModel):
         check_rows(self.config, rows, taps)
         if self.attention == "sdpa":
             return self._scored(rows, cache, taps)
-        splits, num_asked = num_splits(rows), len(rows.logit_rows)
-        if self._has_graphs and self._staging.fits(rows):
-            placed = self._staging.place(rows, cache.spare_slot, self._tile, splits)
-            outputs = self._replay(placed, cache, taps, num_asked)
-        else:
-            placed = self._staging.place_apart(rows, cache.spare_slot, self._tile, splits)
-            outputs = self._compute(placed, cache, taps, num_asked)
-        logits, *states = outputs
+        num_asked = len(rows.logit_rows)
+        with on_device(self._stage.device):
+            logits, *states = self._outputs(rows, cache, taps, num_asked)
         return logits[:num_asked], {tap: state[: len(rows.token_ids)] for tap, state in zip(taps, states, strict=True)}
+
+    def _outputs(self, rows: Rows, cache: CudaKVCache, taps: tuple[int, ...], num_asked: int) -> Outputs:
+        """Logits, of the asked rows and perhaps more, and the states of each tap."""
+        how = (cache.spare_slot, self._tile, num_splits(rows))
+        if self.records_passes and self._staging.fits(rows):
+            return self._replay(self._staging.place(rows, *how), cache, taps, num_asked)
+        return self._compute(self._staging.place_apart(rows, *how), cache, taps, num_asked)
 
     def _replay(self, placed: PagedRows, cache: CudaKVCache, taps: tuple[int, ...], num_asked: int) -> Outputs:
         """Run the graph for these shapes, which is recorded the first time that they occur."""

@@ -13,7 +13,7 @@ from paceline.models.base import Rows, pages_for
 from paceline.models.config import ModelConfig
 from paceline.models.cuda_executor.paged_rows import FIELDS, PagedRows, pack, packed_size
 
-BUCKETS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+BUCKETS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 320)
 """Numbers of rows that passes are padded to."""
 LARGEST = BUCKETS[-1]
 _MOST_SEGMENTS = 64

@@ -6,7 +6,7 @@ Not for loading (`weights.py`), training, or other processes (`parallel/`).
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -56,9 +56,8 @@ class DecoderStack(nn.Module):
 
     def logits(self, x: Tensor) -> Tensor:
         """[K, vocab] float32 of final hidden states x [K, hidden]."""
-        weight = self.embedding.weight if self.head is None else self.head.weight
-        logits = nn.functional.linear(x, weight).float() * self._config.logit_scale
-        return soft_cap(logits, self._config.logit_softcap)
+        logits = self.embedding.project(x) if self.head is None else self.head(x)
+        return soft_cap(logits.float() * self._config.logit_scale, self._config.logit_softcap)
 
 
 class Stage:
@@ -70,14 +69,16 @@ class Stage:
         dtype: number format of weights, cache and activations.
         shard: what of the model to hold; all of it by default.
         total: sums over the ranks that hold the other shares of the same layers.
+        prepare: puts layers of another kind in place of some before weights are loaded; the bytes of what these hold.
 
     Raises:
         InvalidParameter: torch knows no such device, or the number format is another.
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, device: str, dtype: str, shard: Shard | None = None, total: Sum = alone
-    ) -> None:
+        self, checkpoint: Checkpoint, device: str, dtype: str, shard: Shard | None = None, total: Sum = alone,
+        prepare: Callable[[DecoderStack], int] | None = None,
+    ) -> None:  # fmt: skip
         if dtype not in DTypeName.__args__:
             known = ", ".join(DTypeName.__args__)
             raise InvalidParameter("dtype", f"{dtype!r} is not a number format of this executor", f"use one of {known}")
@@ -87,6 +88,7 @@ class Stage:
         self.device, self.dtype = usable_device(device), getattr(torch, dtype)
         with torch.device("meta"):
             self._stack = DecoderStack(self.shard, total)
+        self._prepared_bytes = prepare(self._stack) if prepare else 0
         load_weights(self._stack, checkpoint, self.device, self.dtype, self.shard)
         self._frequencies = [torch.from_numpy(table).float().to(self.device) for table in frequencies(config)]
         self._windows = frozenset(config.windows or (0,))
@@ -94,7 +96,7 @@ class Stage:
     @property
     def num_bytes(self) -> int:
         """Bytes of the weights."""
-        return sum(parameter.nbytes for parameter in self._stack.parameters())
+        return self._prepared_bytes + sum(parameter.nbytes for parameter in self._stack.parameters())
 
     def new_cache(self, num_pages: int) -> TorchKVCache:
         """An empty cache for the shard's layers and key heads."""
@@ -170,12 +172,21 @@ class TorchModel:
     def __init__(self, checkpoint: Checkpoint, device: str = "cpu", dtype: str = "float32") -> None:
         usable_device(device)
         self.dtype_choice = choose_dtype(dtype, checkpoint, "torch", device)
-        self._stage = Stage(checkpoint, device, self.dtype_choice.name)
+        self._stage = self._load(checkpoint, device)
+
+    def _load(self, checkpoint: Checkpoint, device: str) -> Stage:
+        """The weights in the chosen dtype."""
+        return Stage(checkpoint, device, self.dtype_choice.name)
 
     @property
     def config(self) -> ModelConfig:
         """See `CausalLM.config`."""
         return self._stage.shard.config
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the weights."""
+        return self._stage.num_bytes
 
     def new_cache(self, num_pages: int) -> TorchKVCache:
         """An empty cache of `num_pages` pages."""
@@ -213,8 +224,12 @@ class TorchModel:
 
 
 def fetched(logits: Tensor, taps: Taps) -> ForwardOutput:
-    """Logits and taps brought to the host; waits for the device."""
-    return ForwardOutput(logits.cpu().numpy(), {tap: state.float().cpu().numpy() for tap, state in taps.items()})
+    """Copies of logits and taps on the host; waits for the device."""
+
+    def copied(tensor: Tensor) -> np.ndarray:
+        return tensor.to("cpu", torch.float32, copy=True).numpy()
+
+    return ForwardOutput(copied(logits), {tap: copied(state) for tap, state in taps.items()})
 
 
 def last_taps(config: ModelConfig, taps: tuple[int, ...], x: Tensor, normed: Tensor) -> Taps:
@@ -234,8 +249,9 @@ def check_rows(config: ModelConfig, rows: Rows, taps: tuple[int, ...]) -> None:
         ("positions", rows.positions, config.max_position_embeddings),
         ("taps", [tap for tap in taps if tap != NORMED], config.num_hidden_layers + 1),
     ):
-        if len(values) and not 0 <= min(values) <= max(values) < limit:
-            raise InvalidParameter(field, f"{min(values)}..{max(values)} is outside the model", f"stay below {limit}")
+        if len(values) and not 0 <= np.min(values) <= np.max(values) < limit:
+            found = f"{np.min(values)}..{np.max(values)}"
+            raise InvalidParameter(field, f"{found} is outside the model", f"stay below {limit}")
 
 
 def usable_device(name: str) -> torch.device:

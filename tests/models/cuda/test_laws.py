@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 
 from paceline.errors import InvalidParameter  # noqa: E402
 from paceline.models.cuda_executor.laws import Asked, answers_of, read_answers  # noqa: E402
-from paceline.models.cuda_executor.laws.noise import exponentials, keys_tensor  # noqa: E402
+from paceline.models.cuda_executor.laws.noise import exponentials, words  # noqa: E402
 from paceline.models.cuda_executor.laws.warp import law_weights, ordered_sum  # noqa: E402
 from paceline.sampling import CounterRandomness, Law, TokenTree, Warper, resolve  # noqa: E402
 from paceline.sampling.answered import asks_of, question_about, questions_about, verify_answered  # noqa: E402
@@ -45,7 +45,7 @@ def answered(logits, questions):
 def test_noise_is_the_hosts():
     keys = [CounterRandomness(seed, stream).key(position, "target", -1)
             for seed in (0, 7, -3, 2**63 + 11) for stream in (0, 4) for position in (0, 500)]  # fmt: skip
-    ours = exponentials(keys_tensor(keys), 1000).numpy()
+    ours = exponentials(torch.from_numpy(words(keys)), 1000).numpy()
     for seed, stream, position, row in [(0, 0, 0, 0), (7, 4, 500, 7), (-3, 0, 500, 9), (2**63 + 11, 4, 0, 14)]:
         want = CounterRandomness(seed, stream).exponentials(np.arange(1000), position, "target")
         np.testing.assert_array_max_ulp(ours[row], want, 1)

@@ -23,7 +23,6 @@ from paceline.models.base import PAGE_SIZE
 from paceline.models.cuda_executor.paged_rows import SPLIT_KEYS, PagedRows
 from paceline.models.torch_executor.attention import AttentionForm
 
-BLOCK_KEYS = 64
 _LEAST_QUERIES = 16
 """Rows of the smallest product that tensor cores take."""
 
@@ -33,12 +32,17 @@ def queries_of_tile(group: int) -> int:
     return max(_LEAST_QUERIES, triton.next_power_of_2(group))
 
 
+def block_keys(width: int, bytes_each: int) -> int:
+    """Keys of a block, by the size of one alone: two stages of keys and values fit where 99 KiB are shared."""
+    return max(16, min(64, 16_384 // (width * bytes_each)))
+
+
 def rows_of_tile(group: int) -> int:
     """Most rows of a tile."""
     return queries_of_tile(group) // group
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _attend_split(
     query, keys, values, mixed, peaks, totals,
     first_page, natural_lengths, lengths, first_branch, tile_rows, tile_sizes, flat,
@@ -106,7 +110,7 @@ def _attend_split(
     tl.store(mixed + out[:, None] * HEAD_DIM + dim[None, :], summed, mask=alive[:, None] & in_head[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _add_splits(
     mixed, peaks, totals, lengths, out, num_rows,
     WINDOW: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr,
@@ -119,7 +123,8 @@ def _add_splits(
         first = tl.maximum(length - WINDOW, 0) // SPLIT
     dim = tl.arange(0, BLOCK_D)
     in_head = dim < HEAD_DIM
-    peak, total = float("-inf"), 0.0
+    peak = float("-inf")
+    total = 0.0
     summed = tl.zeros([BLOCK_D], tl.float32)
     for split in range(first, tl.cdiv(length, SPLIT)):
         at = (split * num_rows + row).to(tl.int64) * HEADS + head
@@ -147,7 +152,8 @@ def paged_attention(query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows
         rows.first_page, rows.natural, rows.lengths, rows.first_branch, rows.tile_rows, rows.tile_sizes, rows.flat,
         form.scale, num_rows,
         CAP=form.cap, WINDOW=form.window, GROUP=group, KEY_HEADS=key_heads, HEAD_DIM=head_dim,
-        QUERIES=queries_of_tile(group), BLOCK_N=BLOCK_KEYS, BLOCK_D=block_d, SPLIT=SPLIT_KEYS, PAGE=PAGE_SIZE,
+        QUERIES=queries_of_tile(group), BLOCK_N=block_keys(block_d, keys.itemsize), BLOCK_D=block_d, SPLIT=SPLIT_KEYS,
+        PAGE=PAGE_SIZE, num_stages=2,
     )  # fmt: skip
     _add_splits[(num_rows, heads)](
         mixed, peaks, totals, rows.lengths, out, num_rows,

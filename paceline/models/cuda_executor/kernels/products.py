@@ -19,7 +19,7 @@ _MANY_OUTPUTS = 8192
 _COLUMNS = 1024
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _product(
     x, weight, bias, out, num_rows, num_outputs, num_inputs,
     HAS_BIAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -63,7 +63,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         block_n, block_k = tile_of(outputs, inputs)
         _product[(triton.cdiv(outputs, block_n), triton.cdiv(len(flat), _ROWS))](
             flat, weight, weight if bias is None else bias, out, len(flat), outputs, inputs,
-            HAS_BIAS=bias is not None, BLOCK_M=_ROWS, BLOCK_N=block_n, BLOCK_K=block_k,
+            HAS_BIAS=bias is not None, BLOCK_M=_ROWS, BLOCK_N=block_n, BLOCK_K=block_k, num_stages=2,
         )  # fmt: skip
     return out.view(*x.shape[:-1], outputs)
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.models.cuda_executor.laws.asked import Asked, Trials
+from paceline.models.cuda_executor.laws.asked import Asked, Sampled, Trials
 from paceline.models.cuda_executor.laws.noise import exponentials
 from paceline.models.cuda_executor.laws.warp import edited, law_weights, ordered_sum
 from paceline.sampling.answered import Answer, Question
@@ -21,33 +21,36 @@ def answers_of(logits: Tensor, asked: Asked) -> Tensor:
     Args:
         logits: [rows, vocab] float32.
     """
-    own = logits[asked.rows]
+    own, wide = logits if asked.rows is None else logits[asked.rows], asked.wide
     raw_peak, argmax = own.max(dim=-1)
-    peak, best, pick = raw_peak.double(), argmax.clone(), argmax.clone()
-    drawn = torch.zeros(0, 0, dtype=torch.float64, device=logits.device)
-    if len(asked.wide):
-        scores = edited(own[asked.wide], asked.edits)
-        peak[asked.wide], best[asked.wide] = scores.max(dim=-1)
-        pick[asked.wide] = best[asked.wide]
-        if len(asked.sampled):
-            picks, drawn = _drawn(scores[asked.sampled], asked)
-            pick[asked.wide[asked.sampled]] = picks
+    peak, best, pick, drawn = raw_peak.double(), argmax, argmax, None
+    if wide is not None:
+        best, pick = argmax.clone(), argmax.clone()
+        scores = edited(own[wide.places], wide.edits)
+        peak[wide.places], best[wide.places] = scores.max(dim=-1)
+        pick[wide.places] = best[wide.places]
+        if wide.sampled is not None:
+            picks, drawn = _drawn(scores[wide.sampled.places], wide.sampled)
+            pick[wide.places[wide.sampled.places]] = picks
+    table = torch.stack([pick.double(), peak, best.double(), argmax.double()], dim=1)
+    if asked.tried is None:
+        return table
     chances = (asked.tried == pick[:, None]).double()
-    if len(asked.trials):
-        chances[asked.wide[asked.sampled], : drawn.shape[1]] = drawn
-    return torch.cat([torch.stack([pick.double(), peak, best.double(), argmax.double()], dim=1), chances], dim=1)
+    if wide is not None and wide.sampled is not None and drawn is not None:
+        chances[wide.places[wide.sampled.places], : drawn.shape[1]] = drawn
+    return torch.cat([table, chances], dim=1)
 
 
-def _drawn(scores: Tensor, asked: Asked) -> tuple[Tensor, Tensor]:
+def _drawn(scores: Tensor, own: Sampled) -> tuple[Tensor, Tensor]:
     """(picks [s], chances of the trials [s, trials]) of the sampled rows, `scores` [s, vocab]."""
-    law = law_weights(scores, asked.temperature, asked.min_p, asked.top_k, asked.top_p, asked.truncates)
-    chances = torch.zeros(len(law), len(asked.trials), dtype=law.dtype, device=law.device)
-    if asked.trials:
+    law = law_weights(scores, own.temperature, own.min_p, own.top_k, own.top_p, own.truncates)
+    chances = torch.zeros(len(law), len(own.trials), dtype=law.dtype, device=law.device)
+    if own.trials:
         law = law / ordered_sum(law)
-    for number, trials in enumerate(asked.trials):
+    for number, trials in enumerate(own.trials):
         chances[trials.rows, number] = law[trials.rows, trials.tokens]
         law = _refused(law, trials)
-    return (exponentials(asked.keys, law.shape[-1]) / law).argmin(dim=-1), chances
+    return (exponentials(own.keys, law.shape[-1]) / law).argmin(dim=-1), chances
 
 
 def _refused(law: Tensor, trials: Trials) -> Tensor:

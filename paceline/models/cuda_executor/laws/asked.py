@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.models.cuda_executor.laws.noise import keys_tensor
+from paceline.models.cuda_executor.laws.noise import words
 from paceline.sampling.answered import Question
 from paceline.sampling.edits import Edits
 
@@ -84,23 +84,16 @@ class Trials:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Asked:
-    """n questions about rows of logits.
+class Sampled:
+    """The s questions about laws above temperature 0.
 
     Attributes:
-        rows: [n] which of the pass's rows of logits.
-        tried: [n, most trials] tokens tried, -1 after the last.
-        wide: [w] questions, of the n, that take more than the largest logit; `edits` are of these.
-        sampled: [s] questions, of the w, above temperature 0, and what follows is of these.
+        places: [s] which of the wide questions.
         temperature, min_p, top_k, top_p: [s, 1]. keys: [s]. truncates: whether any is cut by top_k or top_p.
         trials: one for each number.
     """
 
-    rows: Tensor
-    tried: Tensor
-    wide: Tensor
-    edits: RowEdits
-    sampled: Tensor
+    places: Tensor
     temperature: Tensor
     min_p: Tensor
     top_k: Tensor
@@ -110,35 +103,87 @@ class Asked:
     trials: tuple[Trials, ...]
 
     @classmethod
+    def of(cls, wide: Sequence[Question], size: int, move: Move) -> "Sampled | None":
+        """Of those `wide` questions that ask for a draw; None when none does."""
+        places = [place for place, each in enumerate(wide) if each.temperature > 0]
+        own = [wide[place] for place in places]
+        if not own:
+            return None
+
+        def column(name: str, kind: type) -> Tensor:
+            return move(np.array([[getattr(each, name)] for each in own], kind))
+
+        return cls(
+            move(np.array(places, np.int64)),
+            column("temperature", np.float64), column("min_p", np.float64), column("top_k", np.int64),
+            column("top_p", np.float64),
+            move(words([each.key for each in own])),
+            any(each.top_k or each.top_p < 1 for each in own),
+            tuple(Trials.of(number, own, size, move) for number in range(max(len(each.trials) for each in own))),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Wide:
+    """The w questions that take more than the largest logit.
+
+    Attributes:
+        places: [w] which of all questions.
+        edits: of them, None when nothing is edited.
+        sampled: of them, None when all are greedy.
+    """
+
+    places: Tensor
+    edits: RowEdits | None
+    sampled: Sampled | None
+
+    @classmethod
+    def of(cls, asked: Sequence[Question], size: int, move: Move) -> "Wide | None":
+        """Of all questions `asked`; None when the largest logit answers each."""
+        places = [place for place, each in enumerate(asked) if each.temperature > 0 or each.edits is not None]
+        own = [asked[place] for place in places]
+        if not own:
+            return None
+        edits = [each.edits for each in own]
+        return cls(
+            move(np.array(places, np.int64)),
+            RowEdits.of(edits, size, move) if any(edits) else None,
+            Sampled.of(own, size, move),
+        )
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Asked:
+    """n questions about rows of logits; greedy ones without edits cost no copy at all.
+
+    Attributes:
+        rows: [n] which of the pass's rows of logits, None for all of them in order.
+        tried: [n, most trials] tokens tried, -1 after the last; None when nothing is tried.
+        wide: those that take more than the largest logit.
+    """
+
+    rows: Tensor | None
+    tried: Tensor | None
+    wide: Wide | None
+
+    @classmethod
     def of(cls, questions: Sequence[Question | None], size: int, device: torch.device) -> "Asked":
         """What is asked of rows of `size` logits, in order; None asks nothing."""
 
         def move(values: np.ndarray) -> Tensor:
             return torch.from_numpy(values).to(device)
 
-        asked = [(row, each) for row, each in enumerate(questions) if each is not None]
-        tried = np.full((len(asked), max((len(each.trials) for _, each in asked), default=0)), -1, np.int64)
-        for line, (_, each) in zip(tried, asked, strict=True):
+        asked = [each for each in questions if each is not None]
+        rows = [row for row, each in enumerate(questions) if each is not None]
+        most = max((len(each.trials) for each in asked), default=0)
+        tried = np.full((len(asked), most), -1, np.int64)
+        for line, each in zip(tried, asked, strict=True):
             line[: len(each.trials)] = [token for token, _ in each.trials]
-        wide = [i for i, (_, each) in enumerate(asked) if each.temperature > 0 or each.edits is not None]
-        sampled = [i for i, place in enumerate(wide) if asked[place][1].temperature > 0]
-        drawn = [asked[wide[i]][1] for i in sampled]
-
-        def column(name: str, kind: type) -> Tensor:
-            return move(np.array([[getattr(each, name)] for each in drawn], kind).reshape(len(drawn), 1))
-
         return cls(
-            move(np.array([row for row, _ in asked], np.int64)),
-            move(tried),
-            move(np.array(wide, np.int64)),
-            RowEdits.of([asked[place][1].edits for place in wide], size, move),
-            move(np.array(sampled, np.int64)),
-            column("temperature", np.float64), column("min_p", np.float64), column("top_k", np.int64),
-            column("top_p", np.float64),
-            keys_tensor([each.key for each in drawn]).to(device),
-            any(each.top_k or each.top_p < 1 for each in drawn),
-            tuple(Trials.of(i, drawn, size, move) for i in range(max((len(q.trials) for q in drawn), default=0))),
-        )  # fmt: skip
+            None if len(rows) == len(questions) else move(np.array(rows, np.int64)),
+            move(tried) if most else None,
+            Wide.of(asked, size, move),
+        )
 
 
 def _joined(parts: Sequence[np.ndarray], kind: type) -> np.ndarray:

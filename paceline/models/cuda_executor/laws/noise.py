@@ -4,6 +4,8 @@ splitmix64 (Steele, Lea and Flood 2014) on signed 64-bit integers: sums and prod
 shifts have the sign's copies masked away.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -16,9 +18,9 @@ def signed(word: int) -> int:
     return word - (1 << 64) if word >> 63 else word
 
 
-def keys_tensor(keys: list[int]) -> Tensor:
-    """[n] int64 of unsigned 64-bit keys."""
-    return torch.from_numpy(np.array(keys, np.uint64).view(np.int64))
+def words(keys: Sequence[int]) -> np.ndarray:
+    """[n] int64 with the bits of unsigned 64-bit keys."""
+    return np.array(keys, np.uint64).view(np.int64)
 
 
 def exponentials(keys: Tensor, vocab_size: int) -> Tensor:

@@ -9,9 +9,11 @@ _MASS_UNIT = 2.0**40
 """Of the mass of a nucleus: as many units as the most probable token has, so that sums are exact integers."""
 
 
-def edited(logits: Tensor, edits: RowEdits) -> Tensor:
+def edited(logits: Tensor, edits: RowEdits | None) -> Tensor:
     """[w, vocab] float64: logits [w, vocab] after `edits`."""
     scores = logits.double()
+    if edits is None:
+        return scores
     flat = scores.view(-1)
     flat[edits.biased] += edits.bias
     old = flat[edits.penalised]
