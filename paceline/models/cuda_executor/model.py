@@ -87,8 +87,10 @@ class CudaModel(TorchModel):
 
     @property
     def description(self) -> str:
-        """What reports call this executor."""
-        return f"CudaModel, {self.attention}{', deterministic' if self.deterministic else ''}"
+        """What reports, and the names of cost profiles, call this executor and its device."""
+        on = self._stage.device
+        name = torch.cuda.get_device_name(on) if on.type == "cuda" else on.type
+        return f"CudaModel on {name}, {self.attention}{', deterministic' if self.deterministic else ''}"
 
     def new_cache(self, num_pages: int) -> CudaKVCache:
         """An empty cache of `num_pages` pages."""

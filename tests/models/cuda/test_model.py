@@ -101,18 +101,18 @@ def test_logits_on_the_device_are_good_until_the_next_pass():
 
 
 def test_prompts_longer_than_any_bucket_and_passes_without_questions(reference):
-    pages, tokens = range(20), tokens_of(300)
+    pages, tokens = range(22), tokens_of(340)
     model = model_of(attention="sdpa")
     by_position = model_of()
     rows = build_rows([Part(pages, 0, tokens, logits="last")])
-    want = reference.forward(rows, reference.new_cache(20)).logits
+    want = reference.forward(rows, reference.new_cache(22)).logits
     for ours in (model, by_position):
-        cache = ours.new_cache(20)
+        cache = ours.new_cache(22)
         close(ours.forward(rows, cache).logits, want)
         assert not cache.graphs
     silent = build_rows([Part(pages, 0, tokens[:5], logits="none")])
-    assert model.forward(silent, model.new_cache(20)).logits.shape == (0, 131)
-    assert by_position.forward(silent, by_position.new_cache(20)).logits.shape == (0, 131)
+    assert model.forward(silent, model.new_cache(22)).logits.shape == (0, 131)
+    assert by_position.forward(silent, by_position.new_cache(22)).logits.shape == (0, 131)
 
 
 def test_experts_run_without_graphs():
@@ -138,6 +138,12 @@ def test_half_precision_is_near(reference, dtype):
     ours, want = (each.forward(rows, each.new_cache(16)).logits for each in (model, reference))
     assert ours.dtype == np.float32
     assert np.corrcoef(ours.ravel(), want.ravel())[0, 1] > 0.999
+
+
+def test_the_description_tells_profiles_apart():
+    plain, exact = (model_of(deterministic=each).description for each in (False, True))
+    assert plain == "CudaModel on cpu, by_position"
+    assert exact == f"{plain}, deterministic"
 
 
 def test_what_cannot_be_had_is_refused():

@@ -4,8 +4,8 @@ A weight is scale * (value of its code) + shift. Tiles go by the weights' shape 
 `products.py`, so that a row's result does not depend on how many rows there are. The slow twin is `BlockMatrix.dense`.
 """
 
-# pyright: reportArgumentType=false
-# Triton's types have no way to pass a number as `tl.constexpr`.
+# pyright: reportArgumentType=false, reportCallIssue=false
+# Triton's types know neither numbers for `tl.constexpr` nor options of a launch, such as `num_stages`.
 
 import torch
 import triton
@@ -52,7 +52,7 @@ def _block_product(
         packed = tl.load(codes + output.to(tl.int64)[None, :] * row_bytes + at[:, None], mask=exists, other=0).to(
             tl.int32
         )
-        for half in tl.static_range(2 if HALVES else 1):
+        for half in tl.static_range(2 if HALVES else 1):  # pyright: ignore[reportGeneralTypeIssues]
             if HALVES:
                 inner = at // HALF * (2 * HALF) + half * HALF + at % HALF
                 code = (packed >> (4 * half)) & 15

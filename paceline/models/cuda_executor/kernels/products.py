@@ -6,8 +6,8 @@ and the inner dimension is summed from front to back (He et al. 2025, Defeating 
 The slow twins are in `invariant.py`.
 """
 
-# pyright: reportArgumentType=false
-# Triton's types have no way to pass a number as `tl.constexpr`.
+# pyright: reportArgumentType=false, reportCallIssue=false
+# Triton's types know neither numbers for `tl.constexpr` nor options of a launch, such as `num_stages`.
 
 import torch
 import triton
