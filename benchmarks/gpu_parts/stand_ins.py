@@ -23,13 +23,20 @@ def fill_in(names: tuple[str, ...] = OPTIONAL) -> list[str]:
     return absent
 
 
+class _Name(type):
+    """A class of which every name is such a class."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Name(name, (), {})
+
+
 class _Placeholder(ModuleType):
     """A package of which every name is an empty class."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return type(name, (), {})
+        return getattr(_Name(self.__name__, (), {}), name)
 
 
 def qwen_config(quick: bool) -> Any:

@@ -1,5 +1,10 @@
 """The GPU's benchmark on CPU tensors: every part runs on a tiny model, and its checks hold there."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("torch")
@@ -41,6 +46,25 @@ def test_a_part_that_fails_does_not_end_the_others():
     report = gpu.measure("meta", quick=True, minutes=1, parts=["draws", "head_training"])
     assert "failed" in report["parts"]["draws"]
     assert "skipped" in report["parts"]["head_training"]
+
+
+WITHOUT_PACKAGES = """
+import gpu_parts.stand_ins as stand_ins
+stand_ins.find_spec = lambda name: None
+import gpu
+report = gpu.measure("cpu", True, 5, ["identity"])
+assert report["placeholders"] == ["tokenizers", "safetensors"], report
+assert report["parts"]["identity"]["deterministic"]["same"] == 4, report
+"""
+
+
+def test_an_engine_runs_where_packages_for_files_are_missing():
+    folders = os.pathsep.join(str(Path(gpu.__file__).parents[up]) for up in (0, 1))
+    command = [sys.executable, "-c", WITHOUT_PACKAGES]
+    done = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": folders}, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_random_weights_have_no_equal_rows():
