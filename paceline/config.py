@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 
 from paceline.errors import InvalidParameter
 
-Executor = Literal["auto", "numba", "torch"]
+Executor = Literal["auto", "numba", "torch", "cuda"]
 SchedulerName = Literal["stall_free", "sarathi", "orca", "request_level"]
 LengthPolicyName = Literal["auto", "fixed", "heuristic", "confidence", "disco", "goodput", "cascade"]
 
@@ -89,8 +89,10 @@ class EngineConfig:
             ``w8a8`` rounds activations to 8 bits too and multiplies integers (lossy against int8, and the fastest for
             many rows); ``gguf`` does so with the blocks of a GGUF file as they are;
             ``auto`` chooses one that leaves the text as the file has it (`models.dtypes.choose_dtype`).
-        executor: ``numba`` (CPU kernels), ``torch`` (every family, any device), or ``auto``: numba where it can.
-        device: torch device of the torch executor.
+        executor: ``numba`` (CPU kernels), ``torch`` (every family, any device), ``cuda`` (graphs and kernels for one
+            GPU), or ``auto``: cuda on a CUDA device, elsewhere numba where it can.
+        device: torch device of the torch and cuda executors, e.g. ``cuda:0``. The cuda executor runs on ``cpu`` too,
+            slowly, for tests.
         num_threads: threads of a pass; None takes the physical cores that the process may use.
         tensor_parallel_size: processes that share every layer. More than one process in all means the torch executor;
             on CUDA each process has a device of its own.
@@ -110,6 +112,9 @@ class EngineConfig:
         scheduler: scheduling policy by name.
         parse_special_tokens: control tokens written in prompts and messages (``<|im_end|>``) count as such. Off, they
             are plain text, and nobody can end a turn but the chat template.
+        deterministic: of the cuda executor: a row's numbers are bitwise the same whatever shares its pass, as the CPU
+            kernels' always are, so that greedy and seeded texts depend neither on drafts nor on other requests; slower.
+            Off, they may where two tokens are about equally probable.
         profile: what a pass costs: a file that `paceline tune` wrote, ``auto`` for the one in the cache, if any, or
             ``none``. Without one a few passes are timed when the engine is made. Every pass corrects either.
     """
@@ -130,6 +135,7 @@ class EngineConfig:
     prefix_caching: bool = True
     scheduler: SchedulerName = "stall_free"
     parse_special_tokens: bool = True
+    deterministic: bool = False
     profile: str = "auto"
 
     def __post_init__(self) -> None:
@@ -155,13 +161,21 @@ class EngineConfig:
             if getattr(self, name) not in choice.__args__:
                 problem = f"{getattr(self, name)!r} is unknown"
                 raise InvalidParameter(name, problem, f"use one of {', '.join(choice.__args__)}")
-        if self.executor == "numba" and self.is_parallel:
-            raise InvalidParameter("executor", "'numba' runs in one process", "use torch for a parallel run")
+        if self.executor in ("numba", "cuda") and self.is_parallel:
+            problem = f"{self.executor!r} runs in one process"
+            raise InvalidParameter("executor", problem, "use torch for a parallel run")
 
     @property
     def is_parallel(self) -> bool:
         """Whether the model runs on several processes."""
         return self.tensor_parallel_size * self.pipeline_parallel_size > 1
+
+    @property
+    def chosen_executor(self) -> Executor:
+        """The executor that is meant; ``auto`` where numba is tried first, and torch is taken where it cannot."""
+        if self.is_parallel:
+            return "torch"
+        return "cuda" if self.executor == "auto" and self.device.startswith("cuda") else self.executor
 
     def in_one_process(self) -> "EngineConfig":
         """The same for a model that stays with this process, e.g. the draft model of a parallel run."""

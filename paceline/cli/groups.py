@@ -76,10 +76,15 @@ class Machine:
     dtype: o.Dtype = o.DEFAULT_DTYPE
     threads: o.Threads = None
     executor: o.ExecutorName = "auto"
+    device: o.Device = "cpu"
+    deterministic: o.Deterministic = False
 
     def engine(self) -> dict[str, Any]:
         """As `LLM` takes it."""
-        return {"dtype": self.dtype, "num_threads": self.threads, "executor": self.executor}
+        return {
+            "dtype": self.dtype, "num_threads": self.threads, "executor": self.executor, "device": self.device,
+            "deterministic": self.deterministic,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,10 @@ CacheDtype = Annotated[
         help="Keys and values: float32, float16, int8 (lossy), or auto (float16 with w8a8, gguf).",
     ),
 ]
-Device = Annotated[str, option(MACHINE, "--device", help="Device of the torch executor, e.g. cuda.")]
+Device = Annotated[str, option(MACHINE, "--device", help="cpu, or a GPU, e.g. cuda:0.")]
+Deterministic = Annotated[
+    bool, option(MACHINE, "--deterministic", help="On a GPU: logits bitwise alike in every batch, as on a CPU; slower.")
+]
 MaxModelLen = Annotated[
     int | None, option(MACHINE, "--max-model-len", help="Most tokens of prompt and answer; default the model's own.")
 ]
@@ -177,7 +180,7 @@ Otel = Annotated[
     bool,
     option(SERVER, "--otel", help="Tell OpenTelemetry of every request, by OTEL_EXPORTER_OTLP_ENDPOINT and the like."),
 ]
-ExecutorName = Annotated[str, option(MACHINE, "--executor", help="auto, numba or torch.")]
+ExecutorName = Annotated[str, option(MACHINE, "--executor", help="auto, numba, torch or cuda.")]
 Json = Annotated[bool, option(OUTPUT, "--json", help="Print one JSON object and nothing else.")]
 
 

@@ -19,7 +19,6 @@ _SETTINGS = Settings()
 class ServedOn(Devices):
     """How the model runs, and what it takes on at once."""
 
-    device: o.Device = "cpu"
     max_model_len: o.MaxModelLen = None
     max_num_seqs: o.MaxNumSeqs = o.DEFAULT_MAX_NUM_SEQS
     max_num_batched_tokens: o.MaxBatchedTokens = None
@@ -28,7 +27,7 @@ class ServedOn(Devices):
 
     def engine(self) -> dict[str, Any]:
         """As `LLM` takes it."""
-        own = ("device", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "scheduler", "parse_special_tokens")
+        own = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "scheduler", "parse_special_tokens")
         return Devices.engine(self) | {name: getattr(self, name) for name in own}
 
 

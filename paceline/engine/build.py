@@ -47,7 +47,7 @@ def load(name: str, config: EngineConfig, progress: NamedProgress = silent) -> L
 
 
 def load_executor(checkpoint: Checkpoint, config: EngineConfig, name: str, progress: NamedProgress) -> CausalLM:
-    """The model on the executor that `config` names; ``auto`` takes numba where it can.
+    """The model on the executor that `config` names; ``auto`` takes cuda on a CUDA device, else numba where it can.
 
     Raises:
         UnsupportedModel: the named executor does not run this family.
@@ -55,23 +55,32 @@ def load_executor(checkpoint: Checkpoint, config: EngineConfig, name: str, progr
             fit the model.
         WorkerDied: a process of a parallel run could not start.
     """
-    if config.executor != "torch" and not config.is_parallel:
+    executor = config.chosen_executor
+    if executor in ("auto", "numba"):
         try:
             return _numba_model(checkpoint, config, name, progress)
         except UnsupportedModel:
-            if config.executor == "numba":
+            if executor == "numba":
                 raise
-    from paceline.models.torch_executor import TorchModel
-
-    if config.dtype in ("int8", "w8a8", "gguf"):
-        problem = f"{config.dtype!r} is not known to the torch executor"
-        raise InvalidParameter("dtype", problem, "use bfloat16 or float32")
+        executor = "torch"
+    if config.dtype in ("int8", "w8a8") or (config.dtype == "gguf" and executor != "cuda"):
+        problem = f"{config.dtype!r} is not known to the {executor} executor"
+        raise InvalidParameter("dtype", problem, "use bfloat16, float16 or float32")
     if config.kv_cache_dtype != "auto":
-        problem = f"{config.kv_cache_dtype!r} cannot be chosen with the torch executor"
+        problem = f"{config.kv_cache_dtype!r} cannot be chosen with the {executor} executor"
         raise InvalidParameter("kv_cache_dtype", problem, "leave it at auto: keys have the weights' type")
     if config.is_parallel:
         return _parallel_model(checkpoint, config, name, progress)
-    return TorchModel(checkpoint, device=config.device, dtype=config.dtype)  # type: ignore[arg-type]
+    if executor == "cuda":
+        from paceline.models.cuda_executor import CudaModel
+
+        return CudaModel(checkpoint, config.device, config.dtype, deterministic=config.deterministic)
+    if config.deterministic:
+        problem = "the torch executor sums by the number of rows"
+        raise InvalidParameter("deterministic", problem, "use executor='cuda', or 'numba', which always is")
+    from paceline.models.torch_executor import TorchModel
+
+    return TorchModel(checkpoint, config.device, config.dtype)
 
 
 def _parallel_model(checkpoint: Checkpoint, config: EngineConfig, name: str, progress: NamedProgress) -> CausalLM:

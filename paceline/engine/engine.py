@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import NamedTuple
 
-import numpy as np
-
 from paceline.drafters.base import Drafter
 from paceline.engine.drafting import Drafting
+from paceline.engine.drawing import Scores, score, verdict_of
 from paceline.engine.grammar import Grammars
-from paceline.engine.inputs import copy_pages, part_of, settle
+from paceline.engine.inputs import copy_pages, settle
 from paceline.engine.live import LiveRequest, LiveSample
 from paceline.engine.metrics import EngineMetrics
 from paceline.engine.speculation import Speculation
@@ -27,7 +26,7 @@ from paceline.errors import EngineDead, InvalidParameter, WorkerDied, error_text
 from paceline.models.base import CausalLM, KVCache
 from paceline.models.rows import Part, build_rows
 from paceline.models.tokenizer import Tokenizer
-from paceline.sampling import TokenTree, Verdict
+from paceline.sampling import TokenTree
 from paceline.scheduling.batch import Commit, Grant, StepPlan, StepResult
 from paceline.scheduling.pages import salt_of
 from paceline.scheduling.request import RequestState
@@ -79,13 +78,6 @@ class StepOutput:
     index: int = 0
     completion: CompletionOutput | None = None
     draft: VerifiedDraft | None = None
-
-
-class Scores(NamedTuple):
-    """What a pass says of one request: the asked logits [rows, vocab], if any, and hidden states [rows, hidden]."""
-
-    logits: np.ndarray | None
-    taps: dict[int, np.ndarray]
 
 
 class Engine:
@@ -264,17 +256,7 @@ class Engine:
 
     def _run(self, plan: StepPlan, trees: dict[str, TokenTree]) -> dict[str, Scores]:
         """One forward pass; what it says of every request."""
-        parts = [part_of(grant, trees.get(grant.request.request_id, EMPTY)) for grant in plan.grants]
-        output = self._model.forward(build_rows(parts), self.cache, self.drafter.traits.taps)
-        scores, asked, row = {}, 0, 0
-        for grant, part in zip(plan.grants, parts, strict=True):
-            size = len(part.tokens)
-            num_asked = {"all": size, "last": 1, "none": 0}[part.logits]
-            logits = output.logits[asked : asked + num_asked] if num_asked else None
-            taps = {tap: states[row : row + size] for tap, states in output.taps.items()}
-            scores[grant.request.request_id] = Scores(logits, taps)
-            asked, row = asked + num_asked, row + size
-        return scores
+        return score(self._model, self.cache, self.drafter.traits.taps, plan.grants, trees, self._live)
 
     def _fail_pass(self, plan: StepPlan, error: Exception) -> list[str]:
         """The requests of a failed pass, which end with its error; everybody else is computed anew.
@@ -306,15 +288,16 @@ class Engine:
             raise live.error
         request_id = grant.request.request_id
         result = StepResult(request_id, grant.num_prefill_tokens, taps=scores.taps or None)
-        rows = scores.logits
-        if rows is None:
+        if not scores.says_something:
             return result
-        rows = live.scores.read_prompt(grant, rows)
+        if scores.logits is not None:
+            scores = scores._replace(logits=live.scores.read_prompt(grant, scores.logits))
         if not grant.needs_logits:
             return result
         tree = trees.get(request_id, EMPTY)
-        verdict = self._verdict(live, tree, rows)
-        live.scores.read(tree, verdict, rows)
+        verdict = verdict_of(live, tree, scores)
+        if scores.logits is not None:
+            live.scores.read(tree, verdict, scores.logits)
         if verdict.path:
             settle(self.cache, grant, verdict)
         result.token_ids = (*(tree.tokens[node] for node in verdict.path), verdict.token)
@@ -328,15 +311,8 @@ class Engine:
             result.rejected, result.num_refused = verdict.kind == "recovered", verdict.num_rejected
             result.is_own = request_id in self._drafting.own
             if self.drafter.traits.watches:
-                result.picks = rows.argmax(axis=1)
+                result.picks = scores.picks()
         return result
-
-    @staticmethod
-    def _verdict(live: LiveSample, tree: TokenTree, rows: np.ndarray) -> Verdict:
-        def target(node: int):
-            return live.warper.law(rows[node + 1], tree.tokens_to(node))
-
-        return live.judge.verdict(tree, target, live.state.num_tokens)
 
     def _commit(self, commit: Commit, seconds: StepSeconds, rows: PassRows) -> StepOutput:
         """Turn committed tokens into text, and retire the request when it is done."""

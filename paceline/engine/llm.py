@@ -367,7 +367,7 @@ def _is_bool(value: object) -> bool:
 def _start_compiler(model: str, config: EngineConfig) -> None:
     """While a built-in model is fetched for the first time, its kernels can already be compiled."""
     builtin = BUILTIN_MODELS.get(model)
-    if builtin is None or weights_path(builtin).exists() or config.executor == "torch" or config.is_parallel:
+    if builtin is None or weights_path(builtin).exists() or config.chosen_executor in ("torch", "cuda"):
         return
     from paceline.engine.ahead import compile_beside
     from paceline.models.numba_executor.ahead import compile_ahead

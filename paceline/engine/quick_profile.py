@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from paceline.models.base import CausalLM, pages_for
+from paceline.models.base import CausalLM, RecordsPasses, pages_for
 from paceline.models.rows import Part, build_rows
 from paceline.speculation import CostProfile
 
@@ -31,6 +31,8 @@ def quick_profile(model: CausalLM, clock: Callable[[], float]) -> CostProfile:
     """
     passes = _Passes(model, clock)
     passes.took(FEW[0])  # the first pass reads the weights and does not count
+    if isinstance(model, RecordsPasses) and model.records_passes:
+        passes.try_all()
     for all_rows, enough in ((FEW, _ENOUGH_FEW), (MANY, _ENOUGH)):
         for _ in range(_TURNS):
             for num_rows in all_rows:
@@ -48,6 +50,12 @@ class _Passes:
         self._cache = model.new_cache(len(self._pages))
         self._tokens = np.random.default_rng(0).integers(0, model.config.vocab_size, MANY[-1]).tolist()
         self.seconds: dict[int, float] = {}
+
+    def try_all(self) -> None:
+        """One pass over each number of rows that does not count, nor does its time."""
+        for num_rows in (*FEW, *MANY):
+            self.took(num_rows)
+        self._began = self._clock()
 
     @property
     def elapsed(self) -> float:

@@ -19,6 +19,7 @@ import numpy as np
 
 from paceline.errors import InvalidParameter
 from paceline.models.config import ModelConfig
+from paceline.sampling.answered import Answer, Question
 
 PAGE_SIZE = 16
 """Token slots per page of keys and values."""
@@ -128,6 +129,43 @@ class CausalLM(Protocol):
         the state after the final norm.
         """
         ...
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class DrawnOutput:
+    """What a pass says whose laws were drawn from where its logits are.
+
+    Attributes:
+        answers: one for each asked row of logits, None where the row itself was wanted.
+        logits: [wanted rows, vocab] float32, in order.
+        taps: as of `ForwardOutput`.
+    """
+
+    answers: list[Answer | None]
+    logits: np.ndarray
+    taps: dict[int, np.ndarray] = field(default_factory=dict)
+
+
+@runtime_checkable
+class DrawsLaws(Protocol):
+    """What a `CausalLM` has besides when it can answer questions about laws without handing out their logits."""
+
+    def forward_drawn(
+        self, rows: Rows, cache: KVCache, taps: tuple[int, ...], questions: Sequence[Question | None]
+    ) -> DrawnOutput:
+        """One pass as `CausalLM.forward`, with one question for each asked row of logits; None wants the row."""
+        ...
+
+
+@runtime_checkable
+class RecordsPasses(Protocol):
+    """What a `CausalLM` has besides when the first pass of each shape takes longer than the others.
+
+    Attributes:
+        records_passes: it does so in this run.
+    """
+
+    records_passes: bool
 
 
 @runtime_checkable

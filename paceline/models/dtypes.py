@@ -56,6 +56,13 @@ def choose_dtype(asked: str, checkpoint: Checkpoint, executor: Literal["numba", 
     return DtypeChoice("float32", f"holds the file's {stored} unrounded; bfloat16 takes half the bytes")
 
 
+def activations_beside_blocks(device: str) -> str:
+    """The dtype of activations where a GPU multiplies blocks: bfloat16 where it computes in it, else float16."""
+    if not device.startswith("cuda"):
+        return "float32"
+    return "bfloat16" if _multiplies_bfloat16(device) else "float16"
+
+
 def _multiplies_blocks(checkpoint: Checkpoint) -> bool:
     """Whether most weights are blocks, each kind has a kernel, and heads can be rounded in whole groups."""
     return (

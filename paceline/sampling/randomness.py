@@ -21,8 +21,8 @@ ROOT = -1
 
 _PURPOSE_CODES: dict[Purpose, int] = {"target": 1, "draft": 2, "accept": 3}
 _MASK = (1 << 64) - 1
-_INCREMENT = 0x9E3779B97F4A7C15  # splitmix64: odd, 2^64 over the golden ratio
-_MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+INCREMENT = 0x9E3779B97F4A7C15  # splitmix64: odd, 2^64 over the golden ratio
+MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 class Randomness(Protocol):
@@ -71,7 +71,7 @@ class CounterRandomness:
 
     def uniform(self, position: int, node: int) -> float:
         """The number in [0, 1), 53 bits, that the coin at (position, node) is tossed with."""
-        return (self._key(position, "accept", node) >> 11) * 2.0**-53
+        return (self.key(position, "accept", node) >> 11) * 2.0**-53
 
     def draw(self, law: Law, position: int, purpose: Purpose, node: int = ROOT) -> int:
         """A token of `law` by an exponential race; a one-hot law needs no noise and takes none.
@@ -87,7 +87,7 @@ class CounterRandomness:
 
     def exponentials(self, tokens: np.ndarray, position: int, purpose: Purpose, node: int = ROOT) -> np.ndarray:
         """[k] float64, the standard exponential noise of each of `tokens` under one key."""
-        bits = _stream(self._key(position, purpose, node), tokens)
+        bits = _stream(self.key(position, purpose, node), tokens)
         bits >>= np.uint64(12)
         uniforms = bits.astype(np.float64)
         # 52 bits and a half: never 0 and never 1, so the noise is finite and positive.
@@ -96,31 +96,31 @@ class CounterRandomness:
         np.log(uniforms, out=uniforms)
         return np.negative(uniforms, out=uniforms)
 
-    def _key(self, position: int, purpose: Purpose, node: int) -> int:
-        """The 64-bit key of a draw or coin."""
+    def key(self, position: int, purpose: Purpose, node: int) -> int:
+        """The 64-bit key of a draw or coin; the noise of a draw is a function of it and of the token."""
         return _absorb(_absorb(_absorb(self._base, position), _PURPOSE_CODES[purpose]), node)
 
 
 def _absorb(key: int, word: int) -> int:
     """The key that follows from `key` and one more word; a different word gives a different key."""
-    return _mix(((key ^ (word & _MASK)) + _INCREMENT) & _MASK)
+    return _mix(((key ^ (word & _MASK)) + INCREMENT) & _MASK)
 
 
 def _mix(state: int) -> int:
     """splitmix64's finaliser on a Python integer below 2^64."""
-    state = ((state ^ (state >> 30)) * _MULTIPLIERS[0]) & _MASK
-    state = ((state ^ (state >> 27)) * _MULTIPLIERS[1]) & _MASK
+    state = ((state ^ (state >> 30)) * MULTIPLIERS[0]) & _MASK
+    state = ((state ^ (state >> 27)) * MULTIPLIERS[1]) & _MASK
     return state ^ (state >> 31)
 
 
 def _stream(key: int, indices: np.ndarray) -> np.ndarray:
     """[k] uint64: outputs number `indices` of splitmix64 started at `key`, in place where numpy allows."""
     state = (indices + 1).astype(np.uint64)
-    state *= np.uint64(_INCREMENT)
+    state *= np.uint64(INCREMENT)
     state += np.uint64(key)
     state ^= state >> np.uint64(30)
-    state *= np.uint64(_MULTIPLIERS[0])
+    state *= np.uint64(MULTIPLIERS[0])
     state ^= state >> np.uint64(27)
-    state *= np.uint64(_MULTIPLIERS[1])
+    state *= np.uint64(MULTIPLIERS[1])
     state ^= state >> np.uint64(31)
     return state

@@ -14,6 +14,7 @@ import numpy as np
 
 from paceline.errors import InvalidParameter
 from paceline.sampling.counts import OutputCounts
+from paceline.sampling.edits import NO_IDS, NOTHING, Edits
 from paceline.sampling.grammar import GrammarCursor
 from paceline.sampling.law import GreedyLaw, Law
 from paceline.types import SamplingParams
@@ -105,7 +106,7 @@ class Warper:
         if self._only_grammar and not len(self._impossible_ends(path)):
             best = int(np.argmax(logits))
             if self.grammar is not None and self.grammar.allows(best, path):
-                _check_peak(float(logits[best]), best)
+                check_peak(float(logits[best]), best)
                 return GreedyLaw.of(best, smooth)
         scores, best = self._scores(logits, path)
         return GreedyLaw.of(best, lambda: truncated_law(_gaps(scores, best)))
@@ -155,41 +156,34 @@ class Warper:
         num_said = len(self._token_ids) - self._num_prompt_tokens + len(path)
         return self._end_ids if num_said < self.params.min_tokens else self._end_ids[:0]
 
+    def edits(self, path: Sequence[int] = ()) -> Edits | None:
+        """What is changed of single logits after `path`, in this order; None where nothing is."""
+        end_ids = self._impossible_ends(path)
+        if not self._edits(end_ids):
+            return None
+        penalised, subtracted = (NO_IDS, NOTHING) if self._counts is None else self._penalties(path)
+        bad = self._bad_words.next_ids(self._tail(path)) if self._bad_words else ()
+        return Edits(
+            self._bias_ids, self._bias, penalised, subtracted, self.params.repetition_penalty,
+            np.concatenate([end_ids, np.asarray(bad, np.int64)]),
+            None if self.grammar is None else self.grammar.allowed(path),
+        )  # fmt: skip
+
     def _scores(self, logits: np.ndarray, path: Sequence[int]) -> tuple[np.ndarray, int]:
         """([vocab] logits after bias, penalties and impossible tokens; the id of the largest)."""
-        end_ids = self._impossible_ends(path)
-        scores = self._edited(logits, path, end_ids) if self._edits(end_ids) else logits
+        edits, scores = self.edits(path), logits
+        if edits is not None:
+            scores = logits.astype(np.float64)
+            edits.apply(scores)
         best = int(np.argmax(scores))  # the first NaN, when there is one
-        _check_peak(float(scores[best]), best)
+        check_peak(float(scores[best]), best)
         return scores, best
 
-    def _edited(self, logits: np.ndarray, path: Sequence[int], end_ids: np.ndarray) -> np.ndarray:
-        """[vocab] float64, with `end_ids` impossible."""
-        scores = logits.astype(np.float64)
-        inside = self._bias_ids < len(scores)
-        scores[self._bias_ids[inside]] += self._bias[inside]
-        if self._counts is not None:
-            self._penalise(scores, *self._counts.totals(path))
-        scores[end_ids[end_ids < len(scores)]] = -np.inf
-        if self._bad_words:
-            forbidden = self._bad_words.next_ids(self._tail(path))
-            scores[[token for token in forbidden if token < len(scores)]] = -np.inf
-        mask = None if self.grammar is None else self.grammar.allowed(path)
-        if mask is not None:
-            np.copyto(scores[: len(mask)], -np.inf, where=~mask[: len(scores)])
-            scores[len(mask) :] = -np.inf
-        return scores
-
-    def _penalise(self, scores: np.ndarray, ids: np.ndarray, counts: np.ndarray) -> None:
-        """Repetition penalty (Keskar et al. 2019, CTRL), then frequency and presence, at `ids` [k]; in place."""
-        params = self.params
-        inside = ids < len(scores)
-        if not inside.all():
-            ids, counts = ids[inside], counts[inside]
-        old, penalty = scores[ids], params.repetition_penalty
-        new = np.where(old > 0, old / penalty, old * penalty)
-        new -= params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
-        scores[ids] = new
+    def _penalties(self, path: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Ids [k] that the penalties know, and what frequency and presence subtract from their logits [k]."""
+        assert self._counts is not None
+        ids, counts = self._counts.totals(path)
+        return ids, self.params.frequency_penalty * counts + self.params.presence_penalty * (counts > 0)
 
     def _tail(self, path: Sequence[int]) -> tuple[int, ...]:
         """The latest output tokens, `path` last: as many as the longest bad word looks back on."""
@@ -278,7 +272,8 @@ def _check_ids(params: SamplingParams, bad_word_ids: Sequence[Sequence[int]], vo
         raise InvalidParameter("bad_words", "a word has no tokens", "remove it")
 
 
-def _check_peak(peak: float, token: int) -> None:
+def check_peak(peak: float, token: int) -> None:
+    """Raise InvalidParameter when no law can be made of logits whose largest is `peak`, at `token`."""
     if np.isnan(peak) or peak == np.inf:
         raise InvalidParameter(
             "logits",

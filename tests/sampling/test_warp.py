@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from paceline.errors import InvalidParameter
 from paceline.sampling import Law, Warper
+from paceline.sampling.edits import Edits
 from paceline.sampling.warp import truncated_law
 from paceline.types import SamplingParams
 from tests.fakes import CountingList
@@ -239,7 +240,7 @@ def test_a_fulfilled_minimum_edits_nothing(monkeypatch) -> None:
     """No row is copied and no list of the output is made once enough was said."""
     text = [0] * 10
     warper = Warper(SamplingParams(temperature=0, min_tokens=12), eos_token_ids=(1,), token_ids=text)
-    monkeypatch.setattr(Warper, "_edited", lambda *_: pytest.fail("the row was edited"))
+    monkeypatch.setattr(Edits, "apply", lambda *_: pytest.fail("the row was edited"))
     assert warper.law(LOGITS, (0, 0)).tokens.tolist() == [1]
     text += [0, 0]
     assert warper.law(LOGITS).tokens.tolist() == [1]

@@ -1,4 +1,7 @@
-"""The reference executor: every family as clear torch code, on any device. The only folder that imports torch."""
+"""The reference executor: every family as clear torch code, on any device.
+
+Torch is imported here and in `cuda_executor/`, which builds on this, and nowhere else in `models/`.
+"""
 
 from paceline.errors import InvalidParameter
 

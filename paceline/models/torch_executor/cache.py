@@ -20,11 +20,17 @@ def unwritten_zeros(shape: Sequence[int], device: torch.device, dtype: torch.dty
 
 
 class TorchKVCache:
-    """Keys and values [layers, slots, kv_heads, head_dim] in the model's own number format."""
+    """Keys and values [layers, slots, kv_heads, head_dim] in the model's own number format.
 
-    def __init__(self, config: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype) -> None:
+    `spare_slots` lie after those of the pages, for whoever has something to write that nobody will read.
+    """
+
+    def __init__(
+        self, config: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype, spare_slots: int = 0
+    ) -> None:
         self._num_pages = num_pages
-        shape = (config.num_hidden_layers, num_pages * PAGE_SIZE, config.num_key_value_heads, config.head_dim)
+        slots = num_pages * PAGE_SIZE + spare_slots
+        shape = (config.num_hidden_layers, slots, config.num_key_value_heads, config.head_dim)
         self.keys, self.values = (unwritten_zeros(shape, device, dtype) for _ in range(2))
 
     @property
@@ -35,7 +41,7 @@ class TorchKVCache:
     @property
     def num_bytes(self) -> int:
         """See `KVCache.num_bytes`."""
-        return self.keys.nbytes + self.values.nbytes
+        return sum(stored[:, : self._num_pages * PAGE_SIZE].nbytes for stored in (self.keys, self.values))
 
     def move(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
         """Copy slots `sources` to `destinations`; indexing on the right makes a copy, so all reads come first."""

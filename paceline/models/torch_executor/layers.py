@@ -1,4 +1,4 @@
-"""The parts all families share: norms, rotation, attention over cached slots, feed-forward.
+"""The parts all families share: norms, rotation, projections around attention, feed-forward.
 
 A family is a `ModelConfig`, never a copy of these. Shapes: M rows, H query heads, K key heads, D = head_dim.
 """
@@ -13,7 +13,8 @@ from torch.nn import functional
 from paceline.models.config import ModelConfig
 from paceline.models.experts import Experts
 from paceline.models.positions import NO_TABLE, rope_table_of
-from paceline.models.torch_executor.cache import SegmentView, TorchKVCache
+from paceline.models.torch_executor.attention import Attends, AttentionForm
+from paceline.models.torch_executor.cache import TorchKVCache
 from paceline.models.torch_executor.split_layers import RowParallelLinear, Sum, alone
 
 
@@ -24,15 +25,13 @@ class Pass:
     Attributes:
         angles: of each rotary table the cosines and sines [M, 1, rotary_dim] of the rows' angles.
         slots: [M] cache slot that receives each row's key and value.
-        views: what the rows of each segment see.
-        weights: per view a sum [m, n] to which each layer adds its attention, mean over heads; None when not wanted.
+        attend: the attention over what each row sees of the cache.
     """
 
     angles: Sequence[tuple[Tensor, Tensor]]
     slots: Tensor
-    views: list[SegmentView]
+    attend: Attends
     cache: TorchKVCache
-    weights: list[Tensor] | None = None
 
 
 class RMSNorm(nn.Module):
@@ -71,11 +70,6 @@ def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     return torch.cat([turned, rest], dim=-1).to(x.dtype)
 
 
-def soft_cap(x: Tensor, cap: float) -> Tensor:
-    """cap tanh(x / cap), x itself without a cap (Gemma 2)."""
-    return torch.tanh(x / cap) * cap if cap else x
-
-
 class Attention(nn.Module):
     """Grouped-query attention (Ainslie et al. 2023): H / K query heads share one key head; K = H is the plain kind.
 
@@ -95,9 +89,9 @@ class Attention(nn.Module):
         self.query_norm = _query_key_norm(config, self._heads)
         self.key_norm = _query_key_norm(config, self._key_heads)
         self._over_all = config.qk_norm_over == "all"
-        self._table, self._window = rope_table_of(config, number), config.window(number)
-        self._scale = config.attention_scale or self._head_dim**-0.5
-        self._cap = config.attention_softcap
+        self._table = rope_table_of(config, number)
+        scale = config.attention_scale or self._head_dim**-0.5
+        self._form = AttentionForm(scale, config.attention_softcap, config.window(number))
 
     def forward(self, x: Tensor, layer: int, step: Pass) -> Tensor:
         query = self._normed(self.query(x), self.query_norm, self._heads)
@@ -107,38 +101,12 @@ class Attention(nn.Module):
         keys, values = step.cache.keys[layer], step.cache.values[layer]
         keys[step.slots] = key
         values[step.slots] = self.value(x).view(-1, self._key_heads, self._head_dim)
-        return self.out(self._attend(query, keys, values, step).flatten(1))
+        return self.out(step.attend(query, keys, values, self._form).flatten(1))
 
     def _normed(self, x: Tensor, norm: nn.Module, heads: int) -> Tensor:
         """[M, heads, D] of x [M, heads * D], with its norm over all heads together or over each."""
         shape = (-1, heads, self._head_dim)
         return norm(x).view(shape) if self._over_all else norm(x.view(shape))
-
-    def _attend(self, query: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """[M, H, D] values mixed by softmax(query . key * scale) over the slots each row sees."""
-        mixed = torch.empty_like(query)
-        for i, view in enumerate(step.views):
-            q, k, v = (t.transpose(0, 1) for t in (query[view.rows], keys[view.slots], values[view.slots]))
-            mask = view.masks[self._window]
-            if self._cap:
-                found = self._weights(q, k, mask).to(v.dtype) @ self._repeated(v)
-            else:
-                found = functional.scaled_dot_product_attention(
-                    q[None], k[None], v[None], attn_mask=mask, enable_gqa=True, scale=self._scale
-                )[0]
-            mixed[view.rows] = found.transpose(0, 1)
-            if step.weights is not None:
-                step.weights[i] += self._weights(q, k, mask).mean(dim=0)
-        return mixed
-
-    def _repeated(self, x: Tensor) -> Tensor:
-        """[H, n, D] of keys or values [K, n, D]."""
-        return x.repeat_interleave(self._heads // self._key_heads, dim=0)
-
-    def _weights(self, query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
-        """[H, m, n] softmax(query . key * scale) of query [H, m, D] and key [K, n, D]."""
-        scores = soft_cap(query.float() @ self._repeated(key).float().transpose(1, 2) * self._scale, self._cap)
-        return scores.masked_fill(~mask, -torch.inf).softmax(dim=-1)
 
 
 def _query_key_norm(config: ModelConfig, heads: int) -> nn.Module:

@@ -6,8 +6,7 @@ Not for loading (`weights.py`), training, or other processes (`parallel/`).
 """
 
 import copy
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -20,13 +19,16 @@ from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
 from paceline.models.dtypes import choose_dtype
 from paceline.models.positions import frequencies, growths
-from paceline.models.torch_executor.cache import TorchKVCache, segment_views
-from paceline.models.torch_executor.layers import Layer, Pass, make_norm, row_angles, soft_cap
+from paceline.models.torch_executor.attention import Attends, SegmentAttention, soft_cap
+from paceline.models.torch_executor.cache import SegmentView, TorchKVCache, segment_views
+from paceline.models.torch_executor.layers import Layer, Pass, make_norm, row_angles
 from paceline.models.torch_executor.shard import Shard
 from paceline.models.torch_executor.split_layers import Sum, VocabularyParallelEmbedding, alone
 from paceline.models.torch_executor.weights import load_weights
 
-DTypeName = Literal["float32", "bfloat16"]
+DTypeName = Literal["float32", "bfloat16", "float16"]
+Taps = dict[int, Tensor]
+"""Hidden states [M, hidden] by the layer they enter."""
 
 
 class DecoderStack(nn.Module):
@@ -54,9 +56,8 @@ class DecoderStack(nn.Module):
 
     def logits(self, x: Tensor) -> Tensor:
         """[K, vocab] float32 of final hidden states x [K, hidden]."""
-        weight = self.embedding.weight if self.head is None else self.head.weight
-        logits = nn.functional.linear(x, weight).float() * self._config.logit_scale
-        return soft_cap(logits, self._config.logit_softcap)
+        logits = self.embedding.project(x) if self.head is None else self.head(x)
+        return soft_cap(logits.float() * self._config.logit_scale, self._config.logit_softcap)
 
 
 class Stage:
@@ -68,24 +69,26 @@ class Stage:
         dtype: number format of weights, cache and activations.
         shard: what of the model to hold; all of it by default.
         total: sums over the ranks that hold the other shares of the same layers.
+        prepare: puts layers of another kind in place of some before weights are loaded; the bytes of what these hold.
 
     Raises:
         InvalidParameter: torch knows no such device, or the number format is another.
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, device: str, dtype: str, shard: Shard | None = None, total: Sum = alone
-    ) -> None:
-        if dtype not in ("float32", "bfloat16"):
-            raise InvalidParameter(
-                "dtype", f"{dtype!r} is not a number format of this executor", "use float32 or bfloat16"
-            )
+        self, checkpoint: Checkpoint, device: str, dtype: str, shard: Shard | None = None, total: Sum = alone,
+        prepare: Callable[[DecoderStack], int] | None = None,
+    ) -> None:  # fmt: skip
+        if dtype not in DTypeName.__args__:
+            known = ", ".join(DTypeName.__args__)
+            raise InvalidParameter("dtype", f"{dtype!r} is not a number format of this executor", f"use one of {known}")
         config = checkpoint.config
         self.shard = shard or Shard.whole(config)
-        self._running: Sequence[int] = self.shard.layers
-        self.device, self.dtype = _usable_device(device), getattr(torch, dtype)
+        self.running: Sequence[int] = self.shard.layers
+        self.device, self.dtype = usable_device(device), getattr(torch, dtype)
         with torch.device("meta"):
             self._stack = DecoderStack(self.shard, total)
+        self._prepared_bytes = prepare(self._stack) if prepare else 0
         load_weights(self._stack, checkpoint, self.device, self.dtype, self.shard)
         self._frequencies = [torch.from_numpy(table).float().to(self.device) for table in frequencies(config)]
         self._windows = frozenset(config.windows or (0,))
@@ -93,7 +96,7 @@ class Stage:
     @property
     def num_bytes(self) -> int:
         """Bytes of the weights."""
-        return sum(parameter.nbytes for parameter in self._stack.parameters())
+        return self._prepared_bytes + sum(parameter.nbytes for parameter in self._stack.parameters())
 
     def new_cache(self, num_pages: int) -> TorchKVCache:
         """An empty cache for the shard's layers and key heads."""
@@ -102,52 +105,62 @@ class Stage:
     def with_layers(self, layers: Sequence[int]) -> "Stage":
         """The same weights, of which `run` takes `layers` only; they must be the shard's."""
         view = copy.copy(self)
-        view._running = layers
+        view.running = layers
         return view
 
     def embed(self, rows: Rows) -> Tensor:
         """[M, hidden] that enter the first layer of the model."""
-        return self._stack.embed(self._tensor(rows.token_ids), self._tensor(rows.positions))
+        return self.embed_tokens(self._tensor(rows.token_ids), self._tensor(rows.positions))
 
-    def run(self, x: Tensor, rows: Rows, cache: TorchKVCache, taps: tuple[int, ...] = ()) -> tuple[Tensor, dict]:
+    def embed_tokens(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        """`embed` of token ids [M] at positions [M] that are on the device already."""
+        return self._stack.embed(token_ids, positions)
+
+    def run(self, x: Tensor, rows: Rows, cache: TorchKVCache, taps: tuple[int, ...] = ()) -> tuple[Tensor, Taps]:
         """Hidden states [M, hidden] after the shard's layers, and those that enter each tapped one of them."""
-        return self._run(x, self._pass(rows, cache), taps)
+        return self.run_layers(x, self._pass(rows, cache, SegmentAttention(self._views(rows))), taps)
 
     def page_attention(self, rows: Rows, cache: TorchKVCache) -> np.ndarray:
         """[M, max_pages]: see `WeighsPages`."""
-        step = self._pass(rows, cache)
-        weights = [torch.zeros(len(view.rows), len(view.slots), device=self.device) for view in step.views]
-        self._run(self.embed(rows), replace(step, weights=weights), ())
+        views = self._views(rows)
+        weights = [torch.zeros(len(view.rows), len(view.slots), device=self.device) for view in views]
+        self.run_layers(self.embed(rows), self._pass(rows, cache, SegmentAttention(views, weights)), ())
         shares = np.zeros((len(rows.token_ids), rows.page_tables.shape[1]), np.float32)
-        for view, sums in zip(step.views, weights, strict=True):
+        for view, sums in zip(views, weights, strict=True):
             members, pages = view.rows.cpu().numpy(), view.slots.cpu().numpy() // PAGE_SIZE
             table = rows.page_tables[rows.segments[members[0]]]
             in_page = pages[:, None] == table[None]
-            shares[members] = sums.cpu().numpy() @ in_page / len(self._running)
+            shares[members] = sums.cpu().numpy() @ in_page / len(self.running)
         return shares
 
-    def _run(self, x: Tensor, step: Pass, taps: tuple[int, ...]) -> tuple[Tensor, dict]:
+    def pass_over(self, positions: Tensor, slots: Tensor, attend: Attends, cache: TorchKVCache) -> Pass:
+        """What layers need to know of a pass over rows at `positions` [M] whose keys go to `slots` [M]."""
+        tables = zip(self._frequencies, growths(self.shard.config), strict=True)
+        angles = [row_angles(positions, table, factor) for table, factor in tables]
+        return Pass(angles, slots, attend, cache)
+
+    def run_layers(self, x: Tensor, step: Pass, taps: tuple[int, ...]) -> tuple[Tensor, Taps]:
+        """`run` of a pass that is on the device already."""
         tapped = {}
-        for i in self._running:
+        for i in self.running:
             if i in taps:
                 tapped[i] = x
             x = self._stack.layers[str(i)](x, i - self.shard.layers.start, step)
         return x, tapped
 
-    def finish(self, x: Tensor, logit_rows: np.ndarray) -> tuple[Tensor, Tensor]:
+    def finish(self, x: Tensor, logit_rows: np.ndarray | Tensor) -> tuple[Tensor, Tensor]:
         """[M, hidden] after the final norm of x [M, hidden], and the logits [K, vocabulary share] of `logit_rows`."""
         assert self._stack.norm is not None
         x = self._stack.norm(x)
         return x, self._stack.logits(x[self._tensor(logit_rows)])
 
-    def _pass(self, rows: Rows, cache: TorchKVCache) -> Pass:
-        positions = self._tensor(rows.positions)
-        tables = zip(self._frequencies, growths(self.shard.config), strict=True)
-        angles = [row_angles(positions, table, factor) for table, factor in tables]
-        views = segment_views(rows, self.device, self._windows)
-        return Pass(angles, self._tensor(rows.slots), views, cache)
+    def _views(self, rows: Rows) -> list[SegmentView]:
+        return segment_views(rows, self.device, self._windows)
 
-    def _tensor(self, values: np.ndarray) -> Tensor:
+    def _pass(self, rows: Rows, cache: TorchKVCache, attend: Attends) -> Pass:
+        return self.pass_over(self._tensor(rows.positions), self._tensor(rows.slots), attend, cache)
+
+    def _tensor(self, values: np.ndarray | Tensor) -> Tensor:
         return torch.as_tensor(values, dtype=torch.long, device=self.device)
 
 
@@ -157,13 +170,23 @@ class TorchModel:
     head_builder = "paceline.models.torch_executor.heads.build"
 
     def __init__(self, checkpoint: Checkpoint, device: str = "cpu", dtype: str = "float32") -> None:
+        usable_device(device)
         self.dtype_choice = choose_dtype(dtype, checkpoint, "torch", device)
-        self._stage = Stage(checkpoint, device, self.dtype_choice.name)
+        self._stage = self._load(checkpoint, device)
+
+    def _load(self, checkpoint: Checkpoint, device: str) -> Stage:
+        """The weights in the chosen dtype."""
+        return Stage(checkpoint, device, self.dtype_choice.name)
 
     @property
     def config(self) -> ModelConfig:
         """See `CausalLM.config`."""
         return self._stage.shard.config
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the weights."""
+        return self._stage.num_bytes
 
     def new_cache(self, num_pages: int) -> TorchKVCache:
         """An empty cache of `num_pages` pages."""
@@ -191,13 +214,25 @@ class TorchModel:
         if not isinstance(cache, TorchKVCache):
             raise InvalidParameter("cache", f"is a {type(cache).__name__}", "make it with this model's new_cache")
         check_rows(self.config, rows, taps)
+        return fetched(*self._scored(rows, cache, taps))
+
+    def _scored(self, rows: Rows, cache: TorchKVCache, taps: tuple[int, ...]) -> tuple[Tensor, Taps]:
+        """Logits [K, vocab] and taps on the device."""
         x, tapped = self._stage.run(self._stage.embed(rows), rows, cache, taps)
         normed, logits = self._stage.finish(x, rows.logit_rows)
-        tapped |= last_taps(self.config, taps, x, normed)
-        return ForwardOutput(logits.cpu().numpy(), {i: seen.float().cpu().numpy() for i, seen in tapped.items()})
+        return logits, tapped | last_taps(self.config, taps, x, normed)
 
 
-def last_taps(config: ModelConfig, taps: tuple[int, ...], x: Tensor, normed: Tensor) -> dict[int, Tensor]:
+def fetched(logits: Tensor, taps: Taps) -> ForwardOutput:
+    """Copies of logits and taps on the host; waits for the device."""
+
+    def copied(tensor: Tensor) -> np.ndarray:
+        return tensor.to("cpu", torch.float32, copy=True).numpy()
+
+    return ForwardOutput(copied(logits), {tap: copied(state) for tap, state in taps.items()})
+
+
+def last_taps(config: ModelConfig, taps: tuple[int, ...], x: Tensor, normed: Tensor) -> Taps:
     """Of the states before and after the final norm those that `taps` names."""
     last = {config.num_hidden_layers: x, NORMED: normed}
     return {tap: state for tap, state in last.items() if tap in taps}
@@ -214,11 +249,13 @@ def check_rows(config: ModelConfig, rows: Rows, taps: tuple[int, ...]) -> None:
         ("positions", rows.positions, config.max_position_embeddings),
         ("taps", [tap for tap in taps if tap != NORMED], config.num_hidden_layers + 1),
     ):
-        if len(values) and not 0 <= min(values) <= max(values) < limit:
-            raise InvalidParameter(field, f"{min(values)}..{max(values)} is outside the model", f"stay below {limit}")
+        if len(values) and not 0 <= np.min(values) <= np.max(values) < limit:
+            found = f"{np.min(values)}..{np.max(values)}"
+            raise InvalidParameter(field, f"{found} is outside the model", f"stay below {limit}")
 
 
-def _usable_device(name: str) -> torch.device:
+def usable_device(name: str) -> torch.device:
+    """The device called `name`. Raises InvalidParameter when torch cannot put anything there."""
     try:
         device = torch.device(name)
         torch.empty(0, device=device)

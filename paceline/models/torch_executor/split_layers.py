@@ -45,3 +45,7 @@ class VocabularyParallelEmbedding(nn.Embedding):
         is_own = (own >= 0) & (own < self.num_embeddings)
         found = super().forward(own.clamp(0, self.num_embeddings - 1))
         return self._total(found * is_own[:, None])
+
+    def project(self, x: Tensor) -> Tensor:
+        """Logits [..., tokens] of final states x [..., hidden], where the head is tied to this table."""
+        return functional.linear(x, self.weight)

@@ -28,13 +28,13 @@ def load_weights(
     """Give every parameter of `module` (made on the meta device) its shard of its tensor, one tensor after another."""
     tensors = {}
     for name, _ in module.named_parameters():
-        stored = checkpoint.tensor(_checkpoint_name(name))
+        stored = checkpoint.tensor(checkpoint_name(name))
         values = torch.from_numpy(np.ascontiguousarray(shard.part(name, stored)))
         tensors[name] = values.to(device=device, dtype=dtype)
     module.load_state_dict(tensors, assign=True)
 
 
-def _checkpoint_name(name: str) -> str:
+def checkpoint_name(name: str) -> str:
     """The checkpoint's name of the parameter `name`."""
     stem, kind = name.rsplit(".", 1)
     if not stem.startswith("layers."):

@@ -1,0 +1,148 @@
+"""`Bench`: what the parts of the program share: the device, the model, an engine around it, and clocks."""
+
+import gc
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from gpu_parts.stand_ins import NumberTokenizer, RandomWeights, make_recorded, qwen_config
+
+
+@dataclass
+class Bench:
+    """One run.
+
+    Attributes:
+        device: torch's name of it.
+        quick: a tiny model and few repetitions, to see that everything runs.
+        deadline: `time.perf_counter` after which no part begins.
+        errors: chance that a draft's token is wrong.
+        results: of the parts so far, by name.
+    """
+
+    device: str
+    quick: bool
+    deadline: float
+    errors: float = 0.2
+    results: dict[str, dict[str, Any]] = field(default_factory=lambda: defaultdict(dict))
+
+    @cached_property
+    def on(self) -> torch.device:
+        """The device."""
+        return torch.device(self.device)
+
+    @cached_property
+    def dtype(self) -> str:
+        """What weights are stored in."""
+        return "float32" if self.quick else "bfloat16"
+
+    @cached_property
+    def attention(self) -> str:
+        """The kernel, or its twin where there is no GPU."""
+        from paceline.models.cuda_executor.attention import choose_attention
+
+        return choose_attention("auto", self.on) if self.on.type == "cuda" else "by_position"
+
+    @cached_property
+    def checkpoint(self) -> RandomWeights:
+        """Random weights of the shape that is measured."""
+        return RandomWeights(qwen_config(self.quick))
+
+    @cached_property
+    def model(self) -> Any:
+        """The executor as users get it."""
+        return self.make_model(self.dtype, deterministic=False)
+
+    @cached_property
+    def exact(self) -> Any:
+        """The same with sums in one order."""
+        return self.make_model(self.dtype, deterministic=True)
+
+    def make_model(self, dtype: str, deterministic: bool) -> Any:
+        """A `CudaModel` of the weights."""
+        from paceline.models.cuda_executor import CudaModel
+
+        return CudaModel(
+            self.checkpoint, self.device, dtype, attention=self.attention, deterministic=deterministic  # type: ignore
+        )  # fmt: skip
+
+    def engine(self, model: Any, num_drafts: int = 0, answers: dict | None = None, policy: Any = "fixed") -> Any:
+        """An engine around `model` that drafts up to `num_drafts` tokens of the recorded `answers` each step."""
+        from paceline.config import EngineConfig, SpeculativeConfig
+        from paceline.engine.build import build_engine
+        from paceline.models.loaded import LoadedModel
+        from paceline.models.resolve import ModelSource
+
+        source = ModelSource("random", self.checkpoint, NumberTokenizer(model.config.vocab_size))  # type: ignore
+        room = 1 << (23 if self.quick else 30)
+        config = EngineConfig(
+            executor="cuda", device=self.device, kv_cache_memory_bytes=room, profile="none", prefix_caching=False
+        )  # fmt: skip
+        spec = SpeculativeConfig("ngram" if answers else "plain", policy=policy, num_draft_tokens=num_drafts)
+        drafter = make_recorded(answers, self.errors) if answers else None
+        return build_engine(LoadedModel(source, model), config, spec, drafter=drafter)
+
+    def prompts(self, count: int, length: int | None = None) -> list[list[int]]:
+        """Random token ids, the same ones every time."""
+        rng, length = np.random.default_rng(count), length or (8 if self.quick else 32)
+        return rng.integers(0, self.checkpoint.config.vocab_size, (count, length)).tolist()
+
+    def seconds(self, run: Callable[[], Any], repeats: int = 20) -> float:
+        """The median time of `run`, the device's work included, after two runs that do not count."""
+        times = []
+        for _ in range(2 + (2 if self.quick else repeats)):
+            self.wait()
+            began = time.perf_counter()
+            run()
+            self.wait()
+            times.append(time.perf_counter() - began)
+        return statistics.median(times[2:])
+
+    def tidy(self) -> None:
+        """Give back what nobody uses any more: engines lie in cycles, and their caches are large."""
+        gc.collect()
+        if self.on.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def wait(self) -> None:
+        """Until the device has done everything."""
+        if self.on.type == "cuda":
+            torch.cuda.synchronize(self.on)
+
+
+def answer_all(engine: Any, prompts: Sequence[Sequence[int]], max_tokens: int) -> tuple[list[list[int]], dict]:
+    """Greedy answers to `prompts` in flight together, and what they took after everybody's first token."""
+    from paceline.types import SamplingParams
+
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    for number, prompt in enumerate(prompts):
+        engine.add_request(str(number), prompt, params)
+    begun: set[str] = set()
+    finished, said, started, steps = {}, 0, 0.0, 0
+    while engine.has_unfinished_requests:
+        for output in engine.step():
+            said += len(output.tokens) if started else 0
+            begun.add(output.request_id)
+            if output.finished:
+                finished[output.request_id] = output.finished
+        steps += bool(started)
+        if not started and len(begun) == len(prompts):
+            started = time.perf_counter()
+    seconds = time.perf_counter() - started
+    done = [finished[str(number)] for number in range(len(prompts))]
+    stats = [each.stats for each in done]
+    figures = {
+        "tokens_per_second": said / seconds,
+        "steps": steps,
+        "tokens_per_step_and_request": said / max(steps, 1) / len(prompts),
+        "drafted": sum(each.num_draft_tokens for each in stats),
+        "accepted": sum(each.num_accepted_tokens for each in stats),
+    }
+    return [[*prompt, *each.token_ids] for prompt, each in zip(prompts, done, strict=True)], figures

@@ -1,0 +1,116 @@
+"""What a step's verdicts need of the target: rows of logits, or answers about their laws from where the logits are.
+
+A model that draws itself (`DrawsLaws`) is asked about every request whose rule asks nothing more of a law. Requests
+that want to know logits (log-probabilities), and rules that do more with a law, get their rows. Not for rules
+(`sampling/`).
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from paceline.engine.inputs import part_of
+from paceline.engine.live import LiveSample
+from paceline.models.base import CausalLM, DrawsLaws, KVCache
+from paceline.models.rows import Part, build_rows
+from paceline.sampling import TokenTree, Verdict
+from paceline.sampling.answered import Answer, Question, asks_of, questions_about, verify_answered
+from paceline.sampling.randomness import CounterRandomness
+from paceline.scheduling.batch import Grant
+
+_EMPTY = TokenTree()
+
+
+class Scores(NamedTuple):
+    """What a pass says of one request.
+
+    Attributes:
+        logits: the asked rows [rows, vocab], if any.
+        taps: hidden states [rows, hidden] by layer.
+        answers: in place of logits, one for the root and each node.
+    """
+
+    logits: np.ndarray | None
+    taps: dict[int, np.ndarray]
+    answers: Sequence[Answer] | None = None
+
+    @property
+    def says_something(self) -> bool:
+        """Whether the request has logits or answers."""
+        return self.logits is not None or self.answers is not None
+
+    def picks(self) -> np.ndarray:
+        """[rows] the most probable token of each row."""
+        if self.answers is not None:
+            return np.array([answer.argmax for answer in self.answers])
+        assert self.logits is not None
+        return self.logits.argmax(axis=1)
+
+
+def score(
+    model: CausalLM, cache: KVCache, taps: tuple[int, ...], grants: Sequence[Grant], trees: dict[str, TokenTree],
+    live: dict[str, LiveSample],
+) -> dict[str, Scores]:  # fmt: skip
+    """One pass over the rows of `grants`; what it says of each request."""
+    drafts = [trees.get(grant.request.request_id, _EMPTY) for grant in grants]
+    parts = [part_of(grant, tree) for grant, tree in zip(grants, drafts, strict=True)]
+    sizes = [{"all": len(part.tokens), "last": 1, "none": 0}[part.logits] for part in parts]
+    rows = build_rows(parts)
+    if not isinstance(model, DrawsLaws):
+        output = model.forward(rows, cache, taps)
+        return _shares(grants, parts, sizes, [None] * len(grants), output.logits, output.taps)
+    asked = [
+        _questions(grant, live[grant.request.request_id], tree, size)
+        for grant, tree, size in zip(grants, drafts, sizes, strict=True)
+    ]
+    flat = [q for own, size in zip(asked, sizes, strict=True) for q in (own or [None] * size)]
+    drawn, answers = model.forward_drawn(rows, cache, taps, flat), []
+    given = iter(drawn.answers)
+    for own, size in zip(asked, sizes, strict=True):
+        found = [next(given) for _ in range(size)]
+        answers.append(found if own else None)
+    return _shares(grants, parts, sizes, answers, drawn.logits, drawn.taps)
+
+
+def verdict_of(live: LiveSample, tree: TokenTree, scores: Scores) -> Verdict:
+    """The request's rule over what the pass said."""
+    judge, position = live.judge, live.state.num_tokens
+    if scores.answers is not None:
+        assert isinstance(judge.randomness, CounterRandomness)
+        return verify_answered(judge.verify, tree, scores.answers, judge.randomness, position)
+    rows = scores.logits
+    assert rows is not None
+    return judge.verdict(tree, lambda node: live.warper.law(rows[node + 1], tree.tokens_to(node)), position)
+
+
+def _questions(grant: Grant, live: LiveSample, tree: TokenTree, size: int) -> list[Question] | None:
+    """What to ask about each of the request's `size` rows; None where the rows themselves are needed, or nothing is.
+
+    What goes wrong is found again, and kept to the request, when its rows are judged.
+    """
+    params, noise, asks = live.state.params, live.judge.randomness, asks_of(live.judge.verify, tree)
+    wants_rows = params.logprobs is not None or size != len(tree) + 1
+    if not grant.needs_logits or wants_rows or asks is None or live.error is not None:
+        return None
+    if not isinstance(noise, CounterRandomness):
+        return None
+    try:
+        return questions_about(tree, live.warper, noise, live.state.num_tokens, asks)
+    except Exception:
+        return None
+
+
+def _shares(
+    grants: Sequence[Grant], parts: Sequence[Part], sizes: Sequence[int], answers: Sequence, logits: np.ndarray,
+    taps: dict[int, np.ndarray],
+) -> dict[str, Scores]:  # fmt: skip
+    """Each request's share; `logits` has the rows of those without answers."""
+    scores, asked, row = {}, 0, 0
+    for grant, part, size, given in zip(grants, parts, sizes, answers, strict=True):
+        num_rows = 0 if given else size
+        own = logits[asked : asked + num_rows] if num_rows else None
+        states = {tap: found[row : row + len(part.tokens)] for tap, found in taps.items()}
+        scores[grant.request.request_id] = Scores(own, states, given)
+        asked, row = asked + num_rows, row + len(part.tokens)
+    return scores

@@ -1,0 +1,73 @@
+"""The attention of a pass on the device: the Triton kernel, PyTorch's own as fallback, and the slow twin of both.
+
+``triton`` and ``by_position`` read nothing but static tensors, so that their passes can be captured as graphs (on a GPU
+the kernel's alone, since the twin waits for it); ``sdpa`` makes masks on the host for every pass. Not for the kernel
+(`kernels/attention.py`).
+"""
+
+from functools import partial
+from importlib.util import find_spec
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from paceline.errors import InvalidParameter
+from paceline.models.cuda_executor.paged_rows import PagedRows, key_slots
+from paceline.models.torch_executor.attention import Attends, AttentionForm, soft_cap
+
+AttentionName = Literal["auto", "triton", "sdpa", "by_position"]
+
+
+def choose_attention(asked: AttentionName, device: torch.device) -> AttentionName:
+    """`asked`, or for ``auto`` the kernel on a GPU with Triton and PyTorch's own elsewhere.
+
+    Raises:
+        InvalidParameter: no such attention, or Triton is missing.
+    """
+    if asked not in AttentionName.__args__:
+        known = ", ".join(AttentionName.__args__)
+        raise InvalidParameter("attention", f"{asked!r} is unknown", f"use one of {known}")
+    has_triton = find_spec("triton") is not None
+    if asked == "auto":
+        return "triton" if has_triton and device.type == "cuda" else "sdpa"
+    if asked == "triton" and not has_triton:
+        raise InvalidParameter("attention", "needs triton", "run pip install 'paceline[cuda]', or use 'sdpa'")
+    return asked
+
+
+def rows_of_tile(name: AttentionName, group: int) -> int:
+    """Most rows of a tile where `group` query heads share a key head."""
+    if name != "triton":
+        return 1
+    from paceline.models.cuda_executor.kernels.attention import rows_of_tile
+
+    return rows_of_tile(group)
+
+
+def attention_over(name: AttentionName, rows: PagedRows) -> Attends:
+    """The attention called `name`, ``triton`` or ``by_position``, of a pass over `rows`."""
+    if name == "by_position":
+        return partial(attend_by_position, rows=rows)
+    from paceline.models.cuda_executor.kernels.attention import paged_attention
+
+    def attend(query: Tensor, keys: Tensor, values: Tensor, form: AttentionForm) -> Tensor:
+        return paged_attention(query, keys, values, rows, form)
+
+    return attend
+
+
+def attend_by_position(query: Tensor, keys: Tensor, values: Tensor, form: AttentionForm, rows: PagedRows) -> Tensor:
+    """The kernel's slow twin: one row after another, softmax over its slots in order of position, in float32.
+
+    Arguments as in `Attends`; rows that are padding get zeros.
+    """
+    mixed, group = torch.zeros_like(query), query.shape[1] // keys.shape[1]
+    for row in range(len(query)):
+        slots = key_slots(rows, row)[-form.window :]
+        if not len(slots):
+            continue
+        seen, known = (x[slots].float().repeat_interleave(group, dim=1) for x in (keys, values))  # [n, H, D]
+        scores = soft_cap(torch.einsum("hd,nhd->nh", query[row].float(), seen) * form.scale, form.cap)
+        mixed[row] = torch.einsum("nh,nhd->hd", scores.softmax(dim=0), known).to(query.dtype)
+    return mixed

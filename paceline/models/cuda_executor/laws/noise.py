@@ -1,0 +1,41 @@
+"""The counter-based noise of `sampling/randomness.py` for many keys at once, bit for bit the same.
+
+splitmix64 (Steele, Lea and Flood 2014) on signed 64-bit integers: sums and products wrap as unsigned ones do, and
+shifts have the sign's copies masked away.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.sampling.randomness import INCREMENT, MULTIPLIERS
+
+
+def signed(word: int) -> int:
+    """The signed number with the 64 bits of `word`."""
+    return word - (1 << 64) if word >> 63 else word
+
+
+def words(keys: Sequence[int]) -> np.ndarray:
+    """[n] int64 with the bits of unsigned 64-bit keys."""
+    return np.array(keys, np.uint64).view(np.int64)
+
+
+def exponentials(keys: Tensor, vocab_size: int) -> Tensor:
+    """[n, vocab_size] float64: what `CounterRandomness.exponentials` gives every token under each of `keys` [n] int64.
+
+    The bits are numpy's; the logarithm may differ in its last digit.
+    """
+    tokens = torch.arange(1, vocab_size + 1, device=keys.device)
+    state = tokens * signed(INCREMENT) + keys[:, None]
+    state = (state ^ _shifted(state, 30)) * signed(MULTIPLIERS[0])
+    state = (state ^ _shifted(state, 27)) * signed(MULTIPLIERS[1])
+    bits = _shifted(state ^ _shifted(state, 31), 12)
+    return -((bits.double() + 0.5) * 2.0**-52).log()
+
+
+def _shifted(words: Tensor, places: int) -> Tensor:
+    """`words` moved right, zeros coming in."""
+    return (words >> places) & ((1 << (64 - places)) - 1)

@@ -1,0 +1,172 @@
+"""`CudaModel`: the torch executor's layers over paged attention, one graph per number of rows.
+
+A pass packs its rows on the host, copies them by one copy, and replays the graph of its bucket; nobody waits for the
+device until the logits are fetched. Mixtures of experts, and machines without Triton, run without graphs.
+"""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from paceline.errors import InvalidParameter
+from paceline.models.base import PAGE_SIZE, DrawnOutput, ForwardOutput, KVCache, Rows
+from paceline.models.checkpoint import Checkpoint
+from paceline.models.config import ModelConfig
+from paceline.models.cuda_executor.attention import AttentionName, attention_over, choose_attention, rows_of_tile
+from paceline.models.cuda_executor.block_matrix import put_blocks
+from paceline.models.cuda_executor.graphs import Graph, GraphCapture, Outputs, graphs_of, on_device
+from paceline.models.cuda_executor.invariant import row_invariant
+from paceline.models.cuda_executor.laws import Asked, answers_of, read_answers
+from paceline.models.cuda_executor.paged_rows import PagedRows, num_splits
+from paceline.models.cuda_executor.staging import LARGEST, Staging, asked_bucket
+from paceline.models.dtypes import activations_beside_blocks
+from paceline.models.torch_executor.cache import TorchKVCache
+from paceline.models.torch_executor.model import Stage, Taps, TorchModel, check_rows, fetched, last_taps, usable_device
+from paceline.sampling.answered import Question
+
+
+class CudaKVCache(TorchKVCache):
+    """Paged keys and values, a spare slot for padded rows, and the graphs that were recorded over them."""
+
+    def __init__(self, config: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__(config, num_pages, device, dtype, spare_slots=1)
+        self.spare_slot = num_pages * PAGE_SIZE
+        self.graphs: dict[tuple, Graph] = {}
+
+
+class CudaModel(TorchModel):
+    """A `CausalLM` for one GPU, or for CPU tensors in tests.
+
+    Args:
+        checkpoint: the weights.
+        device: ``cuda``, ``cuda:0`` and so on, or ``cpu``.
+        dtype: ``bfloat16``, ``float16``, ``float32``, ``gguf`` for a file's own blocks, widened to the activations'
+            format in registers, or ``auto``, see `choose_dtype`.
+        attention: ``triton``, ``sdpa``, the twin ``by_position``, or ``auto``.
+        deterministic: products whose sums have one order, so that a row's logits are bitwise the same in every batch,
+            which takes longer. Without it libraries sum by the number of rows, and last digits of logits vary with it.
+        capture: makes graphs; by default what the device has.
+
+    Raises:
+        InvalidParameter: the device cannot be used, or an option is unknown.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        device: str = "cuda",
+        dtype: str = "auto",
+        *,
+        attention: AttentionName = "auto",
+        deterministic: bool = False,
+        capture: GraphCapture | None = None,
+    ) -> None:
+        super().__init__(checkpoint, device, dtype)
+        on, config = self._stage.device, checkpoint.config
+        self.attention: AttentionName = choose_attention(attention, on)
+        if deterministic and self.attention == "sdpa":
+            problem = "needs attention that sums in one order, which PyTorch's does not"
+            raise InvalidParameter("deterministic", problem, "run pip install 'paceline[cuda]' on a machine with a GPU")
+        self.deterministic = deterministic
+        self._tile = rows_of_tile(self.attention, config.num_attention_heads // config.num_key_value_heads)
+        self._staging = Staging(config, on)
+        can_wait = self.attention == "by_position" and on.type == "cuda"
+        self.records_passes = self.attention != "sdpa" and config.experts is None and not can_wait
+        self._capture = capture or graphs_of(on)
+        self._logits = torch.empty(0)
+
+    def _load(self, checkpoint: Checkpoint, device: str) -> Stage:
+        if self.dtype_choice.name != "gguf":
+            return super()._load(checkpoint, device)
+        on, activations = usable_device(device), activations_beside_blocks(device)
+        prepare = partial(put_blocks, checkpoint=checkpoint, device=on, dtype=getattr(torch, activations))
+        return Stage(checkpoint, device, activations, prepare=prepare)
+
+    @property
+    def description(self) -> str:
+        """What reports, and the names of cost profiles, call this executor and its device."""
+        on = self._stage.device
+        name = torch.cuda.get_device_name(on) if on.type == "cuda" else on.type
+        return f"CudaModel on {name}, {self.attention}{', deterministic' if self.deterministic else ''}"
+
+    def new_cache(self, num_pages: int) -> CudaKVCache:
+        """An empty cache of `num_pages` pages."""
+        return CudaKVCache(self.config, num_pages, self._stage.device, self._stage.dtype)
+
+    @torch.inference_mode()
+    def forward(self, rows: Rows, cache: KVCache, taps: tuple[int, ...] = ()) -> ForwardOutput:
+        """One pass over `rows` (see `CausalLM.forward`); waits for the device to fetch its logits and taps.
+
+        Raises:
+            InvalidParameter: a cache of another executor, or a row or tap outside the model.
+        """
+        return fetched(*self.launch(rows, cache, taps))
+
+    @torch.inference_mode()
+    def forward_drawn(
+        self, rows: Rows, cache: KVCache, taps: tuple[int, ...], questions: Sequence[Question | None]
+    ) -> DrawnOutput:
+        """See `DrawsLaws`: questions go to the device before the pass, and only answers and wanted rows come back."""
+        asked = Asked.of(questions, self.config.vocab_size, self._stage.device)
+        wanted = [row for row, each in enumerate(questions) if each is None]
+        index = torch.tensor(wanted, device=self._stage.device) if wanted else slice(0)
+        logits, states = self.launch(rows, cache, taps)
+        answers = read_answers(answers_of(logits, asked).cpu().numpy(), questions)
+        output = fetched(logits[index], states)
+        return DrawnOutput(answers, output.logits, output.taps)
+
+    def launch(self, rows: Rows, cache: KVCache, taps: tuple[int, ...] = ()) -> tuple[Tensor, Taps]:
+        """Start a pass: logits [K, vocab] float32 and taps [M, hidden] on the device, good until the next pass.
+
+        Nothing waits for the device here. Errors as `forward`.
+        """
+        if not isinstance(cache, CudaKVCache):
+            raise InvalidParameter("cache", f"is a {type(cache).__name__}", "make it with this model's new_cache")
+        check_rows(self.config, rows, taps)
+        if self.attention == "sdpa":
+            return self._scored(rows, cache, taps)
+        num_asked = len(rows.logit_rows)
+        with on_device(self._stage.device):
+            logits, *states = self._outputs(rows, cache, taps, num_asked)
+        return logits[:num_asked], {tap: state[: len(rows.token_ids)] for tap, state in zip(taps, states, strict=True)}
+
+    def _outputs(self, rows: Rows, cache: CudaKVCache, taps: tuple[int, ...], num_asked: int) -> Outputs:
+        """Logits, of the asked rows and perhaps more, and the states of each tap."""
+        how = (cache.spare_slot, self._tile, num_splits(rows))
+        if self.records_passes and self._staging.fits(rows):
+            return self._replay(self._staging.place(rows, *how), cache, taps, num_asked)
+        return self._compute(self._staging.place_apart(rows, *how), cache, taps, num_asked)
+
+    def _replay(self, placed: PagedRows, cache: CudaKVCache, taps: tuple[int, ...], num_asked: int) -> Outputs:
+        """Run the graph for these shapes, which is recorded the first time that they occur."""
+        bucket = len(placed.token_ids)
+        asked = asked_bucket(num_asked, bucket)
+        key = (bucket, asked, placed.num_splits, taps, tuple(self._stage.running))
+        graph = cache.graphs.get(key)
+        if graph is None:
+            if not len(self._logits):
+                self._logits = torch.empty(LARGEST, self.config.vocab_size, device=self._stage.device)
+            graph = cache.graphs[key] = self._capture(lambda: self._into_place(placed, cache, taps, asked))
+        return graph()
+
+    def _into_place(self, placed: PagedRows, cache: CudaKVCache, taps: tuple[int, ...], asked: int) -> Outputs:
+        """`_compute` with logits where those of all graphs go, so that each need not keep its own."""
+        logits, *states = self._compute(placed, cache, taps, asked)
+        return self._logits[:asked].copy_(logits), *states
+
+    def _compute(self, placed: PagedRows, cache: CudaKVCache, taps: tuple[int, ...], asked: int) -> Outputs:
+        """The logits of the first `asked` of the rows that are asked, and the states of each tap."""
+        with row_invariant(self._stage.device) if self.deterministic else nullcontext():
+            return self._through(placed, cache, taps, asked)
+
+    def _through(self, placed: PagedRows, cache: CudaKVCache, taps: tuple[int, ...], asked: int) -> Outputs:
+        stage, attend = self._stage, attention_over(self.attention, placed)
+        token_ids, positions, slots = (x.long() for x in (placed.token_ids, placed.positions, placed.slots))
+        x = stage.embed_tokens(token_ids, positions)
+        x, tapped = stage.run_layers(x, stage.pass_over(positions, slots, attend, cache), taps)
+        normed, logits = stage.finish(x, placed.logit_rows[:asked])
+        tapped |= last_taps(self.config, taps, x, normed)
+        return logits, *(tapped[tap] for tap in taps)

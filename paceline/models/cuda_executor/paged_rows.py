@@ -1,0 +1,118 @@
+"""`PagedRows`: a flat batch as a kernel reads it, packed into one array of 32-bit numbers so that one copy moves it.
+
+A row finds the slot of its key number j in `flat`: while j is below `natural`, at `first_page + j / PAGE_SIZE` the
+page; from there on, at `first_branch + j - natural` the slot itself. Rows of one segment that see nothing but pages are
+taken together as a *tile*, which reads each key once for all of them; a row of a tree's branch is a tile of its own.
+Not for the copy itself (`staging.py`).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.models.base import PAGE_SIZE, Rows
+
+FIELDS: tuple[str, ...] = (
+    "token_ids", "positions", "slots", "first_page", "natural", "lengths", "first_branch", "logit_rows", "tile_rows",
+    "tile_sizes",
+)  # fmt: skip
+"""The packed array begins with one line of B numbers for each; `flat` follows."""
+SPLIT_KEYS = 256
+"""Keys that one program of the kernel reads: enough splits of long contexts to fill a device, few enough to add up."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class PagedRows:
+    """B rows on a device, the last of which may be padding: they write to a spare slot, see nothing, are asked nothing.
+
+    Attributes:
+        token_ids, positions, slots: [B] int32, as of `Rows`.
+        first_page, first_branch: [B] int32, places in `flat`.
+        natural: [B] int32, how many leading keys lie in pages.
+        lengths: [B] int32, keys that the row sees.
+        logit_rows: [B] int32, rows whose logits are asked for, then zeros.
+        tile_rows, tile_sizes: [B] int32, first row and number of rows of each tile; the number is 0 after the last.
+        flat: [n] int32, page tables and slots of branches.
+        num_splits: splits of `SPLIT_KEYS` keys that the longest row has, or more.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    first_page: Tensor
+    natural: Tensor
+    lengths: Tensor
+    first_branch: Tensor
+    logit_rows: Tensor
+    tile_rows: Tensor
+    tile_sizes: Tensor
+    flat: Tensor
+    num_splits: int
+
+    @classmethod
+    def of(cls, packed: Tensor, num_rows: int, num_splits: int) -> "PagedRows":
+        """Views into `packed`, the array that `pack` wrote for `num_rows` rows, on whatever device it is now."""
+        lines = packed[: len(FIELDS) * num_rows].view(len(FIELDS), num_rows)
+        own = dict(zip(FIELDS, lines.unbind(), strict=True))
+        return cls(**own, flat=packed[lines.numel() :], num_splits=num_splits)
+
+
+def packed_size(rows: Rows, num_rows: int) -> int:
+    """Numbers that `pack` writes for `rows` padded to `num_rows`."""
+    return len(FIELDS) * num_rows + rows.page_tables.size + rows.branch_slots.size
+
+
+def pack(rows: Rows, num_rows: int, spare_slot: int, tile_size: int, out: np.ndarray) -> None:
+    """Write `rows`, padded to `num_rows`, to `out` [packed_size] int32.
+
+    Args:
+        spare_slot: receives the keys of padded rows.
+        tile_size: most rows of a tile.
+    """
+    size = len(rows.token_ids)
+    lines = out[: len(FIELDS) * num_rows].reshape(len(FIELDS), num_rows)
+    lines[:] = 0
+    line = dict(zip(FIELDS, lines, strict=True))
+    line["slots"][size:] = spare_slot
+    for name, values in (("token_ids", rows.token_ids), ("positions", rows.positions), ("slots", rows.slots),
+                         ("natural", rows.natural_lengths), ("lengths", rows.lengths)):  # fmt: skip
+        line[name][:size] = values
+    tables, branches = rows.page_tables, rows.branch_slots
+    line["first_page"][:size] = rows.segments * tables.shape[1]
+    line["first_branch"][:size] = tables.size + np.arange(size) * branches.shape[1]
+    line["logit_rows"][: len(rows.logit_rows)] = rows.logit_rows
+    first, sizes = tiles(rows, tile_size)
+    line["tile_rows"][: len(first)] = first
+    line["tile_sizes"][: len(first)] = sizes
+    flat = out[lines.size :]
+    flat[: tables.size] = tables.ravel()
+    flat[tables.size :] = branches.ravel()
+
+
+def tiles(rows: Rows, tile_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """(first row [t], number of rows [t]) of the tiles, at most `tile_size` rows each, all rows in one of them."""
+    size = len(rows.token_ids)
+    in_pages = rows.natural_lengths == rows.lengths
+    begins = np.ones(size, bool)
+    begins[1:] = (rows.segments[1:] != rows.segments[:-1]) | ~in_pages[1:] | ~in_pages[:-1]
+    numbers = np.arange(size)
+    since = numbers - np.maximum.accumulate(np.where(begins, numbers, 0))
+    first = np.flatnonzero(since % tile_size == 0)
+    return first, np.diff(first, append=size)
+
+
+def num_splits(rows: Rows) -> int:
+    """Splits that the longest row has, rounded up to a power of two so that few numbers occur."""
+    splits = -(-int(rows.lengths.max()) // SPLIT_KEYS)
+    return 1 << (splits - 1).bit_length()
+
+
+def key_slots(paged: PagedRows, row: int) -> Tensor:
+    """[lengths[row]] int64: the slots that `row` sees, in order of position; for the twin and for tests."""
+    natural, length = int(paged.natural[row]), int(paged.lengths[row])
+    at = torch.arange(natural, device=paged.flat.device)
+    pages = paged.flat[int(paged.first_page[row]) + at // PAGE_SIZE].long()
+    branch = int(paged.first_branch[row])
+    return torch.cat([pages * PAGE_SIZE + at % PAGE_SIZE, paged.flat[branch : branch + length - natural].long()])

@@ -1,0 +1,74 @@
+"""`Staging`: brings the rows of a pass to the device, by one copy, into the same tensors every time.
+
+Passes of up to `LARGEST` rows are padded to one of `BUCKETS`, so that few shapes occur and each can be a graph. Larger
+ones, which are prompts, get tensors of their own. Not for what the numbers mean (`paged_rows.py`).
+"""
+
+from bisect import bisect_left
+
+import numpy as np
+import torch
+
+from paceline.models.base import Rows, pages_for
+from paceline.models.config import ModelConfig
+from paceline.models.cuda_executor.paged_rows import FIELDS, PagedRows, pack, packed_size
+
+BUCKETS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 320)
+"""Numbers of rows that passes are padded to."""
+LARGEST = BUCKETS[-1]
+_MOST_SEGMENTS = 64
+_MOST_ASIDE = 64
+"""Pages that a request has, and slots of branches that a row has, beyond its positions."""
+
+
+def bucket_of(num_rows: int) -> int | None:
+    """The number of rows that `num_rows` are padded to; None when there are too many."""
+    return None if num_rows > LARGEST else BUCKETS[bisect_left(BUCKETS, num_rows)]
+
+
+def asked_bucket(num_asked: int, bucket: int) -> int:
+    """Rows whose logits are computed when `num_asked` of `bucket` rows are asked: none, few or all."""
+    few = min(BUCKETS[6], bucket)
+    return 0 if not num_asked else few if num_asked <= few else bucket
+
+
+class Staging:
+    """The static tensors of one model's passes.
+
+    Args:
+        config: bounds the pages of a request.
+        device: where they go; on a GPU copies come from pinned memory and nobody waits for them.
+    """
+
+    def __init__(self, config: ModelConfig, device: torch.device) -> None:
+        pages = pages_for(config.max_position_embeddings) + _MOST_ASIDE
+        self._capacity = LARGEST * (len(FIELDS) + _MOST_ASIDE) + _MOST_SEGMENTS * pages
+        self._device, self._is_cuda = device, device.type == "cuda"
+        self._host = torch.empty(self._capacity, dtype=torch.int32, pin_memory=self._is_cuda)
+        self._static = torch.zeros(self._capacity, dtype=torch.int32, device=device)
+        self._copied = torch.cuda.Event() if self._is_cuda else None
+
+    def fits(self, rows: Rows) -> bool:
+        """Whether `rows` can be placed in the static tensors."""
+        bucket = bucket_of(len(rows.token_ids))
+        return bucket is not None and packed_size(rows, bucket) <= self._capacity
+
+    def place(self, rows: Rows, spare_slot: int, tile_size: int, splits: int) -> PagedRows:
+        """`rows` that fit, in the static tensors of their bucket; arguments as of `pack`."""
+        bucket = bucket_of(len(rows.token_ids))
+        assert bucket is not None
+        size = packed_size(rows, bucket)
+        if self._copied is not None:
+            self._copied.synchronize()  # the copy before this one, long done
+        pack(rows, bucket, spare_slot, tile_size, self._host.numpy()[:size])
+        self._static[:size].copy_(self._host[:size], non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+        return PagedRows.of(self._static, bucket, splits)
+
+    def place_apart(self, rows: Rows, spare_slot: int, tile_size: int, splits: int) -> PagedRows:
+        """Any `rows`, as many as there are, in tensors of their own."""
+        size = len(rows.token_ids)
+        packed = np.empty(packed_size(rows, size), np.int32)
+        pack(rows, size, spare_slot, tile_size, packed)
+        return PagedRows.of(torch.from_numpy(packed).to(self._device), size, splits)

@@ -1,0 +1,109 @@
+"""An engine on the cuda executor, on CPU tensors: the torch executor's tokens, with picks drawn where logits are."""
+
+import pytest
+
+pytest.importorskip("torch")
+
+from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.engine.build import build_engine, load_executor, silent
+from paceline.errors import InvalidParameter
+from paceline.models.base import DrawsLaws
+from paceline.models.cuda_executor import CudaModel
+from paceline.models.loaded import LoadedModel
+from paceline.models.resolve import ModelSource
+from paceline.models.torch_executor import TorchModel
+from paceline.types import SamplingParams
+from tests.fakes import ByteTokenizer, RandomCheckpoint, small_config
+
+from .conftest import PROMPTS, run_all
+
+CHECKPOINT = RandomCheckpoint(small_config())
+MIXED = [
+    SamplingParams(temperature=0, max_tokens=24),
+    SamplingParams(temperature=0.8, top_p=0.9, seed=5, max_tokens=24),
+    SamplingParams(temperature=1.0, seed=6, max_tokens=24, repetition_penalty=1.2, frequency_penalty=0.1),
+    SamplingParams(temperature=0.9, top_k=20, seed=7, max_tokens=24, logprobs=1),
+]
+"""The last one wants log-probabilities, so that its rows come to the host."""
+
+
+@pytest.fixture(scope="module")
+def models():
+    ours, theirs = CudaModel(CHECKPOINT, "cpu", "float32", attention="by_position"), TorchModel(CHECKPOINT)
+    return {model: LoadedModel(_source(), model) for model in (ours, theirs)}
+
+
+def _source():
+    return ModelSource("random", CHECKPOINT, ByteTokenizer())  # type: ignore[arg-type]
+
+
+def answers(loaded, speculative, params):
+    config = EngineConfig(kv_cache_memory_bytes=1 << 22, profile="none")
+    engine = build_engine(loaded, config, SpeculativeConfig.of(speculative))
+    found = run_all(engine, PROMPTS, params)
+    return [(each.token_ids, each.outputs[0].finish_reason) for each in found], found
+
+
+@pytest.mark.parametrize("speculative", [
+    None,
+    {"method": "ngram", "policy": "fixed", "num_draft_tokens": 4},
+    {"method": "lookahead", "policy": "fixed", "num_draft_tokens": 6},
+])  # fmt: skip
+def test_greedy_and_seeded_text_is_the_torch_executors(models, speculative):
+    (ours, _), (theirs, _) = (answers(loaded, speculative, MIXED) for loaded in models.values())
+    assert ours == theirs
+
+
+def test_p_over_q_by_name_is_judged_with_the_same_coins(models):
+    speculative = {"method": "ngram", "policy": "fixed", "num_draft_tokens": 4, "rule": "p/q"}
+    (ours, _), (theirs, _) = (answers(loaded, speculative, MIXED) for loaded in models.values())
+    assert ours == theirs
+
+
+def test_only_requests_that_want_logits_get_them(models, monkeypatch):
+    model, loaded = next(iter(models.items()))
+    asked, draw = [], model.forward_drawn
+    monkeypatch.setattr(model, "forward_drawn", lambda *given: asked.append(given[3]) or draw(*given))
+    _, found = answers(loaded, None, MIXED)
+    assert found[3].outputs[0].logprobs is not None
+    wanted = [sum(each is None for each in questions) for questions in asked]
+    assert max(wanted) == 1
+    assert max(len(questions) for questions in asked) == 4
+
+
+def test_a_broken_row_ends_its_request_alone(models, monkeypatch):
+    model, loaded = next(iter(models.items()))
+    launch, calls = model.launch, []
+
+    def spoiled(rows, cache, taps=()):
+        logits, states = launch(rows, cache, taps)
+        if len(rows.logit_rows) == 2:
+            logits[0, 3] = float("nan")
+            calls.append(rows)
+        return logits, states
+
+    monkeypatch.setattr(model, "launch", spoiled)
+    engine = build_engine(loaded, EngineConfig(kv_cache_memory_bytes=1 << 22, profile="none"), None)
+    first, second = run_all(engine, PROMPTS[:2], SamplingParams(temperature=0, max_tokens=6, ignore_eos=True))
+    assert calls
+    assert first.outputs[0].finish_reason == "error"
+    assert second.outputs[0].finish_reason == "length"
+
+
+def test_the_device_chooses_the_executor():
+    assert EngineConfig(device="cuda:0").chosen_executor == "cuda"
+    assert EngineConfig(device="cuda", executor="torch").chosen_executor == "torch"
+    assert EngineConfig(device="cuda", tensor_parallel_size=2).chosen_executor == "torch"
+    assert EngineConfig().chosen_executor == "auto"
+    model = load_executor(CHECKPOINT, EngineConfig(executor="cuda", dtype="float32"), "small", silent)
+    assert isinstance(model, CudaModel)
+    assert isinstance(model, DrawsLaws)
+    assert not isinstance(TorchModel(CHECKPOINT), DrawsLaws)
+    with pytest.raises(InvalidParameter, match="one process"):
+        EngineConfig(executor="cuda", tensor_parallel_size=2)
+
+
+@pytest.mark.parametrize("field", [{"dtype": "int8"}, {"kv_cache_dtype": "float16"}])
+def test_what_the_executor_does_not_know_is_refused_by_name(field):
+    with pytest.raises(InvalidParameter, match="cuda executor"):
+        load_executor(CHECKPOINT, EngineConfig(executor="cuda", **field), "small", silent)

@@ -1,0 +1,73 @@
+"""Blocks of files as a GPU multiplies them: the numbers of numpy's reader, by the twin and by Triton's interpreter."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from paceline.config import EngineConfig  # noqa: E402
+from paceline.engine.build import load_executor, silent  # noqa: E402
+from paceline.errors import InvalidParameter  # noqa: E402
+from paceline.models.checkpoint import StoredBlocks  # noqa: E402
+from paceline.models.cuda_executor import CudaModel  # noqa: E402
+from paceline.models.cuda_executor.block_matrix import BlockMatrix  # noqa: E402
+from paceline.models.gguf_file import GGUFCheckpoint  # noqa: E402
+from paceline.models.gguf_header import BLOCKS  # noqa: E402
+from paceline.models.numba_executor.blocks.formats import FORMATS  # noqa: E402
+from paceline.models.numba_executor.blocks.unpack import unpack  # noqa: E402
+from paceline.models.rows import Part, build_rows  # noqa: E402
+from tests.fakes import RandomCheckpoint, small_config  # noqa: E402
+
+from ..test_blocks import random_blocks  # noqa: E402
+from ..tiny import as_gguf, gguf_name  # noqa: E402
+from .batches import tokens_of  # noqa: E402
+
+NAMES = [name for name in FORMATS if name in BLOCKS]
+
+
+def matrix_of(name, rows=40, depth=512):
+    raw = random_blocks(name, rows, depth)
+    size = BLOCKS[name][2]
+    values = unpack(raw, FORMATS[name], size).values(FORMATS[name])
+    return BlockMatrix.of(StoredBlocks(name, raw, size), torch.device("cpu")), values
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_matrix_holds_what_the_file_says(name):
+    matrix, values = matrix_of(name)
+    assert matrix.shape == values.shape
+    np.testing.assert_array_equal(matrix.dense().numpy(), values)
+    np.testing.assert_array_equal(matrix.rows(torch.tensor([3, 3, 0])).numpy(), values[[3, 3, 0]])
+
+
+@pytest.mark.parametrize("name", ["Q4_1", "Q8_0", "IQ4_NL", "Q4_K", "Q6_K"])
+def test_the_kernel_multiplies_as_its_twin(name):
+    pytest.importorskip("triton")
+    from paceline.models.cuda_executor.kernels.blocks import block_linear
+
+    matrix, _ = matrix_of(name, 40, 256)
+    make = torch.Generator().manual_seed(0)
+    x, bias = torch.randn(18, 256, generator=make), torch.randn(40, generator=make)
+    found = block_linear(x, matrix, bias)
+    torch.testing.assert_close(found, matrix.times(x, bias), atol=1e-4, rtol=1e-5)
+    for rows in (slice(0, 1), slice(16, 18)):
+        assert torch.equal(block_linear(x[rows], matrix, bias), found[rows])
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_model_in_its_files_blocks_has_the_files_numbers(tmp_path, tied):
+    plain = RandomCheckpoint(small_config(tie_word_embeddings=tied, attention_bias=False))
+    matrices = [gguf_name(plain.config, name) for name in plain.names() if plain.tensor(name).ndim == 2]
+    storage = {name: ("Q8_0", "Q4_0", "Q4_1")[i % 3] for i, name in enumerate(matrices)}
+    checkpoint = GGUFCheckpoint(as_gguf(tmp_path / "blocks.gguf", plain, storage=storage))
+    rows = build_rows([Part(range(2), 0, tokens_of(12))])
+    ours = CudaModel(checkpoint, "cpu", "gguf", attention="by_position")
+    theirs = CudaModel(checkpoint, "cpu", "float32", attention="by_position")
+    want = theirs.forward(rows, theirs.new_cache(2)).logits
+    np.testing.assert_allclose(ours.forward(rows, ours.new_cache(2)).logits, want, atol=1e-3, rtol=0)
+    assert ours.num_bytes < theirs.num_bytes
+
+
+def test_a_file_without_blocks_is_refused():
+    with pytest.raises(InvalidParameter, match="dtype"):
+        load_executor(RandomCheckpoint(small_config()), EngineConfig(executor="cuda", dtype="gguf"), "small", silent)
