@@ -164,7 +164,7 @@ def _arrays(read: Codes, form: BlockFormat) -> tuple[np.ndarray, np.ndarray, np.
     if _has_halves(form):
         groups = codes.reshape(len(codes), -1, 2, HALF_GROUP)
         codes = (groups[:, :, 0] | groups[:, :, 1] << 4).reshape(len(codes), -1)
-    scales = _per_span(read.scales, read.scale_steps, form)
+    scales = _per_span(read.scale_numbers(form), read.scale_steps, form)
     shifts = None if read.shifts is None else _per_span(read.shifts, read.shift_steps, form)
     if shifts is not None and form.zero_points:
         shifts = -shifts.astype(np.float32) * scales.astype(np.float32)

@@ -30,12 +30,15 @@ class Codes:
     scale_steps: np.ndarray | None = None
     shift_steps: np.ndarray | None = None
 
+    def scale_numbers(self, form: BlockFormat) -> np.ndarray:
+        """[n, k / unit] `scales` as numbers: float16, or the float32 powers of two of their exponents."""
+        return np.ldexp(np.float32(1), self.scales.astype(np.int32) - 128) if form.exponents else self.scales
+
     def values(self, form: BlockFormat) -> np.ndarray:
         """The weights [n, k] as float32, as slow and clear as can be."""
         table = np.array(form.table or range(256), np.float32)
         codes = (table[self.codes] - form.zero).reshape(len(self.codes), -1, form.span)
-        scales = np.ldexp(np.float32(1), self.scales.astype(np.int32) - 128) if form.exponents else self.scales
-        spans = codes * _spread(scales, self.scale_steps, form)[:, :, None]
+        spans = codes * _spread(self.scale_numbers(form), self.scale_steps, form)[:, :, None]
         if self.shifts is not None:
             shifts = _spread(self.shifts, self.shift_steps, form)
             spans += (-shifts * self.scales.astype(np.float32) if form.zero_points else shifts)[:, :, None]
