@@ -2,7 +2,7 @@
 
 Every workload is served by real groups and played through the simulator with the same arrivals, lengths and deadlines,
 with what the engines measured of their steps when they started. Groups of one device, pipelines (1 x 2) and tensor
-groups (2 x 1), steady and bursty traffic, short answers and long prompts. ``speeds``: what the groups showed, seconds
+groups (3 x 1), steady and bursty traffic, short answers and long prompts. ``speeds``: what the groups showed, seconds
 over those of the profiles (mean over the run). On a machine with other work they are not 1, and the simulator is right
 at best at those speeds: ``simulated at speed``.
 
@@ -53,7 +53,7 @@ WORKLOADS = {
     "bursty-replicas": Setting([[1, 1, [0]], [1, 1, [1]]], 4.0, 16, 24),
     "bursty-shared": Setting([[1, 1, [0, 1]], [1, 1, [0, 1]]], 4.0, 16, 24),
     "bursty-pipeline": Setting([[1, 2, [0, 1]]], 4.0, 16, 24),
-    "bursty-tensor": Setting([[2, 1, [0, 1]]], 4.0, 16, 24),
+    "bursty-tensor": Setting([[3, 1, [0, 1]]], 4.0, 16, 24),  # the model's 9 heads divide by 3
     "long-prompts-shared": Setting([[1, 1, [0, 1]], [1, 1, [0, 1]]], 2.0, 192, 8),
 }
 

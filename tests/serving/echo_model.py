@@ -59,3 +59,8 @@ class EchoModel:
 
 def open_echo(spec, num_threads, **options):
     return EchoModel(spec.name, num_threads)
+
+
+def open_nothing(spec, **options):
+    """A model that cannot be opened."""
+    raise InvalidParameter("path", f"{spec.path!r} has no weights", "name others")

@@ -218,7 +218,9 @@ def _translated() -> Iterator[None]:
             raise WorkerDied(str(error.cause)) from error
         raise (error.cause if isinstance(error.cause, Exception) else WorkerDied(str(error))) from error
     except RayError as error:
-        raise WorkerDied(f"the group's process is gone ({type(error).__name__})") from error
+        lines = str(error).split("creation task, ", 1)[1:]  # what it raised when it was made
+        why = f": {lines[0].strip().splitlines()[-1]}" if lines and lines[0].strip() else ""
+        raise WorkerDied(f"the group's process is gone ({type(error).__name__}){why}") from error
 
 
 def start_groups(

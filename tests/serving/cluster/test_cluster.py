@@ -13,7 +13,7 @@ from paceline.serving.cluster.controller import Health
 from paceline.serving.cluster.dispatcher import Dispatcher
 from paceline.serving.cluster.group import Supervision
 from paceline.serving.cluster.ray_groups import start_groups, stop_ray
-from tests.serving.echo_model import open_echo
+from tests.serving.echo_model import open_echo, open_nothing
 from tests.serving.fakes import job, plan, say
 
 SUPERVISION = Supervision(heartbeat=0.2, timeout=5.0, backoff=0.1)
@@ -81,3 +81,12 @@ async def _leaves_early(dispatcher):
 def test_a_ray_without_cpus_is_refused():
     with pytest.raises(InvalidParameter, match="num_cpus"):
         start_groups(plan([[1, 1, [0, 1]]]), num_cpus=0)
+
+
+def test_a_group_that_cannot_be_made_says_why():
+    made = start_groups(plan([[1, 1, [0]]]), num_cpus=1, open_model=open_nothing)
+    try:
+        with pytest.raises(WorkerDied, match="'a' has no weights; name others"):
+            asyncio.run(made[0].start())
+    finally:
+        stop_ray()
