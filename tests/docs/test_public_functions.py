@@ -6,8 +6,6 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "paceline"
 COMPILED = ("kernel", "entry", "njit", "overload", "intrinsic")
-STUBS = ("gemm.py", "matrix.py", "operand.py")
-"""Functions in these stand for compiled ones of several types."""
 
 
 def bare(source: str) -> Iterator[str]:
@@ -23,6 +21,8 @@ def _bare(body: list[ast.stmt], owner: ast.ClassDef | None) -> Iterator[str]:
             continue
         if any(word in ast.unparse(decorator) for decorator in node.decorator_list for word in COMPILED):
             continue
+        if ast.unparse(node.body[-1]) == "raise NotImplementedError" and ast.get_docstring(node):
+            continue  # stands for compiled functions of several types
         arguments = [one for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
                      if one.arg not in ("self", "cls")]  # fmt: skip
         is_typed = node.returns is not None and all(one.annotation is not None for one in arguments)
@@ -35,7 +35,7 @@ def test_public_functions_have_types_and_docstrings() -> None:
     found = {
         str(path.relative_to(PACKAGE)): names
         for path in PACKAGE.rglob("*.py")
-        if path.name not in STUBS and (names := list(bare(path.read_text(encoding="utf-8"))))
+        if (names := list(bare(path.read_text(encoding="utf-8"))))
     }
     assert not found
 
