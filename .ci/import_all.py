@@ -12,6 +12,7 @@ import paceline
 
 MAY_NEED = {
     "paceline.models.torch_executor": {"torch"},
+    "paceline.models.cuda_executor": {"torch", "triton"},
     "paceline.training.heads": {"torch"},
     "paceline.training.run": {"torch"},
     "paceline.training.drafts": {"torch"},
