@@ -4,6 +4,7 @@ Others hand it calls; it runs them between steps, so the engine itself never see
 (`async_llm.py`) and not for one-off programs (`llm.py`).
 """
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,8 @@ from paceline.engine.engine import Engine, StepOutput
 from paceline.errors import EngineDead, error_text
 
 _T = TypeVar("_T")
+_MOST_TURNS = 4
+"""Times that a first step waits for more requests."""
 
 
 class EngineThread:
@@ -24,6 +27,8 @@ class EngineThread:
         engine: from now on touched by this thread only.
         on_outputs: called on this thread with the outputs of each step.
         on_death: called on this thread, once, with the error that ended it; no more outputs come.
+        on_wake: called on this thread before the first step after a time without work, and again as long as that
+            brought more calls; it waits until callers who are about to make one have made it.
     """
 
     def __init__(
@@ -31,8 +36,9 @@ class EngineThread:
         engine: Engine,
         on_outputs: Callable[[Sequence[StepOutput]], None],
         on_death: Callable[[EngineDead], None],
+        on_wake: Callable[[], None] = lambda: None,
     ) -> None:
-        self._engine, self._on_outputs, self._on_death = engine, on_outputs, on_death
+        self._engine, self._on_outputs, self._on_death, self._on_wake = engine, on_outputs, on_death, on_wake
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._door = threading.Lock()
         self._death: EngineDead | None = None
@@ -103,25 +109,32 @@ class EngineThread:
         """Run what was asked; wait for a call when there is nothing else to do."""
         if not self._engine.has_unfinished_requests:
             self._calls.get()()
-        while True:
+            self._gather()
+        self._run_waiting()
+
+    def _gather(self) -> None:
+        """Let requests that come together share their first step."""
+        for _ in range(_MOST_TURNS):
+            if not self._engine.has_unfinished_requests:
+                return
+            self._on_wake()
+            if not self._run_waiting():
+                return
+
+    def _run_waiting(self) -> int:
+        """Run the calls that wait; how many there were."""
+        for count in itertools.count():
             try:
                 call = self._calls.get_nowait()
             except Empty:
-                return
+                return count
             call()
+        raise AssertionError("not reached")
 
     def _close(self, death: EngineDead) -> None:
         """Let nobody in any more, answer those who are, and tell that it is over."""
         self._step_began = None
         with self._door:
             self._death = death
-        self._answer_late_calls()
+        self._run_waiting()  # calls that came too late: the engine's state is intact, only its steps fail
         self._on_death(death)
-
-    def _answer_late_calls(self) -> None:
-        """Calls that came too late still get an answer: the state of the engine is intact, only its steps fail."""
-        while True:
-            try:
-                self._calls.get_nowait()()
-            except Empty:
-                return

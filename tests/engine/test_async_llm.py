@@ -1,6 +1,7 @@
 """Many clients on one engine: streams, cancellations, clients that go away, and an engine that dies."""
 
 import asyncio
+import threading
 
 import pytest
 
@@ -8,6 +9,7 @@ from paceline.config import EngineConfig
 from paceline.engine import lane
 from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.engine import StepOutput
+from paceline.engine.engine_thread import EngineThread
 from paceline.engine.llm import LLM
 from paceline.errors import EngineDead, InvalidParameter
 from paceline.types import SamplingParams
@@ -80,6 +82,51 @@ def test_tokens_that_follow_closely_share_a_wake_up(llm_of, monkeypatch):
     assert wakes == [1, 19]  # the first token, and the others with the last
 
 
+def test_requests_that_come_together_to_an_idle_engine_share_its_first_step(llm_of):
+    params = SamplingParams(temperature=0, max_tokens=1)
+
+    async def main(served):
+        await asyncio.gather(*(collect(served, prompt, params) for prompt in PROMPTS))
+        return await served.metrics()
+
+    assert run(llm_of(), main)["num_passes"] == 1
+
+
+@pytest.mark.parametrize("coming, turns", [(0, 1), (2, 3), (99, 4)])
+def test_a_first_step_waits_while_every_turn_brings_a_request_but_four_turns_at_most(coming, turns):
+    engine, woken, stepped = FakeEngine(), [], threading.Event()
+
+    def wake():
+        woken.append(engine.num_requests)
+        if len(woken) <= coming:
+            thread.call(FakeEngine.add)
+
+    thread = EngineThread(engine, lambda _: stepped.set(), lambda _: None, wake)
+    thread.call(FakeEngine.add)
+    assert stepped.wait(60)
+    thread.stop()
+    assert len(woken) == turns and engine.steps == [1 + min(coming, turns)]
+
+
+class FakeEngine:
+    """Stands in for one: a step finishes all requests."""
+
+    def __init__(self):
+        self.num_requests, self.steps = 0, []
+
+    @property
+    def has_unfinished_requests(self):
+        return self.num_requests > 0
+
+    def add(self):
+        self.num_requests += 1
+
+    def step(self):
+        self.steps.append(self.num_requests)
+        self.num_requests = 0
+        return []
+
+
 def test_joined_outputs_lose_nothing(llm_of, monkeypatch):
     monkeypatch.setattr(lane, "monotonic", lambda: 0.0)
     params = SamplingParams(temperature=1, seed=3, n=2, max_tokens=12, ignore_eos=True)
@@ -107,6 +154,7 @@ def test_an_output_after_a_sample_has_ended_is_not_joined():
 def test_whoever_comes_holds_no_tokens_up(llm_of, monkeypatch):
     """A new request's prompt may take a second to read, so what waits is sent before."""
     monkeypatch.setattr(lane, "_PAUSE", 1e9)
+    monkeypatch.setattr(lane, "_LONGEST_PAUSE", 1e9)
 
     async def main(served):
         stream = served.generate(PROMPTS[0], ENDLESS)
