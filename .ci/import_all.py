@@ -23,7 +23,7 @@ MAY_NEED = {
     "paceline.evaluation.pool_training": {"torch"},
     "paceline.evaluation.training_card": {"torch"},
     "paceline.evaluation.training_text": {"torch"},
-    "paceline.serving": {"fastapi", "pydantic", "starlette", "uvicorn", "prometheus_client", "httpx"},
+    "paceline.serving": {"pydantic", "starlette", "uvicorn", "prometheus_client", "httpx"},
 }
 """Rooms whose modules may import what an extra brings."""
 

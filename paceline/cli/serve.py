@@ -219,8 +219,9 @@ def _event_log(path: Path | None):
 def need_extras() -> None:
     """Raise InvalidParameter, with what to install, where the extra `serve` is missing."""
     try:
-        import fastapi  # noqa: F401
         import prometheus_client  # noqa: F401
+        import pydantic  # noqa: F401
+        import starlette  # noqa: F401
         import uvicorn  # noqa: F401
     except ModuleNotFoundError as error:
         problem = f"serving needs {error.name}, which is not installed"

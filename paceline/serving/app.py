@@ -6,9 +6,11 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import IO, Any
 
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from paceline.errors import PacelineError
 from paceline.serving.anthropic import Messages
@@ -17,8 +19,8 @@ from paceline.serving.dialects import AnyBody
 from paceline.serving.front import Front
 from paceline.serving.guard import Guard
 from paceline.serving.job import Backend
-from paceline.serving.operations import add_models, add_operations
-from paceline.serving.playground import add_page
+from paceline.serving.operations import model_routes, operation_routes
+from paceline.serving.playground import page_routes
 from paceline.serving.protocol import ChatRequest, CompletionRequest
 from paceline.serving.refusals import error_body, refusal_of
 from paceline.serving.request_log import RequestLog
@@ -47,25 +49,20 @@ def build_app(
     front = Front(backend, settings)
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
         await backend.close()
 
-    app = FastAPI(title="Paceline", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    _add_handlers(app)
-    _add_generation(app, front)
-    add_models(app, front)
-    if settings.page:
-        add_page(app)
-    paths = frozenset(route.path for route in app.routes if hasattr(route, "path"))  # type: ignore[attr-defined]
-    logged = RequestLog(Guard(app, settings), log, paths)
-    add_operations(app, front, logged)
+    routes = [*_generation_routes(front), *model_routes(front), *(page_routes() if settings.page else ())]
+    app = Starlette(routes=routes, exception_handlers=_handlers(), lifespan=lifespan)
+    logged = RequestLog(Guard(app, settings), log, frozenset(route.path for route in routes))
+    app.router.routes += operation_routes(front, logged)
     whole: Any = logged if telemetry is None else telemetry(logged)
     whole.front = front
     return whole
 
 
-def _add_handlers(app: FastAPI) -> None:
+def _handlers() -> dict[Any, Any]:
     """Everything that goes wrong is told in OpenAI's shape."""
 
     async def refused(_: Request, error: Exception) -> Response:
@@ -80,38 +77,29 @@ def _add_handlers(app: FastAPI) -> None:
     async def nobody(_: Request, __: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
 
-    app.add_exception_handler(Exception, refused)
-    app.add_exception_handler(PacelineError, refused)
-    app.add_exception_handler(HTTPException, not_there)
-    app.add_exception_handler(ClientGone, nobody)
+    return {Exception: refused, PacelineError: refused, HTTPException: not_there, ClientGone: nobody}
 
 
-def _add_generation(app: FastAPI, front: Front) -> None:
+def _generation_routes(front: Front) -> list[Route]:
     most = front.settings.max_body_bytes
 
-    @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
         return await front.generate(request, await read_body(request, CompletionRequest, most))
 
-    @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         return await front.generate(request, await read_body(request, ChatRequest, most))
 
-    @app.post("/v1/responses")
     async def responses(request: Request) -> Response:
         return await front.translated(request, await read_body(request, AnyBody, most), Responses())
 
-    @app.post("/v1/messages")
     async def messages(request: Request) -> Response:
         return await front.translated(request, await read_body(request, AnyBody, most), Messages())
 
-    @app.post("/v1/messages/count_tokens")
     async def count_tokens(request: Request) -> Response:
         body = Messages().chat_request(await read_body(request, AnyBody, most))
         jobs, _ = front.prepared(body)
         return JSONResponse({"input_tokens": len(await front.at_hand().tokenize(jobs[0]))})
 
-    @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         body = await read_body(request, TokenizeRequest, most)
         model = front.served_name(body.model)
@@ -120,8 +108,14 @@ def _add_generation(app: FastAPI, front: Front) -> None:
         told = asyncio.to_thread(body.answer, tokens, text.describe(model).get("max_model_len"))
         return JSONResponse(await told)
 
-    @app.post("/detokenize")
     async def detokenize(request: Request) -> Response:
         body = await read_body(request, DetokenizeRequest, most)
         prompt = await front.at_hand().detokenize(front.served_name(body.model), body.tokens)
         return JSONResponse({"prompt": prompt})
+
+    answered = {
+        "/v1/completions": completions, "/v1/chat/completions": chat_completions, "/v1/responses": responses,
+        "/v1/messages": messages, "/v1/messages/count_tokens": count_tokens, "/tokenize": tokenize,
+        "/detokenize": detokenize,
+    }  # fmt: skip
+    return [Route(path, answer, methods=["POST"]) for path, answer in answered.items()]

@@ -9,8 +9,8 @@ import json
 from typing import NoReturn, TypeVar
 
 import numpy as np
-from fastapi import Request
 from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
 
 from paceline.errors import InvalidParameter
 from paceline.serving.refusals import HttpRefusal

@@ -8,8 +8,8 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from typing import Any, cast
 
-from fastapi import Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from paceline.errors import InvalidParameter
 from paceline.serving.answers import Answer, Wish

@@ -8,7 +8,7 @@ import hmac
 import re
 from typing import Any
 
-from fastapi.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 
 from paceline.serving.refusals import HttpRefusal, refusal_of
 from paceline.serving.settings import Settings

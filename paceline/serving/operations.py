@@ -3,15 +3,16 @@
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from fastapi import FastAPI
-from fastapi.responses import JSONResponse, Response
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from paceline.errors import InvalidParameter
 from paceline.serving.front import Front
 from paceline.serving.request_log import RequestLog
 
 
-def add_models(app: FastAPI, front: Front) -> None:
+def model_routes(front: Front) -> list[Route]:
     """What requests may ask for."""
 
     def entry(name: str) -> dict[str, Any]:
@@ -21,47 +22,49 @@ def add_models(app: FastAPI, front: Front) -> None:
             "max_model_len": more.get("max_model_len"),
         }  # fmt: skip
 
-    @app.api_route("/v1/models", methods=["GET", "HEAD"])
-    async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [entry(name) for name in front.backend.models]}
+    async def models(_: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [entry(name) for name in front.backend.models]})
 
-    @app.api_route("/v1/models/{name:path}", methods=["GET", "HEAD"])
-    async def model(name: str) -> dict[str, Any]:
+    async def model(request: Request) -> Response:
+        name = request.path_params["name"]
         if name not in front.backend.models:
             raise InvalidParameter("model", f"{name!r} is unknown", f"use one of {', '.join(front.backend.models)}")
-        return entry(name)
+        return JSONResponse(entry(name))
+
+    return [Route("/v1/models", models), Route("/v1/models/{name:path}", model)]
 
 
-def add_operations(app: FastAPI, front: Front, log: RequestLog) -> None:
+def operation_routes(front: Front, log: RequestLog) -> list[Route]:
     """How the server is."""
 
-    @app.api_route("/health", methods=["GET", "HEAD"])
-    async def health() -> Response:
+    async def health(_: Request) -> Response:
         state = front.backend.health()
         return JSONResponse(dict(state), 503 if state["status"] == "down" else 200)
 
-    @app.api_route("/ready", methods=["GET", "HEAD"])
-    async def ready() -> Response:
+    async def ready(_: Request) -> Response:
         reason = _why_not_ready(front)
         return JSONResponse({"ready": reason is None, "reason": reason}, 200 if reason is None else 503)
 
-    @app.api_route("/version", methods=["GET", "HEAD"])
-    async def tell_version() -> dict[str, str]:
-        return {"version": package_version()}
+    async def tell_version(_: Request) -> Response:
+        return JSONResponse({"version": package_version()})
 
-    @app.api_route("/metrics", methods=["GET", "HEAD"])
-    async def metrics() -> Response:
+    async def metrics(_: Request) -> Response:
         text = await front.backend.metrics() + _own_metrics(front, log)
         prefix = front.settings.metrics_prefix
         if prefix != "paceline":
             text = text.replace(b"paceline:", f"{prefix}:".encode())
         return Response(text, media_type="text/plain; version=0.0.4")
 
-    @app.api_route("/api/state", methods=["GET", "HEAD"])
-    async def state() -> dict[str, Any]:
+    async def state(_: Request) -> Response:
         text = front.at_hand()
         models = {name: dict(text.describe(name)) for name in front.backend.models}
-        return {"models": models, "metrics": dict(await text.state()), "requests": front.gate.num_inside}
+        told = {"models": models, "metrics": dict(await text.state()), "requests": front.gate.num_inside}
+        return JSONResponse(told)
+
+    return [
+        Route("/health", health), Route("/ready", ready), Route("/version", tell_version), Route("/metrics", metrics),
+        Route("/api/state", state),
+    ]  # fmt: skip
 
 
 def _why_not_ready(front: Front) -> str | None:

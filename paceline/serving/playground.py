@@ -5,8 +5,9 @@ What the page does is in `page/app.js`; everything it shows it gets from the API
 
 from importlib.resources import files
 
-from fastapi import FastAPI
-from fastapi.responses import Response
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from paceline.serving.refusals import HttpRefusal
 
@@ -23,19 +24,19 @@ _HEADERS = {
 _KINDS = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
 
 
-def add_page(app: FastAPI) -> None:
+def page_routes() -> list[Route]:
     """Routes of the page."""
     folder = files("paceline.serving") / "page"
     names = [each.name for each in folder.iterdir() if each.name.rpartition(".")[2] in _KINDS]
     read = {name: (folder / name).read_bytes() for name in names}
 
-    @app.api_route("/", methods=["GET", "HEAD"])
-    async def page() -> Response:
+    async def page(_: Request) -> Response:
         return _file(read, "index.html")
 
-    @app.api_route("/page/{name}", methods=["GET", "HEAD"])
-    async def part(name: str) -> Response:
-        return _file(read, name)
+    async def part(request: Request) -> Response:
+        return _file(read, request.path_params["name"])
+
+    return [Route("/", page), Route("/page/{name}", part)]
 
 
 def _file(read: dict[str, bytes], name: str) -> Response:

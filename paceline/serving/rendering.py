@@ -7,7 +7,7 @@ import asyncio
 import json
 from typing import Any
 
-from fastapi.responses import Response
+from starlette.responses import Response
 
 _DEEP = 7
 """Levels that are written by hand: body, choices, choice, log-probabilities, list, token, its alternatives."""

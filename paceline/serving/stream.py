@@ -12,8 +12,8 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from fastapi import Request
-from fastapi.responses import Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from paceline.errors import RequestRejected
 from paceline.serving.answers import Answer
