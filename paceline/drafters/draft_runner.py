@@ -23,6 +23,7 @@ from paceline.models.loaded import LoadedModel
 from paceline.models.rows import Logits, Part, build_rows, compaction
 from paceline.sampling.law import Law
 from paceline.sampling.randomness import ROOT
+from paceline.sampling.warp import NothingAllowed
 from paceline.speculation.outcome import RequestOutcome
 
 _FEW = 4
@@ -206,23 +207,35 @@ def _grow_together(runners: Sequence[Runner], growths: Sequence[Growth]) -> None
     """Grow growths that every runner has admitted."""
     active = list(growths)
     while active:
-        laws: list[list[Law]] = [[] for _ in active]
+        laws: list[list[Law | None]] = [[] for _ in active]
         for source, runner in enumerate(runners):
             _score_frontiers(runner, source, active, laws)
         for growth, found in zip(active, laws, strict=True):
-            growth.grow(found)
+            growth.frontier = [want for want, law in zip(growth.frontier, found, strict=True) if law is not None]
+            if growth.frontier:
+                growth.grow([law for law in found if law is not None])
         active = [growth for growth in active if growth.frontier]
 
 
-def _score_frontiers(runner: Runner, source: int, growths: Sequence[Growth], laws: list[list[Law]]) -> None:
-    """Append to `laws` the laws of `runner` below the nodes that each growth wants from `source`."""
+def _score_frontiers(runner: Runner, source: int, growths: Sequence[Growth], laws: list[list[Law | None]]) -> None:
+    """Append to `laws` the laws of `runner` below the nodes that each growth wants from `source`.
+
+    None where the runner knows no token that is allowed there: that branch has ended.
+    """
     nodes = [[want.node for want in growth.frontier if want.source == source] for growth in growths]
     asked = [i for i, wanted in enumerate(nodes) if wanted]
     if not asked:
         return
     scored = runner.score([(growths[i], nodes[i]) for i in asked])
     for i, logits in zip(asked, scored, strict=True):
-        laws[i] += [growths[i].law_below(node, row) for node, row in zip(nodes[i], logits, strict=True)]
+        laws[i] += [_law_below(growths[i], node, row) for node, row in zip(nodes[i], logits, strict=True)]
+
+
+def _law_below(growth: Growth, node: int, logits: np.ndarray) -> Law | None:
+    try:
+        return growth.law_below(node, logits)
+    except NothingAllowed:
+        return None
 
 
 def load_draft(services: DraftServices, name: str, dtype: str | None = None) -> LoadedModel:

@@ -26,6 +26,10 @@ _BINS_PER_NAT, _LAST_BIN = 8.0, 511.0
 """The histogram that finds the nucleus: its resolution, and the bin of everything at least 64 nats below the peak."""
 
 
+class NothingAllowed(InvalidParameter):
+    """Every token is forbidden at a place, or every one that a drafter knows: a draft ends above it."""
+
+
 class Warper:
     """The logits processors of one request.
 
@@ -84,7 +88,8 @@ class Warper:
             ids: [k] int64, ascending: the tokens that `logits` [k] are of, where a drafter knows no others.
 
         Raises:
-            InvalidParameter: the logits hold NaN or infinity, or every token is forbidden.
+            InvalidParameter: the logits hold NaN or infinity.
+            NothingAllowed: every token is forbidden.
         """
         if ids is not None:
             return self._of_some(self.law, logits, path, ids)
@@ -282,6 +287,6 @@ def check_peak(peak: float, token: int) -> None:
         )
     if peak == -np.inf:
         problem = "every token is forbidden at this place"
-        raise InvalidParameter(
+        raise NothingAllowed(
             "logits", problem, "allow one by easing bad_words, logit_bias, min_tokens, stop ids or the grammar"
         )

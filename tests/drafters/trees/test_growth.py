@@ -1,9 +1,12 @@
 """Trees that grow from laws alone: which nodes, in which order, within which budget."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from paceline.drafters.base import DraftContext
+from paceline.drafters.draft_runner import grow_all
 from paceline.drafters.trees.blocks import Blocks
 from paceline.drafters.trees.drawn import Drawn
 from paceline.drafters.trees.dynamic import Dynamic
@@ -11,6 +14,7 @@ from paceline.drafters.trees.options import tree_shape
 from paceline.drafters.trees.ranked import Ranked, closed, paths_of
 from paceline.errors import InvalidParameter
 from paceline.sampling import CounterRandomness, Law, TokenTree
+from paceline.sampling.warp import NothingAllowed
 from paceline.types import SamplingParams
 
 A, B, C, D, E, F, G, H, K, L = range(10)
@@ -252,3 +256,36 @@ def test_a_tree_does_not_grow_below_a_law_that_ends():
     tree, asked = grown(Ranked(context(9, end_token_ids={K}), closed([(0, 0, 0, 0)])), ends_at(1, 0.9))
     assert tree.tokens == (A, K)
     assert asked == [[()], [(A,)]]
+
+
+class Uniform:
+    """A runner that has room for everything and gives every token the same logit."""
+
+    can_hold = staticmethod(lambda growth: True)
+    admit = staticmethod(lambda growths: growths)
+    score = staticmethod(lambda work: [np.ones((len(nodes), 4), np.float32) for _, nodes in work])
+
+
+@pytest.mark.parametrize("begin", [
+    lambda context: Ranked(context, paths_of((2, 2, 2))), lambda context: Dynamic(context, topk=2, depth=3),
+    lambda context: Blocks(context, size=1, width=4, passes=3), lambda context: Drawn(context, [(3, 2, 1)]),
+    lambda context: Drawn(context, [(3, 2, 1)], replacement=False), lambda context: Drawn(context, [(1, 1), (2, 1)]),
+])  # fmt: skip
+@pytest.mark.parametrize("params", [SamplingParams(temperature=0), SamplingParams()])
+def test_a_branch_ends_where_everything_is_forbidden_and_the_others_go_on(begin, params):
+    def warp(logits, path):
+        if path[-1:] in ([A], (A,)):
+            raise NothingAllowed("logits", "every token is forbidden at this place", "allow one")
+        return Law(np.arange(2), np.full(2, 0.5))
+
+    def forbidden(logits, path):
+        raise NothingAllowed("logits", "every token is forbidden at this place", "allow one")
+
+    made = [begin(replace(context(30, seed, params=params), warp=warp)) for seed in range(8)]
+    grow_all([Uniform(), Uniform()], made)
+    paths = [tree.tokens_to(node) for tree in (each.tree() for each in made) for node in range(len(tree))]
+    assert any(path[:1] == (B,) and len(path) > 1 for path in paths)
+    assert (A,) in paths and not any(A in path[:-1] for path in paths)
+    nothing = begin(replace(context(30, params=params), warp=forbidden))
+    grow_all([Uniform(), Uniform()], [nothing])
+    assert len(nothing.tree()) == 0
