@@ -88,6 +88,11 @@ class Answer:
         """Why samples failed, as far as they did."""
         return [summary.error for summary in self._summaries.values() if summary.error is not None]
 
+    @property
+    def is_over(self) -> bool:
+        """Whether all samples of all prompts have ended."""
+        return len(self._summaries) == self._wish.num_samples * len(self._wish.prompts)
+
     def whole(self, chunks: Iterable[tuple[int, Chunk]]) -> dict[str, Any]:
         """The body of an answer in one piece, from (number of the prompt, chunk) in any order."""
         gathered: dict[int, _Choice] = {}

@@ -64,7 +64,7 @@ class Front:
         request.scope.setdefault("state", {})["noted"] = {"model": body.model, "stream": body.stream}
         if body.stream and not body.echo:
             told, stack = await self._bodies(request, body, jobs, answer)
-            return self._stream(events(told), event, stack)
+            return self._stream(events(told, answer), event, stack)
         whole = await unless_gone(request, self.whole(body, jobs, answer))
         request.scope["state"]["noted"] |= answer.noted()
         if not body.stream:

@@ -113,20 +113,29 @@ async def _told(answer: Answer, item: tuple[int, Chunk], always: bool) -> dict[s
     return answer.piece(*item, always)
 
 
-async def events(told: AsyncGenerator[dict[str, Any] | str, None]) -> AsyncGenerator[str, None]:
-    """`bodies` as server-sent events, with ``[DONE]`` at the end of a stream that ended well."""
+async def events(told: AsyncGenerator[dict[str, Any] | str, None], answer: Answer) -> AsyncGenerator[str, None]:
+    """`bodies` of `answer` as server-sent events, with ``[DONE]`` at the end of a stream that ended well.
+
+    What comes once all samples have ended comes in one piece: every piece is a packet that somebody is woken for.
+    """
+    last = ""
     async with aclosing(told):
         async for body in told:
             if isinstance(body, str):
                 yield f"data: {body}\n\n"
                 continue
             if any("prompt_token_ids" in choice or "prompt_logprobs" in choice for choice in body.get("choices", ())):
-                yield f"data: {(await rendered(body)).decode()}\n\n"
+                text = f"data: {(await rendered(body)).decode()}\n\n"
             else:
-                yield event(body)
+                text = event(body)
             if "error" in body:
+                yield last + text
                 return
-    yield DONE
+            if answer.is_over:
+                last += text
+            else:
+                yield text
+    yield last + DONE
 
 
 class EventStream(Response):
