@@ -346,6 +346,7 @@ def draft_statistics(stats: RequestStats) -> dict[str, Any]:
         "accepted_per_level": list(stats.accepted_per_level),
         "draft_seconds": stats.draft_seconds,
         "verify_seconds": stats.verify_seconds,
+        "other_seconds": stats.other_seconds,
         "prefill_seconds": stats.prefill_seconds,
     }
 

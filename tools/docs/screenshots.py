@@ -18,9 +18,9 @@ PLOTS = Path(__file__).parents[2] / "docs" / "plots"
 SIZES = {"playground.png": (1280, 900), "playground-phone.png": (390, 844)}
 CHAT = "Name three rivers of Europe, and say one thing about each."
 RACE = (
-    "Rename the variable total to price in this function, and write the whole function again:\n\n"
-    "def bill(items, rate):\n    total = 0\n    for item in items:\n        total = total + item.cost * item.count\n"
-    "    total = total * (1 + rate)\n    return round(total, 2)"
+    "Repeat this text word for word:\n\nThe harbour bridge was closed to lorries on Monday after an inspection found "
+    "cracks in two of its eight steel hangers. The city's chief engineer said that the bridge is safe for cars and "
+    "bicycles, because the remaining six hangers carry the load with a wide margin."
 )
 
 

@@ -53,7 +53,12 @@ async function answer(body, each) {
   return whole;
 }
 
-const speed = (whole) => (whole.seconds > 0 ? (whole.tokens.length - 1) / whole.seconds : 0);
+// Tokens after the first per second: by the server's clock once it has told, else by when their events came.
+function speed(whole) {
+  const told = whole.stats;
+  const seconds = told ? told.draft_seconds + told.verify_seconds + told.other_seconds : whole.seconds;
+  return seconds > 0 ? (whole.tokens.length - 1) / seconds : 0;
+}
 
 function busy(is) {
   $("stop").disabled = !is;
@@ -214,6 +219,7 @@ function follow(name, fresh, whole) {
 }
 
 function finishLane(name, whole) {
+  follow(name, [], whole);
   const passes = whole.stats?.num_target_passes;
   laneOf(name).querySelector(".passes").textContent = `${whole.tokens.length} tokens in ${passes ?? "?"} passes`;
 }
