@@ -140,6 +140,26 @@ def test_a_race_finds_both_texts_identical(page):
 
 
 @pytest.mark.browser
+def test_speed_is_by_the_servers_clock_where_a_browser_reads_everything_at_once(page):
+    told = []
+
+    def whole(route):
+        answer = route.fetch()
+        told.append(answer.text())
+        route.fulfill(response=answer)
+
+    page.route("**/v1/chat/completions", whole)
+    page.fill("#prompt", PROMPT)
+    page.press("#prompt", "Enter")
+    said(page)
+    events = [json.loads(line[6:]) for line in told[0].splitlines() if line.startswith("data: {")]
+    count = sum(len(c["paceline"]["tokens"]) for event in events for c in event["choices"] if "paceline" in c)
+    (stats,) = [choice for event in events if "paceline" in event for choice in event["paceline"]["choices"]]
+    seconds = stats["draft_seconds"] + stats["verify_seconds"] + stats["other_seconds"]
+    assert page.text_content(".assistant .tools").endswith(f"{(count - 1) / seconds:.1f} tokens/s, ended by length")
+
+
+@pytest.mark.browser
 def test_a_schema_is_followed_and_settings_stay_in_the_link(page, address):
     pytest.importorskip("llguidance")
     page.click("summary:has-text('JSON schema')")
