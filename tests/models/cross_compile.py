@@ -47,7 +47,6 @@ def assembly(code: str, triple: str, features: str) -> str:
     passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=2))
     passes.getModulePassManager().run(module, passes)
     module.verify()
-    machine.emit_object(module)
     return machine.emit_assembly(module)
 
 
