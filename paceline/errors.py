@@ -69,6 +69,10 @@ class InvalidParameter(PacelineError, ValueError):
         self.problem = problem
         self.remedy = remedy
 
+    def about(self, field: str) -> "InvalidParameter":
+        """The same of a field by another name."""
+        return InvalidParameter(field, self.problem, self.remedy)
+
     def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
         """It crosses processes."""
         return type(self), (self.field, self.problem, self.remedy)

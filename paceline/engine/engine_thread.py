@@ -73,6 +73,9 @@ class EngineThread:
                 future.set_result(function(self._engine))
             except Exception as error:
                 future.set_exception(error)
+            except BaseException as error:  # it ends the thread, and its caller must not wait for ever
+                future.set_exception(EngineDead(f"the engine failed: {error_text(error)}"))
+                raise
 
         with self._door:
             if self._death is not None:

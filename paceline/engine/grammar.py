@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.engine.structural_tags import lark_of
 from paceline.errors import InvalidParameter
 from paceline.models.tokenizer import Tokenizer
 
@@ -78,7 +79,10 @@ class Grammars:
         if self._vocabulary is None:
             self._vocabulary = _vocabulary(self._tokenizer, self._eos, self._vocab_size)
         try:
-            matcher = llguidance.LLMatcher(self._vocabulary, _source(llguidance, kind, source), log_level=0)
+            special = {
+                self._tokenizer.token_bytes(i).decode("utf-8", "replace") for i in self._tokenizer.special_token_ids
+            }
+            matcher = llguidance.LLMatcher(self._vocabulary, _source(llguidance, kind, source, special), log_level=0)
             self._begin(matcher)
             problem = matcher.get_error() if matcher.is_error() else ""
         except Exception as error:  # its front ends raise what they like
@@ -210,7 +214,7 @@ class _Spelled:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
 
-def _source(llguidance: Any, kind: str, source: str) -> str:
+def _source(llguidance: Any, kind: str, source: str, special_tokens: Collection[str]) -> str:
     """llguidance's own grammar for one of the kinds of `limits.GRAMMARS`."""
     make = llguidance.LLMatcher
     if kind == "json":
@@ -220,7 +224,7 @@ def _source(llguidance: Any, kind: str, source: str) -> str:
     if kind == "choice":
         return make.grammar_from_lark("start: " + " | ".join(json.dumps(each) for each in json.loads(source)))
     if kind == "structural_tag":
-        return llguidance.StructTag.to_grammar([llguidance.StructTag(**tag) for tag in json.loads(source)])
+        return lark_of(llguidance, source, special_tokens)
     if "::=" in source:
         from llguidance.gbnf_to_lark import any_to_lark
 

@@ -17,10 +17,10 @@ from paceline.errors import EngineDead
 
 _T = TypeVar("_T")
 _Mail = StepOutput | EngineDead
-_PAUSE, _PAUSE_PER_CLIENT, _LONGEST_PAUSE = 0.03, 0.005, 0.1
+_PAUSE, _PAUSE_PER_CLIENT, _LONGEST_PAUSE = 0.03, 0.005, 0.2
 """Seconds between wake-ups of an event loop for tokens that can wait: at least, for each client besides, and at most.
 Every processor of a small machine is busy with a pass, so whoever wakes up meanwhile holds it up: by 0.25 ms, and
-0.06 ms per client. So it takes one to two hundredths of the time, and answers move ten to thirty times a second."""
+0.06 ms per client. So it takes one to two hundredths of the time, and answers move five to thirty times a second."""
 _TURN = 0.01
 """Seconds at most that a first step waits for an event loop to have its turn."""
 

@@ -283,10 +283,11 @@ class Answer:
             return choice | self._trace(pieces, chunk.step)
         if chunk.summary.stop_reason is not None:
             choice["stop_reason"] = chunk.summary.stop_reason
-        if wish.token_ids:
-            choice["prompt_token_ids"] = [piece.token_id for piece in self._prompt_of(number)]
-        if wish.prompt_logprobs:
-            choice["prompt_logprobs"] = [_alternatives(piece) for piece in self._prompt_of(number)]
+        prompt = self._prompt_of(number)  # in a stream it comes with the last sample of its prompt
+        if wish.token_ids and prompt:
+            choice["prompt_token_ids"] = [piece.token_id for piece in prompt]
+        if wish.prompt_logprobs and prompt:
+            choice["prompt_logprobs"] = [_alternatives(piece) for piece in prompt]
         if chunk.summary.error is not None:
             choice["error"] = {"message": chunk.summary.error, "type": "request_failed"}
         return choice | self._trace(pieces, chunk.step)

@@ -3,7 +3,7 @@
 import json
 import uuid
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from paceline.errors import InvalidParameter
 from paceline.serving.dialects import SAME, Body, Dialect, Kind, listed, only, same, tool_of
@@ -12,6 +12,8 @@ from paceline.serving.dialects import SAME, Body, Dialect, Kind, listed, only, s
 class Messages(Dialect):
     """Anthropic's POST /v1/messages."""
 
+    names: ClassVar[Mapping[str, str]] = {"stop": "stop_sequences"}
+
     def __init__(self) -> None:
         self._id = f"msg_{uuid.uuid4().hex}"
 
@@ -19,6 +21,8 @@ class Messages(Dialect):
         """See `Dialect`."""
         known = (*SAME, "messages", "system", "max_tokens", "stop_sequences", "tools", "thinking")
         only(body, known)
+        if not isinstance(body.get("thinking") or {}, Mapping):
+            raise InvalidParameter("thinking", "is no object", "send e.g. {'type': 'disabled'}, or leave it out")
         messages: list[Body] = []
         if body.get("system"):
             messages.append({"role": "system", "content": _plain(body["system"], "system")})
@@ -90,6 +94,8 @@ class Messages(Dialect):
         content, role = message.get("content"), message.get("role")
         if isinstance(content, str):
             return [{"role": role, "content": content}]
+        if content is not None and not isinstance(content, list):
+            raise InvalidParameter(where, "its content is neither a text nor a list", "send a text, or blocks")
         turns: list[Body] = []
         texts, calls = [], []
         for block in content or ():
@@ -128,10 +134,11 @@ def _plain(content: Any, where: str) -> str:
     """A text, or the texts of blocks."""
     if isinstance(content, str):
         return content
-    for block in content if isinstance(content, list) else [content]:
+    blocks = content if isinstance(content, list) else [content]
+    for block in blocks:
         if not isinstance(block, Mapping) or block.get("type") != "text" or not isinstance(block.get("text"), str):
             raise InvalidParameter(where, "holds a block that is no text", "send text blocks only")
-    return "".join(block["text"] for block in content)
+    return "".join(block["text"] for block in blocks)
 
 
 def _counts(usage: Body) -> Body:

@@ -8,7 +8,7 @@ from typing import IO, Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -77,7 +77,10 @@ def _handlers() -> dict[Any, Any]:
     async def nobody(_: Request, __: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
 
-    return {Exception: refused, PacelineError: refused, HTTPException: not_there, ClientGone: nobody}
+    return {
+        Exception: refused, PacelineError: refused, HTTPException: not_there, ClientGone: nobody,
+        ClientDisconnect: nobody,
+    }  # fmt: skip
 
 
 def _generation_routes(front: Front) -> list[Route]:

@@ -18,6 +18,8 @@ from paceline.serving.refusals import HttpRefusal
 _Model = TypeVar("_Model", bound=BaseModel)
 _LONG = 1 << 16
 """Bytes from which a body is read on a thread."""
+_PATIENCE = 60.0
+"""Seconds that a body may take to arrive."""
 _HEAVIEST = 500_000
 _CONTAINER, _FIELD = 16, 8
 """What reading a list or object, and a field of one, costs in times of a number's. Python stands still while a body is
@@ -80,11 +82,15 @@ async def _bytes(request: Request, max_bytes: int) -> bytes:
     if announced.isdigit() and int(announced) > max_bytes:
         raise _too_large(max_bytes)
     parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > max_bytes:
-            raise _too_large(max_bytes)
-        parts.append(part)
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            async for part in request.stream():
+                size += len(part)
+                if size > max_bytes:
+                    raise _too_large(max_bytes)
+                parts.append(part)
+    except TimeoutError:
+        raise HttpRefusal(408, f"the body was not whole after {_PATIENCE:g} s; send it faster") from None
     return b"".join(parts)
 
 

@@ -4,8 +4,9 @@ What it asks becomes a `ChatRequest`, what chat completions answer becomes its b
 `responses.py`, Anthropic's messages `anthropic.py`.
 """
 
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -13,6 +14,8 @@ from paceline.errors import InvalidParameter
 from paceline.serving.protocol import ChatRequest
 
 Body = dict[str, Any]
+_PLACE = re.compile(r"[.\[]")
+"""What the place inside a field begins with."""
 SAME = (
     "model", "temperature", "top_p", "top_k", "stream", "seed", "speculative", "prediction", "paceline", "metadata",
     "user", "store", "tool_choice", "parallel_tool_calls", "service_tier", "timeout", "top_logprobs",
@@ -34,7 +37,13 @@ _FIELDS: tuple[tuple[Kind, str], ...] = (("thoughts", "reasoning_content"), ("te
 
 
 class Dialect:
-    """A protocol in terms of chat completions: an answer is a head, parts that come one after the other, and an end."""
+    """A protocol in terms of chat completions: an answer is a head, parts that come one after the other, and an end.
+
+    Attributes:
+        names: what it calls fields of chat completions, where that is something else.
+    """
+
+    names: ClassVar[Mapping[str, str]] = {}
 
     def request(self, body: Body) -> Body:
         """The chat completion that `body` asks for. Raises InvalidParameter."""
@@ -63,6 +72,10 @@ class Dialect:
     def end(self, model: str, choice: Body, usage: Body) -> list[Body]:
         """Events after the last part; `choice` is the last one that was told, with the reason of its end."""
         raise NotImplementedError
+
+    def sent_name(self, field: str) -> str:
+        """What the client called a field of chat completions."""
+        return self.names.get(_PLACE.split(field, maxsplit=1)[0], field)
 
     def chat_request(self, body: AnyBody) -> ChatRequest:
         """The request for chat completions. Raises InvalidParameter, which names the field."""

@@ -3,8 +3,8 @@
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, aclosing, contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
@@ -60,6 +60,10 @@ class Front:
 
     async def generate(self, request: Request, body: CompletionRequest | ChatRequest) -> Response:
         """The answer to either kind of request, whole or streamed."""
+        with _as_sent(body.sent_name):
+            return await self._generate(request, body)
+
+    async def _generate(self, request: Request, body: CompletionRequest | ChatRequest) -> Response:
         jobs, answer = await self._prepared(request, body)
         request.scope.setdefault("state", {})["noted"] = {"model": body.model, "stream": body.stream}
         if body.stream and not body.echo:
@@ -75,7 +79,12 @@ class Front:
 
     async def translated(self, request: Request, asked: AnyBody, dialect: Dialect) -> Response:
         """The answer in another protocol."""
-        body = dialect.chat_request(asked)
+        with _as_sent(dialect.sent_name):
+            body = dialect.chat_request(asked)
+            with _as_sent(body.sent_name):
+                return await self._translated(request, body, dialect)
+
+    async def _translated(self, request: Request, body: ChatRequest, dialect: Dialect) -> Response:
         if body.n != 1:
             raise InvalidParameter("n", "is not part of this protocol", "leave it out")
         body.stream_options.continuous_usage_stats = True
@@ -161,6 +170,18 @@ class Front:
         limits = [each for each in (job.timeout, self.settings.request_timeout) if each is not None]
         interval = self.settings.stream_interval if job.stream and not job.trace else 1
         return replace(job, timeout=min(limits, default=None), stream_interval=interval)
+
+
+@contextmanager
+def _as_sent(sent_name: Callable[[str], str]) -> Iterator[None]:
+    """Errors name fields as `sent_name` says that the client did."""
+    try:
+        yield
+    except InvalidParameter as error:
+        name = sent_name(error.field)
+        if name == error.field:
+            raise
+        raise error.about(name) from error
 
 
 def _caller(request: Request) -> str:

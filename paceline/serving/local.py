@@ -78,4 +78,4 @@ class LocalBackend:
 
     def _check(self, model: str) -> None:
         if model not in self._models:
-            raise InvalidParameter("model", f"{model!r} is unknown", f"use one of {', '.join(self._models)}")
+            raise InvalidParameter("model", f"{model[:100]!r} is unknown", f"use one of {', '.join(self._models)}")

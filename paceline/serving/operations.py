@@ -28,7 +28,9 @@ def model_routes(front: Front) -> list[Route]:
     async def model(request: Request) -> Response:
         name = request.path_params["name"]
         if name not in front.backend.models:
-            raise InvalidParameter("model", f"{name!r} is unknown", f"use one of {', '.join(front.backend.models)}")
+            raise InvalidParameter(
+                "model", f"{name[:100]!r} is unknown", f"use one of {', '.join(front.backend.models)}"
+            )
         return JSONResponse(entry(name))
 
     return [Route("/v1/models", models), Route("/v1/models/{name:path}", model)]

@@ -47,6 +47,9 @@ _SAMPLING = (
 """Fields that the sampler calls the same."""
 
 
+_GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+
+
 class StreamOptions(BaseModel):
     """OpenAI's `stream_options`, and vLLM's `continuous_usage_stats`."""
 
@@ -147,6 +150,13 @@ class Request(BaseModel):
             raise InvalidParameter("response_format", "is given beside another grammar", "give one of them")
         return asked[0] if asked else None
 
+    def sent_name(self, field: str) -> str:
+        """What the client called a field of the sampler's."""
+        if field.partition(".")[0] != "structured_outputs" or self.structured_outputs is not None:
+            return field
+        asked = [name for name in _GUIDED if getattr(self, name) is not None]
+        return asked[0] if asked else "response_format" if self.response_format is not None else field
+
     @property
     def include_usage(self) -> bool:
         """Whether a stream ends with counts of tokens."""
@@ -203,6 +213,10 @@ class CompletionRequest(Request):
             self._job(name, params, prompt=prompt, add_special_tokens=self.add_special_tokens)
             for name, prompt in zip(names, prompts, strict=True)
         ]
+
+    def sent_name(self, field: str) -> str:
+        """See `Request`."""
+        return "best_of" if field == "n" and self.best_of is not None else super().sent_name(field)
 
     def _best_of(self) -> int:
         """Samples to draw, of which the `n` most probable are told. Raises InvalidParameter."""
@@ -262,6 +276,11 @@ class ChatRequest(Request):
         params = self.params(NO_LIMIT, **more)
         return [self._job(request_id, params, messages=messages, template=template)]
 
+    def sent_name(self, field: str) -> str:
+        """See `Request`."""
+        renamed = field == "max_tokens" and self.max_completion_tokens is not None
+        return "max_completion_tokens" if renamed else super().sent_name(field)
+
     echo: ClassVar[bool] = False
     only_echo: ClassVar[bool] = False
 
@@ -310,14 +329,17 @@ def response_grammar(form: Mapping[str, Any] | None) -> Mapping[str, Any] | None
                 "response_format", problem, "send {'type': 'json_schema', 'json_schema': {'schema': {}}}"
             )
         return {"json": schema}
-    raise InvalidParameter("response_format", f"type {str(kind)[:40]!r} is unknown", "use json_object or json_schema")
+    if kind == "structural_tag":
+        return {"structural_tag": {key: value for key, value in form.items() if key != "type"}}
+    remedy = "use json_object, json_schema or structural_tag"
+    raise InvalidParameter("response_format", f"type {str(kind)[:40]!r} is unknown", remedy)
 
 
 def _predicted(prediction: str | Mapping[str, Any] | None) -> str:
     """OpenAI's `prediction`, or simply its text."""
     if prediction is None or isinstance(prediction, str):
         return prediction or ""
-    content = prediction.get("content", "")
+    content = prediction.get("content")
     if isinstance(content, list):
         texts = [part.get("text", "") for part in content if isinstance(part, Mapping)]
         content = "".join(texts) if all(isinstance(text, str) for text in texts) else None

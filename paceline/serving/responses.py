@@ -3,7 +3,7 @@
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from paceline.errors import InvalidParameter
 from paceline.serving.dialects import SAME, Body, Dialect, Kind, listed, only, same, tool_of
@@ -11,6 +11,11 @@ from paceline.serving.dialects import SAME, Body, Dialect, Kind, listed, only, s
 
 class Responses(Dialect):
     """OpenAI's POST /v1/responses, without memory."""
+
+    names: ClassVar[Mapping[str, str]] = {
+        "messages": "input", "prompt": "input", "max_completion_tokens": "max_output_tokens",
+        "max_tokens": "max_output_tokens", "response_format": "text", "structured_outputs": "text",
+    }  # fmt: skip
 
     def __init__(self) -> None:
         self._id = f"resp_{uuid.uuid4().hex}"
@@ -25,6 +30,7 @@ class Responses(Dialect):
         known = (*SAME, "input", "instructions", "max_output_tokens", "text", "tools", "include", "truncation",
                  "previous_response_id", "reasoning", "background")  # fmt: skip
         only(body, known)
+        _check_passed_over(body)
         messages: list[Body] = []
         if body.get("instructions"):
             messages.append({"role": "system", "content": body["instructions"]})
@@ -160,6 +166,18 @@ class Responses(Dialect):
             elif kind != "reasoning":
                 raise InvalidParameter(f"input[{number}]", f"an item of type {str(kind)[:40]!r}", "send messages only")
         return turns
+
+
+def _check_passed_over(body: Body) -> None:
+    """Raise InvalidParameter where a field that changes nothing here asks for something, or is of a wrong type."""
+    if body.get("background"):
+        raise InvalidParameter("background", "nothing is stored here", "leave it out, and wait for the answer")
+    if body.get("truncation") not in (None, "disabled"):
+        raise InvalidParameter("truncation", "a conversation is not cut here", "send 'disabled', and what fits")
+    if not isinstance(body.get("include") or [], list):
+        raise InvalidParameter("include", "is no list", "send a list, or leave it out")
+    if not isinstance(body.get("reasoning") or {}, Mapping):
+        raise InvalidParameter("reasoning", "is no object", "send e.g. {'effort': 'low'}, or leave it out")
 
 
 def _part(kind: Kind, text: str) -> Body:

@@ -108,6 +108,21 @@ def test_a_first_step_waits_while_every_turn_brings_a_request_but_four_turns_at_
     assert len(woken) == turns and engine.steps == [1 + min(coming, turns)]
 
 
+def test_whoever_called_what_ended_the_thread_is_told():
+    class Panic(BaseException):
+        pass
+
+    def fail(_):
+        raise Panic("no way on")
+
+    deaths = []
+    thread = EngineThread(FakeEngine(), lambda _: None, deaths.append)
+    with pytest.raises(EngineDead, match="no way on"):
+        thread.call(fail).result(60)
+    thread._thread.join(60)
+    assert "no way on" in str(deaths[0])
+
+
 class FakeEngine:
     """Stands in for one: a step finishes all requests."""
 

@@ -48,6 +48,40 @@ def follows(name, text):
     return re.fullmatch(pattern, text) is not None
 
 
+STRUCTURES = [{"begin": "<f=add>", "schema": {"type": "integer"}, "end": "</f>"},
+              {"begin": "<f=say>", "schema": {"enum": ["a"]}, "end": "</f>"}]  # fmt: skip
+TAGS = {"structures": STRUCTURES, "triggers": ["<f="]}
+LISTED = [{"trigger": "<f=", "begin": "<f=add>", "grammar": {"type": "integer"}, "end": "</f>"},
+          {"trigger": "<f=", "begin": "<f=say>", "grammar": 'start: "\\"a\\""', "end": "</f>"}]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", [TAGS, LISTED])
+@pytest.mark.parametrize(("text", "follows"), [
+    ("free < text", True), ("<f=add>17</f> and <f=say>\"a\"</f>", True), ("<f=add>x", False), ("<f=m", False),
+    ("<f=add>17</g", False), ("<f=say>\"b", False),
+])  # fmt: skip
+def test_structural_tags_bind_what_comes_after_a_trigger_only(form, text, follows):
+    tokenizer = ByteTokenizer()
+    grammars = Grammars(tokenizer, tokenizer.eos_token_ids, tokenizer.vocab_size)
+    cursor, ids = grammars.cursor({"structural_tag": json.dumps(form)}), tokenizer.encode(text)
+    for token in ids[:-1]:
+        assert cursor.allows(token)
+        cursor.commit(token)
+    assert cursor.allows(ids[-1]) == follows
+
+
+@pytest.mark.parametrize("form", [
+    [], {}, 3, [{}], [LISTED[0] | {"trigger": ""}], [LISTED[0] | {"begin": "f"}], [LISTED[0] | {"more": 1}],
+    {"structures": [3], "triggers": ["<"]}, TAGS | {"triggers": ["<g="]}, TAGS | {"triggers": "<f="},
+    {"structures": [], "triggers": []},
+])  # fmt: skip
+def test_structural_tags_that_make_no_sense_are_refused_by_name(form):
+    tokenizer = ByteTokenizer()
+    grammars = Grammars(tokenizer, tokenizer.eos_token_ids, tokenizer.vocab_size)
+    with pytest.raises(InvalidParameter, match="structural_tag"):
+        grammars.cursor({"structural_tag": json.dumps(form)})
+
+
 @pytest.mark.parametrize("temperature", [0, 1.0])
 @pytest.mark.parametrize("name", ["json", "regex", "choice", "lark", "gbnf"])
 def test_text_follows_its_grammar_and_is_plain_decodings(engine_for, name, temperature):

@@ -6,6 +6,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.requests import Request
 
 from paceline.serving import body as bodies
 from paceline.serving.body import parse, weight
@@ -74,3 +75,38 @@ def test_large_answers_say_what_small_ones_do(serving):
     last = [event["choices"][0] for event in events if event["choices"]][-1]
     assert last["prompt_logprobs"] == whole["prompt_logprobs"] and len(whole["prompt_logprobs"]) == 180
     assert all(len(entry) >= 3 for entry in whole["prompt_logprobs"][1:])
+
+
+def request_of(*messages):
+    """One whose body comes in these messages of ASGI, and then nothing."""
+    waiting = list(messages)
+
+    async def receive():
+        return waiting.pop(0) if waiting else await asyncio.Event().wait()
+
+    headers = [(b"content-type", b"application/json"), (b"host", b"localhost")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers, "query_string": b""}
+    return scope, receive
+
+
+def test_a_body_that_never_ends_is_refused(monkeypatch):
+    monkeypatch.setattr(bodies, "_PATIENCE", 0.01)
+    request = Request(*request_of({"type": "http.request", "body": b'{"prompt": ', "more_body": True}))
+    with pytest.raises(HttpRefusal, match="not whole") as refused:
+        asyncio.run(bodies.read_body(request, CompletionRequest, 1000))
+    assert refused.value.status == 408
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_fault_of_the_server(serving):
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    async def scene():
+        async with serving() as client:
+            part = {"type": "http.request", "body": b"{", "more_body": True}
+            await client.app(*request_of(part, {"type": "http.disconnect"}), send)
+
+    asyncio.run(scene())
+    assert sent[0]["status"] == 499

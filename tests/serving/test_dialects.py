@@ -8,6 +8,7 @@ from tests.serving.conftest import MODEL
 
 CHAT = {"model": MODEL, "temperature": 0, "max_tokens": 10, "ignore_eos": False}
 SAID = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "hello"}]
+TALK = CHAT | {"messages": SAID}
 MESSAGES = {"model": MODEL, "system": "Be kind.", "messages": [SAID[1]], "max_tokens": 10, "temperature": 0}
 RESPONSES = {"model": MODEL, "instructions": "Be kind.", "input": "hello", "max_output_tokens": 10, "temperature": 0}
 SCHEMA = {
@@ -113,3 +114,37 @@ def test_responses_follow_schemas(ask):
 def test_what_is_not_served_is_refused(ask, path, body, param):
     [answer] = ask(f"/v1/{path}", body)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize(("path", "body", "param"), [
+    ("/v1/messages", MESSAGES | {"messages": [{"role": "user", "content": 5}]}, "messages[0]"),
+    ("/v1/messages", MESSAGES | {"messages": [{"role": "user", "content": True}]}, "messages[0]"),
+    ("/v1/messages/count_tokens", MESSAGES | {"messages": [{"role": "user", "content": 0.5}]}, "messages[0]"),
+    ("/v1/messages", MESSAGES | {"stop_sequences": 3}, "stop_sequences"),
+    ("/v1/messages", MESSAGES | {"thinking": True}, "thinking"),
+    ("/v1/responses", RESPONSES | {"max_output_tokens": 0}, "max_output_tokens"),
+    ("/v1/responses", RESPONSES | {"max_output_tokens": "x"}, "max_output_tokens"),
+    ("/v1/responses", RESPONSES | {"input": [{"role": "nobody", "content": [3]}]}, "input"),
+    ("/v1/responses", RESPONSES | {"text": {"format": {"type": "poem"}}}, "text"),
+    ("/v1/responses", RESPONSES | {"background": True}, "background"),
+    ("/v1/responses", RESPONSES | {"truncation": "auto"}, "truncation"),
+    ("/v1/responses", RESPONSES | {"include": "all"}, "include"),
+    ("/v1/responses", RESPONSES | {"reasoning": 3}, "reasoning"),
+    ("/v1/chat/completions", TALK | {"max_completion_tokens": 0}, "max_completion_tokens"),
+    ("/v1/chat/completions", TALK | {"guided_regex": "("}, "guided_regex"),
+    ("/v1/chat/completions", TALK | {"prediction": {"x": 1}}, "prediction"),
+    ("/v1/chat/completions", TALK | {"response_format": {"type": "structural_tag"}}, "response_format"),
+    ("/v1/completions", {"model": MODEL, "prompt": "a", "best_of": 99}, "best_of"),
+])  # fmt: skip
+def test_a_refusal_names_the_field_as_its_protocol_does(ask, path, body, param):
+    [answer] = ask(path, body)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == param, answer.text
+
+
+def test_a_block_alone_stands_for_a_list_of_one(ask):
+    texts = [
+        answer.json()["content"]
+        for system in ("Be kind.", {"type": "text", "text": "Be kind."})
+        for answer in ask("/v1/messages", MESSAGES | {"system": system})
+    ]
+    assert texts[0] == texts[1]

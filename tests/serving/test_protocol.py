@@ -56,6 +56,17 @@ def test_samples_and_lists_of_prompts_are_choices_in_order(ask, make_llm):
         assert (usage["prompt_tokens"], usage["completion_tokens"]) == (9, 48)
 
 
+def test_a_streamed_prompts_tokens_come_with_its_last_sample_and_are_never_told_as_none(ask):
+    body = TEXT | {"prompt": ["abc", "xy"], "n": 2, "return_token_ids": True, "prompt_logprobs": 0, "stream": True}
+    told = [choice for each in events(*ask(COMPLETIONS, body)) for choice in each["choices"]]
+    found = {}
+    for choice in told:
+        if "prompt_token_ids" in choice:
+            assert choice["finish_reason"] and len(choice["prompt_logprobs"]) == len(choice["prompt_token_ids"]) > 0
+            found.setdefault(choice["index"] // 2, []).append(bytes(choice["prompt_token_ids"]))
+    assert found == {0: [b"abc"], 1: [b"xy"]}
+
+
 def test_content_parts_and_roles(ask):
     parts = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
     whole, split, image, empty = ask(

@@ -67,7 +67,7 @@ def test_json_mode_is_an_object(ask):
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"response_format": FORMAT, "structured_outputs": {"regex": "a"}}, "response_format"),
-        ({"guided_regex": "("}, "structured_outputs"),
+        ({"guided_regex": "("}, "guided_regex"),
         ({"structured_outputs": {"json": {"enum": ["x" * 70_000]}}}, "structured_outputs.json"),
     ],
 )
