@@ -17,6 +17,7 @@ from paceline.engine.lane import Client, Lane
 from paceline.engine.llm import LLM, Prompt
 from paceline.engine.metrics import EngineMetrics, Occupancy
 from paceline.engine.prometheus import prometheus_text
+from paceline.engine.turns import Turns
 from paceline.errors import EngineDead
 from paceline.models.loaded import LoadedModel
 from paceline.models.tokenizer import Tokenizer
@@ -194,6 +195,16 @@ class AsyncLLM:
         costs = await self._lanes[0].run(self._llm.pass_costs)
         count = len(self._lanes)
         return costs | {"seats": count * costs["seats"], "kv_tokens": count * costs["kv_tokens"], "stages": count}
+
+    @property
+    def steps_in_flight(self) -> int:
+        """Steps that run at once: a pipeline's stages, else 1."""
+        return len(self._lanes)
+
+    def take_turns(self, turns: Turns) -> None:
+        """Run no step but in its turn, because other models share the device."""
+        for lane in self._lanes:
+            lane.thread.turn = turns
 
     async def between_steps(self, work: Callable[[Engine], _T]) -> _T:
         """Run `work` on the (first) engine's thread between two steps. Raises EngineDead when it has ended."""

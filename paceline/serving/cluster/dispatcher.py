@@ -248,12 +248,13 @@ class Dispatcher:
             await asyncio.sleep(self._supervision.heartbeat)
             if self.controller.health[group] is not Health.READY:
                 continue
-            turn = Turn(group, self._lives[group].number)
+            turn, asked = Turn(group, self._lives[group].number), self._clock()
             try:
                 async with asyncio.timeout(self._supervision.timeout):
                     await self.groups[group].check()
             except TimeoutError:
-                self._handle_death(turn, f"no sign of life for {self._supervision.timeout:g} s")
+                if self._clock() - asked < 2 * self._supervision.timeout:  # else this process stood still itself
+                    self._handle_death(turn, f"no sign of life for {self._supervision.timeout:g} s")
             except Exception as error:
                 self._handle_death(turn, str(error))
 
