@@ -150,7 +150,9 @@ def with_traffic(plan: ClusterPlan, setting: Setting, args: argparse.Namespace) 
             assert profile is not None, f"group {g} did not measure {spec.name}"
             read = profile.pass_seconds(0, 1, 0, setting.prompt_tokens)
             alone.append(read + setting.output_tokens * profile.pass_seconds(1, 1, setting.prompt_tokens))
-            each.append(read + setting.output_tokens * profile.pass_seconds(8, 8, setting.prompt_tokens) / 8)
+            made = setting.output_tokens * profile.pass_seconds(8, 8, setting.prompt_tokens) / 8
+            stages = profile.stages
+            each.append(read / (profile.prefill_overlap or stages) + made / (profile.overlap or stages))
     slo = args.slo or args.slo_scale * max(alone)
     rate = args.rate or args.load * len(setting.groups) / (sum(each) / len(each)) / len(plan.models)
     if args.same_traffic:

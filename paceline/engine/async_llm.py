@@ -211,7 +211,7 @@ class AsyncLLM:
 
     @property
     def steps_in_flight(self) -> int:
-        """Steps that run at once: a pipeline's stages, else 1."""
+        """Steps that may run at once: a pipeline's stages, else 1."""
         return len(self._lanes)
 
     def take_turns(self, turns: Turns) -> None:

@@ -2,7 +2,8 @@
 
 Without it two engines of one process would run on more processors than their device has while others are idle, and
 would cut up each other's steps while these are not: nobody could say beforehand how long a step takes. It is the rule
-that the cluster's simulator plays (`placement/tokens/kernel.py`). Not for one engine.
+that the cluster's simulator plays (`placement/tokens/kernel.py`). Not for one engine, nor for pipelines, whose stages
+take what comes in order.
 """
 
 import threading
@@ -10,21 +11,17 @@ from collections import deque
 
 
 class Turns:
-    """Entered before a step and left after it.
+    """Entered before a step and left after it."""
 
-    Args:
-        count: steps that may run at once, a pipeline's stages.
-    """
-
-    def __init__(self, count: int = 1) -> None:
-        self._free = count
+    def __init__(self) -> None:
+        self._is_free = True
         self._door = threading.Lock()
         self._waiting: deque[threading.Lock] = deque()
 
     def __enter__(self) -> None:
         with self._door:
-            if self._free:
-                self._free -= 1
+            if self._is_free:
+                self._is_free = False
                 return
             mine = threading.Lock()
             mine.acquire()
@@ -36,4 +33,4 @@ class Turns:
             if self._waiting:
                 self._waiting.popleft().release()
             else:
-                self._free += 1
+                self._is_free = True

@@ -6,8 +6,8 @@ other. At the start of a round waiting requests take seats, oldest first, while 
 keys and values. Rounds that are all alike are taken in one go: the loop goes from event to event.
 
 A pipeline has as many passes of a model in flight as stages (ORCA, section 4.2): its requests are in that many *lanes*,
-each with passes of its own. A round then takes the longest pass, or what all passes take side by side: their seconds
-over those that go by at once, which are the stages where these are even and have memory and processors of their own.
+each with passes of its own. A round then takes the longest pass, or what all passes take of one stage, or what those of
+one model take beside each other: its slowest stage is the same for all of them.
 
 An *entry* is a request in a group, a row of a float64 array. Numbers in, numbers out; `group.py` says what they mean.
 """
@@ -94,16 +94,17 @@ def _round(entries, n, tables, chunks):
     `chunks` is filled in: rows that each entry reads in this round.
     """
     total, longest, reads, most = 0.0, 0.0, False, np.inf
-    limits = tables[4]
+    limits, stages = tables[4], 1.0
     for m in range(len(limits)):
+        stages, own = max(stages, limits[m, 7]), 0.0
         for i in range(n):
             chunks[i] = 0.0 if entries[i, MODEL] == m else chunks[i]
         for lane in range(int(limits[m, 7])):
             decoding, reading, ends = _pass(entries, n, tables, chunks, m, lane)
-            total += decoding / limits[m, 8] + reading / limits[m, 9]
-            longest = max(longest, decoding + reading)
+            total, own = total + decoding + reading, own + decoding / limits[m, 8] + reading / limits[m, 9]
+            longest = max(longest, decoding + reading, own)
             reads, most = reads or reading > 0.0, min(most, ends)
-    return max(longest, total), reads, max(most, 1.0)
+    return max(longest, total / stages), reads, max(most, 1.0)
 
 
 @njit(nogil=True)

@@ -43,8 +43,8 @@ class TokenProfile:
         rows_per_request: of a decode: 1, and what is drafted.
         draft_seconds: that drafting adds to a pass with decodes.
         stages: of a pipeline: as many passes are in flight.
-        overlap, prefill_overlap: seconds of passes that decode, and that read prompts, which go by in one second while
-            as many are in flight; the stages when left out. Less where stages are uneven or share memory or processors.
+        overlap, prefill_overlap: seconds of this model's passes that decode, and that read prompts, which go by in one
+            second while as many are in flight; the stages when left out, less where they are uneven or share a memory.
 
     Raises:
         InvalidParameter: a number outside its range.
@@ -188,10 +188,9 @@ def group_tables(profiles: Sequence[TokenProfile], least: tuple[int, int] = (1, 
     most_rows = max([least[0], *(len(part.rows) for part in parts)])
     most_contexts = max([least[1], *(len(part.contexts) for part in parts)])
     padded = [_padded(part, most_rows, most_contexts) for part in parts]
-    stages = max(profile.stages for profile in profiles)
     limits = [
         (p.step_overhead, p.seats, p.token_budget, p.kv_tokens, p.tokens_per_pass, p.rows_per_request, p.draft_seconds,
-         p.stages, p.overlap or stages, p.prefill_overlap or stages)
+         p.stages, p.overlap or p.stages, p.prefill_overlap or p.stages)
         for p in profiles
     ]  # fmt: skip
     rows, contexts, seconds, segments = (np.stack(column) for column in zip(*padded, strict=True))

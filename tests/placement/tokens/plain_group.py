@@ -48,12 +48,14 @@ def play(requests, profiles):
 
 
 def side_by_side(passes, profiles):
-    """Seconds of all passes at once: two for each lane of every model in turn."""
-    stages, total = max(p.stages for p in profiles.values()), 0.0
-    for profile in (p for p in profiles.values() for _ in range(p.stages)):
-        decoding, reading = passes.pop(0)
-        total += decoding / (profile.overlap or stages) + reading / (profile.prefill_overlap or stages)
-    return total
+    """Seconds of all passes at once: those of every lane of every model in turn."""
+    total, most = 0.0, 0.0
+    for profile in profiles.values():
+        own = [passes.pop(0) for _ in range(profile.stages)]
+        total += sum(decoding + reading for decoding, reading in own)
+        overlaps = profile.overlap or profile.stages, profile.prefill_overlap or profile.stages
+        most = max(most, sum(decoding / overlaps[0] + reading / overlaps[1] for decoding, reading in own))
+    return max(most, total / max(p.stages for p in profiles.values()))
 
 
 def admit(requests, profile):

@@ -32,7 +32,10 @@ GROUPS = {
     "two models": {"a": SLOW, "b": QUICK},
     "two stages": {"a": SLOW.in_pipeline(2)},
     "two models in three stages": {"a": SLOW.in_pipeline(3), "b": QUICK.in_pipeline(3)},
-    "stages that share a memory": {"a": replace(SLOW.in_pipeline(2), overlap=1.25, prefill_overlap=1.75)},
+    "stages that share a memory": {
+        "a": replace(SLOW.in_pipeline(2), overlap=1.25, prefill_overlap=1.75),
+        "b": replace(QUICK.in_pipeline(2), overlap=1.5),
+    },
 }
 
 
