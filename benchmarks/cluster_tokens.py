@@ -28,6 +28,7 @@ from paceline.errors import InvalidParameter, RequestRejected
 from paceline.models.resolve import resolve_model
 from paceline.models.torch_executor.shard import check_tensor_parallel_size
 from paceline.placement.arrivals import gamma_times
+from paceline.placement.simulator.token_evaluator import OVERHEAD
 from paceline.placement.tokens import TokenModel, TokenRequests, simulate_tokens
 from paceline.placement.tokens.requests import drawn_lengths
 from paceline.placement.workload import merge
@@ -92,8 +93,8 @@ async def measured(setting: Setting, args: argparse.Namespace) -> dict:
     ]
     specs = [TokenModel(m.name, m.slo, expected_tokens=float(m.num_tokens or 1)) for m in plan.models]
     speeds, slo = np.exp(np.log(shown).mean(axis=0)).tolist(), plan.models[0].slo
-    told = simulate_tokens(requests, specs, tables)
-    told_at_speed = simulate_tokens(requests, specs, tables, 0.0, speeds)
+    told = simulate_tokens(requests, specs, tables, OVERHEAD)
+    told_at_speed = simulate_tokens(requests, specs, tables, OVERHEAD, speeds)
     both = 100 * float((seconds <= slo).mean()), 100 * told.slo_attainment
     return {
         "requests": requests.num_requests,
@@ -122,7 +123,7 @@ def plan_for(setting: Setting, args: argparse.Namespace) -> ClusterPlan:
     if args.same_traffic or any(tensor * pipeline > 1 for tensor, pipeline, _ in groups):  # shards run in torch
         engine = {"dtype": args.parallel_dtype, "executor": "torch"}
     models = [{"name": name, "path": path, "engine": engine} for name, path in zip("ab", paths, strict=True)]
-    return plan_of({"groups": groups, "models": models})
+    return plan_of({"groups": groups, "models": models, "overhead": OVERHEAD})
 
 
 def splits_by(path: str, degree: int) -> bool:

@@ -194,8 +194,7 @@ class AsyncLLM:
         `paceline tune`'s profile where there is one, else a handful of passes on the engine's own thread. Where several
         steps are in flight, how far they hold each other up is timed as well.
         """
-        lane, count = self._lanes[0], len(self._lanes)
-        costs = await lane.run(partial(self._llm.pass_costs, turn=lane.thread.turn))
+        costs, count = await self._lanes[0].run(self._llm.pass_costs), len(self._lanes)
         costs |= {"seats": count * costs["seats"], "kv_tokens": count * costs["kv_tokens"], "stages": count}
         if count == 1:
             return costs

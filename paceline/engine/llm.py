@@ -4,7 +4,7 @@ import itertools
 import reprlib
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from numbers import Integral
 from operator import index
@@ -91,9 +91,9 @@ class LLM:
         self._numbers = itertools.count()
         self._inboxes: dict[str, deque[StepOutput]] = {}
 
-    def pass_costs(self, engine: Engine, turn: AbstractContextManager[object] | None = None) -> dict[str, Any]:
+    def pass_costs(self, engine: Engine) -> dict[str, Any]:
         """See `engine.pass_costs`; to be called where the engine runs."""
-        return pass_costs(engine, self._loaded, self._config, turn=turn)
+        return pass_costs(engine, self._loaded, self._config)
 
     def step_seconds(self, engine: Engine, reads: bool) -> float:
         """See `engine.pass_costs.step_seconds`; to be called where the engine runs."""

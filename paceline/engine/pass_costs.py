@@ -7,7 +7,6 @@ scheduling, sampling and text are in the figures, and what compiles at a first s
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -34,18 +33,12 @@ _FEW, _PROMPT = 4, 64
 
 
 def pass_costs(
-    engine: Engine,
-    loaded: LoadedModel,
-    config: EngineConfig,
-    clock: Callable[[], float] = time.perf_counter,
-    turn: AbstractContextManager[object] | None = None,
+    engine: Engine, loaded: LoadedModel, config: EngineConfig, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, Any]:
     """Fields of `placement.tokens.TokenProfile`.
 
     Args:
         clock: seconds, monotonic.
-        turn: entered around every step, where models share a device. Then others' steps lie in between, as they will
-            when all have work: processors' caches hold the weights of one model at best.
 
     Raises:
         EngineDead: the model cannot run.
@@ -60,7 +53,7 @@ def pass_costs(
     if profile is not None:
         kept = ("seconds", "prefill_seconds", "segment_seconds")
         return room | {name: getattr(profile, name) for name in kept} | {"step_overhead": profile.step_overhead or 0.0}
-    return room | _Trial(loaded, config, limits, clock, turn).costs()
+    return room | _Trial(loaded, config, limits, clock).costs()
 
 
 def step_seconds(
@@ -70,7 +63,7 @@ def step_seconds(
 
     Asked of all engines of a pipeline at once it tells what their steps cost beside each other.
     """
-    trial = _Trial(loaded, config, engine.scheduler.config, clock, None)
+    trial = _Trial(loaded, config, engine.scheduler.config, clock)
     return trial.reading() if reads else trial.decoding()
 
 
@@ -78,14 +71,8 @@ class _Trial:
     """Steps of an engine that nobody else asks."""
 
     def __init__(
-        self,
-        loaded: LoadedModel,
-        config: EngineConfig,
-        limits: SchedulerConfig,
-        clock: Callable[[], float],
-        turn: AbstractContextManager[object] | None,
+        self, loaded: LoadedModel, config: EngineConfig, limits: SchedulerConfig, clock: Callable[[], float]
     ) -> None:
-        self._turn = nullcontext() if turn is None else turn
         self._spent = 0.0
         longest = limits.max_model_len - _TOKENS
         self._requests = sorted({min(count, limits.max_num_seqs) for count in _REQUESTS})
@@ -145,10 +132,9 @@ class _Trial:
             self._engine.add_request(str(number), prompt, params)
         steps = []
         while self._engine.has_unfinished_requests:
-            with self._turn:
-                started = self._clock()
-                outputs = self._engine.step()
-                steps.append(max(self._clock() - started, 1e-9))
+            started = self._clock()
+            outputs = self._engine.step()
+            steps.append(max(self._clock() - started, 1e-9))
             errors = [out.completion.error for out in outputs if out.completion and out.completion.error]
             if errors:
                 raise EngineDead(f"a trial step failed: {errors[0]}")

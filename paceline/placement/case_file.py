@@ -11,9 +11,10 @@ Where requests are generated token by token, profile entries have ``tokens`` (`T
 per token and device] in place of ``latency``, models ``prompt_tokens``, ``output_tokens`` (means), ``length_cv``,
 ``slo_first`` and ``slo_token`` [s], and ``arrivals`` may have two more columns, tokens of prompt and answer.
 
-A key that is not in this list is refused. ``name`` names the case. What data sets say about themselves may be there
-too: ``n_requests`` and ``arrivals_sha256`` are compared with the arrivals; ``note``, ``policies`` and
-``num_devices_per_node`` are passed over.
+With several nodes of ``num_devices_per_node`` devices, splits whose tensor degree divides that are used: the ranks that
+share a layer are in one node. A key that is not in this list is refused. ``name`` names the case. What data sets say
+about themselves may be there too: ``n_requests`` and ``arrivals_sha256`` are compared with the arrivals; ``note`` and
+``policies`` are passed over.
 """
 
 import hashlib
@@ -76,10 +77,11 @@ def case_from(values: dict[str, Any], folder: Path, name: str) -> Case:
     only_known(values, _CASE_KEYS, "case")
     models = tuple(_read_model(i, model) for i, model in enumerate(field_of(values, "models", list)))
     profiles = {str(name): _read_profile(name, rows) for name, rows in field_of(values, "profiles", dict).items()}
-    cluster = Cluster(whole_of(values, "num_devices"), number_of(values, "mem_budget", most=MOST_BYTES))
+    node_devices = None if values.get("num_devices_per_node") is None else whole_of(values, "num_devices_per_node")
+    budget = number_of(values, "mem_budget", most=MOST_BYTES)
     return Case(
         name=text_of(values, "name", name),
-        cluster=cluster,
+        cluster=Cluster(whole_of(values, "num_devices"), budget, node_devices),
         models=models,
         profiles=profiles,
         workload=_read_workload(values, models, folder),

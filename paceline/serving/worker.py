@@ -129,16 +129,8 @@ class Worker:
         return merged([await llm.prometheus_text(name) for name, llm in self._llms.items()])
 
     async def pass_profiles(self) -> Mapping[str, TokenProfile]:
-        """What passes of every model cost, as `paceline tune` measured or by a few passes now.
-
-        Models that take turns are timed at once. In a pipeline, where several steps run at once, one after the other.
-        """
-        llms = self._llms.values()
-        if all(llm.steps_in_flight == 1 for llm in llms):
-            costs = await asyncio.gather(*(llm.pass_costs() for llm in llms))
-        else:
-            costs = [await llm.pass_costs() for llm in llms]
-        return {name: TokenProfile(**cost) for name, cost in zip(self._llms, costs, strict=True)}
+        """What passes of every model cost, as `paceline tune` measured or by a few passes now."""
+        return {name: TokenProfile(**await llm.pass_costs()) for name, llm in self._llms.items()}
 
     async def close(self) -> None:
         """End all engines."""
