@@ -26,6 +26,7 @@ class TokenAsk(NamedTuple):
         prompt_tokens: of its prompt. expected_tokens: of its answer.
         by, first_by: when its end and its first token are due, seconds of the clock; infinite for never.
         pace: seconds that each further token may take; infinite for any.
+        first: when its first token came, seconds of the clock, where its prompt was read elsewhere; 0 where it is not.
     """
 
     model: str
@@ -34,6 +35,7 @@ class TokenAsk(NamedTuple):
     by: float = FOREVER
     first_by: float = FOREVER
     pace: float = FOREVER
+    first: float = 0.0
 
 
 class Outlook(NamedTuple):
@@ -157,6 +159,8 @@ class TokenGroup:
         entry[kernel.PROMPT], entry[kernel.EXPECTED] = max(1.0, ask.prompt_tokens), max(1.0, ask.expected_tokens)
         entry[kernel.TOTAL] = total_tokens
         entry[kernel.BY], entry[kernel.FIRST_BY], entry[kernel.PACE] = ask.by, ask.first_by, ask.pace
+        if ask.first:
+            entry[kernel.READ], entry[kernel.MADE], entry[kernel.FIRST] = entry[kernel.PROMPT], 1.0, ask.first
         return entry
 
     def _make_room(self, room: int) -> None:

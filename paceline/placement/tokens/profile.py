@@ -115,6 +115,14 @@ class TokenProfile:
         """What `read` reads."""
         return asdict(self)
 
+    def scaled(self, factor: float) -> "TokenProfile":
+        """The same with all seconds times `factor`."""
+        tables = {name: {c: {r: factor * s for r, s in rows.items()} for c, rows in getattr(self, name).items()}
+                  for name in ("seconds", "prefill_seconds")}  # fmt: skip
+        segments = {context: factor * seconds for context, seconds in self.segment_seconds.items()}
+        besides = {name: factor * getattr(self, name) for name in ("step_overhead", "draft_seconds")}
+        return replace(self, segment_seconds=segments, **tables, **besides)
+
     def with_kv_tokens(self, kv_tokens: float) -> "TokenProfile":
         """The same with another room for keys and values."""
         return replace(self, kv_tokens=kv_tokens)

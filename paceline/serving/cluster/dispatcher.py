@@ -23,6 +23,7 @@ from paceline.serving.cluster.group import GroupHandle, Life, Supervision
 from paceline.serving.cluster.plan import ClusterPlan
 from paceline.serving.cluster.prometheus import controller_text, merged_text
 from paceline.serving.cluster.prompt_sizes import PromptSizes
+from paceline.serving.cluster.rehearsal import rehearse
 from paceline.serving.cluster.ticket import Slo
 from paceline.serving.job import Chunk, Job
 
@@ -347,8 +348,23 @@ class Dispatcher:
         if not any(getattr(group, "pass_profiles", None) for group in self.groups):
             return
         found = await asyncio.gather(*(self._profiles_of(group) for group in range(len(self.groups))))
-        self.plan = replace(self.plan, pass_profiles=tuple(found))
+        scales = await self._rehearsed(found)
+        scaled = (tuple(p and p.scaled(scale) for p in held) for held, scale in zip(found, scales, strict=True))
+        self.plan = replace(self.plan, pass_profiles=tuple(scaled))
         self.controller = _controller(self.plan)
+
+    async def _rehearsed(self, found: Sequence[tuple[TokenProfile | None, ...]]) -> list[float]:
+        """By how much the groups are slower than their profiles; 1 where they cannot be tried."""
+        held = [
+            {spec.name: profile for spec, profile in zip(self.plan.held_by(g), profiles, strict=True) if profile}
+            for g, profiles in enumerate(found)
+        ]
+        try:
+            async with asyncio.timeout(self._supervision.start_timeout):
+                return await rehearse(self.groups, held, self._clock)
+        except Exception as error:  # answers will say how fast it is
+            self.events.record("not_rehearsed", reason=f"{type(error).__name__}: {error}")
+            return [1.0] * len(found)
 
     async def _profiles_of(self, group: int) -> tuple[TokenProfile | None, ...]:
         """Of each model of a group; None where the engine cannot say."""
