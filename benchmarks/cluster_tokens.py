@@ -9,7 +9,7 @@ not 1, and the simulator is right at best at those speeds: ``simulated at speed`
     python benchmarks/cluster_tokens.py                                       # six workloads, about 10 minutes
     python benchmarks/cluster_tokens.py --workloads bursty-replicas --duration 120
     python benchmarks/cluster_tokens.py --models smollm2-135m gemma3-270m.gguf --num-cpus 2 --load 0.8
-    python benchmarks/cluster_tokens.py --same-traffic --workloads bursty-replicas bursty-pipeline bursty-tensor
+    python benchmarks/cluster_tokens.py --same-traffic --workloads prompts-replicas prompts-pipeline
 
 The last of these compares a device for each model with both models on both devices (statistical multiplexing). Run it
 while nothing else runs. The last line of standard output is one JSON object.
@@ -59,13 +59,17 @@ WORKLOADS = {
     "bursty-tensor": Setting([[2, 1, [0, 1]]], 4.0, 16, 24),
     "long-prompts-shared": Setting([[1, 1, [0, 1]], [1, 1, [0, 1]]], 2.0, 192, 8),
 }
+MULTIPLEXING = {  # a device for each model, against both models on both; long prompts, where processors decide
+    "prompts-replicas": Setting([[1, 1, [0]], [1, 1, [1]]], 4.0, 192, 4),
+    "prompts-pipeline": Setting([[1, 2, [0, 1]]], 4.0, 192, 4),
+}
 
 
 def main() -> None:
     args = parse()
     rows = []
     for name in args.workloads:
-        rows.append({"workload": name, **asyncio.run(measured(WORKLOADS[name], args))})
+        rows.append({"workload": name, **asyncio.run(measured((WORKLOADS | MULTIPLEXING)[name], args))})
         print(rows[-1], file=sys.stderr)
     header = ["workload", "requests", "measured", "simulated", "points", "simulated at speed"]
     show("answered in time, %", header, [[row[name] for name in header] for row in rows])
@@ -197,7 +201,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", default=["smollm2-135m"], help="one, or two that share the groups")
     parser.add_argument("--dtype", default="int8")
     parser.add_argument("--parallel-dtype", default="float32", help="of groups of several devices")
-    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS | MULTIPLEXING, default=list(WORKLOADS))
     parser.add_argument("--num-cpus", type=int, default=2)
     parser.add_argument("--duration", type=float, default=60.0, help="seconds of arrivals")
     parser.add_argument("--load", type=float, default=0.7)

@@ -165,7 +165,7 @@ def _purge(entries, n, done, num_done):
 
 
 @njit(nogil=True)
-def advance(entries, n, clock, until, scale, tables, chunks, done):
+def advance(entries, n, clock, until, scale, tables, chunks, done, rounds_log):
     """Do all rounds that start before `until`; a round that ends after it keeps its entries until it has ended.
 
     Args:
@@ -175,6 +175,8 @@ def advance(entries, n, clock, until, scale, tables, chunks, done):
         tables: the fields of `GroupTables`.
         chunks: float64 [room], scratch.
         done: float64 [room, NUM_COLUMNS], filled with those that ended by `until`.
+        rounds_log: float64 [1 + length, 2], or [0, 2] for none: a ring of (clock, rounds in all by then), after a row
+            that says how many were entered, and the rounds in all.
 
     Returns:
         Entries left, the clock, entries in `done`.
@@ -194,6 +196,11 @@ def advance(entries, n, clock, until, scale, tables, chunks, done):
             if until < np.inf:
                 rounds = min(most, max(1.0, np.ceil((until - clock) / seconds)))
         clock += rounds * seconds
+        if len(rounds_log) > 0:
+            rounds_log[0, 1] += rounds
+            at = 1 + int(rounds_log[0, 0]) % (len(rounds_log) - 1)
+            rounds_log[at, 0], rounds_log[at, 1] = clock, rounds_log[0, 1]
+            rounds_log[0, 0] += 1.0
         for i in range(n):
             if entries[i, RUNS] == 0:
                 continue
@@ -218,7 +225,7 @@ def foresee(entries, n, clock, scale, tables, chunks, copies, done):
         copies[i, ENDED] = 0.0
         per_pass = tables[4][int(entries[i, MODEL]), 4]
         copies[i, TOTAL] = max(entries[i, EXPECTED], entries[i, MADE] + per_pass)
-    _, _, num_done = advance(copies, n, clock, np.inf, scale, tables, chunks, done)
+    _, _, num_done = advance(copies, n, clock, np.inf, scale, tables, chunks, done, np.empty((0, 2)))
     late = 0
     for i in range(num_done):
         late += is_late(done[i])
