@@ -349,12 +349,15 @@ class Dispatcher:
             return
         found = await asyncio.gather(*(self._profiles_of(group) for group in range(len(self.groups))))
         scales = await self._rehearsed(found)
-        scaled = (tuple(p and p.scaled(scale) for p in held) for held, scale in zip(found, scales, strict=True))
+        scaled = [
+            tuple(p and p.scaled(by.get(spec.name, 1.0)) for spec, p in zip(self.plan.held_by(g), held, strict=True))
+            for g, (held, by) in enumerate(zip(found, scales, strict=True))
+        ]
         self.plan = replace(self.plan, pass_profiles=tuple(scaled))
         self.controller = _controller(self.plan)
 
-    async def _rehearsed(self, found: Sequence[tuple[TokenProfile | None, ...]]) -> list[float]:
-        """By how much the groups are slower than their profiles; 1 where they cannot be tried."""
+    async def _rehearsed(self, found: Sequence[tuple[TokenProfile | None, ...]]) -> list[dict[str, float]]:
+        """By how much the groups' models are slower than their profiles; nothing where they cannot be tried."""
         held = [
             {spec.name: profile for spec, profile in zip(self.plan.held_by(g), profiles, strict=True) if profile}
             for g, profiles in enumerate(found)
@@ -364,7 +367,7 @@ class Dispatcher:
                 return await rehearse(self.groups, held, self._clock)
         except Exception as error:  # answers will say how fast it is
             self.events.record("not_rehearsed", reason=f"{type(error).__name__}: {error}")
-            return [1.0] * len(found)
+            return [{}] * len(found)
 
     async def _profiles_of(self, group: int) -> tuple[TokenProfile | None, ...]:
         """Of each model of a group; None where the engine cannot say."""

@@ -25,8 +25,11 @@ _MOST = 2.0
 
 async def rehearse(
     groups: Sequence[GroupHandle], profiles: Sequence[Mapping[str, TokenProfile]], clock: Callable[[], float]
-) -> list[float]:
-    """Seconds of every group over those of `profiles`, by model, of its group; 1 for a group without.
+) -> list[dict[str, float]]:
+    """Seconds of every group over those of `profiles`, by model.
+
+    All groups are asked at once, and models that take turns in a group are. Those of a pipeline, whose steps share the
+    stages, are asked one after the other.
 
     Args:
         clock: seconds, monotonic.
@@ -35,26 +38,33 @@ async def rehearse(
         Exception: whatever an answer ends with.
     """
     for is_counted in (False, True):  # the first answers warm caches
-        seconds = await asyncio.gather(*map(_seconds, groups, profiles, repeat(is_counted), repeat(clock)))
-    return [
-        min(max(took / _predicted(held), 1 / _MOST), _MOST) if held else 1.0
-        for took, held in zip(seconds, profiles, strict=True)
-    ]
+        found = await asyncio.gather(*map(_scales, groups, profiles, repeat(is_counted), repeat(clock)))
+    return found
 
 
-async def _seconds(
+async def _scales(
     group: GroupHandle, held: Mapping[str, TokenProfile], is_counted: bool, clock: Callable[[], float]
-) -> float:
-    """Until the last of one group's answers."""
+) -> dict[str, float]:
+    """Of one group's models."""
+    found: dict[str, float] = {}
+    in_turns = any(profile.stages > 1 for profile in held.values())
+    for models in [{name: held[name]} for name in held] if in_turns else [held]:
+        began = clock()
+        await asyncio.gather(*(_whole(group, job) for job in _jobs(models, is_counted)))
+        scale = min(max((clock() - began) / _predicted(models), 1 / _MOST), _MOST) if models else 1.0
+        found |= dict.fromkeys(models, scale)
+    return found
+
+
+def _jobs(held: Mapping[str, TokenProfile], is_counted: bool) -> list[Job]:
+    """Requests for each model, no two alike: what a prefix cache knows is not read."""
     params = SamplingParams(temperature=0.0, max_tokens=_TOKENS, min_tokens=_TOKENS, ignore_eos=True)
-    rng, began = random.Random(is_counted), clock()
-    jobs = [
+    rng = random.Random(is_counted)
+    return [
         Job(f"rehearsal-{is_counted}-{number}", model, tuple(rng.choices(_IDS, k=_PROMPT)), params=params)
         for model, profile in held.items()
         for number in range(min(_REQUESTS, profile.seats))
     ]
-    await asyncio.gather(*(_whole(group, job) for job in jobs))
-    return clock() - began
 
 
 async def _whole(group: GroupHandle, job: Job) -> None:

@@ -34,10 +34,23 @@ def test_how_much_longer_answers_take_is_told_for_each_group():
     async def scene():
         return await rehearse(groups, [{"a": PROFILE}] * 3 + [{}], asyncio.get_running_loop().time)
 
-    assert run(scene()) == pytest.approx([1.0, 1.5, 2.0, 1.0])
+    found = run(scene())
+    assert [each.get("a") for each in found] == [pytest.approx(1.0), pytest.approx(1.5), pytest.approx(2.0), None]
     assert [len(group.jobs) for group in groups] == [8, 8, 8, 0]
     prompts = {one.prompt for one in groups[0].jobs}
     assert len(prompts) == 8, "what a prefix cache knows is not read"
+
+
+def test_models_of_a_pipeline_are_asked_one_after_the_other():
+    """Their steps share the stages: what two models cost each other is no overhead of either."""
+    group = SlowGroup(1.25)
+    held = {name: PROFILE.in_pipeline(2) for name in "ab"}
+
+    async def scene():
+        return await rehearse([group], [held], asyncio.get_running_loop().time)
+
+    assert run(scene()) == [pytest.approx({"a": 1.25, "b": 1.25})]
+    assert [one.model for one in group.jobs] == list("aaaabbbb" * 2)
 
 
 def test_the_dispatcher_goes_by_it():
