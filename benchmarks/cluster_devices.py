@@ -126,8 +126,9 @@ def row(
 
 def by_scheduler(requests: TokenRequests, profile: TokenProfile, args: argparse.Namespace) -> float:
     """Attainment of one engine's scheduler, played pass by pass against the measured cost."""
-    cost = CostProfile({rows: seconds + profile.step_overhead for rows, seconds in profile.seconds[0].items()})
-    model = ServingModel(cost, config=SchedulerConfig(prefix_caching=False), num_pages=100_000)
+    model = ServingModel(
+        CostProfile.by_context(profile.seconds), config=SchedulerConfig(prefix_caching=False), num_pages=100_000
+    )
     times = requests.arrivals.times.tolist()
     asked = [TokenRequest(time, args.prompt_tokens, args.output_tokens) for time in times]
     return float((simulate_serving(asked, model).latency <= args.slo).mean())
