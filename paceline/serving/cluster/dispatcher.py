@@ -11,19 +11,17 @@ import random
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, nullcontext, suppress
-from dataclasses import replace
 from typing import Any
 
 from paceline.errors import GroupLost, InvalidParameter, RequestRejected, WorkerDied
-from paceline.placement.tokens import TokenProfile
 from paceline.serving.cluster.controller import Controller, Health
 from paceline.serving.cluster.events import EventLog
 from paceline.serving.cluster.flight import Flight, Turn
 from paceline.serving.cluster.group import GroupHandle, Life, Supervision
+from paceline.serving.cluster.measured import measured
 from paceline.serving.cluster.plan import ClusterPlan
 from paceline.serving.cluster.prometheus import controller_text, merged_text
 from paceline.serving.cluster.prompt_sizes import PromptSizes
-from paceline.serving.cluster.rehearsal import rehearse
 from paceline.serving.cluster.ticket import Slo
 from paceline.serving.job import Chunk, Job
 
@@ -339,45 +337,13 @@ class Dispatcher:
         self.events.record("group_ready", group=group, models=names, seconds=round(life.load_seconds, 3))
 
     async def _ask_for_profiles(self) -> None:
-        """Let engines say what their passes cost, where the plan does not.
-
-        All at once, since groups on one machine share its memory's bandwidth, as they will when all have work.
-        """
+        """Let engines say what their passes cost, where the plan does not."""
         if self.plan.stage_seconds is not None or self.plan.pass_profiles is not None:
             return
-        if not any(getattr(group, "pass_profiles", None) for group in self.groups):
-            return
-        found = await asyncio.gather(*(self._profiles_of(group) for group in range(len(self.groups))))
-        scales = await self._rehearsed(found)
-        scaled = [
-            tuple(p and p.scaled(by.get(spec.name, 1.0)) for spec, p in zip(self.plan.held_by(g), held, strict=True))
-            for g, (held, by) in enumerate(zip(found, scales, strict=True))
-        ]
-        self.plan = replace(self.plan, pass_profiles=tuple(scaled))
-        self.controller = _controller(self.plan)
-
-    async def _rehearsed(self, found: Sequence[tuple[TokenProfile | None, ...]]) -> list[dict[str, float]]:
-        """By how much the groups' models are slower than their profiles; nothing where they cannot be tried."""
-        held = [
-            {spec.name: profile for spec, profile in zip(self.plan.held_by(g), profiles, strict=True) if profile}
-            for g, profiles in enumerate(found)
-        ]
-        try:
-            async with asyncio.timeout(self._supervision.start_timeout):
-                return await rehearse(self.groups, held, self._clock)
-        except Exception as error:  # answers will say how fast it is
-            self.events.record("not_rehearsed", reason=f"{type(error).__name__}: {error}")
-            return [{}] * len(found)
-
-    async def _profiles_of(self, group: int) -> tuple[TokenProfile | None, ...]:
-        """Of each model of a group; None where the engine cannot say."""
-        ask, known = getattr(self.groups[group], "pass_profiles", None), {}
-        try:
-            async with asyncio.timeout(self._supervision.start_timeout):
-                known = await ask() if ask else {}
-        except Exception as error:  # answers will say how fast it is
-            self.events.record("group_not_measured", group=group, reason=f"{type(error).__name__}: {error}")
-        return tuple(known.get(spec.name) for spec in self.plan.held_by(group))
+        if any(getattr(group, "pass_profiles", None) for group in self.groups):
+            limit = self._supervision.start_timeout
+            self.plan = await measured(self.plan, self.groups, limit, self._clock, self.events)
+            self.controller = _controller(self.plan)
 
     async def _kill(self, group: int) -> None:
         """End what there is of a group. One that cannot be ended is no reason not to start another."""

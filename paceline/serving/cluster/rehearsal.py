@@ -37,9 +37,8 @@ async def rehearse(
     Raises:
         Exception: whatever an answer ends with.
     """
-    for is_counted in (False, True):  # the first answers warm caches
-        found = await asyncio.gather(*map(_scales, groups, profiles, repeat(is_counted), repeat(clock)))
-    return found
+    await asyncio.gather(*map(_scales, groups, profiles, repeat(False), repeat(clock)))  # warms caches
+    return list(await asyncio.gather(*map(_scales, groups, profiles, repeat(True), repeat(clock))))
 
 
 async def _scales(
@@ -47,8 +46,8 @@ async def _scales(
 ) -> dict[str, float]:
     """Of one group's models."""
     found: dict[str, float] = {}
-    in_turns = any(profile.stages > 1 for profile in held.values())
-    for models in [{name: held[name]} for name in held] if in_turns else [held]:
+    is_pipeline = any(profile.stages > 1 for profile in held.values())
+    for models in [{name: held[name]} for name in held] if is_pipeline else [held]:
         began = clock()
         await asyncio.gather(*(_whole(group, job) for job in _jobs(models, is_counted)))
         scale = min(max((clock() - began) / _predicted(models), 1 / _MOST), _MOST) if models else 1.0

@@ -188,7 +188,7 @@ class TokenQueue:
         The rule went by the speeds that were believed meanwhile, hence what was seen is relative to their mean.
         """
         joined, believed = self._joined[number]
-        joined = max(joined, self._opens_at)
+        joined, believed = max(joined, self._opens_at), self._beliefs(now) - believed
         predicted = self._group.end_of(number, num_tokens) - joined
         off = math.log(max(now - self._overhead - joined, 1e-9) / max(predicted, 1e-9))
         if self._unknown:
@@ -196,7 +196,7 @@ class TokenQueue:
             self._unknown.clear()
             return
         seconds = max(now - joined, 1e-9)
-        difference = off + (self._beliefs(now) - believed) / seconds - math.log(self.scale)
+        difference = off + believed / seconds - math.log(self.scale)
         news = min(now - self._told_until, seconds)
         weight = min(_MOST_WEIGHT, 1 - math.exp(-news / MEMORY))
         weight *= min(1.0, (ticket.prompt_tokens + num_tokens) / _ENOUGH)

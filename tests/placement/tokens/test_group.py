@@ -83,12 +83,12 @@ def test_when_an_answer_of_any_length_is_whole_is_known_afterwards_too(stages):
     profiles = {"a": SLOW.in_pipeline(stages), "b": QUICK.in_pipeline(stages)}
     ends = {}
     for tokens in (1, 2, 5, 9, 14):
-        exact, goes_on = TokenGroup(profiles), TokenGroup(profiles)
+        exact, goes_on, ended = TokenGroup(profiles), TokenGroup(profiles), []
         for number in range(6):
-            ends |= {tokens: end for _, _, end in exact.advance(0.5 * number)}
+            ended += exact.advance(0.5 * number)
             for group, total in ((exact, tokens if number == 1 else float("inf")), (goes_on, float("inf"))):
                 group.join(number, TokenAsk("ab"[number % 2], 40 - 7 * number, 20), 0.5 * number, total)
-        ends |= {tokens: end for _, _, end in exact.advance(60.0)}
+        ((_, _, ends[tokens]),) = ended + exact.advance(60.0)
         goes_on.advance(60.0)
         assert goes_on.end_of(1, tokens) == pytest.approx(ends[tokens], rel=1e-9)
     assert sorted(ends.values()) == list(ends.values())
