@@ -1,9 +1,9 @@
 """How many devices does a language model need? The planner, the engine's own scheduler, and a real cluster.
 
-A device is a processor of this machine. What passes cost is measured with all devices at work. For each rate of Poisson
-arrivals, with prompts and answers of one length and one deadline, it tells the attainment that the planner expects on
-1, 2, ... devices, that of the engine's scheduler played pass by pass (one device only, nobody turned away), and that of
-real groups on a local Ray; and the fewest devices on which each answers 99 % in time.
+A device is a processor of this machine. What passes cost is measured for each number of devices, all of them at work.
+For each rate of Poisson arrivals, with prompts and answers of one length and one deadline, it tells the attainment that
+the planner expects on 1, 2, ... devices, that of the engine's scheduler played pass by pass (one device only, nobody
+turned away), and that of real groups on a local Ray; and the fewest devices on which each answers 99 % in time.
 
     python benchmarks/cluster_devices.py                                  # about 5 minutes, on an idle machine
     python benchmarks/cluster_devices.py --rates 0.7 1.5 2.5 3 --duration 60
@@ -39,22 +39,18 @@ WANTED = 0.99
 
 def main() -> None:
     args = parse()
-    measured: dict[tuple[float, int], float] = {}
-    profile = None
-    for devices in range(args.devices, 0, -1):  # the most devices first: their measurement counts
-        profile, found = asyncio.run(real(devices, profile, args))
-        measured |= {(rate, devices): attainment for rate, attainment in found.items()}
-    assert profile is not None
-    rows = [
-        row(rate, devices, profile, measured, args) for rate in args.rates for devices in range(1, args.devices + 1)
-    ]
+    rows = []
+    for devices in range(1, args.devices + 1):
+        profile, found = asyncio.run(real(devices, args))
+        rows += [row(rate, devices, profile, found[rate], args) for rate in args.rates]
+    rows.sort(key=lambda each: each["rate"])
     show(f"in time within {args.slo:g} s, %", list(rows[0]), [list(each.values()) for each in rows])
     fewest = {
         rate: {name: fewest_of(rows, rate, name) for name in ("planned", "measured")} for rate in args.rates
     }  # fmt: skip
     console.print(f"fewest devices for {WANTED:.0%}: {fewest}", highlight=False)
     points = max(abs(each["planned"] - each["measured"]) for each in rows)
-    finish({"rows": rows, "fewest": fewest, "largest_difference_points": points, "profile": profile.record()})
+    finish({"rows": rows, "fewest": fewest, "largest_difference_points": points})
 
 
 def fewest_of(rows: Sequence[dict[str, Any]], rate: float, name: str) -> int | None:
@@ -63,10 +59,8 @@ def fewest_of(rows: Sequence[dict[str, Any]], rate: float, name: str) -> int | N
     return min(enough, default=None)
 
 
-async def real(
-    devices: int, profile: TokenProfile | None, args: argparse.Namespace
-) -> tuple[TokenProfile, dict[float, float]]:
-    """What passes cost (`profile` where that is known), and the attainment of so many groups by rate."""
+async def real(devices: int, args: argparse.Namespace) -> tuple[TokenProfile, dict[float, float]]:
+    """What passes cost, and the attainment of that many groups by rate."""
     spec = {"name": "a", "path": args.model, "slo": args.slo, "num_tokens": args.output_tokens,
             "engine": {"dtype": args.dtype}}  # fmt: skip
     cluster = plan_of({"groups": [[1, 1, [0]]] * devices, "models": [spec], "overhead": OVERHEAD})
@@ -75,7 +69,7 @@ async def real(
         dispatcher = Dispatcher(cluster, start_groups(cluster, devices))
         await dispatcher.start()
         told = [each for (each,) in dispatcher.plan.pass_profiles or () if each is not None]
-        profile = profile or slowest(told)
+        profile = max(told, key=lambda each: each.pass_seconds(8, 8))
         dispatcher.expect(replace(dispatcher.plan, pass_profiles=((profile,),) * devices))
         for rate in args.rates:
             seconds = await serve(dispatcher, requests_of(rate, args))
@@ -87,11 +81,6 @@ async def real(
     return profile, found
 
 
-def slowest(profiles: Sequence[TokenProfile]) -> TokenProfile:
-    """The one that takes longest for 8 requests."""
-    return max(profiles, key=lambda profile: profile.pass_seconds(8, 8))
-
-
 def requests_of(rate: float, args: argparse.Namespace) -> TokenRequests:
     """The same arrivals for planner, simulator and cluster."""
     arrivals = merge([gamma_times(rate, 1.0, args.duration, np.random.default_rng(args.seed))])
@@ -99,9 +88,7 @@ def requests_of(rate: float, args: argparse.Namespace) -> TokenRequests:
     return TokenRequests(arrivals, np.full(count, args.prompt_tokens), np.full(count, args.output_tokens))
 
 
-def row(
-    rate: float, devices: int, profile: TokenProfile, measured: dict[tuple[float, int], float], args: argparse.Namespace
-) -> dict[str, Any]:
+def row(rate: float, devices: int, profile: TokenProfile, measured: float, args: argparse.Namespace) -> dict[str, Any]:
     """One rate and number of devices; attainments in percent."""
     requests = requests_of(rate, args)
     arrivals = Workload(
@@ -120,7 +107,7 @@ def row(
         "devices": devices,
         "planned": 100 * plan(case).slo_attainment,
         "by the engine's scheduler": 100 * by_scheduler(requests, profile, args) if devices == 1 else "",
-        "measured": 100 * measured[rate, devices],
+        "measured": 100 * measured,
     }
 
 
