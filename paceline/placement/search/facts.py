@@ -7,6 +7,7 @@ import numpy as np
 from paceline.errors import InvalidParameter
 from paceline.placement.placement import Group
 from paceline.placement.profile import ParallelConfig
+from paceline.placement.search.goal import Goal
 from paceline.placement.simulator import Evaluator
 from paceline.placement.simulator.token_evaluator import TokenEvaluator
 
@@ -27,6 +28,10 @@ class Facts:
         self.num_devices = self.case.cluster.num_devices
         self.requests_of: list[int] = evaluator.requests_of.tolist()
         self.num_requests = evaluator.workload.num_requests
+        self.goal = Goal.of(self.case, evaluator.requests_of)
+        """What requests in time are worth, where that is not 1 each."""
+        self.most = self.num_requests if self.goal is None else self.goal.most
+        """Of a placement that serves all requests in time."""
         self._evaluator = evaluator
         profiles = self.case.profiles.values()
         known = {parallel for profile in profiles for parallel in profile.entries}
