@@ -86,12 +86,12 @@ def _work(facts: Facts, model: int) -> float:
 
 def _attainment(evaluator: TokenEvaluator, prefill: Placement, decode: Placement, link_bandwidth: float) -> float:
     case = evaluator.case
-    tables = [[evaluator.profiles_of(group) for group in pool.groups] for pool in (prefill, decode)]
+    reads, writes = ([evaluator.profiles_of(group) for group in pool.groups] for pool in (prefill, decode))
     moves = {
         case.models[m].name: _bytes_per_token(case, m, group.parallel) / link_bandwidth
         for group in prefill.groups for m in group.models
     }  # fmt: skip
-    found = simulate_pools(evaluator.requests, evaluator.specs, Pools(*tables, moves), OVERHEAD)
+    found = simulate_pools(evaluator.requests, evaluator.specs, Pools(reads, writes, moves), OVERHEAD)
     return float(found.in_time.mean())
 
 
