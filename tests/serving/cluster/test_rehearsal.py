@@ -65,7 +65,8 @@ def test_the_dispatcher_goes_by_it():
             plan([[1, 1, [0]]], models=["a"]), [group], QUICK, clock=asyncio.get_running_loop().time
         )
         await dispatcher.start()
-        (((known,),),) = (dispatcher.plan.pass_profiles,)
+        assert dispatcher.plan.pass_profiles is not None
+        ((known,),) = dispatcher.plan.pass_profiles
         assert known is not None and known.seconds[0][1] == pytest.approx(0.006)
         assert dispatcher.controller.counts["served"] == 0
         assert await say(dispatcher, job("1")) == "one two three"

@@ -120,18 +120,18 @@ HEAVY = TokenProfile({0: {1: 0.094, 4: 0.1, 16: 0.3, 64: 1.2}}, {0: {1: 0.09, 16
 
 @pytest.mark.parametrize("slowness", [0.6, 1.5, 2.5])
 @pytest.mark.parametrize(("profile", "rate", "slo"), [(LOADED, 9.0, 1.3), (HEAVY, 0.9, 9.6)])
-def test_lasting_slowness_under_bursts_is_learned_within_a_few_answers(profile, rate, slo, slowness):
+def test_lasting_slowness_under_bursts_is_learned_within_a_few_answers(monkeypatch, profile, rate, slo, slowness):
     """Four minutes of bursts: after the first, as many are in time as if the speed had been known, within 5 points."""
     times = gamma_times(rate, 4.0, 240.0, np.random.default_rng(1)).tolist()
     engine, queue = TokenGroup({"a": profile}), TokenQueue({"a": profile})
     engine.scale = slowness
-    speeds = []
+    speeds, before = [], queue._learn
 
-    def learn(*answer, before=queue._learn):
+    def learn(*answer):
         before(*answer)
         speeds.append(queue.scale)
 
-    queue._learn = learn
+    monkeypatch.setattr(queue, "_learn", learn)
     in_time = played(times, engine, queue, prompt=16, tokens=24, slo=slo)
     count = len(times)
     requests = TokenRequests(Workload(np.array(times), np.zeros(count, int)), np.full(count, 16), np.full(count, 24))
