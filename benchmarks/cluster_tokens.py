@@ -2,14 +2,14 @@
 
 Every workload is served by real groups and played through the simulator with the same arrivals, lengths and deadlines,
 with what the engines measured of their steps when they started. Groups of one device, pipelines (1 x 2) and tensor
-groups (3 x 1), steady and bursty traffic, short answers and long prompts. ``speeds``: what the groups showed, seconds
-over those of the profiles (mean over the run). On a machine with other work they are not 1, and the simulator is right
-at best at those speeds: ``simulated at speed``.
+groups (2 x 1, or 3 x 1 where heads need it), steady and bursty traffic, short answers and long prompts. ``speeds``:
+what the groups showed, seconds over those of the profiles (mean over the run). On a machine with other work they are
+not 1, and the simulator is right at best at those speeds: ``simulated at speed``.
 
     python benchmarks/cluster_tokens.py                                       # six workloads, about 10 minutes
     python benchmarks/cluster_tokens.py --workloads bursty-replicas --duration 120
-    python benchmarks/cluster_tokens.py --model smollm2-135m --num-cpus 2 --load 0.8
-    python benchmarks/cluster_tokens.py --same-traffic --workloads bursty-replicas bursty-pipeline bursty-tensor
+    python benchmarks/cluster_tokens.py --models smollm2-135m gemma3-270m.gguf --num-cpus 2 --load 0.8
+    python benchmarks/cluster_tokens.py --same-traffic --workloads prompts-replicas prompts-pipeline
 
 The last of these compares a device for each model with both models on both devices (statistical multiplexing). Run it
 while nothing else runs. The last line of standard output is one JSON object.
@@ -24,8 +24,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from common import finish, show
 
-from paceline.errors import RequestRejected
+from paceline.errors import InvalidParameter, RequestRejected
+from paceline.models.resolve import resolve_model
+from paceline.models.torch_executor.shard import check_tensor_parallel_size
 from paceline.placement.arrivals import gamma_times
+from paceline.placement.simulator.token_evaluator import OVERHEAD
 from paceline.placement.tokens import TokenModel, TokenRequests, simulate_tokens
 from paceline.placement.tokens.requests import drawn_lengths
 from paceline.placement.workload import merge
@@ -53,8 +56,12 @@ WORKLOADS = {
     "bursty-replicas": Setting([[1, 1, [0]], [1, 1, [1]]], 4.0, 16, 24),
     "bursty-shared": Setting([[1, 1, [0, 1]], [1, 1, [0, 1]]], 4.0, 16, 24),
     "bursty-pipeline": Setting([[1, 2, [0, 1]]], 4.0, 16, 24),
-    "bursty-tensor": Setting([[3, 1, [0, 1]]], 4.0, 16, 24),  # the model's 9 heads divide by 3
+    "bursty-tensor": Setting([[2, 1, [0, 1]]], 4.0, 16, 24),
     "long-prompts-shared": Setting([[1, 1, [0, 1]], [1, 1, [0, 1]]], 2.0, 192, 8),
+}
+MULTIPLEXING = {  # a device for each model, against both models on both; long prompts, where processors decide
+    "prompts-replicas": Setting([[1, 1, [0]], [1, 1, [1]]], 4.0, 192, 4),
+    "prompts-pipeline": Setting([[1, 2, [0, 1]]], 4.0, 192, 4),
 }
 
 
@@ -62,7 +69,7 @@ def main() -> None:
     args = parse()
     rows = []
     for name in args.workloads:
-        rows.append({"workload": name, **asyncio.run(measured(WORKLOADS[name], args))})
+        rows.append({"workload": name, **asyncio.run(measured((WORKLOADS | MULTIPLEXING)[name], args))})
         print(rows[-1], file=sys.stderr)
     header = ["workload", "requests", "measured", "simulated", "points", "simulated at speed"]
     show("answered in time, %", header, [[row[name] for name in header] for row in rows])
@@ -71,11 +78,7 @@ def main() -> None:
 
 async def measured(setting: Setting, args: argparse.Namespace) -> dict:
     """One workload: serve it, play it, compare."""
-    models = [{"name": name, "path": args.model, "engine": {"dtype": args.dtype}} for name in "ab"]
-    parallel = any(tensor * pipeline > 1 for tensor, pipeline, _ in setting.groups)
-    if parallel or args.same_traffic:  # shards run in torch
-        models = [model | {"engine": {"dtype": args.parallel_dtype, "executor": "torch"}} for model in models]
-    plan = plan_of({"groups": setting.groups, "models": models})
+    plan = plan_for(setting, args)
     try:
         dispatcher = Dispatcher(plan, start_groups(plan, args.num_cpus), Supervision())
         await dispatcher.start()
@@ -94,8 +97,8 @@ async def measured(setting: Setting, args: argparse.Namespace) -> dict:
     ]
     specs = [TokenModel(m.name, m.slo, expected_tokens=float(m.num_tokens or 1)) for m in plan.models]
     speeds, slo = np.exp(np.log(shown).mean(axis=0)).tolist(), plan.models[0].slo
-    told = simulate_tokens(requests, specs, tables)
-    told_at_speed = simulate_tokens(requests, specs, tables, 0.0, speeds)
+    told = simulate_tokens(requests, specs, tables, OVERHEAD)
+    told_at_speed = simulate_tokens(requests, specs, tables, OVERHEAD, speeds)
     both = 100 * float((seconds <= slo).mean()), 100 * told.slo_attainment
     return {
         "requests": requests.num_requests,
@@ -108,6 +111,32 @@ async def measured(setting: Setting, args: argparse.Namespace) -> dict:
         "speeds": speeds,
         "counts": counts,
     }
+
+
+def plan_for(setting: Setting, args: argparse.Namespace) -> ClusterPlan:
+    """The groups with two models: the given ones in turn, or twice one that the tensor degree divides."""
+    paths, groups = [args.models[0], args.models[-1]], setting.groups
+    degree = max(tensor for tensor, _, _ in groups)
+    if degree > 1:
+        splits = {path: [n for n in (2, 3) if splits_by(path, n)] for path in paths}
+        paths = [path for path in paths if degree in splits[path]][:1] * 2 or paths[:1] * 2
+        groups = [
+            [min(splits[paths[0]], key=lambda n: abs(n - degree)), pipeline, held] for _, pipeline, held in groups
+        ]
+    engine = {"dtype": args.dtype}
+    if args.same_traffic or any(tensor * pipeline > 1 for tensor, pipeline, _ in groups):  # shards run in torch
+        engine = {"dtype": args.parallel_dtype, "executor": "torch"}
+    models = [{"name": name, "path": path, "engine": engine} for name, path in zip("ab", paths, strict=True)]
+    return plan_of({"groups": groups, "models": models, "overhead": OVERHEAD})
+
+
+def splits_by(path: str, degree: int) -> bool:
+    """Whether ranks can share the model evenly."""
+    try:
+        check_tensor_parallel_size(resolve_model(path).checkpoint.config, degree)
+    except InvalidParameter:
+        return False
+    return True
 
 
 async def watched_speeds(dispatcher: Dispatcher, shown: list[list[float]]) -> None:
@@ -126,7 +155,9 @@ def with_traffic(plan: ClusterPlan, setting: Setting, args: argparse.Namespace) 
             assert profile is not None, f"group {g} did not measure {spec.name}"
             read = profile.pass_seconds(0, 1, 0, setting.prompt_tokens)
             alone.append(read + setting.output_tokens * profile.pass_seconds(1, 1, setting.prompt_tokens))
-            each.append(read + setting.output_tokens * profile.pass_seconds(8, 8, setting.prompt_tokens) / 8)
+            made = setting.output_tokens * profile.pass_seconds(8, 8, setting.prompt_tokens) / 8
+            stages = profile.stages
+            each.append(read / (profile.prefill_overlap or stages) + made / (profile.overlap or stages))
     slo = args.slo or args.slo_scale * max(alone)
     rate = args.rate or args.load * len(setting.groups) / (sum(each) / len(each)) / len(plan.models)
     if args.same_traffic:
@@ -167,10 +198,10 @@ async def serve(dispatcher: Dispatcher, requests: TokenRequests) -> np.ndarray:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--models", nargs="+", default=["smollm2-135m"], help="one, or two that share the groups")
     parser.add_argument("--dtype", default="int8")
     parser.add_argument("--parallel-dtype", default="float32", help="of groups of several devices")
-    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS | MULTIPLEXING, default=list(WORKLOADS))
     parser.add_argument("--num-cpus", type=int, default=2)
     parser.add_argument("--duration", type=float, default=60.0, help="seconds of arrivals")
     parser.add_argument("--load", type=float, default=0.7)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from paceline.placement.coplacement import CoPlan
     from paceline.placement.explain import Explanation
     from paceline.placement.search import Plan
+    from paceline.placement.search.disaggregated import SeparateRoles
     from paceline.placement.search.honest import HeldOut
 
 POLICIES = (
@@ -49,6 +50,10 @@ def place(
         float | None, typer.Option("--reach", help="Plan for the fewest devices that reach it, e.g. 0.99.")
     ] = None,
     price: Annotated[float | None, typer.Option("--price", help="Of a device per hour; the cost is told.")] = None,
+    pools: Annotated[
+        float | None,
+        typer.Option("--pools", help="GB/s of links: compare with devices that only read prompts or only generate."),
+    ] = None,
     held: Annotated[
         bool,
         typer.Option("--held-out/--no-held-out", help="Search on the first half too, and judge that on the second."),
@@ -97,8 +102,10 @@ def place(
     loaded, made = found.case, found.plan
     honest = _held_out(loaded, made, time_budget, effort, seed, allow_unplaceable) if held else None
     explanation = _explained(loaded, made) if why else None
+    apart = None if pools is None else _separate_roles(loaded, pools)
     extra = {} if explanation is None else {"explanation": explanation.to_record()}
     extra |= {} if honest is None else show.honest_record(*honest)
+    extra |= {} if apart is None else show.roles_record(apart)
     extra |= show.cost_record(loaded.cluster.num_devices, price, tried)
     record = json.dumps(show.plan_record(loaded, made) | show.drafts_record(found) | extra)
     if output is not None:
@@ -117,6 +124,8 @@ def place(
     print(show.summary(made))
     if reach is not None or price is not None:
         print(show.cost_summary(loaded.cluster.num_devices, price, tried))
+    if apart is not None:
+        print(show.roles_summary(apart, made.slo_attainment))
     if honest is not None:
         print(show.honest_summary(*honest))
 
@@ -158,6 +167,13 @@ def _held_out(
         except InvalidParameter:  # no requests in one half, or for no model that could be served
             return None
         return found, confidence(case, made.placement, seed)
+
+
+def _separate_roles(case: "Case", gigabytes: float) -> "SeparateRoles":
+    from paceline.placement.search.disaggregated import separate_roles
+
+    with messages.status("sharing the devices out between reading and generating"):
+        return separate_roles(case, 1e9 * gigabytes)
 
 
 def _explained(case: "Case", made: "Plan") -> "Explanation":

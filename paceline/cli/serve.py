@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -102,7 +103,7 @@ def serve(
         plan.check_alone(model or also, devices, auditing.audit_rate)
         options = {"speculative": speculative, "dtype": devices.dtype, "executor": devices.executor}
         options["device"] = devices.device
-        _serve_cluster(plan.cluster, plan, options, listen)
+        _serve_cluster(plan.cluster, plan, options, settings, listen)
         return
     rate = auditing.audit_rate
     audit = None if rate is None else AuditBeside(rate, auditing.audit_ledger)
@@ -132,7 +133,8 @@ def _serve_here(
 
 
 def _serve_cluster(
-    path: Path, wanted: ClusterOptions, options: dict[str, Any], listen: Callable[["Backend"], Awaitable[None]],
+    path: Path, wanted: ClusterOptions, options: dict[str, Any], settings: Settings,
+    listen: Callable[..., Awaitable[None]],
 ) -> None:  # fmt: skip
     from paceline.serving.cluster.dispatcher import Dispatcher
     from paceline.serving.cluster.group import Supervision
@@ -150,7 +152,7 @@ def _serve_cluster(
             supervision = Supervision(heartbeat=wanted.heartbeat, max_restarts=wanted.max_restarts)
             dispatcher = Dispatcher(plan, groups, supervision, log)
             await dispatcher.start()
-            await listen(dispatcher)
+            await listen(dispatcher, settings=replace(settings, max_running=plan.num_seats))
 
     messages.print(f"starting {len(plan.placement.groups)} groups with {len(plan.held)} models")
     try:

@@ -12,6 +12,7 @@ from paceline.placement import Case, Placement, SimulationResult
 from paceline.placement.coplacement import CoPlan
 from paceline.placement.model import NO_SLO
 from paceline.placement.search import Plan
+from paceline.placement.search.disaggregated import SeparateRoles
 from paceline.placement.search.honest import HeldOut
 from paceline.placement.simulator import ControllerRules
 from paceline.placement.simulator.token_evaluator import OVERHEAD, TokenEvaluator
@@ -200,6 +201,20 @@ def cost_summary(num_devices: int, price: float | None, tried: Mapping[int, floa
     cost = "" if price is None else f", {num_devices * price:g} per hour"
     others = ", ".join(f"{devices}: {_percent(reached)}" for devices, reached in tried.items())
     return f"{num_devices} devices{cost}" + (f" (attainment by devices: {others})" if others else "")
+
+
+def roles_record(found: SeparateRoles) -> dict[str, Any]:
+    """Pools that only read prompts, or only generate."""
+    pools = {"prefill": found.prefill.to_lists(), "decode": found.decode.to_lists()}
+    return {"pools": pools | {"slo_attainment": found.slo_attainment, "tried": found.tried}}
+
+
+def roles_summary(found: SeparateRoles, attainment: float) -> str:
+    """One line on the same, beside the plan's own attainment."""
+    reads, writes = found.prefill.num_devices, found.decode.num_devices
+    verdict = "more" if found.slo_attainment > attainment else "no more"
+    told = f"{_percent(found.slo_attainment)} of requests in time, {verdict} than where every group does both"
+    return f"{reads} devices that only read prompts and {writes} that only generate: {told} ({found.tried} pairs tried)"
 
 
 def search_chart(plan: Plan) -> Chart:

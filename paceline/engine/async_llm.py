@@ -9,6 +9,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 from paceline.config import SpeculativeConfig
@@ -17,6 +18,7 @@ from paceline.engine.lane import Client, Lane
 from paceline.engine.llm import LLM, Prompt
 from paceline.engine.metrics import EngineMetrics, Occupancy
 from paceline.engine.prometheus import prometheus_text
+from paceline.engine.turns import Turns
 from paceline.errors import EngineDead
 from paceline.models.loaded import LoadedModel
 from paceline.models.tokenizer import Tokenizer
@@ -189,11 +191,32 @@ class AsyncLLM:
     async def pass_costs(self) -> dict[str, Any]:
         """What the engine's passes cost and what it has room for, as `placement.tokens.TokenProfile` has it.
 
-        `paceline tune`'s profile where there is one, else a handful of passes on the engine's own thread.
+        `paceline tune`'s profile where there is one, else a handful of passes on the engine's own thread. Where several
+        steps are in flight, how far they hold each other up is timed as well.
         """
-        costs = await self._lanes[0].run(self._llm.pass_costs)
-        count = len(self._lanes)
-        return costs | {"seats": count * costs["seats"], "kv_tokens": count * costs["kv_tokens"], "stages": count}
+        costs, count = await self._lanes[0].run(self._llm.pass_costs), len(self._lanes)
+        costs |= {"seats": count * costs["seats"], "kv_tokens": count * costs["kv_tokens"], "stages": count}
+        if count == 1:
+            return costs
+        decodes, reads = await self._overlap(reads=False), await self._overlap(reads=True)
+        return costs | {"overlap": decodes, "prefill_overlap": reads}
+
+    async def _overlap(self, reads: bool) -> float:
+        """Seconds of steps that go by in a second while all lanes are at work: from 1 to their number."""
+        step = partial(self._llm.step_seconds, reads=reads)
+        alone = await self._lanes[0].run(step)
+        beside = await asyncio.gather(*(lane.run(step) for lane in self._lanes))
+        return min(max(1.0, alone * sum(1 / seconds for seconds in beside)), float(len(self._lanes)))
+
+    @property
+    def steps_in_flight(self) -> int:
+        """Steps that may run at once: a pipeline's stages, else 1."""
+        return len(self._lanes)
+
+    def take_turns(self, turns: Turns) -> None:
+        """Run no step but in its turn, because other models share the device."""
+        for lane in self._lanes:
+            lane.thread.turn = turns
 
     async def between_steps(self, work: Callable[[Engine], _T]) -> _T:
         """Run `work` on the (first) engine's thread between two steps. Raises EngineDead when it has ended."""

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
@@ -44,6 +45,8 @@ class EngineThread:
         self._death: EngineDead | None = None
         self._is_stopping = False
         self._step_began: float | None = None
+        self.turn: AbstractContextManager[object] = nullcontext()
+        """Entered around every step: see `turns.Turns`."""
         self._thread = threading.Thread(target=self._live, name="paceline-engine", daemon=True)
         self._thread.start()
 
@@ -99,9 +102,10 @@ class EngineThread:
             while not self._is_stopping:
                 self._run_calls()
                 if self._engine.has_unfinished_requests and not self._is_stopping:
-                    self._step_began = time.monotonic()
-                    outputs = self._engine.step()
-                    self._step_began = None
+                    with self.turn:
+                        self._step_began = time.monotonic()
+                        outputs = self._engine.step()
+                        self._step_began = None
                     self._on_outputs(outputs)
         except BaseException as error:  # whatever ends the thread, nobody may wait for it
             death = EngineDead(f"the engine failed: {error_text(error)}")

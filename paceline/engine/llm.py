@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from numbers import Integral
 from operator import index
+from time import perf_counter
 from typing import Any
 
 from paceline.config import EngineConfig, SpeculativeConfig, from_mapping
@@ -15,7 +16,7 @@ from paceline.drafters.registry import AUTO, resolve_drafter
 from paceline.engine.build import build_engine, load, silent
 from paceline.engine.engine import Engine, StepOutput
 from paceline.engine.memory import cache_capacity
-from paceline.engine.pass_costs import pass_costs
+from paceline.engine.pass_costs import pass_costs, step_seconds
 from paceline.engine.profiles import dtype_of
 from paceline.engine.progress import watched
 from paceline.errors import InvalidParameter
@@ -93,6 +94,10 @@ class LLM:
     def pass_costs(self, engine: Engine) -> dict[str, Any]:
         """See `engine.pass_costs`; to be called where the engine runs."""
         return pass_costs(engine, self._loaded, self._config)
+
+    def step_seconds(self, engine: Engine, reads: bool) -> float:
+        """See `engine.pass_costs.step_seconds`; to be called where the engine runs."""
+        return step_seconds(engine, self._loaded, self._config, reads, perf_counter)
 
     def engines_in_flight(self) -> list[Engine]:
         """As many engines as a pipeline has stages, which share the weights, the seats and the room; to be run at once.

@@ -26,8 +26,10 @@ from paceline.types import SamplingParams
 _REQUESTS, _PROMPTS = (1, 4, 16, 64), (1, 16, 64, 256)
 _TOKENS = 6
 """Of each answer: the first comes with the prompt's last pass, the median of the others' steps counts."""
-_ENOUGH = 1.0
-"""Seconds after which nothing larger is tried, for decodes and for prompts each."""
+_ENOUGH = 2.0
+"""Seconds of steps after which nothing larger is tried, for decodes and for prompts each."""
+_FEW, _PROMPT = 4, 64
+"""Requests that decode, and tokens of a prompt, in the steps that are timed beside those of other engines."""
 
 
 def pass_costs(
@@ -54,16 +56,28 @@ def pass_costs(
     return room | _Trial(loaded, config, limits, clock).costs()
 
 
+def step_seconds(
+    engine: Engine, loaded: LoadedModel, config: EngineConfig, reads: bool, clock: Callable[[], float]
+) -> float:
+    """Median seconds of steps that decode for some requests, or that read a prompt.
+
+    Asked of all engines of a pipeline at once it tells what their steps cost beside each other.
+    """
+    trial = _Trial(loaded, config, engine.scheduler.config, clock)
+    return trial.reading() if reads else trial.decoding()
+
+
 class _Trial:
     """Steps of an engine that nobody else asks."""
 
     def __init__(
         self, loaded: LoadedModel, config: EngineConfig, limits: SchedulerConfig, clock: Callable[[], float]
     ) -> None:
+        self._spent = 0.0
         longest = limits.max_model_len - _TOKENS
         self._requests = sorted({min(count, limits.max_num_seqs) for count in _REQUESTS})
         self._prompts = sorted({min(count, limits.max_num_batched_tokens, longest) for count in _PROMPTS})
-        pages = max(self._requests[-1], 1 + pages_for(self._prompts[-1] + _TOKENS))
+        pages = max(self._requests[-1], 2 * _FEW, 1 + pages_for(self._prompts[-1] + _TOKENS))
         self._engine = build_engine(
             loaded,
             replace(
@@ -92,17 +106,27 @@ class _Trial:
         later = {count: seconds + count * further for count, seconds in decoding.items()}
         return {"seconds": {0: decoding, context: later}, "prefill_seconds": {0: reading}}
 
+    def decoding(self) -> float:
+        """Median seconds of a step for a few requests."""
+        self._run(1, 1)
+        return median(self._run(min(_FEW, self._requests[-1]), 1, 3 * _TOKENS)[2:-2])
+
+    def reading(self) -> float:
+        """Median seconds of a step that reads a prompt."""
+        self._run(1, 1)
+        return median(self._run(1, min(_PROMPT, self._prompts[-1]), 1)[0] for _ in range(_TOKENS))
+
     def _sizes(self, sizes: Sequence[int]) -> Iterator[int]:
         """As many of `sizes` as `_ENOUGH` lets; at least one."""
-        began = self._clock()
+        began = self._spent
         for size in sizes:
             yield size
-            if self._clock() - began > _ENOUGH:
+            if self._spent - began > _ENOUGH:
                 return
 
-    def _run(self, num_requests: int, prompt_tokens: int) -> list[float]:
+    def _run(self, num_requests: int, prompt_tokens: int, max_tokens: int = _TOKENS) -> list[float]:
         """Seconds of each step of answering requests all at once; none is 0."""
-        params = SamplingParams(temperature=0.0, max_tokens=_TOKENS, ignore_eos=True)
+        params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
         for number in range(num_requests):
             prompt = self._rng.integers(0, self._vocab_size, prompt_tokens).tolist()
             self._engine.add_request(str(number), prompt, params)
@@ -114,4 +138,5 @@ class _Trial:
             errors = [out.completion.error for out in outputs if out.completion and out.completion.error]
             if errors:
                 raise EngineDead(f"a trial step failed: {errors[0]}")
+        self._spent += sum(steps)
         return steps

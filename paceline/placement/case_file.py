@@ -3,17 +3,19 @@
 A case file has ``num_devices``, ``mem_budget`` (bytes per device), ``models`` [{name, type, rate, cv, slo, path}],
 ``profiles`` {type: [{op, pp, latency [s per stage], weight_mem [bytes per stage]}]}, and either ``arrivals`` (a CSV of
 time and model, its path relative to the case file) or ``duration`` in seconds (and ``seed``), for which arrivals are
-drawn at the models' rates. A model without ``slo`` has no deadline. A profile entry may have ``batch_latency``
-{batch size: [s per stage]}. A model may have ``draft`` {type, output_tokens, acceptance_rate, num_draft_tokens,
-verify_ratio, hand_over}; its own profile then holds seconds of one pass, the drafter's of one draft token.
+drawn at the models' rates. A model without ``slo`` has no deadline; by ``weight`` and ``floor`` a planner chooses among
+models. A profile entry may have ``batch_latency`` {batch size: [s per stage]}. A model may have ``draft`` {type,
+output_tokens, acceptance_rate, num_draft_tokens, verify_ratio, hand_over}; its own profile then holds seconds of one
+pass, the drafter's of one draft token.
 
 Where requests are generated token by token, profile entries have ``tokens`` (`TokenProfile`) and ``kv_bytes`` [bytes
 per token and device] in place of ``latency``, models ``prompt_tokens``, ``output_tokens`` (means), ``length_cv``,
 ``slo_first`` and ``slo_token`` [s], and ``arrivals`` may have two more columns, tokens of prompt and answer.
 
-A key that is not in this list is refused. ``name`` names the case. What data sets say about themselves may be there
-too: ``n_requests`` and ``arrivals_sha256`` are compared with the arrivals; ``note``, ``policies`` and
-``num_devices_per_node`` are passed over.
+With several nodes of ``num_devices_per_node`` devices, splits whose tensor degree divides that are used: the ranks that
+share a layer are in one node. A key that is not in this list is refused. ``name`` names the case. What data sets say
+about themselves may be there too: ``n_requests`` and ``arrivals_sha256`` are compared with the arrivals; ``note`` and
+``policies`` are passed over.
 """
 
 import hashlib
@@ -47,7 +49,7 @@ _CASE_KEYS = (
 )  # fmt: skip
 _MODEL_KEYS = (
     "name", "type", "rate", "cv", "slo", "path", "draft", "prompt_tokens", "output_tokens", "length_cv", "slo_first",
-    "slo_token",
+    "slo_token", "weight", "floor",
 )  # fmt: skip
 _PROFILE_KEYS = ("op", "pp", "latency", "weight_mem", "batch_latency", "tokens", "kv_bytes")
 
@@ -76,10 +78,11 @@ def case_from(values: dict[str, Any], folder: Path, name: str) -> Case:
     only_known(values, _CASE_KEYS, "case")
     models = tuple(_read_model(i, model) for i, model in enumerate(field_of(values, "models", list)))
     profiles = {str(name): _read_profile(name, rows) for name, rows in field_of(values, "profiles", dict).items()}
-    cluster = Cluster(whole_of(values, "num_devices"), number_of(values, "mem_budget", most=MOST_BYTES))
+    node_devices = None if values.get("num_devices_per_node") is None else whole_of(values, "num_devices_per_node")
+    budget = number_of(values, "mem_budget", most=MOST_BYTES)
     return Case(
         name=text_of(values, "name", name),
-        cluster=cluster,
+        cluster=Cluster(whole_of(values, "num_devices"), budget, node_devices),
         models=models,
         profiles=profiles,
         workload=_read_workload(values, models, folder),
@@ -128,7 +131,7 @@ def _read_model(index: int, values: Any) -> PlacedModel:
         raise InvalidParameter(where, f"{shown(values)} is no mapping", "give name, type, rate, cv, slo")
     only_known(values, _MODEL_KEYS, where)
     slo = values.get("slo")
-    generated = ("prompt_tokens", "output_tokens", "length_cv", "slo_first", "slo_token")
+    generated = ("prompt_tokens", "output_tokens", "length_cv", "slo_first", "slo_token", "weight", "floor")
     return PlacedModel(
         **{key: number_of(values, key, where=where) for key in generated if values.get(key) is not None},
         name=text_of(values, "name", f"m{index}", where),

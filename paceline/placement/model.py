@@ -8,6 +8,7 @@ NO_SLO = 1e9
 """A deadline, in seconds, that stands for none: from here on every request is in time and mean latency is compared."""
 
 
+MAX_WEIGHT = 1e6
 MAX_CV = 100.0
 """Burstier arrivals than this come as a few bursts in years."""
 
@@ -26,9 +27,10 @@ class PlacedModel:
         prompt_tokens, output_tokens: mean tokens of its requests where they are generated token by token; of these,
             `length_cv` is the coefficient of variation.
         slo_first, slo_token: seconds from arrival to the first token, and per further token; infinite for none.
+        weight: of a request in time, over others'. floor: attainment that a plan should give it before all else.
 
     Raises:
-        InvalidParameter: a negative rate or cv, or a deadline that is not above 0.
+        InvalidParameter: a negative rate or cv, a deadline or weight that is not above 0, or a floor outside [0, 1].
     """
 
     name: str
@@ -42,6 +44,8 @@ class PlacedModel:
     length_cv: float = 0.0
     slo_first: float = float("inf")
     slo_token: float = float("inf")
+    weight: float = 1.0
+    floor: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.rate < float("inf"):
@@ -59,6 +63,12 @@ class PlacedModel:
             if not least <= getattr(self, field) < 2**31:
                 problem = f"{getattr(self, field)} for model {self.name!r}"
                 raise InvalidParameter(field, problem, f"give {least} or more")
+
+        if not 0 < self.weight <= MAX_WEIGHT:
+            problem = f"{self.weight} for model {self.name!r}"
+            raise InvalidParameter("weight", problem, f"give a number above 0, up to {MAX_WEIGHT:g}")
+        if not 0 <= self.floor <= 1:
+            raise InvalidParameter("floor", f"{self.floor} for model {self.name!r}", "give an attainment from 0 to 1")
 
     @property
     def has_slo(self) -> bool:

@@ -106,11 +106,16 @@ def validate(
     Memory is checked per device: the fullest stage of a group counts, not the group's total.
 
     Raises:
-        InvalidParameter: more devices than there are, an unknown model, a split without a profile, or a full device.
+        InvalidParameter: more devices than there are, stages that fit no node, an unknown model, a split without a
+            profile, or a full device.
     """
     if placement.num_devices > cluster.num_devices:
         problem = f"need {placement.num_devices} devices, the cluster has {cluster.num_devices}"
         raise InvalidParameter("groups", problem, "use fewer or smaller groups")
+    splits = [group.parallel for group in placement.groups]
+    if not cluster.has_nodes_for(split.tensor for split in splits for _ in range(split.pipeline)):
+        problem = f"tensor degrees up to {max(split.tensor for split in splits)} do not fit nodes of {cluster.per_node}"
+        raise InvalidParameter("groups", problem, "use degrees that divide a node's devices")
     for index, group in enumerate(placement.groups):
         for model in group.models:
             if not 0 <= model < len(models):

@@ -16,7 +16,7 @@ PLAN_KEYS = (
     "case", "policy", "groups", "models", "serving", "stage_seconds", "pass_profiles", "overhead", "drafts",
     "num_devices", "mem_budget", "slo_attainment", "mean_latency_served", "p99_latency_served", "model_attainment",
     "planning_seconds", "finished", "unplaceable", "history", "windows", "sample", "drafts_tried", "explanation",
-    "note", "held_out", "confidence", "cost_per_hour", "attainment_by_devices",
+    "note", "held_out", "confidence", "cost_per_hour", "attainment_by_devices", "pools",
 )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.build import silent
 from paceline.engine.engine import StepOutput, VerifiedDraft
 from paceline.engine.llm import LLM
+from paceline.engine.turns import Turns
 from paceline.errors import EngineDead, InvalidParameter
 from paceline.models.tokenizer import Tokenizer
 from paceline.placement.tokens import TokenProfile
@@ -43,7 +44,7 @@ def open_model(
 
 
 class Worker:
-    """Answers for several models.
+    """Answers for several models, which take turns on the group's devices.
 
     Args:
         models: what to load, by the names that jobs use.
@@ -52,6 +53,10 @@ class Worker:
 
     def __init__(self, models: Sequence[ModelSpec], open_model: OpenModel) -> None:
         self._llms = {spec.name: open_model(spec) for spec in models}
+        if len(self._llms) > 1 and all(llm.steps_in_flight == 1 for llm in self._llms.values()):
+            turns = Turns()  # steps of a pipeline meet at its stages, which do one after the other
+            for llm in self._llms.values():
+                llm.take_turns(turns)
 
     async def stream(self, job: Job) -> AsyncGenerator[Chunk, None]:
         """The answer step by step."""

@@ -56,6 +56,7 @@ def test_two_stages_have_two_steps_in_flight_and_say_what_one_process_says(stage
     assert record["generation_tokens"] == 12 * len(PROMPTS) and record["num_requests_running"] == 0
     assert f'paceline:generation_tokens_total{{model_name="m"}} {12.0 * len(PROMPTS)}' in text
     assert costs["stages"] == 2 and costs["seats"] == 16
+    assert 1 <= costs["overlap"] <= 2 and 1 <= costs["prefill_overlap"] <= 2
 
 
 def test_a_name_in_use_is_refused_and_its_owner_goes_on(stages):

@@ -9,13 +9,16 @@ from paceline.errors import InvalidParameter
 class EchoModel:
     """As much of `AsyncLLM` as a worker uses."""
 
-    death, step_seconds = None, 0.0
+    death, step_seconds, steps_in_flight = None, 0.0, 1
 
     def __init__(self, name: str, num_threads: int) -> None:
         self._name, self._num_threads = name, num_threads
         self._aborted: set[str] = set()
 
     tokenizer = SimpleNamespace(thinks=False)
+
+    def take_turns(self, turns):
+        pass
 
     async def chat_tokens(self, messages, template):
         return messages[-1]["content"]

@@ -50,7 +50,7 @@ def anneal(search: Search) -> Groups:
     end = search.spent + search.effort
     found = _starts(search)
     left = max(end - search.spent, 1)
-    if search.case.has_slo and search.best_score.served == search.facts.num_requests:
+    if search.case.has_slo and search.best_score.served == search.facts.most:
         left *= LATENCY_SHARE
     for number, (kept, share) in enumerate(ROUNDS, 1):
         search.step = f"annealing, round {number}"
@@ -165,7 +165,7 @@ class _Energy:
 
     def __init__(self, search: Search, start: Groups) -> None:
         facts = search.facts
-        weight = 1.0 if search.scored(start).served == facts.num_requests else LATENCY_WEIGHT
+        weight = 1.0 if search.scored(start).served == facts.most else LATENCY_WEIGHT
         work = sum(facts.requests_of[m] * lone(facts, m) for bucket in buckets(facts) for m in bucket)
         self._per_second = weight * facts.num_requests**2 / max(work, 1e-12)
 

@@ -96,4 +96,6 @@ def _plan_window(case: Case, start: float, length: float) -> Window:
     replicate(search)
     score = search.best_score
     latency_sum = -score.negative_mean_latency * score.served
-    return Window(start, start + length, Placement(search.best), case.workload.num_requests, score.served, latency_sum)
+    return Window(
+        start, start + length, Placement(search.best), case.workload.num_requests, int(score.served), latency_sum
+    )

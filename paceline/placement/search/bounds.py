@@ -30,8 +30,11 @@ class Bounds:
         np.add.at(counts, (window, workload.models), 1)
         self._counts = counts
 
-    def served(self, splits: Sequence[ParallelConfig]) -> int:
-        """No more requests than this can be served from groups of these splits."""
+    def served(self, splits: Sequence[ParallelConfig]) -> float:
+        """No more requests than this can be served from groups of these splits; where they differ in worth, that of
+        all requests."""
+        if self._facts.goal is not None:
+            return self._facts.goal.most
         kinds = sorted(set(splits))
         work = np.array([self._least_work(model, kinds) for model in range(self._facts.num_models)])
         order = np.argsort(work)

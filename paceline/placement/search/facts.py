@@ -7,6 +7,7 @@ import numpy as np
 from paceline.errors import InvalidParameter
 from paceline.placement.placement import Group
 from paceline.placement.profile import ParallelConfig
+from paceline.placement.search.goal import Goal
 from paceline.placement.simulator import Evaluator
 from paceline.placement.simulator.token_evaluator import TokenEvaluator
 
@@ -27,14 +28,18 @@ class Facts:
         self.num_devices = self.case.cluster.num_devices
         self.requests_of: list[int] = evaluator.requests_of.tolist()
         self.num_requests = evaluator.workload.num_requests
+        self.goal = Goal.of(self.case, evaluator.requests_of)
+        """What requests in time are worth, where that is not 1 each."""
+        self.most = self.num_requests if self.goal is None else self.goal.most
+        """Of a placement that serves all requests in time."""
         self._evaluator = evaluator
         profiles = self.case.profiles.values()
         known = {parallel for profile in profiles for parallel in profile.entries}
         self.splits = sorted(
-            (parallel for parallel in known if parallel.num_devices <= self.num_devices),
+            (parallel for parallel in known if self._has_room_for(parallel)),
             key=lambda parallel: (parallel.num_devices, parallel.tensor),
         )
-        """Every profiled split that the cluster has devices for, smallest first."""
+        """Every profiled split that the cluster has devices for, with whole stages in a node, smallest first."""
         self._weights = {
             split: [self._stage_weights(m, split) for m in range(self.num_models)] for split in self.splits
         }
@@ -44,6 +49,13 @@ class Facts:
         self.splits = [split for split in self.splits if any(self._useful[split])]
         if not self.splits:
             raise self._refusal(0)
+
+    def _has_room_for(self, split: ParallelConfig) -> bool:
+        """The cluster has devices for a group of that split, and its stages fill nodes without a rest."""
+        per_node = self.case.cluster.per_node
+        if split.num_devices > self.num_devices:
+            return False
+        return per_node == self.num_devices or per_node % split.tensor == 0
 
     def is_useful(self, model: int, split: ParallelConfig) -> bool:
         """`model` fits a group of that split alone, and a lone request meets its deadline there."""
@@ -100,7 +112,10 @@ class Facts:
     def _refusal(self, model: int) -> InvalidParameter:
         """Why no group can serve `model`, with the number that is wrong and what would do."""
         spec, profile, cluster = self.case.models[model], self.case.profile_of(model), self.case.cluster
-        within = [split for split in profile.entries if split.num_devices <= cluster.num_devices]
+        within = [split for split in profile.entries if self._has_room_for(split)]
+        if not within and any(split.num_devices <= cluster.num_devices for split in profile.entries):
+            problem = f"{cluster.per_node} for model {spec.name!r}, none of whose profiled tensor degrees divides it"
+            return InvalidParameter("num_devices_per_node", problem, "profile splits that do")
         if not within:
             fewest = min(split.num_devices for split in profile.entries)
             problem = f"{cluster.num_devices} for model {spec.name!r}, whose smallest profiled split takes {fewest}"

@@ -139,6 +139,8 @@ def _check(case: Case, policy: str, time_budget: float | None, effort: int | Non
         raise InvalidParameter("time_budget", f"{time_budget} s", "give seconds above 0, or leave it out")
     if effort is not None and effort < 1:
         raise InvalidParameter("effort", f"{effort} simulated requests", "give 1 or more, or leave it out")
+    if policy in WINDOWED and any(model.weight != 1 or model.floor for model in case.models):
+        raise InvalidParameter("policy", f"{policy} knows no weights and floors", "use another, e.g. auto")
     if not case.workload.num_requests:
         raise InvalidParameter("arrivals", "there are none", "give a workload with requests")
 

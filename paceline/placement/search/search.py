@@ -15,6 +15,7 @@ from paceline.placement.case import Case
 from paceline.placement.placement import Group, Placement
 from paceline.placement.profile import ParallelConfig
 from paceline.placement.search.facts import Facts
+from paceline.placement.search.goal import Goal
 from paceline.placement.simulator import Evaluator, Tally, components
 from paceline.placement.simulator.token_evaluator import TokenEvaluator
 
@@ -46,15 +47,16 @@ class _EffortSpent(Exception):
 
 
 class Score(NamedTuple):
-    """How a placement fares; greater is better: more requests served, then a lower mean latency."""
+    """How a placement fares; greater is better: more requests served (or more worth, see `Goal`), then a lower mean
+    latency."""
 
-    served: int
+    served: float
     negative_mean_latency: float
 
 
 class Trial(NamedTuple):
-    """A scored placement with the requests of each model not served, int64 [models], and seconds each group was busy
-    (its mean stage), float64 [groups]."""
+    """A scored placement with the requests of each model not served, int64 [models] (or their worth, float64), and
+    seconds each group was busy (its mean stage), float64 [groups]."""
 
     score: Score
     unserved: np.ndarray
@@ -148,16 +150,19 @@ class Search:
         if share is None:
             of_time = self.seconds / self.time_budget if self.time_budget else 0.0
             share = min(max(self.spent / self.effort, of_time), 1.0)
-        self._progress(share, self.best_score.served / self.facts.num_requests)
+        self._progress(share, self.best_score.served / self.facts.most)
 
     def examined(self, groups: Groups) -> "Trial":
         """`groups` scored, and what a greedy step wants to know. Groups may be empty."""
         self.check_time()
         found = self.evaluator.score(Placement(groups))
         self.spent += self._requests(groups) + SIMULATION_COST
-        score = Score(found.num_served, -found.mean_latency_served)
+        score, unserved, goal = Score(found.num_served, -found.mean_latency_served), found.unserved, self.facts.goal
+        if goal is not None:
+            score = score._replace(served=goal.worth(found.served))
+            unserved = goal.urgency(found.served, found.unserved)
         self._offer(groups, score)
-        return Trial(score, found.unserved, found.busy)
+        return Trial(score, unserved, found.busy)
 
     def check_time(self) -> None:
         """Raise when the time budget is over, or the part of the effort that `within` granted."""
@@ -189,6 +194,8 @@ class Search:
 
     def _simulate(self, groups: Groups, at_least: float) -> Score | None:
         """Component by component; those not simulated yet count as fully served until shown otherwise."""
+        if self.facts.goal is not None:
+            return self._weigh(groups, self.facts.goal, at_least)
         parts = [tuple(groups[i] for i in members) for members in components(groups)]
         bounds = [self._requests(part) for part in parts]
         bound, latency_sum = sum(bounds), 0.0
@@ -201,6 +208,13 @@ class Search:
             bound += tally.served - most
             latency_sum += tally.latency_sum
         return Score(bound, -latency_sum / bound if bound else 0.0) if bound >= at_least else None
+
+    def _weigh(self, groups: Groups, goal: Goal, at_least: float) -> Score | None:
+        """By what requests in time are worth, which no simulation tells before its end."""
+        found = self.evaluator.score(Placement(groups))
+        self.spent += self._requests(groups) + SIMULATION_COST
+        worth = goal.worth(found.served)
+        return Score(worth, -found.mean_latency_served) if worth >= at_least else None
 
     def _requests(self, part: Groups) -> int:
         return sum(self.facts.requests_of[m] for m in {m for group in part for m in group.models})
@@ -223,7 +237,7 @@ class Search:
                 self.best_of_splits[splits] = score, holding
         if score > self.best_score:
             self.best, self.best_score = holding, score
-            attainment = score.served / self.facts.num_requests
+            attainment = score.served / self.facts.most
             self.history.append(Improvement(self.seconds, attainment, -score.negative_mean_latency, self.step))
 
 

@@ -63,9 +63,17 @@ class TokenEvaluator:
         self.workload = _with_lengths(case, case.workload if workload is None else workload)
         self.requests_of = self.workload.counts(len(case.models))
         """int64 [models], requests for each model."""
-        self._models = [_spec(case, m) for m in range(len(case.models))]
+        self.specs = [_spec(case, m) for m in range(len(case.models))]
+        """Names, promises and mean answers of all models."""
         self._outcomes: dict[tuple[Group, ...], _Outcome] = {}
         self._num_bytes = 0
+
+    @property
+    def requests(self) -> TokenRequests:
+        """All of them, with their lengths."""
+        assert self.workload.prompt_tokens is not None and self.workload.output_tokens is not None
+        arrivals = Workload(self.workload.times, self.workload.models)
+        return TokenRequests(arrivals, self.workload.prompt_tokens, self.workload.output_tokens)
 
     def profiles_of(self, group: Group) -> dict[str, TokenProfile]:
         """What passes of the group's models cost, and how many tokens' keys and values each has room for."""
@@ -122,7 +130,7 @@ class TokenEvaluator:
             p99_latency_served=nearest_rank(in_time, 0.99),
             num_requests=count,
             num_rejected=count - len(in_time),
-            model_attainment=fractions(np.bincount(models[routes >= 0], minlength=len(self._models)), self.requests_of),
+            model_attainment=fractions(np.bincount(models[routes >= 0], minlength=len(self.specs)), self.requests_of),
             group_attainment=fractions(served, sent),
             group_requests=served,
             utilization=share / max(self.workload.duration, 1e-12),
@@ -147,7 +155,7 @@ class TokenEvaluator:
 
     def lone_seconds(self, model: int, parallel: ParallelConfig) -> float:
         """Seconds of a request of mean lengths that has a group to itself; infinite where it breaks a promise."""
-        spec, own = self.case.models[model], self._models[model]
+        spec, own = self.case.models[model], self.specs[model]
         profile = self.profiles_of(Group(parallel, (model,)))[spec.name]
         ask = TokenAsk(spec.name, spec.prompt_tokens, spec.output_tokens, first_by=own.slo_first - OVERHEAD,
                        pace=own.slo_token)  # fmt: skip
@@ -163,7 +171,7 @@ class TokenEvaluator:
             arrivals = Workload(self.workload.times[numbers], self.workload.models[numbers])
             lengths = self.workload.prompt_tokens[numbers], self.workload.output_tokens[numbers]
             tables = [self.profiles_of(group) for group in groups]
-            found = simulate_tokens(TokenRequests(arrivals, *lengths), self._models, tables, OVERHEAD)
+            found = simulate_tokens(TokenRequests(arrivals, *lengths), self.specs, tables, OVERHEAD)
             outcome = _Outcome(numbers, found.latency, found.in_time, found.routes, found.busy)
             self._num_bytes += sum(part.nbytes for part in outcome)
             if self._num_bytes > MAX_REMEMBERED_BYTES:

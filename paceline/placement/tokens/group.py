@@ -17,6 +17,9 @@ from paceline.placement.tokens.profile import TokenProfile, group_tables
 
 FOREVER = float("inf")
 _FIRST_ROOM = 64
+_ROUNDS_KEPT = 1024
+"""Times of rounds that are remembered."""
+_NO_LOG = np.empty((0, 2))
 
 
 class TokenAsk(NamedTuple):
@@ -26,6 +29,7 @@ class TokenAsk(NamedTuple):
         prompt_tokens: of its prompt. expected_tokens: of its answer.
         by, first_by: when its end and its first token are due, seconds of the clock; infinite for never.
         pace: seconds that each further token may take; infinite for any.
+        first: when its first token came, seconds of the clock, where its prompt was read elsewhere; 0 where it is not.
     """
 
     model: str
@@ -34,6 +38,7 @@ class TokenAsk(NamedTuple):
     by: float = FOREVER
     first_by: float = FOREVER
     pace: float = FOREVER
+    first: float = 0.0
 
 
 class Outlook(NamedTuple):
@@ -62,6 +67,7 @@ class TokenGroup:
         """Seconds in which it did rounds."""
         self._tables = tuple(group_tables(list(profiles.values())))
         self._n = 0
+        self._rounds = np.zeros((1 + _ROUNDS_KEPT, 2))
         self._make_room(_FIRST_ROOM)
 
     def __len__(self) -> int:
@@ -107,7 +113,7 @@ class TokenGroup:
             return []
         began = self.clock
         self._n, self.clock, ended = compiled("advance")(
-            self._entries, self._n, began, until, self.scale, self._tables, self._chunks, self._done
+            self._entries, self._n, began, until, self.scale, self._tables, self._chunks, self._done, self._rounds
         )
         self.busy += self.clock - began
         columns = (kernel.NUMBER, kernel.FIRST, kernel.ENDED)
@@ -119,18 +125,25 @@ class TokenGroup:
         Before the clock when that is past: answers go on until they are removed.
         """
         at = self._place(number)
-        made, first = self._entries[at, [kernel.MADE, kernel.FIRST]].tolist()
+        made, first, model = self._entries[at, [kernel.MADE, kernel.FIRST, kernel.MODEL]].tolist()
         if made >= num_tokens:
-            return self.clock - (made - num_tokens) * (self.clock - first) / max(made - 1.0, 1.0)
+            return self._when(first, (num_tokens - 1.0) / self._tables[4][int(model), 4])
         copies, count = self._copies, self._n
         copies[:count] = self._entries[:count]
         copies[:count, kernel.TOTAL] = np.maximum(copies[:count, kernel.EXPECTED], copies[:count, kernel.MADE] + 1.0)
         copies[at, kernel.TOTAL] = num_tokens
         _, _, ended = compiled("advance")(
-            copies, count, self.clock, FOREVER, self.scale, self._tables, self._chunks, self._done
+            copies, count, self.clock, FOREVER, self.scale, self._tables, self._chunks, self._done, _NO_LOG
         )
         done = self._done[:ended]
         return float(done[done[:, kernel.NUMBER] == number, kernel.ENDED][0])
+
+    def _when(self, first: float, num_rounds: float) -> float:
+        """When that many rounds had followed the one that ended at `first`, by what is remembered of rounds."""
+        count = int(self._rounds[0, 0])
+        kept = min(count, _ROUNDS_KEPT)
+        clocks, rounds = self._rounds[1 + np.arange(count - kept, count) % _ROUNDS_KEPT].T
+        return float(np.interp(np.interp(first, clocks, rounds) + num_rounds, rounds, clocks))
 
     def remove(self, number: int) -> None:
         """Forget a request."""
@@ -157,6 +170,8 @@ class TokenGroup:
         entry[kernel.PROMPT], entry[kernel.EXPECTED] = max(1.0, ask.prompt_tokens), max(1.0, ask.expected_tokens)
         entry[kernel.TOTAL] = total_tokens
         entry[kernel.BY], entry[kernel.FIRST_BY], entry[kernel.PACE] = ask.by, ask.first_by, ask.pace
+        if ask.first:
+            entry[kernel.READ], entry[kernel.MADE], entry[kernel.FIRST] = entry[kernel.PROMPT], 1.0, ask.first
         return entry
 
     def _make_room(self, room: int) -> None:

@@ -6,7 +6,8 @@ other. At the start of a round waiting requests take seats, oldest first, while 
 keys and values. Rounds that are all alike are taken in one go: the loop goes from event to event.
 
 A pipeline has as many passes of a model in flight as stages (ORCA, section 4.2): its requests are in that many *lanes*,
-each with passes of its own. A round then takes the longest pass, or what all passes take of one (even) stage.
+each with passes of its own. A round then takes the longest pass, or what all passes take of one stage, or what those of
+one model take beside each other: its slowest stage is the same for all of them.
 
 An *entry* is a request in a group, a row of a float64 array. Numbers in, numbers out; `group.py` says what they mean.
 """
@@ -95,19 +96,23 @@ def _round(entries, n, tables, chunks):
     total, longest, reads, most = 0.0, 0.0, False, np.inf
     limits, stages = tables[4], 1.0
     for m in range(len(limits)):
-        stages = max(stages, limits[m, 7])
+        stages, own = max(stages, limits[m, 7]), 0.0
         for i in range(n):
             chunks[i] = 0.0 if entries[i, MODEL] == m else chunks[i]
         for lane in range(int(limits[m, 7])):
-            cost, reads_here, ends = _pass(entries, n, tables, chunks, m, lane)
-            total, longest = total + cost, max(longest, cost)
-            reads, most = reads or reads_here, min(most, ends)
+            decoding, reading, ends = _pass(entries, n, tables, chunks, m, lane)
+            total, own = total + decoding + reading, own + decoding / limits[m, 8] + reading / limits[m, 9]
+            longest = max(longest, decoding + reading, own)
+            reads, most = reads or reading > 0.0, min(most, ends)
     return max(longest, total / stages), reads, max(most, 1.0)
 
 
 @njit(nogil=True)
 def _pass(entries, n, tables, chunks, m, lane):
-    """Seconds of a lane's pass, 0 without requests; whether it reads prompts, and after how many one of them ends."""
+    """Seconds of a lane's pass for decodes and for prompts, 0 without; after how many passes one of its requests ends.
+
+    What a pass costs besides belongs to the decodes where there are any.
+    """
     rows, contexts, seconds, segments, limits = tables
     decodes, context, requests, most = 0, 0.0, 0, np.inf
     for i in range(n):
@@ -130,15 +135,17 @@ def _pass(entries, n, tables, chunks, m, lane):
         requests += 1
     requests += decodes
     if requests == 0:
-        return 0.0, False, most
+        return 0.0, 0.0, most
     context = context / decodes if decodes > 0 else 0.0
-    cost = lookup(rows[m], contexts[m], seconds[m, 0], decode_rows, context) + limits[m, 6] if decodes > 0 else 0.0
-    if prompt_rows > 0:
-        cost += lookup(rows[m], contexts[m], seconds[m, 1], decode_rows + prompt_rows, 0.0)
-        if decodes > 0:
-            cost -= lookup(rows[m], contexts[m], seconds[m, 1], decode_rows, 0.0)
-    extra = lookup(rows[m], contexts[m], segments[m].reshape(-1, 1), 0.0, context)
-    return cost + (requests - 1) * extra + limits[m, 0], prompt_rows > 0, most
+    besides = (requests - 1) * lookup(rows[m], contexts[m], segments[m].reshape(-1, 1), 0.0, context) + limits[m, 0]
+    if decodes == 0:
+        return 0.0, lookup(rows[m], contexts[m], seconds[m, 1], prompt_rows, 0.0) + besides, most
+    decoding = lookup(rows[m], contexts[m], seconds[m, 0], decode_rows, context) + limits[m, 6] + besides
+    if prompt_rows == 0.0:
+        return decoding, 0.0, most
+    reading = lookup(rows[m], contexts[m], seconds[m, 1], decode_rows + prompt_rows, 0.0)
+    reading -= lookup(rows[m], contexts[m], seconds[m, 1], decode_rows, 0.0)
+    return decoding, max(reading, NEARLY), most
 
 
 @njit(nogil=True)
@@ -158,7 +165,7 @@ def _purge(entries, n, done, num_done):
 
 
 @njit(nogil=True)
-def advance(entries, n, clock, until, scale, tables, chunks, done):
+def advance(entries, n, clock, until, scale, tables, chunks, done, rounds_log):
     """Do all rounds that start before `until`; a round that ends after it keeps its entries until it has ended.
 
     Args:
@@ -168,6 +175,8 @@ def advance(entries, n, clock, until, scale, tables, chunks, done):
         tables: the fields of `GroupTables`.
         chunks: float64 [room], scratch.
         done: float64 [room, NUM_COLUMNS], filled with those that ended by `until`.
+        rounds_log: float64 [1 + length, 2], or [0, 2] for none: a ring of (clock, rounds in all by then), after a row
+            that says how many were entered, and the rounds in all.
 
     Returns:
         Entries left, the clock, entries in `done`.
@@ -187,6 +196,11 @@ def advance(entries, n, clock, until, scale, tables, chunks, done):
             if until < np.inf:
                 rounds = min(most, max(1.0, np.ceil((until - clock) / seconds)))
         clock += rounds * seconds
+        if len(rounds_log) > 0:
+            rounds_log[0, 1] += rounds
+            at = 1 + int(rounds_log[0, 0]) % (len(rounds_log) - 1)
+            rounds_log[at, 0], rounds_log[at, 1] = clock, rounds_log[0, 1]
+            rounds_log[0, 0] += 1.0
         for i in range(n):
             if entries[i, RUNS] == 0:
                 continue
@@ -211,7 +225,7 @@ def foresee(entries, n, clock, scale, tables, chunks, copies, done):
         copies[i, ENDED] = 0.0
         per_pass = tables[4][int(entries[i, MODEL]), 4]
         copies[i, TOTAL] = max(entries[i, EXPECTED], entries[i, MADE] + per_pass)
-    _, _, num_done = advance(copies, n, clock, np.inf, scale, tables, chunks, done)
+    _, _, num_done = advance(copies, n, clock, np.inf, scale, tables, chunks, done, np.empty((0, 2)))
     late = 0
     for i in range(num_done):
         late += is_late(done[i])

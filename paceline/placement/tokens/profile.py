@@ -23,7 +23,7 @@ _FAR = 4
 """Tables reach this many times beyond their last row, on its line."""
 _KEYS = (
     "seconds", "prefill_seconds", "segment_seconds", "step_overhead", "seats", "token_budget", "kv_tokens",
-    "tokens_per_pass", "rows_per_request", "draft_seconds", "stages",
+    "tokens_per_pass", "rows_per_request", "draft_seconds", "stages", "overlap", "prefill_overlap",
 )  # fmt: skip
 
 
@@ -43,6 +43,8 @@ class TokenProfile:
         rows_per_request: of a decode: 1, and what is drafted.
         draft_seconds: that drafting adds to a pass with decodes.
         stages: of a pipeline: as many passes are in flight.
+        overlap, prefill_overlap: seconds of this model's passes that decode, and that read prompts, which go by in one
+            second while as many are in flight; the stages when left out, less where they are uneven or share a memory.
 
     Raises:
         InvalidParameter: a number outside its range.
@@ -59,6 +61,8 @@ class TokenProfile:
     rows_per_request: float = 1.0
     draft_seconds: float = 0.0
     stages: int = 1
+    overlap: float | None = None
+    prefill_overlap: float | None = None
 
     def __post_init__(self) -> None:
         _ = self.tables  # every time must be positive
@@ -67,6 +71,10 @@ class TokenProfile:
             value = getattr(self, name)
             if not least <= value < float("inf"):
                 raise InvalidParameter(name, f"{value}", f"give {least} or more")
+        for name in ("overlap", "prefill_overlap"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise InvalidParameter(name, f"{value}", "give a number above 0, 1 to the number of stages")
         if any(not 0 <= seconds < float("inf") for seconds in self.segment_seconds.values()):
             raise InvalidParameter("segment_seconds", shown(dict(self.segment_seconds)), "give seconds, 0 or more")
 
@@ -95,6 +103,9 @@ class TokenProfile:
         for name in ("seats", "token_budget", "stages"):
             if name in values:
                 given[name] = whole_of(values, name, where=where, most=2**31)
+        for name in ("overlap", "prefill_overlap"):
+            if values.get(name) is not None:
+                given[name] = number_of(values, name, where=where)
         for name in ("step_overhead", "kv_tokens", "tokens_per_pass", "rows_per_request", "draft_seconds"):
             if name in values:
                 given[name] = number_of(values, name, where=where)
@@ -103,6 +114,14 @@ class TokenProfile:
     def record(self) -> dict[str, Any]:
         """What `read` reads."""
         return asdict(self)
+
+    def scaled(self, factor: float) -> "TokenProfile":
+        """The same with all seconds times `factor`."""
+        tables = {name: {c: {r: factor * s for r, s in rows.items()} for c, rows in getattr(self, name).items()}
+                  for name in ("seconds", "prefill_seconds")}  # fmt: skip
+        segments = {context: factor * seconds for context, seconds in self.segment_seconds.items()}
+        besides = {name: factor * getattr(self, name) for name in ("step_overhead", "draft_seconds")}
+        return replace(self, segment_seconds=segments, **tables, **besides)
 
     def with_kv_tokens(self, kv_tokens: float) -> "TokenProfile":
         """The same with another room for keys and values."""
@@ -160,8 +179,8 @@ class GroupTables(NamedTuple):
     Attributes:
         rows: float64 [models, rows]. contexts: float64 [models, contexts]; padded with the last line continued.
         seconds: float64 [models, 2, contexts, rows]. segments: float64 [models, contexts].
-        limits: float64 [models, 8]: step overhead, seats, token budget, tokens of keys and values, tokens per pass,
-            rows per request, draft seconds, stages.
+        limits: float64 [models, 10]: step overhead, seats, token budget, tokens of keys and values, tokens per pass,
+            rows per request, draft seconds, stages, overlap, overlap of prompts.
     """
 
     rows: np.ndarray
@@ -178,18 +197,10 @@ def group_tables(profiles: Sequence[TokenProfile], least: tuple[int, int] = (1, 
     most_contexts = max([least[1], *(len(part.contexts) for part in parts)])
     padded = [_padded(part, most_rows, most_contexts) for part in parts]
     limits = [
-        (
-            p.step_overhead,
-            p.seats,
-            p.token_budget,
-            p.kv_tokens,
-            p.tokens_per_pass,
-            p.rows_per_request,
-            p.draft_seconds,
-            p.stages,
-        )
+        (p.step_overhead, p.seats, p.token_budget, p.kv_tokens, p.tokens_per_pass, p.rows_per_request, p.draft_seconds,
+         p.stages, p.overlap or p.stages, p.prefill_overlap or p.stages)
         for p in profiles
-    ]
+    ]  # fmt: skip
     rows, contexts, seconds, segments = (np.stack(column) for column in zip(*padded, strict=True))
     return GroupTables(rows, contexts, seconds, segments, np.array(limits, np.float64))
 

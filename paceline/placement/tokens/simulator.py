@@ -82,6 +82,23 @@ def simulate_tokens(
     return run.result()
 
 
+def result_of(
+    requests: TokenRequests,
+    models: Sequence[TokenModel],
+    latency: np.ndarray,
+    first: np.ndarray,
+    routes: np.ndarray,
+    busy: np.ndarray,
+) -> TokenResult:
+    """Who kept all promises; arguments as `TokenResult` has them."""
+    arrivals = requests.arrivals
+    pace = np.maximum(latency - first, 0.0) / np.maximum(requests.output_tokens - 1, 1)
+    promised = np.array([[m.slo, m.slo_first, m.slo_token] for m in models]).T[:, arrivals.models]
+    in_time = (latency <= promised[0]) & (first <= promised[1]) & (pace <= promised[2] * (1 + 1e-9))
+    last = float(np.nanmax(arrivals.times + latency)) if (routes >= 0).any() else 0.0
+    return TokenResult(latency, first, pace, in_time, routes, busy, last)
+
+
 class _Run:
     def __init__(
         self,
@@ -104,13 +121,8 @@ class _Run:
             self._arrive(number, model, now)
         for group in range(len(self.groups)):
             self._advance(group, FOREVER)
-        further = np.maximum(self._requests.output_tokens - 1, 1)
-        pace = np.maximum(self._latency - self._first, 0.0) / further
-        promised = np.array([[m.slo, m.slo_first, m.slo_token] for m in self._models]).T[:, arrivals.models]
-        in_time = (self._latency <= promised[0]) & (self._first <= promised[1]) & (pace <= promised[2] * (1 + 1e-9))
-        last = float(np.nanmax(arrivals.times + self._latency)) if (self._routes >= 0).any() else 0.0
         busy = np.array([0.0 if group is None else group.busy for group in self.groups])
-        return TokenResult(self._latency, self._first, pace, in_time, self._routes, busy, last)
+        return result_of(self._requests, self._models, self._latency, self._first, self._routes, busy)
 
     def _arrive(self, number: int, model: int, now: float) -> None:
         holding, spec = self._holding[model], self._models[model]

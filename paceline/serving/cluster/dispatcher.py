@@ -11,15 +11,14 @@ import random
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, nullcontext, suppress
-from dataclasses import replace
 from typing import Any
 
 from paceline.errors import GroupLost, InvalidParameter, RequestRejected, WorkerDied
-from paceline.placement.tokens import TokenProfile
 from paceline.serving.cluster.controller import Controller, Health
 from paceline.serving.cluster.events import EventLog
 from paceline.serving.cluster.flight import Flight, Turn
 from paceline.serving.cluster.group import GroupHandle, Life, Supervision
+from paceline.serving.cluster.measured import measured
 from paceline.serving.cluster.plan import ClusterPlan
 from paceline.serving.cluster.prometheus import controller_text, merged_text
 from paceline.serving.cluster.prompt_sizes import PromptSizes
@@ -248,12 +247,13 @@ class Dispatcher:
             await asyncio.sleep(self._supervision.heartbeat)
             if self.controller.health[group] is not Health.READY:
                 continue
-            turn = Turn(group, self._lives[group].number)
+            turn, asked = Turn(group, self._lives[group].number), self._clock()
             try:
                 async with asyncio.timeout(self._supervision.timeout):
                     await self.groups[group].check()
             except TimeoutError:
-                self._handle_death(turn, f"no sign of life for {self._supervision.timeout:g} s")
+                if self._clock() - asked < 2 * self._supervision.timeout:  # else this process stood still itself
+                    self._handle_death(turn, f"no sign of life for {self._supervision.timeout:g} s")
             except Exception as error:
                 self._handle_death(turn, str(error))
 
@@ -337,27 +337,13 @@ class Dispatcher:
         self.events.record("group_ready", group=group, models=names, seconds=round(life.load_seconds, 3))
 
     async def _ask_for_profiles(self) -> None:
-        """Let engines say what their passes cost, where the plan does not.
-
-        All at once, since groups on one machine share its memory's bandwidth, as they will when all have work.
-        """
+        """Let engines say what their passes cost, where the plan does not."""
         if self.plan.stage_seconds is not None or self.plan.pass_profiles is not None:
             return
-        if not any(getattr(group, "pass_profiles", None) for group in self.groups):
-            return
-        found = await asyncio.gather(*(self._profiles_of(group) for group in range(len(self.groups))))
-        self.plan = replace(self.plan, pass_profiles=tuple(found))
-        self.controller = _controller(self.plan)
-
-    async def _profiles_of(self, group: int) -> tuple[TokenProfile | None, ...]:
-        """Of each model of a group; None where the engine cannot say."""
-        ask, known = getattr(self.groups[group], "pass_profiles", None), {}
-        try:
-            async with asyncio.timeout(self._supervision.start_timeout):
-                known = await ask() if ask else {}
-        except Exception as error:  # answers will say how fast it is
-            self.events.record("group_not_measured", group=group, reason=f"{type(error).__name__}: {error}")
-        return tuple(known.get(spec.name) for spec in self.plan.held_by(group))
+        if any(getattr(group, "pass_profiles", None) for group in self.groups):
+            limit = self._supervision.start_timeout
+            self.plan = await measured(self.plan, self.groups, limit, self._clock, self.events)
+            self.controller = _controller(self.plan)
 
     async def _kill(self, group: int) -> None:
         """End what there is of a group. One that cannot be ended is no reason not to start another."""

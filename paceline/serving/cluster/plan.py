@@ -86,6 +86,12 @@ class ClusterPlan:
         """Models that some group holds; a planner may have found no room for others."""
         return tuple(self.models[index] for index in sorted({m for g in self.placement.groups for m in g.models}))
 
+    @property
+    def num_seats(self) -> int:
+        """Requests that all groups together run at once."""
+        groups = range(len(self.placement.groups))
+        return sum(spec.seats for group in groups for spec in self.held_by(group))
+
     def held_by(self, group: int) -> tuple[ModelSpec, ...]:
         """Models of a group."""
         return tuple(self.models[model] for model in self.placement.groups[group].models)

@@ -7,6 +7,7 @@ is idle. Which group takes a request is decided by `controller.py`.
 """
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,13 +19,16 @@ NOMINAL = TokenProfile({0: {1: 0.001, 8: 0.002, 64: 0.008}})
 """Stands for a model that nobody has measured: the first answer says how fast it is, later ones correct that. More
 rows take longer, as they do everywhere in the end, so that requests spread over groups."""
 
-LEARNING = 0.2
-"""Weight of an answer in the group's speed, on a scale of factors. Answers under way together share it: whatever holds
-up one of them holds up all, and is observed once."""
+MEMORY = 3.0
+"""Seconds of work after which two thirds of what was believed of the group's speed are replaced by what was seen. An
+answer counts by the seconds that no answer before it has told of: whatever holds up one holds up all that are under way
+together, and is observed once."""
+_MOST_WEIGHT = 0.5
+"""Of one answer in the group's speed."""
 FADING = 10.0
 """Seconds of idleness after which half of a belief that refuses requests is left, on a scale of factors."""
 _MOST = 2.0
-"""An answer counts as at most this many times as slow, or fast, as predicted: something else held it up."""
+"""An answer counts as at most this many times as slow, or fast, as believed: something else held it up."""
 _ENOUGH = 16
 """Tokens, read or made, from which an answer counts in full."""
 
@@ -53,9 +57,12 @@ class TokenQueue:
         self._overhead = overhead
         self._numbers = itertools.count()
         self._tickets: dict[str, tuple[int, Ticket]] = {}
-        self._joined: dict[int, float] = {}
+        self._joined: dict[int, tuple[float, float]] = {}
+        """When each joined, and what `_believed` was then."""
         self._running: dict[str, str] = {}
-        self._opens_at = self._idle_since = float("-inf")
+        self._opens_at = self._idle_since = self._told_until = float("-inf")
+        self._believed, self._believed_at = 0.0, 0.0
+        """The integral of the logarithm of the speed over time, and until when it was taken."""
         self._usual = 1.0
         """The speed that a belief in slowness fades to: the profiles' own, or what the first answer told."""
 
@@ -115,7 +122,7 @@ class TokenQueue:
         """Enter a request that waits from `now` on (seconds of the queue's clock)."""
         number = next(self._numbers)
         self._tickets[ticket.request_id] = number, ticket
-        self._joined[number] = max(now, self._opens_at)
+        self._joined[number] = max(now, self._opens_at), self._beliefs(now)
         self._group.join(number, self._ask(ticket), max(now, self._opens_at))
 
     def start(self, now: float) -> list[Ticket]:
@@ -176,19 +183,35 @@ class TokenQueue:
         return TokenAsk(ticket.model, ticket.prompt_tokens, ticket.expected_tokens, *due, ticket.pace)
 
     def _learn(self, number: int, ticket: Ticket, num_tokens: int, now: float) -> None:
-        """The group's speed from one answer: the seconds that it took, over those that the group's rule gives it."""
-        joined = max(self._joined[number], self._opens_at)
+        """The group's speed from one answer: the seconds that it took, over those that the group's rule gives it.
+
+        The rule went by the speeds that were believed meanwhile, hence what was seen is relative to their mean.
+        """
+        joined, believed = self._joined[number]
+        joined, believed = max(joined, self._opens_at), self._beliefs(now) - believed
         predicted = self._group.end_of(number, num_tokens) - joined
-        ratio = max(now - self._overhead - joined, 1e-9) / max(predicted, 1e-9)
+        off = math.log(max(now - self._overhead - joined, 1e-9) / max(predicted, 1e-9))
         if self._unknown:
-            self._usual = self._group.scale = self.scale * ratio
+            self._usual = self._group.scale = self.scale * math.exp(off)
             self._unknown.clear()
             return
-        share = min(1.0, (ticket.prompt_tokens + num_tokens) / _ENOUGH) / len(self._tickets)
-        self._group.scale *= min(max(ratio, 1 / _MOST), _MOST) ** (LEARNING * share)
+        seconds = max(now - joined, 1e-9)
+        difference = off + believed / seconds - math.log(self.scale)
+        news = min(now - self._told_until, seconds)
+        weight = min(_MOST_WEIGHT, 1 - math.exp(-news / MEMORY))
+        weight *= min(1.0, (ticket.prompt_tokens + num_tokens) / _ENOUGH)
+        self._group.scale *= math.exp(weight * min(max(difference, -math.log(_MOST)), math.log(_MOST)))
+        self._told_until = now
+
+    def _beliefs(self, now: float) -> float:
+        """`_believed` until `now`; to be called before the speed changes."""
+        self._believed += max(0.0, now - self._believed_at) * math.log(self.scale)
+        self._believed_at = max(now, self._believed_at)
+        return self._believed
 
     def _fade(self, now: float) -> None:
         """Believe less in a slowness that has not been seen since the group became idle."""
+        self._beliefs(now)
         left = 0.5 ** (max(0.0, now - self._idle_since) / FADING)
         self._group.scale = self._usual * (self.scale / self._usual) ** left
         self._idle_since = max(now, self._idle_since)

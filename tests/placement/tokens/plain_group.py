@@ -34,8 +34,8 @@ def play(requests, profiles):
             for model, p in profiles.items()
             for lane in range(p.stages)
         ]
-        passes = [seconds for seconds, _ in rounds]
-        clock += max(*passes, sum(passes) / max(p.stages for p in profiles.values()), 0.0)
+        longest = max(decoding + reading for (decoding, reading), _ in rounds)
+        clock += max(longest, side_by_side([seconds for seconds, _ in rounds], profiles))
         for _, changes in rounds:
             for request, read, made in changes:
                 request.read, request.made = request.read + read, request.made + made
@@ -45,6 +45,17 @@ def play(requests, profiles):
                     ended[request.number] = (request.first, clock)
         inside = [r for r in inside if r.number not in ended]
     return ended
+
+
+def side_by_side(passes, profiles):
+    """Seconds of all passes at once: those of every lane of every model in turn."""
+    total, most = 0.0, 0.0
+    for profile in profiles.values():
+        own = [passes.pop(0) for _ in range(profile.stages)]
+        total += sum(decoding + reading for decoding, reading in own)
+        overlaps = profile.overlap or profile.stages, profile.prefill_overlap or profile.stages
+        most = max(most, sum(decoding / overlaps[0] + reading / overlaps[1] for decoding, reading in own))
+    return max(most, total / max(p.stages for p in profiles.values()))
 
 
 def admit(requests, profile):
@@ -60,7 +71,7 @@ def admit(requests, profile):
 
 
 def a_pass(running, profile):
-    """Seconds, and what each request reads and makes."""
+    """Seconds for decodes and for prompts, and what each request reads and makes."""
     decoding = [r for r in running if r.read >= r.prompt]
     left, changes = max(profile.token_budget - len(decoding), 1), [(r, 0, 1) for r in decoding]
     for request in (r for r in running if r.read < r.prompt):
@@ -69,7 +80,9 @@ def a_pass(running, profile):
         if chunk:
             changes.append((request, chunk, int(request.read + chunk == request.prompt)))
     if not changes:
-        return 0.0, []
+        return (0.0, 0.0), []
     context = sum(r.prompt + 0.5 * r.expected for r in decoding) / len(decoding) if decoding else 0.0
     read = sum(chunk for _, chunk, _ in changes)
-    return profile.pass_seconds(len(decoding), len(changes), context, read), changes
+    whole = profile.pass_seconds(len(decoding), len(changes), context, read)
+    for_decodes = profile.pass_seconds(len(decoding), len(changes), context) if decoding else 0.0
+    return (for_decodes, whole - for_decodes), changes

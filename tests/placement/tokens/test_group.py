@@ -32,6 +32,10 @@ GROUPS = {
     "two models": {"a": SLOW, "b": QUICK},
     "two stages": {"a": SLOW.in_pipeline(2)},
     "two models in three stages": {"a": SLOW.in_pipeline(3), "b": QUICK.in_pipeline(3)},
+    "stages that share a memory": {
+        "a": replace(SLOW.in_pipeline(2), overlap=1.25, prefill_overlap=1.75),
+        "b": replace(QUICK.in_pipeline(2), overlap=1.5),
+    },
 }
 
 
@@ -71,6 +75,23 @@ def test_an_outlook_comes_true_when_nobody_else_joins():
     group.join(9, TokenAsk("a", 10, 8), 2.0, 8)
     ended = {number: (first, end) for number, first, end in group.advance(1e9)}
     assert ended[9] == pytest.approx((outlook.first, outlook.end))
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_when_an_answer_of_any_length_is_whole_is_known_afterwards_too(stages):
+    """Rounds that read prompts take much longer than others: tokens do not come evenly."""
+    profiles = {"a": SLOW.in_pipeline(stages), "b": QUICK.in_pipeline(stages)}
+    ends = {}
+    for tokens in (1, 2, 5, 9, 14):
+        exact, goes_on, ended = TokenGroup(profiles), TokenGroup(profiles), []
+        for number in range(6):
+            ended += exact.advance(0.5 * number)
+            for group, total in ((exact, tokens if number == 1 else float("inf")), (goes_on, float("inf"))):
+                group.join(number, TokenAsk("ab"[number % 2], 40 - 7 * number, 20), 0.5 * number, total)
+        ((_, _, ends[tokens]),) = ended + exact.advance(60.0)
+        goes_on.advance(60.0)
+        assert goes_on.end_of(1, tokens) == pytest.approx(ends[tokens], rel=1e-9)
+    assert sorted(ends.values()) == list(ends.values())
 
 
 def test_who_would_be_late_and_who_would_be_made_late_is_told():

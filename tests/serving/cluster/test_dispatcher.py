@@ -304,6 +304,30 @@ def test_a_start_that_hangs_is_given_up():
     asyncio.run(scene())
 
 
+def test_a_dispatcher_that_stood_still_itself_blames_no_group():
+    """As after the suspension of a machine: the first check's time is long over when anybody could have answered it."""
+    stood_still = []
+
+    class Late(EchoGroup):
+        async def check(self):
+            if not stood_still:
+                stood_still.append(3600.0)
+                await asyncio.sleep(3600)
+            stood_still.append(0.0)
+
+    async def scene():
+        def clock():
+            return asyncio.get_running_loop().time() + sum(stood_still)
+
+        dispatcher = Dispatcher(plan([[1, 1, [0]]], models=["a"]), [Late()], QUICK, clock=clock)
+        await dispatcher.start()
+        await until(lambda: len(stood_still) > 3)
+        assert not dispatcher.events.named("group_died")
+        await dispatcher.close(timeout=1.0)
+
+    asyncio.run(scene())
+
+
 def test_a_group_that_cannot_be_ended_is_started_again_all_the_same():
     class Immortal(EchoGroup):
         async def kill(self):

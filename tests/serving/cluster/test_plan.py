@@ -85,3 +85,8 @@ def test_a_file_that_is_no_plan_is_named(tmp_path):
             read_plan(path)
     with pytest.raises(InvalidParameter, match="nowhere"):
         read_plan(tmp_path / "nowhere.json")
+
+
+def test_all_groups_together_have_the_seats_of_all_their_engines():
+    models = [{"name": "a", "engine": {"max_num_seqs": 8}}, "b"]
+    assert plan_of({"groups": [[1, 1, [0, 1]], [1, 2, [0]]], "models": models}).num_seats == 8 + 64 + 8

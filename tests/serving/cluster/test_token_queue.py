@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import RequestRejected
+from paceline.placement.arrivals import gamma_times
 from paceline.placement.tokens import TokenAsk, TokenGroup, TokenModel, TokenProfile, TokenRequests, simulate_tokens
 from paceline.placement.workload import Workload
 from paceline.serving.cluster.controller import Controller
@@ -111,6 +112,34 @@ def played(times, engine, queue, prompt=1, tokens=16, slo=2.0):
         engine.join(number, TokenAsk("a", prompt, tokens), now, tokens)
     answer(float("inf"))
     return in_time
+
+
+LOADED = TokenProfile({0: {1: 0.008, 4: 0.016, 16: 0.05, 64: 0.3}})
+HEAVY = TokenProfile({0: {1: 0.094, 4: 0.1, 16: 0.3, 64: 1.2}}, {0: {1: 0.09, 16: 0.14, 64: 0.4}})
+
+
+@pytest.mark.parametrize("slowness", [0.6, 1.5, 2.5])
+@pytest.mark.parametrize(("profile", "rate", "slo"), [(LOADED, 9.0, 1.3), (HEAVY, 0.9, 9.6)])
+def test_lasting_slowness_under_bursts_is_learned_within_a_few_answers(monkeypatch, profile, rate, slo, slowness):
+    """Four minutes of bursts: after the first, as many are in time as if the speed had been known, within 5 points."""
+    times = gamma_times(rate, 4.0, 240.0, np.random.default_rng(1)).tolist()
+    engine, queue = TokenGroup({"a": profile}), TokenQueue({"a": profile})
+    engine.scale = slowness
+    speeds, before = [], queue._learn
+
+    def learn(*answer):
+        before(*answer)
+        speeds.append(queue.scale)
+
+    monkeypatch.setattr(queue, "_learn", learn)
+    in_time = played(times, engine, queue, prompt=16, tokens=24, slo=slo)
+    count = len(times)
+    requests = TokenRequests(Workload(np.array(times), np.zeros(count, int)), np.full(count, 16), np.full(count, 24))
+    known = simulate_tokens(requests, [TokenModel("a", slo, expected_tokens=24)], [{"a": profile}], 0.0, [slowness])
+    later = np.array(times) > 30
+    assert in_time[later].mean() == pytest.approx(known.in_time[later].mean(), abs=0.05)
+    assert speeds[-1] == pytest.approx(slowness, rel=0.05)
+    assert speeds[len(speeds) // 8] == pytest.approx(slowness, rel=0.2)
 
 
 def stalled(seconds):

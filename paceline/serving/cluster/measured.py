@@ -1,0 +1,60 @@
+"""`measured`: a plan that says what passes cost, by the engines that will make them.
+
+All groups are asked at once, since those on one machine share its processors and its memory's bandwidth, as they will
+when all have work. What cannot be measured is learned from answers.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from paceline.placement.tokens import TokenProfile
+from paceline.serving.cluster.events import EventLog
+from paceline.serving.cluster.group import GroupHandle
+from paceline.serving.cluster.plan import ClusterPlan
+from paceline.serving.cluster.rehearsal import rehearse
+
+
+async def measured(
+    plan: ClusterPlan, groups: Sequence[GroupHandle], timeout: float, clock: Callable[[], float], events: EventLog
+) -> ClusterPlan:
+    """`plan` with pass profiles: what engines say of their steps, and how much longer answers take through a group.
+
+    Args:
+        timeout: seconds that engines may take, and then answers.
+        clock: seconds, monotonic.
+        events: where it is written that a group cannot be measured.
+    """
+    found = await asyncio.gather(*(_profiles_of(each, timeout, g, events) for g, each in enumerate(groups)))
+    held = [
+        {spec.name: by_name[spec.name] for spec in plan.held_by(g) if spec.name in by_name}
+        for g, by_name in enumerate(found)
+    ]
+    scales: Sequence[Mapping[str, float]] = [{}] * len(groups)
+    try:
+        async with asyncio.timeout(timeout):
+            scales = await rehearse(groups, held, clock)
+    except Exception as error:
+        events.record("not_rehearsed", reason=f"{type(error).__name__}: {error}")
+    return replace(
+        plan,
+        pass_profiles=tuple(
+            tuple(_scaled(profiles.get(spec.name), by.get(spec.name, 1.0)) for spec in plan.held_by(g))
+            for g, (profiles, by) in enumerate(zip(held, scales, strict=True))
+        ),
+    )
+
+
+async def _profiles_of(group: GroupHandle, timeout: float, number: int, events: EventLog) -> Mapping[str, TokenProfile]:
+    """By model; empty where the engines cannot say."""
+    ask = getattr(group, "pass_profiles", None)
+    try:
+        async with asyncio.timeout(timeout):
+            return await ask() if ask else {}
+    except Exception as error:
+        events.record("group_not_measured", group=number, reason=f"{type(error).__name__}: {error}")
+        return {}
+
+
+def _scaled(profile: TokenProfile | None, factor: float) -> TokenProfile | None:
+    return None if profile is None else profile.scaled(factor)

@@ -1,0 +1,75 @@
+"""Groups that take longer than their engines' steps say: by how much is found out before anybody asks."""
+
+import asyncio
+
+import pytest
+
+from paceline.placement.tokens import TokenProfile
+from paceline.serving.cluster.dispatcher import Dispatcher
+from paceline.serving.cluster.rehearsal import rehearse
+from paceline.serving.job import Chunk
+from tests.serving.fakes import QUICK, EchoGroup, job, plan, say
+from tests.serving.virtual_time import run
+
+PROFILE = TokenProfile({0: {1: 0.004, 64: 0.004}}, seats=4)
+"""Four answers of 24 tokens at once: 24 steps."""
+
+
+class SlowGroup(EchoGroup):
+    """Answers take `factor` times what the profile says."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    async def generate(self, job):
+        self.jobs.append(job)
+        await asyncio.sleep(self.factor * 24 * 0.004)
+        yield Chunk("one two three", "stop", 3, 3)
+
+
+def test_how_much_longer_answers_take_is_told_for_each_group():
+    groups = [SlowGroup(1.0), SlowGroup(1.5), SlowGroup(9.0), SlowGroup(1.0)]
+
+    async def scene():
+        return await rehearse(groups, [{"a": PROFILE}] * 3 + [{}], asyncio.get_running_loop().time)
+
+    found = run(scene())
+    assert [each.get("a") for each in found] == [pytest.approx(1.0), pytest.approx(1.5), pytest.approx(2.0), None]
+    assert [len(group.jobs) for group in groups] == [8, 8, 8, 0]
+    prompts = {one.prompt for one in groups[0].jobs}
+    assert len(prompts) == 8, "what a prefix cache knows is not read"
+
+
+def test_models_of_a_pipeline_are_asked_one_after_the_other():
+    """Their steps share the stages: what two models cost each other is no overhead of either."""
+    group = SlowGroup(1.25)
+    held = {name: PROFILE.in_pipeline(2) for name in "ab"}
+
+    async def scene():
+        return await rehearse([group], [held], asyncio.get_running_loop().time)
+
+    assert run(scene()) == [pytest.approx({"a": 1.25, "b": 1.25})]
+    assert [one.model for one in group.jobs] == list("aaaabbbb" * 2)
+
+
+def test_the_dispatcher_goes_by_it():
+    async def scene():
+        group = SlowGroup(1.5)
+
+        async def profiles():
+            return {"a": PROFILE}
+
+        group.pass_profiles = profiles  # type: ignore[attr-defined]
+        dispatcher = Dispatcher(
+            plan([[1, 1, [0]]], models=["a"]), [group], QUICK, clock=asyncio.get_running_loop().time
+        )
+        await dispatcher.start()
+        assert dispatcher.plan.pass_profiles is not None
+        ((known,),) = dispatcher.plan.pass_profiles
+        assert known is not None and known.seconds[0][1] == pytest.approx(0.006)
+        assert dispatcher.controller.counts["served"] == 0
+        assert await say(dispatcher, job("1")) == "one two three"
+        await dispatcher.close(timeout=1.0)
+
+    run(scene())
