@@ -27,7 +27,7 @@ from paceline.models.numba_executor.attention import (
     softmax,
 )
 from paceline.models.numba_executor.kernel import kernel
-from paceline.models.numba_executor.kv_cache import row_elements
+from paceline.models.numba_executor.kv_cache import first_element, page_elements, row_elements
 from paceline.models.numba_executor.operand import put
 
 MOST_BLOCKS = 24
@@ -99,7 +99,7 @@ def blocks_at_once(num_rows, num_segments, num_threads, shape):
 
 
 @kernel(forceinline=True)
-def attend_blocks(first, last, layer, window, thread, shape, batch, scratch, keys, values, layer_stride):
+def attend_blocks(first, last, layer, window, thread, shape, batch, scratch, keys, values):
     """Blocks `first` .. `last` - 1, at most `MOST_BLOCKS`, of a layer's [kv_heads, rows, blocks of a group]."""
     per_head = len(batch.segments) * blocks_per_group(shape)
     while first < last:
@@ -109,7 +109,8 @@ def attend_blocks(first, last, layer, window, thread, shape, batch, scratch, key
             start,
             end,
             kv_head,
-            layer * layer_stride,
+            first_element(keys, shape, 0, layer, kv_head),
+            page_elements(keys, shape),
             window,
             shape,
             row_elements(keys, shape.head_dim),
@@ -122,7 +123,9 @@ def attend_blocks(first, last, layer, window, thread, shape, batch, scratch, key
 
 
 @kernel
-def _first_run(first, end, kv_head, layer_start, window, shape, value_size, segments, natural_lengths, num_keys):
+def _first_run(
+    first, end, kv_head, page_start, page_size, window, shape, value_size, segments, natural_lengths, num_keys
+):
     """The run that blocks `first` .. `end` - 1 begin with."""
     blocks, dim = blocks_per_group(shape), shape.head_dim
     row = first // blocks
@@ -134,8 +137,7 @@ def _first_run(first, end, kv_head, layer_start, window, shape, value_size, segm
     last, pages = min(row * blocks, end), (longest + PAGE_SIZE - 1) // PAGE_SIZE
     return Run(
         first, last, shape.heads, kv_head, shape.heads // shape.kv_heads, blocks, dim, shape.qkv,
-        layer_start + kv_head * value_size * PAGE_SIZE, shape.kv_heads * value_size * PAGE_SIZE, value_size, shared,
-        natural, longest,
+        page_start, page_size, value_size, shared, natural, longest,
         pages if last - first == 1 else max(4, ELEMENTS_AT_ONCE // (dim * PAGE_SIZE)), pages * PAGE_SIZE + SLACK,
         shape.attention_scale, shape.attention_cap, window,
     )  # fmt: skip
