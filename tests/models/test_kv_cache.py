@@ -42,7 +42,7 @@ def test_a_token_is_kept_within_half_a_step_of_its_group():
     for place, scale in enumerate((1.0, 1e-3, 300.0, 0.0, 1e-6)):
         source = (rng.standard_normal(2 * dim) * scale).astype(np.float32)
         source[5] *= 40  # spoils its own 32 numbers only
-        write(flat(cache.keys), flat(cache.values), (1 * 3 + 2) * size, place, dim, source)  # layer 0, page 1, head 2
+        write(flat(cache.keys), flat(cache.values), (2 * 3 + 2) * size, place, dim, source)  # page 1, layer 0, head 2
         keys, values = cache.read([PAGE_SIZE + place])
         kept = np.concatenate([keys[0, 0, 2], values[0, 0, 2]])
         steps = np.repeat(np.abs(source.reshape(-1, 32)).max(axis=1) / 127, 32)

@@ -27,7 +27,7 @@ from paceline.models.numba_executor.attention import (
     softmax,
 )
 from paceline.models.numba_executor.kernel import kernel
-from paceline.models.numba_executor.kv_cache import row_elements
+from paceline.models.numba_executor.kv_cache import first_element, page_elements, row_elements
 from paceline.models.numba_executor.operand import put
 
 MOST_BLOCKS = 24
@@ -99,7 +99,7 @@ def blocks_at_once(num_rows, num_segments, num_threads, shape):
 
 
 @kernel(forceinline=True)
-def attend_blocks(first, last, layer, window, thread, shape, batch, scratch, keys, values, layer_stride):
+def attend_blocks(first, last, layer, window, thread, shape, batch, scratch, keys, values):
     """Blocks `first` .. `last` - 1, at most `MOST_BLOCKS`, of a layer's [kv_heads, rows, blocks of a group]."""
     per_head = len(batch.segments) * blocks_per_group(shape)
     while first < last:
@@ -109,7 +109,8 @@ def attend_blocks(first, last, layer, window, thread, shape, batch, scratch, key
             start,
             end,
             kv_head,
-            layer * layer_stride,
+            first_element(keys, shape, 0, layer, kv_head),
+            page_elements(keys, shape),
             window,
             shape,
             row_elements(keys, shape.head_dim),
@@ -122,7 +123,9 @@ def attend_blocks(first, last, layer, window, thread, shape, batch, scratch, key
 
 
 @kernel
-def _first_run(first, end, kv_head, layer_start, window, shape, value_size, segments, natural_lengths, num_keys):
+def _first_run(
+    first, end, kv_head, page_start, page_size, window, shape, value_size, segments, natural_lengths, num_keys
+):
     """The run that blocks `first` .. `end` - 1 begin with."""
     blocks, dim = blocks_per_group(shape), shape.head_dim
     row = first // blocks
@@ -134,8 +137,7 @@ def _first_run(first, end, kv_head, layer_start, window, shape, value_size, segm
     last, pages = min(row * blocks, end), (longest + PAGE_SIZE - 1) // PAGE_SIZE
     return Run(
         first, last, shape.heads, kv_head, shape.heads // shape.kv_heads, blocks, dim, shape.qkv,
-        layer_start + kv_head * value_size * PAGE_SIZE, shape.kv_heads * value_size * PAGE_SIZE, value_size, shared,
-        natural, longest,
+        page_start, page_size, value_size, shared, natural, longest,
         pages if last - first == 1 else max(4, ELEMENTS_AT_ONCE // (dim * PAGE_SIZE)), pages * PAGE_SIZE + SLACK,
         shape.attention_scale, shape.attention_cap, window,
     )  # fmt: skip
@@ -152,7 +154,7 @@ def _attend_run(run, thread, batch, scratch, keys, values):
     if len(scratch.page_mass) > 0:
         _weigh_pages(run, scores, natural_lengths, num_keys, scratch.page_mass, batch.page_tables.shape[1])
     _mix_values(run, values, natural_lengths, num_keys, branch_slots, page_starts, value_starts, scores, sums)
-    _put_sums(run, sums, scratch.mixed)
+    _put_sums(run, scores, sums, scratch.mixed)
 
 
 @kernel
@@ -164,6 +166,12 @@ def _place(block, run):
     row, number = divmod(block, run.blocks)
     start, stop = number * run.group // run.blocks, (number + 1) * run.group // run.blocks
     return row, run.kv_head * run.group + start, stop - start, (block - run.first) * MOST_HEADS * run.stride
+
+
+@kernel
+def _factor_place(at, head, run):
+    """Where the factor of a block's head waits that makes probabilities of its scores: the last place of its slack."""
+    return at + (head + 1) * run.stride - 1
 
 
 @kernel
@@ -214,7 +222,7 @@ def _score_pages(run, qkv, keys, values, natural_lengths, num_keys, page_starts,
 
 @kernel
 def _finish_scores(run, qkv, keys, values, natural_lengths, num_keys, branch_slots, page_starts, scores):
-    """Scores of the rows' branches, then probabilities in place of scores."""
+    """Scores of the rows' branches, then what `softmax` makes of all scores."""
     spare = len(page_starts) - PAGES_AHEAD - 1
     for block in range(run.first, run.last):
         row, head, heads, at = _place(block, run)
@@ -238,7 +246,8 @@ def _finish_scores(run, qkv, keys, values, natural_lengths, num_keys, branch_slo
             if run.cap > 0:
                 cap_scores(scores, head_at, num_keys[row] - start, run.cap)
             scores[head_at : head_at + first - start] = NOTHING
-            softmax(scores, head_at, num_keys[row] - start)
+            factor = softmax(scores, head_at, num_keys[row] - start)
+            scores[_factor_place(at, one, run)] = factor
 
 
 @kernel
@@ -248,8 +257,9 @@ def _weigh_pages(run, scores, natural_lengths, num_keys, page_mass, num_pages):
         row, head, heads, at = _place(block, run)
         for one in range(heads):
             start = (row * run.all_heads + head + one) * num_pages
+            factor = scores[_factor_place(at, one, run)]
             for j in range(_first_key(run, num_keys[row]), natural_lengths[row]):
-                page_mass[start + j // PAGE_SIZE] += scores[at + one * run.stride + j]
+                page_mass[start + j // PAGE_SIZE] += scores[at + one * run.stride + j] * factor
 
 
 @kernel
@@ -271,11 +281,13 @@ def _mix_values(run, values, natural_lengths, num_keys, branch_slots, page_start
 
 
 @kernel
-def _put_sums(run, sums, mixed):
+def _put_sums(run, scores, sums, mixed):
     """Hand what the blocks have summed to `mixed`, rows of [heads, head_dim] (`operand.py`)."""
     dim = run.head_dim
     for block in range(run.first, run.last):
-        row, head, heads, _ = _place(block, run)
+        row, head, heads, at = _place(block, run)
         start = (block - run.first) * 2 * MOST_HEADS * dim
-        add_halves(sums, start, heads * dim)
+        for one in range(heads):
+            even = start + one * dim
+            add_halves(sums, even, even + heads * dim, dim, scores[_factor_place(at, one, run)])
         put(mixed, row, run.all_heads * dim, head * dim, sums, start, heads * dim)

@@ -27,6 +27,11 @@ MOST_HEADS = 3
 PAGES_AHEAD = 4
 """How many pages' keys are asked for before they are needed."""
 
+CACHE_LINE = 64
+"""Bytes that are fetched together."""
+VALUES_AHEAD = PAGE_SIZE
+"""How many positions' values are asked for before they are needed."""
+
 NOTHING = np.float32(-np.inf)
 """The score of a key that is not seen."""
 _I64 = ir.IntType(64)
@@ -136,6 +141,10 @@ def _mix_columns(
                 j = builder.add(begin, builder.add(builder.shl(i, _I64(1)), _I64(odd)))
                 start = builder.load(v.element_pointer(context, builder, value_starts, starts, j))
                 at = v.element_pointer(context, builder, values, v_array, start)
+                soon = v.element_pointer(context, builder, value_starts, starts, builder.add(j, _I64(VALUES_AHEAD)))
+                soon = v.element_pointer(context, builder, values, v_array, builder.load(soon))
+                for number in range(0, num_vectors, CACHE_LINE * 8 // (v.LANES * values.dtype.bitwidth)):
+                    v.prefetch_ir(builder, builder.gep(soon, [builder.add(first_column, _I64(number * v.LANES))]))
                 row = _value_lanes(builder, values.dtype, at, first_column, num_vectors, dim)
                 for h in range(num_heads):
                     place = builder.add(builder.add(s_start, builder.mul(s_stride, _I64(h))), j)
@@ -173,7 +182,10 @@ def cap_scores(scores, first, length, cap):
 
 @kernel
 def softmax(scores, first, length):
-    """Turn `length` scores from `first` on into probabilities in place; zeros after them up to a multiple of 16."""
+    """Turn `length` scores from `first` on into e^(score - highest) in place; zeros after them up to a multiple of 16.
+
+    Returns what makes probabilities of them: 1 over their sum.
+    """
     padded = (length + v.LANES - 1) // v.LANES * v.LANES
     for i in range(first + length, first + padded):
         scores[i] = NOTHING
@@ -186,9 +198,7 @@ def softmax(scores, first, length):
         e = v.exp(v.sub(v.load(scores, i), top))
         v.store(scores, i, e)
         total = v.add(total, e)
-    factor = v.splat(np.float32(1) / v.sum_lanes(total))
-    for i in range(first, first + padded, v.LANES):
-        v.store(scores, i, v.mul(v.load(scores, i), factor))
+    return np.float32(1) / v.sum_lanes(total)
 
 
 def _make_kernels(heads: int):
@@ -262,7 +272,10 @@ def mix(heads, scores, at, stride, values, value_starts, first, stop, sums, sums
 
 
 @kernel
-def add_halves(sums, start, size):
-    """sums[start : start + size] += what comes after it: sums over even positions, plus those over odd ones."""
-    for i in range(start, start + size, v.LANES):
-        v.store(sums, i, v.add(v.load(sums, i), v.load(sums, i + size)))
+def add_halves(sums, start, odd, size, factor):
+    """sums[start : start + size] += sums[odd : odd + size], times `factor`: sums over even and over odd positions."""
+    factors = v.splat(factor)
+    for i in range(size // v.LANES):
+        at = i * v.LANES
+        both = v.add(v.load(sums, start + at), v.load(sums, odd + at))
+        v.store(sums, start + at, v.mul(both, factors))

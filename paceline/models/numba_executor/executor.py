@@ -233,7 +233,7 @@ def _new_scratch(
         ),
         scores=floats(num_threads, query_heads * (pages * PAGE_SIZE + SLACK)),
         page_starts=np.empty((num_threads, pages + 1 + PAGES_AHEAD), np.int64),
-        value_starts=np.empty((num_threads, (pages + 1) * PAGE_SIZE), np.int64),
+        value_starts=np.empty((num_threads, (pages + 2) * PAGE_SIZE), np.int64),
         sums=floats(num_threads, query_heads * 2 * shape.head_dim),
         experts=_expert_scratch(shape, operand, rows),
     )

@@ -20,7 +20,7 @@ from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.attend import attend_blocks, blocks_at_once, blocks_per_group
 from paceline.models.numba_executor.experts import EXPERT_PHASES, ExpertScratch, ExpertWeights, experts_forward
 from paceline.models.numba_executor.kernel import entry, kernel
-from paceline.models.numba_executor.kv_cache import row_elements, write_token
+from paceline.models.numba_executor.kv_cache import first_element, write_token
 from paceline.models.numba_executor.linear import SILU, chunk, inner_product, product
 from paceline.models.numba_executor.matrix import read_weights
 from paceline.models.numba_executor.operand import Operand, put
@@ -168,7 +168,7 @@ class Scratch(NamedTuple):
 
 
 @kernel
-def _place_row(row, layer, shape, eps, weights, batch, qkv, keys, values, layer_stride):
+def _place_row(row, layer, shape, eps, weights, batch, qkv, keys, values):
     """Norm (where the model does) and rotate a row's queries and keys; write its key and value into the cache."""
     dim, half = shape.head_dim, shape.rotary // 2
     start, table = row * shape.qkv, weights.rope_numbers[layer]
@@ -185,7 +185,7 @@ def _place_row(row, layer, shape, eps, weights, batch, qkv, keys, values, layer_
             rotate(qkv, start + head * dim, weights.rope_cos, weights.rope_sin, angles, half)
     page, place = divmod(batch.slots[row], PAGE_SIZE)
     for head in range(shape.kv_heads):
-        at = layer * layer_stride + (page * shape.kv_heads + head) * row_elements(keys, dim) * PAGE_SIZE
+        at = first_element(keys, shape, page, layer, head)
         key = start + (shape.heads + head) * dim
         write_token(keys, values, at, place, dim, qkv, key, key + shape.kv_heads * dim)
 
@@ -231,25 +231,25 @@ def _merge_rows(scratch, phase, thread, num_threads, num_rows, weight, layer, sh
 
 
 @kernel
-def _place_rows(phase, layer, num_threads, num_rows, shape, eps, weights, batch, scratch, keys, values, layer_stride):
+def _place_rows(phase, layer, num_threads, num_rows, shape, eps, weights, batch, scratch, keys, values):
     size = chunk(num_rows, num_threads)
     first = take(scratch.counters, phase, size, num_rows)
     while first >= 0:
         for row in range(first, min(first + size, num_rows)):
-            _place_row(row, layer, shape, eps, weights, batch, scratch.qkv, keys, values, layer_stride)
+            _place_row(row, layer, shape, eps, weights, batch, scratch.qkv, keys, values)
         first = take(scratch.counters, phase, size, num_rows)
 
 
 @kernel
 def _attend_rows(
-    phase, layer, window, thread, num_threads, num_rows, shape, batch, scratch, keys, values, layer_stride
+    phase, layer, window, thread, num_threads, num_rows, shape, batch, scratch, keys, values
 ):  # fmt: skip
     total = num_rows * shape.kv_heads * blocks_per_group(shape)
     size = blocks_at_once(num_rows, len(batch.page_tables), num_threads, shape)
     first = take(scratch.counters, phase, size, total)
     while first >= 0:
         last = min(first + size, total)
-        attend_blocks(first, last, layer, window, thread, shape, batch, scratch, keys, values, layer_stride)
+        attend_blocks(first, last, layer, window, thread, shape, batch, scratch, keys, values)
         first = take(scratch.counters, phase, size, total)
 
 
@@ -263,7 +263,7 @@ def _tap(place, thread, num_rows, hidden, scratch):
 
 
 @kernel
-def _layer(layer, met, thread, num_threads, num_rows, shape, eps, weights, batch, scratch, keys, values, layer_stride):
+def _layer(layer, met, thread, num_threads, num_rows, shape, eps, weights, batch, scratch, keys, values):
     """Attention block, then feed-forward block; returns the count of barriers met."""
     counters, hidden, heads_width = scratch.counters, shape.hidden, shape.heads * shape.head_dim
     phase = 1 + layer * PHASES_PER_LAYER
@@ -279,13 +279,10 @@ def _layer(layer, met, thread, num_threads, num_rows, shape, eps, weights, batch
         weights.qkv_bias, layer, shape.qkv, scratch.qkv, False, scratch.wide[thread],
     )  # fmt: skip
     met = barrier(counters, met, num_threads)
-    _place_rows(
-        phase + 2, layer, num_threads, num_rows, shape, eps, weights, batch, scratch, keys, values, layer_stride
-    )
+    _place_rows(phase + 2, layer, num_threads, num_rows, shape, eps, weights, batch, scratch, keys, values)
     met = barrier(counters, met, num_threads)
     _attend_rows(
         phase + 3, layer, weights.windows[layer], thread, num_threads, num_rows, shape, batch, scratch, keys, values,
-        layer_stride,
     )  # fmt: skip
     met = barrier(counters, met, num_threads)
     product(
@@ -402,19 +399,16 @@ def forward(thread, num_threads, shape, eps, weights, batch, scratch, keys, valu
         thread, num_threads: this member of the team.
         shape, eps: sizes, and the norm's epsilon as float32.
         weights, batch, scratch: see the named tuples; scratch.counters must be zero.
-        keys, values: flat caches [layers, pages, kv_heads, elements of a page] (`kv_cache.py`).
+        keys, values: flat caches [pages, layers, kv_heads, elements of a page] (`kv_cache.py`).
     """
     num_rows = len(batch.token_ids)
-    layer_stride = len(keys) // shape.layers
     row = take(scratch.counters, 0, 1, num_rows)
     while row >= 0:
         _embed_row(row, shape, weights, batch, scratch)
         row = take(scratch.counters, 0, 1, num_rows)
     met = barrier(scratch.counters, 0, num_threads)
     for layer in batch.layers:
-        met = _layer(
-            layer, met, thread, num_threads, num_rows, shape, eps, weights, batch, scratch, keys, values, layer_stride
-        )
+        met = _layer(layer, met, thread, num_threads, num_rows, shape, eps, weights, batch, scratch, keys, values)
     _head(met, thread, num_threads, num_rows, shape, eps, weights, batch, scratch)
 
 

@@ -1,9 +1,11 @@
 """Paged keys and values in float32, float16 or 8 bits, and how a token's are written.
 
-A page of one key-value head is [head_dim, 16 tokens] for keys and [16 tokens, head_dim] for values. In 8 bits each 32
-numbers of a token share a float16 scale, largest magnitude / 127 (the groups of llama.cpp's Q8_0): a key page goes on
-with [head_dim / 32, 16 tokens] scales, a value row with head_dim / 32 of them. Rounding looks at one token only, so a
-row still does not depend on which rows share its pass. Not for reading them back in a pass (`attention.py`).
+A page holds 16 tokens of all layers side by side, so that a short text touches few places of memory: the first touch of
+each costs a huge page of 2 MiB. Of one layer and key-value head it has [head_dim, 16 tokens] for keys and [16 tokens,
+head_dim] for values. In 8 bits each 32 numbers of a token share a float16 scale, largest magnitude / 127 (the groups of
+llama.cpp's Q8_0): a key page goes on with [head_dim / 32, 16 tokens] scales, a value row with head_dim / 32 of them.
+Rounding looks at one token only, so a row still does not depend on which rows share its pass. Not for reading them back
+in a pass (`attention.py`).
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
@@ -31,11 +33,11 @@ _HALF_IR = ir.HalfType()
 
 
 class NumbaCache:
-    """Paged keys [layers, pages, kv_heads, head_dim, 16] and values [layers, pages, kv_heads, 16, head_dim]."""
+    """Paged keys [pages, layers, kv_heads, head_dim, 16] and values [pages, layers, kv_heads, 16, head_dim]."""
 
     def __init__(self, shape: Any, num_pages: int, dtype: str) -> None:
         self.num_pages = num_pages
-        common = (shape.layers, num_pages, shape.kv_heads)
+        common = (num_pages, shape.layers, shape.kv_heads)
         self.keys = np.zeros((*common, shape.head_dim, PAGE_SIZE), dtype)
         self.values = np.zeros((*common, PAGE_SIZE, shape.head_dim), dtype)
 
@@ -47,24 +49,24 @@ class NumbaCache:
     def move(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
         """Copy slots, all reads before any write."""
         page, place = np.divmod(np.asarray(sources), PAGE_SIZE)
-        keys, values = self.keys[:, page, :, :, place], self.values[:, page, :, place]
+        keys, values = self.keys[page, ..., place], self.values[page, :, :, place]
         page, place = np.divmod(np.asarray(destinations), PAGE_SIZE)
-        self.keys[:, page, :, :, place], self.values[:, page, :, place] = keys, values
+        self.keys[page, ..., place], self.values[page, :, :, place] = keys, values
 
     def read(self, slots: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Keys and values [layers, len(slots), kv_heads, head_dim]."""
         page, place = np.divmod(np.asarray(slots), PAGE_SIZE)
-        keys, values = self.keys[:, page, :, :, place], self.values[:, page, :, place]
-        return keys.transpose(1, 0, 2, 3), values.transpose(1, 0, 2, 3)
+        keys, values = self.keys[page, ..., place], self.values[page, :, :, place]
+        return keys.swapaxes(0, 1), values.swapaxes(0, 1)
 
 
 class RoundedCache(NumbaCache):
-    """The same in 8 bits: bytes [layers, pages, kv_heads, bytes of a page] of keys and of values."""
+    """The same in 8 bits: bytes [pages, layers, kv_heads, bytes of a page] of keys and of values."""
 
     def __init__(self, shape: Any, num_pages: int) -> None:
         self.num_pages, dim = num_pages, shape.head_dim
         size = PAGE_SIZE * row_bytes(dim)
-        common = (shape.layers, num_pages, shape.kv_heads)
+        common = (num_pages, shape.layers, shape.kv_heads)
         self.keys, self.values = np.zeros((*common, size), np.int8), np.zeros((*common, size), np.int8)
         codes, scales = self.keys[..., : dim * PAGE_SIZE], self.keys[..., dim * PAGE_SIZE :]
         self._keys = codes.reshape(*common, dim, PAGE_SIZE)
@@ -76,17 +78,17 @@ class RoundedCache(NumbaCache):
         """See `NumbaCache.move`."""
         page, place = np.divmod(np.asarray(sources), PAGE_SIZE)
         to, at = np.divmod(np.asarray(destinations), PAGE_SIZE)
-        keys, scales = self._keys[:, page, :, :, place], self._key_scales[:, page, :, :, place]
-        rows = self._rows[:, page, :, place]
-        self._keys[:, to, :, :, at], self._key_scales[:, to, :, :, at], self._rows[:, to, :, at] = keys, scales, rows
+        keys, scales = self._keys[page, ..., place], self._key_scales[page, ..., place]
+        rows = self._rows[page, :, :, place]
+        self._keys[to, ..., at], self._key_scales[to, ..., at], self._rows[to, :, :, at] = keys, scales, rows
 
     def read(self, slots: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """See `NumbaCache.read`; float32."""
         page, place = np.divmod(np.asarray(slots), PAGE_SIZE)
-        rows = np.ascontiguousarray(self._rows[:, page, :, place])
-        keys = _widened(self._keys[:, page, :, :, place], self._key_scales[:, page, :, :, place])
+        rows = np.ascontiguousarray(self._rows[page, :, :, place])
+        keys = _widened(self._keys[page, ..., place], self._key_scales[page, ..., place])
         values = _widened(rows[..., : self._dim], rows[..., self._dim :].view(np.float16))
-        return keys.transpose(1, 0, 2, 3), values.transpose(1, 0, 2, 3)
+        return keys.swapaxes(0, 1), values.swapaxes(0, 1)
 
 
 def _widened(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
@@ -133,6 +135,19 @@ def _row_elements(cached, head_dim):
     if cached.dtype == types.int8:
         return lambda cached, head_dim: head_dim + head_dim // GROUP * SCALE_BYTES
     return lambda cached, head_dim: head_dim
+
+
+@kernel
+def page_elements(cached, shape):
+    """Elements of a page: one token's times 16, of all layers and key-value heads."""
+    return shape.layers * shape.kv_heads * row_elements(cached, shape.head_dim) * PAGE_SIZE
+
+
+@kernel
+def first_element(cached, shape, page, layer, head):
+    """Where a page has what is of one layer and key-value head."""
+    size = row_elements(cached, shape.head_dim) * PAGE_SIZE
+    return ((page * shape.layers + layer) * shape.kv_heads + head) * size
 
 
 def write_token(keys, values, start, place, head_dim, source, key, value):

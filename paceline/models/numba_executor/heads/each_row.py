@@ -38,7 +38,7 @@ from paceline.models.numba_executor.heads.program import (
     WIDTH,
 )
 from paceline.models.numba_executor.kernel import kernel
-from paceline.models.numba_executor.kv_cache import row_elements, write_token
+from paceline.models.numba_executor.kv_cache import first_element, write_token
 from paceline.models.numba_executor.matrix import read_weights
 from paceline.models.numba_executor.operand import operand_from, put
 from paceline.models.numba_executor.rowwise import norm_row, rotate
@@ -147,10 +147,10 @@ def _place(start, row, layer, query_heads, shape, store, batch, floats, keys, va
         rotate(floats, start + head * dim, store.rope_cos, store.rope_sin, batch.positions[row] * half, half)
     page, place = divmod(batch.slots[row], PAGE_SIZE)
     for head in range(shape.kv_heads):
-        at = (page * shape.kv_heads + head) * row_elements(keys, dim) * PAGE_SIZE
+        at = first_element(keys, shape, page, layer, head)
         key = start + (query_heads + head) * dim
         value = key + shape.kv_heads * dim
-        write_token(keys, values, layer * (len(keys) // shape.layers) + at, place, dim, floats, key, value)
+        write_token(keys, values, at, place, dim, floats, key, value)
 
 
 @kernel

@@ -184,7 +184,7 @@ def _attend(number, op, first, count, num_threads, shape, batch, work, keys, val
     while start >= 0:
         last = min(start + size, total)
         attend_blocks(
-            start, last, op[WEIGHT], 0, thread, shape, rows, lent, keys, values, len(keys) // shape.layers
+            start, last, op[WEIGHT], 0, thread, shape, rows, lent, keys, values
         )  # fmt: skip
         start = take(work.counters, number, size, total)
 
@@ -209,7 +209,7 @@ def run(thread, num_threads, operations, shape, eps, store, batch, work, keys, v
         operations: [n, NUM_COLUMNS] int64.
         shape, eps: attention's shape, and the norms' epsilon as float32.
         store, batch, work: see the named tuples; work.counters [n + 1] must be zero.
-        keys, values: flat caches [layers, pages, kv_heads, 16 * head_dim].
+        keys, values: flat caches [pages, layers, kv_heads, 16 * head_dim].
     """
     met = 0
     for number in range(len(operations)):

@@ -146,7 +146,7 @@ class Machine:
             wide=floats(threads, PANEL * deepest),
             scores=floats(threads, query_heads * (pages * PAGE_SIZE + SLACK)),
             page_starts=np.empty((threads, pages + 1 + PAGES_AHEAD), np.int64),
-            value_starts=np.empty((threads, (pages + 1) * PAGE_SIZE), np.int64),
+            value_starts=np.empty((threads, (pages + 2) * PAGE_SIZE), np.int64),
             sums=floats(threads, query_heads * 2 * self.shape.head_dim),
         )
 
