@@ -130,9 +130,7 @@ def joined(piece: Piece) -> Iterator[dict]:
     bases, again = {label: "plain" for label in settings["arms"]}, {"plain": "plain (again)"}
     if not file.measurements:
         return
-    tables = {
-        (table.concurrency, table.family): table for table in tables_of(file.measurements, bases, again, draws=300)
-    }
+    tables = {(table.concurrency, table.family): table for table in tables_of(file.measurements, bases, again)}
     for one in piece.predictions():
         table = tables.get((one["batch"], one["family"]))
         arm = next((a for a in table.arms if a.arm == f"{one['draft']} k={one['k']}"), None) if table else None

@@ -153,8 +153,8 @@ def bench(
     """Measure drafters, configurations and servers side by side, and say whether speculation pays.
 
     Every prompt is answered by all arms before the next one, in balanced orders. Plain decoding always runs twice: what
-    lies between the two is the noise of the machine, and is printed. Ratios have 95 % intervals from drawing prompts
-    again; under 6 prompts there is none.
+    lies between the two is the noise of the machine, and is printed. Ratios have 95 % intervals
+    from how much they change when one prompt is left out; under 6 prompts there is none.
 
     Examples:
 
