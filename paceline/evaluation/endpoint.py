@@ -182,6 +182,34 @@ def tokens_of(server: Server, text: str, tokenizer: Tokenizer | None = None, is_
     return list(tokenizer.encode_chat(message) if is_prompt else tokenizer.encode(text, add_special_tokens=False))
 
 
+def gap_where_it_leaves(
+    server: Server, prompt: str, text: str, params: SamplingParams, raw: bool = False
+) -> float | None:
+    """Log probability of the best token less that of the second best, where the server's own answer leaves `text`.
+
+    The prompt is asked again, with log probabilities. None where the server tells none, or does not leave the text.
+    """
+    more: dict[str, Any] = {"logprobs": 2} if raw else {"logprobs": True, "top_logprobs": 2}
+    body = request_body(server, prompt, params, raw) | more | {"stream": False}
+    del body["stream_options"]
+    told = _post_json(server.url + ("/v1/completions" if raw else "/v1/chat/completions"), body, TIMEOUT)
+    choice = ((told or {}).get("choices") or [{}])[0]
+    said = ""
+    for piece, best in _told_tokens(choice.get("logprobs") or {}):
+        said += piece
+        if not text.startswith(said):
+            return best[0] - best[1] if len(best) > 1 else None
+    return None
+
+
+def _told_tokens(told: Mapping[str, Any]) -> Iterator[tuple[str, list[float]]]:
+    """(text of each token, log probabilities of the best ones, falling), as chats or as completions tell them."""
+    for each in told.get("content") or []:
+        yield str(each["token"]), sorted((one["logprob"] for one in each.get("top_logprobs") or []), reverse=True)
+    for piece, best in zip(told.get("tokens") or [], told.get("top_logprobs") or [], strict=False):
+        yield str(piece), sorted((best or {}).values(), reverse=True)
+
+
 class EndpointArm:
     """A server as an arm of a bench; see `bench.arms.Arm`.
 
@@ -227,10 +255,10 @@ def answers_from_a_cache(server: Server, raw: bool = False) -> bool | None:
 
 
 def _with_timings(answer: Answer, timings: Mapping[str, Any]) -> Answer:
-    """What llama-server tells of an answer: drafted and accepted tokens."""
-    if "draft_n" not in timings:
+    """What llama-server tells of an answer: drafted and accepted tokens, or nothing of them when none were drafted."""
+    if "draft_n" not in timings and "predicted_n" not in timings:
         return answer
-    drafted, accepted = int(timings["draft_n"]), int(timings.get("draft_n_accepted", 0))
+    drafted, accepted = int(timings.get("draft_n", 0)), int(timings.get("draft_n_accepted", 0))
     passes = max(answer.tokens - 1 - accepted, 0)
     return replace(answer, passes=passes, drafted=drafted, accepted=accepted)
 
@@ -279,11 +307,11 @@ def _as_event(body: Mapping[str, Any]) -> dict[str, Any]:
     return dict(body) | {"choices": choices}
 
 
-def _post_json(url: str, body: Mapping[str, Any]) -> Any:
+def _post_json(url: str, body: Mapping[str, Any], seconds: float = _QUICK) -> Any:
     """The answer to a body, None where there is none."""
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=_QUICK) as response:
+        with urllib.request.urlopen(request, timeout=seconds) as response:
             return json.loads(response.read())
     except (OSError, ValueError):
         return None
