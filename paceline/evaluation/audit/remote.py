@@ -15,7 +15,8 @@ from math import comb, inf
 from paceline.evaluation.audit.identity import rate_below
 from paceline.evaluation.audit.verdict import Check
 from paceline.evaluation.bench.arms import Answer
-from paceline.evaluation.endpoint import Server, complete, counters, gap_where_it_leaves
+from paceline.evaluation.endpoint import Server, complete, counters
+from paceline.evaluation.endpoint_tokens import gap_where_it_leaves
 from paceline.types import SamplingParams
 
 LEVEL = 0.01
