@@ -1,14 +1,16 @@
 """How often `paceline audit` accuses an exact engine: whole audits of a small random model, one after the other.
 
 Every audit has an engine, drafter and seeds of its own; lookups and a draft model take turns. Each verdict but LOSSY is
-right. Text is short, so that many audits fit into an hour: what is tested is the rate of false alarms.
+right. Text is short, so that many audits fit into an hour: what is tested is the rate of false alarms. With ``--keep``
+each audit is a line of a file, and the same command goes on where it ended.
 
-    python benchmarks/audit_alarms.py --audits 1000 --minutes 60
+    python benchmarks/audit_alarms.py --audits 1000 --minutes 60 --keep alarms.jsonl
 
 The last line of standard output is one JSON object.
 """
 
 import argparse
+import json
 import sys
 import time
 from collections import Counter
@@ -37,27 +39,51 @@ CHECKS = ("rows", "rule", "greedy", "coupled", "load", "accounting", "law")
 
 def main() -> None:
     args = parse()
+    done = [json.loads(line) for line in args.keep.read_text().splitlines()] if args.keep and args.keep.exists() else []
     target, deadline = load_random(0), time.monotonic() + 60 * args.minutes
     config = EngineConfig(kv_cache_memory_bytes=1 << 22, profile="none")
-    verdicts, wrong, drafted, peaks = Counter(), [], 0, []
     with patch.object(build, "load", lambda name, config, progress: load_random(int(name.removeprefix("random-")))):
         plain = LLM.__new__(LLM)
         plain._set_up(target, config, None, lambda *_: None)
-        for number in range(args.audits):
+        for number in range(len(done), args.audits):
             if time.monotonic() > deadline:
                 break
             try:
-                plan = AuditPlan(SPECS[number % len(SPECS)], 0.004, CHECKS, max_tokens=16)
-                found = audit(plain, prompts(number), plan)
+                done.append(one_audit(plain, number))
             except KeyboardInterrupt:  # what was found until then counts
                 break
-            law = next(check for check in found.checks if check.name == "law")
-            verdicts[found.verdict] += 1
-            drafted, peaks = drafted + law.evidence["drafted_tokens"], [*peaks, law.evidence["peak_log_e"]]
-            wrong += [(number, check.name, check.says) for check in found.checks if check.verdict == "LOSSY"]
-    console.print(f"{sum(verdicts.values())} audits: {dict(verdicts)}; drafted tokens bet on: {drafted}")
-    finish({"audits": sum(verdicts.values()), "verdicts": verdicts, "false_alarms": wrong, "drafted_tokens": drafted,
-            "largest_peak_log_wealth": max(peaks, default=0.0)})  # fmt: skip
+            if args.keep:
+                with args.keep.open("a") as file:
+                    file.write(json.dumps(done[-1]) + "\n")
+    finish(summarise(done))
+
+
+def one_audit(plain: LLM, number: int) -> dict:
+    """The audit of that number: its verdict, what was called lossy, and how near the bets came to it."""
+    spec = SPECS[number % len(SPECS)]
+    found = audit(plain, prompts(number), AuditPlan(spec, 0.004, CHECKS, max_tokens=16))
+    law = next(check for check in found.checks if check.name == "law")
+    return {
+        "number": number,
+        "drafter": spec["method"],
+        "verdict": found.verdict,
+        "lossy": [[check.name, check.says] for check in found.checks if check.verdict == "LOSSY"],
+        "drafted_tokens": law.evidence["drafted_tokens"],
+        "peak_log_wealth": law.evidence["peak_log_e"],
+    }
+
+
+def summarise(done: list[dict]) -> dict:
+    verdicts = dict(Counter(one["verdict"] for one in done))
+    drafted = sum(one["drafted_tokens"] for one in done)
+    console.print(f"{len(done)} audits: {verdicts}; drafted tokens bet on: {drafted}")
+    return {
+        "audits": len(done),
+        "verdicts": verdicts,
+        "false_alarms": [one for one in done if one["lossy"]],
+        "drafted_tokens": drafted,
+        "largest_peak_log_wealth": max((one["peak_log_wealth"] for one in done), default=0.0),
+    }
 
 
 def prompts(number: int) -> list[list[int]]:
@@ -70,6 +96,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--audits", type=int, default=1000)
     parser.add_argument("--minutes", type=float, default=60.0, help="after which no audit begins")
+    parser.add_argument("--keep", type=Path, help="a file with a line per audit; the same command goes on")
     parser.add_argument("--json", action="store_true", help="accepted for symmetry: the last line is always JSON")
     return parser.parse_args()
 

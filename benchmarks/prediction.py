@@ -19,7 +19,7 @@ import json
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from common import console, finish, show
@@ -88,7 +88,7 @@ def measure(piece: Piece, args: argparse.Namespace, minutes: float) -> None:
         profile = profile_of(llm.loaded, config, lambda *_: None)
         profile.write(piece.file("profile.json"))
         texts, _ = texts_of(llm, prompts, params)
-        candidates = replayed(llm, wanted, texts, params, config, profile)
+        candidates = replayed(llm, wanted, texts, params, config, profile, timed=True)
         found = [
             asdict(one) | {"family": family}
             for family in (ALL, *sorted({text.family for text in texts}))
@@ -113,10 +113,7 @@ def measure(piece: Piece, args: argparse.Namespace, minutes: float) -> None:
 def of_family(candidates: list[Candidate], texts: list, family: str) -> tuple[list[Candidate], list]:
     """Candidates and texts, those of one family."""
     kept = [number for number, text in enumerate(texts) if family in (ALL, text.family)]
-    some = [
-        Candidate(one.draft, one.k, one.spec, [one.rounds[i] for i in kept], one.how, one.profile, one.has_model)
-        for one in candidates
-    ]
+    some = [replace(one, rounds=[one.rounds[i] for i in kept]) for one in candidates]
     return some, [texts[i] for i in kept]
 
 
@@ -130,9 +127,7 @@ def joined(piece: Piece) -> Iterator[dict]:
     bases, again = {label: "plain" for label in settings["arms"]}, {"plain": "plain (again)"}
     if not file.measurements:
         return
-    tables = {
-        (table.concurrency, table.family): table for table in tables_of(file.measurements, bases, again, draws=300)
-    }
+    tables = {(table.concurrency, table.family): table for table in tables_of(file.measurements, bases, again)}
     for one in piece.predictions():
         table = tables.get((one["batch"], one["family"]))
         arm = next((a for a in table.arms if a.arm == f"{one['draft']} k={one['k']}"), None) if table else None

@@ -153,8 +153,8 @@ def bench(
     """Measure drafters, configurations and servers side by side, and say whether speculation pays.
 
     Every prompt is answered by all arms before the next one, in balanced orders. Plain decoding always runs twice: what
-    lies between the two is the noise of the machine, and is printed. Ratios have 95 % intervals from drawing prompts
-    again; under 6 prompts there is none.
+    lies between the two is the noise of the machine, and is printed. Ratios have 95 % intervals
+    from how much they change when one prompt is left out; under 6 prompts there is none.
 
     Examples:
 
@@ -227,6 +227,7 @@ def _arms(
 ) -> tuple[list["Arm"], dict[str, str], str | None]:
     """(all arms, what was left out and why, the dtype of the own ones)."""
     from paceline.evaluation.bench.own_arms import own_arms, url_arms
+    from paceline.evaluation.bench.server_arm import answers_from_a_cache
 
     arms: list[Arm] = []
     skipped: dict[str, str] = {}
@@ -235,7 +236,13 @@ def _arms(
         llm = o.load_llm(model, None, **machine.engine())
         dtype = llm.dtype
         arms, skipped = own_arms(llm, specs, raw)
-    arms += url_arms(compared.url or [], compared.plain_url or [], raw, has_own=model != o.NONE)
+    servers = url_arms(compared.url or [], compared.plain_url or [], raw, has_own=model != o.NONE)
+    for arm in servers:
+        if answers_from_a_cache(arm.server, raw):
+            messages.print(
+                f"{arm.label} answers a repeated prompt in less than half the time: start it without a cache"
+            )
+    arms += servers
     for label, why in skipped.items():
         messages.print(f"without {label}: {why}", soft_wrap=True)
     return arms, skipped, dtype

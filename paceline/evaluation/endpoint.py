@@ -9,14 +9,12 @@ import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.errors import InvalidParameter
-from paceline.evaluation.bench.arms import Answer, Cell
-from paceline.models.tokenizer import Tokenizer
+from paceline.evaluation.bench.arms import Answer
 from paceline.types import SamplingParams
 
 TIMEOUT = 600.0
@@ -156,93 +154,13 @@ def request_body(server: Server, prompt: str, params: SamplingParams, raw: bool)
     return body | _NO_CACHE.get(server.dialect, {})
 
 
-def tokens_of(server: Server, text: str, tokenizer: Tokenizer | None = None, is_prompt: bool = False) -> list[int]:
-    """The token ids of a text by the server's own ``/tokenize``, or by `tokenizer` where it has none.
-
-    Args:
-        is_prompt: it is what a user says, and goes into the chat template.
-
-    Raises:
-        InvalidParameter: neither the server nor anybody here knows its tokens.
-    """
-    message = [{"role": "user", "content": text}]
-    if server.dialect == "llama-server":
-        if is_prompt:
-            told = _post_json(f"{server.url}/apply-template", {"messages": message})
-            text = str(told["prompt"]) if told else text
-        told = _post_json(f"{server.url}/tokenize", {"content": text, "add_special": is_prompt, "parse_special": True})
-    else:
-        what = {"messages": message} if is_prompt else {"prompt": text, "add_special_tokens": False}
-        told = _post_json(f"{server.url}/tokenize", {"model": server.model} | what)
-    if isinstance(told, Mapping) and isinstance(told.get("tokens"), list):
-        return [int(token) for token in told["tokens"]]
-    if tokenizer is None:
-        problem, remedy = f"{server.url} has no /tokenize", "name the model too, for its tokenizer"
-        raise InvalidParameter("url", problem, remedy)
-    return list(tokenizer.encode_chat(message) if is_prompt else tokenizer.encode(text, add_special_tokens=False))
-
-
-class EndpointArm:
-    """A server as an arm of a bench; see `bench.arms.Arm`.
-
-    Args:
-        server: where.
-        label, base: as in `Arm`.
-        raw: as in `complete`.
-    """
-
-    def __init__(self, server: Server, label: str, base: str, raw: bool = False) -> None:
-        self.server, self.label, self.base, self._raw = server, label, base, raw
-        self._salt = ""
-
-    def begin(self, round_number: int) -> None:
-        """See `Arm`: a fresh cache salt where the server knows one, and a short answer to wake it."""
-        self._salt = f"{self.label}-{round_number}"
-        complete(self.server, "Hello.", SamplingParams(temperature=0, max_tokens=4), self._raw, self._extra)
-
-    def answer(self, cell: Cell) -> tuple[float, list[Answer]]:
-        """See `Arm`; the prompts of a cell are asked together, each by a thread."""
-        before = counters(self.server.url) if self.server.has_metrics else None
-        started = time.perf_counter()
-        with ThreadPoolExecutor(len(cell.prompts)) as threads:
-            answers = list(threads.map(lambda i: self._ask(cell, i), range(len(cell.prompts))))
-        seconds = time.perf_counter() - started
-        after = counters(self.server.url) if before is not None else None
-        return seconds, answers if before is None or after is None else _with_counters(answers, before, after)
-
-    @property
-    def _extra(self) -> dict[str, Any]:
-        return {"cache_salt": self._salt} if self.server.dialect == "vllm" else {}
-
-    def _ask(self, cell: Cell, index: int) -> Answer:
-        return complete(self.server, cell.prompts[index], cell.params(index), self._raw, self._extra)
-
-
-def answers_from_a_cache(server: Server, raw: bool = False) -> bool | None:
-    """Whether a repeated prompt is answered much faster than the first time; None when the answer is too short."""
-    prompt = f"Count from {time.time_ns() % 997} up to one hundred more, separated by commas."
-    params = SamplingParams(temperature=0, max_tokens=24)
-    first, second = (complete(server, prompt, params, raw) for _ in range(2))
-    return None if first.tokens < 8 else second.seconds < 0.5 * first.seconds
-
-
 def _with_timings(answer: Answer, timings: Mapping[str, Any]) -> Answer:
-    """What llama-server tells of an answer: drafted and accepted tokens."""
-    if "draft_n" not in timings:
+    """What llama-server tells of an answer: drafted and accepted tokens, or nothing of them when none were drafted."""
+    if "draft_n" not in timings and "predicted_n" not in timings:
         return answer
-    drafted, accepted = int(timings["draft_n"]), int(timings.get("draft_n_accepted", 0))
+    drafted, accepted = int(timings.get("draft_n", 0)), int(timings.get("draft_n_accepted", 0))
     passes = max(answer.tokens - 1 - accepted, 0)
     return replace(answer, passes=passes, drafted=drafted, accepted=accepted)
-
-
-def _with_counters(answers: Sequence[Answer], before: Mapping[str, float], after: Mapping[str, float]) -> list[Answer]:
-    """The cell's drafts, from the server's counters, told with its first answer; nobody else may use the server."""
-    grown = {name: int(after.get(name, 0.0) - before.get(name, 0.0)) for name in after}
-    tokens, accepted = sum(answer.tokens for answer in answers), grown.get("accepted_tokens", 0)
-    passes = max(tokens - len(answers) - accepted, 0)
-    first, *others = answers
-    told = replace(first, passes=passes, drafted=grown.get("draft_tokens", 0), accepted=accepted)
-    return [told, *(replace(answer, passes=0, drafted=0, accepted=0) for answer in others)]
 
 
 def _piece(event: Mapping[str, Any]) -> str:
@@ -279,11 +197,11 @@ def _as_event(body: Mapping[str, Any]) -> dict[str, Any]:
     return dict(body) | {"choices": choices}
 
 
-def _post_json(url: str, body: Mapping[str, Any]) -> Any:
-    """The answer to a body, None where there is none."""
+def post_json(url: str, body: Mapping[str, Any], seconds: float = _QUICK) -> Any:
+    """The answer to a body, None where there is none within so many seconds."""
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=_QUICK) as response:
+        with urllib.request.urlopen(request, timeout=seconds) as response:
             return json.loads(response.read())
     except (OSError, ValueError):
         return None

@@ -20,7 +20,8 @@ from paceline.evaluation.advise.candidates import Candidate, Wanted
 from paceline.evaluation.advise.replay import Text, replay_chain, standing
 from paceline.evaluation.advise.run import Advice, predictions_of
 from paceline.evaluation.advise.walk import replay_lookup
-from paceline.evaluation.endpoint import Server, complete, tokens_of
+from paceline.evaluation.endpoint import Server, complete
+from paceline.evaluation.endpoint_tokens import tokens_of
 from paceline.evaluation.prompts import Prompt
 from paceline.models.tokenizer import Tokenizer
 from paceline.scheduling.profile import Profile

@@ -15,8 +15,9 @@ from paceline.evaluation.audit.verdict import Check
 from paceline.sampling import resolve
 from paceline.types import SamplingParams
 
-_LEAST = 400
-"""Tokens after which a fault of the law may count as missed."""
+_LEAST_TOKENS, _LEAST_DRAFTED, _MOST_TOKENS = 400, 100, 4000
+"""Tokens, drafted places, and tokens where little is drafted, after which a fault of the law may count as missed: a
+busy machine must not make a test look blind."""
 Prompts = Sequence[Sequence[int]]
 
 
@@ -61,13 +62,25 @@ def law_controls(
     lenient = plain.drafting_with(spec | {"rule": "lenient", "rule_options": {"lenience": 0.01}})
     cold = (places_of(plain, [prompt], colder, scored_as=params) for prompts_ in repeat(prompts) for prompt in prompts_)
     found = []
-    for name, batches in (
-        ("sampled text at temperature 0.5 in place of 1", cold),
-        ("sampled text by a rule a hundred times too lenient", answers_without_end(lenient, prompts, params)),
+    for name, batches, is_fair in (
+        ("sampled text at temperature 0.5 in place of 1", cold, _has_tokens),
+        (
+            "sampled text by a rule a hundred times too lenient",
+            answers_without_end(lenient, prompts, params),
+            _has_drafts,
+        ),
     ):
-        bets = bet(batches, Bets(), log_alpha, clock() + seconds / 2, clock=clock, least=_LEAST)
+        bets = bet(batches, Bets(), log_alpha, clock() + seconds / 2, may_give_up=is_fair, clock=clock)
         found.append(Control(name, "law", bets.peak >= -log_alpha, bets.num_tokens))
     return found
+
+
+def _has_tokens(bets: Bets) -> bool:
+    return bets.num_tokens >= _LEAST_TOKENS
+
+
+def _has_drafts(bets: Bets) -> bool:
+    return bets.num_drafted >= _LEAST_DRAFTED or bets.num_tokens >= _MOST_TOKENS
 
 
 def controls_check(controls: Sequence[Control]) -> Check:

@@ -52,7 +52,7 @@ def bet(
     log_alpha: float,
     deadline: float,
     is_enough: Callable[[Bets], bool] = lambda bets: False,
-    least: int = 0,
+    may_give_up: Callable[[Bets], bool] = lambda bets: True,
     clock: Callable[[], float] = time.monotonic,
 ) -> Bets:
     """Feed `bets` until a fault is found, enough is known, or the time is up.
@@ -61,12 +61,12 @@ def bet(
         log_alpha: logarithm of the level; a fault is found when the mixture's wealth reaches its inverse.
         deadline: on `clock`.
         is_enough: asked after every batch.
-        least: tokens that are bet on whatever the time.
+        may_give_up: asked when the time is up; False to go on whatever the time.
     """
     for batch in batches:
         for law, draft, token in batch:
             bets.feed(law, draft, token)
-        if bets.peak >= -log_alpha or (clock() > deadline and bets.num_tokens >= least) or is_enough(bets):
+        if bets.peak >= -log_alpha or (clock() > deadline and may_give_up(bets)) or is_enough(bets):
             break
     return bets
 
@@ -96,15 +96,16 @@ def law_check(bets: Bets, log_alpha: float) -> Check:
         "log_wealth": {name: round(_finite(value), 3) for name, value in bets.log_wealth.items()},
     }
     if bets.peak >= -log_alpha:
-        says = f"the text does not follow the target's law (p < {bets.p_value:.1g}); likeliest cause: {bets.favourite}"
+        odds = f"p < {bets.p_value:.1g}; likeliest cause: {bets.favourite}"
+        says = f"the text does not follow the model's probabilities ({odds})"
         return Check("law", "LOSSY", says, evidence)
     if not bets.num_drafted:
         says = f"nothing was drafted in {bets.num_tokens} sampled tokens: nothing was tested; give prompts to copy from"
         return Check("law", "UNTESTED", says, evidence)
-    text = f"{bets.num_drafted} drafted places in {bets.num_tokens} sampled tokens follow the target's law"
+    text = f"{bets.num_tokens} sampled tokens, {bets.num_drafted} of them drafted for, follow the model's probabilities"
     if excluded is None:
-        return Check("law", "CONSISTENT", f"{text}; too few to exclude any lenience of the grid", evidence)
-    says = f"{text}; excluded at 95 %: acceptance too generous by a factor of {excluded:g} or more"
+        return Check("law", "CONSISTENT", f"{text}; too few to tell how small a fault would have shown", evidence)
+    says = f"{text}; drafts kept {excluded:g} times too readily, or more so, would have shown (95 %)"
     return Check("law", "CONSISTENT", says, evidence)
 
 

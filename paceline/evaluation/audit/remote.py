@@ -1,60 +1,103 @@
 """An audit of a server by its answers alone: speculative text against the same server's plain text.
 
-Plain against plain comes first: what a server differs from itself by is its arithmetic, not its speculation. Its law is
-not tested here, since text without token ids and weights cannot be held against probabilities.
+Plain against plain comes first: what a server differs from itself by is its arithmetic, not its speculation. Where it
+tells log probabilities, the gap between the two best tokens says whether texts part at a near tie. Sampled texts are
+compared where the server keeps seeds; its law is not tested otherwise, since text without token ids and weights cannot
+be held against probabilities.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from math import comb
+from dataclasses import dataclass
+from itertools import cycle
+from math import comb, inf
 
 from paceline.evaluation.audit.identity import rate_below
 from paceline.evaluation.audit.verdict import Check
+from paceline.evaluation.bench.arms import Answer
 from paceline.evaluation.endpoint import Server, complete, counters
+from paceline.evaluation.endpoint_tokens import gap_where_it_leaves
 from paceline.types import SamplingParams
 
 LEVEL = 0.01
 """Of Fisher's test that speculation differs more often than plain decoding does from itself."""
+NEAR_TIE = 0.05
+"""Gap in log probability that arithmetic is taken to close on any server: the second token is 5 % less likely."""
+GapOf = Callable[[int, str], float | None]
+"""(number of the prompt, a text) to the gap where the plain server's own answer leaves that text; None if not told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """What was said to the same prompts.
+
+    Attributes:
+        plain, again: by the plain server.
+        spec: by the speculating one.
+    """
+
+    plain: Sequence[str]
+    again: Sequence[str]
+    spec: Sequence[str]
 
 
 def remote_audit(
     spec: Server, plain: Server, prompts: Sequence[str], max_tokens: int, at_once: int = 8, raw: bool = False
 ) -> list[Check]:
-    """Greedy texts alone and in company, the counters of speculation, and counts of tokens."""
+    """Greedy texts alone and in company, sampled ones with seeds, and what was drafted for them."""
     before = counters(spec.url)
     params = SamplingParams(temperature=0, max_tokens=max_tokens)
+    seeded = [SamplingParams(temperature=1, max_tokens=max_tokens, seed=number) for number in range(len(prompts))]
 
-    def ask(server: Server, threads: int) -> list[str]:
+    def ask(server: Server, threads: int, settings: Sequence[SamplingParams] = (params,)) -> list[Answer]:
         with ThreadPoolExecutor(threads) as pool:
-            return [a.text for a in pool.map(lambda prompt: complete(server, prompt, params, raw), prompts)]
+            return list(pool.map(lambda *each: complete(server, *each, raw), prompts, cycle(settings)))
 
-    first, second = ask(plain, 1), ask(plain, 1)
-    checks = [same_texts("greedy", prompts, first, second, ask(spec, 1))]
-    checks.append(same_texts("company", prompts, first, ask(plain, at_once), ask(spec, at_once)))
-    checks.append(Check("law", "UNTESTED", _NO_LAW))
-    return [_if_drafted(check, before, counters(spec.url)) for check in checks]
+    def gap(number: int, text: str) -> float | None:
+        return gap_where_it_leaves(plain, prompts[number], text, params, raw)
+
+    first, second, crowd = ask(plain, 1), ask(plain, 1), ask(plain, at_once)
+    alone, together, drawn = ask(spec, 1), ask(spec, at_once), ask(spec, 1, seeded)
+    checks = [
+        same_texts("greedy", prompts, Texts(said(first), said(second), said(alone)), gap),
+        same_texts("company", prompts, Texts(said(first), said(crowd), said(together)), gap),
+        same_draws(Texts(*(said(ask(plain, 1, seeded)) for _ in range(2)), said(drawn))),
+        Check("law", "UNTESTED", _NO_LAW),
+    ]
+    drafted = drafted_tokens([*alone, *together, *drawn], before, counters(spec.url))
+    return [_if_drafted(check, drafted) for check in checks]
 
 
-def same_texts(
-    name: str, prompts: Sequence[str], plain: Sequence[str], again: Sequence[str], spec: Sequence[str]
-) -> Check:
+def said(answers: Sequence[Answer]) -> list[str]:
+    """The texts of answers that came from a server."""
+    return [str(answer.text) for answer in answers]
+
+
+def same_texts(name: str, prompts: Sequence[str], texts: Texts, gap_of: GapOf = lambda number, text: None) -> Check:
     """Speculative texts against plain ones, held against how often plain texts differ from themselves.
 
-    Args:
-        plain, again, spec: texts of the same prompts.
+    A difference is one of arithmetic where plain decoding's two best tokens are no further apart than `NEAR_TIE`, or
+    than where its texts part from themselves.
     """
-    count = len(prompts)
+    count, plain, again = len(prompts), texts.plain, texts.again
     noise = [i for i in range(count) if plain[i] != again[i]]
-    wrong = [i for i in range(count) if spec[i] not in (plain[i], again[i])]
+    wrong = [i for i in range(count) if texts.spec[i] not in (plain[i], again[i])]
     p = fisher(len(wrong), len(noise), count)
+    own, gaps = [gap_of(i, again[i]) for i in noise] if wrong else [], [gap_of(i, texts.spec[i]) for i in wrong]
+    tie = max([NEAR_TIE, *(gap for gap in own if gap is not None)])
     evidence = {
         "compared": count, "different": len(wrong), "plain_differs_from_itself": len(noise), "p": p,
-        "examples": [_example(prompts[i], plain[i], spec[i]) for i in wrong[:3]],
+        "near_tie": tie, "gaps": gaps,
+        "examples": [_example(prompts[i], plain[i], texts.spec[i], gap) for i, gap in zip(wrong, gaps, strict=True)],
     }  # fmt: skip
     if not wrong:
         says = f"all of {count} texts are the plain server's{rate_below(count)}"
         return Check(name, "CONSISTENT", says, evidence | {"rate_below": 3 / count})
     itself = f"the plain server differs from itself in {len(noise)}"
+    widest = max(inf if gap is None else gap for gap in gaps)
+    if widest <= tie:
+        says = f"{len(wrong)} of {count} texts differ, each first where two tokens are nearly as likely ({itself})"
+        return Check(name, "NUMERIC", f"{says}: the widest gap is {widest:.2g} in log probability", evidence)
     if p < LEVEL:
         return Check(name, "LOSSY", f"{len(wrong)} of {count} texts differ, and {itself} (p = {p:.2g})", evidence)
     if noise:
@@ -65,6 +108,22 @@ def same_texts(
     return Check(name, "UNTESTED", says, evidence)
 
 
+def same_draws(texts: Texts) -> Check:
+    """Sampled texts with seeds, where the plain server says the same for a seed: speculation may keep that or not."""
+    count = len(texts.plain)
+    unsteady = sum(a != b for a, b in zip(texts.plain, texts.again, strict=True))
+    wrong = sum(a != b for a, b in zip(texts.plain, texts.spec, strict=True))
+    evidence = {"compared": count, "different": wrong, "plain_differs_from_itself": unsteady}
+    if unsteady:
+        says = f"the plain server says another text for the same seed in {unsteady} of {count}"
+        return Check("coupled", "UNTESTED", says, evidence)
+    if wrong:
+        says = f"{wrong} of {count} sampled texts are not the plain server's for that seed, which no law forbids"
+        return Check("coupled", "UNTESTED", says, evidence)
+    says = f"all of {count} sampled texts are the plain server's for that seed{rate_below(count)}"
+    return Check("coupled", "CONSISTENT", says, evidence | {"rate_below": 3 / count})
+
+
 def fisher(wrong: int, noise: int, count: int) -> float:
     """One-sided p of `wrong` of `count` in one group against `noise` of `count` in the other: Fisher's exact test."""
     total = wrong + noise
@@ -72,20 +131,33 @@ def fisher(wrong: int, noise: int, count: int) -> float:
     return ways / comb(2 * count, total)
 
 
+def drafted_tokens(
+    answers: Sequence[Answer], before: dict[str, float] | None, after: dict[str, float] | None
+) -> int | None:
+    """What a server drafted for `answers`, as they tell or as its counters grew; None where neither says."""
+    told = [answer.drafted for answer in answers if answer.drafted is not None]
+    if told:
+        return sum(told)
+    if before is None or after is None:
+        return None
+    return int(after.get("draft_tokens", 0) - before.get("draft_tokens", 0))
+
+
 _NO_LAW = "sampled text of a server cannot be held against probabilities without its token ids and weights"
 
 
-def _example(prompt: str, plain: str, spec: str) -> dict[str, object]:
+def _example(prompt: str, plain: str, spec: str, gap: float | None) -> dict[str, object]:
     """Where two texts part, for anybody to reproduce."""
     place = next((i for i, (a, b) in enumerate(zip(plain, spec, strict=False)) if a != b), min(len(plain), len(spec)))
     around = slice(max(0, place - 30), place + 30)
-    return {"prompt": prompt, "character": place, "plain": plain[around], "speculative": spec[around]}
+    return {"prompt": prompt, "character": place, "plain": plain[around], "speculative": spec[around], "gap": gap}
 
 
-def _if_drafted(check: Check, before: dict[str, float] | None, after: dict[str, float] | None) -> Check:
-    """A server that counts drafts and drafted nothing was not tested."""
-    if before is None or after is None or check.verdict == "LOSSY":
+def _if_drafted(check: Check, drafted: int | None) -> Check:
+    """A server that tells what it drafts and drafted nothing was not tested."""
+    if check.name == "law" or drafted is None:
         return check
-    if after.get("draft_tokens", 0) > before.get("draft_tokens", 0):
-        return check
-    return Check(check.name, "UNTESTED", "the server's counters say that it drafted nothing", check.evidence)
+    evidence = check.evidence | {"drafted": drafted}
+    if drafted or check.verdict == "LOSSY":
+        return Check(check.name, check.verdict, check.says, evidence)
+    return Check(check.name, "UNTESTED", "the server says that it drafted nothing", evidence)

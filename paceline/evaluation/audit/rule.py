@@ -74,12 +74,12 @@ def rule_check(cases: Sequence[Case], rules: dict[str, Verifier]) -> Check:
         for name, rule in rules.items()
         for is_drawn in (True, False)
     }
-    name = max(worst, key=lambda each: worst[each])
+    name, names = max(worst, key=lambda each: worst[each]), f"rules: {', '.join(rules)}"
     evidence = {"cases": len(cases), "largest_difference": worst}
     if worst[name] > TOLERANCE:
         says = f"{name}: a text is emitted with a probability that is wrong by {worst[name]:.2g}"
         return Check("rule", "LOSSY", says, evidence)
-    says = f"over every coin and draw {', '.join(rules)} emit the target's law on {len(cases)} places of your texts"
+    says = f"at {len(cases)} places of your texts, over all random choices, the model's probabilities result ({names})"
     return Check("rule", "PROVED", says, evidence)
 
 

@@ -20,11 +20,17 @@ QUESTIONS = {
 }
 MEANINGS: dict[Verdict, str] = {
     "PROVED": "No difference is possible in what was tested: it was compared bit for bit, or enumerated.",
-    "CONSISTENT": "Nothing was found; what would have been found is said with each check.",
+    "CONSISTENT": "No difference was found; each answer says how large a difference would have shown.",
     "NUMERIC": "Texts differ at near ties only, as rounding makes them; the sampler is not to blame.",
     "LOSSY": "Speculation changes what this model says.",
     "UNTESTED": "There is no evidence either way.",
 }
+
+
+INTRODUCTION = (
+    "Speculative decoding lets a drafter guess several tokens ahead, which the model then keeps or refuses. Done "
+    "rightly this makes answers faster and changes nothing of what they say. Here is what was tried to find a change."
+)
 
 
 def title_of(model: str, drafter: str) -> str:
@@ -36,28 +42,46 @@ def verdict_line(verdict: Verdict, excluded: float | None) -> str:
     """The verdict, and the smallest effect that it excludes."""
     text = f"{verdict}. {MEANINGS[verdict]}"
     if excluded is not None and verdict not in ("LOSSY", "UNTESTED"):
-        text += f" Excluded at 95 %: a rule that accepts drafts {excluded:g} times too readily, or more so."
+        text += f" Drafts kept {excluded:g} times too readily, or more so, would have shown (95 %)."
     return text
 
 
 def lines(title: str, verdict: Verdict, checks: Sequence[Check], excluded: float | None, seconds: float) -> list[str]:
     """The page, as text."""
-    shown = [title, "", verdict_line(verdict, excluded), ""]
+    shown = [title, "", INTRODUCTION, "", verdict_line(verdict, excluded), ""]
     for check in checks:
         shown += [f"{check.verdict:<11} {QUESTIONS.get(check.name, check.name)}", f"{'':<11} {check.says}."]
+        shown += [f"{'':<11} {line}" for line in examples(check)[:1]]
     shown += ["", f"It took {seconds:.0f} s. What the words mean: docs/audit.md"]
     return shown
+
+
+def examples(check: Check) -> list[str]:
+    """A line for each difference that a server's texts showed: anybody can ask the same again."""
+    return [
+        f"For example {str(one['prompt'])[-60:]!r}, greedily: plain says {one['plain']!r}, speculative "
+        f"{one['speculative']!r}, from character {one['character']} on" + _gap_text(one["gap"])
+        for one in check.evidence.get("examples", ())
+    ]
+
+
+def _gap_text(gap: float | None) -> str:
+    return "." if gap is None else f"; plain's two best tokens were {gap:.2g} apart in log probability there."
 
 
 def page(title: str, verdict: Verdict, checks: Sequence[Check], excluded: float | None, data: Mapping[str, Any]) -> str:
     """The page, as HTML without network."""
     rows = [(QUESTIONS.get(check.name, check.name), check.verdict, check.says) for check in checks]
     sections = [
+        html.paragraph(INTRODUCTION),
         html.paragraph(verdict_line(verdict, excluded), "verdict"),
         html.table(("question", "verdict", "why"), rows),
         html.heading("What the verdicts mean"),
         html.table(("verdict", "meaning"), list(MEANINGS.items())),
     ]
+    parted = [line for check in checks for line in examples(check)]
+    if parted:
+        sections += [html.heading("Texts that differ"), *(html.paragraph(line) for line in parted)]
     wealth = next((check.evidence.get("log_wealth") for check in checks if check.name == "law"), None)
     if wealth:
         sections.append(html.heading("Bets against the text"))

@@ -117,6 +117,9 @@ class Arm(Protocol):
 class EngineArm:
     """An own configuration on loaded weights; every round has an engine of its own.
 
+    Prompts are asked again at every temperature and number of requests at once. Each setting has a salt of its own, so
+    that a drafter that remembers answers does not remember the same prompt's from another setting.
+
     Args:
         llm: has the weights.
         label, base: as in `Arm`.
@@ -150,7 +153,8 @@ class EngineArm:
         assert self._llm is not None
         ids = [self._llm.user_prompt(text, self._raw) for text in cell.prompts]
         started = self._clock()
-        outputs = self._llm.generate(ids, [cell.params(index) for index in range(len(ids))])
+        params = [cell.params(index) for index in range(len(ids))]
+        outputs = self._llm.generate(ids, params, cache_salt=f"{cell.temperature} {len(ids)}")
         return self._clock() - started, [answer_of(output) for output in outputs]
 
 

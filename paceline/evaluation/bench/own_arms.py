@@ -8,7 +8,8 @@ from paceline.drafters.registry import option_names
 from paceline.engine.llm import LLM
 from paceline.errors import InvalidParameter
 from paceline.evaluation.bench.arms import WARM_UP, Arm, EngineArm
-from paceline.evaluation.endpoint import EndpointArm, connect_to
+from paceline.evaluation.bench.server_arm import EndpointArm
+from paceline.evaluation.endpoint import connect_to
 
 PLAIN, AGAIN = "plain", "plain (again)"
 _PLAIN_SPEC = {"method": "plain", "num_draft_tokens": 0}
@@ -62,7 +63,9 @@ def own_arms(llm: LLM, specs: Mapping[str, Mapping[str, Any]], raw: bool = False
     return arms, skipped
 
 
-def url_arms(urls: Sequence[str], plain_urls: Sequence[str], raw: bool = False, has_own: bool = True) -> list[Arm]:
+def url_arms(
+    urls: Sequence[str], plain_urls: Sequence[str], raw: bool = False, has_own: bool = True
+) -> list[EndpointArm]:
     """Arms of servers, each compared with its own plain server where one is named, else with plain decoding here.
 
     Args:
@@ -76,7 +79,7 @@ def url_arms(urls: Sequence[str], plain_urls: Sequence[str], raw: bool = False, 
     for label in plain:
         if label not in named:
             raise InvalidParameter("plain_url", f"{label!r} has no --url", f"name it --url {label}=...")
-    arms: list[Arm] = []
+    arms: list[EndpointArm] = []
     for label, url in named.items():
         base = PLAIN
         if label in plain:

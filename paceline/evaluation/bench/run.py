@@ -15,9 +15,6 @@ from paceline.evaluation.provenance import load_average
 from paceline.evaluation.stats import LEAST_PROMPTS, time_ratio
 from paceline.types import NamedProgress
 
-_QUICK_DRAWS = 300
-"""Of the bootstrap that decides whether to go on."""
-
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -148,6 +145,6 @@ def is_known(arms: Sequence[Arm], file: BenchFile, precision: float) -> bool:
         some = [m for m in file.measurements if (m.temperature, m.concurrency) == (temperature, concurrency)]
         for arm in arms:
             pairs = pairs_of(some, arm.label, arm.base, decode=True)
-            if arm.label != arm.base and not time_ratio(pairs, _QUICK_DRAWS).half_width <= precision:
+            if arm.label != arm.base and not time_ratio(pairs).half_width <= precision:
                 return False
     return True

@@ -114,8 +114,8 @@ def page(
 
 _READING = (
     "Every prompt was answered by all arms before the next one began. A ratio above 1 is faster than the baseline; its "
-    "interval comes from drawing prompts again. 'The baseline again' is the baseline measured a second time: what it "
-    "differs from 1 by is the machine's noise."
+    "interval comes from how much it changes when one prompt is left out. The baseline again is the baseline measured "
+    "a second time: what it differs from 1 by is the machine's noise."
 )
 
 

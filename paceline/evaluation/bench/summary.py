@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from paceline.evaluation.bench.record import Measurement
-from paceline.evaluation.stats import DRAWS, Interval, Pairs, holm, time_ratio, typical_ratio
+from paceline.evaluation.stats import Interval, Pairs, holm, time_ratio, typical_ratio
 
 ALL = "all"
 LEVEL = 0.05
@@ -86,7 +86,6 @@ def tables_of(
     bases: dict[str, str],
     again: dict[str, str],
     precision: float | None = None,
-    draws: int = DRAWS,
 ) -> list[Table]:
     """A table for all prompts and one for every family, for every temperature and number of requests at once.
 
@@ -95,7 +94,6 @@ def tables_of(
         bases: arm to the arm that its ratios are over.
         again: base to the arm that is the same once more.
         precision: a noise floor above it withholds verdicts.
-        draws: of the bootstrap.
     """
     settings = sorted({(one.temperature, one.concurrency) for one in measurements})
     tables = []
@@ -104,7 +102,7 @@ def tables_of(
         families = sorted({one.family for one in inside})
         for family in [ALL, *(families if len(families) > 1 else [])]:
             some = [one for one in inside if family in (ALL, one.family)]
-            arms = [_summary(label, base, some, draws) for label, base in bases.items()]
+            arms = [_summary(label, base, some) for label, base in bases.items()]
             floor = _noise_floor(arms, again)
             tables.append(Table(family, temperature, concurrency, _judged(arms, bases, again, floor, precision), floor))
     return tables
@@ -127,7 +125,7 @@ def pairs_of(measurements: Sequence[Measurement], arm: str, base: str, decode: b
     return Pairs(*columns, strata=[families[cell] for cell in kept])
 
 
-def _summary(label: str, base: str, measurements: Sequence[Measurement], draws: int) -> ArmSummary:
+def _summary(label: str, base: str, measurements: Sequence[Measurement]) -> ArmSummary:
     own = [one for one in measurements if one.arm == label]
     answers = [answer for one in own for answer in one.answers]
     decoding = pairs_of(measurements, label, base, decode=True)
@@ -141,9 +139,9 @@ def _summary(label: str, base: str, measurements: Sequence[Measurement], draws: 
     return ArmSummary(
         arm=label,
         base=base,
-        decode=time_ratio(decoding, draws) if len(decoding.strata) else _NOTHING,
-        whole=time_ratio(whole, draws) if len(whole.strata) else _NOTHING,
-        typical=typical_ratio(decoding, draws) if len(decoding.strata) else _NOTHING,
+        decode=time_ratio(decoding) if len(decoding.strata) else _NOTHING,
+        whole=time_ratio(whole) if len(whole.strata) else _NOTHING,
+        typical=typical_ratio(decoding) if len(decoding.strata) else _NOTHING,
         tokens_per_second=tokens / seconds,
         tokens_per_pass=(emitted or (passes + (accepted or 0))) / passes if passes else None,
         acceptance=_ratio(accepted, accepted, rejected),

@@ -7,7 +7,8 @@ from typer.testing import CliRunner
 
 from paceline.cli.main import app
 from paceline.errors import InvalidParameter
-from paceline.evaluation.endpoint import connect, tokens_of
+from paceline.evaluation.endpoint import connect
+from paceline.evaluation.endpoint_tokens import tokens_of
 from tests.evaluation.bench.openai_server import Fake, serving
 from tests.fakes import ByteTokenizer
 

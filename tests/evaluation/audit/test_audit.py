@@ -15,10 +15,12 @@ from paceline.engine.llm import LLM
 from paceline.errors import InvalidParameter
 from paceline.evaluation.audit import identity
 from paceline.evaluation.audit.recorder import Recorder
-from paceline.evaluation.audit.remote import fisher
+from paceline.evaluation.audit.remote import Texts, fisher, remote_audit, same_draws
 from paceline.evaluation.audit.rule import case_of, rule_check
 from paceline.evaluation.audit.run import AuditPlan, audit
+from paceline.evaluation.audit.show import lines
 from paceline.evaluation.audit.verdict import Check, exit_code, overall, without_blind
+from paceline.evaluation.endpoint import connect
 from paceline.sampling import Law, TokenTree, resolve, verify
 from paceline.types import SamplingParams
 from tests.evaluation.bench.openai_server import Fake, serving
@@ -206,6 +208,34 @@ def test_servers_are_held_against_their_own_plain_text(command):
     assert checks["greedy"]["different"] == 4
     assert checks["greedy"]["examples"][0]["speculative"].endswith("!")
     assert checks["greedy"]["verdict"] == "UNTESTED", "4 of 4 against 0 of 4 has p = 1/70"
+
+
+@pytest.mark.parametrize(("gap", "verdict"), [(0.01, "NUMERIC"), (1.0, "LOSSY"), (None, "LOSSY")])
+def test_texts_of_a_server_that_part_at_near_ties_are_numeric(gap, verdict):
+    prompts = [f"question {number}" for number in range(8)]
+    honest = Fake(lambda body: list(body["messages"][0]["content"]), gap=gap)
+    timings = {"draft_n": 4, "draft_n_accepted": 2}
+    other = Fake(lambda body: [*body["messages"][0]["content"][:-1], "!"], timings=timings)
+    with serving(honest) as plain, serving(other) as spec:
+        checks = {check.name: check for check in remote_audit(connect(spec), connect(plain), prompts, 16)}
+    assert checks["greedy"].verdict == verdict
+    assert checks["greedy"].evidence["gaps"] == [None if gap is None else pytest.approx(gap)] * 8
+    assert checks["greedy"].evidence["drafted"] == 96
+    assert any("from character 9 on" in line for line in lines("title", verdict, [checks["greedy"]], None, 1.0))
+
+
+def test_a_server_that_keeps_seeds_is_held_to_them():
+    same, other = ["a", "b", "c", "d"], ["a", "b", "c", "e"]
+    assert same_draws(Texts(same, same, same)).verdict == "CONSISTENT"
+    assert same_draws(Texts(same, same, other)).verdict == "UNTESTED", "p/q keeps the law, not the text"
+    assert "same seed in 1 of 4" in same_draws(Texts(same, other, other)).says
+
+
+def test_a_llama_server_that_drafts_nothing_is_untested():
+    honest = Fake(lambda body: list(body["messages"][0]["content"]), owner="llamacpp", timings={"predicted_n": 3})
+    with serving(honest) as plain, serving(honest) as spec:
+        checks = remote_audit(connect(spec), connect(plain), ["one", "two"], 16)
+    assert {check.verdict for check in checks} == {"UNTESTED"}
 
 
 def test_fishers_test_by_hand():

@@ -15,9 +15,13 @@ class Fake:
         pages: further GET paths and their bodies.
         timings: told with each answer, as llama-server does.
         posts: further POST paths, and functions of the body that answer them.
+        gap: log probability of each token less that of the second best, told to whoever asks for it.
     """
 
-    def __init__(self, say: Callable[[dict], list[str]], owner: str = "fake", pages=None, timings=None, posts=None):
+    def __init__(
+        self, say: Callable[[dict], list[str]], owner: str = "fake", pages=None, timings=None, posts=None, gap=None
+    ):
+        self.gap = gap
         self.say, self.owner, self.pages, self.timings, self.posts = say, owner, pages or {}, timings, posts or {}
         self.bodies: list[dict] = []
 
@@ -47,6 +51,14 @@ def serving(fake: Fake):
                 return
             fake.bodies.append(body)
             pieces = fake.say(body)
+            if not body.get("stream"):
+                best = [{"logprob": -1.0 - (fake.gap or 0)}, {"logprob": -1.0}]
+                told = {"content": [{"token": each, "top_logprobs": best} for each in pieces]}
+                self.send_response(200)
+                self.end_headers()
+                choice = {"logprobs": told} if fake.gap is not None else {}
+                self.wfile.write(json.dumps({"choices": [choice]}).encode())
+                return
             self.send_response(200)
             self.send_header("Content-Type", "text/event-stream")
             self.end_headers()

@@ -1,11 +1,14 @@
 """Servers as arms: what is asked, what is told, and what is not made up."""
 
+import time
+
 import pytest
 
 from paceline.errors import InvalidParameter
 from paceline.evaluation.bench.arms import Cell
 from paceline.evaluation.bench.own_arms import bases_of, url_arms
-from paceline.evaluation.endpoint import EndpointArm, complete, connect, counters
+from paceline.evaluation.bench.server_arm import EndpointArm, answers_from_a_cache
+from paceline.evaluation.endpoint import complete, connect, counters
 from paceline.types import SamplingParams
 from tests.evaluation.bench.openai_server import Fake, serving
 
@@ -82,3 +85,17 @@ def test_what_is_no_server_is_refused():
         url_arms(["http//x"], [])
     with pytest.raises(InvalidParameter, match=r"^plain_url"):
         url_arms([], ["x=http://127.0.0.1:9"])
+
+
+def test_a_server_that_answers_from_a_cache_is_found():
+    asked = []
+
+    def slow_at_first(body):
+        time.sleep(0.0 if asked else 0.3)
+        asked.append(body)
+        return ["word "] * 12
+
+    with serving(Fake(slow_at_first)) as url:
+        assert answers_from_a_cache(connect(url)) is True
+    with serving(Fake(lambda body: ["word "])) as url:
+        assert answers_from_a_cache(connect(url)) is None

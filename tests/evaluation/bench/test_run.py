@@ -5,7 +5,10 @@ from itertools import pairwise
 
 import pytest
 
+from paceline.config import EngineConfig
+from paceline.engine.llm import LLM
 from paceline.errors import InvalidParameter
+from paceline.evaluation.bench.arms import Cell, EngineArm
 from paceline.evaluation.bench.own_arms import bases_of
 from paceline.evaluation.bench.record import BenchFile
 from paceline.evaluation.bench.run import Plan, cells_of, run_bench
@@ -102,3 +105,20 @@ def test_a_file_of_something_else_is_refused(tmp_path):
         path.write_text(text)
         with pytest.raises(InvalidParameter, match="resume"):
             BenchFile(path, {"arms": []})
+
+
+def test_a_drafter_remembers_nothing_of_another_setting(tiny):
+    llm = LLM.__new__(LLM)
+    llm._set_up(tiny, EngineConfig(dtype="float32", kv_cache_memory_bytes=1 << 21, profile="none"), None, print)
+    spec = {"method": "suffix", "num_draft_tokens": 4, "policy": "fixed"}
+    arm = EngineArm(llm, "suffix", "plain", spec, raw=True)
+    alone = Cell(0, ("abcabcabc",), "x", max_tokens=24, ignore_eos=True)
+    together = Cell(1, ("abcabcabc", "xyzxyzxyz"), "x", max_tokens=24, ignore_eos=True)
+
+    def passes(*cells):
+        arm.begin(0)
+        return [[answer.passes for answer in arm.answer(cell)[1]] for cell in cells]
+
+    assert passes(alone, together)[-1] == passes(together)[-1]
+    first, again = passes(alone, alone)
+    assert again < first, "the same setting is remembered"

@@ -19,7 +19,7 @@ def intervals(arm: str, count: int, num_cells: int = 18, **machine):
         file = BenchFile(None, {"arms": [each.label for each in some]})
         run_bench(some, plan, file)
         assert bases_of(some)[1] == {"plain": "plain (again)"}
-        yield time_ratio(pairs_of(file.measurements, arm, "plain", decode=True), draws=1000)
+        yield time_ratio(pairs_of(file.measurements, arm, "plain", decode=True))
 
 
 def test_intervals_of_equal_arms_cover_1_in_95_percent():
@@ -29,7 +29,7 @@ def test_intervals_of_equal_arms_cover_1_in_95_percent():
     covered = []
     for _ in range(500):
         first, second = np.exp(0.04 * rng.standard_normal((2, 18)))
-        interval = time_ratio(Pairs(first, ones, second, ones, strata), draws=1000)
+        interval = time_ratio(Pairs(first, ones, second, ones, strata))
         covered.append(interval.low <= 1 <= interval.high)
     assert 0.93 <= np.mean(covered) <= 0.97
 
