@@ -24,8 +24,6 @@ _HEAD = 8
 """First tokens of a document, which nothing is drafted for and which decide whether it is held out."""
 _SHARD = 128
 """Documents of a shard; a run that ends goes on after the last one."""
-_TOGETHER = 4
-"""Documents that a pass reads."""
 
 
 def pieces(ids: Sequence[int]) -> list[np.ndarray]:
@@ -50,24 +48,13 @@ def read_long(loaded: LoadedModel, documents: Sequence[np.ndarray], store: TapSt
     for start in range(len(store.documents), len(documents), _SHARD):
         progress("text read", start, len(documents))
         part = documents[start : start + _SHARD]
-        states = [
-            one
-            for at in range(0, len(part), _TOGETHER)
-            for one in states_of(loaded, part[at : at + _TOGETHER], store.taps)
-        ]
-        store.add([Conversation(ids, _HEAD, 1.0) for ids in part], states)
+        store.add([Conversation(ids, _HEAD, 1.0) for ids in part], [_states(loaded, ids, store.taps) for ids in part])
     progress("text read", len(documents), len(documents))
 
 
-def states_of(loaded: LoadedModel, documents: Sequence[np.ndarray], taps: tuple[int, ...]) -> list[np.ndarray]:
-    """Per document [ids - 1, taps, hidden] uint16 (bfloat16): what the target knows after each token but the last.
-
-    All documents are read in one pass, so that weights are read once for all of them.
-    """
-    parts, used = [], 0
-    for ids in documents:
-        pages = list(range(used, used := used + pages_for(len(ids))))
-        parts.append(Part(pages, 0, ids[:-1].tolist(), logits="none"))
-    found = loaded.model.forward(build_rows(parts), loaded.model.new_cache(used), taps).taps
-    states = to_bfloat16(np.stack([found[tap] for tap in taps], axis=1))
-    return np.split(states, np.cumsum([len(ids) - 1 for ids in documents])[:-1])
+def _states(loaded: LoadedModel, ids: np.ndarray, taps: tuple[int, ...]) -> np.ndarray:
+    """[ids - 1, taps, hidden] uint16 of one document."""
+    pages = list(range(pages_for(len(ids))))
+    rows = build_rows([Part(pages, 0, ids[:-1].tolist(), logits="none")])
+    found = loaded.model.forward(rows, loaded.model.new_cache(len(pages)), taps).taps
+    return to_bfloat16(np.stack([found[tap] for tap in taps], axis=1))
