@@ -10,11 +10,14 @@ at a time: no logits are kept.
 """
 
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from paceline.training.heads.law_rows import compiled_grade
 
 CHUNK = 256
 """Rows whose logits are in memory at a time."""
@@ -66,6 +69,38 @@ def row_gradients(logits: Tensor, target: Tensor, eta: float | None) -> tuple[Te
     return loss, acceptance, gradient
 
 
+@dataclass(frozen=True, slots=True)
+class LawCriterion:
+    """`row_gradients` as a `Criterion`; on a processor it is computed in one compiled loop (`law_rows.py`)."""
+
+    eta: float | None = None
+
+    def __call__(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return row_gradients(logits, target, self.eta)
+
+
+class _Graded(NamedTuple):
+    """Of n places: weighted sum of losses, acceptance [n], hits [n], gradient [n, m] by the logits."""
+
+    loss: Tensor
+    acceptance: Tensor
+    hits: Tensor
+    by_logits: Tensor
+
+
+def _graded(logits: Tensor, target: Tensor, weights: Tensor, criterion: "Criterion") -> _Graded:
+    """The criterion at logits [n, m] of the head and of the target; both may be overwritten."""
+    if isinstance(criterion, LawCriterion) and logits.device.type == "cpu":
+        losses, acceptance = torch.empty(len(logits)), torch.empty(len(logits))
+        hits, eta = torch.empty(len(logits), dtype=torch.bool), -1.0 if criterion.eta is None else criterion.eta
+        arrays = [one.contiguous().numpy() for one in (logits, target, weights)]
+        compiled_grade()(*arrays, np.float32(eta), losses.numpy(), acceptance.numpy(), hits.numpy())
+        return _Graded((losses * weights).sum(), acceptance, hits, logits)
+    hits = logits.argmax(-1) == target.argmax(-1)
+    losses, acceptance, by_logits = criterion(logits, target.softmax(-1))
+    return _Graded((losses * weights).sum(), acceptance, hits, by_logits.mul_(weights[:, None]))
+
+
 def logits_of(read: Read, rows: Tensor) -> Tensor:
     """[n, m] float32, products in the number format of `rows`."""
     logits = (read.hidden.to(rows.dtype) @ rows.T).float()
@@ -90,10 +125,9 @@ class _FusedLoss(torch.autograd.Function):
             part = slice(start, start + CHUNK)
             logits = logits_of(Read(hidden[part], pair and (pair[0][part], pair[1])), rows)
             law = (teacher[part].to(teacher_rows.dtype) @ teacher_rows.T).float()
-            hits[part] = logits.argmax(-1) == law.argmax(-1)
-            loss, acceptance[part], by_logits = criterion(logits, law.softmax(-1))
-            total += (loss * weights[part]).sum()
-            by_logits = by_logits.mul_(weights[part, None]).to(rows.dtype)
+            loss, acceptance[part], hits[part], by_logits = _graded(logits, law, weights[part], criterion)
+            total += loss
+            by_logits = by_logits.to(rows.dtype)
             gradients[0][part] = (by_logits @ rows).to(hidden.dtype)
             if pair is not None:
                 gradients[1][part] = (by_logits @ pair[1].to(rows.dtype)).to(hidden.dtype)
@@ -117,7 +151,7 @@ def law_loss(read: Read, teacher: Tensor, rows: Tensor, weights: Tensor, eta: fl
         weights: [n] of each place.
         eta: see `row_gradients`.
     """
-    return fused_loss(read, teacher, rows, weights, partial(row_gradients, eta=eta))
+    return fused_loss(read, teacher, rows, weights, LawCriterion(eta))
 
 
 def fused_loss(read: Read, teacher: Tensor, rows: Tensor, weights: Tensor, criterion: Criterion,
