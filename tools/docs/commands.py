@@ -26,7 +26,8 @@ def reference() -> str:
     linked = _LISTED.sub(
         lambda found: f"* [`{found[1]}`](#paceline-{found[1]}): {_first_line(group, found[1])}", first_list
     )
-    return head.split("\n", 1)[1] + commands + linked + "\n## " + details
+    whole = head.split("\n", 1)[1] + commands + linked + "\n## " + details
+    return whole.replace("][", "]\\[")  # two optional parts of a name are no link
 
 
 def _first_line(group: TyperGroup, name: str) -> str:
