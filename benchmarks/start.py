@@ -3,8 +3,7 @@
 Parts: the import, loading (weights mapped, vocabulary read, kernels from the disk), the first token of a short prompt.
 The first process converts and compiles what is not in the cache yet and is not counted. Memory is the most that was
 resident, beside the weights as the kernels read them, the room given to keys and values, and 150 MB for the program.
-Where the room is not filled much of it is never resident, but not little either: each layer's keys and values begin
-with a huge page of 2 MiB where the system gives such. A small room and a long prompt fill it.
+Where the room is not filled the rest of it is never resident. A small room and a long prompt fill it.
 
     python benchmarks/start.py --model model.gguf --rounds 5
     python benchmarks/start.py --cache-bytes 67108864 --prompt-tokens 2600 --dtype bfloat16
