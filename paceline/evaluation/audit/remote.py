@@ -51,7 +51,7 @@ def remote_audit(
 
     def ask(server: Server, threads: int, settings: Sequence[SamplingParams] = (params,)) -> list[Answer]:
         with ThreadPoolExecutor(threads) as pool:
-            return list(pool.map(lambda *each: complete(server, *each, raw), prompts, cycle(settings)))
+            return list(pool.map(lambda text, own: complete(server, text, own, raw), prompts, cycle(settings)))
 
     def gap(number: int, text: str) -> float | None:
         return gap_where_it_leaves(plain, prompts[number], text, params, raw)
@@ -61,7 +61,7 @@ def remote_audit(
     checks = [
         same_texts("greedy", prompts, Texts(said(first), said(second), said(alone)), gap),
         same_texts("company", prompts, Texts(said(first), said(crowd), said(together)), gap),
-        same_draws(Texts(*(said(ask(plain, 1, seeded)) for _ in range(2)), said(drawn))),
+        same_draws(Texts(said(ask(plain, 1, seeded)), said(ask(plain, 1, seeded)), said(drawn))),
         Check("law", "UNTESTED", _NO_LAW),
     ]
     drafted = drafted_tokens([*alone, *together, *drawn], before, counters(spec.url))
