@@ -19,7 +19,7 @@ import json
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from common import console, finish, show
@@ -88,7 +88,7 @@ def measure(piece: Piece, args: argparse.Namespace, minutes: float) -> None:
         profile = profile_of(llm.loaded, config, lambda *_: None)
         profile.write(piece.file("profile.json"))
         texts, _ = texts_of(llm, prompts, params)
-        candidates = replayed(llm, wanted, texts, params, config, profile, timed=True)
+        candidates = replayed(llm, wanted, texts, params, config, profile)
         found = [
             asdict(one) | {"family": family}
             for family in (ALL, *sorted({text.family for text in texts}))
@@ -113,7 +113,10 @@ def measure(piece: Piece, args: argparse.Namespace, minutes: float) -> None:
 def of_family(candidates: list[Candidate], texts: list, family: str) -> tuple[list[Candidate], list]:
     """Candidates and texts, those of one family."""
     kept = [number for number, text in enumerate(texts) if family in (ALL, text.family)]
-    some = [replace(one, rounds=[one.rounds[i] for i in kept]) for one in candidates]
+    some = [
+        Candidate(one.draft, one.k, one.spec, [one.rounds[i] for i in kept], one.how, one.profile, one.has_model)
+        for one in candidates
+    ]
     return some, [texts[i] for i in kept]
 
 

@@ -21,7 +21,6 @@ from paceline.errors import InvalidParameter
 from paceline.evaluation.advise.exchange import ELSEWHERE, as_profile, rounds_by_rate
 from paceline.evaluation.advise.reading import Reader
 from paceline.evaluation.advise.replay import Offer, Rounds, Text, replay_chain, standing
-from paceline.evaluation.advise.steps import StepCosts, step_cost
 from paceline.evaluation.advise.walk import offers_along, replay_drafter, replay_lookup
 from paceline.evaluation.bench.own_arms import specs_of
 from paceline.evaluation.tune import TunePlan, profile_model
@@ -52,7 +51,6 @@ class Candidate:
         profile: of the draft model where it is priced by one; else proposals were timed.
         has_model: proposals run a model, whose rows share its passes.
         trace: the offer at every place of each text, where it was asked for.
-        steps: what rounds of a real engine take besides; None where there is none to time.
     """
 
     draft: str
@@ -63,13 +61,10 @@ class Candidate:
     profile: Profile | None = None
     has_model: bool = False
     trace: Sequence[Sequence[Offer]] | None = None
-    steps: StepCosts | None = None
 
     @property
     def proposal_seconds(self) -> float:
-        """Of one proposal for one request: by a real engine where one was timed, else as the replay made them."""
-        if self.steps is not None:
-            return self.steps.drafting.proposal
+        """Of one proposal for one request, where proposals were made."""
         count = sum(one.count for one in self.rounds)
         return sum(one.draft_seconds for one in self.rounds) / count if count else 0.0
 
@@ -102,7 +97,6 @@ def wanted_of(drafts: Sequence[str], lengths: Sequence[int], spec_texts: Sequenc
 def replayed(
     llm: LLM, wanted: Sequence[Wanted], texts: Sequence[Text], params: SamplingParams, config: EngineConfig,
     profile: Profile, progress: NamedProgress = lambda what, done, total: None, traced: bool = False,
-    timed: bool = False,
 ) -> list[Candidate]:  # fmt: skip
     """All candidates over all texts.
 
@@ -111,13 +105,11 @@ def replayed(
         profile: of the target; drafters that weigh what pays see its prices.
         progress: told ("replaying", candidates done, candidates).
         traced: candidates keep a trace; every place of every text is then asked once more.
-        timed: `profile` is this machine's, and short answers of real engines say what it leaves out.
 
     Raises:
         InvalidParameter: a drafter that cannot be replayed, or a draft model with another vocabulary.
     """
     found: list[Candidate] = []
-    plain = step_cost(llm, None, texts, profile) if timed and texts else None
     models: dict[str, _DraftModel] = {}
     for number, one in enumerate(wanted):
         progress("replaying", number, len(wanted))
@@ -125,12 +117,9 @@ def replayed(
             name = str(one.spec.get("model"))
             if name not in models:
                 models[name] = _DraftModel.read(llm, name, texts, params, config, progress)
-            candidate = models[name].candidate(one, texts, params, traced)
+            found.append(models[name].candidate(one, texts, params, traced))
         else:
-            candidate = _walked(llm.loaded, one, texts, params, config, profile, progress, traced)
-        if plain is not None:
-            candidate = replace(candidate, steps=StepCosts(plain, step_cost(llm, one.spec, texts, profile)))
-        found.append(candidate)
+            found.append(_walked(llm.loaded, one, texts, params, config, profile, progress, traced))
     progress("replaying", len(wanted), len(wanted))
     return found
 

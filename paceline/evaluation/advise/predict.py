@@ -7,7 +7,6 @@ from math import exp, log, sqrt
 import numpy as np
 
 from paceline.evaluation.advise.replay import Rounds, Text
-from paceline.evaluation.advise.steps import StepCosts
 from paceline.evaluation.stats import Pairs, time_ratio
 from paceline.scheduling.profile import Profile
 from paceline.theory.round import Round, break_even_tokens, round_seconds
@@ -26,7 +25,6 @@ class MeasuredPrices:
         draft: profile of the draft model; None where whole proposals were timed.
         proposal_seconds: of a whole proposal for one request.
         has_model: a proposal runs a model; for many requests it costs as much more as a target pass over as many rows.
-        steps: what rounds of a real engine take besides; None to take the profile's overhead for all.
     """
 
     profile: Profile
@@ -34,17 +32,6 @@ class MeasuredPrices:
     draft: Profile | None = None
     proposal_seconds: float = 0.0
     has_model: bool = False
-    steps: StepCosts | None = None
-
-    @property
-    def plain_overhead(self) -> float:
-        """Seconds of a plain step besides its pass."""
-        return self.steps.plain.overhead if self.steps else self.profile.step_overhead or 0.0
-
-    @property
-    def overhead(self) -> float:
-        """Seconds of a round with drafts besides its pass and its proposals."""
-        return self.steps.overhead(self.num_requests) if self.steps else self.plain_overhead
 
     def target(self, rows: float, context: float = 0.0) -> float:
         """See `RoundPrices`."""
@@ -111,7 +98,7 @@ def predict(
     tokens, count = sum(one.tokens for _, one in kept), sum(one.count for _, one in kept)
     return Prediction(
         draft, k, prices.num_requests, dtype, interval.ratio, low, high, tokens / count,
-        break_even_tokens(_mean_round(kept, prices), prices, prices.overhead, prices.plain_overhead),
+        break_even_tokens(_mean_round(kept, prices), prices, prices.profile.step_overhead or 0.0),
         float((drafted > plain).mean()),
     )  # fmt: skip
 
@@ -119,12 +106,12 @@ def predict(
 def _plain_seconds(text: Text, prices: MeasuredPrices) -> float:
     step = Round(prices.num_requests, context=text.mean_context)
     bare = MeasuredPrices(prices.profile, prices.num_requests)
-    return text.num_decoded * round_seconds(step, bare, prices.plain_overhead)
+    return text.num_decoded * round_seconds(step, bare, prices.profile.step_overhead or 0.0)
 
 
 def _seconds(text: Text, rounds: Rounds, prices: MeasuredPrices) -> float:
     """Seconds of all rounds of a text; alone each round by its size, in company by the mean size of a round."""
-    overhead, number = prices.overhead, prices.num_requests
+    overhead, number = prices.profile.step_overhead or 0.0, prices.num_requests
     sizes = rounds.sizes if number == 1 else {_mean_size(rounds): rounds.count}
     seconds = sum(count * round_seconds(_round(size, text, prices), prices, overhead) for size, count in sizes.items())
     if prices.draft is not None and sum(rounds.sizes.values()):

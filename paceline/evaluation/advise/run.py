@@ -21,7 +21,7 @@ def predictions_of(
     """Every candidate at every number of requests at once, best first."""
     found = [
         predict(one.draft, one.k, dtype, texts, one.rounds,
-                MeasuredPrices(profile, batch, one.profile, one.proposal_seconds, one.has_model, one.steps))
+                MeasuredPrices(profile, batch, one.profile, one.proposal_seconds, one.has_model))
         for one in candidates
         for batch in batches
     ]  # fmt: skip
@@ -67,15 +67,14 @@ def take_advice(
     Args:
         llm: the target, decoding plainly.
         batches: requests that decode at once.
-        profile: of the target, maybe of another machine; measured here where there is none, rounds of drafters too.
+        profile: of the target; measured where there is none.
         raw: prompts are taken as they are.
         traced: see `replayed`.
         known: further candidates, of the texts.
     """
     measured = profile or profile_of(llm.loaded, config, progress)
     texts, num_foreign = texts_of(llm, prompts, params, raw, progress)
-    found = replayed(llm, wanted, texts, params, config, measured, progress, traced, timed=profile is None)
-    found += known(texts)
+    found = replayed(llm, wanted, texts, params, config, measured, progress, traced) + known(texts)
     return Advice(params, texts, num_foreign, found, predictions_of(found, texts, measured, batches, llm.dtype))
 
 

@@ -51,7 +51,7 @@ def remote_audit(
 
     def ask(server: Server, threads: int, settings: Sequence[SamplingParams] = (params,)) -> list[Answer]:
         with ThreadPoolExecutor(threads) as pool:
-            return list(pool.map(lambda prompt, sent: complete(server, prompt, sent, raw), prompts, cycle(settings)))
+            return list(pool.map(lambda text, own: complete(server, text, own, raw), prompts, cycle(settings)))
 
     def gap(number: int, text: str) -> float | None:
         return gap_where_it_leaves(plain, prompts[number], text, params, raw)

@@ -1,7 +1,6 @@
 """Predictions by hand, flags of every engine, and the command on a tiny model."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from paceline.errors import InvalidParameter
 from paceline.evaluation.advise.flags import engine_names, flags_for
 from paceline.evaluation.advise.predict import MeasuredPrices, advice_of, best_of, predict
 from paceline.evaluation.advise.replay import Text, replay_chain
-from paceline.evaluation.advise.steps import StepCost, StepCosts, step_cost
 from paceline.placement.acceptance import Trace
 from paceline.placement.serving_simulator import ServingModel, TokenRequest, simulate_serving
 from paceline.scheduling.profile import Profile
@@ -62,25 +60,6 @@ def test_overhead_and_further_requests_are_part_of_both_sides():
     found = predict("x", 3, "float32", TEXTS, chains(1.0, 3), MeasuredPrices(own, 4))
     plain = 1.3 + 3 * 0.5 + 1.0
     assert found.predicted == pytest.approx(4 * plain / (2.5 + 3 * 0.5 + 1.0))
-
-
-def test_what_real_rounds_take_besides_is_part_of_both_sides():
-    steps = StepCosts(StepCost(0.5), StepCost(0.7, 0.2))
-    found = predict("x", 3, "float32", TEXTS, chains(1.0, 3), MeasuredPrices(profile(), 1, None, 0.2, steps=steps))
-    assert found.predicted == pytest.approx(4 * 1.5 / (1.3 + 0.2 + 0.7))
-    assert found.break_even == pytest.approx((1.3 + 0.2 + 0.7) / 1.5)
-    assert steps.overhead(4) == pytest.approx(0.5 + 4 * 0.2)
-
-
-def test_short_answers_of_a_real_engine_are_timed(tiny):
-    llm = LLM.__new__(LLM)
-    llm._set_up(tiny, EngineConfig(dtype="float32", kv_cache_memory_bytes=1 << 21, profile="none"), None, print)
-    free = replace(profile(), seconds={0: {1: 1e-9, 64: 1e-9}})
-    texts = [Text(tuple(b"abcabcabc"), (2,) * 41)] * 4
-    plain, ngram = (step_cost(llm, spec, texts, free) for spec in (None, {"method": "ngram", "num_draft_tokens": 3}))
-    assert plain.overhead > 0
-    assert ngram.overhead > 0
-    assert ngram.proposal > plain.proposal
 
 
 def test_the_best_is_the_largest_that_surely_gains():
