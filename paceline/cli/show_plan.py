@@ -75,8 +75,9 @@ def _generated_record(case: Case, placement: Placement) -> dict[str, Any]:
         slos |= {name: value for name in ("slo_first", "slo_token") if (value := getattr(model, name)) < float("inf")}
         engine = {"max_num_seqs": seats, "max_num_batched_tokens": budget} | _cache_room(case, placement, m)
         path = model.path or model.name
-        tokens = max(1, round(model.output_tokens))
-        models.append({"name": model.name, "path": path, **slos, "num_tokens": tokens, "engine": engine})
+        tokens = {"num_tokens": model.output_tokens, "prompt_tokens": model.prompt_tokens}
+        lengths = {name: max(1, round(count)) for name, count in tokens.items()}
+        models.append({"name": model.name, "path": path, **slos, **lengths, "engine": engine})
     profiles = [
         [table[case.models[m].name].record() for m in g.models]
         for g, table in zip(placement.groups, tables, strict=True)
