@@ -5,6 +5,7 @@ import json
 import socket
 import threading
 import time
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
@@ -201,15 +202,16 @@ def test_a_head_that_never_ends_has_its_time(address, monkeypatch):
     """On a new connection, and on one that was answered before; a client that is answered is not cut off."""
     monkeypatch.setattr("paceline.serving.run._HEAD_SECONDS", 0.3)
     where, _ = address
-    whole = post(BODY, f"Content-Length: {len(BODY)}")
     with socket.create_connection(where, timeout=10) as new:
         new.sendall(b"POST /v1/comple")
         assert new.recv(100) == b""
-    with socket.create_connection(where, timeout=10) as old:
-        for _ in range(3):
-            old.sendall(whole)
-            answer = old.recv(1 << 16)
-            assert answer.startswith(b"HTTP/1.1 200")
-            time.sleep(0.2)
-        old.sendall(whole[:40])
-        assert old.recv(100) == b""
+    old = HTTPConnection(*where, timeout=10)
+    for _ in range(3):
+        old.request("POST", COMPLETIONS, BODY, {"Content-Type": "application/json"})
+        answer = old.getresponse()
+        assert answer.status == 200 and answer.read()
+        time.sleep(0.2)
+    assert old.sock is not None  # the connection is the same
+    old.sock.sendall(post(BODY)[:40])
+    assert old.sock.recv(100) == b""
+    old.close()
