@@ -13,7 +13,7 @@ _CACHE_GIB = 2
 
 
 class OpenVINO:
-    """Weights as `weight_format`: int8 (a scale per row, as optimum-intel's default) or fp32.
+    """Weights as `weight_format`: int8 (a scale per row), int4 (a scale per 128), both optimum-intel's default, or fp32.
 
     Args:
         exact: multiply 8-bit weights with float32 activations and keep keys and values in float32, as Paceline does.
