@@ -19,7 +19,7 @@ from paceline.models.numba_executor.attend import MOST_BLOCKS, SLACK
 from paceline.models.numba_executor.attention import MOST_HEADS, PAGES_AHEAD
 from paceline.models.numba_executor.experts import ExpertScratch
 from paceline.models.numba_executor.forward import Batch, Scratch, Shape, Weights, num_counters
-from paceline.models.numba_executor.gemm import PANEL
+from paceline.models.numba_executor.gemm import PANEL, padded_rows
 from paceline.models.numba_executor.kernel_cache import compiled_forward
 from paceline.models.numba_executor.kv_cache import NumbaCache, choose_cache_dtype, flat, new_kv_cache
 from paceline.models.numba_executor.operand import Operand, new_operand
@@ -70,6 +70,7 @@ class NumbaModel:
             )
         self._config = checkpoint.config
         self._shape = shape_of(checkpoint.config)
+        self._scored = checkpoint.config.vocab_size
         self.dtype_choice = choose_dtype(dtype, checkpoint, "numba", "cpu")
         dtype = self.dtype_choice.name
         rounds = dtype in ROUNDS
@@ -100,6 +101,14 @@ class NumbaModel:
         """See `SkipsLayers`. Weights and threads are shared: one of the two runs at a time, `close` ends both."""
         view = copy.copy(self)
         view._layers = np.asarray(checked_layers(layers, self._shape.layers))
+        view._forget_scratch()
+        return view
+
+    def with_vocabulary(self, size: int) -> "NumbaModel":
+        """See `NarrowsVocabulary`. Weights and threads are shared as in `with_layers`."""
+        view = copy.copy(self)
+        view._scored = min(size, self._scored)
+        view._shape = self._shape._replace(vocab=padded_rows(view._scored))
         view._forget_scratch()
         return view
 
@@ -178,9 +187,7 @@ class NumbaModel:
         hidden = scratch.taps[: len(taps) * num_rows * self._shape.hidden].reshape(
             len(taps), num_rows, self._shape.hidden
         )
-        return ForwardOutput(
-            logits[:, : self._config.vocab_size], {layer: hidden[i].copy() for i, layer in enumerate(taps)}
-        )
+        return ForwardOutput(logits[:, : self._scored], {layer: hidden[i].copy() for i, layer in enumerate(taps)})
 
     def _extend_tables(self, context: int) -> None:
         """Rotary tables [tables, positions, rotary / 2], doubled when a longer context comes."""
