@@ -49,7 +49,8 @@ class SpeculativeConfig:
 
     def __post_init__(self) -> None:
         number = self.num_draft_tokens
-        if number is not None and not (isinstance(number, Integral) and int(number) >= 0):
+        whole = isinstance(number, Integral) and not isinstance(number, bool)
+        if number is not None and not (whole and int(number) >= 0):
             problem = f"{number!r} is not a whole number of 0 or more"
             raise InvalidParameter("num_draft_tokens", problem, "use 0 to switch drafting off")
         for name, kinds in (("method", str), ("rule", str), ("model", str | PathLike | None)):

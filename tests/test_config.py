@@ -12,6 +12,7 @@ from paceline.errors import InvalidParameter
         ("max_num_seqs", 0), ("max_num_seqs", 2.5), ("max_num_seqs", "a"), ("num_threads", 0), ("max_model_len", -1),
         ("max_num_batched_tokens", 0.5), ("kv_cache_memory_bytes", "1G"), ("memory_fraction", 1.5),
         ("memory_fraction", "half"), ("executor", "abacus"), ("scheduler", "fifo"), ("tensor_parallel_size", 0),
+        ("pipeline_head_share", 1.5), ("pipeline_head_share", "all"),
         ("max_num_sequences", 3),
     ],
 )  # fmt: skip

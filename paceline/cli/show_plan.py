@@ -8,7 +8,7 @@ import numpy as np
 from rich.table import Table
 
 from paceline.errors import InvalidParameter
-from paceline.placement import Case, Cluster, Placement, SimulationResult
+from paceline.placement import Case, Cluster, PlacedModel, Placement, SimulationResult
 from paceline.placement.coplacement import CoPlan
 from paceline.placement.model import NO_SLO
 from paceline.placement.search import Plan
@@ -54,6 +54,7 @@ def _serving_record(case: Case, placement: Placement) -> dict[str, Any]:
     rules = ControllerRules()
     models = [
         {"name": model.name, "path": model.path or model.name, "slo": model.slo if model.has_slo else None}
+        | _speculation(model)
         for model in case.models
     ]
     seconds = [
@@ -78,12 +79,18 @@ def _generated_record(case: Case, placement: Placement) -> dict[str, Any]:
         path = model.path or model.name
         tokens = {"num_tokens": model.output_tokens, "prompt_tokens": model.prompt_tokens}
         lengths = {name: max(1, round(count)) for name, count in tokens.items()}
-        models.append({"name": model.name, "path": path, **slos, **lengths, "engine": engine})
+        named = {"name": model.name, "path": path}
+        models.append(named | slos | lengths | {"engine": engine} | _speculation(model))
     profiles = [
         [table[case.models[m].name].record() for m in g.models]
         for g, table in zip(placement.groups, tables, strict=True)
     ]
     return {"serving": models, "pass_profiles": profiles, "overhead": OVERHEAD}
+
+
+def _speculation(model: PlacedModel) -> dict[str, Any]:
+    """How its engines draft, where the case or the place of its drafter says so."""
+    return {} if model.speculative is None else {"speculative": model.speculative}
 
 
 def _cache_room(case: Case, placement: Placement, model: int) -> dict[str, int]:

@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from paceline.config import SpeculativeConfig
 from paceline.errors import InvalidParameter
 from paceline.placement.arrivals import draw_for_models
 from paceline.placement.case import Case
@@ -50,7 +51,7 @@ _CASE_KEYS = (
 )  # fmt: skip
 _MODEL_KEYS = (
     "name", "type", "rate", "cv", "slo", "path", "draft", "prompt_tokens", "output_tokens", "length_cv", "slo_first",
-    "slo_token", "weight", "floor",
+    "slo_token", "weight", "floor", "speculative",
 )  # fmt: skip
 _PROFILE_KEYS = ("op", "pp", "latency", "weight_mem", "batch_latency", "tokens", "kv_bytes", "device")
 _DEVICE_KEYS = ("type", "count", "mem_budget", "per_node", "price")
@@ -176,18 +177,27 @@ def _read_model(index: int, values: Any) -> PlacedModel:
         cv=number_of(values, "cv", 1.0, where),
         slo=NO_SLO if slo is None else number_of(values, "slo", where=where),
         path=field_of(values, "path", str, where) if "path" in values else None,
+        speculative=_read_speculative(values.get("speculative")),
     )
+
+
+def _read_speculative(value: Any) -> str | dict[str, Any] | None:
+    SpeculativeConfig.of(value)
+    return value
 
 
 def _read_draft(index: int, model: dict[str, Any]) -> Drafting:
     where = f"models[{index}].draft"
     values = field_of(model, "draft", dict, f"models[{index}]")
     known = ("type", "output_tokens", "acceptance_rate", "num_draft_tokens", "verify_ratio", "hand_over")
-    only_known(values, known, where)
-    given = {name: number_of(values, name, where=where) for name in known[1:] if name in values or name in known[:3]}
+    only_known(values, (*known, "path"), where)
+    numbers = [name for name in known[1:] if name in values or name in known[:3]]
+    given: dict[str, Any] = {name: number_of(values, name, where=where) for name in numbers}
     if "num_draft_tokens" in given:
         given["num_draft_tokens"] = whole_of(values, "num_draft_tokens", where=where)
-    return Drafting(profile_type=text_of(values, "type", where=where), **given)  # pyright: ignore[reportArgumentType]
+    if "path" in values:
+        given["path"] = text_of(values, "path", where=where)
+    return Drafting(profile_type=text_of(values, "type", where=where), **given)
 
 
 def _read_profile(name: str, rows: Any) -> ModelProfile:

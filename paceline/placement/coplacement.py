@@ -59,7 +59,8 @@ def resolve(case: Case, places: Mapping[int, Place]) -> Case:
         drafting, target = case.drafts[m], case.profile_of(m)
         name = f"{target.name} + {drafting.profile_type} ({kinds.index(_kind(case, m))}, {place})"
         profiles[name] = request_profile(name, target, case.profiles[drafting.profile_type], drafting, place)
-        models[m] = replace(models[m], profile_type=name)
+        speculative = drafting.speculation(place, models[m].speculative)
+        models[m] = replace(models[m], profile_type=name, speculative=speculative)
     return replace(case, models=tuple(models), profiles=profiles, drafts={})
 
 

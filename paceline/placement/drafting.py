@@ -7,7 +7,7 @@ sharing a batch (`serving_simulator.py` does, for one model). Choosing where dra
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from paceline.errors import InvalidParameter
 from paceline.placement.profile import ModelProfile, ParallelConfig, Stages
@@ -31,6 +31,7 @@ class Drafting:
         num_draft_tokens: drafted per target pass.
         verify_ratio: a pass over num_draft_tokens + 1 rows over one of a single row.
         hand_over: seconds per pass that tokens travel between a drafter and a target on different devices, both ways.
+        path: of the drafter's weights, for a cluster that is started from the plan; "" where they are not told.
 
     Raises:
         InvalidParameter: a number outside its range.
@@ -42,6 +43,7 @@ class Drafting:
     num_draft_tokens: int = 4
     verify_ratio: float = 1.0
     hand_over: float = 0.0
+    path: str = ""
 
     def __post_init__(self) -> None:
         check_positive("draft.output_tokens", self.output_tokens)
@@ -56,6 +58,18 @@ class Drafting:
     def passes(self) -> float:
         """Target passes of a request: output tokens over expected tokens per pass (Leviathan et al. 2023)."""
         return self.output_tokens / float(expected_tokens(self.acceptance_rate, self.num_draft_tokens))
+
+    def speculation(self, place: Place, given: str | Mapping[str, Any] | None) -> str | Mapping[str, Any] | None:
+        """How an engine drafts with the drafter in that place; None where nothing was said of it.
+
+        Args:
+            given: what the case says of the model itself, e.g. of a head.
+        """
+        if place == "plain":
+            return "none"
+        if given is not None or not self.path:
+            return given
+        return {"method": "draft_model", "model": self.path, "num_draft_tokens": self.num_draft_tokens}
 
 
 def request_profile(

@@ -1,6 +1,8 @@
 """`PlacedModel`: a model as the planner sees it, a profile with traffic and a deadline. It holds no weights."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from paceline.errors import InvalidParameter
 
@@ -24,6 +26,7 @@ class PlacedModel:
         cv: coefficient of variation of the gaps between arrivals; 1 is Poisson, larger is burstier.
         slo: seconds from arrival to answer that a request may take; `NO_SLO` for none.
         path: where its weights are; None where planning is all that is wanted.
+        speculative: how its engines draft (`SpeculativeConfig.of`), for clusters that are started from the plan.
         prompt_tokens, output_tokens: mean tokens of its requests where they are generated token by token; of these,
             `length_cv` is the coefficient of variation.
         slo_first, slo_token: seconds from arrival to the first token, and per further token; infinite for none.
@@ -46,6 +49,7 @@ class PlacedModel:
     slo_token: float = float("inf")
     weight: float = 1.0
     floor: float = 0.0
+    speculative: str | Mapping[str, Any] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.rate < float("inf"):
@@ -55,14 +59,14 @@ class PlacedModel:
         if not 0 <= self.cv <= MAX_CV:
             problem = f"{self.cv} for model {self.name!r}"
             raise InvalidParameter("cv", problem, f"give 0 to {MAX_CV:g}; 1 is Poisson")
-        for field in ("slo", "slo_first", "slo_token"):
-            if not getattr(self, field) > 0:
-                problem = f"{getattr(self, field)} s for model {self.name!r}"
-                raise InvalidParameter(field, problem, "give seconds above 0, or leave it out")
-        for field, least in (("prompt_tokens", 1), ("output_tokens", 1), ("length_cv", 0)):
-            if not least <= getattr(self, field) < 2**31:
-                problem = f"{getattr(self, field)} for model {self.name!r}"
-                raise InvalidParameter(field, problem, f"give {least} or more")
+        for name in ("slo", "slo_first", "slo_token"):
+            if not getattr(self, name) > 0:
+                problem = f"{getattr(self, name)} s for model {self.name!r}"
+                raise InvalidParameter(name, problem, "give seconds above 0, or leave it out")
+        for name, least in (("prompt_tokens", 1), ("output_tokens", 1), ("length_cv", 0)):
+            if not least <= getattr(self, name) < 2**31:
+                problem = f"{getattr(self, name)} for model {self.name!r}"
+                raise InvalidParameter(name, problem, f"give {least} or more")
 
         if not 0 < self.weight <= MAX_WEIGHT:
             problem = f"{self.weight} for model {self.name!r}"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.config import EngineConfig, from_mapping
+from paceline.config import EngineConfig, SpeculativeConfig, from_mapping
 from paceline.errors import InvalidParameter
 
 DECODED = 8
@@ -27,6 +27,8 @@ class ModelSpec:
         slo_first: seconds from arrival to the first token; infinite for none.
         slo_token: seconds per further token; infinite for none.
         prompt_tokens: that prompts are expected to have; None when it is not known.
+        speculative: how its engine drafts, as `SpeculativeConfig.of` takes it, ``none`` for not at all; None where the
+            plan does not say.
 
     Raises:
         InvalidParameter: a deadline or number of tokens that is not above 0, or options no engine has.
@@ -40,6 +42,7 @@ class ModelSpec:
     slo_first: float = float("inf")
     slo_token: float = float("inf")
     prompt_tokens: int | None = None
+    speculative: str | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         where = f"models.{self.name}"
@@ -55,6 +58,7 @@ class ModelSpec:
             if key in self.engine:
                 raise InvalidParameter(f"{where}.engine", f"{key} is given", "leave it out: groups decide it")
         from_mapping(EngineConfig, self.engine)
+        SpeculativeConfig.of(self.speculative)
 
     @property
     def seats(self) -> int:

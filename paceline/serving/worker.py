@@ -37,7 +37,9 @@ OpenModel = Callable[[ModelSpec], AsyncLLM]
 def open_model(
     spec: ModelSpec, speculative: SpeculativeConfig | None = None, progress: NamedProgress = silent, **engine: Any
 ) -> AsyncLLM:
-    """A model ready to be asked; its own options go before those of `engine`."""
+    """A model ready to be asked; its own options, and its own way to draft, go before `engine` and `speculative`."""
+    if spec.speculative is not None:
+        speculative = SpeculativeConfig.of(spec.speculative)
     llm = LLM(spec.path, speculative=speculative, progress=progress, **(engine | dict(spec.options)))
     llm.engine.grammars.warm_up()
     return AsyncLLM(llm)

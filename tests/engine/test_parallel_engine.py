@@ -40,6 +40,14 @@ def stages():
     model.close()
 
 
+def test_layers_are_shared_by_what_the_head_counts():
+    checkpoint = RandomCheckpoint(small_config(num_hidden_layers=6, vocab_size=2000), seed=1)
+    for share, layers in ((1.0, [4, 2]), (0.0, [3, 3])):
+        config = EngineConfig(dtype="float32", pipeline_parallel_size=2, pipeline_head_share=share)
+        with load_executor(checkpoint, config, "random", silent) as model:
+            assert [len(stage) for stage in model.layout.stages] == layers
+
+
 def answers(model, speculative, params):
     config = EngineConfig(kv_cache_memory_bytes=1 << 22)
     outputs = run_all(build_engine(model, config, SpeculativeConfig.of(speculative)), params=params)

@@ -29,6 +29,7 @@ from paceline.models.torch_executor.parallel import (  # noqa: E402
     profile_stages,
     run_worker,
 )
+from paceline.models.torch_executor.parallel import rank as rank_module  # noqa: E402
 from paceline.models.torch_executor.parallel.layout import balanced_partition, layer_weights  # noqa: E402
 from paceline.models.torch_executor.parallel.messages import Command, Message, decode, payload_length  # noqa: E402
 from paceline.models.torch_executor.parallel.rank import split_rows  # noqa: E402
@@ -104,13 +105,38 @@ def test_prefill_decode_tree_and_compaction(pair):
     np.testing.assert_allclose(logits, whole.logits, atol=1e-4)
 
 
-def test_micro_batches_are_the_same_pass(pair):
+def test_micro_batches_are_the_same_pass(pair, monkeypatch):
     rows = build_rows([Part((2, 4, 6, 5), 0, random_tokens(50, seed=2)), Part((3, 1), 0, random_tokens(30, seed=3))])
-    assert len(rows.token_ids) >= 2 * 32  # enough for two
+    parts = _parts_counted(monkeypatch)
+    monkeypatch.setattr(pair.parallel, "microbatch_rows", 32)  # enough for two
     ours = pair.parallel.forward(rows, pair.caches[0], taps=(1, 3))
+    assert parts == [pair.grid[1]]
     theirs = pair.alone.forward(rows, pair.caches[1], taps=(1, 3))
     np.testing.assert_allclose(ours.logits, theirs.logits, atol=TOLERANCE, rtol=0)
     np.testing.assert_allclose(ours.taps[1], theirs.taps[1], atol=TOLERANCE, rtol=0)
+
+
+def test_passes_are_whole_where_that_was_asked_for(pair, monkeypatch):
+    parts, asked = _parts_counted(monkeypatch), [Part((2, 4, 6, 5), 0, random_tokens(64, seed=n)) for n in range(2)]
+    rows = build_rows([asked[0], replace(asked[1], pages=(0, 1, 3, 7))])
+    pair.forward(build_rows(asked[:1]))
+    pair.parallel.forward(rows, pair.caches[0])
+    monkeypatch.setattr(pair.parallel, "microbatch_rows", pair.parallel.microbatch_rows)  # as it was, afterwards
+    pair.parallel.keep_passes_whole()
+    pair.forward(rows)
+    assert parts == [1, pair.grid[1], 1]
+
+
+def _parts_counted(monkeypatch):
+    """How many parts rank 0 cuts each further pass into."""
+    counts = []
+
+    def counted(rows, num_parts):
+        counts.append(num_parts)
+        return split_rows(rows, num_parts)
+
+    monkeypatch.setattr(rank_module, "split_rows", counted)
+    return counts
 
 
 def test_layers_can_be_left_out_wherever_they_are(pair):

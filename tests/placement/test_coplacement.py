@@ -2,12 +2,14 @@
 
 import pytest
 
+from paceline.cli.show_plan import drafts_record, plan_record
 from paceline.errors import InvalidParameter
 from paceline.placement import Case, Cluster, Evaluator, ModelProfile, ParallelConfig, PlacedModel, Placement, Stages
 from paceline.placement.arrivals import draw_for_models
 from paceline.placement.case_file import case_from
 from paceline.placement.coplacement import coplan, resolve
 from paceline.placement.drafting import Drafting, request_profile
+from paceline.serving.cluster.plan import plan_of
 from paceline.theory.queueing import pipeline_latency, simple_latency
 
 ONE, TWO = ParallelConfig(1, 1), ParallelConfig(1, 2)
@@ -140,6 +142,29 @@ def test_a_case_file_has_drafts(tmp_path):
     draft = {"type": "drafter", "output_tokens": 100, "acceptance_rate": 0.7}
     assert read(draft, tmp_path).drafts == {0: Drafting("drafter", 100.0, 0.7)}
     assert read(draft | {"num_draft_tokens": 2, "hand_over": 0.1}, tmp_path).drafts[0].num_draft_tokens == 2
+
+
+def test_the_place_of_a_drafter_configures_its_targets_engine(tmp_path):
+    draft = {"type": "drafter", "output_tokens": 100, "acceptance_rate": 0.7, "path": "small.gguf"}
+    drafted = {"method": "draft_model", "model": "small.gguf", "num_draft_tokens": 4}
+    for change, place, wanted in (
+        ({}, "together", drafted),
+        ({"num_draft_tokens": 2}, "together", drafted | {"num_draft_tokens": 2}),
+        ({"acceptance_rate": 0.0}, "plain", "none"),
+    ):
+        found = coplan(read(draft | change, tmp_path))
+        assert found.places == {0: place}
+        record = plan_record(found.case, found.plan) | drafts_record(found)
+        (spec,) = plan_of(record).models
+        assert spec.speculative == wanted
+
+
+def test_a_head_of_the_case_goes_before_the_drafters_weights(tmp_path):
+    draft = {"type": "drafter", "output_tokens": 100, "acceptance_rate": 0.7, "path": "small.gguf"}
+    head = {"method": "eagle", "options": {"head": "folder"}}
+    model = {"type": "target", "rate": 1, "draft": draft, "speculative": head}
+    found = coplan(case_from(FIELDS | {"models": [model]}, tmp_path, "case"))
+    assert found.places == {0: "together"} and found.case.models[0].speculative == head
 
 
 @pytest.mark.parametrize(

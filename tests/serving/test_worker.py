@@ -5,7 +5,7 @@ import asyncio
 import httpx
 import pytest
 
-from paceline.config import EngineConfig
+from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.llm import LLM
 from paceline.errors import InvalidParameter
@@ -16,6 +16,7 @@ from paceline.serving.cluster.plan import plan_of
 from paceline.serving.cluster.preflight import check_loadable
 from paceline.serving.local import LocalBackend
 from paceline.serving.model_spec import ModelSpec
+from paceline.serving.worker import open_model
 from paceline.types import SamplingParams
 from tests.fakes import ByteTokenizer, RandomCheckpoint, small_config
 
@@ -59,6 +60,23 @@ def test_one_model_over_http_says_what_it_says_alone():
     assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (6, 20, 26)
 
 
+@pytest.mark.parametrize(
+    ("planned", "method"), [(None, "suffix"), ("none", None), ({"method": "ngram", "num_draft_tokens": 2}, "ngram")]
+)
+def test_a_models_own_way_to_draft_goes_first(planned, method, monkeypatch):
+    told = {}
+
+    def llm(path, **options):
+        told.update(options, path=path)
+        raise InvalidParameter("model", "is not opened here", "look at what was told")
+
+    monkeypatch.setattr("paceline.serving.worker.LLM", llm)
+    with pytest.raises(InvalidParameter, match="not opened here"):
+        open_model(ModelSpec("a", "tiny", speculative=planned), SpeculativeConfig("suffix"), dtype="int8")
+    found = told["speculative"]
+    assert (told["path"], told["dtype"], found and found.method) == ("tiny", "int8", method)
+
+
 def test_a_split_that_does_not_fit_the_model_is_refused_before_anything_starts():
     pytest.importorskip("torch")
     asked = []
@@ -70,5 +88,8 @@ def test_a_split_that_does_not_fit_the_model_is_refused_before_anything_starts()
     models = [{"name": "a", "path": "tiny"}, {"name": "b", "path": "tiny"}]
     check_loadable(plan_of({"groups": [[1, 3, [0]], [2, 1, [1]]], "models": models}), lambda *_: None, resolve)
     assert asked == ["tiny"]
+    drafted = [models[0] | {"speculative": {"method": "draft_model", "model": "tinier"}}]
+    check_loadable(plan_of({"groups": [[1, 1, [0]]], "models": drafted}), lambda *_: None, resolve)
+    assert asked[1:] == ["tiny", "tinier"]
     with pytest.raises(InvalidParameter, match=r"groups\[0\].*'a'.*4 stages for 3 layers"):
         check_loadable(plan_of({"groups": [[1, 4, [0]]], "models": models}), lambda *_: None, resolve)

@@ -232,6 +232,10 @@ def _model(spec: ModelSpec) -> dict[str, Any]:
         given["engine"] = dict(spec.engine)
     if spec.num_tokens is not None:
         given["num_tokens"] = spec.num_tokens
+    if spec.prompt_tokens is not None:
+        given["prompt_tokens"] = spec.prompt_tokens
+    if spec.speculative is not None:
+        given["speculative"] = spec.speculative
     return {"name": spec.name, "path": spec.path, **given}
 
 

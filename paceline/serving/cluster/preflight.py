@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from paceline.config import SpeculativeConfig
 from paceline.errors import InvalidParameter
 from paceline.models.config import ModelConfig
 from paceline.models.resolve import ModelSource, resolve_model
@@ -13,7 +14,7 @@ from paceline.types import NamedProgress, Progress
 def check_loadable(
     plan: ClusterPlan, progress: NamedProgress, resolve: Callable[..., ModelSource] = resolve_model
 ) -> None:
-    """Find, and fetch where need be, the weights of all models that groups hold.
+    """Find, and fetch where need be, the weights of all models that groups hold, and of those that draft for them.
 
     Args:
         progress: told (what, bytes done, bytes in all).
@@ -24,7 +25,9 @@ def check_loadable(
         InvalidParameter: a degree that does not fit a model.
     """
     configs: dict[str, ModelConfig] = {}
-    for path in dict.fromkeys(spec.path for spec in plan.held):
+    drafting = [SpeculativeConfig.of(spec.speculative) for spec in plan.held]
+    drafters = [each.model for each in drafting if each is not None and each.model]
+    for path in dict.fromkeys([*(spec.path for spec in plan.held), *drafters]):
         source = resolve(path, progress=_told_as(f"fetching {path}", progress))
         configs[path] = source.checkpoint.config
     for index, group in enumerate(plan.placement.groups):

@@ -82,7 +82,7 @@ def test_a_plan_file_configures_queues_and_engines(tmp_path):
         "num_devices": 2, "mem_budget": 1e9, "duration": 60,
         "models": [
             {"name": name, "type": "p", "rate": 1, "slo_first": 2.0, "prompt_tokens": 20, "output_tokens": 40,
-             "length_cv": 0.5} for name in "ab"
+             "length_cv": 0.5, "speculative": "suffix"} for name in "ab"
         ],
         "profiles": {"p": [
             {"tokens": {"seconds": {"0": {"1": 0.01, "16": 0.04}}, "seats": 8}, "kv_bytes": 1e5, "weight_mem": [3e8]},
@@ -97,6 +97,8 @@ def test_a_plan_file_configures_queues_and_engines(tmp_path):
     made = read_plan(out)
     assert made.models[0].seats == 8 and made.models[0].slo_first == 2.0
     assert 0 < made.models[0].engine["kv_cache_memory_bytes"] < 1e9
+    assert made.models[0].speculative == "suffix"
+    assert made.models[0].options["pipeline_head_share"] == 320 / 340  # 40 tokens, each as 8 rows, beside 20 rows
     assert {type(queue).__name__ for queue in made.queues()} == {"TokenQueue"}
     same = CliRunner().invoke(app, ["simulate", "--plan", str(out), "--case", str(path), "--json"])
     assert json.loads(same.stdout)["slo_attainment"] == record["slo_attainment"]

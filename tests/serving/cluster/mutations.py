@@ -70,10 +70,34 @@ TOKEN_CASE: dict[str, Any] = {
     "duration": 15,
     "seed": 1,
 }  # fmt: skip
+TYPED_CASE: dict[str, Any] = {
+    "devices": [
+        {"type": "fast", "count": 1, "mem_budget": 4.5e9, "price": 4.0},
+        {"type": "slow", "count": 2, "mem_budget": 3.5e9, "per_node": 1},
+    ],
+    "models": CASE["models"],
+    "profiles": {
+        "small": [
+            {"op": 1, "pp": 1, "device": "fast", "latency": [0.1], "weight_mem": [3e9]},
+            {"op": 1, "pp": 1, "device": "slow", "latency": [0.2], "weight_mem": [3e9]},
+        ]
+    },
+    "duration": 15,
+    "seed": 1,
+}
 TOKEN_PLAN: dict[str, Any] = {
     "groups": [[1, 1, [0]], [1, 1, [1]]],
     "models": ["a", "b"],
-    "serving": [{"name": "a", "path": "w", "slo_first": 1.0, "num_tokens": 20}, {"name": "b", "slo": 2.0}],
+    "serving": [
+        {
+            "name": "a",
+            "path": "w",
+            "slo_first": 1.0,
+            "num_tokens": 20,
+            "speculative": {"method": "ngram", "num_draft_tokens": 3},
+        },
+        {"name": "b", "slo": 2.0},
+    ],
     "pass_profiles": [[TOKENS], [TOKENS]],
     "overhead": 0.011,
 }
@@ -85,10 +109,10 @@ BENCHMARK: dict[str, Any] = {
     "mean_ttft_ms": 100.0,
     "mean_tpot_ms": 10.0,
 }
-KINDS = ("case", "plan", "profile", "trace", "token-case", "token-plan", "benchmark")
+KINDS = ("case", "plan", "profile", "trace", "token-case", "token-plan", "benchmark", "typed-case")
 FILES = {
     "case": CASE, "plan": PLAN, "profile": PROFILE, "token-case": TOKEN_CASE, "token-plan": TOKEN_PLAN,
-    "benchmark": BENCHMARK,
+    "benchmark": BENCHMARK, "typed-case": TYPED_CASE,
 }  # fmt: skip
 ROWS = [f"{0.5 * i:.2f},{i % 2}" for i in range(40)]
 
@@ -99,7 +123,10 @@ REQUIRED = {
     "token-case": {"num_devices", "mem_budget", "models", "profiles", "duration", "type", "weight_mem", "tokens"},
     "token-plan": {"groups"},
     "benchmark": set(BENCHMARK),
-}
+    "typed-case": {
+        "devices", "count", "mem_budget", "models", "profiles", "duration", "type", "device", "latency", "weight_mem"
+    },
+}  # fmt: skip
 WRONG_ANYWHERE: list[Any] = [[], {}, True, float("nan"), float("inf"), float("-inf"), [[]], {"x": 1}]
 """No number, text, list or object of the files may be replaced by all of these: see `_wrong`."""
 ODD_NUMBERS: list[Any] = [0, -1, 1.5, 1e-300, 1e308, -1e308, 2**70, 10**400, "1", "x", "", None, "\u0000", "[/red]x"]

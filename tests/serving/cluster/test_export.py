@@ -15,7 +15,7 @@ PLAN = plan_of({
     "groups": [[1, 2, [0, 1]], [2, 1, [0]], [2, 1, [0]]],
     "models": [
         {"name": "chat", "path": "org/chat", "slo_first": 1.0, "engine": ENGINE, "num_tokens": 100},
-        {"name": "it's code", "path": "co de.gguf", "slo": 2.0},
+        {"name": "it's code", "path": "co de.gguf", "slo": 2.0, "prompt_tokens": 9, "speculative": {"method": "ngram"}},
     ],
 })  # fmt: skip
 
