@@ -12,18 +12,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.errors import InvalidParameter
-from paceline.placement.fields import field_of, number_of, only_known, shown, whole_of
+from paceline.placement.fields import field_of, number_of, numbers_of, only_known, shown, whole_of
 from paceline.scheduling.profile import Profile
 from paceline.speculation import CostProfile
+from paceline.theory.acceptance import expected_tokens_by_position
+from paceline.theory.checks import check_rate
 
 Table = Mapping[int, Mapping[int, float]]
 """Context to rows to seconds."""
 
+MOST_DRAFTED = 1024
 _FAR = 4
 """Tables reach this many times beyond their last row, on its line."""
 _KEYS = (
     "seconds", "prefill_seconds", "segment_seconds", "step_overhead", "seats", "token_budget", "kv_tokens",
     "tokens_per_pass", "rows_per_request", "draft_seconds", "stages", "overlap", "prefill_overlap",
+    "acceptance", "num_draft_tokens",
 )  # fmt: skip
 
 
@@ -109,6 +113,7 @@ class TokenProfile:
         for name in ("step_overhead", "kv_tokens", "tokens_per_pass", "rows_per_request", "draft_seconds"):
             if name in values:
                 given[name] = number_of(values, name, where=where)
+        given |= _speculation(values, where)
         return cls(**given)
 
     def record(self) -> dict[str, Any]:
@@ -215,6 +220,30 @@ def _padded(part: PassTables, rows: int, contexts: int) -> PassTables:
         seconds,
         np.pad(part.segments, (0, more_contexts), mode="edge"),
     )
+
+
+def _speculation(values: Mapping[str, Any], where: str) -> dict[str, float]:
+    """Tokens and rows of a pass from what is accepted: one rate, or one for each drafted position as measured.
+
+    Leviathan et al. 2023, equation 1, and its form by position.
+    """
+    if values.get("acceptance") is None:
+        if "num_draft_tokens" in values:
+            raise InvalidParameter(f"{where}.num_draft_tokens", "without acceptance", "give acceptance too")
+        return {}
+    for name in ("tokens_per_pass", "rows_per_request"):
+        if name in values:
+            raise InvalidParameter(f"{where}.{name}", "is given beside acceptance", "give one of them")
+    if isinstance(values["acceptance"], list):
+        rates = numbers_of(values, "acceptance", where, most=1.0)
+        if "num_draft_tokens" in values:
+            raise InvalidParameter(f"{where}.num_draft_tokens", "beside a list of rates", "leave it out")
+    else:
+        count = whole_of(values, "num_draft_tokens", where=where, most=MOST_DRAFTED)
+        rates = (number_of(values, "acceptance", where=where),) * count
+    for rate in rates:
+        check_rate(f"{where}.acceptance", rate)
+    return {"tokens_per_pass": float(expected_tokens_by_position(rates)), "rows_per_request": 1.0 + len(rates)}
 
 
 def _table(values: Mapping[Any, Any], where: str) -> Table:

@@ -77,6 +77,24 @@ def test_speculation_is_more_tokens_from_a_pass_of_more_rows():
     assert simulate(placement, case(rate=0.3, tokens=drafted)).mean_latency_served < 0.75 * plain
 
 
+def test_acceptance_says_what_a_pass_brings():
+    def made(**speculation):
+        values = {"seconds": {"0": {"1": 0.01}}, "draft_seconds": 0.001} | speculation
+        return TokenProfile.read(values, "tokens")
+
+    once = made(acceptance=0.5, num_draft_tokens=3)
+    assert (once.tokens_per_pass, once.rows_per_request) == (1 + 0.5 + 0.25 + 0.125, 4)
+    assert made(acceptance=[0.5, 0.5, 0.5]) == once
+    assert made(acceptance=[0.9, 0.5]).tokens_per_pass == pytest.approx(1 + 0.9 + 0.45)
+    for wrong in (
+        {"acceptance": 0.5}, {"num_draft_tokens": 3}, {"acceptance": 1.5, "num_draft_tokens": 3},
+        {"acceptance": [0.5, 2]}, {"acceptance": "most", "num_draft_tokens": 3},
+        {"acceptance": [0.5], "num_draft_tokens": 3}, {"acceptance": [0.5], "tokens_per_pass": 2},
+    ):  # fmt: skip
+        with pytest.raises(InvalidParameter, match=r"^tokens\.(acceptance|num_draft_tokens|tokens_per_pass)"):
+            made(**wrong)
+
+
 def test_a_plan_file_configures_queues_and_engines(tmp_path):
     values = {
         "num_devices": 2, "mem_budget": 1e9, "duration": 60,
