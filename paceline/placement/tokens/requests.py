@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.errors import InvalidParameter
+from paceline.placement.arrivals import LEAST_CV
 from paceline.placement.workload import Workload
 
 
@@ -49,6 +50,6 @@ class TokenRequests:
 
 def drawn_lengths(mean: float, cv: float, count: int, rng: np.random.Generator) -> np.ndarray:
     """`count` lengths with gamma law of that mean and coefficient of variation, rounded, 1 or more."""
-    if cv == 0:
+    if cv <= LEAST_CV:
         return np.full(count, max(1.0, np.round(mean)))
     return np.maximum(1.0, np.round(rng.gamma(cv**-2, mean * cv**2, count)))

@@ -14,6 +14,7 @@ from paceline.placement.case_file import case_from
 from paceline.placement.search import plan
 from paceline.placement.serving_simulator import ServingModel, TokenRequest, simulate_serving
 from paceline.placement.tokens import TokenModel, TokenProfile, TokenRequests, simulate_tokens
+from paceline.placement.tokens.requests import drawn_lengths
 from paceline.placement.workload import Workload
 from paceline.scheduling import SchedulerConfig
 from paceline.serving.cluster.plan import read_plan
@@ -75,6 +76,11 @@ def test_speculation_is_more_tokens_from_a_pass_of_more_rows():
     placement = Placement.from_lists([[1, 1, [0]]])
     plain = simulate(placement, case(rate=0.3)).mean_latency_served
     assert simulate(placement, case(rate=0.3, tokens=drafted)).mean_latency_served < 0.75 * plain
+
+
+@pytest.mark.parametrize("cv", [0.0, 1e-300, 1e-9])
+def test_lengths_that_hardly_vary_are_all_alike(cv):
+    assert set(drawn_lengths(5.4, cv, 9, np.random.default_rng(0))) == {5.0}
 
 
 def test_acceptance_says_what_a_pass_brings():
