@@ -211,6 +211,15 @@ class WeighsPages(Protocol):
 
 
 @runtime_checkable
+class RunsInParts(Protocol):
+    """What a `CausalLM` has besides when it cuts a pass into parts, so that several stages work on it at once."""
+
+    def keep_passes_whole(self) -> None:
+        """Cut none from now on: where other passes keep the stages busy, each part only reads all weights again."""
+        ...
+
+
+@runtime_checkable
 class RunsHeads(Protocol):
     """What a `CausalLM` has besides when draft heads can run beside it.
 
