@@ -69,7 +69,7 @@ def _all_rows(parts: Sequence[Part]) -> Rows:
     branches: dict[int, list[int]] = {}
     for segment, part in enumerate(parts):
         first, pages, places = len(tokens), part.pages, range(part.start, part.start + len(part.tokens))
-        tokens += part.tokens
+        tokens.extend(part.tokens)  # an array, perhaps: "+=" would add its numbers
         slots += [pages[at // PAGE_SIZE] * PAGE_SIZE + at % PAGE_SIZE for at in places]
         segments += [segment] * len(places)
         positions += places
