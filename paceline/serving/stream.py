@@ -5,6 +5,7 @@ Not for bodies (`answers.py`) or statuses (`refusals.py`).
 
 import asyncio
 import json
+import logging
 import time
 from asyncio import FIRST_COMPLETED as _FIRST
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -15,13 +16,14 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.errors import RequestRejected
+from paceline.errors import PacelineError, RequestRejected
 from paceline.serving.answers import Answer
 from paceline.serving.gate import Gate
 from paceline.serving.job import Backend, Chunk, Job
 from paceline.serving.refusals import error_body, refusal_of
 from paceline.serving.rendering import rendered
 
+_LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")
 Chunks = AsyncGenerator[tuple[int, Chunk], None]
 """(number of the prompt, a chunk of its answer)."""
@@ -97,6 +99,8 @@ async def bodies(
             told = None if always else answer.quick(*item)
             yield await _told(answer, item, always) if told is None else told
     except Exception as error:
+        if not isinstance(error, PacelineError):  # the client is told no more than that something failed
+            _LOG.exception("a stream ended by an unexpected error")
         yield refusal_of(error).body
         return
     closing = answer.closing(at_end)

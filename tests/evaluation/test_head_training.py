@@ -15,6 +15,7 @@ from paceline.models.base import NORMED
 from paceline.models.heads.files import read_head
 from paceline.models.heads.fingerprint import target_print
 from paceline.training.heads import conversations
+from paceline.training.heads.shards import TapStore
 from tests.evaluation.test_head_data import ChattyTokenizer
 from tests.fakes import RandomCheckpoint, small_config
 
@@ -61,6 +62,34 @@ def test_a_head_is_trained_saved_and_gone_on_with(machine, tmp_path):
     again = run(*common, "--steps", 2, "-o", folder)
     assert json.loads(again.stdout)["curve"] == first["curve"]
     assert sorted((tmp_path / "work" / "taps").glob("shard-*")) == shards
+
+
+def test_a_head_learns_from_a_log(machine, tmp_path):
+    prompts, log = tmp_path / "prompts.txt", tmp_path / "log.jsonl"
+    prompts.write_text("\n".join(f"say {i}" for i in range(24)))
+    common = ["medusa", "--steps", 1, "--threads", 1, "--tokens", 200, "-o", tmp_path / "head", "--json"]
+    assert run(*common, "--prompts", prompts, "--work", tmp_path / "written").exit_code == 0
+    common += ["--work", tmp_path / "read", "--answers", log]
+    decode, said, foreign = machine.tokenizer.decode, [], []
+    for one in TapStore(tmp_path / "written" / "taps").documents:
+        ids = one.conversation.ids
+        if max(ids) < 128:
+            prompt = decode(ids[: one.conversation.num_prompt]).removeprefix("U:").removesuffix("|A:")
+            said.append({"prompt": prompt, "answer": decode(one.conversation.answer)})
+            foreign.append({"prompt": prompt, "answer": "what another model said to it"})
+    for records, problem in (
+        ([{"prompt": "say 1"}], "has prompts and no answers"),
+        (foreign, "no answers of this model"),
+    ):
+        log.write_text("\n".join(map(json.dumps, records)))
+        with pytest.raises(InvalidParameter, match=problem):
+            raise run(*common).exception or AssertionError
+    log.write_text("\n".join(map(json.dumps, said)))
+    found = run(*common)
+    assert found.exit_code == 0, found.exception
+    read = {decode(one.conversation.ids) for one in TapStore(tmp_path / "read" / "taps").documents}
+    assert len(said) > 3 and read >= {f"U:{one['prompt']}|A:{one['answer']}" for one in said}
+    assert f"{len(said)} given" in read_head(tmp_path / "head").card["training"]["prompts"]
 
 
 def test_a_head_goes_on_with_served_texts_and_is_never_worse_there(machine, tmp_path):

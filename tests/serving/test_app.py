@@ -9,6 +9,7 @@ import pytest
 
 from paceline.serving.app import build_app
 from paceline.serving.cluster.dispatcher import Dispatcher
+from paceline.serving.stream import bodies
 from tests.serving.fakes import QUICK, EchoGroup, plan
 
 SLOW = {"name": "slow", "slo": 0.5}
@@ -170,3 +171,15 @@ def test_a_client_that_goes_away_ends_its_request(stream):
             assert dispatcher.controller.counts["cancelled"] == 1
 
     asyncio.run(scene())
+
+
+def test_an_unexpected_error_in_a_stream_is_logged_and_not_told(caplog):
+    async def told():
+        yield 0, object()  # no chunk of an answer
+
+    async def scene():
+        return [body async for body in bodies(told(), None, None, (False, True))]  # type: ignore[arg-type]
+
+    [body] = asyncio.run(scene())
+    assert body["error"]["message"] == "the server failed to answer this request"
+    assert "AttributeError" in caplog.text

@@ -4,6 +4,8 @@ import asyncio
 import json
 import socket
 import threading
+import time
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
@@ -194,3 +196,22 @@ def test_a_head_that_does_not_end_is_refused_before_it_fills_the_memory(address)
     with socket.create_connection(address[0], timeout=10) as one:
         one.sendall(b"GET / HTTP/1.1\r\nX-A: " + b"a" * 20_000)
         assert one.recv(1 << 16).startswith(b"HTTP/1.1 400")
+
+
+def test_a_head_that_never_ends_has_its_time(address, monkeypatch):
+    """On a new connection, and on one that was answered before; a client that is answered is not cut off."""
+    monkeypatch.setattr("paceline.serving.run._HEAD_SECONDS", 0.3)
+    where, _ = address
+    with socket.create_connection(where, timeout=10) as new:
+        new.sendall(b"POST /v1/comple")
+        assert new.recv(100) == b""
+    old = HTTPConnection(*where, timeout=10)
+    for _ in range(3):
+        old.request("POST", COMPLETIONS, BODY, {"Content-Type": "application/json"})
+        answer = old.getresponse()
+        assert answer.status == 200 and answer.read()
+        time.sleep(0.2)
+    assert old.sock is not None  # the connection is the same
+    old.sock.sendall(post(BODY)[:40])
+    assert old.sock.recv(100) == b""
+    old.close()

@@ -6,11 +6,10 @@ from dataclasses import replace
 from paceline.engine.llm import LLM
 from paceline.engine.score import score
 from paceline.evaluation.advise.replay import Text
+from paceline.evaluation.own_text import is_drawn, is_greedy
 from paceline.evaluation.prompts import Prompt
 from paceline.types import NamedProgress, SamplingParams
 
-ON_POLICY = 0.9
-"""Share of greedy picks below which a logged greedy answer counts as another model's."""
 _BATCH = 8
 
 
@@ -59,10 +58,8 @@ def is_on_policy(llm: LLM, text: Text, params: SamplingParams) -> bool:
     """Whether a logged answer is what this model says: its greedy picks, or possible draws of its law."""
     scores = score(llm.loaded.model, [*text.prompt, *text.output], len(text.prompt), params)
     if params.is_greedy:
-        return bool((scores.ranks == 0).mean() >= ON_POLICY)
-    # Under its own law a token's surprise is its entropy on average; another model's text surprises more.
-    surprise = -scores.logprobs.mean()
-    return bool(surprise <= scores.entropies.mean() + 3 / len(scores) ** 0.5 * max(1.0, float(scores.entropies.std())))
+        return is_greedy(scores.ranks == 0)
+    return is_drawn(scores.logprobs, scores.entropies)
 
 
 def _known(texts: Sequence[Text | None], number: int) -> Text:
