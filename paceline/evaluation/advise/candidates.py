@@ -63,6 +63,11 @@ class Candidate:
     trace: Sequence[Sequence[Offer]] | None = None
 
     @property
+    def label(self) -> str:
+        """Its name among others."""
+        return f"{self.draft} k={self.k}"
+
+    @property
     def proposal_seconds(self) -> float:
         """Of one proposal for one request, where proposals were made."""
         count = sum(one.count for one in self.rounds)
