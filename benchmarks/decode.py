@@ -25,6 +25,8 @@ from rich.progress import track
 from paceline import LLM, SamplingParams
 from paceline.evaluation.report import Run, run_once
 
+_WITH_A_MODEL = ("draft_model", "hybrid")
+
 
 def main() -> None:
     args = parse()
@@ -52,7 +54,9 @@ def methods(args: argparse.Namespace) -> dict[str, LLM]:
     llms = {"plain": plain.drafting_with({"method": "plain", "num_draft_tokens": 0, "rule": args.rule})}
     for name in args.drafts:
         spec = {"method": name, "num_draft_tokens": args.num_draft_tokens, "rule": args.rule, "policy": args.policy}
-        llms[name] = plain.drafting_with(spec | ({"model": args.draft_model} if name == "draft_model" else {}))
+        llms[name] = plain.drafting_with(
+            spec | ({"model": args.draft_model} if name in _WITH_A_MODEL and args.draft_model else {})
+        )
     return llms
 
 
@@ -116,7 +120,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--raw", action="store_true", help="no chat template")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--drafts", nargs="*", default=["ngram", "suffix"])
-    parser.add_argument("--draft-model", help="for the drafter draft_model")
+    parser.add_argument("--draft-model", help="for draft_model and hybrid, and the peer llama-cpp-draft")
     parser.add_argument("--num-draft-tokens", type=int, help="most drafted tokens per pass; default: each method's own")
     parser.add_argument("--rule", default="p/q")
     parser.add_argument("--policy", default="auto")

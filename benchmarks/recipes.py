@@ -35,6 +35,9 @@ def main() -> None:
     text_of(args, work)
     prompts = odd_prompts(args.prompts, place / "prompts.jsonl")
     made = {name: trained(name, args, place, work) for name in args.only}
+    if args.only_train:
+        finish({"training": made})
+        return
     beside = {name: spec_of(name, place) for name in args.only if name not in JOINT}
     arms = measured(args, args.model, beside, prompts, place / "beside") if beside else {}
     for name in (name for name in args.only if name in JOINT):
@@ -174,6 +177,7 @@ def parse() -> argparse.Namespace:
     budget.add_argument("--time-budget", help="time of every recipe, as 60m")
     parser.add_argument("--tokens", type=int, default=700_000, help="answer tokens of the text")
     parser.add_argument("--only", nargs="+", choices=RECIPES, default=RECIPES)
+    parser.add_argument("--only-train", action="store_true", help="measure later, with the machine to itself")
     parser.add_argument("--per-family", type=int, default=6)
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--dtype", default="w8a8")

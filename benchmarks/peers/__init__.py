@@ -29,6 +29,7 @@ PEERS: dict[str, Callable[[argparse.Namespace], Peer]] = {
 LOAD_PEERS: dict[str, Callable[[argparse.Namespace], LoadPeer]] = {
     "transformers": Transformers,
     "openvino-genai": partial(OpenVINO, weight_format="int8"),
+    "openvino-genai-int4": partial(OpenVINO, weight_format="int4"),
     "openvino-genai-exact": partial(OpenVINO, weight_format="int8", exact=True),
     "openvino-genai-fp32": partial(OpenVINO, weight_format="fp32"),
     "llama-cpp-server": partial(LlamaCppServer, storage=None),

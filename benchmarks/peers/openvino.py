@@ -13,7 +13,7 @@ _CACHE_GIB = 2
 
 
 class OpenVINO:
-    """Weights as `weight_format`: int8 (a scale per row, as optimum-intel's default) or fp32.
+    """Weights as `weight_format`: int8 (a scale per row), int4 (a scale per 64 at most), or fp32.
 
     Args:
         exact: multiply 8-bit weights with float32 activations and keep keys and values in float32, as Paceline does.
@@ -57,6 +57,8 @@ def _export(model: str, weight_format: str, folder: Path) -> None:
     if tool is None:
         raise ImportError("optimum-cli is not on PATH")
     task = ["--task", "text-generation-with-past", "--library", "transformers", "--weight-format", weight_format]
+    if weight_format == "int4":
+        task += ["--group-size", "64"]  # the default, 128, does not divide the widths of small models
     source = transformers_folder(model)
     subprocess.run(
         [tool, "export", "openvino", "--model", source, *task, folder], check=True, stdout=subprocess.DEVNULL
