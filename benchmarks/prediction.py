@@ -3,7 +3,8 @@
 A configuration is a target, a weight type, a drafter, a length, a number of requests at once and a family of prompts.
 All of one target and type are predicted from replayed answers and rehearsed rounds, and then measured in one
 interleaved bench against plain decoding, which answers twice. Everything is kept in a folder, and the same command goes
-on where it ended, so it can be run in pieces. Replays need no quiet machine, the rest does:
+on where it ended, so it can be run in pieces: each begins with a few turns of the rehearsal and goes on with the bench,
+so that both meet the machine in the same moods. Replays need no quiet machine, the rest does:
 
     python benchmarks/prediction.py predictions --replay
     python benchmarks/prediction.py predictions --minutes 20
@@ -21,26 +22,29 @@ import argparse
 import json
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import numpy as np
 from common import console, finish, show
 
 from paceline import LLM, SamplingParams
 from paceline.config import EngineConfig
 from paceline.evaluation.advise.candidates import Candidate, profile_of, replayed, wanted_of
 from paceline.evaluation.advise.predict import Prediction, best_of
-from paceline.evaluation.advise.rehearsal import Opening, Rehearsal, Timed
+from paceline.evaluation.advise.rehearsal import PLAIN, TURNS, Opening, Rehearsal, Timed
+from paceline.evaluation.advise.rehearsal import joined as further
 from paceline.evaluation.advise.replay import Rounds, Text
 from paceline.evaluation.advise.run import predictions_of, rehearsed
 from paceline.evaluation.advise.texts import texts_of
-from paceline.evaluation.bench.own_arms import AGAIN, PLAIN, own_arms
+from paceline.evaluation.bench.own_arms import AGAIN, own_arms
 from paceline.evaluation.bench.record import BenchFile, Measurement
 from paceline.evaluation.bench.run import Plan, cells_of, run_bench
 from paceline.evaluation.bench.summary import ALL, pairs_of
 from paceline.evaluation.prompts import load_prompts
-from paceline.evaluation.stats import Interval, time_ratio
+from paceline.evaluation.stats import Interval, Pairs, time_ratio
 from paceline.scheduling.profile import Profile
 from paceline.theory.curves import Chart, Series
 from paceline.theory.plots import draw
@@ -75,8 +79,12 @@ class Piece:
 
     def keep_replays(self, texts: list[Text], candidates: list[Candidate]) -> None:
         kept = [
-            [one.draft, one.k, one.spec, [asdict(each) for each in one.rounds], one.has_model] for one in candidates
-        ]
+            {
+                "draft": one.draft, "k": one.k, "spec": one.spec, "has_model": one.has_model,
+                "rounds": {size: [asdict(each) for each in rounds] for size, rounds in rounds_of_all(one).items()},
+            }
+            for one in candidates
+        ]  # fmt: skip
         found = {"texts": [asdict(text) for text in texts], "candidates": kept}
         self.file("replays.json").write_text(json.dumps(found))
 
@@ -85,8 +93,8 @@ class Piece:
         found = json.loads(self.file("replays.json").read_text())
         texts = [Text(**text) for text in found["texts"]]
         return texts, [
-            Candidate(draft, k, spec, [rounds_of(each) for each in rounds], has_model=has_model)
-            for draft, k, spec, rounds, has_model in found["candidates"]
+            candidate_of(one | {"rounds": {int(size): own for size, own in one["rounds"].items()}})
+            for one in found["candidates"]
         ]
 
     def keep_times(self, profile: Profile, timed: Rehearsal) -> None:
@@ -99,6 +107,17 @@ class Piece:
         rounds = {name: [Timed(**one) for one in some] for name, some in found["rounds"].items()}
         openings = {name: [Opening(**one) for one in some] for name, some in found["openings"].items()}
         return Profile.read(self.file("profile.json")), Rehearsal(rounds, openings, found["seconds"])
+
+
+def rounds_of_all(one: Candidate) -> dict[int, list[Rounds]]:
+    """Requests at once to the rounds of each text; 1 is always there."""
+    return {1: list(one.rounds)} | {size: list(rounds) for size, rounds in one.in_company.items()}
+
+
+def candidate_of(values: dict) -> Candidate:
+    """From a file."""
+    rounds = {size: [rounds_of(each) for each in own] for size, own in values.pop("rounds").items()}
+    return Candidate(**values, rounds=rounds.pop(1), in_company=rounds)
 
 
 def rounds_of(values: dict) -> Rounds:
@@ -137,14 +156,17 @@ def measure(piece: Piece, args: argparse.Namespace, deadline: float) -> None:
     if not piece.file("replays.json").exists():
         texts, _ = texts_of(llm, prompts, params)
         guess = Profile.read(args.profile) if args.profile else profile_of(llm.loaded, config, lambda *_: None)
-        piece.keep_replays(texts, replayed(llm, wanted, texts, params, config, guess))
+        piece.keep_replays(texts, replayed(llm, wanted, texts, params, config, guess, batches=args.batches))
     if args.replay:
         return
-    if not piece.file("times.json").exists():
-        texts, candidates = piece.replays()
-        profile = profile_of(llm.loaded, config, lambda *_: None)
-        timed = rehearsed(llm, wanted, candidates, texts, params, args.batches)
-        piece.keep_times(profile, timed)
+    texts, candidates = piece.replays()
+    before = piece.times() if piece.file("times.json").exists() else None
+    profile = before[0] if before else profile_of(llm.loaded, config, lambda *_: None)
+    first = 1 + max(one.turn for one in before[1].rounds[PLAIN]) if before else 0
+    how = {"turns": args.turns, "first_turn": first}
+    timed = rehearsed(llm, wanted, candidates, texts, params, args.batches, **how) if args.turns or not before else None
+    if timed is not None:
+        piece.keep_times(profile, further(before[1], timed) if before else timed)
         console.print(f"rehearsed in {timed.seconds:.0f} s")
     arms, skipped = own_arms(llm, {f"{one.draft} k={one.k}": one.spec for one in wanted})
     if skipped:
@@ -167,7 +189,13 @@ def measure(piece: Piece, args: argparse.Namespace, deadline: float) -> None:
 def of_family(candidates: list[Candidate], texts: list, family: str) -> tuple[list[Candidate], list]:
     """Candidates and texts, those of one family."""
     kept = [number for number, text in enumerate(texts) if family in (ALL, text.family)]
-    some = [replace(one, rounds=[one.rounds[i] for i in kept]) for one in candidates]
+    some = [
+        replace(
+            one, rounds=[one.rounds[i] for i in kept],
+            in_company={size: [rounds[i] for i in kept] for size, rounds in one.in_company.items()},
+        )
+        for one in candidates
+    ]  # fmt: skip
     return some, [texts[i] for i in kept]
 
 
@@ -184,11 +212,11 @@ def joined(piece: Piece, batches: list[int]) -> Iterator[dict]:
         interval = measured(own, label)
         if interval is None:
             continue
-        passes = [answer for m in own if m.arm == label for answer in m.answers]
+        passes = [answer for m in own if m.arm == label and m.round == rounds[0] for answer in m.answers]
         yield one | {
             "target": piece.target, "measured": interval.ratio, "measured_low": interval.low,
             "measured_high": interval.high, "cells": interval.num_prompts,
-            "error": one["predicted"] / interval.ratio - 1,
+            "error": one["predicted"] / interval.ratio - 1, "measured_sum": sums(own, label),
             "by_round": [found.ratio for n in rounds if (found := measured([m for m in own if m.round == n], label))],
             "plain_again": time_ratio(pairs_of(own, AGAIN, PLAIN, decode=True)).ratio,
             "measured_tokens_per_pass": sum(a.tokens - 1 for a in passes) / sum(a.passes or 0 for a in passes),
@@ -196,10 +224,33 @@ def joined(piece: Piece, batches: list[int]) -> Iterator[dict]:
 
 
 def measured(some: list[Measurement], label: str) -> Interval | None:
-    """Decoding speed of an arm over plain decoding's, both times that it answered."""
+    """Decoding speed of an arm over plain decoding's, both times that it answered; of a prompt's rounds the median."""
     both = [replace(m, arm=PLAIN) if m.arm == AGAIN else m for m in some]
-    pairs = pairs_of(both, label, PLAIN, decode=True)
-    return time_ratio(pairs) if len(pairs.strata) else None
+    own, base = usual(both, label), usual(both, PLAIN)
+    cells = sorted(own.keys() & base.keys())
+    if not cells:
+        return None
+    columns = np.array([(*base[cell], *own[cell]) for cell in cells]).T
+    families = {m.cell: m.family for m in some}
+    return time_ratio(Pairs(*columns, strata=[families[cell] for cell in cells]))
+
+
+def sums(some: list[Measurement], label: str) -> float:
+    """The same ratio from all rounds added up, whatever disturbed them."""
+    return time_ratio(
+        pairs_of([replace(m, arm=PLAIN) if m.arm == AGAIN else m for m in some], label, PLAIN, True)
+    ).ratio
+
+
+def usual(some: list[Measurement], arm: str) -> dict[int, tuple[float, float]]:
+    """Cell to (median seconds of decoding, tokens) of an arm, which says the same in every round."""
+    seconds: defaultdict[int, list[float]] = defaultdict(list)
+    tokens: dict[int, float] = {}
+    for one in some:
+        if one.arm == arm and one.decoded_tokens:
+            seconds[one.cell].append(one.decode_seconds)
+            tokens[one.cell] = one.decoded_tokens
+    return {cell: (statistics.median(own), tokens[cell]) for cell, own in seconds.items()}
 
 
 def summarise(records: list[dict]) -> dict:
@@ -215,6 +266,7 @@ def summarise(records: list[dict]) -> dict:
         "configurations": len(some),
         "median_error": statistics.median(errors),
         "error_95": errors[min(len(errors) - 1, int(0.95 * len(errors)))],
+        "median_error_of_sums": statistics.median(abs(r["predicted"] / r["measured_sum"] - 1) for r in some),
         "within_3_percent": share(error <= 0.03 for error in errors),
         "within_10_percent": share(error <= 0.1 for error in errors),
         "within_interval": share(r["low"] <= r["measured"] <= r["high"] for r in known),
@@ -265,12 +317,17 @@ def report(records: list[dict]) -> None:
 
 
 def chart(records: list[dict]) -> Chart:
-    """A point for every configuration beside the diagonal."""
+    """A point for every configuration, beside the diagonal and what is within 10 % of it."""
     some = [record for record in records if record["family"] != ALL]
-    order = sorted(some, key=lambda record: record["measured"])
-    ends = [order[0]["measured"], order[-1]["measured"]]
-    points = Series(f"{len(order)} configurations", [r["measured"] for r in order], [r["predicted"] for r in order])
-    return Chart("Predicted speed-up", "measured", "predicted", (points, Series("equal", ends, ends)), discrete=True)
+    pieces = sorted({(record["target"], record["dtype"]) for record in some})
+    points = []
+    for target, dtype in pieces:
+        own = [record for record in some if (record["target"], record["dtype"]) == (target, dtype)]
+        label = f"{Path(target).stem} {dtype}: {len(own)} configurations"
+        points.append(Series(label, [r["measured"] for r in own], [r["predicted"] for r in own], loose=True))
+    ends = [min(record["measured"] for record in some), max(record["measured"] for record in some)]
+    equal = Series("equal, within 10 %", ends, ends, [(0.9 * end, 1.1 * end) for end in ends])
+    return Chart("Predicted speed-up", "measured", "predicted", (*points, equal))
 
 
 def parse() -> argparse.Namespace:
@@ -300,6 +357,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--turns", type=int, default=TURNS, help="of the rehearsal, each time that it goes on")
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
     args.target = args.target or default

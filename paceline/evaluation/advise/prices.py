@@ -3,7 +3,8 @@
 Not for measuring (`rehearsal.py`, `evaluation/tune.py`), nor for how many rounds there are (`replay.py`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, median
 from typing import Protocol
@@ -15,7 +16,7 @@ from paceline.scheduling.profile import Profile
 from paceline.theory.round import Round, round_seconds
 
 _TRIMMED = 0.1
-"""Share of rounds that is left out at either end: those that another process disturbed."""
+"""Share of turns that is left out at either end: other processes, and other machines on the same host, disturb them."""
 
 
 class CandidatePrices(Protocol):
@@ -123,7 +124,7 @@ class Stand:
         known = own.pop(SCRIPTED)
         self._context = mean(one.context for one in known)
         self._nodes = sorted({one.num_nodes for one in known})
-        self._seconds = [median(one.seconds for one in known if one.num_nodes == nodes) for nodes in self._nodes]
+        self._seconds = [_usual((r.turn, r.seconds) for r in known if r.num_nodes == nodes) for nodes in self._nodes]
         self.arms = {name: self._arm(rounds, rehearsal.openings[name]) for name, rounds in own.items() if rounds}
 
     def known(self, num_nodes: float, context: float) -> float:
@@ -134,10 +135,10 @@ class Stand:
         return float(np.interp(num_nodes, self._nodes, self._seconds)) + further
 
     def _arm(self, rounds: Sequence[Timed], openings: Sequence[Opening]) -> Arm:
-        besides = _middle([one.seconds - self.known(one.num_nodes, one.context) for one in rounds])
-        usual = _middle([one.seconds for one in rounds])
+        besides = _usual((one.turn, one.seconds - self.known(one.num_nodes, one.context)) for one in rounds)
+        usual = _usual((one.turn, one.seconds) for one in rounds)
         own = [one for one in openings if one.num_requests == self._num_requests]
-        opening = sum(one.seconds - usual for one in own) / sum(one.num_prompt_tokens for one in own)
+        opening = _usual((turn, (one.seconds - usual) / one.num_prompt_tokens) for turn, one in enumerate(own))
         return Arm(besides, max(0.0, opening), mean(one.num_nodes for one in rounds) / self._num_requests)
 
 
@@ -183,12 +184,13 @@ class RehearsedPrices:
         return low, high, (num_requests - low) / (high - low) if high > low else 0.0
 
     def _round(self, num_requests: int, own_nodes: float, context: float) -> float:
-        """Seconds at a number of requests that was timed, each of which drafts so many tokens."""
+        """Seconds at a number of requests that was timed, each of which drafts so many tokens; plain steps at least."""
         stand = self.stands[num_requests]
         arm = stand.arms[self.name]
         levels = min(1.0, own_nodes / arm.mean_nodes) if self.has_model and arm.mean_nodes else 1.0
         one = Round(num_requests, num_requests * own_nodes, levels, context)
-        return round_seconds(one, _AtStand(stand, num_requests, arm.besides))
+        seconds = round_seconds(one, _AtStand(stand, num_requests, arm.besides))
+        return max(seconds, stand.known(0, context) + stand.arms[PLAIN].besides) if self.name != PLAIN else seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +214,11 @@ def stands_of(rehearsal: Rehearsal, profile: Profile) -> dict[int, Stand]:
     return {size: Stand(size, rehearsal, profile) for size in sizes}
 
 
-def _middle(values: Sequence[float]) -> float:
-    """The mean without the smallest and largest tenth."""
-    cut = int(_TRIMMED * len(values))
-    return mean(sorted(values)[cut : len(values) - cut])
+def _usual(values: Iterable[tuple[int, float]]) -> float:
+    """The mean of the turns' medians of (turn, seconds), without the shortest and longest."""
+    turns: defaultdict[int, list[float]] = defaultdict(list)
+    for turn, value in values:
+        turns[turn].append(value)
+    medians = sorted(median(own) for own in turns.values())
+    cut = int(_TRIMMED * len(medians))
+    return mean(medians[cut : len(medians) - cut])

@@ -23,7 +23,7 @@ from paceline.types import NamedProgress, SamplingParams
 PLAIN, SCRIPTED = "plain", "drafts of known lengths"
 ROUNDS, PLAIN_ROUNDS = 13, 25
 """Rounds of one visit; the first is the opening, which reads the prompt and counts by itself."""
-TURNS, LEAST_TURNS = 8, 2
+TURNS, LEAST_TURNS = 16, 4
 SECONDS = 120.0
 """After which no turn begins, once there were `LEAST_TURNS`."""
 _FEW = (0, 1, 2, 3, 4, 5, 6, 8)
@@ -37,12 +37,14 @@ class Timed:
         seconds: since the last one's verdicts.
         num_requests: that decoded; num_nodes: drafted tokens of all of them.
         context: tokens before the round's, on average.
+        turn: in which it was played.
     """
 
     seconds: float
     num_requests: int
     num_nodes: int
     context: float
+    turn: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,15 @@ class Rehearsal:
     rounds: Mapping[str, Sequence[Timed]]
     openings: Mapping[str, Sequence[Opening]]
     seconds: float = 0.0
+
+
+def joined(first: Rehearsal, further: Rehearsal) -> Rehearsal:
+    """A rehearsal and how it went on."""
+    return Rehearsal(
+        {name: [*rounds, *further.rounds[name]] for name, rounds in first.rounds.items()},
+        {name: [*own, *further.openings[name]] for name, own in first.openings.items()},
+        first.seconds + further.seconds,
+    )
 
 
 class Observer:
@@ -142,7 +153,7 @@ class _Stage:
 def rehearse(
     llm: LLM, specs: Mapping[str, Mapping[str, Any]], texts: Sequence[Text], params: SamplingParams,
     batches: Sequence[int], most: int, progress: NamedProgress = lambda what, done, total: None, turns: int = TURNS,
-    seconds: float = SECONDS, clock: Callable[[], float] = time.perf_counter,
+    seconds: float = SECONDS, clock: Callable[[], float] = time.perf_counter, first_turn: int = 0,
 ) -> Rehearsal:  # fmt: skip
     """Time rounds of plain decoding and of all candidates on the prompts of some texts.
 
@@ -154,6 +165,7 @@ def rehearse(
         turns: times that everybody is asked.
         seconds: after which no turn begins.
         clock: seconds.
+        first_turn: the number of the first turn, where a rehearsal goes on.
     """
     began, sizes = clock(), sorted({1, *batches})
     stages = {PLAIN: _stage(llm, {"method": "plain", "num_draft_tokens": 0}, clock)}
@@ -162,17 +174,17 @@ def rehearse(
     )
     stages |= {name: _stage(llm, spec, clock) for name, spec in specs.items()}
     for stage in stages.values():  # what compiles or is read at a first step does not count
-        _visit(stage, [list(texts[0].prompt)], params, range(min(2, most), -1, -1), clock)
+        _visit(stage, [list(texts[0].prompt)], params, range(min(2, most), -1, -1), 0, clock)
         stage.rounds.clear()
         stage.openings.clear()
-    for turn in range(turns):
-        if turn >= LEAST_TURNS and clock() - began > seconds:
+    for turn in range(first_turn, first_turn + turns):
+        if turn >= first_turn + LEAST_TURNS and clock() - began > seconds:
             break
-        progress("timing rounds", turn, turns)
+        progress("timing rounds", turn - first_turn, turns)
         for size in sizes:
             prompts = [list(text.prompt) for text in _some(texts, turn, size)]
             for stage in _in_turn(list(stages.values()), turn):
-                _visit(stage, prompts, params, known_lengths(size, most), clock)
+                _visit(stage, prompts, params, known_lengths(size, most), turn, clock)
     progress("timing rounds", turns, turns)
     return Rehearsal(
         {name: stage.rounds for name, stage in stages.items()},
@@ -212,8 +224,9 @@ def _in_turn(stages: list[_Stage], turn: int) -> Iterator[_Stage]:
 
 
 def _visit(
-    stage: _Stage, prompts: list[list[int]], params: SamplingParams, lengths: Sequence[int], clock: Callable[[], float]
-) -> None:
+    stage: _Stage, prompts: list[list[int]], params: SamplingParams, lengths: Sequence[int], turn: int,
+    clock: Callable[[], float],
+) -> None:  # fmt: skip
     """Some rounds on some prompts, which are given up then."""
     engine, count = stage.engine, len(prompts)
     wanted = 2 * len(lengths) + 1 if stage.script else PLAIN_ROUNDS if engine.speculation.most == 0 else ROUNDS
@@ -239,7 +252,7 @@ def _visit(
                     opening = now - begun
                 else:
                     nodes, contexts, _ = zip(*outcomes, strict=True)
-                    stage.rounds.append(Timed(now - last, count, sum(nodes), mean(contexts)))
+                    stage.rounds.append(Timed(now - last, count, sum(nodes), mean(contexts), turn))
             last = now
         for name in names:
             engine.abort(name)

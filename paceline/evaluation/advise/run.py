@@ -28,7 +28,7 @@ def predictions_of(
     """
     stands = stands_of(rehearsal, profile) if rehearsal else {}
     found = [
-        predict(one.draft, one.k, dtype, texts, one.rounds, _prices(one, profile, stands), batch)
+        predict(one.draft, one.k, dtype, texts, one.rounds_at(batch), _prices(one, profile, stands), batch)
         for one in candidates
         for batch in batches
     ]
@@ -37,11 +37,11 @@ def predictions_of(
 
 def rehearsed(
     llm: LLM, wanted: Sequence[Wanted], candidates: Sequence[Candidate], texts: Sequence[Text], params: SamplingParams,
-    batches: Sequence[int], progress: NamedProgress = lambda what, done, total: None,
+    batches: Sequence[int], progress: NamedProgress = lambda what, done, total: None, **how: Any,
 ) -> Rehearsal:  # fmt: skip
-    """Rounds of all candidates, timed on real engines; arguments as in `take_advice`."""
+    """Rounds of all candidates, timed on real engines; arguments as in `take_advice`, `how` as in `rehearse`."""
     specs = {one.label: each.spec for one, each in zip(candidates, wanted, strict=True)}
-    return rehearse(llm, specs, texts, params, batches, max(one.k for one in candidates), progress)
+    return rehearse(llm, specs, texts, params, batches, max(one.k for one in candidates), progress, **how)
 
 
 def _prices(one: Candidate, profile: Profile, stands: Mapping[int, Stand]) -> CandidatePrices:
@@ -96,7 +96,7 @@ def take_advice(
     """
     measured = profile or profile_of(llm.loaded, config, progress)
     texts, num_foreign = texts_of(llm, prompts, params, raw, progress)
-    found = replayed(llm, wanted, texts, params, config, measured, progress, traced)
+    found = replayed(llm, wanted, texts, params, config, measured, progress, traced, batches)
     timed = rehearsed(llm, wanted, found, texts, params, batches, progress) if profile is None and texts else None
     found += known(texts)
     predictions = predictions_of(found, texts, measured, batches, llm.dtype, timed)

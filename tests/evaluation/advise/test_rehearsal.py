@@ -1,12 +1,23 @@
 """Rehearsed rounds: prices and predictions by hand, and a rehearsal of real engines on a tiny model."""
 
+from dataclasses import replace
+
 import pytest
 
 from paceline.config import EngineConfig
 from paceline.engine.llm import LLM
 from paceline.evaluation.advise.predict import predict
 from paceline.evaluation.advise.prices import MeasuredPrices, RehearsedPrices, stands_of
-from paceline.evaluation.advise.rehearsal import PLAIN, SCRIPTED, Opening, Rehearsal, Timed, known_lengths, rehearse
+from paceline.evaluation.advise.rehearsal import (
+    PLAIN,
+    SCRIPTED,
+    Opening,
+    Rehearsal,
+    Timed,
+    joined,
+    known_lengths,
+    rehearse,
+)
 from paceline.evaluation.advise.replay import Rounds, Text, expected_rounds
 from paceline.scheduling.profile import Profile
 from paceline.types import SamplingParams
@@ -47,6 +58,20 @@ def test_a_round_costs_what_its_draft_and_everything_besides_take():
     assert prices(has_model=True).round(1, 0, 30) == pytest.approx(1.0), "a model that is not asked costs nothing"
     assert own.round(4, 12, 30) == pytest.approx(4.0)
     assert own.round(2, 6, 30) == pytest.approx(2 + 2 / 3), "between one and four requests"
+
+
+def test_a_turn_that_was_disturbed_does_not_count():
+    quiet = [Timed(1.0, 1, 0, 30, turn) for turn in range(10) for _ in range(3)]
+    busy = [Timed(9.0, 1, 0, 30, 10) for _ in range(3)]
+    known = [replace(one, num_nodes=nodes) for one in quiet + busy for nodes in (0, 1)]
+    found = Rehearsal({PLAIN: quiet + busy, SCRIPTED: known}, {PLAIN: [Opening(1.0, 1, 100)], SCRIPTED: []})
+    assert RehearsedPrices(stands_of(found, FLAT)).plain(1, 30) == pytest.approx(1.0)
+
+
+def test_no_round_takes_less_than_a_plain_step():
+    own = prices(drafted=0.4)  # timed while the machine was faster
+    assert own.round(1, 3, 30) == pytest.approx(1.0)
+    assert own.round(1, 0, 30) == pytest.approx(1.0)
 
 
 def test_longer_contexts_cost_what_the_profile_says():
@@ -109,7 +134,10 @@ def test_real_engines_are_rehearsed(tiny):
     assert all(one.seconds > 0 for rounds in found.rounds.values() for one in rounds)
     assert len(found.openings["x"]) == 6
     own = RehearsedPrices(stands_of(found, FLAT), "x")
-    assert own.round(2, 3, 20) > own.plain(1, 20) > 0
+    assert min(own.round(2, 3, 20), own.plain(1, 20)) > 0, "more is not said of times on a busy machine"
+    longer = joined(found, rehearse(llm, specs, texts, params, [2], 3, turns=1, first_turn=3))
+    assert {one.turn for one in longer.rounds["x"]} == {0, 1, 2, 3}
+    assert len(longer.openings["x"]) == 8
 
 
 def test_profiles_price_what_was_not_rehearsed():
