@@ -5,6 +5,7 @@
     python benchmarks/alpaserve.py --plot docs/plots            draw every sweep
     python benchmarks/alpaserve.py --two-models                 two models on two devices: closed form and simulation
     python benchmarks/alpaserve.py --cases DIR                  case files against reference_results.json beside them
+    python benchmarks/alpaserve.py --held-out                   every set: planned on one half, judged on the other
 
 A sweep changes one of: rate, cv (burstiness), slo (deadline over the latency on one device), devices. For each policy
 it tells the SLO attainment, and how far it can go with 99 % of the requests in time. The last line of standard output
@@ -13,6 +14,7 @@ is one JSON object.
 
 import argparse
 import json
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,7 @@ from paceline.placement import (
 )
 from paceline.placement.arrivals import gamma_times
 from paceline.placement.search import NAMES, Plan, plan
+from paceline.placement.search.honest import held_out
 from paceline.placement.workload import merge
 from paceline.theory.curves import Chart, Series
 from paceline.theory.plots import draw
@@ -65,7 +68,9 @@ def main() -> None:
     if args.two_models:
         finish({"two_models": two_models(args.seed)})
     elif args.cases:
-        finish({"cases": against_references(args.cases, args.seed)})
+        finish({"cases": against_references(args.cases, args)})
+    elif args.held_out:
+        finish({"held_out": [row for name in args.sets for row in on_halves(make_case(name, args.seed), args)]})
     else:
         finish({"sweeps": [sweep(name, axis, args) for name in args.sets for axis in args.axes]})
 
@@ -78,6 +83,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="shorter traffic, three points to a sweep, less effort")
     parser.add_argument("--two-models", action="store_true")
     parser.add_argument("--cases", type=Path, metavar="DIR", help="folder with cases/ and reference_results.json")
+    parser.add_argument("--held-out", action="store_true", help="the second half of the time, planned on the first")
     parser.add_argument("--plot", type=Path, metavar="DIR", help="draw every sweep into this folder")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
@@ -123,6 +129,28 @@ def planned(case: Case, policy: str, args: argparse.Namespace) -> tuple[float, f
     return made.slo_attainment, made.planning_seconds
 
 
+def on_halves(case: Case, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """For each policy: attainment on all arrivals, planned on them, and on the second half, planned on the first."""
+    found = []
+    for policy in track(args.policies, f"{case.name} in halves", console=console, transient=True):
+        effort = QUICK_EFFORT if args.quick else EFFORT
+        try:
+            made = plan(case, policy, effort=effort, seed=args.seed, allow_unplaceable=True)
+            half = None if made.windows else held_out(
+                case, policy, effort=effort, seed=args.seed, allow_unplaceable=True
+            )  # fmt: skip
+        except InvalidParameter:  # it can serve no model of the case
+            continue
+        tested = {} if half is None else {
+            "train": half.train, "test": half.test, "low": half.low, "high": half.high, "hindsight": half.hindsight
+        }  # fmt: skip
+        found.append({"case": case.name, "policy": policy, "whole": made.slo_attainment,
+                      "seconds": made.planning_seconds} | tested)  # fmt: skip
+    columns = ["policy", "whole", "train", "test", "low", "high", "hindsight", "seconds"]
+    show(case.name, columns, [[row.get(column, "") for column in columns] for row in found])
+    return found
+
+
 def dedicated(case: Case, split: str) -> float:
     """Attainment when every model has 16 devices to itself, all split alike; models beyond the devices have none."""
     tensor, pipeline = map(int, split.split("x"))
@@ -159,7 +187,7 @@ def show_sweep(result: dict[str, Any]) -> None:
     show(f"{result['set']}, {result['axis']}", [result["axis"], *reached], rows)
 
 
-def against_references(folder: Path, seed: int) -> list[dict[str, Any]]:
+def against_references(folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Every case file: our plan beside the best reference, and the seconds each took."""
     references = json.loads((folder / "reference_results.json").read_text())
     found = []
@@ -167,19 +195,21 @@ def against_references(folder: Path, seed: int) -> list[dict[str, Any]]:
         case, policies = read_case(folder / "cases" / f"{name}.json"), references[name]
         best = max(policies, key=lambda p: (policies[p]["slo_attainment"], -policies[p]["mean_latency_served"]))
         wrong = [p for p, r in policies.items() if not reproduces(case, r)]
-        ours = plan(case, seed=seed)
+        ours = plan(case, seed=args.seed)
         found.append({
             "case": name, "best_policy": best, "reference": policies[best]["slo_attainment"],
             "reference_latency": policies[best]["mean_latency_served"],
             "reference_seconds": max(r["solve_s"] for r in policies.values()),
             "ours": ours.slo_attainment, "latency": ours.mean_latency_served, "seconds": ours.planning_seconds,
             "groups": ours.placement.to_lists(), "verdict": verdict(ours, policies[best]), "not_reproduced": wrong,
+            "held_out": asdict(held_out(case, seed=args.seed)) if args.held_out else None,
         })  # fmt: skip
     rows = [
-        [r["case"], f"{r['reference']:.5f}", f"{r['ours']:.5f}", r["reference_seconds"], r["seconds"], r["verdict"]]
+        [r["case"], f"{r['reference']:.5f}", f"{r['ours']:.5f}",
+         f"{r['held_out']['test']:.5f}" if r["held_out"] else "", r["reference_seconds"], r["seconds"], r["verdict"]]
         for r in found
-    ]
-    show("cases", ["case", "reference", "ours", "its s", "our s", ""], rows)
+    ]  # fmt: skip
+    show("cases", ["case", "reference", "ours", "held out", "its s", "our s", ""], rows)
     return found
 
 

@@ -202,25 +202,39 @@ class Clients:
         return "answered" if text == self._expected[number % NUM_KINDS] else "garbled"
 
 
+class Watch:
+    """Seconds since it was made; those in which this process was stopped do not count: the server was stopped too."""
+
+    def __init__(self) -> None:
+        self.seconds, self._last = 0.0, time.monotonic()
+        self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(0.05)
+            now = time.monotonic()
+            self.seconds, self._last = self.seconds + min(now - self._last, 1.0), now
+
+
 async def capacity(clients: Clients, seconds: float = 15.0, at_once: int = 32) -> float:
     """Answers per second with `at_once` requests under way."""
-    began, before = time.monotonic(), clients.ended["answered"]
-    while time.monotonic() - began < seconds:
+    watch, before = Watch(), clients.ended["answered"]
+    while watch.seconds < seconds:
         while clients.num_open < at_once:
             clients.ask(random.randrange(NUM_KINDS))
             await asyncio.sleep(0)
         await asyncio.sleep(0.005)
-    rate = (clients.ended["answered"] - before) / (time.monotonic() - began)
+    rate = (clients.ended["answered"] - before) / watch.seconds
     await clients.all_ended()
     return rate
 
 
 async def faults(cluster: Cluster, clients: Clients, args: argparse.Namespace, told: dict[str, Any]) -> None:
     """Kill workers every `--every` seconds; in between fill the queues, and restart the server in both ways."""
-    rng, began, turn = random.Random(args.seed), time.monotonic(), 0
+    rng, watch, turn = random.Random(args.seed), Watch(), 0
     special = {round(args.seconds * part): what for part, what in
                ((0.3, "burst"), (0.5, "restart"), (0.75, "kill -9 of the server"))}  # fmt: skip
-    while (now := time.monotonic() - began) < args.seconds:
+    while (now := watch.seconds) < args.seconds:
         due = [at for at in special if at <= now]
         if due:
             what = special.pop(due[0])
@@ -254,8 +268,8 @@ async def soak(args: argparse.Namespace) -> dict[str, Any]:
         rate = await capacity(clients)
         console.print(f"{rate:.1f} answers per second at most", highlight=False)
         working = asyncio.create_task(faults(cluster, clients, args, told))
-        number, ends = 0, time.monotonic() + args.seconds
-        while time.monotonic() < ends:
+        number, watch = 0, Watch()
+        while watch.seconds < args.seconds:
             await asyncio.sleep(rng.expovariate(args.load * rate))
             clients.ask(number := number + 1)
         await working

@@ -60,8 +60,8 @@ WORKLOADS = {
     "long-prompts-shared": Setting([[1, 1, [0, 1]], [1, 1, [0, 1]]], 2.0, 192, 8),
 }
 MULTIPLEXING = {  # a device for each model, against both models on both; long prompts, where processors decide
-    "prompts-replicas": Setting([[1, 1, [0]], [1, 1, [1]]], 4.0, 192, 4),
-    "prompts-pipeline": Setting([[1, 2, [0, 1]]], 4.0, 192, 4),
+    "prompts-replicas": Setting([[1, 1, [0]], [1, 1, [1]]], 6.0, 192, 4),
+    "prompts-pipeline": Setting([[1, 2, [0, 1]]], 6.0, 192, 4),
 }
 
 
@@ -126,7 +126,8 @@ def plan_for(setting: Setting, args: argparse.Namespace) -> ClusterPlan:
     engine = {"dtype": args.dtype}
     if args.same_traffic or any(tensor * pipeline > 1 for tensor, pipeline, _ in groups):  # shards run in torch
         engine = {"dtype": args.parallel_dtype, "executor": "torch"}
-    models = [{"name": name, "path": path, "engine": engine} for name, path in zip("ab", paths, strict=True)]
+    lengths = {"num_tokens": setting.output_tokens, "prompt_tokens": setting.prompt_tokens}
+    models = [{"name": name, "path": path, "engine": engine} | lengths for name, path in zip("ab", paths, strict=True)]
     return plan_of({"groups": groups, "models": models, "overhead": OVERHEAD})
 
 

@@ -2,25 +2,35 @@
 
 float32 is the reference. The change has the standard error of its mean over tokens beside it. The text is cut into
 windows that each start without context; every type reads the same ones. Top-1 agreement is the share of positions whose
-most likely next token is float32's. ``gguf/int8`` is dtype ``gguf`` with keys and values kept as ``int8``.
+most likely next token is float32's. ``gguf/int8`` is dtype ``gguf`` with keys and values kept as ``int8``. llama.cpp
+(llama-cpp-python) may read the same windows of ids.
 
     python benchmarks/quality.py --text novel.txt
+    python benchmarks/quality.py --text novel.txt --dtypes gguf --peer llama-cpp
     python benchmarks/quality.py --text novel.txt --tokens 16384 --window 1024 --dtypes bfloat16 int8 --json
 
 The last line of standard output is one JSON object.
 """
 
 import argparse
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 from common import console, finish, show
+from peers.llama_cpp import LlamaCppLogits
 from rich.progress import track
 
 from paceline.models.base import PAGE_SIZE
 from paceline.models.numba_executor.executor import NumbaModel
-from paceline.models.resolve import resolve_model
+from paceline.models.resolve import ModelSource, resolve_model
 from paceline.models.rows import Part, build_rows
+
+Reader = Callable[[list[int]], Iterable[np.ndarray]]
+"""From a window's ids to the logits below each, in pieces [rows, vocab] that hold until the next is asked for."""
+_ROWS = 128
 
 
 def main() -> None:
@@ -30,14 +40,11 @@ def main() -> None:
     ids = source.tokenizer.encode(text[: 8 * args.tokens])[: args.tokens]
     windows = [ids[i : i + args.window] for i in range(0, len(ids) - 1, args.window)]
     results, reference = {}, None
-    for dtype in ("float32", *args.dtypes):
-        weights, _, kept = dtype.partition("/")
-        model = NumbaModel(source.checkpoint, weights, args.threads, kv_cache_dtype=kept or "auto")
-        losses, best = read(model, windows, dtype)
-        model.close()
+    for name, logits_of in readers(args, source):
+        losses, best = read(logits_of, windows, name)
         reference = (losses, best) if reference is None else reference
         more = losses - reference[0]
-        results[dtype] = {
+        results[name] = {
             "perplexity": float(np.exp(losses.mean())),
             "change": float(np.expm1(more.mean())),
             "error": float(more.std() / len(more) ** 0.5),
@@ -60,18 +67,34 @@ def main() -> None:
     finish({"model": args.model, "text": args.text.name, "tokens": len(ids), "window": args.window, "dtypes": results})
 
 
-def read(model: NumbaModel, windows: list[list[int]], dtype: str) -> tuple[np.ndarray, np.ndarray]:
+def readers(args: argparse.Namespace, source: ModelSource) -> Iterator[tuple[str, Reader]]:
+    """(name, what gives the logits of a window), float32 first; each is gone when the next is asked for."""
+    for dtype in ("float32", *args.dtypes):
+        weights, _, kept = dtype.partition("/")
+        model = NumbaModel(source.checkpoint, weights, args.threads, kv_cache_dtype=kept or "auto")
+        yield dtype, partial(own_logits, model)
+        model.close()
+    for name in args.peer:
+        yield name, LlamaCppLogits(args.model, args.threads, args.window)
+
+
+def own_logits(model: NumbaModel, window: list[int]) -> Iterator[np.ndarray]:
+    """Logits [rows, vocab] of the window's tokens, a few rows at a time: a row is the whole vocabulary."""
+    pages = range(-(-len(window) // PAGE_SIZE))
+    cache = model.new_cache(len(pages))
+    for start in range(0, len(window), _ROWS):
+        yield model.forward(build_rows([Part(pages, start, window[start : start + _ROWS])]), cache).logits
+
+
+def read(logits_of: Reader, windows: list[list[int]], name: str) -> tuple[np.ndarray, np.ndarray]:
     """(negative log-likelihood of each next token in nats, most likely next token) over all windows."""
     losses, best = [], []
-    for window in track(windows, dtype, console=console):
-        pages = range(-(-len(window) // PAGE_SIZE))
-        cache = model.new_cache(len(pages))
-        for start in range(0, len(window), 128):  # logits of few rows at a time: a row is the whole vocabulary
-            rows = build_rows([Part(pages, start, window[start : start + 128])])
-            logits = model.forward(rows, cache).logits.astype(np.float64)
-            follow = window[start + 1 : start + 129]
-            logits = logits[: len(follow)]
-            peak = logits.max(axis=1)
+    for window in track(windows, name, console=console):
+        following = iter(window[1:])
+        for some in logits_of(window):
+            follow = list(islice(following, len(some)))
+            logits = some[: len(follow)].astype(np.float64)
+            peak = logits.max(axis=1, initial=-np.inf)
             norm = peak + np.log(np.exp(logits - peak[:, None]).sum(axis=1))
             losses.append(norm - logits[np.arange(len(follow)), follow])
             best.append(logits.argmax(axis=1))
@@ -86,6 +109,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--window", type=int, default=512)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "int8"])
+    parser.add_argument("--peer", nargs="*", default=[], choices=["llama-cpp"])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", action="store_true", help="accepted for symmetry: the last line is always JSON")
     return parser.parse_args()

@@ -98,6 +98,8 @@ class EngineConfig:
             on CUDA each process has a device of its own.
         pipeline_parallel_size: groups of such processes, each with some of the layers.
         pipeline_layer_partition: layers of each group; None makes the groups as even as they can be.
+        pipeline_head_share: how much of the head's weights, in [0, 1], counts in that: 1 where passes decode, nearly 0
+            where they read long prompts, of which the head sees one row.
         max_model_len: most tokens of a request, prompt and output; None takes the model's own limit.
         max_num_seqs: most requests decoding at once.
         max_num_batched_tokens: most rows of a pass; None takes what `paceline tune --target-ms` chose, else 512.
@@ -126,6 +128,7 @@ class EngineConfig:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     pipeline_layer_partition: tuple[int, ...] | None = None
+    pipeline_head_share: float = 1.0
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None
@@ -157,6 +160,8 @@ class EngineConfig:
                 raise InvalidParameter("memory_fraction", "is given beside kv_cache_memory_bytes", "give one of them")
             if not (isinstance(self.memory_fraction, Real) and 0 < self.memory_fraction <= 1):
                 raise InvalidParameter("memory_fraction", f"{self.memory_fraction!r} is not in (0, 1]", "e.g. 0.5")
+        if not (isinstance(self.pipeline_head_share, Real) and 0 <= self.pipeline_head_share <= 1):
+            raise InvalidParameter("pipeline_head_share", f"{self.pipeline_head_share!r} is not in [0, 1]", "e.g. 0.2")
         for name, choice in (("executor", Executor), ("scheduler", SchedulerName)):
             if getattr(self, name) not in choice.__args__:
                 problem = f"{getattr(self, name)!r} is unknown"

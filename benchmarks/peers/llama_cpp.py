@@ -11,15 +11,20 @@ import socket
 import subprocess
 import time
 import urllib.request
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from paceline import SamplingParams
 from peers.protocol import rates
 from peers.weights import gguf_path, requantised
 
 _CONTEXT = 4096
+_PIECE = 128
+"""Rows of logits at a time."""
 
 
 class LlamaCpp:
@@ -45,6 +50,28 @@ class LlamaCpp:
             if len(stamps) == params.max_tokens or ended:
                 break
         return rates(len(stamps), started, stamps[0], stamps[-1])
+
+
+class LlamaCppLogits:
+    """Called with a window of at most `window` ids: their logits [ids, vocab], in pieces."""
+
+    def __init__(self, model: str, threads: int, window: int) -> None:
+        from llama_cpp import Llama
+
+        self._model = Llama(
+            str(gguf_path(model)),
+            n_ctx=window,
+            n_threads=threads,
+            n_threads_batch=threads,
+            logits_all=True,
+            verbose=False,
+        )
+
+    def __call__(self, window: list[int]) -> Iterator[np.ndarray]:
+        self._model.reset()
+        self._model.eval(window)
+        for start in range(0, len(window), _PIECE):
+            yield self._model.scores[start : min(start + _PIECE, len(window))]
 
 
 class LlamaCppDrafting:

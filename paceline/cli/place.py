@@ -95,6 +95,8 @@ def place(
         raise InvalidParameter("price", f"{price}", "give what a device costs per hour, above 0")
     loaded = c.load_case(case, profiles, model, num_devices, mem_budget, duration, seed)
     loaded = c.scaled(loaded, rate_scale, cv_scale, slo_scale, seed)
+    if loaded.cluster.types:
+        _check_types(why, pools, price)
     with _progress() as progress:
         options: dict[str, Any] = {"effort": effort, "seed": seed, "window": window, "progress": progress}
         options |= {"time_budget": time_budget, "allow_unplaceable": allow_unplaceable}
@@ -106,7 +108,7 @@ def place(
     extra = {} if explanation is None else {"explanation": explanation.to_record()}
     extra |= {} if honest is None else show.honest_record(*honest)
     extra |= {} if apart is None else show.roles_record(apart)
-    extra |= show.cost_record(loaded.cluster.num_devices, price, tried)
+    extra |= show.cost_record(loaded.cluster, price, tried)
     record = json.dumps(show.plan_record(loaded, made) | show.drafts_record(found) | extra)
     if output is not None:
         output.write_text(record + "\n")
@@ -122,20 +124,29 @@ def place(
     for table in explanation_tables(explanation) if explanation is not None else ():
         show_table(table)
     print(show.summary(made))
-    if reach is not None or price is not None:
-        print(show.cost_summary(loaded.cluster.num_devices, price, tried))
+    if reach is not None or price is not None or loaded.cluster.price:
+        print(show.cost_summary(loaded.cluster, price, tried))
     if apart is not None:
         print(show.roles_summary(apart, made.slo_attainment))
     if honest is not None:
         print(show.honest_summary(*honest))
 
 
+def _check_types(why: bool, pools: float | None, price: float | None) -> None:
+    """Refuse what is for devices that are all alike."""
+    for name, given in (("explain", why), ("pools", pools is not None), ("price", price is not None)):
+        if given:
+            remedy = "give prices in devices" if name == "price" else "plan for the devices of one type"
+            raise InvalidParameter(name, "is for devices of one type", remedy)
+
+
 def _planned(
     case: "Case", policy: str, reach: float | None, options: dict[str, Any]
-) -> "tuple[CoPlan, Mapping[int, float]]":
-    """The plan, on all devices or the fewest that reach an attainment; attainment by devices of those tried."""
+) -> "tuple[CoPlan, Mapping[int, float] | Mapping[str, float]]":
+    """The plan, on all devices or the fewest (of several types: the cheapest) that reach an attainment; attainment by
+    devices of those tried."""
     from paceline.placement.coplacement import coplan
-    from paceline.placement.search.fewest import fewest_devices
+    from paceline.placement.search.fewest import cheapest_types, fewest_devices
 
     if reach is None:
         return coplan(case, policy, **options), {}
@@ -144,7 +155,7 @@ def _planned(
         found = coplan(smaller, policy, **options)
         return found.plan.slo_attainment, found
 
-    fewest = fewest_devices(case, reach, planned)
+    fewest = (cheapest_types if case.cluster.types else fewest_devices)(case, reach, planned)
     return fewest.found, fewest.tried
 
 

@@ -8,11 +8,12 @@ import numpy as np
 from rich.table import Table
 
 from paceline.errors import InvalidParameter
-from paceline.placement import Case, Placement, SimulationResult
+from paceline.placement import Case, Cluster, Placement, SimulationResult
 from paceline.placement.coplacement import CoPlan
 from paceline.placement.model import NO_SLO
 from paceline.placement.search import Plan
 from paceline.placement.search.disaggregated import SeparateRoles
+from paceline.placement.search.fewest import described
 from paceline.placement.search.honest import HeldOut
 from paceline.placement.simulator import ControllerRules
 from paceline.placement.simulator.token_evaluator import OVERHEAD, TokenEvaluator
@@ -75,8 +76,9 @@ def _generated_record(case: Case, placement: Placement) -> dict[str, Any]:
         slos |= {name: value for name in ("slo_first", "slo_token") if (value := getattr(model, name)) < float("inf")}
         engine = {"max_num_seqs": seats, "max_num_batched_tokens": budget} | _cache_room(case, placement, m)
         path = model.path or model.name
-        tokens = max(1, round(model.output_tokens))
-        models.append({"name": model.name, "path": path, **slos, "num_tokens": tokens, "engine": engine})
+        tokens = {"num_tokens": model.output_tokens, "prompt_tokens": model.prompt_tokens}
+        lengths = {name: max(1, round(count)) for name, count in tokens.items()}
+        models.append({"name": model.name, "path": path, **slos, **lengths, "engine": engine})
     profiles = [
         [table[case.models[m].name].record() for m in g.models]
         for g, table in zip(placement.groups, tables, strict=True)
@@ -140,7 +142,7 @@ def group_table(case: Case, placement: Placement, result: SimulationResult) -> T
         table.add_column(name, justify="right")
     table.add_column("models")
     for g, group in enumerate(placement.groups):
-        split = f"{group.parallel.tensor} x {group.parallel.pipeline}"
+        split = f"{group.parallel.tensor} x {group.parallel.pipeline} {group.parallel.device}".rstrip()
         busy = _percent(float(np.nanmean(result.utilization[g])))
         names = ", ".join(case.models[m].name for m in group.models)
         table.add_row(split, busy, _percent(result.group_attainment[g]), names)
@@ -190,17 +192,22 @@ def honest_summary(held: HeldOut, interval: tuple[float, float]) -> str:
     )
 
 
-def cost_record(num_devices: int, price: float | None, tried: Mapping[int, float]) -> dict[str, Any]:
-    """What the devices cost per hour, where that is known; attainment by number of devices, where some were tried."""
-    record: dict[str, Any] = {} if price is None else {"cost_per_hour": num_devices * price}
+def cost_record(
+    cluster: Cluster, price: float | None, tried: Mapping[int, float] | Mapping[str, float]
+) -> dict[str, Any]:
+    """What the devices cost per hour, where that is known; attainment by devices, where some were tried."""
+    cost = cluster.price if price is None else cluster.num_devices * price
+    record: dict[str, Any] = {"cost_per_hour": cost} if cost else {}
     return record | ({"attainment_by_devices": tried} if tried else {})
 
 
-def cost_summary(num_devices: int, price: float | None, tried: Mapping[int, float]) -> str:
+def cost_summary(cluster: Cluster, price: float | None, tried: Mapping[int, float] | Mapping[str, float]) -> str:
     """One line on the same."""
-    cost = "" if price is None else f", {num_devices * price:g} per hour"
+    total = cluster.price if price is None else cluster.num_devices * price
+    cost = f", {total:g} per hour" if total else ""
+    devices = f"{described(cluster)}" if cluster.types else f"{cluster.num_devices} devices"
     others = ", ".join(f"{devices}: {_percent(reached)}" for devices, reached in tried.items())
-    return f"{num_devices} devices{cost}" + (f" (attainment by devices: {others})" if others else "")
+    return f"{devices}{cost}" + (f" (attainment by devices: {others})" if others else "")
 
 
 def roles_record(found: SeparateRoles) -> dict[str, Any]:

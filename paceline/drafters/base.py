@@ -1,7 +1,8 @@
 """The contract of a drafter: it proposes token trees, and is told what became of them."""
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -96,6 +97,11 @@ class DraftContext:
     def longest(self) -> int:
         """Most tokens of a chain."""
         return min(self.budget, self.max_depth)
+
+    def over(self, ids: np.ndarray) -> "DraftContext":
+        """The same for who scores the tokens `ids` [k] alone: `warp` and `rank` take logits [k]."""
+        rank = None if self.rank is None else partial(self.rank, ids=ids)
+        return replace(self, warp=partial(self.warp, ids=ids), rank=rank)
 
     def draw_node(self, law: Law, position: int, node: int) -> int:
         """The token of tree node `node` at absolute `position`, drawn from the (warped) draft law."""

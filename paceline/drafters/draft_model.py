@@ -9,6 +9,7 @@ when the draft is several times cheaper than the target and agrees with it. Its 
 from collections.abc import Sequence
 
 from paceline.drafters.base import DraftContext
+from paceline.drafters.common_tokens import CommonTokens, common_tokens
 from paceline.drafters.draft_runner import DraftRunner, grow_all, load_draft
 from paceline.drafters.services import DraftServices
 from paceline.drafters.trees.growth import TreeShape
@@ -20,7 +21,10 @@ from paceline.speculation.traits import DrafterTraits
 
 
 class DraftModel:
-    """Drafts with `model` in trees of `shape`, a level at `cost_ratio` target passes; else as `DraftRunner`."""
+    """Drafts with `model` in trees of `shape`, a level at `cost_ratio` target passes; else as `DraftRunner`.
+
+    Texts that `common` tokens cover are drafted with those alone, when all that are drafted together are such.
+    """
 
     name = "draft_model"
 
@@ -31,13 +35,22 @@ class DraftModel:
         max_prefill_rows: int = 512,
         shape: TreeShape = CHAIN,
         cost_ratio: float = 1.0,
+        common: CommonTokens | None = None,
     ) -> None:
         self.runner = DraftRunner(model, num_pages, max_prefill_rows)
         self.traits = DrafterTraits(shape.branches, shape.branches, cost_ratio, shape.natural_budget, reads=True)
         self._begin = shape.begin
+        self._model, self._common = model, common
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
         """See `Drafter`."""
+        common = self._common
+        if common is not None:
+            if all([common.cover(context.token_ids) for context in contexts]):
+                contexts = [context.over(common.ids) for context in contexts]
+                self.runner.score_with(common.model)
+            else:
+                self.runner.score_with(self._model)
         growths = [self._begin(context) for context in contexts]
         grow_all([self.runner], growths)
         return [growth.tree() for growth in growths]
@@ -62,16 +75,19 @@ def make_draft_model(
     depth: int | None = None,
     replacement: bool | None = None,
     dtype: str | None = None,
+    draft_vocab_size: int | None = None,
 ) -> DraftModel:
     """The drafter around the model called `model`, as large a cache as the target's; the tree as in `tree_shape`.
 
     `dtype` is how the draft's weights are stored, by default as the target's; ``int8`` is lossy for the draft only.
+    `draft_vocab_size` is how many tokens may be proposed, the first ones; by default see `common_tokens`.
 
     Raises:
-        UnsupportedModel: the model has another vocabulary than the target.
-        InvalidParameter: the options describe no tree.
+        UnsupportedModel: the model has another vocabulary than the target, or cannot score a part of it.
+        InvalidParameter: the options describe no tree, or a vocabulary below 1.
     """
     shape = tree_shape(tree, expansion=expansion, paths=paths, topk=topk, depth=depth, replacement=replacement)
     draft = load_draft(services, model, dtype)
-    cost_ratio = services.cost_ratio([(draft, dtype)])
-    return DraftModel(draft.model, services.num_pages, max_prefill_rows, shape, cost_ratio)
+    common = common_tokens(draft.model, draft_vocab_size)
+    cost_ratio = services.cost_ratio([(draft, dtype)], None if common is None else len(common.ids))
+    return DraftModel(draft.model, services.num_pages, max_prefill_rows, shape, cost_ratio, common)

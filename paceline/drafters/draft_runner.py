@@ -47,6 +47,10 @@ class DraftRunner:
         self._limit = model.config.max_position_embeddings
         self._most = num_pages * PAGE_SIZE
 
+    def score_with(self, model: CausalLM) -> None:
+        """Go on with another view of the same weights, whose caches are the same."""
+        self._model = model
+
     def can_hold(self, growth: Growth) -> bool:
         """Whether the text and its tree fit into the model's positions, and into the cache when it is empty."""
         num_tokens = len(growth.context.token_ids)

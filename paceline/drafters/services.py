@@ -11,7 +11,7 @@ from typing import Protocol
 
 from paceline.models.base import KVCache
 from paceline.models.loaded import LoadedModel
-from paceline.models.size import stored_bytes
+from paceline.models.size import bytes_per_pass
 from paceline.scheduling.pages import PagePool
 from paceline.speculation.prices import CPU_BALANCE, LearnedPass, LearnedPrices, Prices, roofline
 
@@ -47,10 +47,11 @@ class DraftServices:
     prices: Prices = field(default_factory=lambda: LearnedPrices(LearnedPass(roofline(CPU_BALANCE))))
     clock: Callable[[], float] = time.perf_counter
 
-    def cost_ratio(self, drafts: Sequence[tuple[LoadedModel, str | None]]) -> float:
+    def cost_ratio(self, drafts: Sequence[tuple[LoadedModel, str | None]], scored: int | None = None) -> float:
         """What a pass of `drafts` (each with its dtype, None for the target's) costs over a target pass of one row.
 
-        By the bytes of their weights: a pass over one row takes as long as reading them.
+        By the bytes of their weights: a pass over one row takes as long as reading them. Drafts that leave out the
+        most of their vocabulary read their output head for the first `scored` tokens.
         """
-        read = sum(stored_bytes(draft.model.config, dtype or self.dtype) for draft, dtype in drafts)
-        return read / stored_bytes(self.target.model.config, self.dtype)
+        read = sum(bytes_per_pass(draft.model.config, dtype or self.dtype, scored) for draft, dtype in drafts)
+        return read / bytes_per_pass(self.target.model.config, self.dtype)

@@ -93,6 +93,7 @@ def _parallel_model(checkpoint: Checkpoint, config: EngineConfig, name: str, pro
         config.tensor_parallel_size,
         config.pipeline_parallel_size,
         layer_partition=config.pipeline_layer_partition,
+        head_share=config.pipeline_head_share,
         device=config.device,
         dtype=config.dtype,
         num_threads=config.num_threads,

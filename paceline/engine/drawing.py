@@ -5,8 +5,9 @@ that want to know logits (log-probabilities), and rules that do more with a law,
 (`sampling/`).
 """
 
+import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -57,7 +58,7 @@ def score(
     parts = [part_of(grant, tree) for grant, tree in zip(grants, drafts, strict=True)]
     sizes = [{"all": len(part.tokens), "last": 1, "none": 0}[part.logits] for part in parts]
     rows = build_rows(parts)
-    if not isinstance(model, DrawsLaws):
+    if not _draws(type(model)):
         output = model.forward(rows, cache, taps)
         return _shares(grants, parts, sizes, [None] * len(grants), output.logits, output.taps)
     asked = [
@@ -65,12 +66,18 @@ def score(
         for grant, tree, size in zip(grants, drafts, sizes, strict=True)
     ]
     flat = [q for own, size in zip(asked, sizes, strict=True) for q in (own or [None] * size)]
-    drawn, answers = model.forward_drawn(rows, cache, taps, flat), []
+    drawn, answers = cast(DrawsLaws, model).forward_drawn(rows, cache, taps, flat), []
     given = iter(drawn.answers)
     for own, size in zip(asked, sizes, strict=True):
         found = [next(given) for _ in range(size)]
         answers.append(found if own else None)
     return _shares(grants, parts, sizes, answers, drawn.logits, drawn.taps)
+
+
+@functools.cache
+def _draws(kind: type) -> bool:
+    """Whether models of this class are `DrawsLaws`: asked at every step, and dear to find out."""
+    return issubclass(kind, DrawsLaws)
 
 
 def verdict_of(live: LiveSample, tree: TokenTree, scores: Scores) -> Verdict:

@@ -20,7 +20,7 @@ from paceline.engine.pass_costs import pass_costs, step_seconds
 from paceline.engine.profiles import dtype_of
 from paceline.engine.progress import watched
 from paceline.errors import InvalidParameter
-from paceline.models.base import PAGE_SIZE
+from paceline.models.base import PAGE_SIZE, RunsInParts
 from paceline.models.download import BUILTIN_MODELS, weights_path
 from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import ModelSource
@@ -117,6 +117,8 @@ class LLM:
             kv_cache_memory_bytes=self._engine.cache.num_bytes // count,
         )
         del self._engine
+        if isinstance(self._loaded.model, RunsInParts):
+            self._loaded.model.keep_passes_whole()
         engines = [build_engine(self._loaded, share, None) for _ in range(count)]
         self._engine, self.max_model_len = engines[0], cache_capacity(self._loaded.model, share)[1]
         return engines

@@ -185,6 +185,19 @@ class SkipsLayers(Protocol):
 
 
 @runtime_checkable
+class NarrowsVocabulary(Protocol):
+    """What a `CausalLM` has besides when it can score the first ids of its vocabulary alone, for drafting."""
+
+    def with_vocabulary(self, size: int) -> CausalLM:
+        """The same weights whose passes score the ids below `size` only: their logits are [K, size].
+
+        Any token may be read, caches are those of the whole model, and each logit is bitwise the whole model's. `size`
+        is at least 1; the whole vocabulary where it has no more.
+        """
+        ...
+
+
+@runtime_checkable
 class WeighsPages(Protocol):
     """What a `CausalLM` has besides when it can tell where its attention goes, as page selection needs to know."""
 
@@ -194,6 +207,15 @@ class WeighsPages(Protocol):
         The mean over layers and heads, so a row sums to 1 less what goes to branch slots; those are to lie outside the
         table.
         """
+        ...
+
+
+@runtime_checkable
+class RunsInParts(Protocol):
+    """What a `CausalLM` has besides when it cuts a pass into parts, so that several stages work on it at once."""
+
+    def keep_passes_whole(self) -> None:
+        """Cut none from now on: where other passes keep the stages busy, each part only reads all weights again."""
         ...
 
 

@@ -5,7 +5,6 @@ Used by the engine for the target and by drafters that own a model. Knows pages 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -61,63 +60,62 @@ def _without(rows: Rows, gone: np.ndarray) -> Rows:
 
 
 def _all_rows(parts: Sequence[Part]) -> Rows:
-    """The batch with every row of every part, computed or not."""
-    sizes = [len(part.tokens) for part in parts]
-    tables = np.full((len(parts), max(len(part.pages) for part in parts)), -1, np.int32)
-    for table, part in zip(tables, parts, strict=True):
-        table[: len(part.pages)] = part.pages
-    first_rows = np.concatenate([[0], np.cumsum(sizes)])
-    offsets = np.arange(first_rows[-1]) + np.repeat([part.start for part in parts] - first_rows[:-1], sizes)
-    segments = np.repeat(np.arange(len(parts), dtype=np.int32), sizes)
-    slots = tables[segments, offsets // PAGE_SIZE] * PAGE_SIZE + offsets % PAGE_SIZE
-    positions, natural, branches = offsets.copy(), offsets + 1, {}
-    for part, first in zip(parts, first_rows, strict=False):
+    """The batch with every row of every part, computed or not.
+
+    In lists and one array: a step finds its caches full of weights, where an operation on a small array takes ten
+    microseconds.
+    """
+    tokens, positions, slots, segments, natural, asked = [], [], [], [], [], []
+    branches: dict[int, list[int]] = {}
+    for segment, part in enumerate(parts):
+        first, pages, places = len(tokens), part.pages, range(part.start, part.start + len(part.tokens))
+        tokens.extend(part.tokens)  # an array, perhaps: "+=" would add its numbers
+        slots += [pages[at // PAGE_SIZE] * PAGE_SIZE + at % PAGE_SIZE for at in places]
+        segments += [segment] * len(places)
+        positions += places
+        natural += range(part.start + 1, part.start + 1 + len(places))
         if part.parents is not None:
-            _place_branches(part, int(first), slots, positions, natural, branches)
+            _place_branches(part, first, slots, positions, natural, branches)
+        if part.logits != "none":
+            asked += range(first if part.logits == "all" else len(tokens) - 1, len(tokens))
+    numbers = np.array((tokens, positions, slots, segments, natural), np.int32)
     return Rows(
-        token_ids=np.fromiter(chain.from_iterable(part.tokens for part in parts), np.int32, len(offsets)),
-        positions=positions.astype(np.int32),
-        slots=slots.astype(np.int32),
-        segments=segments,
-        page_tables=tables,
-        natural_lengths=natural.astype(np.int32),
-        branch_slots=_branch_table(branches, len(offsets)),
-        logit_rows=_asked(parts, first_rows),
+        token_ids=numbers[0],
+        positions=numbers[1],
+        slots=numbers[2],
+        segments=numbers[3],
+        page_tables=_padded([part.pages for part in parts]),
+        natural_lengths=numbers[4],
+        branch_slots=_padded([branches.get(row, ()) for row in range(len(tokens))] if branches else [()] * len(tokens)),
+        logit_rows=np.array(asked, np.int32),
     )
 
 
-def _place_branches(part: Part, first: int, slots, positions, natural, branches: dict[int, list[int]]) -> None:
+def _place_branches(
+    part: Part, first: int, slots: list[int], positions: list[int], natural: list[int], branches: dict[int, list[int]]
+) -> None:
     """Correct what a chain would have got for the rows of a tree that leave its first branch."""
-    parents = part.parents or ()
-    for j, parent in enumerate(parents):
+    for j, parent in enumerate(part.parents or ()):
         row = first + j
         if parent < 0:
             depth, before, tail = 0, part.start, []
         else:
             above = first + parent
-            depth = int(positions[above]) - part.start + 1
-            before, tail = int(natural[above]), branches.get(above, [])
+            depth = positions[above] - part.start + 1
+            before, tail = natural[above], branches.get(above, [])
         positions[row] = part.start + depth
         if depth == j and not tail:
             natural[row] = before + 1
         else:
-            natural[row], branches[row] = before, [*tail, int(slots[row])]
+            natural[row], branches[row] = before, [*tail, slots[row]]
 
 
-def _branch_table(branches: dict[int, list[int]], num_rows: int) -> np.ndarray:
-    width = max(map(len, branches.values()), default=0)
-    table = np.full((num_rows, width), -1, np.int32)
-    for row, slots in branches.items():
-        table[row, : len(slots)] = slots
-    return table
-
-
-def _asked(parts: Sequence[Part], first_rows: np.ndarray) -> np.ndarray:
-    asked = np.ones(first_rows[-1], bool)
-    for part, first, end in zip(parts, first_rows.tolist(), first_rows[1:].tolist(), strict=False):
-        if part.logits != "all":
-            asked[first : end - (part.logits == "last")] = False
-    return np.flatnonzero(asked).astype(np.int32)
+def _padded(lists: Sequence[Sequence[int]]) -> np.ndarray:
+    """[lists, longest] int32, -1 after the end of each."""
+    width = max([len(one) for one in lists])
+    if not width:
+        return np.empty((len(lists), 0), np.int32)
+    return np.array([[*one, *[-1] * (width - len(one))] for one in lists], np.int32)
 
 
 def compaction(pages: Sequence[int], start: int, rows: Sequence[int]) -> tuple[list[int], list[int]]:

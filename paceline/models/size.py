@@ -16,4 +16,19 @@ def num_parameters(config: ModelConfig) -> int:
 
 def stored_bytes(config: ModelConfig, dtype: str) -> int:
     """Bytes of the weights stored as `dtype`."""
-    return int(num_parameters(config) * _BYTES.get(dtype, 2))
+    return int(num_parameters(config) * _bytes_per_weight(dtype))
+
+
+def bytes_per_pass(config: ModelConfig, dtype: str, scored: int | None = None) -> int:
+    """Bytes that a pass over one row reads of the weights stored as `dtype`.
+
+    All but the input embedding, of which one row is read; of the output head what the first `scored` tokens need.
+    """
+    head = config.vocab_size if scored is None else min(scored, config.vocab_size)
+    tables = 1 if config.tie_word_embeddings else 2
+    weights = num_parameters(config) + (head - tables * config.vocab_size) * config.hidden_size
+    return int(weights * _bytes_per_weight(dtype))
+
+
+def _bytes_per_weight(dtype: str) -> float:
+    return _BYTES.get(dtype, 2)

@@ -19,13 +19,14 @@ about themselves may be there too: ``n_requests`` and ``arrivals_sha256`` are co
 """
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import InvalidParameter
 from paceline.placement.arrivals import draw_for_models
 from paceline.placement.case import Case
-from paceline.placement.cluster import Cluster
+from paceline.placement.cluster import Cluster, DeviceType
 from paceline.placement.drafting import Drafting
 from paceline.placement.fields import (
     field_of,
@@ -45,13 +46,15 @@ from paceline.placement.workload import MAX_SECONDS, Workload
 
 _CASE_KEYS = (
     "name", "num_devices", "mem_budget", "models", "profiles", "arrivals", "duration", "seed",
-    "note", "policies", "num_devices_per_node", "n_requests", "arrivals_sha256",
+    "note", "policies", "num_devices_per_node", "n_requests", "arrivals_sha256", "devices",
 )  # fmt: skip
 _MODEL_KEYS = (
     "name", "type", "rate", "cv", "slo", "path", "draft", "prompt_tokens", "output_tokens", "length_cv", "slo_first",
     "slo_token", "weight", "floor",
 )  # fmt: skip
-_PROFILE_KEYS = ("op", "pp", "latency", "weight_mem", "batch_latency", "tokens", "kv_bytes")
+_PROFILE_KEYS = ("op", "pp", "latency", "weight_mem", "batch_latency", "tokens", "kv_bytes", "device")
+_DEVICE_KEYS = ("type", "count", "mem_budget", "per_node", "price")
+_ALIKE_KEYS = ("num_devices", "mem_budget", "num_devices_per_node")
 
 MOST_BYTES = 1e18
 """Of a device's memory, or of a stage's weights."""
@@ -78,15 +81,48 @@ def case_from(values: dict[str, Any], folder: Path, name: str) -> Case:
     only_known(values, _CASE_KEYS, "case")
     models = tuple(_read_model(i, model) for i, model in enumerate(field_of(values, "models", list)))
     profiles = {str(name): _read_profile(name, rows) for name, rows in field_of(values, "profiles", dict).items()}
-    node_devices = None if values.get("num_devices_per_node") is None else whole_of(values, "num_devices_per_node")
-    budget = number_of(values, "mem_budget", most=MOST_BYTES)
     return Case(
         name=text_of(values, "name", name),
-        cluster=Cluster(whole_of(values, "num_devices"), budget, node_devices),
+        cluster=_read_cluster(values, profiles),
         models=models,
         profiles=profiles,
         workload=_read_workload(values, models, folder),
         drafts={i: _read_draft(i, m) for i, m in enumerate(values["models"]) if m.get("draft") is not None},
+    )
+
+
+def _read_cluster(values: dict[str, Any], profiles: Mapping[str, ModelProfile]) -> Cluster:
+    named = {split.device for profile in profiles.values() for split in profile.entries if split.device}
+    if "devices" not in values:
+        if named:
+            problem = f"profiles name {sorted(named)[0]!r}, but all devices are alike"
+            raise InvalidParameter("device", problem, "leave it out, or give the types in devices")
+        node_devices = None if values.get("num_devices_per_node") is None else whole_of(values, "num_devices_per_node")
+        budget = number_of(values, "mem_budget", most=MOST_BYTES)
+        return Cluster(whole_of(values, "num_devices"), budget, node_devices)
+    for key in _ALIKE_KEYS:
+        if values.get(key) is not None:
+            raise InvalidParameter(key, "is given beside devices", "say it of each type there")
+    cluster = Cluster.of_types(_read_device(i, each) for i, each in enumerate(field_of(values, "devices", list)))
+    known = {device.name for device in cluster.types}
+    if unknown := sorted(named - known):
+        raise InvalidParameter("device", f"profiles name {unknown[0]!r}", f"use one of {', '.join(sorted(known))}")
+    if any(not split.device for profile in profiles.values() for split in profile.entries):
+        raise InvalidParameter("device", "an entry of profiles names none", "say which type it was profiled on")
+    return cluster
+
+
+def _read_device(index: int, values: Any) -> DeviceType:
+    where = f"devices[{index}]"
+    if not isinstance(values, dict):
+        raise InvalidParameter(where, f"{shown(values)} is no mapping", "give type, count, mem_budget")
+    only_known(values, _DEVICE_KEYS, where)
+    return DeviceType(
+        name=text_of(values, "type", where=where),
+        num_devices=whole_of(values, "count", where=where),
+        mem_budget=number_of(values, "mem_budget", where=where, most=MOST_BYTES),
+        node_devices=None if values.get("per_node") is None else whole_of(values, "per_node", where=where),
+        price=number_of(values, "price", 0.0, where),
     )
 
 
@@ -166,7 +202,8 @@ def _read_profile(name: str, rows: Any) -> ModelProfile:
 
 def _read_entry(row: dict[str, Any], where: str) -> tuple[ParallelConfig, Stages]:
     only_known(row, _PROFILE_KEYS, where)
-    parallel = ParallelConfig(whole_of(row, "op", 1, where), whole_of(row, "pp", 1, where))
+    device = "" if row.get("device") is None else text_of(row, "device", where=where)
+    parallel = ParallelConfig(whole_of(row, "op", 1, where), whole_of(row, "pp", 1, where), device)
     memory = numbers_of(row, "weight_mem", where, most=MOST_BYTES)
     if "tokens" in row:
         if "latency" in row or "batch_latency" in row:

@@ -1,33 +1,69 @@
 """`Cluster`: the devices a placement may use.
 
-All devices are alike; what a link costs is in the models' profiles (`cost.py`). Where devices come in nodes, the ranks
-that share a layer are in one node: they add up their parts twice a layer, over the links inside it.
+Devices of one type are alike; what a link costs is in the models' profiles (`cost.py`). Where devices come in nodes,
+the ranks that share a layer are in one node: they add up their parts twice a layer, over the links inside it.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.errors import InvalidParameter
 
 MAX_DEVICES = 65_536
+MAX_TYPES = 8
+"""Of devices in one cluster."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceType:
+    """Devices of one type among several.
+
+    Args:
+        name: what profiles and groups call it.
+        num_devices, mem_budget, node_devices: as of `Cluster`.
+        price: of a device per hour; 0 where nobody says.
+
+    Raises:
+        InvalidParameter: see `Cluster`; or no name, or a price below 0.
+    """
+
+    name: str
+    num_devices: int
+    mem_budget: float
+    node_devices: int | None = None
+    price: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise InvalidParameter("devices", "a type has no name", "give each its own")
+        if not 0 <= self.price < float("inf"):
+            raise InvalidParameter("price", f"{self.price} for {self.name!r}", "give what a device costs per hour")
+        _ = self.cluster
+
+    @property
+    def cluster(self) -> "Cluster":
+        """These devices alone."""
+        return Cluster(self.num_devices, self.mem_budget, self.node_devices)
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Devices of one kind.
+    """Devices of one type, or of several.
 
     Args:
-        num_devices: from 1 to `MAX_DEVICES`.
-        mem_budget: bytes of one device that may hold weights.
+        num_devices: from 1 to `MAX_DEVICES`; of all types together.
+        mem_budget: bytes of one device that may hold weights; of the largest type.
         node_devices: of a node, the last of which may have fewer; None for one node of them all.
+        types: where devices differ (`of_types`); empty where all are alike.
 
     Raises:
-        InvalidParameter: no devices, no memory on them, or no devices in a node.
+        InvalidParameter: no devices, no memory on them, no devices in a node, or types of another number.
     """
 
     num_devices: int
     mem_budget: float
     node_devices: int | None = None
+    types: tuple[DeviceType, ...] = ()
 
     def __post_init__(self) -> None:
         if self.num_devices < 1:
@@ -40,6 +76,45 @@ class Cluster:
         if self.node_devices is not None and self.node_devices < 1:
             problem = f"{self.node_devices} is less than 1"
             raise InvalidParameter("num_devices_per_node", problem, "give the devices of a node, or leave it out")
+        if self.types and self.num_devices != sum(each.num_devices for each in self.types):
+            problem = f"{self.num_devices}, its types have {sum(each.num_devices for each in self.types)}"
+            raise InvalidParameter("num_devices", problem, "change the number of a type")
+
+    @classmethod
+    def of_types(cls, types: Iterable[DeviceType]) -> "Cluster":
+        """A cluster of several types. Raises InvalidParameter: none, too many, or two of one name."""
+        types = tuple(types)
+        if not 1 <= len(types) <= MAX_TYPES:
+            raise InvalidParameter("devices", f"{len(types)} types", f"give 1 to {MAX_TYPES}")
+        names = [each.name for each in types]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise InvalidParameter("devices", f"{twice!r} is given twice", "give each type its own name")
+        total = sum(each.num_devices for each in types)
+        return cls(total, max(each.mem_budget for each in types), None, types)
+
+    @property
+    def price(self) -> float:
+        """Of all devices per hour, as far as their types say."""
+        return sum(each.num_devices * each.price for each in self.types)
+
+    def scale_memory(self, factor: float) -> "Cluster":
+        """Every device with `factor` times its memory."""
+        types = tuple(replace(each, mem_budget=each.mem_budget * factor) for each in self.types)
+        return replace(self, mem_budget=self.mem_budget * factor, types=types)
+
+    def part(self, device: str) -> "Cluster":
+        """The devices of that type, as a cluster of their own; all of them where they are alike.
+
+        Raises:
+            InvalidParameter: there is no such type.
+        """
+        found = next((each for each in self.types if each.name == device), None)
+        if found is not None:
+            return found.cluster
+        if self.types or device:
+            known = ", ".join(each.name for each in self.types) or "no type: all devices are alike"
+            raise InvalidParameter("devices", f"there is no type {device!r}", f"use {known}")
+        return replace(self, types=())
 
     @property
     def per_node(self) -> int:

@@ -154,8 +154,7 @@ def _scaled(case: Case, scales: Mapping[str, float], seed: int) -> Case:
     if "cv" in scales:
         fitted = fit(case.workload, FIT_WINDOW, len(case.models))
         case = case.with_workload(fitted.resample(np.random.default_rng(seed), cv_scale=scales["cv"]))
-    memory = case.cluster.mem_budget * scales.get("memory", 1.0)
-    case = replace(case, cluster=replace(case.cluster, mem_budget=memory))
+    case = replace(case, cluster=case.cluster.scale_memory(scales.get("memory", 1.0)))
     return case.scale_rate(scales.get("rate", 1.0)).scale_slo(scales.get("slo", 1.0))
 
 

@@ -46,15 +46,21 @@ class Placement:
 
     @classmethod
     def from_lists(cls, groups: Sequence[Sequence]) -> "Placement":
-        """From ``[[tensor degree, pipeline degree, [model indices]], ...]``, the form of a plan file."""
+        """From ``[[tensor degree, pipeline degree, [model indices]], ...]``, the form of a plan file.
+
+        Where devices differ, their type comes last: ``[1, 2, [0, 3], "l4"]``.
+        """
         remedy = "write [[tensor, pipeline, [model indices]], ...]"
         if isinstance(groups, str | Mapping) or not isinstance(groups, Iterable):
             raise InvalidParameter("groups", f"{shown(groups)} is no list", remedy)
         made = []
         for index, entry in enumerate(groups):
             try:
-                tensor, pipeline, models = entry
-                made.append(Group(ParallelConfig(_whole(tensor), _whole(pipeline)), tuple(map(_whole, models))))
+                tensor, pipeline, models, *rest = entry
+                (device,) = rest or ("",)
+                if not isinstance(device, str):
+                    raise TypeError(device)
+                made.append(Group(ParallelConfig(_whole(tensor), _whole(pipeline), device), tuple(map(_whole, models))))
             except (TypeError, ValueError, OverflowError) as error:
                 if isinstance(error, InvalidParameter):
                     raise
@@ -62,8 +68,11 @@ class Placement:
         return cls(tuple(made))
 
     def to_lists(self) -> list[list]:
-        """``[[tensor degree, pipeline degree, [model indices]], ...]``."""
-        return [[group.parallel.tensor, group.parallel.pipeline, list(group.models)] for group in self.groups]
+        """What `from_lists` reads."""
+        return [
+            [group.parallel.tensor, group.parallel.pipeline, list(group.models), *filter(None, [group.parallel.device])]
+            for group in self.groups
+        ]
 
     @property
     def num_devices(self) -> int:
@@ -109,19 +118,27 @@ def validate(
         InvalidParameter: more devices than there are, stages that fit no node, an unknown model, a split without a
             profile, or a full device.
     """
-    if placement.num_devices > cluster.num_devices:
-        problem = f"need {placement.num_devices} devices, the cluster has {cluster.num_devices}"
-        raise InvalidParameter("groups", problem, "use fewer or smaller groups")
-    splits = [group.parallel for group in placement.groups]
-    if not cluster.has_nodes_for(split.tensor for split in splits for _ in range(split.pipeline)):
-        problem = f"tensor degrees up to {max(split.tensor for split in splits)} do not fit nodes of {cluster.per_node}"
-        raise InvalidParameter("groups", problem, "use degrees that divide a node's devices")
+    for device in sorted({group.parallel.device for group in placement.groups}):
+        _check_devices([g.parallel for g in placement.groups if g.parallel.device == device], cluster.part(device))
     for index, group in enumerate(placement.groups):
         for model in group.models:
             if not 0 <= model < len(models):
                 problem = f"group {index} holds model {model}, there are {len(models)}"
                 raise InvalidParameter("groups", problem, f"use indices 0 to {len(models) - 1}")
         fullest = max(group_mem(group, models, profiles))
-        if fullest > cluster.mem_budget:
-            problem = f"group {index} needs {fullest:.0f} bytes on a device, the budget is {cluster.mem_budget:.0f}"
+        budget = cluster.part(group.parallel.device).mem_budget
+        if fullest > budget:
+            problem = f"group {index} needs {fullest:.0f} bytes on a device, the budget is {budget:.0f}"
             raise InvalidParameter("groups", problem, "hold fewer models there or split them further")
+
+
+def _check_devices(splits: Sequence[ParallelConfig], cluster: Cluster) -> None:
+    """Refuse groups of one type of devices that these cannot be shared out to."""
+    needed = sum(split.num_devices for split in splits)
+    if needed > cluster.num_devices:
+        of_type = f" of type {splits[0].device!r}" if splits[0].device else ""
+        problem = f"need {needed} devices{of_type}, the cluster has {cluster.num_devices}"
+        raise InvalidParameter("groups", problem, "use fewer or smaller groups")
+    if not cluster.has_nodes_for(split.tensor for split in splits for _ in range(split.pipeline)):
+        problem = f"tensor degrees up to {max(split.tensor for split in splits)} do not fit nodes of {cluster.per_node}"
+        raise InvalidParameter("groups", problem, "use degrees that divide a node's devices")

@@ -13,10 +13,14 @@ from paceline.placement.tokens.profile import TokenProfile
 
 @dataclass(frozen=True, slots=True, order=True)
 class ParallelConfig:
-    """How a model is split over devices: `pipeline` stages in a row, each spread over `tensor` devices."""
+    """How a model is split over devices: `pipeline` stages in a row, each spread over `tensor` devices.
+
+    `device` is their type where a cluster has several, "" where all are alike.
+    """
 
     tensor: int = 1
     pipeline: int = 1
+    device: str = ""
 
     def __post_init__(self) -> None:
         if self.tensor < 1 or self.pipeline < 1:
@@ -29,7 +33,11 @@ class ParallelConfig:
         return self.tensor * self.pipeline
 
     def __str__(self) -> str:
-        return f"({self.tensor}, {self.pipeline})"
+        return (
+            f"({self.tensor}, {self.pipeline})"
+            if not self.device
+            else f"({self.tensor}, {self.pipeline}, {self.device})"
+        )
 
 
 @dataclass(frozen=True, slots=True)

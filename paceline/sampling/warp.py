@@ -71,13 +71,14 @@ class Warper:
         self._counts: OutputCounts | None = None
         if (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) != (1, 0, 0):
             self._counts = OutputCounts(token_ids, num_prompt_tokens, params.repetition_penalty != 1)
-        edits = self._counts is not None or len(self._bias_ids) or self._bad_words
+        edits = bool(self._counts is not None or len(self._bias_ids) or self._bad_words)
         self._only_grammar = grammar is not None and not edits
+        self._always_edits = edits or grammar is not None
 
     @property
     def takes_argmax(self) -> bool:
         """Whether every law is a point at the largest logit: temperature 0, and nothing else changes logits."""
-        return self.params.is_greedy and not self.params.min_tokens and not self._edits(self._end_ids[:0])
+        return self.params.is_greedy and not self.params.min_tokens and not self._always_edits
 
     def law(self, logits: np.ndarray, path: Sequence[int] = (), ids: np.ndarray | None = None) -> Law:
         """The warped law of the next token.
@@ -153,11 +154,12 @@ class Warper:
 
     def _edits(self, end_ids: np.ndarray) -> bool:
         """Whether logits of single tokens are changed before temperature; `end_ids` are impossible."""
-        edits = self._counts is not None or self.grammar is not None
-        return bool(edits or len(self._bias_ids) or len(end_ids) or self._bad_words)
+        return self._always_edits or len(end_ids) > 0
 
     def _impossible_ends(self, path: Sequence[int]) -> np.ndarray:
         """Ids that cannot end the output yet."""
+        if not self.params.min_tokens:
+            return NO_IDS
         num_said = len(self._token_ids) - self._num_prompt_tokens + len(path)
         return self._end_ids if num_said < self.params.min_tokens else self._end_ids[:0]
 

@@ -7,6 +7,9 @@ from typing import Any
 from paceline.config import EngineConfig, from_mapping
 from paceline.errors import InvalidParameter
 
+DECODED = 8
+"""Rows of a prompt that cost about as much as a token that is generated: passes that decode read all weights for a few
+rows."""
 _FROM_THE_PLAN = ("tensor_parallel_size", "pipeline_parallel_size", "num_threads")
 
 
@@ -23,6 +26,7 @@ class ModelSpec:
             service times do not follow them.
         slo_first: seconds from arrival to the first token; infinite for none.
         slo_token: seconds per further token; infinite for none.
+        prompt_tokens: that prompts are expected to have; None when it is not known.
 
     Raises:
         InvalidParameter: a deadline or number of tokens that is not above 0, or options no engine has.
@@ -35,6 +39,7 @@ class ModelSpec:
     num_tokens: int | None = None
     slo_first: float = float("inf")
     slo_token: float = float("inf")
+    prompt_tokens: int | None = None
 
     def __post_init__(self) -> None:
         where = f"models.{self.name}"
@@ -42,8 +47,10 @@ class ModelSpec:
             seconds = getattr(self, name)
             if not seconds > 0:
                 raise InvalidParameter(f"{where}.{name}", f"{seconds} s", "give seconds above 0, or leave it out")
-        if self.num_tokens is not None and self.num_tokens < 1:
-            raise InvalidParameter(f"{where}.num_tokens", f"{self.num_tokens}", "give 1 or more, or leave it out")
+        for name in ("num_tokens", "prompt_tokens"):
+            count = getattr(self, name)
+            if count is not None and count < 1:
+                raise InvalidParameter(f"{where}.{name}", f"{count}", "give 1 or more, or leave it out")
         for key in _FROM_THE_PLAN:
             if key in self.engine:
                 raise InvalidParameter(f"{where}.engine", f"{key} is given", "leave it out: groups decide it")
@@ -53,6 +60,17 @@ class ModelSpec:
     def seats(self) -> int:
         """Requests that its engine runs at once."""
         return from_mapping(EngineConfig, self.engine).max_num_seqs
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Options of its engine: its own, and how its layers are best shared by the stages of a pipeline.
+
+        The head is one row of a prompt's work and all of a decode's, so it counts by the time that goes to decodes.
+        """
+        if self.prompt_tokens is None or self.num_tokens is None:
+            return self.engine
+        decoding = DECODED * self.num_tokens
+        return {"pipeline_head_share": decoding / (decoding + self.prompt_tokens), **self.engine}
 
     def size(self, max_tokens: int) -> float:
         """Work of a request for `max_tokens` tokens over that of the profiled one."""

@@ -38,7 +38,7 @@ def open_model(
     spec: ModelSpec, speculative: SpeculativeConfig | None = None, progress: NamedProgress = silent, **engine: Any
 ) -> AsyncLLM:
     """A model ready to be asked; its own options go before those of `engine`."""
-    llm = LLM(spec.path, speculative=speculative, progress=progress, **(engine | dict(spec.engine)))
+    llm = LLM(spec.path, speculative=speculative, progress=progress, **(engine | dict(spec.options)))
     llm.engine.grammars.warm_up()
     return AsyncLLM(llm)
 

@@ -24,6 +24,8 @@ DRAFTERS = [
     {"method": "draft_model", "model": "random-1", "options": {"tree": "dynamic", "topk": 2}},
     {"method": "draft_model", "model": "random-0", "options": {"tree": "sampled"}},
     {"method": "draft_model", "model": "random-0", "options": {"tree": "sampled", "replacement": True}},
+    {"method": "draft_model", "model": "random-0", "options": {"draft_vocab_size": 110}},
+    {"method": "draft_model", "model": "random-1", "options": {"draft_vocab_size": 100, "tree": "sampled"}},
     {"method": "specinfer", "options": {"models": ["random-0", "random-1"]}},
     {"method": "specinfer", "options": {"models": ["random-1", "random-0"], "expansion": [[2, 1], [1, 2]]}},
 ]
@@ -84,6 +86,20 @@ def test_a_seeded_request_says_the_same_alone_and_in_company(engine_for, rule):
     together = run_all(engine_for(draft), params=SAMPLED)
     alone = [run_all(engine_for(draft), [prompt], SAMPLED)[0] for prompt in PROMPTS]
     assert texts(together) == texts(alone)
+
+
+def test_a_draft_of_common_tokens_proposes_no_others(engine_for):
+    draft = {"method": "draft_model", "model": "random-0", "policy": "fixed", "num_draft_tokens": 3}
+    answers = run_all(engine_for(draft))
+    few = sorted(token for output in answers for token in output.token_ids)[len(answers) * 20]  # the median
+    fewer = run_all(engine_for(draft | {"options": {"draft_vocab_size": few}}))
+    assert texts(fewer) == texts(answers)
+    drafted = [
+        token for output in fewer for token, kind in zip(output.token_ids, output.provenance, strict=True)
+        if kind == "drafted"
+    ]  # fmt: skip
+    assert drafted
+    assert max(drafted) < few
 
 
 @pytest.mark.parametrize(

@@ -222,6 +222,14 @@ def test_all_layers_named_are_bitwise_the_whole_model(model):
     assert not np.array_equal(model.with_layers([0, 2]).forward(rows, model.new_cache(8)).logits, whole)
 
 
+@pytest.mark.parametrize("size", [1, 32, 45, 10_000])
+def test_a_part_of_the_vocabulary_is_bitwise_the_whole_models(model, size):
+    rows = build_rows([Part(range(8), 0, TOKENS, logits="all")])
+    whole = model.forward(rows, model.new_cache(8)).logits.copy()
+    assert np.array_equal(model.with_vocabulary(size).forward(rows, model.new_cache(8)).logits, whole[:, :size])
+    assert np.array_equal(model.forward(rows, model.new_cache(8)).logits, whole)
+
+
 @pytest.mark.parametrize("layers", [[0], [1, 2], [0, 2]])
 def test_left_out_layers_equal_the_reference(layers):
     torch_executor = pytest.importorskip("paceline.models.torch_executor")

@@ -333,6 +333,15 @@ def test_the_partition_is_the_best_there_is(vocab_size):
     assert balanced_partition(config, 1) == (6,)
 
 
+def test_the_head_counts_as_much_as_is_said():
+    config = small_config(num_hidden_layers=6, vocab_size=2000)
+    layer, head = layer_weights(config)[0], 2000 * config.hidden_size
+    assert 1 < head / layer < 3
+    assert balanced_partition(config, 2) == (4, 2)
+    assert balanced_partition(config, 2, head_share=0.0) == (3, 3)
+    assert [len(stage) for stage in Layout.of(config, 1, 2, head_share=0.0).stages] == [3, 3]
+
+
 def test_split_rows_keeps_every_row_and_its_question():
     rows = build_rows([Part((0, 1), 0, random_tokens(20), logits="last"), Part((2,), 3, [1, 2, 3], parents=[-1, 0, 0])])
     parts = list(split_rows(rows, 4))

@@ -9,7 +9,6 @@ head's vocabulary has probability 0 in it and can still be said by the target. C
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import cast
 
 import numpy as np
@@ -98,10 +97,7 @@ class HeadDrafter:
         """The context as this head needs it: laws over its own vocabulary, and no more levels than it has places."""
         if self._deepest is not None and context.max_depth > self._deepest:
             context = replace(context, max_depth=self._deepest)
-        if self._ids is None:
-            return context
-        rank = None if context.rank is None else partial(context.rank, ids=self._ids)
-        return replace(context, warp=partial(context.warp, ids=self._ids), rank=rank)
+        return context if self._ids is None else context.over(self._ids)
 
 
 def head_of(

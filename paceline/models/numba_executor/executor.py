@@ -19,7 +19,7 @@ from paceline.models.numba_executor.attend import MOST_BLOCKS, SLACK
 from paceline.models.numba_executor.attention import MOST_HEADS, PAGES_AHEAD
 from paceline.models.numba_executor.experts import ExpertScratch
 from paceline.models.numba_executor.forward import Batch, Scratch, Shape, Weights, num_counters
-from paceline.models.numba_executor.gemm import PANEL
+from paceline.models.numba_executor.gemm import PANEL, padded_rows
 from paceline.models.numba_executor.kernel_cache import compiled_forward
 from paceline.models.numba_executor.kv_cache import NumbaCache, choose_cache_dtype, flat, new_kv_cache
 from paceline.models.numba_executor.operand import Operand, new_operand
@@ -70,6 +70,7 @@ class NumbaModel:
             )
         self._config = checkpoint.config
         self._shape = shape_of(checkpoint.config)
+        self._scored = checkpoint.config.vocab_size
         self.dtype_choice = choose_dtype(dtype, checkpoint, "numba", "cpu")
         dtype = self.dtype_choice.name
         rounds = dtype in ROUNDS
@@ -87,6 +88,8 @@ class NumbaModel:
         )
         self._team = Team(num_threads)
         self._layers = np.arange(self._shape.layers)
+        self._eps = np.float32(self._config.norm_eps)
+        self._tap_places: dict[tuple[int, ...], np.ndarray] = {}
         self._forward = compiled_forward()
         self._forget_scratch()
 
@@ -100,6 +103,14 @@ class NumbaModel:
         """See `SkipsLayers`. Weights and threads are shared: one of the two runs at a time, `close` ends both."""
         view = copy.copy(self)
         view._layers = np.asarray(checked_layers(layers, self._shape.layers))
+        view._forget_scratch()
+        return view
+
+    def with_vocabulary(self, size: int) -> "NumbaModel":
+        """See `NarrowsVocabulary`. Weights and threads are shared as in `with_layers`."""
+        view = copy.copy(self)
+        view._scored = min(size, self._scored)
+        view._shape = self._shape._replace(vocab=padded_rows(view._scored))
         view._forget_scratch()
         return view
 
@@ -162,25 +173,29 @@ class NumbaModel:
         num_rows, asked = len(rows.token_ids), len(rows.logit_rows)
         context = int(rows.positions.max()) + 1
         self._extend_tables(context)
-        scratch = self._lend(num_rows, asked, context, len(taps))._replace(page_mass=page_mass)
-        tap_places = np.full(self._shape.layers + 2, -1, np.int32)
-        tap_places[list(taps)] = range(len(taps))  # `NORMED` counts from the end
+        scratch = self._lend(num_rows, asked, context, len(taps), page_mass)
         batch = Batch(
             rows.token_ids, rows.positions, rows.slots, rows.segments, rows.page_tables, rows.natural_lengths,
-            rows.branch_slots, rows.logit_rows, rows.lengths, tap_places, self._layers,
+            rows.branch_slots, rows.logit_rows, rows.lengths, self._places_of(taps), self._layers,
         )  # fmt: skip
-        eps = np.float32(self._config.norm_eps)
         self._team.run(
-            self._forward, self._team.num_threads, self._shape, eps, self._weights, batch, scratch,
+            self._forward, self._team.num_threads, self._shape, self._eps, self._weights, batch, scratch,
             flat(cache.keys), flat(cache.values),
         )  # fmt: skip
-        logits = scratch.logits[: asked * self._shape.vocab].reshape(asked, self._shape.vocab)
-        hidden = scratch.taps[: len(taps) * num_rows * self._shape.hidden].reshape(
-            len(taps), num_rows, self._shape.hidden
-        )
-        return ForwardOutput(
-            logits[:, : self._config.vocab_size], {layer: hidden[i].copy() for i, layer in enumerate(taps)}
-        )
+        logits = scratch.logits[: asked * self._shape.vocab].reshape(asked, self._shape.vocab)[:, : self._scored]
+        if not taps:
+            return ForwardOutput(logits)
+        hidden = scratch.taps[: len(taps) * num_rows * self._shape.hidden]
+        states = hidden.reshape(len(taps), num_rows, self._shape.hidden)
+        return ForwardOutput(logits, {layer: states[i].copy() for i, layer in enumerate(taps)})
+
+    def _places_of(self, taps: tuple[int, ...]) -> np.ndarray:
+        """[layers + 2] which of `taps` each is, -1 for none; the same array for the same taps, never changed."""
+        known = self._tap_places.get(taps)
+        if known is None:
+            known = self._tap_places[taps] = np.full(self._shape.layers + 2, -1, np.int32)
+            known[list(taps)] = range(len(taps))  # `NORMED` counts from the end
+        return known
 
     def _extend_tables(self, context: int) -> None:
         """Rotary tables [tables, positions, rotary / 2], doubled when a longer context comes."""
@@ -191,7 +206,7 @@ class NumbaModel:
         cos, sin = rotary_tables(self._config, max(context, 2 * known, 1024))
         self._weights = self._weights._replace(rope_cos=cos.reshape(-1), rope_sin=sin.reshape(-1))
 
-    def _lend(self, num_rows: int, asked: int, context: int, num_taps: int) -> Scratch:
+    def _lend(self, num_rows: int, asked: int, context: int, num_taps: int, page_mass: np.ndarray) -> Scratch:
         """Buffers with room for the pass, kept between passes and grown when needed; counters at zero.
 
         Contexts grow with every step, so room for one is made for twice its length.
@@ -203,7 +218,7 @@ class NumbaModel:
             self._scratch = _new_scratch(self._shape, self._operand, self._team.num_threads, *self._room)
         self._counters.reverse()
         self._counters[0][:] = 0
-        return self._scratch._replace(counters=self._counters[0])
+        return self._scratch._replace(counters=self._counters[0], page_mass=page_mass)
 
 
 def _new_scratch(

@@ -3,6 +3,8 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import factorial
+from typing import Any
 
 from paceline.errors import InvalidParameter
 from paceline.placement.case import Case
@@ -10,7 +12,8 @@ from paceline.placement.placement import Placement
 from paceline.placement.search.baselines import Window
 from paceline.placement.search.policies import WINDOWED, policy_named
 from paceline.placement.search.sampling import Sample, most_requests, windows_of
-from paceline.placement.search.search import Improvement, Search, SearchProgress, TimeIsUp
+from paceline.placement.search.search import Groups, Improvement, Search, SearchProgress, TimeIsUp
+from paceline.placement.search.types import MOST_ORDERED, over_types, unplaceable
 from paceline.placement.simulator import Evaluator, SimulationResult, simulate
 from paceline.placement.simulator.token_evaluator import TokenEvaluator
 from paceline.placement.workload import Workload
@@ -93,6 +96,9 @@ def plan(
     """
     _check(case, policy, time_budget, effort)
     _compile(case)
+    if case.cluster.types:
+        options: dict[str, Any] = {"effort": effort, "seed": seed, "clock": clock}
+        return _plan_types(case, policy, time_budget, allow_unplaceable, progress, options)
     began = clock()
     short = None if policy in WINDOWED else windows_of(case, most_requests(time_budget), seed)
     searched = case if short is None else short.case
@@ -118,6 +124,44 @@ def plan(
     )
 
 
+def _plan_types(
+    case: Case,
+    policy: str,
+    time_budget: float | None,
+    allow_unplaceable: bool,
+    progress: SearchProgress | None,
+    options: dict[str, Any],
+) -> Plan:
+    """`plan` for devices of several types: each of the plans that it takes gets an even share of the time."""
+    clock, count, done = options["clock"], len(case.cluster.types), 0
+    began, finished = clock(), True
+    refused = unplaceable(case)
+    if refused and not allow_unplaceable:
+        raise next(iter(refused.values()))
+    most = count * (factorial(count) if count <= MOST_ORDERED else 2)
+
+    def planned(one: Case) -> Groups:
+        nonlocal done, finished
+        share = None if time_budget is None else time_budget / (most + 1)
+        try:
+            made = plan(one, policy, time_budget=share, allow_unplaceable=True, **options)
+        except InvalidParameter:  # no model of it can be served there
+            return ()
+        done, finished = done + 1, finished and made.finished
+        if progress is not None:
+            progress(min(1.0, done / most), made.slo_attainment)
+        return made.placement.groups
+
+    def is_over() -> bool:
+        return clock() - began > time_budget if time_budget is not None else not finished
+
+    groups = over_types(case, planned, is_over)
+    seconds, made = clock() - began, Placement(groups)
+    result = simulate(made, case)
+    history = (Improvement(seconds, result.slo_attainment, result.mean_latency_served, policy),)
+    return Plan(made, result, seconds, policy, finished, history, refused)
+
+
 def _search(search: Search, policy: str, window: float) -> tuple[list[Window], bool]:
     """Run the policy; clockwork++'s windows, and False when time or an interrupt ended it."""
     windows: list[Window] = []
@@ -139,6 +183,10 @@ def _check(case: Case, policy: str, time_budget: float | None, effort: int | Non
         raise InvalidParameter("time_budget", f"{time_budget} s", "give seconds above 0, or leave it out")
     if effort is not None and effort < 1:
         raise InvalidParameter("effort", f"{effort} simulated requests", "give 1 or more, or leave it out")
+    if policy in WINDOWED and case.cluster.types:
+        raise InvalidParameter("policy", f"{policy} knows one type of devices", "use another, e.g. auto")
+    if case.cluster.types and case.drafts:
+        raise InvalidParameter("devices", "of several types with draft blocks", "give profiles tokens_per_pass instead")
     if policy in WINDOWED and any(model.weight != 1 or model.floor for model in case.models):
         raise InvalidParameter("policy", f"{policy} knows no weights and floors", "use another, e.g. auto")
     if not case.workload.num_requests:

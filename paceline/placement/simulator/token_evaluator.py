@@ -77,7 +77,7 @@ class TokenEvaluator:
 
     def profiles_of(self, group: Group) -> dict[str, TokenProfile]:
         """What passes of the group's models cost, and how many tokens' keys and values each has room for."""
-        case, budget = self.case, self.case.cluster.mem_budget
+        case, budget = self.case, self.case.cluster.part(group.parallel.device).mem_budget
         free = budget - max(group_mem(group, case.models, case.profiles), default=0.0)
         found = {}
         for m in group.models:

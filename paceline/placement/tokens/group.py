@@ -102,7 +102,9 @@ class TokenGroup:
         self.advance(now)
         if self._n == 0:
             self.clock = max(self.clock, now)
-        self._entries[self._n] = self._entry(ask, number, total_tokens)
+        entry = self._entry(ask, number, total_tokens)
+        entry[kernel.STARTS] = not (self._entries[: self._n, kernel.MODEL] == entry[kernel.MODEL]).any()
+        self._entries[self._n] = entry
         self._n += 1
         if self._n + 1 >= len(self._entries):
             self._make_room(2 * len(self._entries))

@@ -7,7 +7,8 @@ keys and values. Rounds that are all alike are taken in one go: the loop goes fr
 
 A pipeline has as many passes of a model in flight as stages (ORCA, section 4.2): its requests are in that many *lanes*,
 each with passes of its own. A round then takes the longest pass, or what all passes take of one stage, or what those of
-one model take beside each other: its slowest stage is the same for all of them.
+one model take beside each other: its slowest stage is the same for all of them. They enter an empty pipeline one after
+the other: in a model's first round the others end after the longest, each by what it takes of the slowest stage.
 
 An *entry* is a request in a group, a row of a float64 array. Numbers in, numbers out; `group.py` says what they mean.
 """
@@ -15,11 +16,12 @@ An *entry* is a request in a group, a row of a float64 array. Numbers in, number
 import numpy as np
 from numba import njit
 
-MODEL, PROMPT, READ, MADE, TOTAL, EXPECTED, RUNS, FIRST, ENDED, BY, FIRST_BY, PACE, NUMBER, LANE = range(14)
+MODEL, PROMPT, READ, MADE, TOTAL, EXPECTED, RUNS, FIRST, ENDED, BY, FIRST_BY, PACE, NUMBER, LANE, STARTS = range(15)
 """Columns: model of the group; tokens of the prompt, and of it those read; tokens made, those that there will be, and
 those that are expected; 1 once it has a seat; when its first token and its end came (0 before); seconds of the clock by
-which its end and its first token are due; seconds per further token that it may take; its number; its lane."""
-NUM_COLUMNS = 14
+which its end and its first token are due; seconds per further token that it may take; its number; its lane; 1 when
+nothing of its model was there before it."""
+NUM_COLUMNS = 15
 NEARLY = 1e-9
 
 
@@ -96,14 +98,19 @@ def _round(entries, n, tables, chunks):
     total, longest, reads, most = 0.0, 0.0, False, np.inf
     limits, stages = tables[4], 1.0
     for m in range(len(limits)):
-        stages, own = max(stages, limits[m, 7]), 0.0
+        stages, own, most_own, is_first = max(stages, limits[m, 7]), 0.0, 0.0, False
         for i in range(n):
-            chunks[i] = 0.0 if entries[i, MODEL] == m else chunks[i]
+            if entries[i, MODEL] == m:
+                chunks[i] = 0.0
+                is_first |= entries[i, STARTS] == 1 and entries[i, READ] == 0.0
         for lane in range(int(limits[m, 7])):
             decoding, reading, ends = _pass(entries, n, tables, chunks, m, lane)
             total, own = total + decoding + reading, own + decoding / limits[m, 8] + reading / limits[m, 9]
-            longest = max(longest, decoding + reading, own)
+            most_own = max(most_own, decoding + reading)
             reads, most = reads or reading > 0.0, min(most, ends)
+        if is_first:
+            own += most_own - most_own / limits[m, 9]
+        longest = max(longest, most_own, own)
     return max(longest, total / stages), reads, max(most, 1.0)
 
 
@@ -240,10 +247,17 @@ def is_late(entry):
 
 
 @njit(nogil=True)
+def starts(entries, n, model):
+    """Whether nothing of `model` is there."""
+    return not (entries[:n, MODEL] == model).any()
+
+
+@njit(nogil=True)
 def consider(entries, n, clock, now, scale, tables, chunks, copies, done, entry):
     """Let `entry` join on trial: (when it would end, its first token, is it late, how many others it makes late)."""
     begin = max(clock, now) if n == 0 else clock
     entries[n] = entry
+    entries[n, STARTS] = starts(entries, n, entry[MODEL])
     late = foresee(entries, n + 1, begin, scale, tables, chunks, copies, done)
     end = first = 0.0
     own = False

@@ -50,11 +50,12 @@ def export(
 def _vllm(plan: ClusterPlan, image: str, resource: str, devices_per_node: int) -> str:
     """A shell script; engines of one group share its devices."""
     lines = ["#!/bin/sh", "# One engine per model and group. Put a router in front that knows the ports."]
-    port, nodes = FIRST_PORT, list[int]()
+    port, nodes = FIRST_PORT, dict[str, list[int]]()
     for index, group in enumerate(plan.placement.groups):
-        node, first = _room(nodes, group.parallel.num_devices, devices_per_node, index)
-        devices = ",".join(str(first + i) for i in range(group.parallel.num_devices))
-        lines += ["", f"# group {index}, node {node}"]
+        split = group.parallel
+        node, first = _room(nodes.setdefault(split.device, []), split.num_devices, devices_per_node, index)
+        devices = ",".join(str(first + i) for i in range(split.num_devices))
+        lines += ["", f"# group {index}, {split.device} node {node}".replace("  ", " ")]
         for spec in plan.held_by(index):
             words = ["vllm", "serve", spec.path, "--served-model-name", spec.name, "--port", str(port)]
             for flag, value in _engine_flags(spec, group).items():
@@ -95,11 +96,13 @@ def _ray_serve(plan: ClusterPlan, image: str, resource: str, devices_per_node: i
             key = model, Group(group.parallel, group.models)
             replicas[key] = replicas.get(key, 0) + 1
     kinds = [model for model, _ in replicas]
-    configs = []
+    configs: list[dict[str, Any]] = []
     for (model, group), count in replicas.items():
         spec = plan.models[model]
         name = spec.name if kinds.count(model) == 1 else f"{spec.name}-{_label(group)}"
         configs.append(_llm_config(spec, name, group, count))
+        if group.parallel.device:
+            configs[-1]["accelerator_type"] = group.parallel.device.upper()
     application = {"name": "paceline", "route_prefix": "/", "import_path": "ray.serve.llm:build_openai_app"}
     return _yaml({"applications": [application | {"args": {"llm_configs": configs}}]})
 
@@ -117,7 +120,8 @@ def _llm_config(spec: ModelSpec, name: str, group: Group, count: int) -> dict[st
 
 def _label(group: Group) -> str:
     held = "-".join(map(str, group.models))
-    return f"{group.parallel.tensor}x{group.parallel.pipeline}-with-{held}"
+    device = f"-{group.parallel.device}" if group.parallel.device else ""
+    return f"{group.parallel.tensor}x{group.parallel.pipeline}{device}-with-{held}"
 
 
 def _kubernetes(plan: ClusterPlan, image: str, resource: str, devices_per_node: int) -> str:
@@ -164,6 +168,8 @@ def _stateful_set(name: str, labels: dict[str, str], group: Group, image: str, r
         {"name": "cache", "emptyDir": {}},
     ]
     pod = {"terminationGracePeriodSeconds": 60, "containers": [container], "volumes": volumes}
+    if group.parallel.device:
+        pod["nodeSelector"] = {"paceline/device": group.parallel.device}
     spec = {
         "serviceName": name,
         "replicas": 1,
@@ -174,7 +180,10 @@ def _stateful_set(name: str, labels: dict[str, str], group: Group, image: str, r
 
 
 def _compose(plan: ClusterPlan, image: str, resource: str, devices_per_node: int) -> str:
-    """A service per group, each with its part of the plan and devices of its own."""
+    """A service per group, each with its part of the plan and devices of its own, which one machine has."""
+    if typed := next((group.parallel.device for group in plan.placement.groups if group.parallel.device), ""):
+        problem = f"of type {typed!r} are planned for, those of one machine are alike"
+        raise InvalidParameter("devices", problem, "export for kubernetes or ray-serve")
     services, configs, first = {}, {}, 0
     for index, group in enumerate(plan.placement.groups):
         name, count = f"group-{index}", group.parallel.num_devices

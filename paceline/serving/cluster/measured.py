@@ -12,7 +12,7 @@ from paceline.placement.tokens import TokenProfile
 from paceline.serving.cluster.events import EventLog
 from paceline.serving.cluster.group import GroupHandle
 from paceline.serving.cluster.plan import ClusterPlan
-from paceline.serving.cluster.rehearsal import rehearse
+from paceline.serving.cluster.rehearsal import MOST, USUAL, rehearse
 
 
 async def measured(
@@ -33,7 +33,7 @@ async def measured(
     scales: Sequence[Mapping[str, float]] = [{}] * len(groups)
     try:
         async with asyncio.timeout(timeout):
-            scales = await rehearse(groups, held, clock)
+            scales = await rehearse(groups, held, clock, _lengths(plan))
     except Exception as error:
         events.record("not_rehearsed", reason=f"{type(error).__name__}: {error}")
     return replace(
@@ -54,6 +54,12 @@ async def _profiles_of(group: GroupHandle, timeout: float, number: int, events: 
     except Exception as error:
         events.record("group_not_measured", group=number, reason=f"{type(error).__name__}: {error}")
         return {}
+
+
+def _lengths(plan: ClusterPlan) -> dict[str, tuple[int, int]]:
+    """Tokens of prompts and answers to try each model with: those it is planned for, as far as that is no long wait."""
+    wanted = {m.name: (m.prompt_tokens or USUAL[0], m.num_tokens or USUAL[1]) for m in plan.models}
+    return {name: (min(prompt, MOST[0]), min(tokens, MOST[1])) for name, (prompt, tokens) in wanted.items()}
 
 
 def _scaled(profile: TokenProfile | None, factor: float) -> TokenProfile | None:

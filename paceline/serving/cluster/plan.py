@@ -4,8 +4,9 @@ A plan file is what ``paceline place --output`` writes, or a hand-written one wi
 
     {"groups": [[tensor degree, pipeline degree, [model indices]], ...], "models": [...]}
 
-A model is a name, or {"name", "path", "slo", "engine", "num_tokens"}: where its weights are (the name itself when left
-out), seconds from arrival to answer, options of `EngineConfig`, and the tokens of the answer that was profiled.
+A model is a name, or {"name", "path", "slo", "engine", "num_tokens", "prompt_tokens"}: where its weights are (the name
+itself when left out), seconds from arrival to answer, options of `EngineConfig`, and the tokens of the answer that was
+profiled, or of the answers and prompts that are expected.
 A group runs as many requests at once as its engines have seats, and predicts by ``pass_profiles``, in the order of
 ``groups`` and of the models in each: what passes cost (`TokenProfile`). Without them engines time some steps when
 they start. ``stage_seconds`` instead holds seconds per stage of requests of one pass each (the paper's), of which a
@@ -29,7 +30,7 @@ from paceline.serving.cluster.group_queue import GroupQueue
 from paceline.serving.cluster.token_queue import TokenQueue
 from paceline.serving.model_spec import ModelSpec
 
-_MODEL_KEYS = ("name", "path", "slo", "slo_first", "slo_token", "engine", "num_tokens")
+_MODEL_KEYS = ("name", "path", "slo", "slo_first", "slo_token", "engine", "num_tokens", "prompt_tokens")
 
 
 @dataclass(frozen=True)
@@ -184,11 +185,11 @@ def _model(index: int, value: Any) -> ModelSpec:
     given = {key: each for key, each in value.items() if each is not None}
     engine = field_of(given, "engine", dict, where) if "engine" in given else {}
     slo = _seconds(f"{where}.slo", given.get("slo"), float("inf"))
-    tokens = whole_of(given, "num_tokens", where=where) if "num_tokens" in given else None
+    tokens = {name: whole_of(given, name, where=where) for name in ("num_tokens", "prompt_tokens") if name in given}
     path = text_of(given, "path", value["name"], where)
     rest = {name: _seconds(f"{where}.{name}", given.get(name), float("inf")) for name in ("slo_first", "slo_token")}
     slo = float("inf") if slo >= NO_SLO else slo
-    return ModelSpec(text_of(value, "name"), path, slo, engine, tokens, **rest)
+    return ModelSpec(text_of(value, "name"), path, slo, engine, **tokens, **rest)
 
 
 def _seconds(name: str, value: Any, default: float) -> float:

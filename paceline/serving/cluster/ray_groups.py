@@ -37,6 +37,9 @@ MAX_CONCURRENCY = 256
 """Calls that an actor may have open besides answers: aborts, checks and the like."""
 LISTENING = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Ray's variable, for Linux too despite its name: 0 keeps it to 127.0.0.1, 1 lets other machines reach it."""
+ACCELERATOR, A_BIT = "accelerator_type:", 0.001
+"""Resource that Ray gives each node by its GPUs, such as ``accelerator_type:H100``, and how much of it a part takes: it
+only says where the part may lie."""
 READY_TIMEOUT = 60.0
 """Seconds until a placement group must have what it reserves."""
 READY_SECONDS = 5.0
@@ -132,6 +135,7 @@ class RayGroup:
         cpus, gpus: of each device.
         num_devices: of the group.
         may_span: its devices may lie on several nodes; otherwise all of its processes are on one.
+        device: their type, as Ray calls it; "" for any.
     """
 
     def __init__(
@@ -142,11 +146,13 @@ class RayGroup:
         num_devices: int,
         gpus: float = 0.0,
         may_span: bool = False,
+        device: str = "",
     ) -> None:
         self._models, self._open_model = tuple(models), open_model
         self._is_spread = may_span and num_devices > 1
         count = 1 if self._is_spread else num_devices
         self._bundle = {"CPU": cpus * count} | ({"GPU": gpus * count} if gpus else {})
+        self._bundle |= {ACCELERATOR + device.upper(): A_BIT} if device else {}
         bundles = [dict(self._bundle) for _ in range(num_devices if self._is_spread else 1)]
         self._place = placement_group(bundles, strategy="PACK" if self._is_spread else "STRICT_PACK")
         self._actor: Any = None
@@ -242,10 +248,14 @@ def start_groups(
         options: for all models, on top of their own and of what the plan says, e.g. ``speculative``.
 
     Raises:
-        InvalidParameter: fewer than one CPU, or a Ray that cannot be reached.
+        InvalidParameter: fewer than one CPU, a Ray that cannot be reached, or several types of devices without one.
     """
     if num_cpus is not None and num_cpus < 1:
         raise InvalidParameter("num_cpus", f"{num_cpus}", "give at least 1")
+    typed = next((group.parallel.device for group in plan.placement.groups if group.parallel.device), "")
+    if typed and address is None:
+        problem = f"of type {typed!r} are planned for, those of one machine are alike"
+        raise InvalidParameter("devices", problem, "join a Ray that has them (--ray-address)")
     gpus = 1.0 if options.get("device") == "cuda" else 0.0
     if address is None:
         found = float(num_cpus or len(os.sched_getaffinity(0)))
@@ -265,7 +275,7 @@ def start_groups(
             **options,
         )
         held = plan.held_by(index)
-        groups.append(RayGroup(held, opener, cpus, degrees.num_devices, gpus, may_span=address is not None))
+        groups.append(RayGroup(held, opener, cpus, degrees.num_devices, gpus, address is not None, degrees.device))
     return groups
 
 

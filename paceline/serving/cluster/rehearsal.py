@@ -15,8 +15,12 @@ from paceline.serving.cluster.group import GroupHandle
 from paceline.serving.job import Job
 from paceline.types import SamplingParams
 
-_REQUESTS, _PROMPT, _TOKENS = 4, 16, 24
-"""Requests for each model at once, tokens of their prompts and of their answers."""
+_REQUESTS = 4
+"""Requests for each model at once."""
+USUAL = 16, 24
+"""Tokens of their prompts and answers, where nobody says how long these will be."""
+MOST = 256, 24
+"""Longer ones are not asked for: all groups wait for them."""
 _IDS = range(1, 200)
 """Tokens of prompts: of every vocabulary."""
 _MOST = 2.0
@@ -24,7 +28,10 @@ _MOST = 2.0
 
 
 async def rehearse(
-    groups: Sequence[GroupHandle], profiles: Sequence[Mapping[str, TokenProfile]], clock: Callable[[], float]
+    groups: Sequence[GroupHandle],
+    profiles: Sequence[Mapping[str, TokenProfile]],
+    clock: Callable[[], float],
+    lengths: Mapping[str, tuple[int, int]] | None = None,
 ) -> list[dict[str, float]]:
     """Seconds of every group over those of `profiles`, by model.
 
@@ -33,37 +40,46 @@ async def rehearse(
 
     Args:
         clock: seconds, monotonic.
+        lengths: tokens of prompts and answers that are expected, by model; `USUAL` where it says nothing.
 
     Raises:
         Exception: whatever an answer ends with.
     """
-    await asyncio.gather(*map(_scales, groups, profiles, repeat(False), repeat(clock)))  # warms caches
-    return list(await asyncio.gather(*map(_scales, groups, profiles, repeat(True), repeat(clock))))
+    sizes = {name: (lengths or {}).get(name, USUAL) for held in profiles for name in held}
+    for is_counted in (False, True):  # the first time warms caches
+        each = map(_scales, groups, profiles, repeat(sizes), repeat(is_counted), repeat(clock))
+        scales = await asyncio.gather(*each)
+    return list(scales)
 
 
 async def _scales(
-    group: GroupHandle, held: Mapping[str, TokenProfile], is_counted: bool, clock: Callable[[], float]
+    group: GroupHandle,
+    held: Mapping[str, TokenProfile],
+    sizes: Mapping[str, tuple[int, int]],
+    is_counted: bool,
+    clock: Callable[[], float],
 ) -> dict[str, float]:
     """Of one group's models."""
     found: dict[str, float] = {}
     is_pipeline = any(profile.stages > 1 for profile in held.values())
     for models in [{name: held[name]} for name in held] if is_pipeline else [held]:
         began = clock()
-        await asyncio.gather(*(_whole(group, job) for job in _jobs(models, is_counted)))
-        scale = min(max((clock() - began) / _predicted(models), 1 / _MOST), _MOST) if models else 1.0
+        await asyncio.gather(*(_whole(group, job) for job in _jobs(models, sizes, is_counted)))
+        scale = min(max((clock() - began) / _predicted(models, sizes), 1 / _MOST), _MOST) if models else 1.0
         found |= dict.fromkeys(models, scale)
     return found
 
 
-def _jobs(held: Mapping[str, TokenProfile], is_counted: bool) -> list[Job]:
+def _jobs(held: Mapping[str, TokenProfile], sizes: Mapping[str, tuple[int, int]], is_counted: bool) -> list[Job]:
     """Requests for each model, no two alike: what a prefix cache knows is not read."""
-    params = SamplingParams(temperature=0.0, max_tokens=_TOKENS, min_tokens=_TOKENS, ignore_eos=True)
-    rng = random.Random(is_counted)
-    return [
-        Job(f"rehearsal-{is_counted}-{number}", model, tuple(rng.choices(_IDS, k=_PROMPT)), params=params)
-        for model, profile in held.items()
-        for number in range(min(_REQUESTS, profile.seats))
-    ]
+    rng, jobs = random.Random(is_counted), []
+    for model, profile in held.items():
+        prompt, tokens = sizes[model]
+        params = SamplingParams(temperature=0.0, max_tokens=tokens, min_tokens=tokens, ignore_eos=True)
+        for number in range(min(_REQUESTS, profile.seats)):
+            name = f"rehearsal-{is_counted}-{number}"
+            jobs.append(Job(name, model, tuple(rng.choices(_IDS, k=prompt)), params=params))
+    return jobs
 
 
 async def _whole(group: GroupHandle, job: Job) -> None:
@@ -71,11 +87,12 @@ async def _whole(group: GroupHandle, job: Job) -> None:
         pass
 
 
-def _predicted(held: Mapping[str, TokenProfile]) -> float:
+def _predicted(held: Mapping[str, TokenProfile], sizes: Mapping[str, tuple[int, int]]) -> float:
     """Seconds until the last answer by the rule that queues and simulator play."""
     group, number = TokenGroup(held), 0
     for model, profile in held.items():
+        prompt, tokens = sizes[model]
         for _ in range(min(_REQUESTS, profile.seats)):
-            group.join(number, TokenAsk(model, _PROMPT, _TOKENS), 0.0, _TOKENS)
+            group.join(number, TokenAsk(model, prompt, tokens), 0.0, tokens)
             number += 1
     return max(end for _, _, end in group.advance(1e12))

@@ -14,6 +14,7 @@ class PlainRequest:
     read: int = 0
     made: int = 0
     runs: bool = False
+    starts: bool = False
     lane: int = 0
     first: float = 0.0
     end: float | None = None
@@ -26,6 +27,7 @@ def play(requests, profiles):
         if not inside:
             clock = max(clock, waiting[0].arrival)
         while waiting and waiting[0].arrival <= clock:
+            waiting[0].starts = all(r.model != waiting[0].model for r in inside)
             inside.append(waiting.pop(0))
         for model, profile in profiles.items():
             admit([r for r in inside if r.model == model], profile)
@@ -35,7 +37,8 @@ def play(requests, profiles):
             for lane in range(p.stages)
         ]
         longest = max(decoding + reading for (decoding, reading), _ in rounds)
-        clock += max(longest, side_by_side([seconds for seconds, _ in rounds], profiles))
+        fresh = {r.model for r in inside if r.starts and r.read == 0}
+        clock += max(longest, side_by_side([seconds for seconds, _ in rounds], profiles, fresh))
         for _, changes in rounds:
             for request, read, made in changes:
                 request.read, request.made = request.read + read, request.made + made
@@ -47,14 +50,17 @@ def play(requests, profiles):
     return ended
 
 
-def side_by_side(passes, profiles):
-    """Seconds of all passes at once: those of every lane of every model in turn."""
+def side_by_side(passes, profiles, fresh):
+    """Seconds of all passes at once: those of every lane of every model in turn; `fresh` models begin with them."""
     total, most = 0.0, 0.0
-    for profile in profiles.values():
+    for model, profile in profiles.items():
         own = [passes.pop(0) for _ in range(profile.stages)]
         total += sum(decoding + reading for decoding, reading in own)
         overlaps = profile.overlap or profile.stages, profile.prefill_overlap or profile.stages
-        most = max(most, sum(decoding / overlaps[0] + reading / overlaps[1] for decoding, reading in own))
+        seconds = sum(decoding / overlaps[0] + reading / overlaps[1] for decoding, reading in own)
+        if model in fresh:  # the longest pass goes through the whole pipeline before the others leave it
+            seconds += max(map(sum, own)) * (1 - 1 / overlaps[1])
+        most = max(most, seconds)
     return max(most, total / max(p.stages for p in profiles.values()))
 
 

@@ -58,13 +58,22 @@ def test_the_kernel_plays_the_plain_programs_rule(profiles):
 def test_a_pipeline_of_two_stages_does_twice_as_much_and_no_request_faster():
     """Passes that take the same however many rows they have: two in flight, each half of the requests."""
     level, number = TokenProfile({0: {1: 0.25, 64: 0.25}}, seats=1), 8
-    ends = {}
+    ends, fill = {}, 0.125  # of the first pass, the second half: meanwhile the other lane's pass is in the first half
     for stages in (1, 2):
         group = TokenGroup({"a": replace(level, seats=stages, stages=stages)})
         for request in range(number):
             group.join(request, TokenAsk("a", 1, 16), 0.0, 16)
         ends[stages] = sorted(end for _, _, end in group.advance(1e9))
-    assert ends[2][0] == ends[1][0] and ends[2][-1] == ends[1][-1] / 2
+    assert ends[2][0] == ends[1][0] + fill and ends[2][-1] == ends[1][-1] / 2 + fill
+
+
+def test_passes_enter_an_empty_pipeline_one_after_the_other():
+    prompts = TokenProfile({0: {1: 0.5}}, {0: {64: 1.0}}, seats=4).in_pipeline(2)
+    for profile, count, end in ((prompts, 1, 1.0), (prompts, 2, 1.5), (replace(prompts, prefill_overlap=1.25), 2, 1.8)):
+        group = TokenGroup({"a": profile})
+        for number in range(count):
+            group.join(number, TokenAsk("a", 64, 1), 0.0, 1)
+        assert [last for _, _, last in group.advance(1e9)] == pytest.approx([end] * count)
 
 
 def test_an_outlook_comes_true_when_nobody_else_joins():

@@ -31,7 +31,7 @@ PLAN: dict[str, Any] = {
     "models": ["a", "b"],
     "serving": [
         {"name": "a", "path": "weights", "slo": 0.3, "engine": {"dtype": "int8"}},
-        {"name": "b", "num_tokens": 8},
+        {"name": "b", "num_tokens": 8, "prompt_tokens": 16},
     ],
     "stage_seconds": [[[0.05, 0.05], [0.05, 0.05]]],
     "overhead": 0.011,

@@ -84,6 +84,11 @@ def test_a_ray_without_cpus_is_refused():
         start_groups(plan([[1, 1, [0, 1]]]), num_cpus=0)
 
 
+def test_devices_of_several_types_need_a_ray_that_has_them():
+    with pytest.raises(InvalidParameter, match="type 'l4'"):
+        start_groups(plan([[1, 1, [0, 1], "l4"]]), num_cpus=1)
+
+
 def test_a_group_that_cannot_be_made_says_why():
     made = start_groups(plan([[1, 1, [0]]]), num_cpus=1, open_model=open_nothing)
     try:

@@ -105,6 +105,22 @@ def test_compose_runs_every_group_on_devices_of_its_own():
     assert devices == [str(i) for i in range(6)]
 
 
+def test_each_target_says_where_a_type_of_devices_is():
+    typed = plan_of({"groups": [[1, 1, [0], "l4"], [1, 2, [1], "h100"], [1, 1, [0], "h100"]], "models": ["a", "b"]})
+    (application,) = yaml.safe_load(export(typed, "ray-serve"))["applications"]
+    configs = {c["model_loading_config"]["model_id"]: c for c in application["args"]["llm_configs"]}
+    types = {name: config["accelerator_type"] for name, config in configs.items()}
+    assert types == {"a-1x1-l4-with-0": "L4", "b": "H100", "a-1x1-h100-with-0": "H100"}
+    parts = yaml.safe_load_all(export(typed, "kubernetes"))
+    pods = [part["spec"]["template"]["spec"] for part in parts if part["kind"] == "StatefulSet"]
+    assert [pod["nodeSelector"] for pod in pods] == [{"paceline/device": each} for each in ("l4", "h100", "h100")]
+    script = export(typed, "vllm", devices_per_node=2).splitlines()
+    places = ["# group 0, l4 node 0", "# group 1, h100 node 0", "# group 2, h100 node 1"]
+    assert [line for line in script if line.startswith("# group")] == places
+    with pytest.raises(InvalidParameter, match="'l4'"):
+        export(typed, "compose")
+
+
 def test_a_part_keeps_what_is_known_of_times():
     timed = plan_of({
         "groups": [[1, 1, [0]], [1, 2, [1]]], "models": ["a", "b"], "stage_seconds": [[[0.1]], [[0.2, 0.3]]],

@@ -29,6 +29,15 @@ def test_a_plan_says_what_is_started(tmp_path):
     assert plan.with_paths({"code": "elsewhere"}).model("code").path == "elsewhere"
 
 
+def test_the_head_of_a_pipelines_model_counts_by_the_time_that_goes_to_decodes():
+    models = [{"name": "a", "num_tokens": 4, "prompt_tokens": 96}, {"name": "b", "num_tokens": 4}]
+    models += [models[0] | {"name": "c", "engine": {"pipeline_head_share": 0.5}}]
+    found = plan_of({"groups": [[1, 2, [0, 1, 2]]], "models": models}).models
+    assert [dict(model.options) for model in found] == [
+        {"pipeline_head_share": 0.25}, {}, {"pipeline_head_share": 0.5}
+    ]  # fmt: skip
+
+
 def test_a_planners_record_is_enough():
     record = {"case": "x", "policy": "auto", "groups": [[1, 1, [0, 1]]], "models": ["a", "b"], "slo_attainment": 1.0}
     plan = plan_of(record | {"serving": [{"name": "a", "path": "p", "slo": 1e9}, {"name": "b"}]})
@@ -55,6 +64,7 @@ def test_a_drafter_on_a_device_of_its_own_cannot_be_started():
         ({"models": "a"}, "models"),
         ({"models": [{"path": "p"}, "b"]}, "models[0]"),
         ({"models": [{"name": "a", "pth": "p"}, "b"]}, "models[0]"),
+        ({"models": [{"name": "a", "prompt_tokens": 0}, "b"]}, "models.a.prompt_tokens"),
         ({"models": [{"name": "a", "slo": -1}, "b"]}, "models.a.slo"),
         ({"models": [{"name": "a", "slo": "1 s"}, "b"]}, "models[0].slo"),
         ({"models": [{"name": "a", "engine": {"dtpe": "int8"}}, "b"]}, "dtpe"),

@@ -37,6 +37,7 @@ def launch_model(
     pipeline_parallel_size: int = 1,
     *,
     layer_partition: Sequence[int] | None = None,
+    head_share: float = 1.0,
     device: str = "cpu",
     dtype: str = "float32",
     num_threads: int | None = None,
@@ -49,7 +50,7 @@ def launch_model(
 
     Args:
         checkpoint: the weights; must be picklable, as readers of files are.
-        layer_partition: layers of each pipeline stage; balanced by default.
+        layer_partition: layers of each pipeline stage; balanced by default, with `head_share` as of `Layout.of`.
         device: ``cpu``, or ``cuda``: rank r takes ``cuda:r``.
         dtype: ``float32``, ``bfloat16``, or ``auto``, see `choose_dtype`.
         num_threads: of all ranks together, on a CPU; None takes all processors. Sets torch's threads of this process.
@@ -60,7 +61,7 @@ def launch_model(
         InvalidParameter: degrees that do not fit the model or the devices.
         WorkerDied: a worker could not start; its traceback is in the message.
     """
-    layout = Layout.of(checkpoint.config, tensor_parallel_size, pipeline_parallel_size, layer_partition)
+    layout = Layout.of(checkpoint.config, tensor_parallel_size, pipeline_parallel_size, layer_partition, head_share)
     where = current_elsewhere()
     devices = _devices(device, layout.world_size) if where is None else _own_devices(device, layout.world_size)
     threads = None if device != "cpu" else max(1, (num_threads or usable_cores()) // layout.world_size)

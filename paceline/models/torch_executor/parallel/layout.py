@@ -35,18 +35,20 @@ class Layout:
         tensor_parallel_size: int = 1,
         pipeline_parallel_size: int = 1,
         layer_partition: Sequence[int] | None = None,
+        head_share: float = 1.0,
     ) -> "Layout":
         """The layout with these degrees.
 
         Args:
             layer_partition: layers of each stage; by default as even in weights as whole layers allow, the head
                 counted with the last stage.
+            head_share: how much of the head counts there, see `balanced_partition`.
 
         Raises:
             InvalidParameter: a degree that does not fit the model, or a partition that does not add up.
         """
         check_tensor_parallel_size(config, tensor_parallel_size)
-        counts = layer_partition or balanced_partition(config, pipeline_parallel_size)
+        counts = layer_partition or balanced_partition(config, pipeline_parallel_size, head_share)
         _check_partition(counts, config.num_hidden_layers, pipeline_parallel_size)
         ends = [sum(counts[: i + 1]) for i in range(len(counts))]
         return cls(config, tensor_parallel_size, tuple(range(e - n, e) for e, n in zip(ends, counts, strict=True)))
@@ -70,11 +72,15 @@ class Layout:
         return Shard(self.config, self.stages[self.stage_of(rank)], rank % self.tensor_size, self.tensor_size)
 
 
-def balanced_partition(config: ModelConfig, num_stages: int) -> tuple[int, ...]:
+def balanced_partition(config: ModelConfig, num_stages: int, head_share: float = 1.0) -> tuple[int, ...]:
     """Layers per stage such that the heaviest stage is as light as it can be; a pipeline is as fast as its slowest.
 
     Weights stand for time: a pass over few rows reads each of them once. The head belongs to the last stage, and the
     embedding counts nothing, because only the rows' own entries of it are read.
+
+    Args:
+        head_share: of the head's weights that count: 1 where passes decode, and nearly 0 where they read prompts, of
+            which the head sees one row.
 
     Raises:
         InvalidParameter: more stages than layers, or none.
@@ -83,11 +89,11 @@ def balanced_partition(config: ModelConfig, num_stages: int) -> tuple[int, ...]:
     if not 1 <= num_stages <= layers:
         remedy = f"use 1 to {layers} stages"
         raise InvalidParameter("pipeline_parallel_size", f"{num_stages} stages for {layers} layers", remedy)
-    costs, head = layer_weights(config), config.vocab_size * config.hidden_size
+    costs, head = layer_weights(config), head_share * config.vocab_size * config.hidden_size
     total = [sum(costs[:i]) for i in range(layers + 1)]
 
     @cache
-    def best(first: int, stages: int) -> tuple[int, tuple[int, ...]]:
+    def best(first: int, stages: int) -> tuple[float, tuple[int, ...]]:
         """(weights of the heaviest, layers of each) of `stages` stages from layer `first` on."""
         if stages == 1:
             return total[layers] - total[first] + head, (layers - first,)

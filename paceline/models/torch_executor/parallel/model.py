@@ -4,6 +4,7 @@ Rank 0 alone knows requests, drafts and verdicts. The other ranks see rows, move
 they cannot disagree about an accepted token: there is one decision, and every rank's part of the cache follows it.
 """
 
+import sys
 import threading
 import time
 import weakref
@@ -25,10 +26,9 @@ from paceline.models.torch_executor.parallel.messages import Command, Message, a
 from paceline.models.torch_executor.parallel.rank import Rank
 from paceline.models.torch_executor.parallel.worker import Assignment, ready_key
 
-MICROBATCH_ROWS = 32
-"""Least rows of a micro-batch. Below about this many a pass costs the reading of its weights, however few the rows, and
-splitting it would read them once more per part; above, its time grows with its rows, and stages can work side by side.
-"""
+MICROBATCH_ROWS = 64
+"""Least rows of a micro-batch. Each part of a pass reads all weights again, which costs as much as some 25 rows in
+float32 on one processor. Two parts over two stages take as long as one below this many rows each, and less above."""
 _POLL_SECONDS = 0.02
 """Pause between two looks at whether all ranks have come."""
 
@@ -66,7 +66,7 @@ class ParallelModel:
         assignment: of rank 0.
         start_others: told where to meet; starts the other ranks here. Leave it out when they are started elsewhere
             (`run_worker`, with the same rendezvous).
-        microbatch_rows: least rows of a micro-batch; a pass is split into at most one per stage.
+        microbatch_rows: least rows of a micro-batch; a pass is split into at most one per stage. May be changed.
 
     Raises:
         WorkerDied: a worker ended, with its traceback, or did not come within the rendezvous' timeout.
@@ -137,6 +137,10 @@ class ParallelModel:
         asked = [tap for tap in taps if tap in layers or tap in (self.config.num_hidden_layers, NORMED)]
         settings = integers(cache.number, num_parts), integers(*layers), integers(*asked)
         return self._tell(Command.FORWARD, *settings, *arrays_of(rows))
+
+    def keep_passes_whole(self) -> None:
+        """See `RunsInParts`."""
+        self.microbatch_rows = sys.maxsize
 
     def measure(self, rows: Rows, repeats: int = 5) -> tuple[list[float], list[int]]:
         """(median seconds of a pass over `rows`, bytes of weights) of every rank, in order of rank.
