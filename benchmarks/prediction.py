@@ -1,40 +1,51 @@
 """Predicted against measured speed-ups: what `paceline advise` says of configurations, and what a bench finds.
 
 A configuration is a target, a weight type, a drafter, a length, a number of requests at once and a family of prompts.
-All of one target and type are predicted from replayed answers and a profile, and then measured in one interleaved
-bench. Everything is kept in a folder, and the same command goes on where it ended, so it can be run in pieces:
+All of one target and type are predicted from replayed answers and rehearsed rounds, and then measured in one
+interleaved bench against plain decoding, which answers twice. Everything is kept in a folder, and the same command goes
+on where it ended, so it can be run in pieces: each begins with a few turns of the rehearsal and goes on with the bench,
+so that both meet the machine in the same moods. Replays need no quiet machine, the rest does:
 
+    python benchmarks/prediction.py predictions --replay
     python benchmarks/prediction.py predictions --minutes 20
     python benchmarks/prediction.py predictions --target smollm2-135m=ngram,suffix,head \
         --target big.gguf=ngram,suffix,draft_model:small.gguf --prompts spec-bench:spec_bench.jsonl --minutes 60
     python benchmarks/prediction.py predictions --report --plot predictions.svg
 
 Printed: median and 95th percentile of the error, how often the measured ratio lies in the predicted interval, signs
-that are right outside +-3 %, advice that measures under 0.97, what following the advice loses, and the largest misses.
-Run it on a quiet machine. The last line of standard output is one JSON object.
+that are right outside +-3 %, advice that measures under 0.97, what following the advice loses, the largest misses, and
+how far plain decoding is from itself and one round of the bench from the next. The last line of standard output is one
+JSON object.
 """
 
 import argparse
 import json
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import numpy as np
 from common import console, finish, show
 
 from paceline import LLM, SamplingParams
 from paceline.config import EngineConfig
 from paceline.evaluation.advise.candidates import Candidate, profile_of, replayed, wanted_of
 from paceline.evaluation.advise.predict import Prediction, best_of
-from paceline.evaluation.advise.run import predictions_of
+from paceline.evaluation.advise.rehearsal import PLAIN, TURNS, Opening, Rehearsal, Timed
+from paceline.evaluation.advise.rehearsal import joined as further
+from paceline.evaluation.advise.replay import Rounds, Text
+from paceline.evaluation.advise.run import predictions_of, rehearsed
 from paceline.evaluation.advise.texts import texts_of
-from paceline.evaluation.bench.own_arms import own_arms
-from paceline.evaluation.bench.record import BenchFile
+from paceline.evaluation.bench.own_arms import AGAIN, own_arms
+from paceline.evaluation.bench.record import BenchFile, Measurement
 from paceline.evaluation.bench.run import Plan, cells_of, run_bench
-from paceline.evaluation.bench.summary import ALL, tables_of
+from paceline.evaluation.bench.summary import ALL, pairs_of
 from paceline.evaluation.prompts import load_prompts
+from paceline.evaluation.stats import Interval, Pairs, time_ratio
+from paceline.scheduling.profile import Profile
 from paceline.theory.curves import Chart, Series
 from paceline.theory.plots import draw
 
@@ -54,10 +65,65 @@ class Piece:
     def file(self, kind: str) -> Path:
         return self.folder / f"{Path(self.target).stem}-{self.dtype}.{kind}"
 
-    def predictions(self) -> list[dict]:
-        """What was predicted: a `Prediction` with its family for every configuration."""
-        path = self.file("predictions.json")
-        return json.loads(path.read_text()) if path.exists() else []
+    def predictions(self, batches: list[int]) -> list[dict]:
+        """What is predicted: a `Prediction` with its family for every configuration."""
+        if not (self.file("replays.json").exists() and self.file("times.json").exists()):
+            return []
+        texts, candidates = self.replays()
+        profile, timed = self.times()
+        return [
+            asdict(one) | {"family": family}
+            for family in (ALL, *sorted({text.family for text in texts}))
+            for one in predictions_of(*of_family(candidates, texts, family), profile, batches, self.dtype, timed)
+        ]
+
+    def keep_replays(self, texts: list[Text], candidates: list[Candidate]) -> None:
+        kept = [
+            {
+                "draft": one.draft, "k": one.k, "spec": one.spec, "has_model": one.has_model,
+                "rounds": {size: [asdict(each) for each in rounds] for size, rounds in rounds_of_all(one).items()},
+            }
+            for one in candidates
+        ]  # fmt: skip
+        found = {"texts": [asdict(text) for text in texts], "candidates": kept}
+        self.file("replays.json").write_text(json.dumps(found))
+
+    def replays(self) -> tuple[list[Text], list[Candidate]]:
+        """Texts, and candidates over them."""
+        found = json.loads(self.file("replays.json").read_text())
+        texts = [Text(**text) for text in found["texts"]]
+        return texts, [
+            candidate_of(one | {"rounds": {int(size): own for size, own in one["rounds"].items()}})
+            for one in found["candidates"]
+        ]
+
+    def keep_times(self, profile: Profile, timed: Rehearsal) -> None:
+        profile.write(self.file("profile.json"))
+        self.file("times.json").write_text(json.dumps(asdict(timed)))
+
+    def times(self) -> tuple[Profile, Rehearsal]:
+        """What was timed before the bench."""
+        found = json.loads(self.file("times.json").read_text())
+        rounds = {name: [Timed(**one) for one in some] for name, some in found["rounds"].items()}
+        openings = {name: [Opening(**one) for one in some] for name, some in found["openings"].items()}
+        return Profile.read(self.file("profile.json")), Rehearsal(rounds, openings, found["seconds"])
+
+
+def rounds_of_all(one: Candidate) -> dict[int, list[Rounds]]:
+    """Requests at once to the rounds of each text; 1 is always there."""
+    return {1: list(one.rounds)} | {size: list(rounds) for size, rounds in one.in_company.items()}
+
+
+def candidate_of(values: dict) -> Candidate:
+    """From a file."""
+    rounds = {size: [rounds_of(each) for each in own] for size, own in values.pop("rounds").items()}
+    return Candidate(**values, rounds=rounds.pop(1), in_company=rounds)
+
+
+def rounds_of(values: dict) -> Rounds:
+    """From a file, whose keys are texts."""
+    sizes = {int(size): count for size, count in values["sizes"].items()}
+    return Rounds(**values | {"sizes": sizes, "certain": [tuple(each) for each in values["certain"]]})
 
 
 def main() -> None:
@@ -66,9 +132,12 @@ def main() -> None:
     pieces = [Piece(target, drafts, dtype, args.folder) for target, drafts in args.target for dtype in args.dtypes]
     deadline = time.monotonic() + 60 * args.minutes
     for number, piece in enumerate(pieces):
-        if not args.report and time.monotonic() < deadline:
-            measure(piece, args, (deadline - time.monotonic()) / 60 / (len(pieces) - number))
-    records = [record for piece in pieces for record in joined(piece)]
+        if args.replay or (not args.report and time.monotonic() < deadline):
+            now = time.monotonic()
+            measure(piece, args, now + (deadline - now) / (len(pieces) - number))
+    records = [record for piece in pieces for record in joined(piece, args.batches)]
+    if args.replay:
+        return
     if not records:
         raise SystemExit("nothing is measured yet: give it --minutes")
     report(records)
@@ -77,24 +146,28 @@ def main() -> None:
     finish({"summary": summarise(records), "configurations": records})
 
 
-def measure(piece: Piece, args: argparse.Namespace, minutes: float) -> None:
-    """Predict what is not predicted yet, then measure for so many minutes, from where an earlier run ended."""
+def measure(piece: Piece, args: argparse.Namespace, deadline: float) -> None:
+    """Predict what is not predicted yet, then measure until the clock says so, from where an earlier run ended."""
     llm = LLM(piece.target, speculative=None, dtype=piece.dtype, num_threads=args.threads)
     prompts = load_prompts(args.prompts, per_family=args.per_family)
     wanted = wanted_of(piece.drafts, args.lengths)
-    if not piece.predictions():
-        config = EngineConfig(dtype=piece.dtype, num_threads=args.threads)
-        params = SamplingParams(temperature=0, max_tokens=args.max_tokens)
-        profile = profile_of(llm.loaded, config, lambda *_: None)
-        profile.write(piece.file("profile.json"))
+    config = EngineConfig(dtype=piece.dtype, num_threads=args.threads)
+    params = SamplingParams(temperature=0, max_tokens=args.max_tokens)
+    if not piece.file("replays.json").exists():
         texts, _ = texts_of(llm, prompts, params)
-        candidates = replayed(llm, wanted, texts, params, config, profile)
-        found = [
-            asdict(one) | {"family": family}
-            for family in (ALL, *sorted({text.family for text in texts}))
-            for one in predictions_of(*of_family(candidates, texts, family), profile, args.batches, piece.dtype)
-        ]
-        piece.file("predictions.json").write_text(json.dumps(found))
+        guess = Profile.read(args.profile) if args.profile else profile_of(llm.loaded, config, lambda *_: None)
+        piece.keep_replays(texts, replayed(llm, wanted, texts, params, config, guess, batches=args.batches))
+    if args.replay:
+        return
+    texts, candidates = piece.replays()
+    before = piece.times() if piece.file("times.json").exists() else None
+    profile = before[0] if before else profile_of(llm.loaded, config, lambda *_: None)
+    first = 1 + max(one.turn for one in before[1].rounds[PLAIN]) if before else 0
+    how = {"turns": args.turns, "first_turn": first}
+    timed = rehearsed(llm, wanted, candidates, texts, params, args.batches, **how) if args.turns or not before else None
+    if timed is not None:
+        piece.keep_times(profile, further(before[1], timed) if before else timed)
+        console.print(f"rehearsed in {timed.seconds:.0f} s")
     arms, skipped = own_arms(llm, {f"{one.draft} k={one.k}": one.spec for one in wanted})
     if skipped:
         raise SystemExit(f"cannot be measured: {skipped}")
@@ -104,6 +177,9 @@ def measure(piece: Piece, args: argparse.Namespace, minutes: float) -> None:
     )
     cells = cells_of(prompts, [0.0], args.batches, max_tokens=args.max_tokens)
     name = f"{piece.target} {piece.dtype}"
+    minutes = (deadline - time.monotonic()) / 60
+    if minutes <= 0:
+        return
     ended = run_bench(
         arms, Plan(cells, args.rounds, minutes), file, lambda what, i, n: console.print(f"{name} {i}/{n}")
     )
@@ -114,33 +190,67 @@ def of_family(candidates: list[Candidate], texts: list, family: str) -> tuple[li
     """Candidates and texts, those of one family."""
     kept = [number for number, text in enumerate(texts) if family in (ALL, text.family)]
     some = [
-        Candidate(one.draft, one.k, one.spec, [one.rounds[i] for i in kept], one.how, one.profile, one.has_model)
+        replace(
+            one, rounds=[one.rounds[i] for i in kept],
+            in_company={size: [rounds[i] for i in kept] for size, rounds in one.in_company.items()},
+        )
         for one in candidates
-    ]
+    ]  # fmt: skip
     return some, [texts[i] for i in kept]
 
 
-def joined(piece: Piece) -> Iterator[dict]:
+def joined(piece: Piece, batches: list[int]) -> Iterator[dict]:
     """Predicted and measured, for every configuration of a piece that was measured at all."""
     path = piece.file("bench.jsonl")
     if not path.exists():
         return
-    settings = json.loads(path.read_text().splitlines()[0])["settings"]
-    file = BenchFile(path, settings)
-    bases, again = {label: "plain" for label in settings["arms"]}, {"plain": "plain (again)"}
-    if not file.measurements:
-        return
-    tables = {(table.concurrency, table.family): table for table in tables_of(file.measurements, bases, again)}
-    for one in piece.predictions():
-        table = tables.get((one["batch"], one["family"]))
-        arm = next((a for a in table.arms if a.arm == f"{one['draft']} k={one['k']}"), None) if table else None
-        if arm is not None and arm.decode.num_prompts:
-            interval = arm.decode
-            yield one | {
-                "target": piece.target, "measured": interval.ratio, "measured_low": interval.low,
-                "measured_high": interval.high, "cells": interval.num_prompts, "noise_floor": table.noise_floor,
-                "error": one["predicted"] / interval.ratio - 1, "measured_tokens_per_pass": arm.tokens_per_pass,
-            }  # fmt: skip
+    file = BenchFile(path, json.loads(path.read_text().splitlines()[0])["settings"])
+    for one in piece.predictions(batches):
+        own = [m for m in file.measurements if m.concurrency == one["batch"] and one["family"] in (ALL, m.family)]
+        rounds = sorted({m.round for m in own})
+        label = f"{one['draft']} k={one['k']}"
+        interval = measured(own, label)
+        if interval is None:
+            continue
+        passes = [answer for m in own if m.arm == label and m.round == rounds[0] for answer in m.answers]
+        yield one | {
+            "target": piece.target, "measured": interval.ratio, "measured_low": interval.low,
+            "measured_high": interval.high, "cells": interval.num_prompts,
+            "error": one["predicted"] / interval.ratio - 1, "measured_sum": sums(own, label),
+            "by_round": [found.ratio for n in rounds if (found := measured([m for m in own if m.round == n], label))],
+            "plain_again": time_ratio(pairs_of(own, AGAIN, PLAIN, decode=True)).ratio,
+            "measured_tokens_per_pass": sum(a.tokens - 1 for a in passes) / sum(a.passes or 0 for a in passes),
+        }  # fmt: skip
+
+
+def measured(some: list[Measurement], label: str) -> Interval | None:
+    """Decoding speed of an arm over plain decoding's, both times that it answered; of a prompt's rounds the median."""
+    both = [replace(m, arm=PLAIN) if m.arm == AGAIN else m for m in some]
+    own, base = usual(both, label), usual(both, PLAIN)
+    cells = sorted(own.keys() & base.keys())
+    if not cells:
+        return None
+    columns = np.array([(*base[cell], *own[cell]) for cell in cells]).T
+    families = {m.cell: m.family for m in some}
+    return time_ratio(Pairs(*columns, strata=[families[cell] for cell in cells]))
+
+
+def sums(some: list[Measurement], label: str) -> float:
+    """The same ratio from all rounds added up, whatever disturbed them."""
+    return time_ratio(
+        pairs_of([replace(m, arm=PLAIN) if m.arm == AGAIN else m for m in some], label, PLAIN, True)
+    ).ratio
+
+
+def usual(some: list[Measurement], arm: str) -> dict[int, tuple[float, float]]:
+    """Cell to (median seconds of decoding, tokens) of an arm, which says the same in every round."""
+    seconds: defaultdict[int, list[float]] = defaultdict(list)
+    tokens: dict[int, float] = {}
+    for one in some:
+        if one.arm == arm and one.decoded_tokens:
+            seconds[one.cell].append(one.decode_seconds)
+            tokens[one.cell] = one.decoded_tokens
+    return {cell: (statistics.median(own), tokens[cell]) for cell, own in seconds.items()}
 
 
 def summarise(records: list[dict]) -> dict:
@@ -150,15 +260,22 @@ def summarise(records: list[dict]) -> dict:
     known = [r for r in some if r["low"] is not None]
     clear = [r for r in some if abs(r["measured"] - 1) > 0.03]
     losses = regret(some)
+    again = {tuple(r[name] for name in WORKLOAD): abs(r["plain_again"] - 1) for r in some}
+    apart = sorted(abs(r["by_round"][1] / r["by_round"][0] - 1) for r in some if len(r["by_round"]) > 1)
     return {
         "configurations": len(some),
         "median_error": statistics.median(errors),
         "error_95": errors[min(len(errors) - 1, int(0.95 * len(errors)))],
+        "median_error_of_sums": statistics.median(abs(r["predicted"] / r["measured_sum"] - 1) for r in some),
+        "within_3_percent": share(error <= 0.03 for error in errors),
         "within_10_percent": share(error <= 0.1 for error in errors),
         "within_interval": share(r["low"] <= r["measured"] <= r["high"] for r in known),
         "signs_right": share((r["predicted"] > 1) == (r["measured"] > 1) for r in clear),
         "advised_below": [one for one in losses if one["measured"] < WRONG],
         "regret_within_3_percent": share(one["regret"] <= 0.03 for one in losses),
+        "plain_from_itself": statistics.median(again.values()),
+        "round_from_round": statistics.median(apart) if apart else None,
+        "round_from_round_95": apart[int(0.95 * len(apart))] if apart else None,
         "largest_regret": max((one["regret"] for one in losses), default=None),
     }
 
@@ -200,12 +317,17 @@ def report(records: list[dict]) -> None:
 
 
 def chart(records: list[dict]) -> Chart:
-    """A point for every configuration beside the diagonal."""
+    """A point for every configuration, beside the diagonal and what is within 10 % of it."""
     some = [record for record in records if record["family"] != ALL]
-    order = sorted(some, key=lambda record: record["measured"])
-    ends = [order[0]["measured"], order[-1]["measured"]]
-    points = Series(f"{len(order)} configurations", [r["measured"] for r in order], [r["predicted"] for r in order])
-    return Chart("Predicted speed-up", "measured", "predicted", (points, Series("equal", ends, ends)), discrete=True)
+    pieces = sorted({(record["target"], record["dtype"]) for record in some})
+    points = []
+    for target, dtype in pieces:
+        own = [record for record in some if (record["target"], record["dtype"]) == (target, dtype)]
+        label = f"{Path(target).stem} {dtype}: {len(own)} configurations"
+        points.append(Series(label, [r["measured"] for r in own], [r["predicted"] for r in own], loose=True))
+    ends = [min(record["measured"] for record in some), max(record["measured"] for record in some)]
+    equal = Series("equal, within 10 %", ends, ends, [(0.9 * end, 1.1 * end) for end in ends])
+    return Chart("Predicted speed-up", "measured", "predicted", (*points, equal))
 
 
 def parse() -> argparse.Namespace:
@@ -224,6 +346,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("folder", type=Path, help="everything is kept here; the same command goes on")
     parser.add_argument("--target", "-m", type=target, action="append", help="MODEL=DRAFTER,DRAFTER; repeatable")
     parser.add_argument("--minutes", type=float, default=0.0, help="after which nothing new is measured")
+    parser.add_argument("--replay", action="store_true", help="only answer and replay, which nothing disturbs")
+    parser.add_argument("--profile", type=Path, help="prices that hybrids replay by; measured when left out")
     parser.add_argument("--report", action="store_true", help="only tell what was measured")
     parser.add_argument("--prompts", default="builtin", help="as paceline bench takes them")
     parser.add_argument("--per-family", type=int, default=6)
@@ -233,6 +357,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--turns", type=int, default=TURNS, help="of the rehearsal, each time that it goes on")
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
     args.target = args.target or default

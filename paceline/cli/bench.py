@@ -11,6 +11,7 @@ from rich.table import Table as RichTable
 from paceline.cli import options as o
 from paceline.cli.groups import Machine, grouped
 from paceline.cli.terminal import messages, progress_bars, show_table
+from paceline.errors import InvalidParameter
 
 if TYPE_CHECKING:
     from paceline.evaluation.bench.arms import Arm, Cell
@@ -36,6 +37,10 @@ class Prompts:
     concurrency: Annotated[
         str, o.option(WHAT, "--concurrency", "-c", help="1,8: requests at once, a table for each.")
     ] = "1"
+    rate: Annotated[
+        str | None,
+        o.option(WHAT, "--rate", help="1,2.5: requests a second that arrive whatever is under way, a table for each."),
+    ] = None
     max_tokens: o.MaxTokens = o.DEFAULT_MAX_TOKENS
     ignore_eos: Annotated[bool, o.option(WHAT, "--ignore-eos", help="Go on after the end of the answer.")] = False
     seed: Annotated[int, o.option(WHAT, "--seed", help="Of sampled answers.")] = 0
@@ -46,17 +51,26 @@ class Prompts:
 
     def cells(self) -> "list[Cell]":
         """What all arms answer, in order."""
-        from paceline.evaluation.bench.run import cells_of
+        from paceline.evaluation.bench.run import cells_of, open_cells_of
         from paceline.evaluation.prompts import load_prompts
 
         chosen = load_prompts(self.prompts, o.names(self.families), self.per_family, self.turns == "all")
         own = None if self.unseeded else self.seed
+        if self.rates and self.at_once != [1]:
+            raise InvalidParameter("rate", "arrivals decide how many run at once", "leave out --concurrency")
+        if self.rates:
+            return open_cells_of(chosen, self.rates, self.temperatures, own, self.max_tokens, self.ignore_eos)
         return cells_of(chosen, self.temperatures, self.at_once, own, self.max_tokens, self.ignore_eos)
 
     @property
     def temperatures(self) -> list[float]:
         """A table for each."""
         return o.numbers("temperature", self.temperature, float)
+
+    @property
+    def rates(self) -> list[float]:
+        """A table for each, in an open loop."""
+        return o.numbers("rate", self.rate or "", float)
 
     @property
     def at_once(self) -> list[int]:
@@ -172,7 +186,7 @@ def bench(
     from paceline.evaluation.bench.own_arms import bases_of
     from paceline.evaluation.bench.record import BenchFile
     from paceline.evaluation.bench.run import Plan, run_bench
-    from paceline.evaluation.bench.summary import tables_of
+    from paceline.evaluation.bench.summary import idle_arms, tables_of
     from paceline.evaluation.provenance import provenance
 
     gates, specs = [Gate.of(text) for text in stop.gate or []], compared.specs()
@@ -187,6 +201,7 @@ def bench(
         raise typer.Exit(130)
     tables = tables_of(file.measurements, *bases_of(arms), stop.narrow)
     more = known | {
+        "drafted_nothing": idle_arms(file.measurements, *bases_of(arms)),
         "ended": ended, "resumed": file.num_resumed, "skipped": skipped, "precision": stop.narrow,
         "provenance": provenance(),
     }  # fmt: skip
@@ -202,7 +217,7 @@ def _settings(asked: Prompts, arms: "list[Arm]", plan: "Plan", specs: dict[str, 
     return {
         "arms": [arm.label for arm in arms], "prompts": asked.prompts, "cells": len(plan.cells), "rounds": plan.rounds,
         "seed": None if asked.unseeded else asked.seed, "max_tokens": asked.max_tokens,
-        "temperatures": asked.temperatures, "concurrency": asked.at_once, "specs": specs,
+        "temperatures": asked.temperatures, "concurrency": asked.at_once, "rates": asked.rates or None, "specs": specs,
     }  # fmt: skip
 
 
@@ -215,6 +230,8 @@ def _tell(
     for table in tables:
         _print(table)
     messages.print(show.verdict_of(tables[0], narrow), soft_wrap=True)
+    for label in more["drafted_nothing"]:
+        messages.print(f"{label} drafted nothing: its speculation is off, or these prompts give it nothing to draft")
     for failure in failures:
         messages.print(f"gate: {failure}", style="red", soft_wrap=True)
     print(
@@ -265,7 +282,7 @@ def _write(
 def _print(table: "Table") -> None:
     from paceline.evaluation.bench import show
 
-    shown = RichTable(*show.HEADER, title=show.title_of(table), title_justify="left")
+    shown = RichTable(*show.header_of(table), title=show.title_of(table), title_justify="left")
     for row in show.rows_of(table):
         shown.add_row(*row)
     show_table(shown)

@@ -25,6 +25,7 @@ class Series:
         x, y: the points, equally many.
         band: lower and upper y of a shaded band, one pair per point; None draws none.
         marked: indices of points to emphasise, e.g. an optimum.
+        loose: single points, which no line joins.
 
     Raises:
         InvalidParameter: the lists differ in length.
@@ -35,6 +36,7 @@ class Series:
     y: Sequence[float]
     band: Sequence[tuple[float, float]] | None = None
     marked: Sequence[int] = ()
+    loose: bool = False
 
     def __post_init__(self) -> None:
         check_count("x", len(self.x), least=1)

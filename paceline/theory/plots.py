@@ -51,7 +51,8 @@ def check_drawable(path: str | Path) -> Path:
 
 def _draw_curves(axes: Any, chart: Chart) -> None:
     for series in chart.series:
-        (line,) = axes.plot(series.x, series.y, marker="." if chart.discrete else None, label=series.label)
+        marker, style = "." if chart.discrete or series.loose else None, "" if series.loose else "-"
+        (line,) = axes.plot(series.x, series.y, marker=marker, linestyle=style, label=series.label)
         if series.band is not None:
             low, high = zip(*series.band, strict=True)
             axes.fill_between(series.x, low, high, color=line.get_color(), alpha=0.15)

@@ -5,7 +5,7 @@ Not for their price (`predict.py`).
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,6 +18,7 @@ from paceline.engine.llm import LLM
 from paceline.engine.profiles import cached_profile, dtype_of
 from paceline.engine.score import score
 from paceline.errors import InvalidParameter
+from paceline.evaluation.advise.company import replay_in_company
 from paceline.evaluation.advise.exchange import ELSEWHERE, as_profile, rounds_by_rate
 from paceline.evaluation.advise.reading import Reader
 from paceline.evaluation.advise.replay import Offer, Rounds, Text, replay_chain, standing
@@ -51,6 +52,7 @@ class Candidate:
         profile: of the draft model where it is priced by one; else proposals were timed.
         has_model: proposals run a model, whose rows share its passes.
         trace: the offer at every place of each text, where it was asked for.
+        in_company: number of requests at once to the rounds of each text, where they are others than alone.
     """
 
     draft: str
@@ -61,6 +63,16 @@ class Candidate:
     profile: Profile | None = None
     has_model: bool = False
     trace: Sequence[Sequence[Offer]] | None = None
+    in_company: Mapping[int, Sequence[Rounds]] = field(default_factory=dict)
+
+    def rounds_at(self, batch: int) -> Sequence[Rounds]:
+        """Of each text, when so many requests are decoded at once."""
+        return self.in_company.get(batch, self.rounds)
+
+    @property
+    def label(self) -> str:
+        """Its name among others."""
+        return f"{self.draft} k={self.k}"
 
     @property
     def proposal_seconds(self) -> float:
@@ -97,6 +109,7 @@ def wanted_of(drafts: Sequence[str], lengths: Sequence[int], spec_texts: Sequenc
 def replayed(
     llm: LLM, wanted: Sequence[Wanted], texts: Sequence[Text], params: SamplingParams, config: EngineConfig,
     profile: Profile, progress: NamedProgress = lambda what, done, total: None, traced: bool = False,
+    batches: Sequence[int] = (),
 ) -> list[Candidate]:  # fmt: skip
     """All candidates over all texts.
 
@@ -105,6 +118,7 @@ def replayed(
         profile: of the target; drafters that weigh what pays see its prices.
         progress: told ("replaying", candidates done, candidates).
         traced: candidates keep a trace; every place of every text is then asked once more.
+        batches: requests at once; lookups that remember are replayed for each.
 
     Raises:
         InvalidParameter: a drafter that cannot be replayed, or a draft model with another vocabulary.
@@ -119,7 +133,7 @@ def replayed(
                 models[name] = _DraftModel.read(llm, name, texts, params, config, progress)
             found.append(models[name].candidate(one, texts, params, traced))
         else:
-            found.append(_walked(llm.loaded, one, texts, params, config, profile, progress, traced))
+            found.append(_walked(llm.loaded, one, texts, params, config, profile, progress, traced, batches))
     progress("replaying", len(wanted), len(wanted))
     return found
 
@@ -159,7 +173,7 @@ class _DraftModel:
 
 def _walked(
     loaded: LoadedModel, one: Wanted, texts: Sequence[Text], params: SamplingParams, config: EngineConfig,
-    profile: Profile, progress: NamedProgress, traced: bool,
+    profile: Profile, progress: NamedProgress, traced: bool, batches: Sequence[int],
 ) -> Candidate:  # fmt: skip
     """A candidate whose drafter is asked for real, as an engine makes it."""
     engine = engine_that_drafts(loaded, one.spec, config, profile, progress)
@@ -179,7 +193,14 @@ def _walked(
         fresh = engine_that_drafts(loaded, one.spec, config, profile, progress)
         reader = None if is_lookup else Reader(loaded.model, fresh, params, k)
         trace = offers_along(fresh.drafter, reader, texts, k, params, how == SEEDED)
-    return Candidate(one.draft, k, one.spec, rounds, how, has_model=not is_lookup, trace=trace)
+    company: dict[int, Sequence[Rounds]] = {}
+    if is_lookup and traits.remembers:
+        for batch in sorted({each for each in batches if each > 1}):
+            fresh = engine_that_drafts(loaded, one.spec, config, profile, progress)
+            company[batch] = replay_in_company(fresh.drafter, texts, k, batch)
+    return Candidate(
+        one.draft, k, one.spec, rounds, how, has_model=not is_lookup, trace=trace, in_company=company
+    )  # fmt: skip
 
 
 def how_replayed(traits: DrafterTraits, params: SamplingParams) -> str:

@@ -1,54 +1,19 @@
 """From replayed rounds and measured times to a predicted speed-up with its interval."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp, log, sqrt
 
 import numpy as np
 
+from paceline.evaluation.advise.prices import CandidatePrices
 from paceline.evaluation.advise.replay import Rounds, Text
 from paceline.evaluation.stats import Pairs, time_ratio
-from paceline.scheduling.profile import Profile
-from paceline.theory.round import Round, break_even_tokens, round_seconds
 
 TIMING_NOISE = 0.03
 """Relative error that measured times are taken to have, beside the difference between prompts."""
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredPrices:
-    """Prices of rounds that `num_requests` requests share, from profiles; see `theory.round.RoundPrices`.
-
-    Attributes:
-        profile: of the target.
-        num_requests: that decode together.
-        draft: profile of the draft model; None where whole proposals were timed.
-        proposal_seconds: of a whole proposal for one request.
-        has_model: a proposal runs a model; for many requests it costs as much more as a target pass over as many rows.
-    """
-
-    profile: Profile
-    num_requests: int = 1
-    draft: Profile | None = None
-    proposal_seconds: float = 0.0
-    has_model: bool = False
-
-    def target(self, rows: float, context: float = 0.0) -> float:
-        """See `RoundPrices`."""
-        return self.profile.batch_seconds(rows, self.num_requests, context)
-
-    def draft_level(self, level: int, num_requests: int, context: float = 0.0) -> float:
-        """See `RoundPrices`."""
-        if self.draft is None:
-            return self._proposals(num_requests, context) if level == 0 else 0.0
-        return self.draft.batch_seconds(num_requests, num_requests, context)
-
-    def _proposals(self, num_requests: int, context: float) -> float:
-        """Seconds of proposals that were timed for one request at a time."""
-        if not self.has_model:
-            return num_requests * self.proposal_seconds
-        cost = self.profile.cost
-        return self.proposal_seconds * cost(num_requests, context) / cost(1, context)
+_CONTEXT = 8
+"""Contexts are priced in steps of so many tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,64 +41,86 @@ class Prediction:
 
 
 def predict(
-    draft: str,
-    k: int,
-    dtype: str,
-    texts: Sequence[Text],
-    rounds: Sequence[Rounds],
-    prices: MeasuredPrices,
-) -> Prediction:
+    draft: str, k: int, dtype: str, texts: Sequence[Text], rounds: Sequence[Rounds], prices: CandidatePrices,
+    batch: int = 1,
+) -> Prediction:  # fmt: skip
     """The speed-up of decoding these texts with these rounds, and how far it may be off.
+
+    In company, texts of a family begin together, `batch` at a time in their order, as a bench asks them: a round is
+    shared by those that are not done, until the last one is. The interval comes from each text in its own company.
 
     Args:
         rounds: of each text.
-        prices: for as many requests as decode together.
     """
     kept = [(text, one) for text, one in zip(texts, rounds, strict=True) if one.tokens]
-    plain = np.array([_plain_seconds(text, prices) for text, _ in kept])
-    drafted = np.array([_seconds(text, one, prices) for text, one in kept])
+    company = [_pair([each] * batch, prices) for each in kept]
+    plain, drafted = (np.array(seconds) for seconds in zip(*company, strict=True))
     ones = np.ones(len(kept))
     interval = time_ratio(Pairs(plain, ones, drafted, ones, [text.family for text, _ in kept]))
+    predicted = interval.ratio
+    if batch > 1:
+        together = [_pair(group, prices) for group in _groups(kept, batch)]
+        predicted = sum(base for base, _ in together) / sum(seconds for _, seconds in together)
     low, high = _with_noise(interval.ratio, interval.low, interval.high)
+    moved = predicted / interval.ratio
     tokens, count = sum(one.tokens for _, one in kept), sum(one.count for _, one in kept)
     return Prediction(
-        draft, k, prices.num_requests, dtype, interval.ratio, low, high, tokens / count,
-        break_even_tokens(_mean_round(kept, prices), prices, prices.profile.step_overhead or 0.0),
-        float((drafted > plain).mean()),
+        draft, k, batch, dtype, predicted, None if low is None else low * moved, None if high is None else high * moved,
+        tokens / count, _break_even(kept, prices, batch), float((drafted > plain).mean()),
     )  # fmt: skip
 
 
-def _plain_seconds(text: Text, prices: MeasuredPrices) -> float:
-    step = Round(prices.num_requests, context=text.mean_context)
-    bare = MeasuredPrices(prices.profile, prices.num_requests)
-    return text.num_decoded * round_seconds(step, bare, prices.profile.step_overhead or 0.0)
+Replayed = tuple[Text, Rounds]
+"""An answer and its rounds."""
 
 
-def _seconds(text: Text, rounds: Rounds, prices: MeasuredPrices) -> float:
-    """Seconds of all rounds of a text; alone each round by its size, in company by the mean size of a round."""
-    overhead, number = prices.profile.step_overhead or 0.0, prices.num_requests
-    sizes = rounds.sizes if number == 1 else {_mean_size(rounds): rounds.count}
-    seconds = sum(count * round_seconds(_round(size, text, prices), prices, overhead) for size, count in sizes.items())
-    if prices.draft is not None and sum(rounds.sizes.values()):
-        seconds += prices.draft.prefill_cost(len(text.prompt), 0)
+def _groups(kept: Sequence[Replayed], batch: int) -> list[list[Replayed]]:
+    """Texts that begin together; a family's first ones fill its last group."""
+    families: dict[str, list[Replayed]] = {}
+    for each in kept:
+        families.setdefault(each[0].family, []).append(each)
+    return [
+        [own[place % len(own)] for place in range(first, first + batch)]
+        for own in families.values()
+        for first in range(0, len(own), batch)
+    ]
+
+
+def _pair(group: Sequence[Replayed], prices: CandidatePrices) -> tuple[float, float]:
+    """(seconds of plain decoding, seconds with drafts) from the first tokens to the last one of a group."""
+    prompts, contexts = sum(len(text.prompt) for text, _ in group), [len(text.prompt) + 1 for text, _ in group]
+    plain = prices.plain_opening(len(group), prompts)
+    plain += _played([[(0, 0)] * text.num_decoded for text, _ in group], contexts, lambda n, _, c: prices.plain(n, c))
+    drafted = prices.opening(len(group), prompts)
+    return plain, drafted + _played([one.in_order() for _, one in group], contexts, prices.round)
+
+
+def _played(
+    group: Sequence[Sequence[tuple[float, float]]], contexts: Sequence[float],
+    price: Callable[[int, float, float], float],
+) -> float:  # fmt: skip
+    """Seconds of rounds in step: each (drafted tokens, those that stood) of each request, until the last is done."""
+    seconds, said = 0.0, list(contexts)
+    known: dict[tuple[int, float, float], float] = {}
+    for number in range(max(map(len, group))):
+        going = [place for place, own in enumerate(group) if number < len(own)]
+        nodes = sum(group[place][number][0] for place in going)
+        context = round(sum(said[place] for place in going) / len(going) / _CONTEXT) * _CONTEXT
+        key = len(going), nodes, context
+        if key not in known:
+            known[key] = price(len(going), nodes, context)
+        seconds += known[key]
+        for place in going:
+            said[place] += group[place][number][1] + 1
     return seconds
 
 
-def _round(size: float, text: Text, prices: MeasuredPrices) -> Round:
-    levels = 1 if prices.draft is None else size
-    return Round(prices.num_requests, prices.num_requests * size, levels, text.mean_context)
-
-
-def _mean_size(rounds: Rounds) -> float:
-    return sum(size * count for size, count in rounds.sizes.items()) / rounds.count
-
-
-def _mean_round(kept: Sequence[tuple[Text, Rounds]], prices: MeasuredPrices) -> Round:
+def _break_even(kept: Sequence[Replayed], prices: CandidatePrices, batch: int) -> float:
+    """Tokens per pass at which drafts as long as these would pay for themselves."""
     count = sum(one.count for _, one in kept)
-    size = sum(_mean_size(one) * one.count for _, one in kept) / count
+    size = sum(size * number for _, one in kept for size, number in one.sizes.items()) / count
     context = sum(text.mean_context for text, _ in kept) / len(kept)
-    levels = 1 if prices.draft is None else size
-    return Round(prices.num_requests, prices.num_requests * size, levels, context)
+    return prices.round(batch, batch * size, context) / prices.plain(batch, context)
 
 
 def _with_noise(ratio: float, low: float | None, high: float | None) -> tuple[float | None, float | None]:

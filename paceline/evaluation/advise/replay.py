@@ -53,6 +53,7 @@ class Rounds:
         sizes: a number of drafted tokens to how many rounds had that many (expected, where drafts are drawn).
         tested, accepted: by place in the draft.
         draft_seconds: that proposals took, where they were really made.
+        certain: (drafted tokens, those that stood) of the rounds that surely happen, in order.
     """
 
     tokens: int
@@ -60,6 +61,7 @@ class Rounds:
     tested: list[float] = field(default_factory=list)
     accepted: list[float] = field(default_factory=list)
     draft_seconds: float = 0.0
+    certain: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def count(self) -> float:
@@ -69,12 +71,22 @@ class Rounds:
     def add(self, size: int, kept: int, is_refused: bool, weight: float = 1.0) -> None:
         """A round with `size` drafted tokens of which `kept` stood, and whether the next one was refused."""
         self.sizes[size] = self.sizes.get(size, 0.0) + weight
+        if weight == 1.0:
+            self.certain.append((size, kept))
         missing = max(kept + is_refused, len(self.tested)) - len(self.tested)
         self.tested += [0.0] * missing
         self.accepted += [0.0] * missing
         for level in range(kept + is_refused):
             self.tested[level] += weight
             self.accepted[level] += weight * (level < kept)
+
+    def in_order(self) -> list[tuple[float, float]]:
+        """(drafted tokens, those that stood) of each round; where rounds are only expected, as many mean ones."""
+        if len(self.certain) == self.count:
+            return list(self.certain)
+        number = max(1, round(self.count))
+        size = sum(size * weight for size, weight in self.sizes.items()) / self.count
+        return [(size, self.tokens / self.count - 1)] * number
 
 
 def standing(target: Scores, draft: Scores, is_greedy: bool) -> np.ndarray:

@@ -7,7 +7,9 @@ from typing import Any
 from paceline.config import EngineConfig
 from paceline.engine.llm import LLM
 from paceline.evaluation.advise.candidates import Candidate, Wanted, profile_of, replayed
-from paceline.evaluation.advise.predict import MeasuredPrices, Prediction, predict
+from paceline.evaluation.advise.predict import Prediction, predict
+from paceline.evaluation.advise.prices import CandidatePrices, MeasuredPrices, RehearsedPrices, Stand, stands_of
+from paceline.evaluation.advise.rehearsal import Rehearsal, rehearse
 from paceline.evaluation.advise.replay import Text
 from paceline.evaluation.advise.texts import texts_of
 from paceline.evaluation.prompts import Prompt
@@ -16,16 +18,36 @@ from paceline.types import NamedProgress, SamplingParams
 
 
 def predictions_of(
-    candidates: Sequence[Candidate], texts: Sequence[Text], profile: Profile, batches: Sequence[int], dtype: str
-) -> list[Prediction]:
-    """Every candidate at every number of requests at once, best first."""
+    candidates: Sequence[Candidate], texts: Sequence[Text], profile: Profile, batches: Sequence[int], dtype: str,
+    rehearsal: Rehearsal | None = None,
+) -> list[Prediction]:  # fmt: skip
+    """Every candidate at every number of requests at once, best first.
+
+    Args:
+        rehearsal: of the candidates; those that were not in it are priced by profiles.
+    """
+    stands = stands_of(rehearsal, profile) if rehearsal else {}
     found = [
-        predict(one.draft, one.k, dtype, texts, one.rounds,
-                MeasuredPrices(profile, batch, one.profile, one.proposal_seconds, one.has_model))
+        predict(one.draft, one.k, dtype, texts, one.rounds_at(batch), _prices(one, profile, stands), batch)
         for one in candidates
         for batch in batches
-    ]  # fmt: skip
+    ]
     return sorted(found, key=lambda one: (one.batch, -one.predicted))
+
+
+def rehearsed(
+    llm: LLM, wanted: Sequence[Wanted], candidates: Sequence[Candidate], texts: Sequence[Text], params: SamplingParams,
+    batches: Sequence[int], progress: NamedProgress = lambda what, done, total: None, **how: Any,
+) -> Rehearsal:  # fmt: skip
+    """Rounds of all candidates, timed on real engines; arguments as in `take_advice`, `how` as in `rehearse`."""
+    specs = {one.label: each.spec for one, each in zip(candidates, wanted, strict=True)}
+    return rehearse(llm, specs, texts, params, batches, max(one.k for one in candidates), progress, **how)
+
+
+def _prices(one: Candidate, profile: Profile, stands: Mapping[int, Stand]) -> CandidatePrices:
+    if any(one.label in stand.arms for stand in stands.values()):
+        return RehearsedPrices(stands, one.label, one.has_model)
+    return MeasuredPrices(profile, 1, one.profile, one.proposal_seconds, one.has_model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +89,18 @@ def take_advice(
     Args:
         llm: the target, decoding plainly.
         batches: requests that decode at once.
-        profile: of the target; measured where there is none.
+        profile: of the target, maybe of another machine; measured here where there is none, and candidates rehearsed.
         raw: prompts are taken as they are.
         traced: see `replayed`.
         known: further candidates, of the texts.
     """
     measured = profile or profile_of(llm.loaded, config, progress)
     texts, num_foreign = texts_of(llm, prompts, params, raw, progress)
-    found = replayed(llm, wanted, texts, params, config, measured, progress, traced) + known(texts)
-    return Advice(params, texts, num_foreign, found, predictions_of(found, texts, measured, batches, llm.dtype))
+    found = replayed(llm, wanted, texts, params, config, measured, progress, traced, batches)
+    timed = rehearsed(llm, wanted, found, texts, params, batches, progress) if profile is None and texts else None
+    found += known(texts)
+    predictions = predictions_of(found, texts, measured, batches, llm.dtype, timed)
+    return Advice(params, texts, num_foreign, found, predictions)
 
 
 def specs_to_validate(

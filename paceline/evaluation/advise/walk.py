@@ -91,7 +91,7 @@ class Walk:
     ) -> None:  # fmt: skip
         self._drafter, self._name, self._text, self._most = drafter, name, text, most
         self._reading, self._cache, self._clock = reading, cache, clock
-        self._whole = [*text.prompt, *text.output]
+        self._whole, self._rounds = [*text.prompt, *text.output], Rounds(text.num_decoded)
         self._said = self._whole[: len(text.prompt) + 1]
         self._params = replace(params, max_tokens=max(1, len(text.output)))
         self._warper = Warper(self._params, token_ids=self._said, num_prompt_tokens=len(text.prompt))
@@ -99,16 +99,22 @@ class Walk:
 
     def rounds(self) -> Rounds:
         """The rounds in which every drafted token stands that is the text."""
-        rounds = Rounds(self._text.num_decoded)
-        self._begin()
-        while not self._is_over:
-            tree = self._proposal()
-            kept, goes_on = followed(tree.tokens, tree.parents, self._whole[len(self._said) :])
-            rounds.add(len(tree), kept, goes_on)
-            self._commit(kept, tree, goes_on)
-        rounds.draft_seconds = self._seconds
+        self.begin()
+        while not self.is_over:
+            self.play(self.proposal())
+        return self.end()
+
+    def play(self, tree: TokenTree) -> None:
+        """One round with this draft."""
+        kept, goes_on = followed(tree.tokens, tree.parents, self._whole[len(self._said) :])
+        self._rounds.add(len(tree), kept, goes_on)
+        self._commit(kept, tree, goes_on)
+
+    def end(self) -> Rounds:
+        """The rounds that were played; the drafter forgets the request."""
+        self._rounds.draft_seconds = self._seconds
         self._drafter.release(self._name)
-        return rounds
+        return self._rounds
 
     def expected(self) -> Rounds:
         """The expected rounds when chains are drawn and judged by p/q: every place is asked, as if nothing stood."""
@@ -124,9 +130,9 @@ class Walk:
             is_drawn: chains are drawn along the text and judged by p/q; else what is the text stands.
         """
         offers: list[Offer] = []
-        self._begin()
-        while not self._is_over:
-            tree = self._proposal(AlongText(self._whole) if is_drawn else None)
+        self.begin()
+        while not self.is_over:
+            tree = self.proposal(AlongText(self._whole) if is_drawn else None)
             offers.append((len(tree), self._stands(tree) if is_drawn else self._followed(tree)))
             self._commit(0, TokenTree(), False)
         self._drafter.release(self._name)
@@ -138,7 +144,8 @@ class Walk:
         return [1.0] * kept + [0.0] * goes_on
 
     @property
-    def _is_over(self) -> bool:
+    def is_over(self) -> bool:
+        """Whether everything is said."""
         return len(self._said) >= len(self._whole)
 
     @property
@@ -147,16 +154,22 @@ class Walk:
         left = len(self._whole) - len(self._said) - 1
         return min(self._most, left) if self._text.is_cut else self._most
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """The prompt is read and the first token said."""
         first = len(self._text.prompt)
         taps = self._reading.taps_of(0, first)
         self._drafter.observe(
             RequestOutcome(
-                self._name, self._said, 1, num_prefill_tokens=first, taps=taps, finished=self._is_over
+                self._name, self._said, 1, num_prefill_tokens=first, taps=taps, finished=self.is_over
             )
         )  # fmt: skip
 
-    def _proposal(self, along: AlongText | None = None) -> TokenTree:
+    def proposal(self, along: AlongText | None = None) -> TokenTree:
+        """What is drafted after the text so far.
+
+        Args:
+            along: draws that say the text; None for the request's own.
+        """
         depth = self._depth
         if depth < 1:
             return TokenTree()
@@ -198,7 +211,7 @@ class Walk:
                 self._name, self._said, len(self._said) - root - 1, num_draft_tokens=len(tree),
                 depth=max(tree.depths, default=0), tokens=tree.tokens, parents=tree.parents, num_accepted=kept,
                 num_refused=int(goes_on), level_refused=goes_on, asked=was_asked, in_a_row=self._is_drafting,
-                taps=taps, first_tapped=root, finished=self._is_over,
+                taps=taps, first_tapped=root, finished=self.is_over,
             )
         )  # fmt: skip
         self._is_drafting = bool(len(tree))

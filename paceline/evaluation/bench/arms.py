@@ -2,10 +2,11 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Protocol
 
 from paceline.engine.llm import LLM
+from paceline.evaluation.bench.open_loop import answers_as_they_arrive
 from paceline.types import RequestOutput, SamplingParams
 
 WARM_UP = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -76,6 +77,8 @@ class Cell:
         prompts: as text; more than one are asked together.
         family: of its prompts.
         temperature, seed, max_tokens, ignore_eos: how they are answered; prompt i has `seed` + i.
+        rate: requests a second on average, in an open loop; None when all prompts are asked at once.
+        starts: seconds at which each prompt is asked, in an open loop.
     """
 
     number: int
@@ -85,6 +88,8 @@ class Cell:
     seed: int | None = 0
     max_tokens: int = 128
     ignore_eos: bool = False
+    rate: float | None = None
+    starts: tuple[float, ...] = ()
 
     def params(self, index: int) -> SamplingParams:
         """How prompt `index` is answered."""
@@ -154,7 +159,11 @@ class EngineArm:
         ids = [self._llm.user_prompt(text, self._raw) for text in cell.prompts]
         started = self._clock()
         params = [cell.params(index) for index in range(len(ids))]
-        outputs = self._llm.generate(ids, params, cache_salt=f"{cell.temperature} {len(ids)}")
+        salt = f"{cell.temperature} {len(ids)} {cell.rate}"
+        if cell.starts:
+            found = answers_as_they_arrive(self._llm, ids, params, cell.starts, salt, self._clock)
+            return self._clock() - started, [_waited(answer_of(output), late) for output, late in found]
+        outputs = self._llm.generate(ids, params, cache_salt=salt)
         return self._clock() - started, [answer_of(output) for output in outputs]
 
 
@@ -180,6 +189,13 @@ def answer_of(output: RequestOutput) -> Answer:
         other_seconds=stats.other_seconds,
         prefill_seconds=stats.prefill_seconds,
     )
+
+
+def _waited(answer: Answer, late: float) -> Answer:
+    """The same for a request that arrived so many seconds before the engine heard of it."""
+    return replace(
+        answer, first_token_seconds=answer.first_token_seconds + late, seconds=answer.seconds + late
+    )  # fmt: skip
 
 
 def answers_equal(ours: Sequence[Answer], theirs: Sequence[Answer]) -> bool:

@@ -13,7 +13,7 @@ from paceline.errors import InvalidParameter
 from paceline.evaluation.bench.arms import Answer
 
 FORMAT, VERSION = "paceline-bench", 1
-_ALIKE = ("model", "dtype", "arms", "cells", "rounds", "seed", "max_tokens", "temperatures", "concurrency")
+_ALIKE = ("model", "dtype", "arms", "cells", "rounds", "seed", "max_tokens", "temperatures", "concurrency", "rates")
 """Settings that must agree for a run to be resumed."""
 
 
@@ -31,6 +31,7 @@ class Measurement:
         answers: one per prompt.
         clock: seconds since the bench began.
         load_average: of the machine when the cell began.
+        rate: requests a second, in an open loop.
     """
 
     round: int
@@ -44,6 +45,12 @@ class Measurement:
     answers: tuple[Answer, ...]
     clock: float = 0.0
     load_average: float | None = None
+    rate: float | None = None
+
+    @property
+    def setting(self) -> tuple[float, int, float]:
+        """What cells of one table have in common: temperature, requests at once or in a cell, rate or 0."""
+        return self.temperature, self.concurrency, self.rate or 0.0
 
     @property
     def tokens(self) -> int:
@@ -57,8 +64,15 @@ class Measurement:
 
     @property
     def decode_seconds(self) -> float:
-        """From the first token of the cell to its last one."""
+        """From the first token of the cell to its last one; in an open loop of every answer by itself, added up."""
+        if self.rate is not None:
+            return max(sum(answer.seconds - answer.first_token_seconds for answer in self.answers), 1e-9)
         return max(self.seconds - min(answer.first_token_seconds for answer in self.answers), 1e-9)
+
+    @property
+    def whole_seconds(self) -> float:
+        """From the request on; in an open loop of every answer by itself, added up."""
+        return self.seconds if self.rate is None else sum(answer.seconds for answer in self.answers)
 
 
 class BenchFile:

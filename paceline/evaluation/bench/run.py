@@ -7,6 +7,7 @@ from itertools import product
 
 from paceline.errors import InvalidParameter
 from paceline.evaluation.bench.arms import Arm, Cell
+from paceline.evaluation.bench.open_loop import MOST_ARRIVALS, arrival_times
 from paceline.evaluation.bench.record import BenchFile, Measurement
 from paceline.evaluation.bench.schedule import in_order
 from paceline.evaluation.bench.summary import pairs_of
@@ -64,6 +65,37 @@ def cells_of(
                 own = None if seed is None else seed + 1000 * number
                 cells.append(Cell(len(cells), texts, family, temperature, own, max_tokens, ignore_eos))
     return cells
+
+
+def open_cells_of(
+    prompts: Sequence[Prompt], rates: Sequence[float], temperatures: Sequence[float] = (0.0,), seed: int | None = 0,
+    max_tokens: int = 128, ignore_eos: bool = False,
+) -> list[Cell]:  # fmt: skip
+    """Cells of an open loop: at each rate all prompts once, some after the other as they arrive, families mixed.
+
+    A cell has as many requests as leave enough cells for an interval, at most `MOST_ARRIVALS`.
+
+    Raises:
+        InvalidParameter: a rate that is not above 0, or fewer prompts than two a cell.
+    """
+    if not all(rate > 0 for rate in rates):
+        raise InvalidParameter("rate", f"{list(rates)} are not all above 0", "give requests a second")
+    size = min(MOST_ARRIVALS, max(2, len(prompts) // LEAST_PROMPTS))
+    texts = [tuple(each.text for each in prompts[first : first + size]) for first in range(0, len(prompts), size)]
+    whole = [each for each in texts if len(each) == size]
+    if not whole:
+        raise InvalidParameter("rate", "there is one prompt", "give at least two")
+    cells: list[Cell] = []
+    for number, each in enumerate(whole):
+        for temperature, rate in product(temperatures, rates):
+            own = None if seed is None else seed + 1000 * number
+            starts = arrival_times(rate, size, number)
+            cells.append(Cell(len(cells), each, MIXED, temperature, own, max_tokens, ignore_eos, rate, starts))
+    return cells
+
+
+MIXED = "mixed"
+"""The family of cells that hold prompts of several."""
 
 
 def _groups(prompts: Sequence[Prompt], size: int) -> list[tuple[str, tuple[str, ...]]]:
@@ -130,7 +162,7 @@ def _measured(arms: Sequence[Arm], number: int, cell: Cell, now: float) -> list[
         measured.append(
             Measurement(
                 number, cell.number, arm.label, cell.family, cell.temperature, len(cell.prompts), place, seconds,
-                tuple(answers), now, load,
+                tuple(answers), now, load, cell.rate,
             )
         )  # fmt: skip
     return measured
@@ -138,11 +170,11 @@ def _measured(arms: Sequence[Arm], number: int, cell: Cell, now: float) -> list[
 
 def is_known(arms: Sequence[Arm], file: BenchFile, precision: float) -> bool:
     """Whether every arm's interval, at every setting, is as narrow as `precision`."""
-    settings = {(one.temperature, one.concurrency) for one in file.measurements}
+    settings = {one.setting for one in file.measurements}
     if len({one.cell for one in file.measurements}) < LEAST_PROMPTS * len(settings):
         return False
-    for temperature, concurrency in settings:
-        some = [m for m in file.measurements if (m.temperature, m.concurrency) == (temperature, concurrency)]
+    for setting in settings:
+        some = [m for m in file.measurements if m.setting == setting]
         for arm in arms:
             pairs = pairs_of(some, arm.label, arm.base, decode=True)
             if arm.label != arm.base and not time_ratio(pairs).half_width <= precision:

@@ -30,11 +30,11 @@ class EndpointArm:
         complete(self.server, "Hello.", SamplingParams(temperature=0, max_tokens=4), self._raw, self._extra)
 
     def answer(self, cell: Cell) -> tuple[float, list[Answer]]:
-        """See `Arm`; the prompts of a cell are asked together, each by a thread."""
+        """See `Arm`; the prompts of a cell are asked together or as they arrive, each by a thread."""
         before = counters(self.server.url) if self.server.has_metrics else None
         started = time.perf_counter()
         with ThreadPoolExecutor(len(cell.prompts)) as threads:
-            answers = list(threads.map(lambda i: self._ask(cell, i), range(len(cell.prompts))))
+            answers = list(threads.map(lambda i: self._ask(cell, i, started), range(len(cell.prompts))))
         seconds = time.perf_counter() - started
         after = counters(self.server.url) if before is not None else None
         return seconds, answers if before is None or after is None else _with_counters(answers, before, after)
@@ -43,7 +43,9 @@ class EndpointArm:
     def _extra(self) -> dict[str, Any]:
         return {"cache_salt": self._salt} if self.server.dialect == "vllm" else {}
 
-    def _ask(self, cell: Cell, index: int) -> Answer:
+    def _ask(self, cell: Cell, index: int, started: float) -> Answer:
+        if cell.starts:
+            time.sleep(max(0.0, started + cell.starts[index] - time.perf_counter()))
         return complete(self.server, cell.prompts[index], cell.params(index), self._raw, self._extra)
 
 

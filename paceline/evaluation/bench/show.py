@@ -15,21 +15,37 @@ HEADER = (
 )  # fmt: skip
 
 
+TAILS = ("first token, 95 % (s)", "per token, 95 % (ms)")
+"""What an open loop shows besides: seconds that 95 % of the answers keep to."""
+
+
+def header_of(table: Table) -> tuple[str, ...]:
+    """Names of the columns of `rows_of`."""
+    return HEADER if table.rate is None else (*HEADER[:-2], *TAILS, *HEADER[-2:])
+
+
 def rows_of(table: Table) -> list[list[str]]:
-    """Cells under `HEADER`; what an arm cannot tell is a dash."""
+    """Cells under `header_of`; what an arm cannot tell is a dash."""
     return [
         [
             one.arm, f"{one.decode.ratio:.2f}", _range(one.decode), f"{one.whole.ratio:.2f}",
             f"{one.tokens_per_second:.1f}", _number(one.tokens_per_pass), _number(one.acceptance),
-            _share(one.draft_share), f"{one.first_token_seconds:.3f}", f"{one.identical}/{one.num_cells}", one.verdict,
+            _share(one.draft_share), f"{one.first_token_seconds:.3f}", *_tails(one, table),
+            f"{one.identical}/{one.num_cells}", one.verdict,
         ]
         for one in table.arms
     ]  # fmt: skip
 
 
+def _tails(one: ArmSummary, table: Table) -> list[str]:
+    return [] if table.rate is None else [f"{one.first_token_95:.3f}", f"{1e3 * one.per_token_95:.1f}"]
+
+
 def title_of(table: Table) -> str:
     """What the cells of a table have in common."""
     at_once = f", {table.concurrency} requests at once" if table.concurrency > 1 else ""
+    if table.rate is not None:
+        at_once = f", {table.rate:g} requests a second"
     family = "all prompts" if table.family == ALL else table.family
     return f"{family}, temperature {table.temperature:g}{at_once}"
 
@@ -61,7 +77,8 @@ def markdown(tables: Sequence[Table], precision: float | None = None) -> str:
     """All tables, the first with its verdict under it."""
     parts = []
     for table in tables:
-        head = f"| {' | '.join(HEADER)} |\n|---" + "|---:" * (len(HEADER) - 2) + "|---|"
+        header = header_of(table)
+        head = f"| {' | '.join(header)} |\n|---" + "|---:" * (len(header) - 2) + "|---|"
         body = "\n".join("| " + " | ".join(row) + " |" for row in rows_of(table))
         parts.append(f"**{title_of(table)}**\n\n{head}\n{body}\n")
         if table.family == ALL:
@@ -81,6 +98,7 @@ def as_json(tables: Sequence[Table], **more: Any) -> dict[str, Any]:
                 "family": table.family,
                 "temperature": table.temperature,
                 "concurrency": table.concurrency,
+                "rate": table.rate,
                 "noise_floor": table.noise_floor,
                 "arms": {one.arm: _arm(one) for one in table.arms},
             }
@@ -101,7 +119,7 @@ def page(
     sections = [html.paragraph(verdict_of(tables[0], precision), "verdict"), html.paragraph(_READING, "note")]
     for table in tables:
         sections.append(html.heading(title_of(table)))
-        sections.append(html.table(HEADER, rows_of(table)))
+        sections.append(html.table(header_of(table), rows_of(table)))
         forest = [
             (one.arm, one.decode.ratio, one.decode.low, one.decode.high) for one in table.arms if one.arm != one.base
         ]
@@ -147,7 +165,8 @@ def _plots(tables: Sequence[Table], measurements: Sequence[Measurement]) -> list
 
 
 def _by_concurrency(tables: Sequence[Table]) -> list[tuple[str, list[float], list[float]]]:
-    whole = [table for table in tables if table.family == ALL and table.temperature == tables[0].temperature]
+    alike = [table for table in tables if table.rate is None and table.temperature == tables[0].temperature]
+    whole = [table for table in alike if table.family == ALL]
     if len(whole) < 2:
         return []
     sizes = [float(table.concurrency) for table in whole]
@@ -160,7 +179,11 @@ def _by_concurrency(tables: Sequence[Table]) -> list[tuple[str, list[float], lis
 
 def _drift(measurements: Sequence[Measurement], table: Table) -> tuple[str, list[float], list[float]] | None:
     base = table.arms[0].base
-    own = [m for m in measurements if m.arm == base and m.concurrency == table.concurrency and m.decoded_tokens]
+    own = [
+        m
+        for m in measurements
+        if m.arm == base and m.setting[1:] == (table.concurrency, table.rate or 0.0) and m.decoded_tokens
+    ]
     rates = [one.decoded_tokens / one.decode_seconds for one in own]
     if len(rates) < 2:
         return None
@@ -175,7 +198,8 @@ def _arm(one: ArmSummary) -> dict[str, Any]:
         "typical": one.typical.ratio, "prompts": one.decode.num_prompts, "base": one.base,
         "tokens_per_second": one.tokens_per_second, "tokens_per_pass": one.tokens_per_pass,
         "acceptance_rate": one.acceptance, "draft_share": one.draft_share, "wasted": one.wasted,
-        "first_token_seconds": one.first_token_seconds,
+        "first_token_seconds": one.first_token_seconds, "first_token_95": one.first_token_95,
+        "per_token_95": one.per_token_95,
         "positions": [asdict(position) for position in one.positions],
         "identical": one.identical == one.num_cells, "num_identical": one.identical, "num_answers": one.num_cells,
         "verdict": one.verdict,

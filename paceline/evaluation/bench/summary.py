@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.evaluation.bench.arms import Answer
 from paceline.evaluation.bench.record import Measurement
 from paceline.evaluation.stats import Interval, Pairs, holm, time_ratio, typical_ratio
 
@@ -45,6 +46,7 @@ class ArmSummary:
         wasted: drafted tokens that were not accepted, over those that were drafted.
         draft_share: share of decoding time that drafting took.
         first_token_seconds: median.
+        first_token_95, per_token_95: seconds to the first token, and for each further one, that 95 % of answers keep.
         identical, num_cells: cells whose answers are the base's, of all.
         verdict: ``faster``, ``slower``, ``no difference shown``, ``too few prompts``, ``too noisy``, ``baseline``.
     """
@@ -61,6 +63,8 @@ class ArmSummary:
     wasted: float | None
     draft_share: float | None
     first_token_seconds: float
+    first_token_95: float
+    per_token_95: float
     identical: int
     num_cells: int
     verdict: str = ""
@@ -71,6 +75,7 @@ class Table:
     """All arms on one family at one temperature and one number of requests at once.
 
     Attributes:
+        rate: requests a second, in an open loop; `concurrency` is then the requests of a cell.
         noise_floor: how far from 1 the interval of plain decoding over itself reaches; None with too few prompts.
     """
 
@@ -79,6 +84,7 @@ class Table:
     concurrency: int
     arms: tuple[ArmSummary, ...]
     noise_floor: float | None
+    rate: float | None = None
 
 
 def tables_of(
@@ -95,17 +101,27 @@ def tables_of(
         again: base to the arm that is the same once more.
         precision: a noise floor above it withholds verdicts.
     """
-    settings = sorted({(one.temperature, one.concurrency) for one in measurements})
     tables = []
-    for temperature, concurrency in settings:
-        inside = [m for m in measurements if (m.temperature, m.concurrency) == (temperature, concurrency)]
+    for temperature, concurrency, rate in sorted({one.setting for one in measurements}):
+        inside = [m for m in measurements if m.setting == (temperature, concurrency, rate)]
         families = sorted({one.family for one in inside})
         for family in [ALL, *(families if len(families) > 1 else [])]:
             some = [one for one in inside if family in (ALL, one.family)]
             arms = [_summary(label, base, some) for label, base in bases.items()]
             floor = _noise_floor(arms, again)
-            tables.append(Table(family, temperature, concurrency, _judged(arms, bases, again, floor, precision), floor))
+            judged = _judged(arms, bases, again, floor, precision)
+            tables.append(Table(family, temperature, concurrency, judged, floor, rate or None))
     return tables
+
+
+def idle_arms(measurements: Sequence[Measurement], bases: dict[str, str], again: dict[str, str]) -> list[str]:
+    """Arms that tell what they draft, and drafted nothing: their speculation is off, or finds nothing here."""
+    drafted: dict[str, int] = defaultdict(int)
+    for one in measurements:
+        for answer in one.answers:
+            if answer.drafted is not None:
+                drafted[one.arm] += answer.drafted
+    return [arm for arm, count in drafted.items() if not count and bases[arm] != arm and arm not in again.values()]
 
 
 def pairs_of(measurements: Sequence[Measurement], arm: str, base: str, decode: bool) -> Pairs:
@@ -115,7 +131,7 @@ def pairs_of(measurements: Sequence[Measurement], arm: str, base: str, decode: b
     for one in measurements:
         if one.arm not in (arm, base):
             continue
-        seconds, tokens = (one.decode_seconds, one.decoded_tokens) if decode else (one.seconds, one.tokens)
+        seconds, tokens = (one.decode_seconds, one.decoded_tokens) if decode else (one.whole_seconds, one.tokens)
         families[one.cell] = one.family
         for label, place in ((base, 0), (arm, 2)):
             if one.arm == label:
@@ -149,12 +165,19 @@ def _summary(label: str, base: str, measurements: Sequence[Measurement]) -> ArmS
         wasted=1 - accepted / drafted if drafted and accepted is not None else None,
         draft_share=_draft_share(answers),
         first_token_seconds=float(np.median([answer.first_token_seconds for answer in answers])),
+        first_token_95=float(np.quantile([answer.first_token_seconds for answer in answers], 0.95)),
+        per_token_95=float(np.quantile([_per_token(answer) for answer in answers], 0.95)),
         identical=sum(_same(one, theirs) for one in own),
         num_cells=len(own),
     )  # fmt: skip
 
 
 _NOTHING = Interval(1.0, None, None, 0)
+
+
+def _per_token(answer: Answer) -> float:
+    """Seconds for each token after the first."""
+    return (answer.seconds - answer.first_token_seconds) / max(1, answer.tokens - 1)
 
 
 def _same(one: Measurement, base: dict[tuple[int, int], Measurement]) -> bool:

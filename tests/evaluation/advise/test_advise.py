@@ -12,7 +12,8 @@ from paceline.config import EngineConfig
 from paceline.engine.llm import LLM
 from paceline.errors import InvalidParameter
 from paceline.evaluation.advise.flags import engine_names, flags_for
-from paceline.evaluation.advise.predict import MeasuredPrices, advice_of, best_of, predict
+from paceline.evaluation.advise.predict import advice_of, best_of, predict
+from paceline.evaluation.advise.prices import MeasuredPrices
 from paceline.evaluation.advise.replay import Text, replay_chain
 from paceline.placement.acceptance import Trace
 from paceline.placement.serving_simulator import ServingModel, TokenRequest, simulate_serving
@@ -57,7 +58,7 @@ def test_a_draft_model_pays_for_its_steps_and_for_reading_the_prompt():
 
 def test_overhead_and_further_requests_are_part_of_both_sides():
     own = profile(step_overhead=1.0, segment_seconds={0: 0.5})
-    found = predict("x", 3, "float32", TEXTS, chains(1.0, 3), MeasuredPrices(own, 4))
+    found = predict("x", 3, "float32", TEXTS, chains(1.0, 3), MeasuredPrices(own), 4)
     plain = 1.3 + 3 * 0.5 + 1.0
     assert found.predicted == pytest.approx(4 * plain / (2.5 + 3 * 0.5 + 1.0))
 

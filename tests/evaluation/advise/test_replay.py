@@ -6,6 +6,7 @@ import pytest
 from paceline.drafters.registry import make_drafter
 from paceline.engine.score import score
 from paceline.errors import InvalidParameter
+from paceline.evaluation.advise.company import in_company, replay_in_company
 from paceline.evaluation.advise.replay import Text, acceptance_by_place, replay_chain, standing
 from paceline.evaluation.advise.walk import replay_lookup
 from paceline.types import SamplingParams
@@ -32,6 +33,21 @@ def test_lookups_take_the_passes_of_a_real_run(engine_for, method, k):
     assert sum(drafted) > 0
     tested = sum(sum(output.stats.tested_per_level) for output in outputs)
     assert sum(sum(one.tested) for one in rounds) == tested
+
+
+def test_lookups_in_company_take_the_passes_of_a_real_run(engine_for):
+    prompts = [PROMPTS[number] for number in (0, 2, 0, 1, 0, 1, 3)]  # the first group says one text twice
+    spec = {"method": "suffix", "num_draft_tokens": 4, "policy": "fixed", "options": {"min_token_prob": 0.1}}
+    engine = engine_for(spec)
+    groups = [prompts[:3], prompts[3:6], prompts[6:]]
+    outputs = [output for group in groups for output in run_all(engine, group, GREEDY)]
+    texts = [text_of(output) for output in outputs]
+    assert in_company(texts, 3) == [[0, 1, 2], [3, 4, 5], [6]]
+    found = replay_in_company(make_drafter("suffix", min_token_prob=0.1), texts, 4, 3)
+    passes = [one.count for one in found]
+    assert passes == [output.stats.num_target_passes for output in outputs]
+    alone = replay_lookup(make_drafter("suffix", min_token_prob=0.1), texts, 4)
+    assert [one.count for one in alone] != passes, "the third text was there already"
 
 
 @pytest.mark.parametrize("k", [1, 4])

@@ -87,6 +87,17 @@ def test_servers_alone_can_be_measured(command):
     assert record["arms"]["x plain (again)"]["identical"] is True
 
 
+def test_a_server_whose_speculation_is_off_is_named():
+    said = ["a"] * 9
+    off, on = ({"predicted_n": 9, "draft_n": count, "draft_n_accepted": 0} for count in (0, 4))
+    with serving(Fake(lambda body: said, timings=off)) as idle, serving(Fake(lambda body: said, timings=on)) as busy:
+        urls = [f"--url=idle={idle}", f"--plain-url=idle={idle}", f"--url=busy={busy}", f"--plain-url=busy={idle}"]
+        result = CliRunner().invoke(app, ["bench", "none", "--per-family", "1", *urls, "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout.splitlines()[-1])["drafted_nothing"] == ["idle"]
+    assert "idle drafted nothing" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "field"),
     [(["--families", "nope"], "families"), (["--precision", "3"], "precision"), (["-c", "x"], "concurrency"),

@@ -1,0 +1,224 @@
+"""What rounds of a candidate cost, from a profile alone or from a rehearsal; `theory/round.py` adds them up.
+
+Not for measuring (`rehearsal.py`, `evaluation/tune.py`), nor for how many rounds there are (`replay.py`).
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import mean, median
+from typing import Protocol
+
+import numpy as np
+
+from paceline.evaluation.advise.rehearsal import PLAIN, SCRIPTED, Opening, Rehearsal, Timed
+from paceline.scheduling.profile import Profile
+from paceline.theory.round import Round, round_seconds
+
+_TRIMMED = 0.1
+"""Share of turns that is left out at either end: other processes, and other machines on the same host, disturb them."""
+
+
+class CandidatePrices(Protocol):
+    """Seconds, of one candidate and of plain decoding."""
+
+    def round(self, num_requests: int, num_nodes: float, context: float) -> float:
+        """A round in which `num_requests` requests, each with `context` tokens, draft `num_nodes` tokens together."""
+        ...
+
+    def plain(self, num_requests: int, context: float) -> float:
+        """A plain step."""
+        ...
+
+    def opening(self, num_requests: int, num_prompt_tokens: int) -> float:
+        """What comes on top once, of prompts with so many tokens together, after the first token is said."""
+        ...
+
+    def plain_opening(self, num_requests: int, num_prompt_tokens: int) -> float:
+        """The same of plain decoding."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredPrices:
+    """Prices of rounds from profiles; also `theory.round.RoundPrices` for `num_requests`.
+
+    Attributes:
+        profile: of the target.
+        num_requests: that decode together.
+        draft: profile of the draft model; None where whole proposals were timed.
+        proposal_seconds: of a whole proposal for one request.
+        has_model: a proposal runs a model; for many requests it costs as much more as a target pass over as many rows.
+    """
+
+    profile: Profile
+    num_requests: int = 1
+    draft: Profile | None = None
+    proposal_seconds: float = 0.0
+    has_model: bool = False
+
+    def round(self, num_requests: int, num_nodes: float, context: float) -> float:
+        """See `CandidatePrices`."""
+        levels = 1 if self.draft is None else num_nodes / num_requests
+        one = Round(num_requests, num_nodes, levels, context)
+        return round_seconds(one, replace(self, num_requests=num_requests), self.profile.step_overhead or 0.0)
+
+    def plain(self, num_requests: int, context: float) -> float:
+        """See `CandidatePrices`."""
+        return MeasuredPrices(self.profile).round(num_requests, 0, context)
+
+    def opening(self, num_requests: int, num_prompt_tokens: int) -> float:
+        """See `CandidatePrices`: what the draft model takes to read the prompts."""
+        return 0.0 if self.draft is None else self.draft.prefill_cost(num_prompt_tokens, 0)
+
+    def plain_opening(self, num_requests: int, num_prompt_tokens: int) -> float:
+        """See `CandidatePrices`."""
+        return 0.0
+
+    def target(self, rows: float, context: float = 0.0) -> float:
+        """See `RoundPrices`."""
+        return self.profile.batch_seconds(rows, self.num_requests, context)
+
+    def draft_level(self, level: int, num_requests: int, context: float = 0.0) -> float:
+        """See `RoundPrices`."""
+        if self.draft is None:
+            return self._proposals(num_requests, context) if level == 0 else 0.0
+        return self.draft.batch_seconds(num_requests, num_requests, context)
+
+    def _proposals(self, num_requests: int, context: float) -> float:
+        """Seconds of proposals that were timed for one request at a time."""
+        if not self.has_model:
+            return num_requests * self.proposal_seconds
+        cost = self.profile.cost
+        return self.proposal_seconds * cost(num_requests, context) / cost(1, context)
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """What one way to decode takes at one number of requests.
+
+    Attributes:
+        besides: seconds of a round on top of one whose draft costs nothing.
+        opening: seconds per prompt token, once.
+        mean_nodes: drafted tokens of a request and round.
+    """
+
+    besides: float
+    opening: float
+    mean_nodes: float
+
+
+class Stand:
+    """All that was timed at one number of requests.
+
+    Args:
+        num_requests: that number.
+        rehearsal: everything.
+        profile: of the target: how longer contexts change a pass. The level comes from the rehearsal.
+    """
+
+    def __init__(self, num_requests: int, rehearsal: Rehearsal, profile: Profile) -> None:
+        self._num_requests, self._profile = num_requests, profile
+        own = {name: [one for one in rounds if one.num_requests == num_requests]
+               for name, rounds in rehearsal.rounds.items()}  # fmt: skip
+        known = own.pop(SCRIPTED)
+        self._context = mean(one.context for one in known)
+        self._nodes = sorted({one.num_nodes for one in known})
+        self._seconds = [_usual((r.turn, r.seconds) for r in known if r.num_nodes == nodes) for nodes in self._nodes]
+        self.arms = {name: self._arm(rounds, rehearsal.openings[name]) for name, rounds in own.items() if rounds}
+
+    def known(self, num_nodes: float, context: float) -> float:
+        """Seconds of a round that verifies so many tokens which cost nothing to draft."""
+        rows, number = self._num_requests + num_nodes, self._num_requests
+        further = self._profile.batch_seconds(rows, number, context)
+        further -= self._profile.batch_seconds(rows, number, self._context)
+        return float(np.interp(num_nodes, self._nodes, self._seconds)) + further
+
+    def _arm(self, rounds: Sequence[Timed], openings: Sequence[Opening]) -> Arm:
+        besides = _usual((one.turn, one.seconds - self.known(one.num_nodes, one.context)) for one in rounds)
+        usual = _usual((one.turn, one.seconds) for one in rounds)
+        own = [one for one in openings if one.num_requests == self._num_requests]
+        opening = _usual((turn, (one.seconds - usual) / one.num_prompt_tokens) for turn, one in enumerate(own))
+        return Arm(besides, max(0.0, opening), mean(one.num_nodes for one in rounds) / self._num_requests)
+
+
+@dataclass(frozen=True, slots=True)
+class RehearsedPrices:
+    """Prices from a rehearsal, on straight lines between the numbers of requests that were timed.
+
+    Attributes:
+        stands: number of requests to what was timed there.
+        name: of the candidate.
+        has_model: a shorter draft takes less of it; a lookup costs the same however much it finds.
+    """
+
+    stands: Mapping[int, Stand]
+    name: str = PLAIN
+    has_model: bool = False
+
+    def round(self, num_requests: int, num_nodes: float, context: float) -> float:
+        """See `CandidatePrices`."""
+        low, high, share = self._around(num_requests)
+        own = num_nodes / num_requests
+        return (1 - share) * self._round(low, own, context) + share * self._round(high, own, context)
+
+    def plain(self, num_requests: int, context: float) -> float:
+        """See `CandidatePrices`."""
+        return RehearsedPrices(self.stands).round(num_requests, 0, context)
+
+    def opening(self, num_requests: int, num_prompt_tokens: int) -> float:
+        """See `CandidatePrices`."""
+        low, high, share = self._around(num_requests)
+        of = [self.stands[size].arms[self.name].opening for size in (low, high)]
+        return num_prompt_tokens * ((1 - share) * of[0] + share * of[1])
+
+    def plain_opening(self, num_requests: int, num_prompt_tokens: int) -> float:
+        """See `CandidatePrices`."""
+        return RehearsedPrices(self.stands).opening(num_requests, num_prompt_tokens)
+
+    def _around(self, num_requests: int) -> tuple[int, int, float]:
+        """The timed numbers of requests around one, and how far it lies between them."""
+        sizes = sorted(size for size, stand in self.stands.items() if self.name in stand.arms)
+        low = max((size for size in sizes if size <= num_requests), default=sizes[0])
+        high = min((size for size in sizes if size >= num_requests), default=sizes[-1])
+        return low, high, (num_requests - low) / (high - low) if high > low else 0.0
+
+    def _round(self, num_requests: int, own_nodes: float, context: float) -> float:
+        """Seconds at a number of requests that was timed, each of which drafts so many tokens; plain steps at least."""
+        stand = self.stands[num_requests]
+        arm = stand.arms[self.name]
+        levels = min(1.0, own_nodes / arm.mean_nodes) if self.has_model and arm.mean_nodes else 1.0
+        one = Round(num_requests, num_requests * own_nodes, levels, context)
+        seconds = round_seconds(one, _AtStand(stand, num_requests, arm.besides))
+        return max(seconds, stand.known(0, context) + stand.arms[PLAIN].besides) if self.name != PLAIN else seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _AtStand:
+    """`theory.round.RoundPrices` at one number of requests: a draft is one level, whose price is all it takes."""
+
+    stand: Stand
+    num_requests: int
+    besides: float
+
+    def target(self, rows: float, context: float = 0.0) -> float:
+        return self.stand.known(rows - self.num_requests, context)
+
+    def draft_level(self, level: int, num_requests: int, context: float = 0.0) -> float:
+        return self.besides if level == 0 else 0.0
+
+
+def stands_of(rehearsal: Rehearsal, profile: Profile) -> dict[int, Stand]:
+    """What was timed, by number of requests."""
+    sizes = sorted({one.num_requests for one in rehearsal.rounds[SCRIPTED]})
+    return {size: Stand(size, rehearsal, profile) for size in sizes}
+
+
+def _usual(values: Iterable[tuple[int, float]]) -> float:
+    """The mean of the turns' medians of (turn, seconds), without the shortest and longest."""
+    turns: defaultdict[int, list[float]] = defaultdict(list)
+    for turn, value in values:
+        turns[turn].append(value)
+    medians = sorted(median(own) for own in turns.values())
+    cut = int(_TRIMMED * len(medians))
+    return mean(medians[cut : len(medians) - cut])
