@@ -316,6 +316,7 @@ def start_ray(num_cpus: int, num_gpus: int = 0) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's own default gives way to all else on the machine
     ray.init(
+        address="local",  # else Ray joins one that it finds on this machine
         num_cpus=num_cpus,
         include_dashboard=False,
         log_to_driver=False,

@@ -44,7 +44,7 @@ def main():
     import ray
     from ray.cluster_utils import Cluster
 
-    from paceline.serving.cluster.ray_groups import start_groups, stop_ray
+    from paceline.serving.cluster.ray_groups import start_groups, start_ray, stop_ray
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     cluster.add_node(num_cpus=1, resources={"accelerator_type:BIG": 1})
@@ -65,6 +65,9 @@ def main():
         made = start_groups(plan(groups, ["a"]), open_model=open_split, address=cluster.address)
         told[name], told["text"] = asyncio.run(started(made)), asyncio.run(said(made[0]))
         stop_ray()
+    start_ray(1)
+    told["own"] = ray.get_runtime_context().gcs_address != cluster.address
+    stop_ray()
     cluster.shutdown()
     print(json.dumps(told))
 
@@ -78,4 +81,5 @@ def test_groups_lie_on_nodes_of_their_type_and_one_spans_two():
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["typed"] == [["big"], ["other"]]
     assert told["split"] == [["big", "other"]]
+    assert told["own"], "a Ray of its own is started beside one that runs"
     assert told["text"] == open_split(None)._llm.generate("the cat", SamplingParams(**PARAMS))[0].text
