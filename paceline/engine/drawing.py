@@ -17,6 +17,7 @@ from paceline.models.base import CausalLM, DrawsLaws, KVCache
 from paceline.models.rows import Part, build_rows
 from paceline.sampling import TokenTree, Verdict
 from paceline.sampling.answered import Answer, Question, asks_of, questions_about, verify_answered
+from paceline.sampling.law import Law
 from paceline.sampling.randomness import CounterRandomness
 from paceline.scheduling.batch import Grant
 
@@ -30,11 +31,13 @@ class Scores(NamedTuple):
         logits: the asked rows [rows, vocab], if any.
         taps: hidden states [rows, hidden] by layer.
         answers: in place of logits, one for the root and each node.
+        peaks: where the rows of `logits` are largest; see `ForwardOutput`.
     """
 
     logits: np.ndarray | None
     taps: dict[int, np.ndarray]
     answers: Sequence[Answer] | None = None
+    peaks: Sequence[int] | None = None
 
     @property
     def says_something(self) -> bool:
@@ -46,6 +49,8 @@ class Scores(NamedTuple):
         if self.answers is not None:
             return np.array([answer.argmax for answer in self.answers])
         assert self.logits is not None
+        if self.peaks is not None and min(self.peaks) >= 0:
+            return np.array(self.peaks)
         return self.logits.argmax(axis=1)
 
 
@@ -60,7 +65,7 @@ def score(
     rows = build_rows(parts)
     if not _draws(type(model)):
         output = model.forward(rows, cache, taps)
-        return _shares(grants, parts, sizes, [None] * len(grants), output.logits, output.taps)
+        return _shares(grants, parts, sizes, [None] * len(grants), output.logits, output.taps, output.peaks)
     asked = [
         _questions(grant, live[grant.request.request_id], tree, size)
         for grant, tree, size in zip(grants, drafts, sizes, strict=True)
@@ -86,9 +91,13 @@ def verdict_of(live: LiveSample, tree: TokenTree, scores: Scores) -> Verdict:
     if scores.answers is not None:
         assert isinstance(judge.randomness, CounterRandomness)
         return verify_answered(judge.verify, tree, scores.answers, judge.randomness, position)
-    rows = scores.logits
+    rows, peaks = scores.logits, scores.peaks
     assert rows is not None
-    return judge.verdict(tree, lambda node: live.warper.law(rows[node + 1], tree.tokens_to(node)), position)
+
+    def law(node: int) -> Law:
+        return live.warper.law(rows[node + 1], tree.tokens_to(node), best=-1 if peaks is None else peaks[node + 1])
+
+    return judge.verdict(tree, law, position)
 
 
 def _questions(grant: Grant, live: LiveSample, tree: TokenTree, size: int) -> list[Question] | None:
@@ -110,14 +119,15 @@ def _questions(grant: Grant, live: LiveSample, tree: TokenTree, size: int) -> li
 
 def _shares(
     grants: Sequence[Grant], parts: Sequence[Part], sizes: Sequence[int], answers: Sequence, logits: np.ndarray,
-    taps: dict[int, np.ndarray],
+    taps: dict[int, np.ndarray], peaks: Sequence[int] | None = None,
 ) -> dict[str, Scores]:  # fmt: skip
     """Each request's share; `logits` has the rows of those without answers."""
     scores, asked, row = {}, 0, 0
     for grant, part, size, given in zip(grants, parts, sizes, answers, strict=True):
         num_rows = 0 if given else size
         own = logits[asked : asked + num_rows] if num_rows else None
+        places = None if peaks is None else peaks[asked : asked + num_rows]
         states = {tap: found[row : row + len(part.tokens)] for tap, found in taps.items()}
-        scores[grant.request.request_id] = Scores(own, states, given)
+        scores[grant.request.request_id] = Scores(own, states, given, places)
         asked, row = asked + num_rows, row + len(part.tokens)
     return scores

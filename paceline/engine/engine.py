@@ -291,7 +291,8 @@ class Engine:
         if not scores.says_something:
             return result
         if scores.logits is not None:
-            scores = scores._replace(logits=live.scores.read_prompt(grant, scores.logits))
+            rows = live.scores.read_prompt(grant, scores.logits)
+            scores = scores if rows is scores.logits else scores._replace(logits=rows, peaks=None)
         if not grant.needs_logits:
             return result
         tree = trees.get(request_id, EMPTY)

@@ -82,10 +82,18 @@ class Rows:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ForwardOutput:
-    """Logits [K, vocab] float32 of the asked rows, and hidden states [M, hidden] float32 by tapped layer."""
+    """What a pass says.
+
+    Attributes:
+        logits: [K, vocab] float32 of the asked rows.
+        taps: hidden states [M, hidden] float32 by tapped layer.
+        peaks: K places of the largest logits, the first on ties and -1 where that is not known; None where the model
+            does not look for them.
+    """
 
     logits: np.ndarray
     taps: dict[int, np.ndarray] = field(default_factory=dict)
+    peaks: Sequence[int] | None = None
 
 
 class KVCache(Protocol):

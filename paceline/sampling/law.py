@@ -11,6 +11,9 @@ from typing import Any
 
 import numpy as np
 
+_CERTAIN = np.ones(1, np.int64)
+_CERTAIN.flags.writeable = False
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Law:
@@ -31,7 +34,7 @@ class Law:
 
         Its probability is the integer 1, which mixes with floats and with Fractions without changing either.
         """
-        return cls(np.array([token], dtype=np.int64), np.ones(1, dtype=np.int64))
+        return cls(np.array([token], np.int64), _CERTAIN)
 
     @classmethod
     def from_dense(cls, probs: np.ndarray) -> "Law":
@@ -140,5 +143,4 @@ class GreedyLaw(Law):
     @classmethod
     def of(cls, token: int, smooth: Callable[[], Law]) -> "GreedyLaw":
         """Everything on `token`, the largest of `smooth`."""
-        point = Law.one_hot(token)
-        return cls(point.tokens, point.probs, smooth)
+        return cls(np.array([token], np.int64), _CERTAIN, smooth)

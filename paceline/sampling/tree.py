@@ -121,7 +121,7 @@ class TokenTree:
 
     def tokens_to(self, node: int) -> tuple[int, ...]:
         """Tokens on the path down to `node`: what the text would grow by if `node` were accepted."""
-        return tuple(self.tokens[i] for i in self.path_to(node))
+        return tuple(self.tokens[i] for i in self.path_to(node)) if node != ROOT_PARENT else ()
 
     def draft_law(self, node: int) -> Law:
         """The law `node` was drawn from (before earlier siblings were removed); one-hot for deterministic proposals."""

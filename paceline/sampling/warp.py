@@ -9,6 +9,7 @@ for turning bad words into ids (the engine has the tokenizer).
 """
 
 from collections.abc import Callable, Sequence
+from math import inf, isnan
 
 import numpy as np
 
@@ -80,13 +81,14 @@ class Warper:
         """Whether every law is a point at the largest logit: temperature 0, and nothing else changes logits."""
         return self.params.is_greedy and not self.params.min_tokens and not self._always_edits
 
-    def law(self, logits: np.ndarray, path: Sequence[int] = (), ids: np.ndarray | None = None) -> Law:
+    def law(self, logits: np.ndarray, path: Sequence[int] = (), ids: np.ndarray | None = None, best: int = -1) -> Law:
         """The warped law of the next token.
 
         Args:
             logits: [vocab] float32, unchanged by the call.
             path: tokens of a draft after the committed ones, down to the node in question.
             ids: [k] int64, ascending: the tokens that `logits` [k] are of, where a drafter knows no others.
+            best: place of the largest of `logits`, the first on ties; -1 where it is not known.
 
         Raises:
             InvalidParameter: the logits hold NaN or infinity.
@@ -95,26 +97,25 @@ class Warper:
         if ids is not None:
             return self._of_some(self.law, logits, path, ids)
         if self.params.is_greedy:
-            return self._greedy(logits, path)
-        scores, best = self._scores(logits, path)
+            return self._greedy(logits, path, best)
+        scores, best = self._scores(logits, path, best)
         if self.grammar is None:
             return self._sampled(scores, best)
         possible = np.flatnonzero(scores > -np.inf)
         return self._sampled(scores[possible], int(np.searchsorted(possible, best))).renamed(possible)
 
-    def _greedy(self, logits: np.ndarray, path: Sequence[int]) -> Law:
+    def _greedy(self, logits: np.ndarray, path: Sequence[int], best: int) -> Law:
         """The law at temperature 0. Where only a grammar edits logits, it is asked about the largest one first."""
 
         def smooth() -> Law:
-            scores, best = self._scores(logits, path)
-            return truncated_law(_gaps(scores, best))
+            return truncated_law(_gaps(*self._scores(logits, path)))
 
         if self._only_grammar and not len(self._impossible_ends(path)):
-            best = int(np.argmax(logits))
+            best = int(np.argmax(logits)) if best < 0 else best
             if self.grammar is not None and self.grammar.allows(best, path):
                 check_peak(float(logits[best]), best)
                 return GreedyLaw.of(best, smooth)
-        scores, best = self._scores(logits, path)
+        scores, best = self._scores(logits, path, best)
         return GreedyLaw.of(best, lambda: truncated_law(_gaps(scores, best)))
 
     def _sampled(self, scores: np.ndarray, best: int) -> Law:
@@ -176,13 +177,17 @@ class Warper:
             None if self.grammar is None else self.grammar.allowed(path),
         )  # fmt: skip
 
-    def _scores(self, logits: np.ndarray, path: Sequence[int]) -> tuple[np.ndarray, int]:
-        """([vocab] logits after bias, penalties and impossible tokens; the id of the largest)."""
+    def _scores(self, logits: np.ndarray, path: Sequence[int], best: int = -1) -> tuple[np.ndarray, int]:
+        """([vocab] logits after bias, penalties and impossible tokens; the id of the largest).
+
+        `best` is that of `logits` as they are, -1 where it is not known.
+        """
         edits, scores = self.edits(path), logits
         if edits is not None:
             scores = logits.astype(np.float64)
             edits.apply(scores)
-        best = int(np.argmax(scores))  # the first NaN, when there is one
+        if edits is not None or best < 0:
+            best = int(np.argmax(scores))  # the first NaN, when there is one
         check_peak(float(scores[best]), best)
         return scores, best
 
@@ -281,13 +286,13 @@ def _check_ids(params: SamplingParams, bad_word_ids: Sequence[Sequence[int]], vo
 
 def check_peak(peak: float, token: int) -> None:
     """Raise InvalidParameter when no law can be made of logits whose largest is `peak`, at `token`."""
-    if np.isnan(peak) or peak == np.inf:
+    if isnan(peak) or peak == inf:
         raise InvalidParameter(
             "logits",
             f"the model gave {peak} at token {token}",
             "its numbers overflowed or its weights are damaged: load it in float32 or bfloat16 and check the file",
         )
-    if peak == -np.inf:
+    if peak == -inf:
         problem = "every token is forbidden at this place"
         raise NothingAllowed(
             "logits", problem, "allow one by easing bad_words, logit_bias, min_tokens, stop ids or the grammar"

@@ -1,5 +1,7 @@
 """One tiny random model for all engine tests, and a way to build engines around it."""
 
+import time
+
 import pytest
 
 from paceline.config import EngineConfig, SpeculativeConfig
@@ -33,11 +35,12 @@ def tiny(tmp_path_factory):
 
 @pytest.fixture
 def engine_for(tiny):
-    """(speculative, drafter, **engine config) -> an engine; `drafter` replaces the one the config names."""
+    """(speculative, drafter, clock, **engine config) -> an engine; `drafter` replaces the one the config names."""
 
-    def make(speculative=None, drafter=None, **config):
+    def make(speculative=None, drafter=None, clock=time.perf_counter, **config):
         spec = SpeculativeConfig.of(speculative)
-        return build_engine(tiny, EngineConfig(**({"kv_cache_memory_bytes": 1 << 22} | config)), spec, drafter=drafter)
+        settings = EngineConfig(**({"kv_cache_memory_bytes": 1 << 22} | config))
+        return build_engine(tiny, settings, spec, drafter=drafter, clock=clock)
 
     return make
 

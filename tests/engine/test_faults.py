@@ -204,10 +204,10 @@ def failing_law(monkeypatch, victim, after: int):
     """The warper of one request raises once it has said `after` tokens."""
     law = Warper.law
 
-    def patched(self, logits, path=()):
+    def patched(self, logits, path=(), **known):
         if self.params.seed == victim and len(self._token_ids) - self._num_prompt_tokens >= after:
             raise Broken("law")
-        return law(self, logits, path)
+        return law(self, logits, path, **known)
 
     monkeypatch.setattr(Warper, "law", patched)
 

@@ -20,6 +20,7 @@ from paceline.models.numba_executor.attention import MOST_HEADS, PAGES_AHEAD
 from paceline.models.numba_executor.experts import ExpertScratch
 from paceline.models.numba_executor.forward import Batch, Scratch, Shape, Weights, num_counters
 from paceline.models.numba_executor.gemm import PANEL, padded_rows
+from paceline.models.numba_executor.kernel import machine_code
 from paceline.models.numba_executor.kernel_cache import compiled_forward
 from paceline.models.numba_executor.kv_cache import NumbaCache, choose_cache_dtype, flat, new_kv_cache
 from paceline.models.numba_executor.operand import Operand, new_operand
@@ -70,7 +71,6 @@ class NumbaModel:
             )
         self._config = checkpoint.config
         self._shape = shape_of(checkpoint.config)
-        self._scored = checkpoint.config.vocab_size
         self.dtype_choice = choose_dtype(dtype, checkpoint, "numba", "cpu")
         dtype = self.dtype_choice.name
         rounds = dtype in ROUNDS
@@ -90,14 +90,13 @@ class NumbaModel:
         self._layers = np.arange(self._shape.layers)
         self._eps = np.float32(self._config.norm_eps)
         self._tap_places: dict[tuple[int, ...], np.ndarray] = {}
-        self._forward = compiled_forward()
+        self._forward: Callable[..., None] | None = None
         self._forget_scratch()
 
     def _forget_scratch(self) -> None:
-        self._scratch: Scratch | None = None
+        self._scratch: list[Scratch] = []
+        self._logits: dict[int, np.ndarray] = {}
         self._room = (0, 0, 0, 0)
-        # Two sets in turn: a thread may still be leaving the last barrier of one pass when the next begins.
-        self._counters = [np.zeros(num_counters(self._shape.layers), np.int64) for _ in range(2)]
 
     def with_layers(self, layers: Sequence[int]) -> "NumbaModel":
         """See `SkipsLayers`. Weights and threads are shared: one of the two runs at a time, `close` ends both."""
@@ -109,8 +108,8 @@ class NumbaModel:
     def with_vocabulary(self, size: int) -> "NumbaModel":
         """See `NarrowsVocabulary`. Weights and threads are shared as in `with_layers`."""
         view = copy.copy(self)
-        view._scored = min(size, self._scored)
-        view._shape = self._shape._replace(vocab=padded_rows(view._scored))
+        scored = min(size, self._shape.scored)
+        view._shape = self._shape._replace(vocab=padded_rows(scored), scored=scored)
         view._forget_scratch()
         return view
 
@@ -142,7 +141,7 @@ class NumbaModel:
     @property
     def experts_touched(self) -> np.ndarray:
         """[layers] experts that computed something in the latest pass; zeros before the first and for dense models."""
-        return np.zeros(self._shape.layers, np.int64) if self._scratch is None else self._scratch.experts.touched.copy()
+        return self._scratch[0].experts.touched.copy() if self._scratch else np.zeros(self._shape.layers, np.int64)
 
     def close(self) -> None:
         """End the threads of the team."""
@@ -171,23 +170,30 @@ class NumbaModel:
         """One pass; adds to `page_mass` [M * heads * pages] what each head gives to each page, unless it is empty."""
         assert isinstance(cache, NumbaCache)
         num_rows, asked = len(rows.token_ids), len(rows.logit_rows)
-        context = int(rows.positions.max()) + 1
+        context = max(rows.positions.tolist()) + 1
         self._extend_tables(context)
         scratch = self._lend(num_rows, asked, context, len(taps), page_mass)
         batch = Batch(
             rows.token_ids, rows.positions, rows.slots, rows.segments, rows.page_tables, rows.natural_lengths,
             rows.branch_slots, rows.logit_rows, rows.lengths, self._places_of(taps), self._layers,
         )  # fmt: skip
-        self._team.run(
-            self._forward, self._team.num_threads, self._shape, self._eps, self._weights, batch, scratch,
+        args = (
+            self._team.num_threads, self._shape, self._eps, self._weights, batch, scratch,
             flat(cache.keys), flat(cache.values),
         )  # fmt: skip
-        logits = scratch.logits[: asked * self._shape.vocab].reshape(asked, self._shape.vocab)[:, : self._scored]
+        if self._forward is None:
+            self._forward = machine_code(compiled_forward(), 0, *args)
+        self._team.run(self._forward, *args)
+        logits = self._logits.get(asked)
+        if logits is None:
+            vocab, scored = self._shape.vocab, self._shape.scored
+            logits = self._logits[asked] = scratch.logits[: asked * vocab].reshape(asked, vocab)[:, :scored]
+        peaks = scratch.peaks[: asked * self._team.num_threads : self._team.num_threads].tolist()
         if not taps:
-            return ForwardOutput(logits)
+            return ForwardOutput(logits, peaks=peaks)
         hidden = scratch.taps[: len(taps) * num_rows * self._shape.hidden]
         states = hidden.reshape(len(taps), num_rows, self._shape.hidden)
-        return ForwardOutput(logits, {layer: states[i].copy() for i, layer in enumerate(taps)})
+        return ForwardOutput(logits, {layer: states[i].copy() for i, layer in enumerate(taps)}, peaks)
 
     def _places_of(self, taps: tuple[int, ...]) -> np.ndarray:
         """[layers + 2] which of `taps` each is, -1 for none; the same array for the same taps, never changed."""
@@ -212,13 +218,17 @@ class NumbaModel:
         Contexts grow with every step, so room for one is made for twice its length.
         """
         need = (num_rows, asked, context, num_taps * num_rows)
-        if self._scratch is None or any(n > r for n, r in zip(need, self._room, strict=True)):
+        if not self._scratch or any(n > r for n, r in zip(need, self._room, strict=True)):
             need = (num_rows, asked, context if context <= self._room[2] else 2 * context, num_taps * num_rows)
             self._room = tuple(max(n, r) for n, r in zip(need, self._room, strict=True))
-            self._scratch = _new_scratch(self._shape, self._operand, self._team.num_threads, *self._room)
-        self._counters.reverse()
-        self._counters[0][:] = 0
-        return self._scratch._replace(counters=self._counters[0], page_mass=page_mass)
+            scratch, size = _new_scratch(self._shape, self._operand, self._team.num_threads, *self._room), num_counters
+            # Counters in turn: a thread may still be leaving the last barrier of one pass when the next begins.
+            self._scratch = [scratch._replace(counters=np.zeros(size(self._shape.layers), np.int64)) for _ in range(2)]
+            self._logits.clear()
+        self._scratch.reverse()
+        scratch = self._scratch[0]
+        scratch.counters[:] = 0
+        return scratch if page_mass is NOT_WEIGHED else scratch._replace(page_mass=page_mass)
 
 
 def _new_scratch(
@@ -239,6 +249,7 @@ def _new_scratch(
         mixed=operand(rows * shape.heads * shape.head_dim),
         inner=operand(rows * shape.inner),
         logits=floats(asked * shape.vocab),
+        peaks=np.zeros(asked * num_threads, np.int64),
         taps=floats(tapped_rows * shape.hidden),
         page_mass=NOT_WEIGHED,
         row=floats(num_threads, shape.hidden),

@@ -24,6 +24,7 @@ from paceline.models.numba_executor.kv_cache import first_element, write_token
 from paceline.models.numba_executor.linear import SILU, chunk, inner_product, product
 from paceline.models.numba_executor.matrix import read_weights
 from paceline.models.numba_executor.operand import Operand, put
+from paceline.models.numba_executor.peaks import find_peaks
 from paceline.models.numba_executor.rowwise import layer_norm_row, norm_row, rotate
 from paceline.models.numba_executor.team import barrier, take
 
@@ -34,7 +35,7 @@ _ONE = np.float32(1)
 
 
 class Shape(NamedTuple):
-    """Sizes of the model; `qkv`, `vocab` are padded to whole panels.
+    """Sizes of the model; `qkv`, `vocab` are padded to whole panels, `scored` is the vocabulary without the padding.
 
     With `experts` above 0 every layer has that many feed-forwards of width `inner`, of which a row takes `top_k`, and
     one of width `shared_inner` (0 for none) that all rows take; `norm_top_k` rescales the chosen ones' shares to 1.
@@ -56,6 +57,7 @@ class Shape(NamedTuple):
     head_dim: int
     qkv: int
     vocab: int
+    scored: int
     experts: int
     top_k: int
     shared_inner: int
@@ -155,6 +157,7 @@ class Scratch(NamedTuple):
     mixed: Operand
     inner: Operand
     logits: np.ndarray
+    peaks: np.ndarray
     taps: np.ndarray
     page_mass: np.ndarray
     row: np.ndarray
@@ -343,7 +346,7 @@ def _scale_logits(phase, thread, num_threads, num_rows, shape, scratch):
 
 @kernel
 def _head(met, thread, num_threads, num_rows, shape, eps, weights, batch, scratch):
-    """Final norm of all rows (for the tap) and logits of the asked rows."""
+    """Final norm of all rows (for the tap), logits of the asked rows and where they are largest."""
     counters, hidden = scratch.counters, shape.hidden
     phase = 1 + shape.layers * PHASES_PER_LAYER
     asked = len(batch.logit_rows)
@@ -373,7 +376,9 @@ def _head(met, thread, num_threads, num_rows, shape, eps, weights, batch, scratc
     if shape.logit_cap > 0 or shape.logit_scale != _ONE:
         _scale_logits(phase + 1, thread, num_threads, asked, shape, scratch)
         met = barrier(counters, met, num_threads)
-    return met
+    find_peaks(
+        counters, phase + 2, met, thread, num_threads, scratch.logits, asked, shape.vocab, shape.scored, scratch.peaks
+    )
 
 
 @kernel
@@ -393,7 +398,7 @@ def _embed_row(row, shape, weights, batch, scratch):
 
 @entry
 def forward(thread, num_threads, shape, eps, weights, batch, scratch, keys, values):
-    """One pass; scratch.logits holds [asked rows, padded vocabulary] at the end.
+    """One pass; at the end scratch.logits holds [asked rows, padded vocabulary], scratch.peaks what `find_peaks` gives.
 
     Args:
         thread, num_threads: this member of the team.
@@ -413,5 +418,5 @@ def forward(thread, num_threads, shape, eps, weights, batch, scratch, keys, valu
 
 
 def num_counters(num_layers: int) -> int:
-    """Counters a pass needs: arrivals, the embedding, the phases of every layer, the head, the logits."""
-    return 4 + num_layers * PHASES_PER_LAYER
+    """Counters a pass needs: arrivals, the embedding, the phases of every layer, the head, the logits, their peaks."""
+    return 5 + num_layers * PHASES_PER_LAYER

@@ -70,6 +70,7 @@ def shape_of(config: ModelConfig) -> Shape:
         head_dim=dim,
         qkv=padded_rows((heads + 2 * kv_heads) * dim),
         vocab=padded_rows(config.vocab_size),
+        scored=config.vocab_size,
         experts=config.experts.num_experts if config.experts else 0,
         top_k=config.experts.num_experts_per_tok if config.experts else 0,
         shared_inner=shared,

@@ -4,7 +4,7 @@ Results live in buffers of the machine and hold until its next run. Not for what
 networks).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -20,7 +20,7 @@ from paceline.models.numba_executor.forward import Shape
 from paceline.models.numba_executor.gemm import PANEL, padded_rows
 from paceline.models.numba_executor.heads.interpret import Batch, Store, Work, run
 from paceline.models.numba_executor.heads.program import Buffer, Program
-from paceline.models.numba_executor.kernel import kernel_sources
+from paceline.models.numba_executor.kernel import kernel_sources, machine_code
 from paceline.models.numba_executor.kv_cache import GROUP, NumbaCache, flat, new_kv_cache
 from paceline.models.numba_executor.operand import new_operand
 from paceline.models.numba_executor.team import Team
@@ -40,8 +40,8 @@ def shape_of_layers(layer: ModelConfig | None, num_layers: int) -> Shape:
     )  # fmt: skip
     return Shape(
         layers=max(1, num_layers), hidden=0, inner=0, heads=heads, kv_heads=kv_heads, head_dim=dim,
-        qkv=padded_rows((heads + 2 * kv_heads) * dim), vocab=0, experts=0, top_k=0, shared_inner=0, norm_top_k=False,
-        attention_scale=np.float32(dim**-0.5),
+        qkv=padded_rows((heads + 2 * kv_heads) * dim), vocab=0, scored=0, experts=0, top_k=0, shared_inner=0,
+        norm_top_k=False, attention_scale=np.float32(dim**-0.5),
     )  # fmt: skip
 
 
@@ -69,7 +69,7 @@ class Machine:
         self._cache_dtype = "float16" if cache_dtype == "int8" and self.shape.head_dim % GROUP else cache_dtype
         self._room = (0, 0, 0, 0)
         self._work: Work | None = None
-        self._run = compiled_run()
+        self._run: Callable[..., None] | None = None
         self._no_cache = flat(np.zeros(0, self._cache_dtype))
 
     def new_cache(self, num_pages: int) -> NumbaCache:
@@ -106,6 +106,8 @@ class Machine:
         work = self._work._replace(counters=self._counters[0])
         keys, values = (self._no_cache, self._no_cache) if cache is None else (flat(cache.keys), flat(cache.values))
         rest = table, self.shape, self._eps, self.store, batch, work, keys, values
+        if self._run is None:
+            self._run = machine_code(compiled_run(), 0, 1, *rest)
         if alone:
             self._run(0, 1, *rest)
         else:
