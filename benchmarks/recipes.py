@@ -1,4 +1,4 @@
-"""Every training recipe for one model, on one text, with one budget: tokens per pass, draft cost, speed-up, minutes.
+"""Every training recipe for one model, on one text, with one budget: tokens per pass, speed-up, CPU minutes.
 
 Trains each recipe with `paceline train`, then measures all of them together with `paceline bench`. Both go on where
 they were ended, so start the same command again after any end; what is done is not done twice.
@@ -135,11 +135,11 @@ def report(args: argparse.Namespace, made: dict, arms: dict) -> None:
             rows.append([
                 name, family, *(number(arm.get(key)) for arm in (zero, one) for key in ("tokens_per_pass", "ratio")),
                 number(zero.get("low")), number(zero.get("high")), number(zero.get("draft_share")),
-                round(made[name]["seconds"] / 60, 1), round(made[name]["peak_bytes"] / 1e6),
+                round(made[name]["cpu_seconds"] / 60, 1), round(made[name]["peak_bytes"] / 1e6),
                 parameters(args.out / (f"{args.steps}-steps" if args.steps else args.time_budget) / slug(name)),
             ])  # fmt: skip
     header = ("recipe", "family", "tokens/pass T=0", "speed T=0", "tokens/pass T=1", "speed T=1", "low", "high",
-              "draft share", "minutes", "MB", "parameters, M")  # fmt: skip
+              "draft share", "CPU minutes", "MB", "parameters, M")  # fmt: skip
     show(f"{args.model}, {args.steps or args.time_budget}", header, rows)
     finish({"header": header, "rows": rows, "training": made})
 

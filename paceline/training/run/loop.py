@@ -65,6 +65,7 @@ class Progress:
     Attributes:
         step, num_steps: updates made and planned.
         seconds: spent in updates and evaluations, all parts of the run together.
+        cpu_seconds: processor time of the same, all threads together; other programs do not change it.
         tokens: rows seen.
         epochs: times that every document has been seen.
         curve: evaluations, each with step, seconds and tokens.
@@ -75,6 +76,7 @@ class Progress:
     step: int = 0
     num_steps: int = 0
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
     tokens: int = 0
     epochs: int = 0
     curve: list[dict[str, Any]] = field(default_factory=list)
@@ -123,9 +125,11 @@ class Trainer:
         with Interrupt() as interrupt:
             began, last = time.monotonic(), time.monotonic()
             spent = self.progress.seconds
+            cpu = self.progress.cpu_seconds - time.process_time()
             while not self._planned or self.progress.step < self.progress.num_steps:
                 self.step()
                 self.progress.seconds = spent + time.monotonic() - began
+                self.progress.cpu_seconds = cpu + time.process_time()
                 if not self._planned and self.progress.step >= _TIMED_STEPS:
                     self._plan()
                 self._watch(self.progress)
