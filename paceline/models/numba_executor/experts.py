@@ -221,7 +221,7 @@ def experts_forward(phase, layer, met, thread, num_threads, num_rows, shape, wei
     _multiply_experts(counters, phase + 4, layer, thread, shape, weights, scratch, True)
     if shape.shared_inner > 0:
         product(
-            counters, phase + 5, num_threads, e.shared_inner, num_rows, shape.shared_inner, w.shared_down,
+            counters, phase + 5, thread, num_threads, e.shared_inner, num_rows, shape.shared_inner, w.shared_down,
             w.shared_down_scales, w.shared_down_scales[:0], layer, shape.hidden, e.shared_out, False,
             scratch.wide[thread],
         )  # fmt: skip

@@ -27,6 +27,7 @@ from paceline.models.numba_executor.operand import Operand, put
 from paceline.models.numba_executor.peaks import find_peaks
 from paceline.models.numba_executor.rowwise import layer_norm_row, norm_row, rotate
 from paceline.models.numba_executor.team import barrier, take
+from paceline.models.numba_executor.warm import barrier_before
 
 PHASES_PER_LAYER = 8 + EXPERT_PHASES
 _MERGES = 6 + EXPERT_PHASES
@@ -276,23 +277,28 @@ def _layer(layer, met, thread, num_threads, num_rows, shape, eps, weights, batch
         scratch, phase, thread, num_threads, num_rows, weights.attention_norm, weights.attention_norm_bias, layer,
         shape, eps,
     )  # fmt: skip
-    met = barrier(counters, met, num_threads)
+    met = barrier_before(counters, met, thread, num_threads, weights.qkv, layer, shape.qkv, hidden, 1)
     product(
-        counters, phase + 1, num_threads, scratch.normed, num_rows, hidden, weights.qkv, weights.qkv_scales,
+        counters, phase + 1, thread, num_threads, scratch.normed, num_rows, hidden, weights.qkv, weights.qkv_scales,
         weights.qkv_bias, layer, shape.qkv, scratch.qkv, False, scratch.wide[thread],
     )  # fmt: skip
-    met = barrier(counters, met, num_threads)
+    met = barrier_before(counters, met, thread, num_threads, weights.output, layer, hidden, heads_width, 1)
     _place_rows(phase + 2, layer, num_threads, num_rows, shape, eps, weights, batch, scratch, keys, values)
-    met = barrier(counters, met, num_threads)
+    met = barrier_before(counters, met, thread, num_threads, weights.output, layer, hidden, heads_width, 1)
     _attend_rows(
         phase + 3, layer, weights.windows[layer], thread, num_threads, num_rows, shape, batch, scratch, keys, values,
     )  # fmt: skip
-    met = barrier(counters, met, num_threads)
+    met = barrier_before(counters, met, thread, num_threads, weights.output, layer, hidden, heads_width, 1)
     product(
-        counters, phase + 4, num_threads, scratch.mixed, num_rows, heads_width, weights.output, weights.output_scales,
-        weights.output_bias, layer, hidden, added, not shape.apart, scratch.wide[thread],
+        counters, phase + 4, thread, num_threads, scratch.mixed, num_rows, heads_width, weights.output,
+        weights.output_scales, weights.output_bias, layer, hidden, added, not shape.apart, scratch.wide[thread],
     )  # fmt: skip
-    met = barrier(counters, met, num_threads)
+    each = 2 if shape.gated else 1
+    inner = each * shape.inner
+    if shape.experts > 0:
+        met = barrier(counters, met, num_threads)
+    else:
+        met = barrier_before(counters, met, thread, num_threads, weights.gate_up, layer, inner, hidden, each)
     if shape.apart:
         _merge_rows(
             scratch, phase + _MERGES, thread, num_threads, num_rows, weights.attention_out_norm, layer, shape, eps
@@ -301,9 +307,10 @@ def _layer(layer, met, thread, num_threads, num_rows, shape, eps, weights, batch
     _norm_rows(
         scratch, phase + 5, thread, num_threads, num_rows, weights.mlp_norm, weights.mlp_norm_bias, layer, shape, eps
     )  # fmt: skip
-    met = barrier(counters, met, num_threads)
     if shape.experts > 0:
+        met = barrier(counters, met, num_threads)
         return experts_forward(phase + 6, layer, met, thread, num_threads, num_rows, shape, weights, scratch)
+    met = barrier_before(counters, met, thread, num_threads, weights.gate_up, layer, inner, hidden, each)
     return _feed_forward(phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, scratch, added)
 
 
@@ -315,12 +322,15 @@ def _feed_forward(phase, layer, met, thread, num_threads, num_rows, shape, eps, 
         counters, phase + 6, thread, num_threads, num_rows, shape, scratch.normed, weights.gate_up,
         weights.gate_up_scales, weights.gate_up_bias, layer, shape.inner, scratch, scratch.inner,
     )  # fmt: skip
-    met = barrier(counters, met, num_threads)
+    met = barrier_before(counters, met, thread, num_threads, weights.down, layer, shape.hidden, shape.inner, 1)
     product(
-        counters, phase + 7, num_threads, scratch.inner, num_rows, shape.inner, weights.down, weights.down_scales,
-        weights.down_bias, layer, shape.hidden, added, not shape.apart, scratch.wide[thread],
+        counters, phase + 7, thread, num_threads, scratch.inner, num_rows, shape.inner, weights.down,
+        weights.down_scales, weights.down_bias, layer, shape.hidden, added, not shape.apart, scratch.wide[thread],
     )  # fmt: skip
-    met = barrier(counters, met, num_threads)
+    if layer + 1 < shape.layers:
+        met = barrier_before(counters, met, thread, num_threads, weights.qkv, layer + 1, shape.qkv, shape.hidden, 1)
+    else:
+        met = barrier_before(counters, met, thread, num_threads, weights.head, 0, shape.vocab, shape.hidden, 1)
     if shape.apart:
         _merge_rows(
             scratch, phase + _MERGES + 1, thread, num_threads, num_rows, weights.mlp_out_norm, layer, shape, eps
@@ -367,9 +377,9 @@ def _head(met, thread, num_threads, num_rows, shape, eps, weights, batch, scratc
                     shape, scratch.hidden, row * hidden, weights.final_norm, weights.final_norm_bias, 0, eps,
                     scratch.taps, at,
                 )  # fmt: skip
-    met = barrier(counters, met, num_threads)
+    met = barrier_before(counters, met, thread, num_threads, weights.head, 0, shape.vocab, hidden, 1)
     product(
-        counters, phase, num_threads, scratch.normed, asked, hidden, weights.head, weights.head_scales,
+        counters, phase, thread, num_threads, scratch.normed, asked, hidden, weights.head, weights.head_scales,
         weights.head_scales[:0], 0, shape.vocab, scratch.logits, False, scratch.wide[thread],
     )  # fmt: skip
     met = barrier(counters, met, num_threads)

@@ -13,7 +13,7 @@ from paceline.models.numba_executor.gemm import PANEL
 from paceline.models.numba_executor.kernel import kernel
 from paceline.models.numba_executor.matrix import multiply
 from paceline.models.numba_executor.operand import put
-from paceline.models.numba_executor.team import take
+from paceline.models.numba_executor.team import take_after
 
 CHUNKS_PER_THREAD = 4
 SILU, GELU = 0, 1
@@ -27,18 +27,18 @@ def chunk(total, num_threads):
 
 @kernel
 def product(
-    counters, phase, num_threads, x, num_rows, depth, w, scales, bias, layer, columns, out, add, wide
+    counters, phase, thread, num_threads, x, num_rows, depth, w, scales, bias, layer, columns, out, add, wide
 ):  # fmt: skip
     """out (+)= x W^T of one layer's matrix [columns, depth], panels taken in chunks."""
     panels = columns // PANEL
     size = chunk(panels, num_threads)
-    first = take(counters, phase, size, panels)
-    while first >= 0:
+    first = thread * size
+    while 0 <= first < panels:
         multiply(
             x, 0, num_rows, depth, w, layer * columns * depth, scales, bias, layer * columns, out, 0, columns,
             first, min(first + size, panels), add, wide,
         )  # fmt: skip
-        first = take(counters, phase, size, panels)
+        first = take_after(counters, phase, size, panels, num_threads)
 
 
 @kernel
@@ -89,8 +89,8 @@ def inner_product(
     """out [rows, inner] of a feed-forward: a thread gates each pair of panels while it is still in its cache."""
     panels = inner // PANEL
     size = chunk(panels, num_threads)
-    first = take(counters, phase, size, panels)
-    while first >= 0:
+    first = thread * size
+    while 0 <= first < panels:
         for panel in range(first, min(first + size, panels)):
             inner_panel(panel, thread, 0, num_rows, x, shape, w, scales, bias, layer, inner, scratch, out)
-        first = take(counters, phase, size, panels)
+        first = take_after(counters, phase, size, panels, num_threads)

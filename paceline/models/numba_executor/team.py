@@ -32,7 +32,7 @@ _YIELD = "SwitchToThread" if sys.platform == "win32" else "sched_yield"
 
 
 @intrinsic
-def _fetch_add(typingctx, counters, index, amount):
+def fetch_add(typingctx, counters, index, amount):
     """Atomically add `amount` to counters[index]; returns the value before."""
 
     def emit(context, builder, sig, args):
@@ -43,7 +43,7 @@ def _fetch_add(typingctx, counters, index, amount):
 
 
 @intrinsic
-def _acquire(typingctx, counters, index):
+def acquire(typingctx, counters, index):
     """Atomic load of counters[index]."""
 
     def emit(context, builder, sig, args):
@@ -54,7 +54,7 @@ def _acquire(typingctx, counters, index):
 
 
 @intrinsic
-def _yield_processor(typingctx):
+def yield_processor(typingctx):
     """Let another thread of this processor run."""
 
     def emit(context, builder, sig, args):
@@ -72,12 +72,12 @@ def barrier(counters, meetings, num_threads):
     counters[0] counts arrivals and must be 0 when the pass begins.
     """
     meetings += 1
-    _fetch_add(counters, 0, 1)
+    fetch_add(counters, 0, 1)
     spins = 0
-    while _acquire(counters, 0) < meetings * num_threads:
+    while acquire(counters, 0) < meetings * num_threads:
         spins += 1
         if spins > SPINS_BEFORE_YIELD:
-            _yield_processor()
+            yield_processor()
     return meetings
 
 
@@ -87,7 +87,14 @@ def take(counters, phase, size, total):
 
     counters[1 + phase] counts the chunks taken and must be 0 when the pass begins.
     """
-    first = _fetch_add(counters, 1 + phase, 1) * size
+    first = fetch_add(counters, 1 + phase, 1) * size
+    return first if first < total else -1
+
+
+@kernel
+def take_after(counters, phase, size, total, num_threads):
+    """`take` where every thread has begun with the chunk of its own number."""
+    first = (fetch_add(counters, 1 + phase, 1) + num_threads) * size
     return first if first < total else -1
 
 

@@ -147,7 +147,7 @@ def _multiply(number, op, count, num_threads, store, work, thread):
     if op[WEIGHT] != NONE:
         w, scales = store.panels[store.matrices[op[WEIGHT], 0] :], store.scales[store.matrices[op[WEIGHT], 1] :]
     product(
-        work.counters, number, num_threads, x, count, depth, w, scales, bias, 0, columns, work.floats[target:],
+        work.counters, number, thread, num_threads, x, count, depth, w, scales, bias, 0, columns, work.floats[target:],
         op[FLAG] != 0, work.wide[thread],
     )  # fmt: skip
 
