@@ -38,6 +38,8 @@ NUM_KINDS = 20
 MODEL = "m"
 START_SECONDS = 180.0
 """In which a server must be ready."""
+END_SECONDS = 90.0
+"""In which all of a server's processes must have ended. After a kill -9 two agents of Ray stay for 61 s."""
 SERVE = "from paceline.cli.main import main; main()"
 
 
@@ -88,12 +90,12 @@ class Cluster:
         raise SystemExit(f"the server does not start:\n{(self._folder / 'server.log').read_text()[-2000:]}")
 
     async def end(self, how: signal.Signals) -> int:
-        """End it; how many of its processes are left 20 s later."""
+        """End it; how many of its processes are left `END_SECONDS` later."""
         assert self._process is not None
         family = psutil.Process(self._process.pid).children(recursive=True)
         self._process.send_signal(how)
         await asyncio.to_thread(self._process.wait)
-        await asyncio.to_thread(psutil.wait_procs, family, 20)
+        await asyncio.to_thread(psutil.wait_procs, family, END_SECONDS)
         left = [process for process in family if _runs(process)]
         for process in left:
             console.print(f"left: {process.pid} {process.name()} {' '.join(process.cmdline())[:80]}", highlight=False)

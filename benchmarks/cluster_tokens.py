@@ -9,7 +9,7 @@ not 1, and the simulator is right at best at those speeds: ``simulated at speed`
     python benchmarks/cluster_tokens.py                                       # six workloads, about 10 minutes
     python benchmarks/cluster_tokens.py --workloads bursty-replicas --duration 120
     python benchmarks/cluster_tokens.py --models smollm2-135m gemma3-270m.gguf --num-cpus 2 --load 0.8
-    python benchmarks/cluster_tokens.py --same-traffic --workloads prompts-replicas prompts-pipeline
+    python benchmarks/cluster_tokens.py --same-traffic --load 0.6 --workloads prompts-pipeline prompts-replicas
 
 The last of these compares a device for each model with both models on both devices (statistical multiplexing). Run it
 while nothing else runs. The last line of standard output is one JSON object.
@@ -59,9 +59,9 @@ WORKLOADS = {
     "bursty-tensor": Setting([[2, 1, [0, 1]]], 4.0, 16, 24),
     "long-prompts-shared": Setting([[1, 1, [0, 1]], [1, 1, [0, 1]]], 2.0, 192, 8),
 }
-MULTIPLEXING = {  # a device for each model, against both models on both; long prompts, where processors decide
-    "prompts-replicas": Setting([[1, 1, [0]], [1, 1, [1]]], 6.0, 192, 4),
-    "prompts-pipeline": Setting([[1, 2, [0, 1]]], 6.0, 192, 4),
+MULTIPLEXING = {  # a device for each model, against both models on both; prompts of one pass, where processors decide
+    "prompts-replicas": Setting([[1, 1, [0]], [1, 1, [1]]], 3.0, 128, 1),
+    "prompts-pipeline": Setting([[1, 2, [0, 1]]], 3.0, 128, 1),
 }
 
 

@@ -12,14 +12,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.models.kernel_disk import keep_on_disk
-from paceline.placement.tokens import kernel
+from paceline.placement.tokens import kernel, lanes, passes, rounds
 from paceline.placement.tokens.profile import TokenProfile, group_tables
 
 FOREVER = float("inf")
 _FIRST_ROOM = 64
 _ROUNDS_KEPT = 1024
 """Times of rounds that are remembered."""
-_NO_LOG = np.empty((0, 2))
+_PLACE = [passes.MADE, passes.FIRST, passes.MODEL, passes.LANE]
+_NO_LOG = np.empty((0, 3))
 
 
 class TokenAsk(NamedTuple):
@@ -64,10 +65,12 @@ class TokenGroup:
         self.clock = 0.0
         self._numbers = {model: number for number, model in enumerate(profiles)}
         self.busy = 0.0
-        """Seconds in which it did rounds."""
+        """Seconds in which it did rounds; of a pipeline, those of all passes over the number of devices."""
         self._tables = tuple(group_tables(list(profiles.values())))
+        self._stages = int(self._tables[4][:, 7].max()) if profiles else 1
+        self._state = np.zeros((len(profiles), lanes.READY + 3 * self._stages))
         self._n = 0
-        self._rounds = np.zeros((1 + _ROUNDS_KEPT, 2))
+        self._rounds = np.zeros((1 + _ROUNDS_KEPT, 3))
         self._make_room(_FIRST_ROOM)
 
     def __len__(self) -> int:
@@ -86,6 +89,7 @@ class TokenGroup:
             self.scale,
             self._tables,
             self._chunks,
+            self._state,
             self._copies,
             self._done,
             entry,
@@ -103,8 +107,7 @@ class TokenGroup:
         if self._n == 0:
             self.clock = max(self.clock, now)
         entry = self._entry(ask, number, total_tokens)
-        entry[kernel.STARTS] = not (self._entries[: self._n, kernel.MODEL] == entry[kernel.MODEL]).any()
-        self._entries[self._n] = entry
+        compiled("enter")(self._entries, self._n, self._state, self._tables[4], entry, now)
         self._n += 1
         if self._n + 1 >= len(self._entries):
             self._make_room(2 * len(self._entries))
@@ -115,10 +118,11 @@ class TokenGroup:
             return []
         began = self.clock
         self._n, self.clock, ended = compiled("advance")(
-            self._entries, self._n, began, until, self.scale, self._tables, self._chunks, self._done, self._rounds
-        )
-        self.busy += self.clock - began
-        columns = (kernel.NUMBER, kernel.FIRST, kernel.ENDED)
+            self._entries, self._n, began, until, self.scale, self._tables, self._chunks, self._state, self._done,
+            self._rounds,
+        )  # fmt: skip
+        self.busy = self._state[0, lanes.BUSY] if self._stages > 1 else self.busy + self.clock - began
+        columns = (passes.NUMBER, passes.FIRST, passes.ENDED)
         return [(int(row[0]), row[1], row[2]) for row in self._done[:ended][:, columns].tolist()]
 
     def end_of(self, number: int, num_tokens: float) -> float:
@@ -127,25 +131,31 @@ class TokenGroup:
         Before the clock when that is past: answers go on until they are removed.
         """
         at = self._place(number)
-        made, first, model = self._entries[at, [kernel.MADE, kernel.FIRST, kernel.MODEL]].tolist()
+        made, first, model, lane = self._entries[at, _PLACE].tolist()
         if made >= num_tokens:
-            return self._when(first, (num_tokens - 1.0) / self._tables[4][int(model), 4])
+            lane += model * self._stages
+            return self._when(first, (num_tokens - 1.0) / self._tables[4][int(model), 4], lane)
         copies, count = self._copies, self._n
         copies[:count] = self._entries[:count]
-        copies[:count, kernel.TOTAL] = np.maximum(copies[:count, kernel.EXPECTED], copies[:count, kernel.MADE] + 1.0)
-        copies[at, kernel.TOTAL] = num_tokens
+        copies[:count, passes.TOTAL] = np.maximum(copies[:count, passes.EXPECTED], copies[:count, passes.MADE] + 1.0)
+        copies[at, passes.TOTAL] = num_tokens
         _, _, ended = compiled("advance")(
-            copies, count, self.clock, FOREVER, self.scale, self._tables, self._chunks, self._done, _NO_LOG
-        )
+            copies, count, self.clock, FOREVER, self.scale, self._tables, self._chunks, self._state.copy(), self._done,
+            _NO_LOG,
+        )  # fmt: skip
         done = self._done[:ended]
-        return float(done[done[:, kernel.NUMBER] == number, kernel.ENDED][0])
+        return float(done[done[:, passes.NUMBER] == number, passes.ENDED][0])
 
-    def _when(self, first: float, num_rounds: float) -> float:
-        """When that many rounds had followed the one that ended at `first`, by what is remembered of rounds."""
+    def _when(self, first: float, num_rounds: float, lane: float) -> float:
+        """When that many rounds had followed the one that ended at `first`, by what is remembered of rounds.
+
+        Of a pipeline: passes of that lane.
+        """
         count = int(self._rounds[0, 0])
         kept = min(count, _ROUNDS_KEPT)
-        clocks, rounds = self._rounds[1 + np.arange(count - kept, count) % _ROUNDS_KEPT].T
-        return float(np.interp(np.interp(first, clocks, rounds) + num_rounds, rounds, clocks))
+        log = self._rounds[1 + np.arange(count - kept, count) % _ROUNDS_KEPT]
+        clocks, numbers, _ = (log[log[:, 2] == lane] if self._stages > 1 else log).T
+        return float(np.interp(np.interp(first, clocks, numbers) + num_rounds, numbers, clocks))
 
     def remove(self, number: int) -> None:
         """Forget a request."""
@@ -156,7 +166,9 @@ class TokenGroup:
     def restart(self, seconds: float) -> None:
         """Begin at that time, with whatever has joined unread."""
         self.clock = seconds
-        for column in (kernel.READ, kernel.MADE, kernel.RUNS, kernel.FIRST, kernel.ENDED):
+        self._state[:, [lanes.FREE, lanes.LAST, lanes.BOOKED]] = seconds
+        self._state[:, lanes.READY : lanes.READY + self._stages] = seconds
+        for column in (passes.READ, passes.MADE, passes.RUNS, passes.FIRST, passes.ENDED):
             self._entries[: self._n, column] = 0.0
 
     def clear(self) -> None:
@@ -164,20 +176,20 @@ class TokenGroup:
         self._n = 0
 
     def _place(self, number: int) -> int:
-        return int(np.flatnonzero(self._entries[: self._n, kernel.NUMBER] == number)[0])
+        return int(np.flatnonzero(self._entries[: self._n, passes.NUMBER] == number)[0])
 
     def _entry(self, ask: TokenAsk, number: int, total_tokens: float) -> np.ndarray:
-        entry = np.zeros(kernel.NUM_COLUMNS)
-        entry[kernel.MODEL], entry[kernel.NUMBER] = self._numbers[ask.model], number
-        entry[kernel.PROMPT], entry[kernel.EXPECTED] = max(1.0, ask.prompt_tokens), max(1.0, ask.expected_tokens)
-        entry[kernel.TOTAL] = total_tokens
-        entry[kernel.BY], entry[kernel.FIRST_BY], entry[kernel.PACE] = ask.by, ask.first_by, ask.pace
+        entry = np.zeros(passes.NUM_COLUMNS)
+        entry[passes.MODEL], entry[passes.NUMBER] = self._numbers[ask.model], number
+        entry[passes.PROMPT], entry[passes.EXPECTED] = max(1.0, ask.prompt_tokens), max(1.0, ask.expected_tokens)
+        entry[passes.TOTAL] = total_tokens
+        entry[passes.BY], entry[passes.FIRST_BY], entry[passes.PACE] = ask.by, ask.first_by, ask.pace
         if ask.first:
-            entry[kernel.READ], entry[kernel.MADE], entry[kernel.FIRST] = entry[kernel.PROMPT], 1.0, ask.first
+            entry[passes.READ], entry[passes.MADE], entry[passes.FIRST] = entry[passes.PROMPT], 1.0, ask.first
         return entry
 
     def _make_room(self, room: int) -> None:
-        entries = np.zeros((room, kernel.NUM_COLUMNS))
+        entries = np.zeros((room, passes.NUM_COLUMNS))
         if self._n:
             entries[: self._n] = self._entries[: self._n]
         self._entries, self._copies, self._done = entries, np.zeros_like(entries), np.zeros_like(entries)
@@ -187,4 +199,6 @@ class TokenGroup:
 @cache
 def compiled(name: str) -> Callable[..., Any]:
     """A function of `kernel.py` with its machine code kept on disk."""
-    return keep_on_disk(getattr(kernel, name), [Path(kernel.__file__)])
+    return keep_on_disk(
+        getattr(kernel, name), [Path(str(module.__file__)) for module in (kernel, passes, rounds, lanes)]
+    )

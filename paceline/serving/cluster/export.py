@@ -1,6 +1,7 @@
 """A plan for other runtimes: vLLM commands, Ray Serve LLM, Kubernetes, Docker Compose.
 
-vLLM and Ray Serve LLM get an engine for every model of a group; they choose among replicas their own way. Kubernetes
+vLLM and Ray Serve LLM get an engine for every model of a group, which drafts as the plan says where vLLM can
+(`vllm_speculation.py`); they choose among replicas their own way. Kubernetes
 and Compose get one `paceline serve --cluster` per group, with the group's part of the plan. Not for running a plan
 (`dispatcher.py`).
 """
@@ -15,11 +16,15 @@ import yaml
 from paceline.errors import InvalidParameter
 from paceline.placement.placement import Group
 from paceline.serving.cluster.plan import ClusterPlan
+from paceline.serving.cluster.vllm_speculation import speculation_of
 from paceline.serving.model_spec import ModelSpec
 
 FIRST_PORT = 8000
 MEMORY_SHARE = 0.9
 """Of a device's memory, for the engines of a group together, where the plan does not say bytes."""
+PIPELINED = (
+    "vLLM's documentation (0.14) says that speculation does not go with pipelines; try this before you rely on it"
+)
 _SHARED = {
     "max_num_seqs": "--max-num-seqs",
     "max_num_batched_tokens": "--max-num-batched-tokens",
@@ -59,7 +64,9 @@ def _vllm(plan: ClusterPlan, image: str, resource: str, devices_per_node: int) -
         for spec in plan.held_by(index):
             words = ["vllm", "serve", spec.path, "--served-model-name", spec.name, "--port", str(port)]
             for flag, value in _engine_flags(spec, group).items():
-                words += [flag, str(value)]
+                words += [flag, value if isinstance(value, str) else json.dumps(value)]
+            if split.pipeline > 1 and "--speculative-config" in words:
+                lines.append(f"# {PIPELINED}")
             lines.append(f"CUDA_VISIBLE_DEVICES={devices} {shlex.join(words)} &")
             port += 1
     return "\n".join([*lines, "", "wait", ""])
@@ -85,6 +92,9 @@ def _engine_flags(spec: ModelSpec, group: Group) -> dict[str, Any]:
     flags |= {flag: spec.engine[option] for option, flag in _SHARED.items() if spec.engine.get(option) is not None}
     if "--kv-cache-memory-bytes" not in flags:
         flags["--gpu-memory-utilization"] = round(MEMORY_SHARE / len(group.models), 3)
+    speculation = speculation_of(spec)
+    if speculation is not None:
+        flags["--speculative-config"] = speculation
     return flags
 
 
@@ -104,7 +114,9 @@ def _ray_serve(plan: ClusterPlan, image: str, resource: str, devices_per_node: i
         if group.parallel.device:
             configs[-1]["accelerator_type"] = group.parallel.device.upper()
     application = {"name": "paceline", "route_prefix": "/", "import_path": "ray.serve.llm:build_openai_app"}
-    return _yaml({"applications": [application | {"args": {"llm_configs": configs}}]})
+    is_risky = any(group.parallel.pipeline > 1 and speculation_of(plan.models[m]) for m, group in replicas)
+    text = _yaml({"applications": [application | {"args": {"llm_configs": configs}}]})
+    return f"# {PIPELINED}\n{text}" if is_risky else text
 
 
 def _llm_config(spec: ModelSpec, name: str, group: Group, count: int) -> dict[str, Any]:

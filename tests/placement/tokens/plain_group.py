@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from paceline.placement.tokens.passes import GATHER
+
 
 @dataclass
 class PlainRequest:
@@ -14,7 +16,6 @@ class PlainRequest:
     read: int = 0
     made: int = 0
     runs: bool = False
-    starts: bool = False
     lane: int = 0
     first: float = 0.0
     end: float | None = None
@@ -22,57 +23,90 @@ class PlainRequest:
 
 def play(requests, profiles):
     """(first token, end) of each request, which are let in all and served by one group."""
+    return (
+        play_pipeline(requests, profiles)
+        if max(p.stages for p in profiles.values()) > 1
+        else rounds(requests, profiles)
+    )
+
+
+def rounds(requests, profiles):
     clock, waiting, inside, ended = 0.0, sorted(requests, key=lambda r: r.arrival), [], {}
     while waiting or inside:
         if not inside:
             clock = max(clock, waiting[0].arrival)
-        while waiting and waiting[0].arrival <= clock:
-            waiting[0].starts = all(r.model != waiting[0].model for r in inside)
+        gathers = 0.0 if any(r.runs for r in inside) else GATHER
+        while waiting and waiting[0].arrival <= clock + gathers:
             inside.append(waiting.pop(0))
+        passes = []
         for model, profile in profiles.items():
-            admit([r for r in inside if r.model == model], profile)
-        rounds = [
-            a_pass([r for r in inside if r.model == model and r.runs and r.lane == lane], p)
-            for model, p in profiles.items()
-            for lane in range(p.stages)
-        ]
-        longest = max(decoding + reading for (decoding, reading), _ in rounds)
-        fresh = {r.model for r in inside if r.starts and r.read == 0}
-        clock += max(longest, side_by_side([seconds for seconds, _ in rounds], profiles, fresh))
-        for _, changes in rounds:
-            for request, read, made in changes:
-                request.read, request.made = request.read + read, request.made + made
-                if request.made == 1 and read:
-                    request.first = clock
-                if request.made >= request.total:
-                    ended[request.number] = (request.first, clock)
+            mine = [r for r in inside if r.model == model]
+            admit(mine, profile.seats, profile.kv_tokens)
+            passes.append(a_pass([r for r in mine if r.runs], profile))
+        clock += sum(sum(seconds) for seconds, _ in passes)
+        for _, changes in passes:
+            go_on(changes, clock, ended)
         inside = [r for r in inside if r.number not in ended]
     return ended
 
 
-def side_by_side(passes, profiles, fresh):
-    """Seconds of all passes at once: those of every lane of every model in turn; `fresh` models begin with them."""
-    total, most = 0.0, 0.0
-    for model, profile in profiles.items():
-        own = [passes.pop(0) for _ in range(profile.stages)]
-        total += sum(decoding + reading for decoding, reading in own)
-        overlaps = profile.overlap or profile.stages, profile.prefill_overlap or profile.stages
-        seconds = sum(decoding / overlaps[0] + reading / overlaps[1] for decoding, reading in own)
-        if model in fresh:  # the longest pass goes through the whole pipeline before the others leave it
-            seconds += max(map(sum, own)) * (1 - 1 / overlaps[1])
-        most = max(most, seconds)
-    return max(most, total / max(p.stages for p in profiles.values()))
+def play_pipeline(requests, profiles):
+    """Passes one at a time, that of the lane that has been ready for longest first."""
+    waiting, inside, ended = sorted(requests, key=lambda r: r.arrival), [], {}
+    devices = max(p.stages for p in profiles.values())
+    ready = {(model, lane): 0.0 for model, p in profiles.items() for lane in range(p.stages)}
+    gathered = dict.fromkeys(ready, 0.0)
+    free, last, booked = dict.fromkeys(profiles, 0.0), dict.fromkeys(profiles, 0.0), 0.0
+    while waiting or any(r.number not in ended for r in inside):
+        at_work = {(r.model, r.lane) for r in inside if r.number not in ended}
+        order = [key for key in ready if key in at_work]
+        key = min(order, key=lambda k: max(ready[k], gathered[k])) if order else None
+        if waiting and (key is None or waiting[0].arrival <= max(ready[key], gathered[key])):
+            new = waiting.pop(0)
+            there = [
+                r
+                for r in inside
+                if r.model == new.model and not (r.number in ended and ended[r.number][1] <= new.arrival)
+            ]
+            counts = [sum(r.lane == lane for r in there) for lane in range(profiles[new.model].stages)]
+            new.lane = counts.index(min(counts))
+            if not any(r.lane == new.lane and r.number not in ended for r in there):
+                own = new.model, new.lane
+                gathered[own] = new.arrival + GATHER if ready[own] < new.arrival else 0.0
+                ready[own] = max(ready[own], new.arrival)
+            inside.append(new)
+            continue
+        assert key is not None
+        model, profile = key[0], profiles[key[0]]
+        mine = [r for r in inside if (r.model, r.lane) == key and r.number not in ended]
+        admit(mine, -(-profile.seats // profile.stages), profile.kv_tokens / profile.stages)
+        (decoding, reading), changes = a_pass([r for r in mine if r.runs], profile)
+        hold = decoding / (profile.overlap or profile.stages) + reading / (profile.prefill_overlap or profile.stages)
+        start = max(ready[key], free[model])
+        free[model] = start + hold
+        booked = max(booked, start) + (decoding + reading) / devices
+        last[model] = ready[key] = max(start + decoding + reading, last[model] + hold, booked)
+        go_on(changes, ready[key], ended)
+    return ended
 
 
-def admit(requests, profile):
+def go_on(changes, clock, ended):
+    for request, read, made in changes:
+        request.read, request.made = request.read + read, request.made + made
+        if request.made == 1 and read:
+            request.first = clock
+        if request.made >= request.total:
+            ended[request.number] = (request.first, clock)
+
+
+def admit(requests, seats, room):
     running = [r for r in requests if r.runs]
-    room = profile.kv_tokens - sum(r.prompt + r.expected for r in running)
+    room -= sum(r.prompt + r.expected for r in running)
     for request in (r for r in requests if not r.runs):
         need = request.prompt + request.expected
-        if running and (len(running) >= profile.seats or room < need):
+        if running and (len(running) >= seats or room < need):
             return
-        lanes = [sum(r.lane == lane for r in running) for lane in range(profile.stages)]
-        request.runs, request.lane, room = True, lanes.index(min(lanes)), room - need
+        request.runs, room = True, room - need
         running.append(request)
 
 

@@ -40,6 +40,70 @@ def test_vllm_commands_have_the_splits_options_and_devices_of_the_plan():
     assert len({options["--port"] for _, _, options in found}) == 4
 
 
+def drafting(speculative, group=(1, 1, [0])):
+    return plan_of({"groups": [list(group)], "models": [{"name": "a", "path": "org/a", "speculative": speculative}]})
+
+
+HEAD = {"method": "eagle3", "num_draft_tokens": 3, "options": {"model": "heads/e3"}}
+
+
+@pytest.mark.parametrize(
+    ("speculative", "wanted"),
+    [
+        (
+            {"method": "ngram", "num_draft_tokens": 4, "options": {"prompt_lookup_max": 5}},
+            {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 5, "prompt_lookup_min": 1},
+        ),
+        ("suffix", {"method": "suffix", "num_speculative_tokens": 8}),
+        (
+            {"method": "draft_model", "model": "org/small", "num_draft_tokens": 2},
+            {"method": "draft_model", "model": "org/small", "num_speculative_tokens": 2},
+        ),
+        (HEAD, {"method": "eagle3", "model": "heads/e3", "num_speculative_tokens": 3}),
+        (HEAD | {"method": "head"}, {"model": "heads/e3", "num_speculative_tokens": 3}),
+        (
+            HEAD | {"method": "mlp_speculator"},
+            {"method": "mlp_speculator", "model": "heads/e3", "num_speculative_tokens": 3},
+        ),
+        ({"method": "mtp", "num_draft_tokens": 1}, {"method": "mtp", "num_speculative_tokens": 1}),
+        ({"method": "ngram", "num_draft_tokens": 0}, None),
+        ("none", None),
+    ],
+)
+def test_vllm_and_ray_serve_draft_as_the_plan_says(speculative, wanted):
+    plan = drafting(speculative)
+    (line,) = [line for line in export(plan, "vllm").splitlines() if line.startswith("CUDA")]
+    told = words(line)[2].get("--speculative-config")
+    assert (told and json.loads(told)) == wanted
+    (application,) = yaml.safe_load(export(plan, "ray-serve"))["applications"]
+    assert application["args"]["llm_configs"][0]["engine_kwargs"].get("speculative_config") == wanted
+
+
+@pytest.mark.parametrize("target", ["vllm", "ray-serve"])
+@pytest.mark.parametrize(
+    ("speculative", "matching"),
+    [
+        ("layer_skip", "no drafter 'layer_skip'"),
+        ("auto", "no drafter 'auto'"),
+        ("eagle3", "names no model"),
+        ({"method": "medusa", "options": {"model": "auto"}}, "names no model"),
+        (HEAD | {"options": {"model": "heads/e3", "tree": "dynamic"}}, "no option 'tree'"),
+        ({"method": "ngram", "model": "org/small"}, "takes no model"),
+        ({"method": "ngram", "rule": "typical"}, "no rule 'typical'"),
+    ],
+)
+def test_what_vllm_cannot_draft_is_refused(target, speculative, matching):
+    with pytest.raises(InvalidParameter, match=matching):
+        export(drafting(speculative), target)
+    assert export(drafting(speculative), "compose") and export(drafting(speculative), "kubernetes")
+
+
+def test_drafts_in_a_pipeline_come_with_a_warning():
+    for target in ("vllm", "ray-serve"):
+        assert "does not go with pipelines" in export(drafting("ngram", (1, 2, [0])), target)
+        assert "does not go with pipelines" not in export(drafting("ngram"), target)
+
+
 def test_a_group_larger_than_a_node_is_no_vllm_command():
     with pytest.raises(InvalidParameter, match="devices_per_node"):
         export(PLAN, "vllm", devices_per_node=1)
