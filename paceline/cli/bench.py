@@ -269,6 +269,9 @@ def _arms(
                 f"{arm.label} answers a repeated prompt in less than half the time: start it without a cache"
             )
     arms += servers
+    if specs and len(skipped) == len(specs) and not servers:
+        label, why = next(iter(skipped.items()))
+        raise InvalidParameter("drafts", f"nothing is left to compare: {label}: {why}", "name a drafter that runs here")
     for label, why in skipped.items():
         messages.print(f"without {label}: {why}", soft_wrap=True)
     return arms, skipped, dtype
