@@ -103,9 +103,11 @@ def planted(fault: Fault, rng: np.random.Generator) -> Callable[..., Verdict]:
         node = ROOT
         while children := tree.children(node):
             p, q = target(node), tree.draft_law(children[0])
-            either = np.union1d(p.tokens, q.tokens)
+            is_alike = np.array_equal(p.tokens, q.tokens)
+            either = p.tokens if is_alike else np.union1d(p.tokens, q.tokens)
+            laws = (p.probs, q.probs) if is_alike else (p.on(either), q.on(either))
             with np.errstate(divide="ignore", over="ignore"):
-                token = int(either[fault(rng, p.on(either), q.on(either))])
+                token = int(either[fault(rng, *laws)])
             same = [child for child in children if tree.tokens[child] == token]
             if not same:
                 return Verdict(tuple(path), token, "recovered", 1)

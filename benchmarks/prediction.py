@@ -227,10 +227,17 @@ def joined(piece: Piece, args: argparse.Namespace) -> Iterator[dict]:
             "target": piece.target, "measured": interval.ratio, "measured_low": interval.low,
             "measured_high": interval.high, "cells": interval.num_prompts,
             "error": one["predicted"] / interval.ratio - 1, "measured_sum": sums(own, label),
-            "by_round": [found.ratio for n in rounds if (found := measured([m for m in own if m.round == n], label))],
+            "by_round": by_round(own, rounds, label),
             "plain_again": time_ratio(pairs_of(own, AGAIN, PLAIN, decode=True)).ratio,
             "measured_tokens_per_pass": sum(a.tokens - 1 for a in passes) / sum(a.passes or 0 for a in passes),
         }  # fmt: skip
+
+
+def by_round(own: list[Measurement], rounds: list[int], label: str) -> list[float]:
+    """The ratio in each round, of the cells that were measured in all of them."""
+    shared = set.intersection(*({m.cell for m in own if m.round == number} for number in rounds))
+    each = [measured([m for m in own if m.round == number and m.cell in shared], label) for number in rounds]
+    return [found.ratio for found in each if found]
 
 
 def measured(some: list[Measurement], label: str) -> Interval | None:
