@@ -1,12 +1,13 @@
 """Tokens per pass of drafters over many prompts decoded together: counts with their errors, not times.
 
 Two ways of drafting at temperature 1 say different texts, and a few dozen passes move tokens per pass by a tenth. All
-prompts are decoded in one batch here, so thousands of passes are had in minutes. Speed is for `drafters.py`.
+prompts are decoded in one batch here, so thousands of passes are had in minutes. Speed is for `paceline bench`.
 
-    python benchmarks/acceptance.py --prompts spec_bench.jsonl --families math_reasoning,qa --per-family 16 \
-        -m big.gguf --draft-model small.gguf \
-        --spec 'chain={"method":"draft_model","num_draft_tokens":4}' \
-        --spec 'tree={"method":"draft_model","num_draft_tokens":8,"options":{"tree":"sampled","expansion":[2,1,1,1]}}'
+    python benchmarks/acceptance.py --prompts spec-bench:spec_bench.jsonl --families math_reasoning,qa --per-family 16 \
+        -m big.gguf --drafts draft_model:small.gguf -k 4 \
+        --spec 'tree={"method":"draft_model","model":"small.gguf","num_draft_tokens":8,"options":{"tree":"dynamic"}}'
+
+Prompts, drafters and configurations are written as for `paceline bench`.
 
 The last line of standard output is one JSON object.
 """
@@ -17,9 +18,10 @@ from math import sqrt
 from pathlib import Path
 
 from common import console, finish, show
-from drafters import names, prompt_jobs, specs
 
 from paceline import LLM, SamplingParams
+from paceline.evaluation.bench.own_arms import specs_of
+from paceline.evaluation.prompts import load_prompts
 from paceline.theory.acceptance import estimate_acceptance_rate
 from paceline.types import RequestStats
 
@@ -30,19 +32,20 @@ def main() -> None:
     args = parse()
     memory = int(args.kv_cache_memory * 2**30)
     model = LLM(args.model, speculative=None, dtype=args.dtype, num_threads=args.threads, kv_cache_memory_bytes=memory)
-    jobs = list(prompt_jobs(model, args))
-    prompts = [job.ids for job in jobs]
+    asked = load_prompts(args.prompts, args.families, args.per_family)
+    prompts = [model.user_prompt(prompt.text, args.raw) for prompt in asked]
     params = [
-        SamplingParams(temperature=job.temperature, seed=args.seed + number, max_tokens=args.max_tokens)
-        for number, job in enumerate(jobs)
+        SamplingParams(temperature=args.temperature, seed=args.seed + number, max_tokens=args.max_tokens)
+        for number in range(len(prompts))
     ]
     found = {}
-    for label, config in specs(args).items():
+    shared = {"rule": args.rule, "policy": args.policy}
+    for label, config in specs_of(args.drafts, args.num_draft_tokens, args.spec, **shared).items():
         console.print(f"{label}: {len(prompts)} prompts, {args.max_tokens} tokens each")
         llm = model.drafting_with(config)
         found[label] = summary([output.outputs[0].stats for output in llm.generate(prompts, params, progress=True)])
     rows = [[label, s["passes"], s["tokens_per_pass"], s["error"], s["acceptance_rate"]] for label, s in found.items()]
-    show(f"{Path(args.model).name}, {args.dtype}, temperature {args.temperature[0]:g}", HEADER, rows)
+    show(f"{Path(args.model).name}, {args.dtype}, temperature {args.temperature:g}", HEADER, rows)
     finish({"drafters": found})
 
 
@@ -63,16 +66,14 @@ def summary(stats: Sequence[RequestStats]) -> dict:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=Path, required=True, help="a .jsonl file")
-    parser.add_argument("--families", type=names, help="a,b,c of them; default all there are")
+    parser.add_argument("--prompts", default="builtin", help="as for paceline bench")
+    parser.add_argument("--families", type=names, default=[], help="a,b,c of them; default all there are")
     parser.add_argument("--per-family", type=int, default=16, help="prompts per family")
-    parser.add_argument("--drafters", type=names, default=[], help="a,b,c by name, besides --spec")
+    parser.add_argument("--drafts", type=names, default=[], help="a,b,c; NAME:MODEL lends a draft model")
     parser.add_argument("--spec", action="append", default=[], help='LABEL={"method": ...}, a drafter with options')
     parser.add_argument("-m", "--model", default="smollm2-135m")
-    parser.add_argument("--draft-model", help="for drafters that take a model")
-    parser.add_argument("--draft-dtype", help="how its weights are stored; default as the target's")
-    parser.add_argument("-k", "--num-draft-tokens", type=int, help="default: each method's own")
-    parser.add_argument("--temperature", type=lambda text: [float(text)], default=[1.0], help="one for all prompts")
+    parser.add_argument("-k", "--num-draft-tokens", type=lengths, default=[], help="2,4: default each method's own")
+    parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--raw", action="store_true", help="no chat template")
     parser.add_argument("--rule", default="p/q")
@@ -82,6 +83,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--kv-cache-memory", type=float, default=1.0, help="GiB for keys and values")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
+
+
+def names(text: str) -> list[str]:
+    return [name for name in text.split(",") if name]
+
+
+def lengths(text: str) -> list[int]:
+    return [int(each) for each in text.split(",")]
 
 
 if __name__ == "__main__":

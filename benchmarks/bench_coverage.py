@@ -1,9 +1,10 @@
 """Whether `paceline bench` may be believed: how often its intervals hold the truth, and how soon it finds 3 %.
 
-Arms answer by arithmetic at known rates, on a machine that jitters and drifts (`tests/evaluation/bench/simulated.py`);
-the loop, the orders, the file and the statistics are those of the command. No model is run. With ``--real`` the same is
-asked of a model on this machine: each run is a bench of its own, and the arm that must be found waits for 3 % of every
-answer's time. The file keeps what was measured, and the same command goes on where it ended. Run it on a quiet machine.
+Arms answer by arithmetic at known rates, on a machine that jitters, drifts and has disturbances that outlast an answer
+(`tests/evaluation/bench/simulated.py`); the loop, the orders, the file and the statistics are those of the command. No
+model is run. With ``--real`` the same is asked of a model on this machine: each run is a bench of its own, and the arm
+that must be found waits for 3 % of every answer's time. The file keeps what was measured, and the same command goes on
+where it ended. Run it on a quiet machine.
 
     python benchmarks/bench_coverage.py --runs 200
     python benchmarks/bench_coverage.py --runs 30 --real smollm2-135m --keep real.jsonl --minutes 5
@@ -43,22 +44,26 @@ def main() -> None:
         finish(on_a_model(args))
         return
     rows, found = [], {}
-    for jitter in (0.02, 0.04):
+    for jitter, lasting in ((0.02, 0.0), (0.04, 0.0), (0.02, 0.05)):
         for prompts in (12, 24, 60):
             seeds = range(len(rows) * args.runs, (len(rows) + 1) * args.runs)
-            some = [interval(seed, prompts, jitter) for seed in track(seeds, f"{prompts} prompts")]
+            some = [interval(seed, prompts, jitter, lasting) for seed in track(seeds, f"{prompts} prompts")]
             equal = np.mean([again.low <= 1 <= again.high for again, _ in some])
             slow = np.mean([slower.high < 1 for _, slower in some])
             width = np.median([again.half_width for again, _ in some])
-            rows.append([f"{jitter:.0%}", prompts, f"{equal:.1%}", f"{slow:.1%}", f"{width:.2%}"])
-            found[f"{jitter} {prompts}"] = {"covers": equal, "finds_3_percent": slow, "half_width": width}
-    show(f"{args.runs} simulated benches each", ["jitter", "prompts", "A/A holds 1", "3 % slower is found", "+-"], rows)
+            rows.append([f"{jitter:.0%}", f"{lasting:.0%}", prompts, f"{equal:.1%}", f"{slow:.1%}", f"{width:.2%}"])
+            found[f"{jitter} {lasting} {prompts}"] = {"covers": equal, "finds_3_percent": slow, "half_width": width}
+    show(
+        f"{args.runs} simulated benches each",
+        ["jitter", "lasting", "prompts", "A/A holds 1", "3 % slower is found", "+-"],
+        rows,
+    )
     finish({"runs": args.runs, "found": found})
 
 
-def interval(seed: int, prompts: int, jitter: float) -> tuple[Interval, Interval]:
+def interval(seed: int, prompts: int, jitter: float, lasting: float) -> tuple[Interval, Interval]:
     """(of plain decoding against itself, of an arm that is 3 % slower)."""
-    some = arms(seed, speedup=0.97, jitter=jitter)
+    some = arms(seed, speedup=0.97, jitter=jitter, lasting=lasting)
     file = BenchFile(None, {"arms": [each.label for each in some]})
     run_bench(some, Plan(cells(prompts, families=4)), file)
     return compared(file.measurements, "fast")

@@ -65,16 +65,16 @@ class Piece:
     def file(self, kind: str) -> Path:
         return self.folder / f"{Path(self.target).stem}-{self.dtype}.{kind}"
 
-    def predictions(self, batches: list[int]) -> list[dict]:
-        """What is predicted: a `Prediction` with its family for every configuration."""
+    def predictions(self, batch: int, kept: set[int]) -> list[dict]:
+        """What is predicted of some texts: a `Prediction` with its family for every configuration."""
         if not (self.file("replays.json").exists() and self.file("times.json").exists()):
             return []
         texts, candidates = self.replays()
         profile, timed = self.times()
         return [
             asdict(one) | {"family": family}
-            for family in (ALL, *sorted({text.family for text in texts}))
-            for one in predictions_of(*of_family(candidates, texts, family), profile, batches, self.dtype, timed)
+            for family in (ALL, *sorted({text.family for number, text in enumerate(texts) if number in kept}))
+            for one in predictions_of(*of_family(candidates, texts, family, kept), profile, [batch], self.dtype, timed)
         ]
 
     def keep_replays(self, texts: list[Text], candidates: list[Candidate]) -> None:
@@ -135,7 +135,7 @@ def main() -> None:
         if args.replay or (not args.report and time.monotonic() < deadline):
             now = time.monotonic()
             measure(piece, args, now + (deadline - now) / (len(pieces) - number))
-    records = [record for piece in pieces for record in joined(piece, args.batches)]
+    records = [record for piece in pieces for record in joined(piece, args)]
     if args.replay:
         return
     if not records:
@@ -186,26 +186,36 @@ def measure(piece: Piece, args: argparse.Namespace, deadline: float) -> None:
     console.print(f"{name}: {ended}")
 
 
-def of_family(candidates: list[Candidate], texts: list, family: str) -> tuple[list[Candidate], list]:
-    """Candidates and texts, those of one family."""
-    kept = [number for number, text in enumerate(texts) if family in (ALL, text.family)]
-    some = [
+def of_family(
+    candidates: list[Candidate], texts: list[Text], family: str, some: set[int]
+) -> tuple[list[Candidate], list[Text]]:
+    """Candidates and texts, those of `some` that are of one family."""
+    kept = [number for number, text in enumerate(texts) if number in some and family in (ALL, text.family)]
+    own = [
         replace(
             one, rounds=[one.rounds[i] for i in kept],
             in_company={size: [rounds[i] for i in kept] for size, rounds in one.in_company.items()},
         )
         for one in candidates
     ]  # fmt: skip
-    return some, [texts[i] for i in kept]
+    return own, [texts[i] for i in kept]
 
 
-def joined(piece: Piece, batches: list[int]) -> Iterator[dict]:
-    """Predicted and measured, for every configuration of a piece that was measured at all."""
+def joined(piece: Piece, args: argparse.Namespace) -> Iterator[dict]:
+    """Predicted and measured, for every configuration of a piece that was measured at all, both of the same texts."""
     path = piece.file("bench.jsonl")
     if not path.exists():
         return
     file = BenchFile(path, json.loads(path.read_text().splitlines()[0])["settings"])
-    for one in piece.predictions(batches):
+    prompts = load_prompts(args.prompts, per_family=args.per_family)
+    number_of = {prompt.text: number for number, prompt in enumerate(prompts)}
+    done = {cell for _, cell in file.done()}
+    asked = [cell for cell in cells_of(prompts, [0.0], args.batches) if cell.number in done]
+    texts_at = {
+        batch: {number_of[text] for cell in asked if len(cell.prompts) == batch for text in cell.prompts}
+        for batch in args.batches
+    }
+    for one in [one for batch in args.batches for one in piece.predictions(batch, texts_at[batch])]:
         own = [m for m in file.measurements if m.concurrency == one["batch"] and one["family"] in (ALL, m.family)]
         rounds = sorted({m.round for m in own})
         label = f"{one['draft']} k={one['k']}"
@@ -217,10 +227,17 @@ def joined(piece: Piece, batches: list[int]) -> Iterator[dict]:
             "target": piece.target, "measured": interval.ratio, "measured_low": interval.low,
             "measured_high": interval.high, "cells": interval.num_prompts,
             "error": one["predicted"] / interval.ratio - 1, "measured_sum": sums(own, label),
-            "by_round": [found.ratio for n in rounds if (found := measured([m for m in own if m.round == n], label))],
+            "by_round": by_round(own, rounds, label),
             "plain_again": time_ratio(pairs_of(own, AGAIN, PLAIN, decode=True)).ratio,
             "measured_tokens_per_pass": sum(a.tokens - 1 for a in passes) / sum(a.passes or 0 for a in passes),
         }  # fmt: skip
+
+
+def by_round(own: list[Measurement], rounds: list[int], label: str) -> list[float]:
+    """The ratio in each round, of the cells that were measured in all of them."""
+    shared = set.intersection(*({m.cell for m in own if m.round == number} for number in rounds))
+    each = [measured([m for m in own if m.round == number and m.cell in shared], label) for number in rounds]
+    return [found.ratio for found in each if found]
 
 
 def measured(some: list[Measurement], label: str) -> Interval | None:

@@ -28,7 +28,11 @@ class Prompts:
 
     prompts: Annotated[
         str,
-        o.option(WHAT, "--prompts", help="builtin, a .jsonl or .txt file, spec-bench:PATH or speed-bench:PATH."),
+        o.option(
+            WHAT,
+            "--prompts",
+            help="builtin, a .jsonl or .txt file, spec-bench:PATH, speed-bench:PATH or long:PATH@8000.",
+        ),
     ] = "builtin"
     families: Annotated[str | None, o.option(WHAT, "--families", help="a,b,c: only these kinds of prompts.")] = None
     per_family: Annotated[int | None, o.option(WHAT, "--per-family", help="Most prompts of each kind.")] = None
@@ -40,6 +44,9 @@ class Prompts:
     rate: Annotated[
         str | None,
         o.option(WHAT, "--rate", help="1,2.5: requests a second that arrive whatever is under way, a table for each."),
+    ] = None
+    slo: Annotated[
+        str | None, o.option(WHAT, "--slo", help="ttft=1s,tpot=80ms: count the answers that keep these times.")
     ] = None
     max_tokens: o.MaxTokens = o.DEFAULT_MAX_TOKENS
     ignore_eos: Annotated[bool, o.option(WHAT, "--ignore-eos", help="Go on after the end of the answer.")] = False
@@ -186,10 +193,12 @@ def bench(
     from paceline.evaluation.bench.own_arms import bases_of
     from paceline.evaluation.bench.record import BenchFile
     from paceline.evaluation.bench.run import Plan, run_bench
+    from paceline.evaluation.bench.slo import Slo
     from paceline.evaluation.bench.summary import idle_arms, tables_of
     from paceline.evaluation.provenance import provenance
 
     gates, specs = [Gate.of(text) for text in stop.gate or []], compared.specs()
+    slo = Slo.of(asked.slo) if asked.slo is not None else None
     plan = Plan(asked.cells(), stop.rounds, stop.minutes, stop.narrow)
     arms, skipped, dtype = _arms(model, specs, compared, asked.raw, machine)
     known = {"model": model, "dtype": dtype}
@@ -199,7 +208,7 @@ def bench(
     if not file.measurements:
         messages.print("stopped before the first prompt was answered by every arm")
         raise typer.Exit(130)
-    tables = tables_of(file.measurements, *bases_of(arms), stop.narrow)
+    tables = tables_of(file.measurements, *bases_of(arms), stop.narrow, slo)
     more = known | {
         "drafted_nothing": idle_arms(file.measurements, *bases_of(arms)),
         "ended": ended, "resumed": file.num_resumed, "skipped": skipped, "precision": stop.narrow,
@@ -260,6 +269,9 @@ def _arms(
                 f"{arm.label} answers a repeated prompt in less than half the time: start it without a cache"
             )
     arms += servers
+    if specs and len(skipped) == len(specs) and not servers:
+        label, why = next(iter(skipped.items()))
+        raise InvalidParameter("drafts", f"nothing is left to compare: {label}: {why}", "name a drafter that runs here")
     for label, why in skipped.items():
         messages.print(f"without {label}: {why}", soft_wrap=True)
     return arms, skipped, dtype

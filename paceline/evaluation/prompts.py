@@ -2,6 +2,7 @@
 
 A record of a .jsonl file is {"prompt": ...}, {"turns": [...]}, {"messages": [...]} or {"text": ...}; `category` names
 its family, and `answer` (or `output`, `response`) what was said to it. Public sets are named by path and never shipped.
+Stretches of a long text are prompts for long contexts.
 """
 
 import json
@@ -18,6 +19,9 @@ CHAT = frozenset({"writing", "roleplay", "reasoning", "math", "coding", "extract
 """MT-Bench's categories, which Spec-Bench counts as one family."""
 BUILTIN = "builtin"
 _LAYOUTS = ("spec-bench", "speed-bench")
+_LONG = "long:"
+_STRETCHES = 6
+"""Of each length, unless so many are asked for."""
 _ANSWERS = ("answer", "output", "response", "completion")
 
 
@@ -42,7 +46,8 @@ def load_prompts(
     """Prompts of `source`, families in turns so that any beginning of the list is balanced.
 
     Args:
-        source: ``builtin``, a .jsonl or .txt file, or ``spec-bench:PATH`` / ``speed-bench:PATH``.
+        source: ``builtin``, a .jsonl or .txt file, ``spec-bench:PATH`` / ``speed-bench:PATH``, or
+            ``long:PATH@8000,32000``: stretches of a text with so many characters, a family for each length.
         families: those to take; all when empty.
         per_family: most prompts of each.
         all_turns: later turns of a conversation are prompts too, each by itself.
@@ -50,7 +55,10 @@ def load_prompts(
     Raises:
         InvalidParameter: the file cannot be read, a line holds no prompt, or nothing is left.
     """
-    prompts = list(_BUILTIN if source == BUILTIN else _of_file(*_layout(source), all_turns))
+    if source.startswith(_LONG):
+        prompts = _stretches(source.removeprefix(_LONG), per_family or _STRETCHES)
+    else:
+        prompts = list(_BUILTIN if source == BUILTIN else _of_file(*_layout(source), all_turns))
     groups: dict[str, list[Prompt]] = defaultdict(list)
     for prompt in prompts:
         if not families or prompt.family in families:
@@ -68,12 +76,34 @@ def _layout(source: str) -> tuple[Path, bool]:
     return (Path(path), name == "spec-bench") if colon and name in _LAYOUTS else (Path(source), False)
 
 
-def _of_file(path: Path, merge_chat: bool, all_turns: bool) -> Iterable[Prompt]:
+def _stretches(source: str, count: int) -> list[Prompt]:
+    """`count` stretches of each length, one after the other in the text."""
+    name, _, lengths = source.rpartition("@")
+    sizes = [int(each) for each in lengths.split(",") if each.strip().isdigit() and int(each)]
+    if not name or len(sizes) != len(lengths.split(",")):
+        remedy = f"write {_LONG}novel.txt@8000,32000: numbers of characters"
+        raise InvalidParameter("prompts", f"{source!r} does not say how long", remedy)
+    text = _read(Path(name))
+    if len(text) < count * max(sizes):
+        problem = f"{name} has {len(text)} characters, too few for {count} x {max(sizes)}"
+        raise InvalidParameter("prompts", problem, "give a longer text, or a smaller --per-family")
+    return [
+        Prompt(text[number * size : (number + 1) * size], f"{size} characters")
+        for size in sizes
+        for number in range(count)
+    ]
+
+
+def _read(path: Path) -> str:
     try:
-        lines = path.expanduser().read_text(encoding="utf-8").splitlines()
+        return path.expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         remedy = "name a .jsonl or .txt file in UTF-8, or builtin"
         raise InvalidParameter("prompts", f"{path} cannot be read ({error})", remedy) from None
+
+
+def _of_file(path: Path, merge_chat: bool, all_turns: bool) -> Iterable[Prompt]:
+    lines = _read(path).splitlines()
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue

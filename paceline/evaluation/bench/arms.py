@@ -105,10 +105,12 @@ class Arm(Protocol):
     Attributes:
         label: its name in tables.
         base: label of the arm that it is compared with.
+        is_here: this machine's processors do its work, so that their energy is its own.
     """
 
     label: str
     base: str
+    is_here: bool
 
     def begin(self, round_number: int) -> None:
         """A round begins: everything that remembers earlier answers is forgotten, and the arm is warm."""
@@ -142,7 +144,7 @@ class EngineArm:
         raw: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.label, self.base = label, base
+        self.label, self.base, self.is_here = label, base, True
         self._weights, self._speculative, self._raw, self._clock = llm, speculative, raw, clock
         self._llm: LLM | None = None
 

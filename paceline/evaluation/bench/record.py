@@ -32,6 +32,7 @@ class Measurement:
         clock: seconds since the bench began.
         load_average: of the machine when the cell began.
         rate: requests a second, in an open loop.
+        joules: that the processor took meanwhile; None where that cannot be read.
     """
 
     round: int
@@ -46,6 +47,7 @@ class Measurement:
     clock: float = 0.0
     load_average: float | None = None
     rate: float | None = None
+    joules: float | None = None
 
     @property
     def setting(self) -> tuple[float, int, float]:

@@ -7,6 +7,7 @@ from itertools import product
 
 from paceline.errors import InvalidParameter
 from paceline.evaluation.bench.arms import Arm, Cell
+from paceline.evaluation.bench.energy import EnergyMeter
 from paceline.evaluation.bench.open_loop import MOST_ARRIVALS, arrival_times
 from paceline.evaluation.bench.record import BenchFile, Measurement
 from paceline.evaluation.bench.schedule import in_order
@@ -122,6 +123,7 @@ def run_bench(
     file: BenchFile,
     progress: NamedProgress = lambda what, done, total: None,
     clock: Callable[[], float] = time.monotonic,
+    meter: EnergyMeter | None = None,
 ) -> str:
     """Measure until something says stop; what was measured is in `file`.
 
@@ -129,11 +131,12 @@ def run_bench(
         arms: the first of them is plain decoding.
         progress: told ("round 1 of 2", cells done, cells).
         clock: seconds.
+        meter: of energy; the machine's own when left out.
 
     Returns:
         Why it ended: ``all`` prompts asked, ``minutes`` or ``precision`` reached, or ``interrupted``.
     """
-    started, done = clock(), file.done()
+    started, done, meter = clock(), file.done(), meter or EnergyMeter()
     try:
         for number in range(plan.rounds):
             waiting = [cell for cell in plan.cells if (number, cell.number) not in done]
@@ -145,7 +148,7 @@ def run_bench(
                     return "minutes"
                 what = f"round {number + 1} of {plan.rounds}"
                 progress(what, cell.number, len(plan.cells))
-                file.add(_measured(arms, number, cell, clock() - started))
+                file.add(_measured(arms, number, cell, clock() - started, meter))
                 if plan.precision is not None and is_known(arms, file, plan.precision):
                     return "precision"
             progress(f"round {number + 1} of {plan.rounds}", len(plan.cells), len(plan.cells))
@@ -154,15 +157,19 @@ def run_bench(
     return "all"
 
 
-def _measured(arms: Sequence[Arm], number: int, cell: Cell, now: float) -> list[Measurement]:
+def _measured(
+    arms: Sequence[Arm], number: int, cell: Cell, now: float, meter: EnergyMeter
+) -> list[Measurement]:  # fmt: skip
     """One cell by every arm, in the order whose turn it is."""
     load, measured = load_average(), []
     for place, arm in enumerate(in_order(arms, number + cell.number)):
+        before = meter.read()
         seconds, answers = arm.answer(cell)
+        joules = meter.joules(before, meter.read()) if arm.is_here else None
         measured.append(
             Measurement(
                 number, cell.number, arm.label, cell.family, cell.temperature, len(cell.prompts), place, seconds,
-                tuple(answers), now, load, cell.rate,
+                tuple(answers), now, load, cell.rate, joules,
             )
         )  # fmt: skip
     return measured

@@ -22,7 +22,7 @@ class EndpointArm:
 
     def __init__(self, server: Server, label: str, base: str, raw: bool = False) -> None:
         self.server, self.label, self.base, self._raw = server, label, base, raw
-        self._salt = ""
+        self.is_here, self._salt = False, ""
 
     def begin(self, round_number: int) -> None:
         """See `Arm`: a fresh cache salt where the server knows one, and a short answer to wake it."""

@@ -1,6 +1,6 @@
 """What a bench shows: a markdown table with a verdict line, one JSON object, and a page with plots."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -21,7 +21,8 @@ TAILS = ("first token, 95 % (s)", "per token, 95 % (ms)")
 
 def header_of(table: Table) -> tuple[str, ...]:
     """Names of the columns of `rows_of`."""
-    return HEADER if table.rate is None else (*HEADER[:-2], *TAILS, *HEADER[-2:])
+    tails = () if table.rate is None else TAILS
+    return (*HEADER[:-2], *tails, *(name for name, _, _ in _more(table)), *HEADER[-2:])
 
 
 def rows_of(table: Table) -> list[list[str]]:
@@ -31,10 +32,21 @@ def rows_of(table: Table) -> list[list[str]]:
             one.arm, f"{one.decode.ratio:.2f}", _range(one.decode), f"{one.whole.ratio:.2f}",
             f"{one.tokens_per_second:.1f}", _number(one.tokens_per_pass), _number(one.acceptance),
             _share(one.draft_share), f"{one.first_token_seconds:.3f}", *_tails(one, table),
+            *(shown(getattr(one, field)) for _, field, shown in _more(table)),
             f"{one.identical}/{one.num_cells}", one.verdict,
         ]
         for one in table.arms
     ]  # fmt: skip
+
+
+def _more(table: Table) -> list[tuple[str, str, Callable[[float | None], str]]]:
+    """(header, field, how it is shown) of what only some runs can tell."""
+    columns = (
+        ("in time", "in_time", _share),
+        ("in time a second", "goodput", _number),
+        ("J/token", "joules_per_token", _number),
+    )
+    return [each for each in columns if any(getattr(one, each[1]) is not None for one in table.arms)]
 
 
 def _tails(one: ArmSummary, table: Table) -> list[str]:
@@ -199,7 +211,8 @@ def _arm(one: ArmSummary) -> dict[str, Any]:
         "tokens_per_second": one.tokens_per_second, "tokens_per_pass": one.tokens_per_pass,
         "acceptance_rate": one.acceptance, "draft_share": one.draft_share, "wasted": one.wasted,
         "first_token_seconds": one.first_token_seconds, "first_token_95": one.first_token_95,
-        "per_token_95": one.per_token_95,
+        "per_token_95": one.per_token_95, "in_time": one.in_time, "goodput": one.goodput,
+        "joules_per_token": one.joules_per_token,
         "positions": [asdict(position) for position in one.positions],
         "identical": one.identical == one.num_cells, "num_identical": one.identical, "num_answers": one.num_cells,
         "verdict": one.verdict,

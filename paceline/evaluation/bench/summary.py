@@ -9,6 +9,7 @@ import numpy as np
 
 from paceline.evaluation.bench.arms import Answer
 from paceline.evaluation.bench.record import Measurement
+from paceline.evaluation.bench.slo import Slo
 from paceline.evaluation.stats import Interval, Pairs, holm, time_ratio, typical_ratio
 
 ALL = "all"
@@ -48,6 +49,9 @@ class ArmSummary:
         first_token_seconds: median.
         first_token_95, per_token_95: seconds to the first token, and for each further one, that 95 % of answers keep.
         identical, num_cells: cells whose answers are the base's, of all.
+        in_time: share of answers that keep the service's times; None where none were named.
+        goodput: answers in time per second of its cells; likewise.
+        joules_per_token: of the processor, prompts included; None where that cannot be read.
         verdict: ``faster``, ``slower``, ``no difference shown``, ``too few prompts``, ``too noisy``, ``baseline``.
     """
 
@@ -67,6 +71,9 @@ class ArmSummary:
     per_token_95: float
     identical: int
     num_cells: int
+    in_time: float | None = None
+    goodput: float | None = None
+    joules_per_token: float | None = None
     verdict: str = ""
 
 
@@ -92,6 +99,7 @@ def tables_of(
     bases: dict[str, str],
     again: dict[str, str],
     precision: float | None = None,
+    slo: Slo | None = None,
 ) -> list[Table]:
     """A table for all prompts and one for every family, for every temperature and number of requests at once.
 
@@ -100,6 +108,7 @@ def tables_of(
         bases: arm to the arm that its ratios are over.
         again: base to the arm that is the same once more.
         precision: a noise floor above it withholds verdicts.
+        slo: times that answers should keep.
     """
     tables = []
     for temperature, concurrency, rate in sorted({one.setting for one in measurements}):
@@ -107,7 +116,7 @@ def tables_of(
         families = sorted({one.family for one in inside})
         for family in [ALL, *(families if len(families) > 1 else [])]:
             some = [one for one in inside if family in (ALL, one.family)]
-            arms = [_summary(label, base, some) for label, base in bases.items()]
+            arms = [_summary(label, base, some, slo) for label, base in bases.items()]
             floor = _noise_floor(arms, again)
             judged = _judged(arms, bases, again, floor, precision)
             tables.append(Table(family, temperature, concurrency, judged, floor, rate or None))
@@ -141,7 +150,7 @@ def pairs_of(measurements: Sequence[Measurement], arm: str, base: str, decode: b
     return Pairs(*columns, strata=[families[cell] for cell in kept])
 
 
-def _summary(label: str, base: str, measurements: Sequence[Measurement]) -> ArmSummary:
+def _summary(label: str, base: str, measurements: Sequence[Measurement], slo: Slo | None) -> ArmSummary:
     own = [one for one in measurements if one.arm == label]
     answers = [answer for one in own for answer in one.answers]
     decoding = pairs_of(measurements, label, base, decode=True)
@@ -169,10 +178,18 @@ def _summary(label: str, base: str, measurements: Sequence[Measurement]) -> ArmS
         per_token_95=float(np.quantile([_per_token(answer) for answer in answers], 0.95)),
         identical=sum(_same(one, theirs) for one in own),
         num_cells=len(own),
+        in_time=slo.share(answers) if slo else None,
+        goodput=slo.share(answers) * len(answers) / sum(one.seconds for one in own) if slo else None,
+        joules_per_token=_joules_per_token(own),
     )  # fmt: skip
 
 
 _NOTHING = Interval(1.0, None, None, 0)
+
+
+def _joules_per_token(own: Sequence[Measurement]) -> float | None:
+    known = [one.joules for one in own if one.joules is not None]
+    return sum(known) / sum(one.tokens for one in own) if len(known) == len(own) else None
 
 
 def _per_token(answer: Answer) -> float:

@@ -8,21 +8,27 @@ TOKENS = 101
 
 
 class Machine:
-    """Virtual seconds: lognormal jitter for every answer, and a speed that wanders slowly."""
+    """Virtual seconds: lognormal jitter for every answer, a speed that wanders slowly, and disturbances that last.
 
-    def __init__(self, seed: int, jitter: float = 0.03, drift: float = 0.01) -> None:
+    A disturbance keeps six tenths of its size from answer to answer: half of it is gone after 1.4 answers.
+    """
+
+    def __init__(self, seed: int, jitter: float = 0.03, drift: float = 0.01, lasting: float = 0.0) -> None:
         self.rng, self.jitter, self.drift, self.speed = np.random.default_rng(seed), jitter, drift, 0.0
+        self.lasting, self.disturbance = lasting, 0.0
 
     def seconds(self, ideal: float) -> float:
         self.speed += self.drift * self.rng.standard_normal()
-        return ideal * float(np.exp(self.speed + self.jitter * self.rng.standard_normal()))
+        self.disturbance = 0.6 * self.disturbance + 0.8 * self.lasting * self.rng.standard_normal()
+        slower = self.speed + self.disturbance + self.jitter * self.rng.standard_normal()
+        return ideal * float(np.exp(slower))
 
 
 class SimulatedArm:
     """`speedup` times as fast as plain decoding on average; prompts differ by `spread`."""
 
     def __init__(self, machine: Machine, label: str, speedup: float = 1.0, spread: float = 0.0, says: str = "same"):
-        self.label, self.base, self.machine = label, "plain", machine
+        self.label, self.base, self.machine, self.is_here = label, "plain", machine, True
         self.speedup, self.spread, self.says = speedup, spread, says
         self.begun: list[int] = []
         self.asked: list[int] = []

@@ -101,7 +101,8 @@ def test_a_server_whose_speculation_is_off_is_named():
 @pytest.mark.parametrize(
     ("arguments", "field"),
     [(["--families", "nope"], "families"), (["--precision", "3"], "precision"), (["-c", "x"], "concurrency"),
-     (["--gate", "x>y"], "gate"), (["--spec", "x={"], "spec"), (["--rounds", "0"], "rounds")],
+     (["--gate", "x>y"], "gate"), (["--spec", "x={"], "spec"), (["--rounds", "0"], "rounds"),
+     (["--slo", "ttft=5"], "slo"), (["--drafts", "nope"], "drafts"), (["--prompts", "long:x"], "prompts")],
 )  # fmt: skip
 def test_bad_input_names_its_field(command, arguments, field):
     result = command(*arguments)
@@ -132,3 +133,16 @@ def test_prompts_of_every_layout(tmp_path):
     path.write_text('{"x": 1}')
     with pytest.raises(InvalidParameter, match=r"prompts.*line 1"):
         load_prompts(str(path))
+
+
+def test_stretches_of_a_text_are_prompts(tmp_path):
+    path = tmp_path / "novel.txt"
+    path.write_text("abcdefghijkl")
+    found = load_prompts(f"long:{path}@2,4", per_family=2)
+    assert [(p.text, p.family) for p in found] == [
+        ("ab", "2 characters"), ("abcd", "4 characters"), ("cd", "2 characters"), ("efgh", "4 characters"),
+    ]  # fmt: skip
+    assert len(load_prompts(f"long:{path}@1,2")) == 12
+    for wrong in (f"long:{path}", f"long:{path}@2,x", f"long:{path}@0", f"long:{path}@7", "long:none.txt@2"):
+        with pytest.raises(InvalidParameter):
+            load_prompts(wrong, per_family=2)

@@ -30,6 +30,8 @@ def test_every_arm_has_every_place_and_comes_before_every_other_equally_often(co
     followed = [pair for order in orders for pair in pairwise(order)]
     assert {followed.count(pair) for pair in followed} <= {len(orders) // count}
     assert len(set(followed)) == count * (count - 1)
+    if count > 2:
+        assert all(order[-1] != after[0] for order, after in pairwise([*orders, orders[0]]))
 
 
 def test_a_prompt_is_answered_by_all_arms_before_the_next(tmp_path):

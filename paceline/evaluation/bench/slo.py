@@ -1,0 +1,48 @@
+"""What a service promises its users, and how many answers keep it: goodput (DistServe, Zhong et al. 2024)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.errors import InvalidParameter
+from paceline.evaluation.bench.arms import Answer
+
+_UNITS = {"ms": 1e-3, "s": 1.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """Times that an answer must keep; None for one that nobody promised.
+
+    Attributes:
+        ttft: seconds to the first token.
+        tpot: seconds for each token after it, on average over the answer.
+    """
+
+    ttft: float | None = None
+    tpot: float | None = None
+
+    @classmethod
+    def of(cls, text: str) -> "Slo":
+        """From ``ttft=1s,tpot=80ms``, either or both. Raises InvalidParameter for anything else."""
+        times: dict[str, float] = {}
+        for part in text.split(","):
+            name, _, value = (each.strip() for each in part.partition("="))
+            unit = next((unit for unit in _UNITS if value.endswith(unit)), "")
+            try:
+                seconds = float(value.removesuffix(unit)) * _UNITS[unit]
+            except (ValueError, KeyError):
+                seconds = 0.0
+            if name not in ("ttft", "tpot") or name in times or not 0 < seconds < float("inf"):
+                raise InvalidParameter("slo", f"{part!r} cannot be read", "write e.g. ttft=1s,tpot=80ms")
+            times[name] = seconds
+        return cls(**times)
+
+    def keeps(self, answer: Answer) -> bool:
+        """Whether an answer was in time."""
+        per_token = (answer.seconds - answer.first_token_seconds) / max(1, answer.tokens - 1)
+        is_soon = self.ttft is None or answer.first_token_seconds <= self.ttft
+        return is_soon and (self.tpot is None or per_token <= self.tpot)
+
+    def share(self, answers: Sequence[Answer]) -> float:
+        """Of the answers, those that were in time."""
+        return sum(map(self.keeps, answers)) / len(answers)
