@@ -54,7 +54,8 @@ def text_of(args: argparse.Namespace, work: Path) -> None:
     if not (work / "taps").exists():
         (work / "taps").symlink_to((args.out / "text" / "taps").resolve())
     run(
-        ["train", "head", "medusa", "--steps", "1", "--time-budget", "240h", "-o", str(args.out / "text" / "head")],
+        ["train", "head", "medusa", "--steps", "1", "--time-budget", "240h", "-o", str(args.out / "text" / "head"),
+         *(["--answers", str(args.answers)] if args.answers else [])],
         args, args.out / "text",
     )  # fmt: skip
 
@@ -176,6 +177,7 @@ def parse() -> argparse.Namespace:
     budget.add_argument("--steps", type=int, help="updates of every recipe")
     budget.add_argument("--time-budget", help="time of every recipe, as 60m")
     parser.add_argument("--tokens", type=int, default=700_000, help="answer tokens of the text")
+    parser.add_argument("--answers", type=Path, help="what the model said before, in place of writing")
     parser.add_argument("--only", nargs="+", choices=RECIPES, default=RECIPES)
     parser.add_argument("--only-train", action="store_true", help="measure later, with the machine to itself")
     parser.add_argument("--per-family", type=int, default=6)

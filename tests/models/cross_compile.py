@@ -17,7 +17,7 @@ import llvmlite.binding as llvm
 from numba import njit
 from numba.core.compiler_lock import global_compiler_lock
 
-from paceline.models.numba_executor import dot8
+from paceline.models.numba_executor import isa
 from paceline.models.numba_executor.blocks import kernels, product
 from paceline.models.numba_executor.link_only import LinkOnlyCompiler
 
@@ -81,7 +81,7 @@ def forward_of(dtype: str, kept: str):
 def main(triple: str, pretended: str, *wanted: str) -> None:
     """`pretended` are features with commas; `wanted` is ``tile:Q4_K`` or ``forward:gguf:float16``."""
     names = [name for name in pretended.split(",") if name]
-    dot8.has_feature = lambda context, feature: feature in names
+    isa.has_feature = lambda context, feature: feature in names
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     found = {}

@@ -14,7 +14,7 @@ from paceline.errors import InvalidParameter
 from paceline.models.checkpoint import StoredBlocks
 from paceline.models.gguf_file import GGUFCheckpoint
 from paceline.models.gguf_header import BLOCKS
-from paceline.models.numba_executor import dot8, operand
+from paceline.models.numba_executor import isa, operand
 from paceline.models.numba_executor.blocks import kernels, product, store
 from paceline.models.numba_executor.blocks.formats import FORMATS, NAMES
 from paceline.models.numba_executor.blocks.pack import pack, panel_bytes
@@ -27,6 +27,8 @@ from tests.fakes import RandomCheckpoint, small_config
 from .tiny import gguf_metadata, gguf_name, write_gguf
 
 DEPTH = 512
+ROWS = 3
+"""Rows of activations: enough for a loop over them where registers are few."""
 
 
 def random_blocks(name: str, rows: int, depth: int, seed: int = 0, largest: float = 0.01) -> np.ndarray:
@@ -66,9 +68,9 @@ def test_exponents_from_end_to_end():
     raw = random_blocks("MXFP4", 32, DEPTH)
     raw.reshape(-1, 17)[:253, 0] = np.arange(253)
     assert np.array_equal(codes_of("MXFP4", raw).values(FORMATS["MXFP4"]), by_gguf("MXFP4", raw))
-    x = rounded(np.random.default_rng(1).standard_normal((2, DEPTH)).astype(np.float32))
+    x = rounded(np.random.default_rng(1).standard_normal((ROWS, DEPTH)).astype(np.float32))
     assert np.array_equal(
-        run_two_rows("MXFP4", pack(codes_of("MXFP4", raw), FORMATS["MXFP4"]), x, DEPTH)[1], by_gguf("MXFP4", raw)
+        run_rows("MXFP4", pack(codes_of("MXFP4", raw), FORMATS["MXFP4"]), x, DEPTH)[1], by_gguf("MXFP4", raw)
     )
 
 
@@ -85,12 +87,12 @@ def rounded(rows: np.ndarray) -> operand.Operand:
     return codes
 
 
-def two_rows(name: str):
-    """The kernel for two rows and the one that reads a row back, compiled here and now."""
+def some_rows(name: str):
+    """The kernel for `ROWS` rows and the one that reads a row back, compiled here and now."""
 
     @njit
     def multiply(groups, codes, scales, halves, totals, panel, out):
-        kernels._multiply(2, name, groups, codes, scales, halves, totals, panel, 0, out, 32, 0)
+        kernels._multiply(ROWS, name, groups, codes, scales, halves, totals, panel, 0, out, 32, 0)
 
     @njit
     def read(groups, panel, column, out):
@@ -99,10 +101,10 @@ def two_rows(name: str):
     return multiply, read
 
 
-def run_two_rows(name: str, packed: np.ndarray, x: operand.Operand, depth: int) -> tuple[np.ndarray, np.ndarray]:
-    """([2, 32] products, [32, depth] weights read back)."""
-    multiply, read = two_rows(name)
-    out, rows = np.zeros((2, 32), np.float32), np.zeros((32, depth), np.float32)
+def run_rows(name: str, packed: np.ndarray, x: operand.Operand, depth: int) -> tuple[np.ndarray, np.ndarray]:
+    """([ROWS, 32] products, [32, depth] weights read back)."""
+    multiply, read = some_rows(name)
+    out, rows = np.zeros((ROWS, 32), np.float32), np.zeros((32, depth), np.float32)
     rounded_rows = (array.ctypes.data for array in (x.values, x.scales, x.halves, x.totals))
     multiply(depth // 32, *rounded_rows, packed.ctypes.data, out.ctypes.data)
     for column in range(32):
@@ -111,37 +113,37 @@ def run_two_rows(name: str, packed: np.ndarray, x: operand.Operand, depth: int) 
 
 
 @pytest.fixture(scope="module")
-def two_products():
+def some_products():
     """Format to (panel, rows of activations, weights as gguf reads them, then products and weights as kernels do)."""
 
     def make(name):
         raw = random_blocks(name, 32, DEPTH)
         packed, expected = pack(codes_of(name, raw), FORMATS[name]), by_gguf(name, raw)
-        x = rounded(np.random.default_rng(1).standard_normal((2, DEPTH)).astype(np.float32))
-        return packed, x, expected, *run_two_rows(name, packed, x, DEPTH)
+        x = rounded(np.random.default_rng(1).standard_normal((ROWS, DEPTH)).astype(np.float32))
+        return packed, x, expected, *run_rows(name, packed, x, DEPTH)
 
     return cache(make)
 
 
 @pytest.mark.parametrize("name", GGUF_NAMES)
-def test_products_are_the_rounded_rows_times_the_blocks(name, two_products):
-    _, x, expected, products, rows = two_products(name)
+def test_products_are_the_rounded_rows_times_the_blocks(name, some_products):
+    _, x, expected, products, rows = some_products(name)
     assert np.array_equal(rows, expected)
-    floats = x.values.reshape(2, DEPTH) * np.repeat(x.scales.astype(np.float64), 16).reshape(2, DEPTH)
+    floats = x.values.reshape(ROWS, DEPTH) * np.repeat(x.scales.astype(np.float64), 16).reshape(ROWS, DEPTH)
     np.testing.assert_allclose(products, floats @ expected.T.astype(np.float64), atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["Q4_1", "Q8_0", "Q6_K", "IQ4_XS", "MXFP4"])
-def test_every_instruction_gives_the_same_bits(name, two_products, monkeypatch):
-    packed, x, expected, products, _ = two_products(name)
+def test_every_instruction_gives_the_same_bits(name, some_products, monkeypatch):
+    packed, x, expected, products, _ = some_products(name)
     for pretended in (without_vnni, without_anything):
-        monkeypatch.setattr(dot8, "has_feature", pretended)
-        others, rows = run_two_rows(name, packed, x, DEPTH)
+        monkeypatch.setattr(isa, "has_feature", pretended)
+        others, rows = run_rows(name, packed, x, DEPTH)
         assert np.array_equal(others, products)
         assert np.array_equal(rows, expected)
 
 
-_has_feature = dot8.has_feature
+_has_feature = isa.has_feature
 
 
 def without_vnni(context, feature):

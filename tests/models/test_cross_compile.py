@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.models.numba_executor import dot8
+from paceline.models.numba_executor import isa
 
 ARM, X86 = "aarch64-unknown-linux-gnu", "x86_64-unknown-linux-gnu"
 ROOT = Path(__file__).parents[2]
@@ -58,4 +58,4 @@ def test_whole_passes_build_for_arm():
     ],
 )  # fmt: skip
 def test_features_that_a_processors_name_stands_for(machine, processor, features):
-    assert dot8._implied(machine, processor) == features
+    assert isa._implied(machine, processor) == features

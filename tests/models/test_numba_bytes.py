@@ -6,9 +6,10 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from paceline.errors import InvalidParameter
-from paceline.models.numba_executor import dot8, gemm, operand, weights
+from paceline.models.numba_executor import dot8, gemm, isa, operand, weights
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.numba_executor.kernel import entry
+from paceline.models.numba_executor.tile import store_tile
 from paceline.models.rows import Part, build_rows
 from tests.fakes import RandomCheckpoint, small_config
 
@@ -44,7 +45,7 @@ def forms():
     @intrinsic
     def features(typingctx):
         def emit(context, builder, sig, args):
-            found.update(f for f in ("avx512vnni", "avx512vl", "avxvnni") if dot8.has_feature(context, f))
+            found.update(f for f in ("avx512vnni", "avx512vl", "avxvnni") if isa.has_feature(context, f))
             return context.get_constant(types.intp, 0)
 
         return types.intp(), emit
@@ -124,6 +125,35 @@ def test_products_are_the_rounded_rows_times_the_stored_weights(num_rows):
     x = codes.values.astype(np.float64) * np.repeat(codes.scales, 16)
     expected = 1 + x.reshape(-1, depth)[2:] @ ((stored.astype(np.float64) - 128) * scales[:, None]).T
     np.testing.assert_allclose(out.reshape(num_rows, padded)[:, :columns], expected, atol=1e-4)
+
+
+def sums_of(count, x, depth, packed):
+    """[count, 32] products with a panel, by a kernel that is compiled here and now."""
+
+    @njit
+    def run(x, depth, packed, out):
+        store_tile(gemm._accumulate(count, x, 0, depth, packed, 0), out, 0, 32)
+
+    out = np.zeros((count, 32), np.float32)
+    run(x, depth, packed, out.reshape(-1))
+    return out
+
+
+@pytest.mark.parametrize("count", [1, 4, 7, 12])
+@pytest.mark.parametrize("dtype", ["w8a8", "float32", "bfloat16"])
+def test_few_registers_and_many_give_the_same_bits(dtype, count, monkeypatch):
+    rows, matrix = (RNG.standard_normal((n, 96)).astype(np.float32) for n in (count, 32))
+    stored, _ = weights.quantise(matrix, dtype)
+    x = rounded(rows) if dtype == "w8a8" else operand.Operand(rows.reshape(-1), *[rows.reshape(-1)[:0]] * 4, 0)
+    found = []
+    for registers in (32, 8):
+        for short in (True, False):
+            monkeypatch.setattr(isa, "registers", lambda context, registers=registers: registers)
+            monkeypatch.setattr(
+                dot8, "adds_shorts", lambda context, short=short: short and isa.has_feature(context, "avx2")
+            )
+            found.append(sums_of(count, x, 96, gemm.pack(stored)))
+    assert all(np.array_equal(one, found[0]) for one in found)
 
 
 def logits(*options, **named):

@@ -18,6 +18,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from paceline.models.base import PAGE_SIZE
+from paceline.models.numba_executor import isa
 from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.kernel import kernel
 from paceline.models.numba_executor.kv_cache import GROUP, SCALE_BYTES
@@ -61,44 +62,57 @@ def _score_pages(
             at = builder.add(q_first, builder.mul(dim, _I64(h)))
             return v.element_pointer(context, builder, q, q_array, at)
 
-        key_pages, value_pages = ([start(array, i) for i in range(num_pages)] for array in (k_array, v_array))
-        next_pages = [start(k_array, num_pages + i) for i in range(num_pages)]
+        def some(numbers):
+            """The scores of a few of the pages, whose sums stay in registers."""
+            key_pages, value_pages = ([start(array, number) for number in numbers] for array in (k_array, v_array))
+            next_pages = [start(k_array, num_pages + number) for number in numbers]
+
+            def step(i, sums):
+                offset = builder.mul(i, _I64(PAGE_SIZE))
+                for soon in value_pages + next_pages:
+                    v.prefetch_ir(builder, builder.gep(soon, [offset]))
+                columns = [v.load_widened(builder, keys.dtype, builder.gep(k, [offset])) for k in key_pages]
+                values = [v.splat_ir(builder, builder.load(builder.gep(one, [i]))) for one in queries]
+                pairs = [(value, column) for value in values for column in columns]
+                return [v.fma_ir(builder, *pair, old) for pair, old in zip(pairs, sums, strict=True)]
+
+            def group(number, sums):
+                """The products of 32 codes, then their scales (`kv_cache.py`)."""
+                first = builder.mul(number, _I64(GROUP))
+                new = v.accumulate_ir(builder, _I64(GROUP), zeros, lambda i, old: step(builder.add(first, i), old))
+                row = builder.add(builder.mul(dim, _I64(PAGE_SIZE)), builder.mul(number, _I64(SCALE_BYTES * PAGE_SIZE)))
+                scales = [v.load_widened(builder, types.int16, builder.gep(k, [row])) for k in key_pages] * num_heads
+                return [v.fma_ir(builder, *pair, old) for *pair, old in zip(new, scales, sums, strict=True)]
+
+            zeros = [v.ZERO] * (num_heads * len(numbers))
+            if keys.dtype == types.int8:
+                sums = v.accumulate_ir(builder, builder.sdiv(dim, _I64(GROUP)), zeros, group)
+            else:
+                sums = v.accumulate_ir(builder, dim, zeros, step)
+            factors = v.splat_ir(builder, factor)
+            for i, value in enumerate(sums):
+                head, number = divmod(i, len(numbers))
+                start_of_page = builder.add(builder.mul(s_stride, _I64(head)), _I64(numbers[number] * PAGE_SIZE))
+                pointer = v.element_pointer(context, builder, scores, s_array, builder.add(s_at, start_of_page))
+                v.store_ir(builder, builder.fmul(value, factors), pointer)
+
         queries = [query(h) for h in range(num_heads)]
-
-        def step(i, sums):
-            offset = builder.mul(i, _I64(PAGE_SIZE))
-            for soon in value_pages + next_pages:
-                v.prefetch_ir(builder, builder.gep(soon, [offset]))
-            columns = [v.load_widened(builder, keys.dtype, builder.gep(k, [offset])) for k in key_pages]
-            values = [v.splat_ir(builder, builder.load(builder.gep(one, [i]))) for one in queries]
-            pairs = [(value, column) for value in values for column in columns]
-            return [v.fma_ir(builder, *pair, old) for pair, old in zip(pairs, sums, strict=True)]
-
-        def group(number, sums):
-            """The products of 32 codes, then their scales (`kv_cache.py`)."""
-            first = builder.mul(number, _I64(GROUP))
-            new = v.accumulate_ir(builder, _I64(GROUP), zeros, lambda i, old: step(builder.add(first, i), old))
-            row = builder.add(builder.mul(dim, _I64(PAGE_SIZE)), builder.mul(number, _I64(SCALE_BYTES * PAGE_SIZE)))
-            scales = [v.load_widened(builder, types.int16, builder.gep(k, [row])) for k in key_pages] * num_heads
-            return [v.fma_ir(builder, *pair, old) for *pair, old in zip(new, scales, sums, strict=True)]
-
-        zeros = [v.ZERO] * (num_heads * num_pages)
-        if keys.dtype == types.int8:
-            sums = v.accumulate_ir(builder, builder.sdiv(dim, _I64(GROUP)), zeros, group)
-        else:
-            sums = v.accumulate_ir(builder, dim, zeros, step)
-        factors = v.splat_ir(builder, factor)
-        for i, value in enumerate(sums):
-            head, page_number = divmod(i, num_pages)
-            place = builder.add(s_at, builder.add(builder.mul(s_stride, _I64(head)), _I64(page_number * PAGE_SIZE)))
-            pointer = v.element_pointer(context, builder, scores, s_array, place)
-            v.store_ir(builder, builder.fmul(value, factors), pointer)
+        at_once = _that_fit(context, num_heads, num_pages)
+        for first in range(0, num_pages, at_once):
+            some(range(first, first + at_once))
         return context.get_dummy_value()
 
     index = types.intp
     return types.void(
         heads, pages, q, index, index, keys, values, page_starts, index, types.float32, scores, index, index
     ), emit  # fmt: skip
+
+
+def _that_fit(context, each: int, count: int) -> int:
+    """Of `count` (a power of two) parts with `each` sums how many at a time leave registers for what is multiplied."""
+    while count > 1 and count * each > isa.registers(context) * 3 // 4:
+        count //= 2
+    return count
 
 
 def _value_lanes(builder, dtype, row, first_column, num_vectors, dim):
@@ -133,38 +147,44 @@ def _mix_columns(
     num_heads, num_vectors = heads.literal_value, vectors.literal_value
 
     def emit(context, builder, sig, args):
-        _, _, s_array, s_start, s_stride, v_array, starts, begin, end, first_column, o_array, o_start, dim = args
+        _, _, s_array, s_start, s_stride, v_array, starts, begin, end, first_of_all, o_array, o_start, dim = args
 
-        def step(i, sums):
-            new, old = [], iter(sums)
-            for odd in range(2):
-                j = builder.add(begin, builder.add(builder.shl(i, _I64(1)), _I64(odd)))
-                start = builder.load(v.element_pointer(context, builder, value_starts, starts, j))
-                at = v.element_pointer(context, builder, values, v_array, start)
-                soon = v.element_pointer(context, builder, value_starts, starts, builder.add(j, _I64(VALUES_AHEAD)))
-                soon = v.element_pointer(context, builder, values, v_array, builder.load(soon))
-                for number in range(0, num_vectors, CACHE_LINE * 8 // (v.LANES * values.dtype.bitwidth)):
-                    v.prefetch_ir(builder, builder.gep(soon, [builder.add(first_column, _I64(number * v.LANES))]))
-                row = _value_lanes(builder, values.dtype, at, first_column, num_vectors, dim)
-                for h in range(num_heads):
-                    place = builder.add(builder.add(s_start, builder.mul(s_stride, _I64(h))), j)
-                    weight = builder.load(v.element_pointer(context, builder, scores, s_array, place))
-                    weight = v.splat_ir(builder, weight)
-                    new += [v.fma_ir(builder, weight, lanes, next(old)) for lanes in row]
-            return new
+        def some(first_vector):
+            """The sums over some columns, which stay in registers."""
+            first_column = builder.add(first_of_all, _I64(first_vector * v.LANES))
 
-        def sum_pointer(i):
-            half_and_head, vector_number = divmod(i, num_vectors)
-            place = builder.add(builder.mul(dim, _I64(half_and_head)), _I64(vector_number * v.LANES))
+            def step(i, sums):
+                new, old = [], iter(sums)
+                for odd in range(2):
+                    j = builder.add(begin, builder.add(builder.shl(i, _I64(1)), _I64(odd)))
+                    start = builder.load(v.element_pointer(context, builder, value_starts, starts, j))
+                    at = v.element_pointer(context, builder, values, v_array, start)
+                    soon = v.element_pointer(context, builder, value_starts, starts, builder.add(j, _I64(VALUES_AHEAD)))
+                    soon = v.element_pointer(context, builder, values, v_array, builder.load(soon))
+                    for number in range(0, at_once, CACHE_LINE * 8 // (v.LANES * values.dtype.bitwidth)):
+                        v.prefetch_ir(builder, builder.gep(soon, [builder.add(first_column, _I64(number * v.LANES))]))
+                    row = _value_lanes(builder, values.dtype, at, first_column, at_once, dim)
+                    for h in range(num_heads):
+                        place = builder.add(builder.add(s_start, builder.mul(s_stride, _I64(h))), j)
+                        weight = builder.load(v.element_pointer(context, builder, scores, s_array, place))
+                        weight = v.splat_ir(builder, weight)
+                        new += [v.fma_ir(builder, weight, lanes, next(old)) for lanes in row]
+                return new
+
+            pointers = [sum_pointer(i, first_column) for i in range(2 * num_heads * at_once)]
+            old = [v.load_widened(builder, sums.dtype, pointer) for pointer in pointers]
+            for value, pointer in zip(v.accumulate_ir(builder, end, old, step), pointers, strict=True):
+                v.store_ir(builder, value, pointer)
+
+        def sum_pointer(i, first_column):
+            half_and_head, number = divmod(i, at_once)
+            place = builder.add(builder.mul(dim, _I64(half_and_head)), _I64(number * v.LANES))
             place = builder.add(builder.add(o_start, first_column), place)
             return v.element_pointer(context, builder, sums, o_array, place)
 
-        pointers = [sum_pointer(i) for i in range(2 * num_heads * num_vectors)]
-        new = v.accumulate_ir(
-            builder, end, [v.load_widened(builder, sums.dtype, pointer) for pointer in pointers], step
-        )
-        for value, pointer in zip(new, pointers, strict=True):
-            v.store_ir(builder, value, pointer)
+        at_once = _that_fit(context, 2 * num_heads, num_vectors)
+        for first_vector in range(0, num_vectors, at_once):
+            some(first_vector)
         return context.get_dummy_value()
 
     index = types.intp

@@ -8,12 +8,12 @@ multiplied (`gemm.py`).
 # pyright: reportCallIssue=false, reportAssignmentType=false, reportArgumentType=false, reportReturnType=false
 # (llvmlite is untyped)
 
-import platform
 from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
 
+from paceline.models.numba_executor import isa
 from paceline.models.numba_executor import vector as v
 
 BYTES = 4
@@ -26,35 +26,27 @@ _I32 = ir.IntType(32)
 _I64 = ir.IntType(64)
 SUMS_IR = ir.VectorType(_I32, v.LANES)
 _SHORTS_IR = ir.VectorType(ir.IntType(16), 2 * v.LANES)
+_HALF_SUMS = ir.VectorType(_I32, v.LANES // 2)
+_HALF_SHORTS = ir.VectorType(ir.IntType(16), v.LANES)
+_HALF_BYTES = ir.VectorType(ir.IntType(8), 2 * v.LANES)
 
 
-def has_feature(context: Any, feature: str) -> bool:
-    """Whether code is being generated for a processor with `feature`, by LLVM's name for it."""
-    codegen = context.codegen()
-    if f"+{feature}" in codegen._get_host_cpu_features().split(","):
-        return True
-    return feature in _implied(platform.machine(), codegen._get_host_cpu_name())
-
-
-def _implied(machine: str, processor: str) -> frozenset[str]:
-    """Features that LLVM does not list where it knows the processor by name only: Arm's, and Apple's from the M1 on."""
-    if machine.lower() not in ("arm64", "aarch64"):
-        return frozenset()
-    apple = ("dotprod",) if processor == "apple-m1" else ("dotprod", "i8mm") if processor.startswith("apple-m") else ()
-    return frozenset({"neon", *apple})
+LARGEST_CODE = 127
+"""Of an activation, and of what a weight of 0 to 255 less 128 is multiplied with."""
+_SHORT_MAX = 2**15 - 1
 
 
 def choose_dot(context: Any, largest: int = 255) -> Callable[..., ir.Value]:
     """The fastest of the forms below that the processor has, for weights of at most `largest`."""
-    if has_feature(context, "i8mm"):
+    if isa.has_feature(context, "i8mm"):
         return dot_mixed
-    if has_feature(context, "dotprod"):
+    if isa.has_feature(context, "dotprod"):
         return dot_signed if largest <= LARGEST_IN_SHORTS else dot_offset
-    if has_feature(context, "avx512vnni"):
+    if isa.has_feature(context, "avx512vnni"):
         return dot_512
-    if has_feature(context, "avxvnni"):
+    if isa.has_feature(context, "avxvnni"):
         return dot_256
-    if has_feature(context, "avx2") and largest <= LARGEST_IN_SHORTS:
+    if isa.has_feature(context, "avx2") and largest <= LARGEST_IN_SHORTS:
         return dot_short
     return dot_anywhere
 
@@ -87,6 +79,49 @@ def dot_short(builder: ir.IRBuilder, sums: ir.Value, weights: ir.Value, activati
         ones = ir.Constant(shorts_ir, [1] * 2 * half)
         parts.append(v.call(builder, "llvm.x86.avx2.pmadd.wd", lanes, [pairs, ones]))
     return builder.add(sums, builder.shuffle_vector(*parts, ir.Constant(SUMS_IR, list(range(v.LANES)))))
+
+
+def adds_shorts(context: Any) -> bool:
+    """Whether `row_sums` is the fast way: few registers, and no instruction for four products of bytes."""
+    return choose_dot(context, LARGEST_IN_SHORTS) is dot_short
+
+
+def row_sums(builder: ir.IRBuilder, start: ir.Value | None, weights: list[ir.Value], activations: list[ir.Value],
+             largest: int) -> ir.Value:  # fmt: skip
+    """start + what `dot_512` adds for pairs of `weights` of at most `largest` and `activations` of at most 127.
+
+    Products are added in 16 bits for as many pairs as are sure to fit. Without a `start` weights are signed
+    (`less_128`), and their magnitude is multiplied with the activation that has got their sign.
+    """
+    ones = ir.Constant(_HALF_SHORTS, [1] * v.LANES)
+    at_once = max(1, _SHORT_MAX // (2 * min(largest, LARGEST_CODE + 1) * LARGEST_CODE))
+    parts = []
+    for half in range(2):
+        total = None if start is None else _half(builder, start, half)
+        for first in range(0, len(weights), at_once):
+            shorts = None
+            for w, x in zip(weights[first : first + at_once], activations[first : first + at_once], strict=True):
+                w, x = (builder.bitcast(_half(builder, one, half), _HALF_BYTES) for one in (w, x))
+                if start is None:
+                    x = v.call(builder, "llvm.x86.avx2.psign.b", _HALF_BYTES, [x, w])
+                    w = v.call(builder, "llvm.abs.v32i8", _HALF_BYTES, [w, ir.Constant(ir.IntType(1), 0)])
+                pairs = v.call(builder, "llvm.x86.avx2.pmadd.ub.sw", _HALF_SHORTS, [w, x])
+                shorts = pairs if shorts is None else builder.add(shorts, pairs)
+            sums = v.call(builder, "llvm.x86.avx2.pmadd.wd", _HALF_SUMS, [shorts, ones])
+            total = sums if total is None else builder.add(total, sums)
+        parts.append(total)
+    return builder.shuffle_vector(*parts, ir.Constant(SUMS_IR, list(range(v.LANES))))
+
+
+def less_128(builder: ir.IRBuilder, weights: ir.Value) -> ir.Value:
+    """Unsigned bytes as signed ones of 128 less."""
+    return builder.xor(weights, ir.Constant(SUMS_IR, [0x80808080 - 2**32] * v.LANES))
+
+
+def _half(builder: ir.IRBuilder, lanes: ir.Value, half: int) -> ir.Value:
+    """The first or the second eight of sixteen lanes."""
+    eight = range(half * v.LANES // 2, (half + 1) * v.LANES // 2)
+    return builder.shuffle_vector(lanes, lanes, ir.Constant(_HALF_SUMS, list(eight)))
 
 
 def dot_anywhere(builder: ir.IRBuilder, sums: ir.Value, weights: ir.Value, activations: ir.Value) -> ir.Value:

@@ -19,7 +19,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, overload
 
-from paceline.models.numba_executor import dot8
+from paceline.models.numba_executor import dot8, isa
 from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.blocks.formats import PANEL
 from paceline.models.numba_executor.kernel import OPTIONS, kernel
@@ -27,7 +27,11 @@ from paceline.models.numba_executor.operand import GROUP
 from paceline.models.numba_executor.tile import add_stored, scale_tile, shift_tile, store_tile
 
 TILE_ROWS = 12
-"""Most rows of activations in one tile: 24 of the 32 vector registers of AVX-512."""
+"""Most rows of activations in one tile: 24 of the 32 vector registers of AVX-512. Where registers are fewer, a tile is
+worked through in parts, but its weights are read from memory once."""
+IN_TURN_FROM = 5
+"""Rows from which on registers do not hold the sums where they are few (t(4), t(8) of the default model with AVX2, two
+threads: 7.9 and 16.2 ms all at once, 8.4 and 13.4 in turn)."""
 WIDEN_FROM = 4
 """Tiles per panel from which on widening it first is worth the detour through the cache."""
 PREFETCH_BYTES = 8192
@@ -85,44 +89,65 @@ def _accumulate(typingctx, rows, x, first_row, depth, w, w_start):
         _, operand, row, end, w_array, w_first = args
         w_pointer = v.element_pointer(context, builder, w, w_array, w_first)
 
-        def rows_of(field: int, per_row: ir.Value) -> list[ir.Value]:
+        def row_of(field: int, per_row: ir.Value, number: ir.Value) -> ir.Value:
             array = builder.extract_value(operand, field)
-            starts = [builder.mul(per_row, builder.add(row, _I64(r))) for r in range(count)]
-            return [v.element_pointer(context, builder, x[field], array, start) for start in starts]
+            start = builder.mul(per_row, builder.add(row, number))
+            return v.element_pointer(context, builder, x[field], array, start)
 
-        return context.make_tuple(builder, result, sums_of(context, builder, w, w_pointer, end, rows_of))
+        return context.make_tuple(builder, result, sums_of(context, builder, w, w_pointer, end, count, row_of))
 
     return result(rows, x, types.intp, types.intp, w, types.intp), emit
 
 
-def _sums_of_floats(context, builder, w, w_pointer, depth, rows_of) -> list[ir.Value]:
+def _sums_of_floats(context, builder, w, w_pointer, depth, count, row_of) -> list[ir.Value]:
     """One fused multiply-add per weight and row, in the order of the weights."""
-    x_rows = rows_of(0, depth)
+    x_rows = [row_of(0, depth, _I64(number)) for number in range(count)]
 
-    def step(k, sums):
-        panel = builder.gep(w_pointer, [builder.mul(k, _I64(PANEL))])
-        v.prefetch_ir(builder, builder.gep(panel, [_I64(PREFETCH_BYTES // w.dtype.bitwidth * 8)]))
-        halves = [v.load_widened(builder, w.dtype, builder.gep(panel, [_I64(h * v.LANES)])) for h in range(2)]
-        activations = [v.splat_ir(builder, builder.load(builder.gep(x_row, [k]))) for x_row in x_rows]
-        return _pairwise(lambda *triple: v.fma_ir(builder, *triple), halves, activations, sums)
+    def more(first, size, halves, rows, sums):
+        """The sums of some rows with one half of the panel or both, after `size` weights more from `first` on."""
 
-    return v.accumulate_ir(builder, depth, [v.ZERO] * (2 * len(x_rows)), step)
+        def step(k, sums):
+            k = builder.add(first, k)
+            panel = builder.gep(w_pointer, [builder.mul(k, _I64(PANEL))])
+            v.prefetch_ir(builder, builder.gep(panel, [_I64(PREFETCH_BYTES // w.dtype.bitwidth * 8)]))
+            weights = [v.load_widened(builder, w.dtype, builder.gep(panel, [_I64(h * v.LANES)])) for h in halves]
+            activations = [v.splat_ir(builder, builder.load(builder.gep(x_rows[row], [k]))) for row in rows]
+            return _pairwise(lambda *triple: v.fma_ir(builder, *triple), weights, activations, sums)
+
+        return v.accumulate_ir(builder, size, sums, step)
+
+    most = isa.registers(context) * 3 // 4  # the others are for weights and activations
+    if 2 * count <= most:
+        return more(_I64(0), depth, range(2), range(count), [v.ZERO] * (2 * count))
+    tiles = [(half, rows.tolist()) for rows in np.array_split(range(count), -(-count // most)) for half in range(2)]
+
+    def piece(number, sums):
+        first, out = builder.mul(number, _I64(GROUP)), dict(zip(keys, sums, strict=True))
+        for half, rows in tiles:
+            places = [(row, half) for row in rows]
+            found = more(first, _I64(GROUP), [half], rows, [out[place] for place in places])
+            out |= zip(places, found, strict=True)
+        return [out[key] for key in keys]
+
+    keys = [(row, half) for row in range(count) for half in range(2)]
+    return v.accumulate_ir(builder, builder.sdiv(depth, _I64(GROUP)), [v.ZERO] * len(keys), piece)
 
 
-def _sums_of_bytes(context, builder, w, w_pointer, depth, rows_of) -> list[ir.Value]:
+def _sums_of_bytes(context, builder, w, w_pointer, depth, count, row_of) -> list[ir.Value]:
     """Integer sums of four products at a time over a group, then one fused multiply-add with the group's scale."""
-    dot, steps = dot8.choose_dot(context), GROUP // dot8.BYTES
     groups = builder.sdiv(depth, _I64(GROUP))
-    x_rows, scales, offsets = rows_of(0, depth), rows_of(1, builder.mul(groups, _I64(2))), rows_of(2, groups)
+    if count >= IN_TURN_FROM and dot8.adds_shorts(context):
+        return _sums_in_turn(builder, w_pointer, depth, groups, count, row_of)
+    dot, steps = dot8.choose_dot(context), GROUP // dot8.BYTES
+    x_rows, scales, offsets = (
+        [row_of(field, per_row, _I64(number)) for number in range(count)]
+        for field, per_row in enumerate((depth, builder.mul(groups, _I64(2)), groups))
+    )
 
     def group(number, sums):
         def step(k, totals):
             k = builder.add(builder.mul(number, _I64(steps)), k)
-            panel = builder.gep(w_pointer, [builder.mul(k, _I64(PANEL * dot8.BYTES))])
-            lines = [builder.gep(panel, [_I64(h * v.LANES * dot8.BYTES)]) for h in range(2)]
-            for line in lines:
-                v.prefetch_ir(builder, builder.gep(line, [_I64(PREFETCH_BYTES)]))
-            halves = [dot8.load_ir(builder, line) for line in lines]
+            halves = _codes_of_step(builder, w_pointer, k, range(2))
             at = builder.mul(k, _I64(dot8.BYTES))
             codes = [dot8.splat_ir(builder, builder.gep(x_row, [at])) for x_row in x_rows]
             return _pairwise(lambda half, code, total: dot(builder, total, half, code), halves, codes, totals)
@@ -134,7 +159,52 @@ def _sums_of_bytes(context, builder, w, w_pointer, depth, rows_of) -> list[ir.Va
         factors = [v.splat_ir(builder, builder.load(builder.gep(row, [pair]))) for row in scales]
         return [v.fma_ir(builder, total, factors[i // 2], sums[i]) for i, total in enumerate(totals)]
 
-    return v.accumulate_ir(builder, groups, [v.ZERO] * (2 * len(x_rows)), group)
+    return v.accumulate_ir(builder, groups, [v.ZERO] * (2 * count), group)
+
+
+def _codes_of_step(builder, w_pointer, k, halves) -> list[ir.Value]:
+    """Four weights of each row of the panel, or of half of them; those of later steps are asked for."""
+    panel = builder.gep(w_pointer, [builder.mul(k, _I64(PANEL * dot8.BYTES))])
+    lines = [builder.gep(panel, [_I64(half * v.LANES * dot8.BYTES)]) for half in halves]
+    for line in lines:
+        v.prefetch_ir(builder, builder.gep(line, [_I64(PREFETCH_BYTES)]))
+    return [dot8.load_ir(builder, line) for line in lines]
+
+
+def _sums_in_turn(builder, w_pointer, depth, groups, count, row_of) -> list[ir.Value]:
+    """`_sums_of_bytes` where registers are few: they hold some steps of half a panel, for one row after the other."""
+    steps, at_once = GROUP // dot8.BYTES, 4
+    totals, sums = (v.Vectors(builder, kind, 2 * count) for kind in (dot8.SUMS_IR, v.VECTOR_IR))
+    for place in range(2 * count):
+        sums.put(_I64(place), v.ZERO)
+
+    def part(number, half, first):
+        ends, base = first + at_once == steps, builder.mul(number, _I64(steps))
+        places = [builder.add(base, _I64(first + i)) for i in range(at_once)]
+        weights = [dot8.less_128(builder, _codes_of_step(builder, w_pointer, k, [half])[0]) for k in places]
+
+        def one(row):
+            x_row, place = row_of(0, depth, row), builder.add(builder.mul(row, _I64(2)), _I64(half))
+            codes = [dot8.splat_ir(builder, builder.gep(x_row, [builder.mul(k, _I64(dot8.BYTES))])) for k in places]
+            total = dot8.row_sums(builder, None, weights, codes, ZERO_BYTE)
+            total = builder.add(totals.get(place), total) if first else total
+            if not ends:
+                totals.put(place, total)
+                return
+            scales = row_of(1, builder.mul(groups, _I64(2)), row)
+            factor = v.splat_ir(builder, builder.load(builder.gep(scales, [builder.mul(number, _I64(2))])))
+            sums.put(place, v.fma_ir(builder, builder.sitofp(total, v.VECTOR_IR), factor, sums.get(place)))
+
+        v.each_ir(builder, count, one)
+
+    def group(number, nothing):
+        for half in range(2):
+            for first in range(0, steps, at_once):
+                part(number, half, first)
+        return nothing
+
+    v.accumulate_ir(builder, groups, [], group)
+    return [sums.get(_I64(place)) for place in range(2 * count)]
 
 
 def _pairwise(combine, halves, activations, sums) -> list[ir.Value]:

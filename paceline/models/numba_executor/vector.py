@@ -132,6 +132,39 @@ def accumulate_ir(
     return new
 
 
+def each_ir(builder: ir.IRBuilder, count: int, one: Callable[[ir.Value], None]) -> None:
+    """one(i) for i in 0 .. count - 1, as a loop that LLVM does not unroll: it cannot know `count`.
+
+    Of what is unrolled it works on all at once, which takes registers for all, and for the pointers of all. One or two
+    are not worth a loop.
+    """
+    index = ir.IntType(64)
+    if count <= 2:
+        for i in range(count):
+            one(index(i))
+        return
+    unknown = builder.asm(ir.FunctionType(index, [index]), "", "=r,0", [index(count)], False)
+
+    def step(i: ir.Value, nothing: list[ir.Value]) -> list[ir.Value]:
+        one(i)
+        return nothing
+
+    accumulate_ir(builder, unknown, [], step)
+
+
+class Vectors:
+    """`count` vectors in memory, which LLVM keeps in registers where it can; compiled code only."""
+
+    def __init__(self, builder: ir.IRBuilder, kind: ir.Type, count: int) -> None:
+        self._builder, self._first = builder, cgutils.alloca_once(builder, kind, size=ir.IntType(64)(count))
+
+    def get(self, index: ir.Value) -> ir.Value:
+        return self._builder.load(self._builder.gep(self._first, [index]))
+
+    def put(self, index: ir.Value, value: ir.Value) -> None:
+        self._builder.store(value, self._builder.gep(self._first, [index]))
+
+
 def call(builder: ir.IRBuilder, name: str, result: ir.Type, args: Sequence[ir.Value]) -> ir.Value:
     """A call of one of LLVM's own functions."""
     kind = ir.FunctionType(result, [a.type for a in args])

@@ -19,7 +19,7 @@ from numba.extending import intrinsic
 from paceline.models.kernel_disk import keep_on_disk
 from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.blocks.formats import FORMATS, GROUP, HALF, PANEL
-from paceline.models.numba_executor.blocks.sums import Activations, emit_column, emit_sums
+from paceline.models.numba_executor.blocks.sums import Row, emit_column, emit_sums
 from paceline.models.numba_executor.kernel import entry, kernel_sources
 
 TILE_ROWS = 8
@@ -51,22 +51,24 @@ def _multiply(typingctx, rows, form, groups, codes, scales, halves, totals, pane
     def emit(context, builder, sig, args):
         groups, codes, scales, halves, totals, panel, bias, out, stride, add = args[2:]
 
-        def row_pointers(address, kind, per_group):
-            size = builder.mul(groups, _I64(per_group))
-            return [_pointer(builder, address, kind, builder.mul(size, _I64(row))) for row in range(count)]
+        def row_at(number):
+            def first(address, kind, per_group):
+                size = builder.mul(builder.mul(groups, _I64(per_group)), number)
+                return _pointer(builder, address, kind, size)
 
-        x = Activations(
-            row_pointers(codes, ir.IntType(8), GROUP),
-            row_pointers(scales, ir.FloatType(), 2),
-            row_pointers(halves, ir.IntType(32), 2),
-            row_pointers(totals, ir.FloatType(), 1),
-        )
+            return Row(
+                first(codes, ir.IntType(8), GROUP),
+                first(scales, ir.FloatType(), 2),
+                first(halves, ir.IntType(32), 2),
+                first(totals, ir.FloatType(), 1),
+            )
+
         half_bytes = builder.mul(builder.sdiv(groups, _I64(fmt.unit // GROUP)), _I64(fmt.unit_bytes))
 
         def half(number, _):
             start = _pointer(builder, panel, ir.IntType(8), builder.mul(number, half_bytes))
             column = builder.mul(number, _I64(HALF))
-            sums = emit_sums(context, builder, fmt, start, groups, x)
+            sums = emit_sums(context, builder, fmt, start, groups, count, row_at)
             sums = _where(builder, bias, sums, lambda _: _pointer(builder, bias, ir.FloatType(), column))
 
             def place(row):

@@ -7,7 +7,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from paceline.models.numba_executor import dot8
+from paceline.models.numba_executor import dot8, isa
 from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.blocks.formats import LINE
 
@@ -18,12 +18,12 @@ _LINE_IR = ir.VectorType(_BYTE, LINE)
 def look_up(context: Any, builder: ir.IRBuilder, indices: ir.Value, table: tuple[int, ...]) -> ir.Value:
     """table[i] for every byte i (0 to 15) of sixteen 32-bit lanes."""
     codes = builder.bitcast(indices, _LINE_IR)
-    if dot8.has_feature(context, "avx512bw"):
+    if isa.has_feature(context, "avx512bw"):
         entries = ir.Constant(_LINE_IR, list(table) * (LINE // len(table)))
         found = v.call(builder, "llvm.x86.avx512.pshuf.b.512", _LINE_IR, [entries, codes])
-    elif dot8.has_feature(context, "avx2"):
+    elif isa.has_feature(context, "avx2"):
         found = _by_halves(builder, codes, table)
-    elif dot8.has_feature(context, "neon"):
+    elif isa.has_feature(context, "neon"):
         found = _by_quarters(builder, codes, table)
     else:
         found = _selected(builder, codes, table)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 
-from paceline.models.numba_executor import dot8
+from paceline.models.numba_executor import dot8, isa
 from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.blocks.formats import GROUP, HALF, LINE, STEPS, BlockFormat
 from paceline.models.numba_executor.blocks.lookup import look_up
@@ -30,13 +30,13 @@ OFFSET_BITS = 7
 """`Operand.halves` are sums times -2^7."""
 
 
-class Activations(NamedTuple):
-    """Pointers to the first element of every row, see `Operand`."""
+class Row(NamedTuple):
+    """Pointers to the first element of a row of activations, see `Operand`."""
 
-    codes: list[ir.Value]
-    scales: list[ir.Value]
-    halves: list[ir.Value]
-    totals: list[ir.Value]
+    codes: ir.Value
+    scales: ir.Value
+    halves: ir.Value
+    totals: ir.Value
 
 
 class _Group(NamedTuple):
@@ -57,22 +57,30 @@ class _Unit(NamedTuple):
 
 
 def emit_sums(context: Any, builder: ir.IRBuilder, form: BlockFormat, start: ir.Value, groups: ir.Value,
-              rows: Activations) -> list[ir.Value]:  # fmt: skip
-    """A vector per row: its products with the 16 rows of half a panel that begins at the byte pointer `start`."""
+              num_rows: int, row: Callable[[ir.Value], Row]) -> list[ir.Value]:  # fmt: skip
+    """A vector per row: its products with the 16 rows of half a panel that begins at the byte pointer `start`.
+
+    Args:
+        row: from a row's number to its pointers.
+    """
     emit = _Emitter(context, builder, form)
     per_unit = form.unit // GROUP
+    if dot8.adds_shorts(context):
+        in_turn = _InTurn(emit, num_rows, row)
+        state, each_group = [], in_turn.group
+    else:
+        in_turn, rows = None, [row(_I64(i)) for i in range(num_rows)]
+        state, each_group = [v.ZERO] * num_rows, lambda group, sums: emit.group(group, rows, sums)
 
     def unit(number: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
         unit = emit.unit(builder.gep(start, [builder.mul(number, _I64(form.unit_bytes))]))
         first = builder.mul(number, _I64(per_unit))
+        return v.accumulate_ir(
+            builder, _I64(per_unit), sums, lambda i, old: each_group(emit.group_of(unit, first, i), old)
+        )
 
-        def group(index: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-            return emit.group(emit.group_of(unit, first, index), rows, sums)
-
-        return v.accumulate_ir(builder, _I64(per_unit), sums, group)
-
-    zeros = [v.ZERO] * len(rows.codes)
-    return v.accumulate_ir(builder, builder.sdiv(groups, _I64(per_unit)), zeros, unit)
+    sums = v.accumulate_ir(builder, builder.sdiv(groups, _I64(per_unit)), state, unit)
+    return in_turn.sums() if in_turn else sums
 
 
 class _Emitter:
@@ -88,7 +96,7 @@ class _Emitter:
 
     def unit(self, start: ir.Value) -> _Unit:
         """The unit at `start`; what it begins with is asked for as far ahead as its codes."""
-        self._prefetch(start, self.form.head_bytes)
+        self.prefetch(start, self.form.head_bytes)
         down = ir.Constant(v.VECTOR_IR, [2.0**-self.lift] * v.LANES)
         scales = self._powers_at(start) if self.form.exponents else self._floats_at(start, 0)
         scales = self.builder.fmul(scales, down) if self.lift else scales
@@ -99,35 +107,39 @@ class _Emitter:
         at = self.builder.add(_I64(self.form.head_bytes), self.builder.mul(index, _I64(self.form.code_bytes)))
         return _Group(self.builder.gep(unit.start, [at]), self.builder.add(first, index), unit, index)
 
-    def group(self, group: _Group, rows: Activations, sums: list[ir.Value]) -> list[ir.Value]:
+    def group(self, group: _Group, rows: list[Row], sums: list[ir.Value]) -> list[ir.Value]:
         """The sums after one more group, half by half: 16 activations share a scale."""
-        self._prefetch(group.codes, self.form.code_bytes)
+        self.prefetch(group.codes, self.form.code_bytes)
         registers, parts = self.registers(group.codes), None
         for half in range(_PARTS):
             at = self.builder.add(self.builder.mul(group.number, _I64(_PARTS)), _I64(half))
-            totals = [self._start(self.builder.gep(row, [at])) for row in rows.halves]
+            totals = [self.start(row, at) for row in rows]
             for step in range(half * STEPS // _PARTS, (half + 1) * STEPS // _PARTS):
                 totals = self._dots(registers(step), step, group, rows, totals)
-            factors = [self._splat(row, at) for row in rows.scales]
+            factors = [self.splat(row.scales, at) for row in rows]
             parts = self._times(totals, factors, parts)
             if half == _PARTS - 1 or self.form.span < GROUP:
                 scale = self.scale(group, half if self.form.span < GROUP else 0)
                 sums = [v.fma_ir(self.builder, part, scale, old) for part, old in zip(parts, sums, strict=True)]
                 parts = None
-        return self._shifted(group, rows, sums) if self.form.shifts else sums
+        return [self.shifted(group, row, old) for row, old in zip(rows, sums, strict=True)]
 
-    def _start(self, offset: ir.Value) -> ir.Value:
-        """-zero times the sum of a span's activations, from the address of that sum times -128; exact."""
+    def start(self, row: Row, half: ir.Value) -> ir.Value:
+        """-zero times the sum of sixteen activations, of which `Operand` has -128 times; exact."""
         if not self.form.zero:
             return ir.Constant(dot8.SUMS_IR, [0] * v.LANES)
         less = OFFSET_BITS + 1 - self.form.zero.bit_length() - self.lift
-        offsets = dot8.splat_ir(self.builder, offset)
+        offsets = dot8.splat_ir(self.builder, self.builder.gep(row.halves, [half]))
         return self.builder.ashr(offsets, ir.Constant(dot8.SUMS_IR, [less] * v.LANES)) if less else offsets
 
-    def _dots(self, register: ir.Value, step: int, group: _Group, rows: Activations,
-              totals: list[ir.Value]) -> list[ir.Value]:  # fmt: skip
+    def codes(self, row: Row, group: _Group, step: int) -> ir.Value:
+        """The four activations of a step in every lane."""
         at = self.builder.add(self.builder.mul(group.number, _I64(GROUP)), _I64(step * dot8.BYTES))
-        codes = [dot8.splat_ir(self.builder, self.builder.gep(row, [at])) for row in rows.codes]
+        return dot8.splat_ir(self.builder, self.builder.gep(row.codes, [at]))
+
+    def _dots(self, register: ir.Value, step: int, group: _Group, rows: list[Row],
+              totals: list[ir.Value]) -> list[ir.Value]:  # fmt: skip
+        codes = [self.codes(row, group, step) for row in rows]
         return [self.dot(self.builder, total, register, code) for total, code in zip(totals, codes, strict=True)]
 
     def _times(self, totals: list[ir.Value], factors: list[ir.Value], old: list[ir.Value] | None) -> list[ir.Value]:
@@ -137,29 +149,25 @@ class _Emitter:
             return [self.builder.fmul(x, factor) for x, factor in zip(floats, factors, strict=True)]
         return [v.fma_ir(self.builder, x, factor, y) for x, factor, y in zip(floats, factors, old, strict=True)]
 
-    def _shifted(self, group: _Group, rows: Activations, sums: list[ir.Value]) -> list[ir.Value]:
-        """The sums plus every span's shift times the sum of its activations."""
-        spans = GROUP // self.form.span
+    def shifted(self, group: _Group, row: Row, total: ir.Value) -> ir.Value:
+        """A row's sums plus every span's shift times the sum of its activations."""
+        spans = GROUP // self.form.span if self.form.shifts else 0
         for span in range(spans):
-            shift = self.shift(group, span)
-            if spans == 1:
-                totals = [self._splat(row, group.number) for row in rows.totals]
-            else:
-                totals = [self._half_total(group, span, *row) for row in zip(rows.halves, rows.scales, strict=True)]
-            sums = [v.fma_ir(self.builder, shift, total, old) for total, old in zip(totals, sums, strict=True)]
-        return sums
+            activations = self.splat(row.totals, group.number) if spans == 1 else self._half_total(group, span, row)
+            total = v.fma_ir(self.builder, self.shift(group, span), activations, total)
+        return total
 
-    def _half_total(self, group: _Group, half: int, halves: ir.Value, scales: ir.Value) -> ir.Value:
+    def _half_total(self, group: _Group, half: int, row: Row) -> ir.Value:
         """The sum of sixteen activations as a float, in every lane."""
         at = self.builder.add(self.builder.mul(group.number, _I64(_PARTS)), _I64(half))
-        total = self.builder.sitofp(self.builder.load(self.builder.gep(halves, [at])), ir.FloatType())
-        scaled = self.builder.fmul(total, self.builder.load(self.builder.gep(scales, [at])))
+        total = self.builder.sitofp(self.builder.load(self.builder.gep(row.halves, [at])), ir.FloatType())
+        scaled = self.builder.fmul(total, self.builder.load(self.builder.gep(row.scales, [at])))
         return v.splat_ir(self.builder, self.builder.fmul(scaled, ir.Constant(ir.FloatType(), -(2.0**-OFFSET_BITS))))
 
-    def _splat(self, row: ir.Value, at: ir.Value) -> ir.Value:
+    def splat(self, row: ir.Value, at: ir.Value) -> ir.Value:
         return v.splat_ir(self.builder, self.builder.load(self.builder.gep(row, [at])))
 
-    def _prefetch(self, start: ir.Value, size: int) -> None:
+    def prefetch(self, start: ir.Value, size: int) -> None:
         for line in range(0, size, LINE):
             v.prefetch_ir(self.builder, self.builder.gep(start, [_I64(line + PREFETCH_BYTES)]))
 
@@ -217,7 +225,7 @@ class _Emitter:
 
     def _floats_at(self, start: ir.Value, at: int) -> ir.Value:
         stored = self._load(ir.VectorType(ir.HalfType(), v.LANES), self.builder.gep(start, [_I64(at)]))
-        widens = any(dot8.has_feature(self.context, feature) for feature in ("f16c", "neon"))
+        widens = any(isa.has_feature(self.context, feature) for feature in ("f16c", "neon"))
         return v.widen_half_ir(self.builder, stored, widens)
 
     def _powers_at(self, start: ir.Value) -> ir.Value:
@@ -254,6 +262,58 @@ class _Emitter:
     def _of_column(self, lanes: ir.Value, column: ir.Value) -> ir.Value:
         """The lane of `column`, 0 to 15."""
         return self.builder.extract_element(lanes, self.builder.trunc(column, _I32))
+
+
+class _InTurn:
+    """A group for one row of activations after the other, where there are few registers.
+
+    Half a group of weights stays in registers; what becomes of a row waits in memory between the halves.
+    """
+
+    def __init__(self, emit: _Emitter, num_rows: int, row: Callable[[ir.Value], Row]) -> None:
+        self.emit, self.builder, self.num_rows, self.row = emit, emit.builder, num_rows, row
+        self._parts, self._sums = (v.Vectors(self.builder, v.VECTOR_IR, num_rows) for _ in range(2))
+        for i in range(num_rows):
+            self._sums.put(_I64(i), v.ZERO)
+
+    def sums(self) -> list[ir.Value]:
+        """A vector per row, after the last group."""
+        return [self._sums.get(_I64(i)) for i in range(self.num_rows)]
+
+    def group(self, group: _Group, state: list[ir.Value]) -> list[ir.Value]:
+        """Add one more group."""
+        self.emit.prefetch(group.codes, self.emit.form.code_bytes)
+        registers = self.emit.registers(group.codes)
+        for half in range(_PARTS):
+            steps = range(half * STEPS // _PARTS, (half + 1) * STEPS // _PARTS)
+            self._half(group, half, steps, [registers(step) for step in steps])
+        return state
+
+    def _half(self, group: _Group, half: int, steps: range, weights: list[ir.Value]) -> None:
+        emit, builder, form = self.emit, self.builder, self.emit.form
+        at = builder.add(builder.mul(group.number, _I64(_PARTS)), _I64(half))
+        ends, signed = half == _PARTS - 1, form.largest_code > dot8.LARGEST_IN_SHORTS
+        scale = emit.scale(group, half if form.span < GROUP else 0) if ends or form.span < GROUP else None
+        if signed:
+            weights = [dot8.less_128(builder, one) for one in weights]
+
+        def one(number: ir.Value) -> None:
+            row = self.row(number)
+            codes = [emit.codes(row, group, step) for step in steps]
+            start = None if signed else emit.start(row, at)
+            part = builder.sitofp(dot8.row_sums(builder, start, weights, codes, form.largest_code), v.VECTOR_IR)
+            factor = emit.splat(row.scales, at)
+            if half and form.span == GROUP:
+                part = v.fma_ir(builder, part, factor, self._parts.get(number))
+            else:
+                part = builder.fmul(part, factor)
+            if scale is None:
+                self._parts.put(number, part)
+                return
+            total = v.fma_ir(builder, part, scale, self._sums.get(number))
+            self._sums.put(number, emit.shifted(group, row, total) if ends else total)
+
+        v.each_ir(builder, self.num_rows, one)
 
 
 def emit_column(context: Any, builder: ir.IRBuilder, form: BlockFormat, start: ir.Value, groups: ir.Value,

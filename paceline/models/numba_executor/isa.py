@@ -1,0 +1,25 @@
+"""What the processor can do that code is being generated for. Not for what is made of it (`dot8.py`, `vector.py`)."""
+
+import platform
+from typing import Any
+
+
+def has_feature(context: Any, feature: str) -> bool:
+    """Whether code is being generated for a processor with `feature`, by LLVM's name for it."""
+    codegen = context.codegen()
+    if f"+{feature}" in codegen._get_host_cpu_features().split(","):
+        return True
+    return feature in _implied(platform.machine(), codegen._get_host_cpu_name())
+
+
+def _implied(machine: str, processor: str) -> frozenset[str]:
+    """Features that LLVM does not list where it knows the processor by name only: Arm's, and Apple's from the M1 on."""
+    if machine.lower() not in ("arm64", "aarch64"):
+        return frozenset()
+    apple = ("dotprod",) if processor == "apple-m1" else ("dotprod", "i8mm") if processor.startswith("apple-m") else ()
+    return frozenset({"neon", *apple})
+
+
+def registers(context: Any) -> int:
+    """How many vectors of sixteen lanes the processor's registers hold: 32 of 64 bytes, 32 of 16 or 16 of 32."""
+    return 32 if has_feature(context, "avx512f") else 8
