@@ -152,6 +152,7 @@ def test_a_damaged_header_never_escapes_as_another_error(vocabulary, llama, tmp_
         (header_bytes(b"", 0), UnsupportedModel, "general.architecture"),
         (header_bytes(struct.pack("<Q", 1) + b"k" + struct.pack("<I", 77), 1), CorruptWeights, "type 77"),
         (header_bytes(struct.pack("<Q", 1 << 60), 1), CorruptWeights, "ends after"),
+        (header_bytes(struct.pack("<Q1sIB", 1, b"k", 0, 7) * 2, 2), CorruptWeights, "'k' stands twice"),
         (header_bytes(struct.pack("<Q", 2) + b"\xff\xfe" + bytes(12), 1), CorruptWeights, "UTF-8"),
         (header_bytes(struct.pack("<Q1sIIQ", 1, b"k", 9, 8, 1 << 50), 1), CorruptWeights, "ends after"),
         (header_bytes(struct.pack("<Q1sIIQ", 1, b"k", 9, 4, 1 << 50), 1), CorruptWeights, "ends after"),
