@@ -13,9 +13,11 @@ from paceline.errors import CorruptWeights, ModelNotFound, PacelineError, Unsupp
 from paceline.models.config import ModelConfig
 from paceline.models.gguf_file import GGUFCheckpoint
 from paceline.models.gguf_header import BLOCKS
+from paceline.models.numba_executor import weights
 from paceline.models.safetensors_folder import SafetensorsCheckpoint
 from paceline.models.tensor_names import tensor_shapes
 from paceline.models.tokenizer import Tokenizer
+from tests.fakes import RandomCheckpoint, small_config
 
 from .tiny import add_pair, as_gguf, gguf_metadata, gguf_name, header_bytes, write_gguf
 from .vocabularies import byte_level_gguf, sentencepiece_gguf
@@ -249,3 +251,16 @@ def test_blocks_with_exponents_beyond_floats_are_named(tmp_path):
             continue
         with pytest.raises(CorruptWeights, match=r"blk\.0\.ffn_up\.weight holds scales that are not finite"):
             GGUFCheckpoint(path).blocks("model.layers.0.mlp.up_proj.weight")
+
+
+def test_a_file_is_let_go_of_while_it_is_repacked(tmp_path, monkeypatch):
+    """A first start must not have the file and what becomes of it in memory; what was let go of can be read again."""
+    path = as_gguf(tmp_path / "model.gguf", RandomCheckpoint(small_config()))
+    checkpoint, released = GGUFCheckpoint(path), []
+    before = checkpoint.tensor("model.embed_tokens.weight")
+    let_go = GGUFCheckpoint.let_go
+    monkeypatch.setattr(GGUFCheckpoint, "let_go", lambda self: released.append(1) or let_go(self))
+    (tmp_path / "out").mkdir()
+    weights.convert(tmp_path / "out", checkpoint, "bfloat16")
+    assert len(released) >= small_config().num_hidden_layers
+    np.testing.assert_array_equal(checkpoint.tensor("model.embed_tokens.weight"), before)
