@@ -11,6 +11,8 @@ from typing import Any, NoReturn
 
 from paceline.errors import InvalidParameter, UnsupportedModel
 
+_LONGEST_DATE = 1000
+
 
 class ChatTemplate:
     """A compiled chat template.
@@ -27,7 +29,7 @@ class ChatTemplate:
         from paceline.models.template_sandbox import BoundedEnvironment
 
         environment = BoundedEnvironment()
-        environment.filters["tojson"] = _to_json
+        environment.add_filter("tojson", _to_json)
         environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _now}
         try:
             self._template = environment.compiled(source)
@@ -54,7 +56,8 @@ class ChatTemplate:
         """
         from jinja2 import TemplateError
 
-        from paceline.models.template_sandbox import TemplateTooLarge, render_bounded
+        from paceline.models.template_meter import TemplateTooLarge, shortened
+        from paceline.models.template_sandbox import render_bounded
 
         _check(messages)
         known = {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
@@ -63,7 +66,9 @@ class ChatTemplate:
         except (TemplateError, TypeError) as error:
             refused = not isinstance(error, TemplateTooLarge)
             remedy = "use the roles it knows" if refused else "give the prompt as plain text"
-            problem = f"the model's chat template {'refuses them' if refused else 'cannot be used'} ({error})"
+            problem = (
+                f"the model's chat template {'refuses them' if refused else 'cannot be used'} ({shortened(error)})"
+            )
             raise InvalidParameter("messages", problem, remedy) from None
         except Exception as error:  # a template is a program: it may divide by zero or call itself for ever
             problem = f"the model's chat template fails ({type(error).__name__}: {str(error)[:200]})"
@@ -87,6 +92,8 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _now(form: str) -> str:
+    if len(form) > _LONGEST_DATE:
+        _raise_exception("it asks for a date without end")
     return datetime.now().strftime(form)
 
 

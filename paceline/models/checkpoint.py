@@ -81,3 +81,12 @@ class KeepsBlocks(Protocol):
     def blocks(self, name: str) -> StoredBlocks | None:
         """The tensor called `name` as it is stored; None where its rows cannot be had so. Raises as `tensor` does."""
         ...
+
+
+@runtime_checkable
+class LetsGo(Protocol):
+    """What a `Checkpoint` has besides when its file is mapped into memory."""
+
+    def let_go(self) -> None:
+        """Let the system take back what was read so far; it is read again when it is asked for."""
+        ...

@@ -184,16 +184,18 @@ def _from_hf(family: Family, values: Mapping[str, Any]) -> ModelConfig:
     own |= family.parts(fields)
     if own.get("position_embedding") != "learned":
         own |= rope_from_hf(fields, head_dim, longest)
+    if own.get("rotary_dim") and not family.turns_part:
+        raise refuse("partial_rotary_factor", f"{family.model_type} turns whole heads")
     return ModelConfig(**own)
 
 
 def _windows_from_hf(family: Family, fields: Fields, layers: int, longest: int) -> tuple[int, ...]:
     """Keys that a row sees, per layer; empty where every layer sees all of them."""
     window = fields.whole("sliding_window", 0, least=0)
-    asked = family.window != "asked" or fields.flag("use_sliding_window", False)
+    asked = "asked" not in family.window or fields.flag("use_sliding_window", False)
     if family.window == "none" or not window or not asked or (window >= longest and family.window != "typed"):
         return ()
-    if family.window == "all":
+    if family.window.startswith("all"):
         return (window,) * layers
     kinds = fields.list("layer_types", str, MOST_LAYERS)
     if not kinds:

@@ -39,7 +39,8 @@ class Family:
         norm_shift: what is added to the weights of norms in transformers' files (GGUF has it added).
         activation: values of ``hidden_act`` that are meant by the `mlp` of the parts.
         window: which layers obey ``sliding_window``: ``all``, ``typed`` (by ``layer_types``), ``asked`` (typed where
-            ``use_sliding_window`` says so) or ``none``.
+            ``use_sliding_window`` says so), ``all asked`` (all where it says so) or ``none``.
+        turns_part: whether ``partial_rotary_factor`` counts.
         window_every: without ``layer_types``, a full layer comes after this many less one.
         parts: fields of `ModelConfig` that differ, from ``config.json``. gguf_parts: the same from GGUF.
     """
@@ -60,6 +61,7 @@ class Family:
     activation: tuple[str, ...] = ("silu",)
     window: str = "none"
     window_every: int = 0
+    turns_part: bool = False
     parts: Callable[[Fields], dict[str, Any]] = _as_llama
     gguf_parts: Callable[[Fields], dict[str, Any]] = _as_llama
 
@@ -114,7 +116,8 @@ def _gemma2(fields: Fields) -> dict[str, Any]:
 
 
 def _gemma3(fields: Fields) -> dict[str, Any]:
-    return _gemma2(fields) | {"qk_norm": True}
+    """Its files may name a cap of attention too, which transformers does not apply."""
+    return _gemma2(fields) | {"qk_norm": True, "attention_softcap": 0.0}
 
 
 def _gemma2_gguf(fields: Fields) -> dict[str, Any]:
@@ -132,6 +135,7 @@ def _gemma3_gguf(fields: Fields) -> dict[str, Any]:
         "post_norms": True,
         "qk_norm": True,
         "attention_scale": _gemma_scale(fields, 62),
+        "logit_softcap": _cap(fields, "final_logit_softcapping"),
         "rope_local_theta": fields.number("rope.freq_base_swa", 10000.0, above=1.0),
     }
 
@@ -143,7 +147,7 @@ def _gemma_scale(fields: Fields, layers_of_largest: int) -> float:
 
 
 def _cap(fields: Fields, name: str) -> float:
-    return fields.number(name) if name in fields else 0.0
+    return fields.number(name) if name in fields and not fields.is_null(name) else 0.0
 
 
 def _olmo2(fields: Fields) -> dict[str, Any]:
@@ -227,7 +231,7 @@ FAMILIES: Mapping[str, Family] = {
                parts=_biased_queries),
         Family("qwen3", "qwen3", "norms of queries and keys per head", defaults=_QWEN3, window="asked",
                parts=_head_norms, gguf_parts=_head_norms),
-        Family("qwen3_moe", "qwen3moe", "qwen3 with experts", defaults=_QWEN3, window="asked",
+        Family("qwen3_moe", "qwen3moe", "qwen3 with experts", defaults=_QWEN3, window="all asked",
                parts=_head_norms, gguf_parts=_head_norms),
         Family(
             "gemma", "gemma", "norm weights less one, scaled embeddings, gelu in the gate",
@@ -255,7 +259,7 @@ FAMILIES: Mapping[str, Family] = {
         ),
         Family(
             "phi3", "phi3", "queries, keys and values in one tensor, gate and up in one; LongRoPE; Phi-3, Phi-4, "
-            "Phi-4-mini", window="all",
+            "Phi-4-mini", window="all", turns_part=True,
             stacked={"self_attn.qkv_proj": _QKV, "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")},
             gguf_stacked={"attn_qkv": _QKV, "ffn_up": ("mlp.gate_proj", "mlp.up_proj")},
         ),

@@ -26,9 +26,14 @@ class Fields:
 
     def __init__(self, values: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> None:
         self._values = {**(defaults or {}), **{name: value for name, value in values.items() if value is not None}}
+        self._nulls = frozenset(name for name, value in values.items() if value is None)
 
     def __contains__(self, name: str) -> bool:
         return name in self._values
+
+    def is_null(self, name: str) -> bool:
+        """Whether the file says null: for the few settings where that means none and not the default."""
+        return name in self._nulls
 
     def get(self, name: str, default: Any = _MISSING) -> Any:
         """The value as it is. Raises UnsupportedModel where it is missing and has no default."""

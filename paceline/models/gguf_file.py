@@ -112,6 +112,11 @@ class GGUFCheckpoint:
         _check_scales(rows, entry, self._path)
         return StoredBlocks(entry.storage, source.rows(rows), BLOCKS[entry.storage][2])
 
+    def let_go(self) -> None:
+        """See `LetsGo`."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._data.madvise(mmap.MADV_DONTNEED)
+
     def _source(self, name: str) -> Source:
         if name not in self._sources:
             raise CorruptWeights(f"{self._path}: has no tensor {name}; the model has {len(self._sources)} others")

@@ -135,6 +135,8 @@ def read_header(data: mmap.mmap, path: Path) -> GGUFHeader:
     metadata = {}
     for _ in range(num_pairs):
         key = cursor.strings(1)[0]
+        if key in metadata:
+            raise CorruptWeights(f"{path}: {shown(key)} stands twice in the header; download the file again")
         metadata[key] = cursor.value(cursor.scalar("I"))
     return GGUFHeader(metadata, _tensor_table(cursor, num_tensors, metadata))
 

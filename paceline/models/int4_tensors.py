@@ -14,13 +14,16 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import CorruptWeights, UnsupportedModel
-from paceline.models.checkpoint import StoredBlocks
+from paceline.models.checkpoint import StoredBlocks, finite
 from paceline.models.fields import shown
 
 _PER_WORD = 8
 _BLOCK = 32
 _MIDDLE = 8
 """The code of a weight of 0 where codes are symmetric."""
+_ONES = np.uint32(0x11111111)
+"""1 in each of eight codes. GPTQ's first format keeps words of zero points less this, as whole numbers: a code of 0
+borrows from its neighbour."""
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of eight neighbouring columns each nibble of an AWQ word holds, lowest first."""
 _INT4_BYTES, _Q4_0_BYTES = 20, 18
@@ -80,13 +83,13 @@ class Int4Scheme:
         method: ``gptq``, ``awq`` or ``compressed-tensors``.
         stem: the stored tensor, after the layer's name, that says a layer is stored so. order: the one that says the
             group of every input.
-        zero_offset: added to stored zero points; GPTQ's first format stores them less 1.
+        zeros_less_one: whether stored zero points are less 1, as in GPTQ's first format.
     """
 
     method: str
     stem: str
     order: str = "g_idx"
-    zero_offset: int = 0
+    zeros_less_one: bool = False
 
     def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
         """[n, k] of a layer whose stored codes have this shape."""
@@ -100,14 +103,15 @@ class Int4Scheme:
         """The layer called `layer` (without ``.weight``) of the folder whose stored tensors are `names`.
 
         Raises:
-            CorruptWeights: parts are missing or do not fit together.
+            CorruptWeights: parts are missing or do not fit together, or a scale is not finite in float16.
             UnsupportedModel: groups that are no multiple of 32.
         """
         try:
-            found = _READERS[self.method](layer, read, names, self.zero_offset)
+            found = _READERS[self.method](layer, read, names, self.zeros_less_one)
             found = replace(found, order=self._order(layer, read, names, found))
         except (KeyError, ValueError) as error:
             raise CorruptWeights(f"{layer}: its 4-bit parts do not fit together ({error}); download it again") from None
+        finite(found.scales, "scales", layer)
         if found.codes.shape[1] % found.scales.shape[1] or found.group % _BLOCK:
             raise UnsupportedModel(
                 f"group_size: {layer} has groups of {found.group}, not a multiple of {_BLOCK}; take one with 128"
@@ -118,7 +122,7 @@ class Int4Scheme:
         """Whether the groups of all layers are runs of inputs, so that all have blocks."""
         end = f".{self.order}"
         orders = [read(name) for name in names if name.endswith(end)]
-        return all(_in_runs(order, int(order.max(initial=0)) + 1) for order in orders)
+        return all(not order.any() or _in_runs(order, int(order.max()) + 1) for order in orders)
 
     def _order(self, layer: str, read: Read, names: Mapping[str, Any], found: Int4Matrix) -> np.ndarray | None:
         name = f"{layer}.{self.order}"
@@ -127,7 +131,7 @@ class Int4Scheme:
         order, count = read(name), found.scales.shape[1]
         if order.shape != found.codes.shape[1:] or order.min() < 0 or order.max() >= count:
             raise ValueError(f"{self.order} {order.shape} for {count} groups")
-        return None if _in_runs(order, count) else order
+        return None if not order.any() or _in_runs(order, count) else order  # all 0: never filled in, see ExLlamaV2
 
 
 def _in_runs(order: np.ndarray, count: int) -> bool:
@@ -149,22 +153,40 @@ def scheme_of(config: Mapping[str, Any]) -> Int4Scheme | None:
             f"quantization_config: {shown(quantization)} is no object; get the model's files from their source again"
         )
     method = quantization.get("quant_method")
-    if method == "gptq" and quantization.get("bits") == 4:
-        return Int4Scheme("gptq", "qweight", zero_offset=0 if quantization.get("checkpoint_format") == "gptq_v2" else 1)
-    if method == "awq" and quantization.get("bits", 4) == 4 and quantization.get("version", "gemm") == "gemm":
+    if method == "gptq" and quantization.get("bits") == 4 and _gptq_format(quantization) in ("gptq", "gptq_v2"):
+        return Int4Scheme("gptq", "qweight", zeros_less_one=_gptq_format(quantization) == "gptq")
+    if method == "awq" and quantization.get("bits", 4) == 4 and _text(quantization, "version", "gemm") == "gemm":
         return Int4Scheme("awq", "qweight")
     if method == "compressed-tensors" and _is_w4a16(quantization):
         return Int4Scheme("compressed-tensors", "weight_packed", order="weight_g_idx")
     raise UnsupportedModel(
-        f"quantization_config: {method!r} with {_bits_of(quantization)} is not implemented, only 4-bit gptq, awq "
+        f"quantization_config: {method!r} ({_kind_of(quantization)}) is not implemented, only 4-bit gptq, awq "
         "(gemm) and compressed-tensors (pack-quantized, weights only); take one of these, a GGUF file, or the "
         "unquantised model"
     )
 
 
+def _gptq_format(quantization: Mapping[str, Any]) -> str:
+    """How codes lie; ``marlin`` and the like have the same names for another order."""
+    if quantization.get("is_marlin_format"):
+        return "marlin"
+    return _text(quantization, "checkpoint_format", "gptq")
+
+
+def _text(quantization: Mapping[str, Any], name: str, default: str) -> str:
+    """A word in small letters, as tools write it either way."""
+    return str(quantization.get(name) or default).lower()
+
+
 def _is_w4a16(quantization: Mapping[str, Any]) -> bool:
+    """Whether weights are 4-bit integers and nothing else is done to them: no zeros left out, no rotations."""
     groups = quantization.get("config_groups")
     if quantization.get("format") != "pack-quantized" or not isinstance(groups, dict):
+        return False
+    sparsity = quantization.get("sparsity_config") or {}
+    if not isinstance(sparsity, dict) or sparsity.get("format", "dense") != "dense":
+        return False
+    if quantization.get("transform_config"):
         return False
     weights = [group.get("weights") or {} for group in groups.values() if isinstance(group, dict)]
     if len(weights) < len(groups) or not all(isinstance(one, dict) for one in weights):
@@ -173,14 +195,17 @@ def _is_w4a16(quantization: Mapping[str, Any]) -> bool:
     return not rounds and all(w.get("num_bits") == 4 and w.get("type", "int") == "int" for w in weights)
 
 
-def _bits_of(quantization: Any) -> str:
-    bits = quantization.get("bits") if isinstance(quantization, dict) else None
-    form = quantization.get("format") if isinstance(quantization, dict) else None
-    return f"{bits} bits" if bits else f"format {form!r}"
+def _kind_of(quantization: Mapping[str, Any]) -> str:
+    """What an error says of it: bits and format, whatever they are called."""
+    named = ("bits", "format", "checkpoint_format", "version", "sparsity_config", "transform_config")
+    said = [f"{name} {shown(quantization[name])}" for name in named if quantization.get(name)]
+    return ", ".join(said) or "nothing else said"
 
 
 def _nibbles(words: np.ndarray) -> np.ndarray:
-    """[.., m] int32 as [.., m, 8] codes, lowest bits first."""
+    """[.., m] int32 as [.., m, 8] codes, lowest bits first. Raises ValueError for words of another type."""
+    if words.dtype not in (np.int32, np.uint32):
+        raise ValueError(f"codes stored as {words.dtype}")
     shifts = np.arange(_PER_WORD, dtype=np.uint32) * 4
     return (words.view(np.uint32)[..., None] >> shifts & 15).astype(np.uint8)
 
@@ -202,13 +227,14 @@ def _awq_columns(words: np.ndarray) -> np.ndarray:
     return codes.reshape(len(words), -1)
 
 
-def _gptq(layer: str, read: Read, names: Mapping[str, Any], zero_offset: int) -> Int4Matrix:
+def _gptq(layer: str, read: Read, names: Mapping[str, Any], zeros_less_one: bool) -> Int4Matrix:
     codes, scales = _along_rows(read(f"{layer}.qweight")), read(f"{layer}.scales")
-    zeros = _along_columns(read(f"{layer}.qzeros")) + np.uint8(zero_offset)
+    words = read(f"{layer}.qzeros")
+    zeros = _along_columns(words.view(np.uint32) + _ONES if zeros_less_one else words)
     return _transposed(codes, scales, zeros)
 
 
-def _awq(layer: str, read: Read, names: Mapping[str, Any], zero_offset: int) -> Int4Matrix:
+def _awq(layer: str, read: Read, names: Mapping[str, Any], zeros_less_one: bool) -> Int4Matrix:
     codes, zeros = (_awq_columns(read(f"{layer}.{part}")) for part in ("qweight", "qzeros"))
     return _transposed(codes, read(f"{layer}.scales"), zeros)
 
@@ -221,7 +247,7 @@ def _transposed(codes: np.ndarray, scales: np.ndarray, zeros: np.ndarray) -> Int
     return Int4Matrix(*(np.ascontiguousarray(part.T) for part in parts))
 
 
-def _compressed(layer: str, read: Read, names: Mapping[str, Any], zero_offset: int) -> Int4Matrix:
+def _compressed(layer: str, read: Read, names: Mapping[str, Any], zeros_less_one: bool) -> Int4Matrix:
     rows, columns = (int(size) for size in read(f"{layer}.weight_shape"))
     codes = _along_columns(read(f"{layer}.weight_packed"))[:, :columns]
     scales = read(f"{layer}.weight_scale").astype(np.float16).reshape(rows, -1)
@@ -233,6 +259,6 @@ def _compressed(layer: str, read: Read, names: Mapping[str, Any], zero_offset: i
     return Int4Matrix(np.ascontiguousarray(codes), scales, zeros)
 
 
-_READERS: dict[str, Callable[[str, Read, Mapping[str, Any], int], Int4Matrix]] = {
+_READERS: dict[str, Callable[[str, Read, Mapping[str, Any], bool], Int4Matrix]] = {
     "gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed,
 }  # fmt: skip

@@ -35,6 +35,8 @@ def is_sealed(folder: Path) -> bool:
         sums = json.loads((folder / MANIFEST).read_text())
         paths = [folder / name for name in sums]
         everything = [*paths, folder / MANIFEST]
+        if not paths:
+            return False
         if is_remembered(everything, folder / _CHECKED):
             return True
         if _digests(paths) != list(sums.values()):

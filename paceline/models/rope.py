@@ -15,6 +15,8 @@ from paceline.models.fields import Fields, refuse, shown
 DEFAULT_THETA = 10000.0
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _KINDS = "default, linear, llama3, yarn, longrope"
+_GROWTH_ROUNDING = 1e-3
+"""Of a growth that a file repeats in few digits."""
 
 
 def inverse_frequencies(theta: float, rotary_dim: int, scale: tuple[float, ...] | None = None) -> np.ndarray:
@@ -76,15 +78,30 @@ def rope_from_gguf(own: Fields, head_dim: int, longest: int, factors: tuple[floa
     out: dict[str, Any] = {"rope_theta": theta, "rotary_dim": dim if dim < head_dim else None}
     factor = own.number("rope.scaling.factor", 1.0) if kind in ("linear", "yarn") else 1.0
     original = own.whole("rope.scaling.original_context_length", longest)
-    if kind == "yarn" and factors is None:
-        yarn = {"factor": factor, "original_max_position_embeddings": original}
-        return out | _yarn(Fields(yarn), theta, dim, longest)
+    if kind == "yarn":
+        if factors is not None:
+            raise refuse("rope_freqs.weight", "divisors beside YaRN are not implemented")
+        return out | _yarn_from_gguf(own, factor, original, theta, dim)
     if kind == "longrope" or "rope.scaling.attn_factor" in own:
         out["rope_factor"] = own.number("rope.scaling.attn_factor", 1.0)
         out["max_position_embeddings"] = min(longest, original)
     if factors is not None:
         return out | {"rope_inv_freq_scale": _divided("rope_freqs.weight", factors, dim, factor)}
     return out | ({"rope_inv_freq_scale": (1.0 / factor,) * (dim // 2)} if factor != 1.0 else {})
+
+
+def _yarn_from_gguf(own: Fields, factor: float, original: int, theta: float, dim: int) -> dict[str, Any]:
+    """YaRN as llama.cpp reads it: ``attn_factor`` multiplies the growth, of which a ``yarn_log_multiplier`` takes."""
+    prefix = "rope.scaling."
+    named = {"beta_fast": f"{prefix}yarn_beta_fast", "beta_slow": f"{prefix}yarn_beta_slow"}
+    asked = {ours: own.number(theirs) for ours, theirs in named.items() if theirs in own}
+    yarn = {"factor": factor, "original_max_position_embeddings": original, **asked}
+    own.expect(f"{prefix}yarn_ext_factor", 1.0)
+    found, total = _yarn(Fields(yarn), theta, dim, original), f"{prefix}yarn_attn_factor"
+    growth = _growth(factor, 1.0) / _growth(factor, own.number(f"{prefix}yarn_log_multiplier", 0.0, above=-1.0))
+    if total in own and abs(own.number(total) - growth) > _GROWTH_ROUNDING * growth:
+        raise refuse(total, f"{own.number(total):g} is not the growth of {growth:g} that llama.cpp has")
+    return found | {"rope_factor": growth * own.number(f"{prefix}attn_factor", 1.0)}
 
 
 def _divided(name: str, factors: tuple[float, ...], dim: int, linear: float = 1.0) -> tuple[float, ...]:

@@ -1,128 +1,160 @@
 """A Jinja environment in which a model's chat template can neither hang nor fill the memory.
 
 Templates come with weights from anywhere. Jinja's own sandbox keeps them from Python's internals; here sizes and steps
-are bounded too. Not for what templates mean (`chat_template.py`).
+are bounded too. Not for the bounds themselves (`template_meter.py`), nor for what templates mean (`chat_template.py`).
 """
 
-import re
-import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import update_wrapper
 from typing import Any
 
-from jinja2 import Template, TemplateError
+from jinja2 import Template, nodes
+from jinja2.compiler import CodeGenerator
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-MOST_CHARACTERS = 1 << 24
-"""Of any text a template makes; more than the longest context holds."""
-MOST_STEPS = 2_000_000
-"""Lines of compiled template run for one prompt; a conversation of ten thousand messages takes a tenth."""
-_LARGEST_ARGUMENT = 1 << 20
-_HUGE_WIDTH = re.compile(r"\d{5,}|\*")
+from paceline.models.template_meter import (
+    TemplateTooLarge,
+    charged,
+    check_arguments,
+    check_method,
+    check_operands,
+    joined,
+    metered,
+    text_size,
+)
+
+_DROPPED = ("striptags", "urlize", "xmlattr", "wordwrap", "pprint", "filesizeformat", "random")
+"""Filters for pages of the web and for people, some of which take the square of their input."""
+_OF_TEXTS = ("replace", "indent", "trim", "join", "format", "tojson", "string", "center")
+"""Filters that make a text of what they get, which may be a list of long ones."""
 
 
-class TemplateTooLarge(TemplateError):
-    """A template that would run or grow without end."""
+class _Code(CodeGenerator):
+    """Slices by a call too; Jinja writes them as Python's own."""
+
+    def visit_Getitem(self, node: nodes.Getitem, frame: Any) -> None:
+        if not isinstance(node.arg, nodes.Slice):
+            return super().visit_Getitem(node, frame)
+        self.write("environment.cut(")
+        self.visit(node.node, frame)
+        self.write(", slice(")
+        for part in (node.arg.start, node.arg.stop, node.arg.step):
+            if part is None:
+                self.write("None")
+            else:
+                self.visit(part, frame)
+            self.write(", ")
+        self.write("))")
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
     """Jinja's sandbox, with bounds on texts and on numbers that make texts."""
 
     intercepted_binops = frozenset({"*", "**", "%", "+"})
+    code_generator_class = _Code
 
     def __init__(self) -> None:
         # Without the optimiser, which would compute constant expressions while it compiles.
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"], optimized=False)
-        self.filters = {name: _bounded(each) for name, each in self.filters.items()}
-        self.concat = _join
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"], optimized=False,
+                         finalize=_output)  # fmt: skip
+        for name, each in list(self.filters.items()):
+            self.add_filter(name, each)
+        for name in _DROPPED:
+            del self.filters[name]
+        del self.globals["lipsum"]
+        self.concat = joined
+
+    def add_filter(self, name: str, function: Callable[..., Any]) -> None:
+        """Let templates use `function`, bounded."""
+        self.filters[name] = _bounded(name, function)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """`left operator right`, where the result has a size to speak of."""
-        _check_operands(operator, left, right)
-        return _checked(super().call_binop(context, operator, left, right))
+        check_operands(operator, left, right)
+        return charged(super().call_binop(context, operator, left, right))
 
     def call(self, context: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         """A call from a template; methods of texts take numbers too (``ljust``)."""
-        _check_arguments(args, kwargs)
-        return _checked(super().call(context, obj, *args, **kwargs))
+        check_arguments((*args, *kwargs.values()))
+        owner, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
+        if isinstance(owner, str):
+            args = (list(args[0]), *args[1:]) if name == "join" and args else args
+            check_method(name, owner, (*args, *kwargs.values()))
+        return charged(super().call(context, obj, *args, **kwargs))
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """Jinja's ``format`` of a text, bounded."""
+        formats = super().wrap_str_format(value)
+        if formats is None:
+            return None
+
+        def bounded(*args: Any, **kwargs: Any) -> str:
+            check_method("format", value.__self__, (*args, *kwargs.values()))
+            return charged(formats(*args, **kwargs))
+
+        return bounded
+
+    def cut(self, value: Any, part: slice) -> Any:
+        """A slice of a value."""
+        return charged(value[part])
 
     def compiled(self, source: str) -> Template:
         """The template, with the operator ``~`` bounded as well."""
         template = self.from_string(source)
-        template.root_render_func.__globals__["str_join"] = lambda pieces: _join(map(str, pieces))
+        template.root_render_func.__globals__["str_join"] = lambda pieces: joined(map(_as_text, pieces))
         return template
 
 
 def render_bounded(template: Template, variables: dict[str, Any]) -> str:
     """The text of the template. Raises TemplateTooLarge beyond the bounds, and whatever the template raises."""
-    with _counted_steps():
-        return _join(template.generate(variables))
+    with metered():
+        return joined(template.generate(variables))
 
 
-@contextmanager
-def _counted_steps() -> Iterator[None]:
-    """Let template code of this thread run `MOST_STEPS` lines."""
-    steps = 0
-
-    def in_template(frame: Any, event: str, arg: Any) -> Any:
-        nonlocal steps
-        steps += 1
-        if steps > MOST_STEPS:
-            raise TemplateTooLarge("it runs without end")
-        return in_template
-
-    def on_call(frame: Any, event: str, arg: Any) -> Any:
-        return in_template(frame, event, arg) if frame.f_code.co_filename == "<template>" else None
-
-    before = sys.gettrace()
-    sys.settrace(on_call)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
+def _as_text(value: Any) -> str:
+    if not isinstance(value, str):
+        text_size(value)
+    return str(value)
 
 
-def _join(pieces: Iterable[str]) -> str:
-    """All pieces in one text, as long as it is not too long."""
-    taken, size = [], 0
-    for piece in pieces:
-        size += len(piece)
-        if size > MOST_CHARACTERS:
-            raise TemplateTooLarge("it makes a text without end")
-        taken.append(piece)
-    return "".join(taken)
+def _output(value: Any) -> Any:
+    """What is written, once it is known to be no huge list."""
+    if isinstance(value, str):
+        return value
+    text_size(value)
+    return value
 
 
-def _bounded(function: Callable[..., Any]) -> Callable[..., Any]:
+def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """A filter that refuses huge numbers and huge results; Jinja's marks on it are kept."""
 
     def bounded(*args: Any, **kwargs: Any) -> Any:
-        _check_arguments(args, kwargs)
-        return _checked(function(*args, **kwargs))
+        first = 1 if hasattr(function, "jinja_pass_arg") else 0  # before it stands Jinja's own argument
+        args = _with_list(args, first) if name == "join" else args
+        value, others = args[first : first + 1], (*args[first + 1 :], *kwargs.values())
+        check_arguments(others)
+        if name in _OF_TEXTS:
+            _check_text_filter(name, value, others, kwargs)
+        if name == "sum" and not all(isinstance(each, int | float | str | None) for each in others):
+            raise TemplateTooLarge("it sums up lists, which takes the square of their number")
+        return charged(function(*args, **kwargs))
 
     return update_wrapper(bounded, function)
 
 
-def _check_operands(operator: str, left: Any, right: Any) -> None:
-    if operator == "%" and isinstance(left, str) and _HUGE_WIDTH.search(left):
-        raise TemplateTooLarge("it formats numbers without end")
-    sizes = [len(each) if isinstance(each, str | list | tuple) else each for each in (left, right)]
-    if operator == "+" or not all(isinstance(size, int) for size in sizes):
-        return
-    if operator == "**" and abs(sizes[1]) * abs(sizes[0]).bit_length() > 64:
-        raise TemplateTooLarge("it computes a number without end")
-    if operator == "*" and abs(sizes[0] * sizes[1]) > MOST_CHARACTERS and sizes != [left, right]:
-        raise TemplateTooLarge("it makes a text without end")
+def _with_list(args: tuple[Any, ...], at: int) -> tuple[Any, ...]:
+    """`args` with a list for what can be gone through once only."""
+    return (*args[:at], *(list(each) for each in args[at : at + 1]), *args[at + 1 :])
 
 
-def _check_arguments(args: Iterable[Any], kwargs: dict[str, Any]) -> None:
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, int) and abs(value) > _LARGEST_ARGUMENT:
-            raise TemplateTooLarge(f"it calls a function with {value}")
-
-
-def _checked(result: Any) -> Any:
-    if isinstance(result, str | list | tuple) and len(result) > MOST_CHARACTERS:
-        raise TemplateTooLarge("it makes a text without end")
-    return result
+def _check_text_filter(name: str, value: tuple[Any, ...], others: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    indent = kwargs.get("indent", 0) if name == "tojson" else 0
+    text_size((value, others), indent if isinstance(indent, int) else 0)
+    if name == "join":
+        between = others[0] if others and isinstance(others[0], str) else ""
+        check_method("join", between, value)
+    elif value and isinstance(value[0], str):
+        if name == "format":
+            check_operands("%", value[0], kwargs or others)
+        else:
+            check_method(name, value[0], others)

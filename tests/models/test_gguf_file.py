@@ -13,9 +13,11 @@ from paceline.errors import CorruptWeights, ModelNotFound, PacelineError, Unsupp
 from paceline.models.config import ModelConfig
 from paceline.models.gguf_file import GGUFCheckpoint
 from paceline.models.gguf_header import BLOCKS
+from paceline.models.numba_executor import weights
 from paceline.models.safetensors_folder import SafetensorsCheckpoint
 from paceline.models.tensor_names import tensor_shapes
 from paceline.models.tokenizer import Tokenizer
+from tests.fakes import RandomCheckpoint, small_config
 
 from .tiny import add_pair, as_gguf, gguf_metadata, gguf_name, header_bytes, write_gguf
 from .vocabularies import byte_level_gguf, sentencepiece_gguf
@@ -152,6 +154,7 @@ def test_a_damaged_header_never_escapes_as_another_error(vocabulary, llama, tmp_
         (header_bytes(b"", 0), UnsupportedModel, "general.architecture"),
         (header_bytes(struct.pack("<Q", 1) + b"k" + struct.pack("<I", 77), 1), CorruptWeights, "type 77"),
         (header_bytes(struct.pack("<Q", 1 << 60), 1), CorruptWeights, "ends after"),
+        (header_bytes(struct.pack("<Q1sIB", 1, b"k", 0, 7) * 2, 2), CorruptWeights, "'k' stands twice"),
         (header_bytes(struct.pack("<Q", 2) + b"\xff\xfe" + bytes(12), 1), CorruptWeights, "UTF-8"),
         (header_bytes(struct.pack("<Q1sIIQ", 1, b"k", 9, 8, 1 << 50), 1), CorruptWeights, "ends after"),
         (header_bytes(struct.pack("<Q1sIIQ", 1, b"k", 9, 4, 1 << 50), 1), CorruptWeights, "ends after"),
@@ -248,3 +251,16 @@ def test_blocks_with_exponents_beyond_floats_are_named(tmp_path):
             continue
         with pytest.raises(CorruptWeights, match=r"blk\.0\.ffn_up\.weight holds scales that are not finite"):
             GGUFCheckpoint(path).blocks("model.layers.0.mlp.up_proj.weight")
+
+
+def test_a_file_is_let_go_of_while_it_is_repacked(tmp_path, monkeypatch):
+    """A first start must not have the file and what becomes of it in memory; what was let go of can be read again."""
+    path = as_gguf(tmp_path / "model.gguf", RandomCheckpoint(small_config()))
+    checkpoint, released = GGUFCheckpoint(path), []
+    before = checkpoint.tensor("model.embed_tokens.weight")
+    let_go = GGUFCheckpoint.let_go
+    monkeypatch.setattr(GGUFCheckpoint, "let_go", lambda self: released.append(1) or let_go(self))
+    (tmp_path / "out").mkdir()
+    weights.convert(tmp_path / "out", checkpoint, "bfloat16")
+    assert len(released) >= small_config().num_hidden_layers
+    np.testing.assert_array_equal(checkpoint.tensor("model.embed_tokens.weight"), before)

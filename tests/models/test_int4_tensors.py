@@ -118,13 +118,53 @@ def test_other_quantisations_are_refused_by_name():
     assert scheme_of({}) is None
     for quantization, words in [
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
-        ({"quant_method": "gptq", "bits": 3}, "gptq.*3 bits"),
+        ({"quant_method": "gptq", "bits": 3}, "gptq.*bits 3"),
         ({"quant_method": "fp8"}, "fp8"),
         (CT | {"format": "float-quantized"}, "float-quantized"),
+        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "gptq.*marlin"),
+        ({"quant_method": "gptq", "bits": 4, "is_marlin_format": True}, "gptq"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "awq.*gemv"),
+        (CT | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config"),
+        (CT | {"transform_config": {"config_groups": {"u": {"type": "hadamard"}}}}, "transform_config"),
         ("quanto", "quanto"),
     ]:
         with pytest.raises(UnsupportedModel, match=f"quantization_config.*{words}"):
             scheme_of({"quantization_config": quantization})
+
+
+def test_the_tools_spellings_of_one_format():
+    plain = {"quant_method": "compressed-tensors"} | CT | {"sparsity_config": {"format": "dense"}}
+    upper = {"quant_method": "awq", "bits": 4, "version": "GEMM"}
+    for quantization in (plain, upper, {"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq"}):
+        assert scheme_of({"quantization_config": quantization})
+
+
+def test_a_zero_point_of_0_borrows_from_its_neighbour_in_the_first_format_of_gptq(tmp_path):
+    """Tools take 1 from all eight zero points of a word at once, as one whole number."""
+    name, zeros = "model.layers.0.mlp.up_proj", np.tile(np.array([0, 5, 0, 0, 15, 1, 8, 0]), 12)
+    words = np.tile(packed(zeros[None], 1).view(np.uint32) - np.uint32(0x11111111), (2, 1)).view(np.int32)
+    write(tmp_path, "gptq", lambda tensors: tensors.update({f"{name}.qzeros": words}))
+    found = SafetensorsCheckpoint(tmp_path)._int4_matrix(f"{name}.weight").zeros
+    np.testing.assert_array_equal(found, np.repeat(zeros[:, None], 2, axis=1))
+
+
+def test_an_order_that_was_never_filled_in_is_none(tmp_path):
+    name = "model.layers.0.mlp.up_proj"
+    expected = write(tmp_path, "gptq", lambda tensors: tensors[f"{name}.g_idx"].fill(0))
+    checkpoint = SafetensorsCheckpoint(tmp_path)
+    np.testing.assert_allclose(checkpoint.tensor(f"{name}.weight"), expected[f"{name}.weight"], rtol=1e-6)
+    assert checkpoint.blocks(f"{name}.weight") is not None and checkpoint.storage == "INT4"
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+@pytest.mark.parametrize(("scheme", "part"), [("gptq", "scales"), ("awq", "scales"), ("compressed", "weight_scale")])
+def test_scales_that_are_not_finite_are_refused_in_blocks_too(scheme, part, wrong, tmp_path):
+    name = "model.layers.0.mlp.up_proj"
+    write(tmp_path, scheme, lambda tensors: tensors[f"{name}.{part}"].reshape(-1).put(3, wrong))
+    checkpoint = SafetensorsCheckpoint(tmp_path)
+    for read in (checkpoint.blocks, checkpoint.tensor):
+        with pytest.raises(CorruptWeights, match=r"up_proj.*not finite"):
+            read(f"{name}.weight")
 
 
 @pytest.mark.parametrize(("scheme", "stored"), [("gptq", "g_idx"), ("compressed", "weight_g_idx")])
@@ -150,7 +190,8 @@ def test_orders_and_parts_that_do_not_fit_are_named(tmp_path):
     name = "model.layers.0.mlp.up_proj"
     changes = [
         {f"{name}.g_idx": np.full(64, 2, np.int32)}, {f"{name}.g_idx": np.full(64, -1, np.int32)},
-        {f"{name}.g_idx": np.zeros(40, np.int32)}, {f"{name}.scales": np.ones((2, 95), np.float16)},
+        {f"{name}.g_idx": np.zeros(40, np.int32)}, {f"{name}.qweight": np.ones((8, 96), np.float32)},
+        {f"{name}.scales": np.ones((2, 95), np.float16)},
     ]  # fmt: skip
     for change in changes:
         write(tmp_path, "gptq", lambda tensors, change=change: tensors.update(change))

@@ -49,6 +49,12 @@ def test_a_damaged_file_breaks_the_seal(sealed, damage, name):
     assert not intact.is_sealed(sealed)  # nor is it trusted the second time
 
 
+@pytest.mark.parametrize("manifest", ["{}", "[]", "7"])
+def test_a_seal_of_nothing_is_none(sealed, manifest):
+    (sealed / intact.MANIFEST).write_text(manifest)
+    assert not intact.is_sealed(sealed)
+
+
 def test_contents_are_hashed_after_a_start_of_the_machine_and_not_before(sealed, monkeypatch):
     hashed = []
     digest = intact.file_digest

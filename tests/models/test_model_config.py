@@ -69,6 +69,8 @@ def test_a_list_of_end_ids_is_kept():
         ("mistral", {"sliding_window": 512}, ()),
         ("qwen2", {"sliding_window": 100, "use_sliding_window": False}, ()),
         ("qwen2", {"sliding_window": 100, "use_sliding_window": True, "max_window_layers": 2}, (0, 0, 100)),
+        ("qwen3_moe", {"sliding_window": 100, "use_sliding_window": True, "max_window_layers": 2}, (100, 100, 100)),
+        ("qwen3_moe", {"sliding_window": 100, "max_window_layers": 0}, ()),
         ("llama", {"sliding_window": 100}, ()),
         ("gemma2", {"sliding_window": 100}, (100, 0, 100)),
         ("gemma3_text", {"sliding_window": 100, "sliding_window_pattern": 3}, (100, 100, 0)),
@@ -79,6 +81,8 @@ def test_windows_are_on_the_layers_that_transformers_gives_them(model_type, extr
     values = LLAMA | {"model_type": model_type} | extra
     if model_type.startswith("gemma"):
         del values["hidden_act"]
+    if model_type == "qwen3_moe":
+        values = MIXTURE | values
     config = ModelConfig.from_hf(values)
     assert config.windows == windows and config.max_position_embeddings == 512
 
@@ -99,6 +103,36 @@ def test_longrope_ends_where_its_other_frequencies_would_begin():
     config = ModelConfig.from_hf(phi | {"rope_scaling": long})
     assert (config.rotary_dim, config.rope_inv_freq_scale, config.max_position_embeddings) == (4, (1.0, 0.5), 128)
     assert config.rope_factor == pytest.approx((1 + np.log(4) / np.log(128)) ** 0.5)
+
+
+def test_a_cap_of_null_is_none_and_gemma_3_caps_logits_only():
+    gemma = LLAMA | {"model_type": "gemma2", "hidden_act": None}
+    names = ("attn_logit_softcapping", "final_logit_softcapping")
+    for caps, expected in (({}, (50.0, 30.0)), (dict.fromkeys(names), (0.0, 0.0)), (dict.fromkeys(names, 7.0), (7, 7))):
+        config = ModelConfig.from_hf(gemma | caps)
+        assert (config.attention_softcap, config.logit_softcap) == expected
+    third = ModelConfig.from_hf(gemma | {"model_type": "gemma3_text"} | dict.fromkeys(names, 7.0))
+    assert (third.attention_softcap, third.logit_softcap) == (0.0, 7.0)
+
+
+def test_yarn_in_gguf_means_what_llama_cpp_makes_of_it():
+    names = {"type": "yarn", "factor": 4.0, "original_context_length": 128}
+    prefix = "llama.rope.scaling."
+    base = GGUF | {prefix + name: value for name, value in names.items()}
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+
+    def both(asked, theirs):
+        ours = ModelConfig.from_gguf(base | {prefix + name: value for name, value in asked.items()}, GGUF_SHAPES)
+        want = ModelConfig.from_hf(LLAMA | {"rope_scaling": yarn | theirs})
+        assert ours.rope_inv_freq_scale == want.rope_inv_freq_scale
+        return ours.rope_factor, want.rope_factor
+
+    growth = 0.1 * np.log(4) + 1
+    for asked, theirs in (({}, {}), ({"yarn_beta_fast": 8.0, "yarn_beta_slow": 2.0}, {"beta_fast": 8, "beta_slow": 2})):
+        assert both(asked, theirs) == pytest.approx((growth, growth))
+    ours, _ = both({"attn_factor": 0.5, "yarn_log_multiplier": 1.0, "yarn_ext_factor": 1.0}, {})
+    assert ours == pytest.approx(0.5)
+    assert both({"yarn_attn_factor": round(growth, 4)}, {})[0] == pytest.approx(growth)
 
 
 def test_the_language_model_of_a_model_of_text_and_images():
@@ -148,6 +182,7 @@ def test_both_spellings_of_rope_settings_mean_the_same():
         (LLAMA, {"rope_scaling": {"rope_type": "linear"}}, "factor"),
         (LLAMA, {"rope_scaling": {"rope_type": "linear", "factor": -1}}, "factor"),
         (LLAMA, {"partial_rotary_factor": 0.1}, "partial_rotary_factor"),
+        (LLAMA, {"partial_rotary_factor": 0.5}, "partial_rotary_factor.*llama turns whole heads"),
         (LLAMA, {"partial_rotary_factor": "half"}, "partial_rotary_factor"),
         (LLAMA, {"rope_theta": True}, "rope_theta"),
         (LLAMA, {"rope_theta": 1e400}, "rope_theta"),
@@ -184,6 +219,9 @@ def test_what_cannot_be_run_is_refused_by_name(base, change, named):
         ({"tokenizer.ggml.eos_token_id": 100}, None, "eos_token_id"),
         ({"llama.rope.dimension_count": 4}, None, "rope.dimension_count"),
         ({"llama.rope.scaling.type": "other"}, None, "rope.scaling.type"),
+        ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.yarn_ext_factor": 0.5}, None, "yarn_ext_factor"),
+        ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.yarn_attn_factor": 2.0}, None, "yarn_attn_factor"),
+        ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}, (1.0,) * 4, "rope_freqs"),
         ({"llama.block_count": 2.5}, None, "block_count"),
         ({"llama.attention.head_count": [8, 8, 8]}, None, "head_count"),
         ({}, (1.0, 2.0), "rope_freqs.weight"),

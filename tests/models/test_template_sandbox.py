@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from paceline.errors import InvalidParameter, UnsupportedModel
-from paceline.models import template_sandbox
+from paceline.models import template_meter
 from paceline.models.chat_template import ChatTemplate
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -37,11 +37,66 @@ ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% for k in ran
     ],
 )
 def test_what_would_hang_or_grow_or_fail_is_refused(source, monkeypatch):
-    monkeypatch.setattr(template_sandbox, "MOST_STEPS", 20_000)
+    monkeypatch.setattr(template_meter, "MOST_STEPS", 20_000)
     template = ChatTemplate(source, {})
     with pytest.raises(InvalidParameter, match="messages: the model's chat template"):
         template.render(MESSAGES)
-    assert sys.gettrace() is None or "template_sandbox" not in repr(sys.gettrace())
+    assert sys.gettrace() is None or "template_meter" not in repr(sys.gettrace())
+
+
+BIG = "{% set big = 'ab' * 8000000 %}"
+NAMES = "{% set ns = namespace(l=[], n=7) %}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        NAMES + "{% for i in range(9999) %}{% set ns.l = ns.l + ['a' * 16000000 ~ i] %}{% endfor %}",
+        BIG + NAMES + "{% for i in range(9999) %}{% set ns.l = ns.l + [big[i:]] %}{% endfor %}",
+        "{{ range(99999)|map('string')|map('center', 1000000)|list|length }}",
+        BIG + "{{ ([big] * 10000)|tojson|length }}",
+        BIG + "{{ ([big] * 10000)|join|length }}",
+        BIG + "{{ ([big] * 10000)|string|length }}",
+        BIG + "{{ ''.join([big] * 10000)|length }}",
+        BIG + "{{ [big] * 10000 }}",
+        BIG + "{{ ([big] * 10000) ~ '' }}",
+        BIG + "{{ big|replace('a', big)|length }}",
+        BIG + "{{ big.replace('a', big)|length }}",
+        BIG + "{{ big.translate({97: big})|length }}",
+        BIG + "{{ ('{0}' * 10000).format(big)|length }}",
+        BIG + "{{ (('%(a)s' * 10000) % {'a': big})|length }}",
+        BIG + "{{ big.strip(big)|length }}",
+        "{{ '{:30000000000}'.format(1)|length }}",
+        "{{ '%30000000000d'|format(1)|length }}",
+        "{{ ('\\n' * 16000000)|indent(1000000)|length }}",
+        "{{ ('\\t' * 16000000).expandtabs(1000000)|length }}",
+        "{{ ([1] * 100000)|tojson(indent=1000000)|length }}",
+        "{{ ([[1] * 1000] * 1000000)|sum(start=[])|length }}",
+        "{{ 'a'.encode() }}",
+        "{{ lipsum(n=1000000) }}",
+        NAMES + "{% for i in range(60) %}{% set ns.n = ns.n * ns.n %}{% endfor %}",
+        NAMES + "{% for i in range(60) %}{% set ns.l = [ns.l, ns.l] %}{% endfor %}{{ ns.l }}",
+        "{{ strftime_now('%c' * 1000000) }}",
+    ],
+)
+def test_what_would_grow_in_one_step_is_refused_before_it_is_made(source, monkeypatch):
+    monkeypatch.setattr(template_meter, "MOST_ITEMS", 20_000)
+    with pytest.raises(InvalidParameter, match="messages: the model's chat template") as caught:
+        ChatTemplate(source, {}).render(MESSAGES)
+    assert "MemoryError" not in str(caught.value) and len(str(caught.value)) < 500
+
+
+def test_time_is_bounded_where_steps_are_few_and_slow(monkeypatch):
+    monkeypatch.setattr(template_meter, "MOST_SECONDS", 0.2)
+    source = BIG + "{% for i in range(99999) %}{% if 'c' in big %}{% endif %}{% endfor %}"
+    with pytest.raises(InvalidParameter, match="runs without end"):
+        ChatTemplate(source, {}).render(MESSAGES)
+
+
+def test_a_long_refusal_is_cut():
+    with pytest.raises(InvalidParameter) as caught:
+        ChatTemplate("{{ raise_exception('no' * 100000) }}", {}).render(MESSAGES)
+    assert len(str(caught.value)) < 500
 
 
 @pytest.mark.parametrize("source", ["{% if %}", "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}"])
@@ -55,9 +110,13 @@ def test_an_ordinary_template_says_what_it_always_said():
         "{% for m in messages %}{{ '<|' + m.role ~ '|>' }}{{ m['content'] | trim }}\n{% endfor %}"
         "{{ '-' * 3 }}{{ '{:>4}'.format(7) }}{{ 7 % 4 }}{{ '%s' % 'x' }}{{ messages | length }}{{ messages | tojson }}"
         "{{ messages | map(attribute='role') | join(',') }}{{ bos_token }}"
+        "{{ messages[0].content[1:] }}{{ 'abcd'[::2] }}{{ messages[:-1] | length }}{{ ', '.join('xy' | list) }}"
+        "{{ 'a-b'.split('-')[-1] }}{{ '%s%%' | format(5) }}{{ 'a\\nb' | indent(2) }}{{ {'k': [1]} | tojson(indent=1) }}"
+        "{{ [1, 2] | sum }}{{ ' x '.strip() }}{{ none }}{{ 1.5 }}"
     )
     text = ChatTemplate(source, {"bos_token": "<s>"}).render(MESSAGES)
-    assert text == '<|user|>hi\n---   73x1[{"role": "user", "content": "hi"}]user<s>'
+    ordinary = '<|user|>hi\n---   73x1[{"role": "user", "content": "hi"}]user<s>'
+    assert text == ordinary + 'iac0x, yb5%a\n  b{\n "k": [\n  1\n ]\n}3xNone1.5'
 
 
 def test_a_long_conversation_is_within_the_bounds():

@@ -18,7 +18,7 @@ import numpy as np
 
 from paceline.errors import InvalidParameter, PacelineError, UnsupportedModel
 from paceline.models.cache_dir import cache_dir
-from paceline.models.checkpoint import Checkpoint
+from paceline.models.checkpoint import Checkpoint, LetsGo
 from paceline.models.config import ModelConfig
 from paceline.models.intact import is_sealed, seal
 from paceline.models.numba_executor.blocks.formats import FORMATS
@@ -204,6 +204,8 @@ def convert(folder: Path, checkpoint: Checkpoint, dtype: str, progress: Progress
     def step() -> None:
         nonlocal done
         done += 1
+        if isinstance(checkpoint, LetsGo):
+            checkpoint.let_go()  # or a first start would have the file and what becomes of it in memory
         progress(done, total)
 
     for matrix in matrices:
