@@ -200,8 +200,12 @@ def bench(
     gates, specs = [Gate.of(text) for text in stop.gate or []], compared.specs()
     slo = Slo.of(asked.slo) if asked.slo is not None else None
     plan = Plan(asked.cells(), stop.rounds, stop.minutes, stop.narrow)
+    for name, path in (("html", files.html), ("markdown", files.markdown)):
+        o.check_writable(name, path)
     arms, skipped, dtype = _arms(model, specs, compared, asked.raw, machine)
     known = {"model": model, "dtype": dtype}
+    for gate in gates:
+        gate.check([arm.label for arm in arms], {cell.family for cell in plan.cells})
     file = BenchFile(files.resume, known | _settings(asked, arms, plan, specs))
     with progress_bars() as progress:
         ended = run_bench(arms, plan, file, progress)
@@ -269,6 +273,8 @@ def _arms(
                 f"{arm.label} answers a repeated prompt in less than half the time: start it without a cache"
             )
     arms += servers
+    if not arms:
+        raise InvalidParameter("url", "there is neither a model nor a server", "name a model, or --url and --plain-url")
     if specs and len(skipped) == len(specs) and not servers:
         label, why = next(iter(skipped.items()))
         raise InvalidParameter("drafts", f"nothing is left to compare: {label}: {why}", "name a drafter that runs here")
