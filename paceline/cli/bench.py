@@ -61,6 +61,8 @@ class Prompts:
         from paceline.evaluation.bench.run import cells_of, open_cells_of
         from paceline.evaluation.prompts import load_prompts
 
+        if self.turns not in ("first", "all"):
+            raise InvalidParameter("turns", f"{self.turns!r} is unknown", "use first or all")
         chosen = load_prompts(self.prompts, o.names(self.families), self.per_family, self.turns == "all")
         own = None if self.unseeded else self.seed
         if self.rates and self.at_once != [1]:
@@ -262,11 +264,11 @@ def _arms(
     arms: list[Arm] = []
     skipped: dict[str, str] = {}
     dtype = None
+    servers = url_arms(compared.url or [], compared.plain_url or [], raw, has_own=model != o.NONE)
     if model != o.NONE:
         llm = o.load_llm(model, None, **machine.engine())
         dtype = llm.dtype
         arms, skipped = own_arms(llm, specs, raw)
-    servers = url_arms(compared.url or [], compared.plain_url or [], raw, has_own=model != o.NONE)
     for arm in servers:
         if answers_from_a_cache(arm.server, raw):
             messages.print(

@@ -103,7 +103,8 @@ def test_a_server_whose_speculation_is_off_is_named():
     ("arguments", "field"),
     [(["--families", "nope"], "families"), (["--precision", "3"], "precision"), (["-c", "x"], "concurrency"),
      (["--gate", "x>y"], "gate"), (["--spec", "x={"], "spec"), (["--rounds", "0"], "rounds"),
-     (["--slo", "ttft=5"], "slo"), (["--drafts", "nope"], "drafts"), (["--prompts", "long:x"], "prompts")],
+     (["--slo", "ttft=5"], "slo"), (["--drafts", "nope"], "drafts"), (["--prompts", "long:x"], "prompts"),
+     (["--turns", "last"], "turns"), (["--prompts", "/dev/null"], "prompts")],
 )  # fmt: skip
 def test_bad_input_names_its_field(command, arguments, field):
     result = command(*arguments)
