@@ -48,8 +48,8 @@ def main() -> None:
         for prompts in (12, 24, 60):
             seeds = range(len(rows) * args.runs, (len(rows) + 1) * args.runs)
             some = [interval(seed, prompts, jitter, lasting) for seed in track(seeds, f"{prompts} prompts")]
-            equal = np.mean([again.low <= 1 <= again.high for again, _ in some])
-            slow = np.mean([slower.high < 1 for _, slower in some])
+            equal = np.mean([holds_1(again) for again, _ in some])
+            slow = np.mean([is_slower(slower) for _, slower in some])
             width = np.median([again.half_width for again, _ in some])
             rows.append([f"{jitter:.0%}", f"{lasting:.0%}", prompts, f"{equal:.1%}", f"{slow:.1%}", f"{width:.2%}"])
             found[f"{jitter} {lasting} {prompts}"] = {"covers": equal, "finds_3_percent": slow, "half_width": width}
@@ -73,6 +73,16 @@ def compared(measurements: list[Measurement], slower: str) -> tuple[Interval, In
     """Intervals of plain decoding against itself, and of the arm `slower`."""
     again, slow = (time_ratio(pairs_of(measurements, arm, "plain", decode=True)) for arm in ("plain (again)", slower))
     return again, slow
+
+
+def holds_1(one: Interval) -> bool:
+    """Whether nothing speaks against equal speed; without an interval nothing is known, which counts as no."""
+    return one.low is not None and one.high is not None and one.low <= 1 <= one.high
+
+
+def is_slower(one: Interval) -> bool:
+    """Whether the whole interval lies below 1."""
+    return one.high is not None and one.high < 1
 
 
 class SlowedArm(EngineArm):
@@ -108,10 +118,10 @@ def on_a_model(args: argparse.Namespace) -> dict:
     every, slow = compared([m for m in file.measurements if m.round in whole], "slowed")
     return {
         "model": args.real, "ended": ended, "runs": len(whole), "prompts": len(asked),
-        "covers": sum(again.low <= 1 <= again.high for again, _ in found),
+        "covers": sum(holds_1(again) for again, _ in found),
         "intervals": [[again.low, again.ratio, again.high] for again, _ in found],
         "half_width": float(np.median([again.half_width for again, _ in found])),
-        "finds_3_percent_alone": sum(slower.high < 1 for _, slower in found),
+        "finds_3_percent_alone": sum(is_slower(slower) for _, slower in found),
         "all_runs": {"again": [every.low, every.ratio, every.high], "slowed": [slow.low, slow.ratio, slow.high]},
         "minutes": sum(m.seconds for m in file.measurements if m.round in whole) / 60,
     }  # fmt: skip

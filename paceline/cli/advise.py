@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,10 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paceline.engine.llm import LLM
-    from paceline.evaluation.advise.candidates import Candidate
+    from paceline.evaluation.advise.candidates import Candidate, Wanted
     from paceline.evaluation.advise.predict import Prediction
     from paceline.evaluation.advise.replay import Text
     from paceline.evaluation.advise.run import Advice
+    from paceline.evaluation.prompts import Prompt
+    from paceline.scheduling.profile import Profile
+    from paceline.types import SamplingParams
 
 WHAT, TIMES, RESULT = "What is asked", "What rounds cost", "What comes of it"
 _SHOWN = 12
@@ -52,6 +56,38 @@ class Question:
     max_tokens: o.MaxTokens = o.DEFAULT_MAX_TOKENS
     per_family: Annotated[int | None, o.option(WHAT, "--per-family", help="Most texts of each kind.")] = None
     raw: o.Raw = False
+
+    def prompts(self) -> "list[Prompt]":
+        """What was asked, with the answers that a log has."""
+        from paceline.evaluation.prompts import load_prompts
+
+        return load_prompts(self.traffic, per_family=self.per_family)
+
+    def params(self) -> "SamplingParams":
+        """How it is answered."""
+        from paceline.types import SamplingParams
+
+        return SamplingParams(temperature=self.temperature, max_tokens=self.max_tokens)
+
+    def wanted(self, default: "Sequence[str]" = ()) -> "list[Wanted]":
+        """Candidates before they are replayed; `default` where none are named."""
+        from paceline.evaluation.advise.candidates import wanted_of
+
+        named = o.names(self.candidates) if self.candidates is not None else default
+        return wanted_of(named, _counts("num_draft_tokens", self.lengths), self.spec or ())
+
+    def known(self, draft_ms: float) -> "Callable[[Sequence[Text]], list[Candidate]]":
+        """Candidates of a file, of which drafting one token takes so long."""
+        from paceline.evaluation.advise.candidates import from_profiles
+        from paceline.evaluation.advise.exchange import read_profiles
+
+        profiles = read_profiles(self.acceptance) if self.acceptance else []
+        return lambda texts: from_profiles(profiles, texts, draft_ms / 1000)
+
+    @property
+    def at_once(self) -> list[int]:
+        """Requests that decode at once."""
+        return _counts("concurrency", self.batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,50 +154,71 @@ def advise(
     from paceline.evaluation.advise.flags import all_flags
 
     all_flags(o.names(wishes.engines), None)
-    sizes = o.numbers("concurrency", question.batch, int)
-    if times.url is not None and wishes.validate:
-        raise InvalidParameter("validate", "is given beside --url", "measure the server with paceline bench --url")
+    asked = _asked(question, times, wishes)
     llm = None if times.url is not None else o.load_llm(model, None, **machine.engine())
-    is_traced = wishes.export is not None
     if llm is None:
-        advice = _ask_server(model, times, question, sizes)
+        advice = _ask_server(model, times, asked)
     else:
-        advice = _ask(llm, question, times, sizes, machine, is_traced)
-    checked = _validate(llm, advice, question, wishes.validate) if llm and wishes.validate else None
-    record = _record(advice, sizes[0], o.names(wishes.engines), checked)
+        advice = _ask(llm, question, asked, machine, is_traced=wishes.export is not None)
+    checked = _validate(llm, advice, asked.prompts, question.raw, wishes.validate) if llm and wishes.validate else None
+    record = _record(advice, asked.sizes[0], o.names(wishes.engines), checked)
     if wishes.export:
         _export(advice, wishes.export, model, question.temperature)
     print(json.dumps(record)) if wishes.as_json else _show(advice.predictions, record)
 
 
-def _ask_server(model: str, times: Times, question: Question, sizes: list[int]) -> "Advice":
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The question as it was read, all of it before a model is loaded."""
+
+    prompts: "list[Prompt]"
+    params: "SamplingParams"
+    wanted: "Callable[[Sequence[str]], list[Wanted]]"
+    known: "Callable[[Sequence[Text]], list[Candidate]]"
+    sizes: list[int]
+    profile: "Profile | None"
+
+
+def _asked(question: Question, times: Times, wishes: Wishes) -> _Asked:
+    """Raises InvalidParameter for whatever can be refused without the model."""
+    from paceline.evaluation.advise.candidates import check_names
+    from paceline.scheduling.profile import Profile
+
+    if times.url is not None and wishes.validate is not None:
+        raise InvalidParameter("validate", "is given beside --url", "measure the server with paceline bench --url")
+    if wishes.validate is not None and not 0 < wishes.validate < inf:
+        raise InvalidParameter("validate", f"{wishes.validate} is not above 0", "give minutes")
+    if not 0 <= times.draft_ms < inf:
+        raise InvalidParameter("draft_ms", f"{times.draft_ms} is no time", "give milliseconds")
+    o.check_writable("export", wishes.export)
+    check_names(question.wanted())
+    profile = Profile.read(times.profile) if times.profile else None
+    known = question.known(times.draft_ms)
+    return _Asked(question.prompts(), question.params(), question.wanted, known, question.at_once, profile)
+
+
+def _counts(field: str, text: str) -> list[int]:
+    """``1,2,4``, at least one number and each at least 1."""
+    found = o.numbers(field, text, int)
+    if not found or min(found) < 1:
+        raise InvalidParameter(field, f"{text!r} has no number, or one below 1", "write e.g. 1,4,8")
+    return found
+
+
+def _ask_server(model: str, times: Times, asked: _Asked) -> "Advice":
     """The same for a server; `model` lends its tokenizer, or is none where the server tells tokens."""
-    from paceline.evaluation.advise.candidates import wanted_of
     from paceline.evaluation.advise.server import take_server_advice
     from paceline.evaluation.endpoint import connect_to
-    from paceline.evaluation.prompts import load_prompts
     from paceline.models.resolve import resolve_model
-    from paceline.types import SamplingParams
 
     server, draft = (connect_to(url) if url else None for url in (times.url, times.draft_url))
     assert server is not None
-    prompts = load_prompts(question.traffic, per_family=question.per_family)
-    params = SamplingParams(temperature=question.temperature, max_tokens=question.max_tokens)
-    named = o.names(question.candidates) if question.candidates is not None else ["ngram", "suffix"]
-    wanted = wanted_of(named, o.numbers("num_draft_tokens", question.lengths, int), question.spec or ())
     tokenizer = None if model == o.NONE else resolve_model(model).tokenizer
-    known = _known(question, times)
+    wanted = asked.wanted(["ngram", "suffix"])
     with progress_bars() as progress:
-        return take_server_advice(server, draft, prompts, wanted, params, sizes, tokenizer, progress, known)
-
-
-def _known(question: Question, times: Times) -> "Callable[[Sequence[Text]], list[Candidate]]":
-    """Candidates of a file."""
-    from paceline.evaluation.advise.candidates import from_profiles
-    from paceline.evaluation.advise.exchange import read_profiles
-
-    profiles = read_profiles(question.acceptance) if question.acceptance else []
-    return lambda texts: from_profiles(profiles, texts, times.draft_ms / 1000)
+        return take_server_advice(
+            server, draft, asked.prompts, wanted, asked.params, asked.sizes, tokenizer, progress, asked.known
+        )
 
 
 def _export(advice: "Advice", path: Path, model: str, temperature: float) -> None:
@@ -170,26 +227,19 @@ def _export(advice: "Advice", path: Path, model: str, temperature: float) -> Non
     write_profiles(path, model, temperature, [one.record() for one in advice.in_order()])
 
 
-def _ask(llm: "LLM", question: Question, times: Times, sizes: list[int], machine: Machine, is_traced: bool) -> "Advice":
+def _ask(llm: "LLM", question: Question, asked: _Asked, machine: Machine, is_traced: bool) -> "Advice":
     """Texts, times, replays."""
     from paceline.config import EngineConfig
-    from paceline.evaluation.advise.candidates import default_candidates, wanted_of
+    from paceline.evaluation.advise.candidates import default_candidates
     from paceline.evaluation.advise.run import take_advice
-    from paceline.evaluation.prompts import load_prompts
-    from paceline.scheduling.profile import Profile
-    from paceline.types import SamplingParams
 
-    prompts = load_prompts(question.traffic, per_family=question.per_family)
-    params = SamplingParams(temperature=question.temperature, max_tokens=question.max_tokens)
-    named = o.names(question.candidates) if question.candidates is not None else default_candidates(llm.loaded)
-    wanted = wanted_of(named, o.numbers("num_draft_tokens", question.lengths, int), question.spec or ())
     config = EngineConfig(**machine.engine())
-    measured = Profile.read(times.profile) if times.profile else None
-    known = _known(question, times)
+    wanted = asked.wanted(default_candidates(llm.loaded))
     with progress_bars() as progress:
         return take_advice(
-            llm, prompts, wanted, params, sizes, config, measured, question.raw, progress, is_traced, known
-        )
+            llm, asked.prompts, wanted, asked.params, asked.sizes, config, asked.profile, question.raw, progress,
+            is_traced, asked.known,
+        )  # fmt: skip
 
 
 def _record(advice: "Advice", size: int, engines: list[str], checked: list[dict[str, Any]] | None) -> dict[str, Any]:
@@ -207,14 +257,14 @@ def _record(advice: "Advice", size: int, engines: list[str], checked: list[dict[
     }  # fmt: skip
 
 
-def _validate(llm: "LLM", advice: "Advice", question: Question, minutes: float) -> list[dict[str, Any]]:
+def _validate(
+    llm: "LLM", advice: "Advice", prompts: "list[Prompt]", raw: bool, minutes: float
+) -> list[dict[str, Any]]:  # fmt: skip
     """The best candidates and two others, measured against plain decoding: predicted and measured side by side."""
     from paceline.evaluation.advise.validate import validate
-    from paceline.evaluation.prompts import load_prompts
 
-    prompts = load_prompts(question.traffic, per_family=question.per_family)
     with progress_bars() as progress:
-        return validate(llm, advice, prompts, minutes, question.raw, progress)
+        return validate(llm, advice, prompts, minutes, raw, progress)
 
 
 def _show(predictions: "Sequence[Prediction]", record: dict[str, Any]) -> None:

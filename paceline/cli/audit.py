@@ -1,7 +1,7 @@
 """`paceline audit`: does speculation change what a model says? Evidence for your model, settings and prompts."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -79,12 +79,12 @@ def audit(
     from paceline.evaluation.prompts import load_prompts
     from paceline.evaluation.provenance import provenance
 
+    o.check_writable("html", question.html)
     texts = [prompt.text for prompt in load_prompts(question.prompts)]
-    least = _lenience(question.detect)
     if question.url is not None:
         result = _remote(question.url, texts, question)
     else:
-        result = _local(model, drafting, texts, machine, question, least)
+        result = _local(model, drafting, texts, machine, question)
     title, verdict, found, excluded, seconds, code = result
     record = show.as_json(verdict, found, excluded, seconds=seconds, exit_code=code, provenance=provenance())
     if question.html:
@@ -100,21 +100,24 @@ def audit(
 Found = tuple[str, "Verdict", "list[Check]", float | None, float, int]
 
 
-def _local(
-    model: str, drafting: Drafting, texts: list[str], machine: Machine, question: Question, least: float | None
-) -> Found:
+def _local(model: str, drafting: Drafting, texts: list[str], machine: Machine, question: Question) -> Found:
     """An audit of a model here: (title, verdict, checks, smallest effect excluded, seconds, exit code)."""
     from paceline.evaluation.audit import show
     from paceline.evaluation.audit.betting import Bets
-    from paceline.evaluation.audit.ledger import fingerprint, read_bets, write_bets
+    from paceline.evaluation.audit.ledger import check_ledger, fingerprint, read_bets, write_bets
     from paceline.evaluation.audit.run import CHECKS, AuditPlan
     from paceline.evaluation.audit.run import audit as run
 
-    spec_of, ledger = _speculation(drafting), question.ledger
+    if question.plain_url is not None:
+        raise InvalidParameter("plain_url", "is given without --url", "name the server that speculates with --url")
+    spec_of, ledger, least = _speculation(drafting), question.ledger, _lenience(question.detect)
+    checks = o.names(question.checks) or CHECKS
+    plan = AuditPlan({}, question.minutes, checks, question.alpha, least, question.max_tokens)
+    if ledger:
+        check_ledger(ledger)
     plain = o.load_llm(model, None, **machine.engine())
     spec = spec_of(plain)
-    checks = o.names(question.checks) or CHECKS
-    plan = AuditPlan(spec, question.minutes, checks, question.alpha, least, question.max_tokens)
+    plan = replace(plan, speculative=spec)
     ids = [plain.user_prompt(text, question.raw) for text in texts]
     key = fingerprint(plain.loaded.source.checkpoint.fingerprint, {"dtype": plain.dtype, "speculative": spec})
     bets = read_bets(ledger, key) if ledger else Bets()
@@ -131,11 +134,13 @@ def _speculation(drafting: Drafting) -> "Callable[[LLM], dict[str, Any]]":
     """How a model drafts. Raises InvalidParameter, before it is loaded, when nothing would be drafted."""
     from dataclasses import asdict
 
-    from paceline.drafters.registry import resolve_drafter
+    from paceline.drafters.registry import AUTO, option_names, resolve_drafter
 
     config = drafting.config()
     if config is None:
         raise InvalidParameter("draft", "none drafts nothing, so there is nothing to audit", "name a drafter")
+    if config.method != AUTO:
+        option_names(config.method)
     return lambda plain: asdict(resolve_drafter(config, plain.loaded) or config)
 
 
@@ -150,6 +155,10 @@ def _remote(url: str, texts: list[str], question: Question) -> Found:
     if question.plain_url is None:
         remedy = "start it a second time without speculation and name that"
         raise InvalidParameter("plain_url", "is missing: a server's text is held against its own plain text", remedy)
+    for name, value in (("detect", question.detect), ("checks", question.checks), ("ledger", question.ledger)):
+        if value is not None:
+            problem = "is given beside --url: a server's texts are compared, its probabilities are not known"
+            raise InvalidParameter(name, problem, "leave it out, or audit the weights here")
     started = time.monotonic()
     spec, plain = connect_to(url), connect_to(question.plain_url)
     checks = remote_audit(spec, plain, texts, question.max_tokens, raw=question.raw)

@@ -61,6 +61,8 @@ class Prompts:
         from paceline.evaluation.bench.run import cells_of, open_cells_of
         from paceline.evaluation.prompts import load_prompts
 
+        if self.turns not in ("first", "all"):
+            raise InvalidParameter("turns", f"{self.turns!r} is unknown", "use first or all")
         chosen = load_prompts(self.prompts, o.names(self.families), self.per_family, self.turns == "all")
         own = None if self.unseeded else self.seed
         if self.rates and self.at_once != [1]:
@@ -200,8 +202,12 @@ def bench(
     gates, specs = [Gate.of(text) for text in stop.gate or []], compared.specs()
     slo = Slo.of(asked.slo) if asked.slo is not None else None
     plan = Plan(asked.cells(), stop.rounds, stop.minutes, stop.narrow)
+    for name, path in (("html", files.html), ("markdown", files.markdown)):
+        o.check_writable(name, path)
     arms, skipped, dtype = _arms(model, specs, compared, asked.raw, machine)
     known = {"model": model, "dtype": dtype}
+    for gate in gates:
+        gate.check([arm.label for arm in arms], {cell.family for cell in plan.cells})
     file = BenchFile(files.resume, known | _settings(asked, arms, plan, specs))
     with progress_bars() as progress:
         ended = run_bench(arms, plan, file, progress)
@@ -258,17 +264,19 @@ def _arms(
     arms: list[Arm] = []
     skipped: dict[str, str] = {}
     dtype = None
+    servers = url_arms(compared.url or [], compared.plain_url or [], raw, has_own=model != o.NONE)
     if model != o.NONE:
         llm = o.load_llm(model, None, **machine.engine())
         dtype = llm.dtype
         arms, skipped = own_arms(llm, specs, raw)
-    servers = url_arms(compared.url or [], compared.plain_url or [], raw, has_own=model != o.NONE)
     for arm in servers:
         if answers_from_a_cache(arm.server, raw):
             messages.print(
                 f"{arm.label} answers a repeated prompt in less than half the time: start it without a cache"
             )
     arms += servers
+    if not arms:
+        raise InvalidParameter("url", "there is neither a model nor a server", "name a model, or --url and --plain-url")
     if specs and len(skipped) == len(specs) and not servers:
         label, why = next(iter(skipped.items()))
         raise InvalidParameter("drafts", f"nothing is left to compare: {label}: {why}", "name a drafter that runs here")

@@ -59,12 +59,14 @@ def load_prompts(
         prompts = _stretches(source.removeprefix(_LONG), per_family or _STRETCHES)
     else:
         prompts = list(_BUILTIN if source == BUILTIN else _of_file(*_layout(source), all_turns))
+    if not prompts:
+        raise InvalidParameter("prompts", f"there is none in {source}", "write one a line, or a record for each")
     groups: dict[str, list[Prompt]] = defaultdict(list)
     for prompt in prompts:
         if not families or prompt.family in families:
             groups[prompt.family].append(prompt)
     if not groups:
-        known = ", ".join(sorted({prompt.family for prompt in prompts})) or "none"
+        known = ", ".join(sorted({prompt.family for prompt in prompts}))
         raise InvalidParameter("families", f"none of {list(families)} is in {source}", f"it has {known}")
     kept = [group[:per_family] for group in groups.values()]
     return [prompt for turn in zip_longest(*kept) for prompt in turn if prompt is not None]

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.drafters.registry import resolve_drafter
+from paceline.drafters.registry import AUTO, option_names, resolve_drafter
 from paceline.engine.build import build_engine, load
 from paceline.engine.engine import Engine
 from paceline.engine.llm import LLM
@@ -106,6 +106,25 @@ def wanted_of(drafts: Sequence[str], lengths: Sequence[int], spec_texts: Sequenc
     return found
 
 
+def check_names(wanted: Sequence[Wanted]) -> None:
+    """Raise InvalidParameter for a configuration that no model could run: an unknown drafter or field."""
+    for one in wanted:
+        config = SpeculativeConfig.of(one.spec)
+        if config is not None and config.method != AUTO:
+            option_names(config.method)
+
+
+def check_replayable(llm: LLM, wanted: Sequence[Wanted]) -> None:
+    """Raise InvalidParameter for a drafter that this model cannot run, or that cannot be replayed.
+
+    Asked before anything is answered or timed, which takes minutes.
+    """
+    for one in wanted:
+        if llm.drafting_with(one.spec).engine.drafter.traits.watches:
+            remedy = "measure it with paceline bench"
+            raise InvalidParameter("candidates", f"{one.draft!r} must see the target verify rows off the text", remedy)
+
+
 def replayed(
     llm: LLM, wanted: Sequence[Wanted], texts: Sequence[Text], params: SamplingParams, config: EngineConfig,
     profile: Profile, progress: NamedProgress = lambda what, done, total: None, traced: bool = False,
@@ -178,9 +197,6 @@ def _walked(
     """A candidate whose drafter is asked for real, as an engine makes it."""
     engine = engine_that_drafts(loaded, one.spec, config, profile, progress)
     traits = engine.drafter.traits
-    if traits.watches:
-        remedy = "measure it with paceline bench"
-        raise InvalidParameter("candidates", f"{one.draft!r} must see the target verify rows off the text", remedy)
     k, how = one.k or traits.natural_budget, how_replayed(traits, params)
     is_lookup = traits.deterministic and not traits.taps
     reader = None if is_lookup else Reader(loaded.model, engine, params, k)

@@ -98,12 +98,14 @@ class Arm:
     """What one way to decode takes at one number of requests.
 
     Attributes:
-        besides: seconds of a round on top of one whose draft costs nothing.
+        besides: seconds of a round on top of one whose draft costs nothing, where something was drafted.
+        idle: the same of rounds in which nothing was.
         opening: seconds per prompt token, once.
         mean_nodes: drafted tokens of a request and round.
     """
 
     besides: float
+    idle: float
     opening: float
     mean_nodes: float
 
@@ -134,12 +136,19 @@ class Stand:
         further -= self._profile.batch_seconds(rows, number, self._context)
         return float(np.interp(num_nodes, self._nodes, self._seconds)) + further
 
+    def _besides(self, rounds: Sequence[Timed]) -> float:
+        """Seconds of rounds on top of those that verify as many tokens for nothing."""
+        return _usual((one.turn, one.seconds - self.known(one.num_nodes, one.context)) for one in rounds)
+
     def _arm(self, rounds: Sequence[Timed], openings: Sequence[Opening]) -> Arm:
-        besides = _usual((one.turn, one.seconds - self.known(one.num_nodes, one.context)) for one in rounds)
+        # what is judged, and how unevenly over the requests, tells in rounds that draft, and in no others
+        drafting, idle = ([one for one in rounds if bool(one.num_nodes) is some] for some in (True, False))
+        besides, besides_idle = self._besides(drafting or idle), self._besides(idle or drafting)
         usual = _usual((one.turn, one.seconds) for one in rounds)
         own = [one for one in openings if one.num_requests == self._num_requests]
         opening = _usual((turn, (one.seconds - usual) / one.num_prompt_tokens) for turn, one in enumerate(own))
-        return Arm(besides, max(0.0, opening), mean(one.num_nodes for one in rounds) / self._num_requests)
+        mean_nodes = mean(one.num_nodes for one in rounds) / self._num_requests
+        return Arm(besides, besides_idle, max(0.0, opening), mean_nodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +198,9 @@ class RehearsedPrices:
         arm = stand.arms[self.name]
         levels = min(1.0, own_nodes / arm.mean_nodes) if self.has_model and arm.mean_nodes else 1.0
         one = Round(num_requests, num_requests * own_nodes, levels, context)
-        seconds = round_seconds(one, _AtStand(stand, num_requests, arm.besides))
-        return max(seconds, stand.known(0, context) + stand.arms[PLAIN].besides) if self.name != PLAIN else seconds
+        besides = arm.besides if own_nodes else arm.idle
+        seconds = round_seconds(one, _AtStand(stand, num_requests, besides))
+        return max(seconds, stand.known(0, context) + stand.arms[PLAIN].idle) if self.name != PLAIN else seconds
 
 
 @dataclass(frozen=True, slots=True)

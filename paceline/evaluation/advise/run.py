@@ -6,7 +6,7 @@ from typing import Any
 
 from paceline.config import EngineConfig
 from paceline.engine.llm import LLM
-from paceline.evaluation.advise.candidates import Candidate, Wanted, profile_of, replayed
+from paceline.evaluation.advise.candidates import Candidate, Wanted, check_replayable, profile_of, replayed
 from paceline.evaluation.advise.predict import Prediction, predict
 from paceline.evaluation.advise.prices import CandidatePrices, MeasuredPrices, RehearsedPrices, Stand, stands_of
 from paceline.evaluation.advise.rehearsal import Rehearsal, rehearse
@@ -94,6 +94,7 @@ def take_advice(
         traced: see `replayed`.
         known: further candidates, of the texts.
     """
+    check_replayable(llm, wanted)
     measured = profile or profile_of(llm.loaded, config, progress)
     texts, num_foreign = texts_of(llm, prompts, params, raw, progress)
     found = replayed(llm, wanted, texts, params, config, measured, progress, traced, batches)

@@ -18,6 +18,11 @@ def fingerprint(weights: str, settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
+def check_ledger(path: Path) -> None:
+    """Raise InvalidParameter where evidence could not be added there: before the audit, not after it."""
+    _read(path)
+
+
 def read_bets(path: Path, key: str) -> Bets:
     """The bets of earlier audits, fresh ones where there are none.
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import log
+from math import inf, log
 from typing import Any
 
 from paceline.engine.llm import LLM
@@ -62,8 +62,10 @@ class AuditPlan:
         unknown = [name for name in self.checks if name not in CHECKS]
         if unknown:
             raise InvalidParameter("checks", f"{unknown[0]!r} is unknown", f"use some of {', '.join(CHECKS)}")
-        if not self.minutes > 0:
+        if not 0 < self.minutes < inf:
             raise InvalidParameter("minutes", f"{self.minutes} is not above 0", "give it some time")
+        if self.max_tokens < 1:
+            raise InvalidParameter("max_tokens", f"{self.max_tokens} is below 1", "answers need tokens to be compared")
         if not 0 < self.alpha < 1:
             raise InvalidParameter("alpha", f"{self.alpha} is not in (0, 1)", "1e-6 is usual")
 

@@ -1,13 +1,13 @@
 """`--gate`: what a bench must show, as a line that a build can fail on."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from paceline.errors import InvalidParameter
 from paceline.evaluation.bench.summary import ALL, Table
 
-_FORM = re.compile(r"^(?P<arm>.+?)>=(?P<least>[0-9.]+)(?:@(?P<family>.+))?$")
+_FORM = re.compile(r"^\s*(?P<arm>.+?)\s*>=\s*(?P<least>[0-9.]+)\s*(?:@\s*(?P<family>.+?)\s*)?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Gate:
     @classmethod
     def of(cls, text: str) -> "Gate":
         """From ``ARM>=RATIO`` or ``ARM>=RATIO@FAMILY``. Raises InvalidParameter for anything else."""
-        found = _FORM.match(text.replace(" ", ""))
+        found = _FORM.match(text)
         try:
             if found is None:
                 raise ValueError
@@ -31,18 +31,21 @@ class Gate:
                 "gate", f"{text!r} cannot be read", "write e.g. 'suffix>=1.2@summarization'"
             ) from None
 
-    def failures(self, tables: Sequence[Table]) -> list[str]:
-        """A sentence for every setting at which it is not shown.
+    def check(self, arms: Sequence[str], families: Collection[str]) -> None:
+        """Raise InvalidParameter for an arm or a family that is not measured: before the bench, not after it."""
+        if self.arm not in arms:
+            raise InvalidParameter("gate", f"there is no arm {self.arm!r}", f"arms are {', '.join(arms)}")
+        if self.family not in (ALL, *families):
+            known = ", ".join(sorted(families))
+            raise InvalidParameter("gate", f"there is no family {self.family!r}", f"families are {known}")
 
-        Raises:
-            InvalidParameter: there is no such arm or family.
-        """
+    def failures(self, tables: Sequence[Table]) -> list[str]:
+        """A sentence for every setting at which it is not shown."""
         some = [
             (table, one) for table in tables for one in table.arms if (table.family, one.arm) == (self.family, self.arm)
         ]
-        if not some:
-            known = ", ".join(sorted({one.arm for table in tables for one in table.arms}))
-            raise InvalidParameter("gate", f"there is no arm {self.arm!r} on {self.family!r}", f"arms are {known}")
+        if not some:  # the time was up before this family's first prompt
+            return [f"{self.arm} on {self.family}: not measured"]
         failures = []
         for table, one in some:
             low = one.decode.low

@@ -11,6 +11,7 @@ from paceline.cli.main import app
 from paceline.config import EngineConfig
 from paceline.engine.llm import LLM
 from paceline.errors import InvalidParameter
+from paceline.evaluation.advise import run
 from paceline.evaluation.advise.flags import engine_names, flags_for
 from paceline.evaluation.advise.predict import advice_of, best_of, predict
 from paceline.evaluation.advise.prices import MeasuredPrices
@@ -175,9 +176,27 @@ def test_people_get_a_table_and_what_was_measured(command):
 
 @pytest.mark.parametrize(
     ("arguments", "field"),
-    [(["--candidates", "lookahead"], "candidates"), (["--for", "nope"], "for"), (["-c", "x"], "concurrency")],
+    [(["--candidates", "lookahead"], "candidates"), (["--candidates", "ngram", "--spec", "x={}"], "method")],
 )
-def test_bad_input_names_its_field(command, arguments, field):
+def test_what_this_model_cannot_replay_is_refused_before_it_answers(command, monkeypatch, arguments, field):
+    monkeypatch.setattr(run, "texts_of", lambda *_: pytest.fail("answered first"))
+    result = command(*arguments)
+    assert isinstance(result.exception, InvalidParameter)
+    assert result.exception.field == field
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (["--for", "nope"], "for"), (["-c", "x"], "concurrency"), (["-c", "0"], "concurrency"),
+        (["-k", "0"], "num_draft_tokens"), (["-k", ""], "num_draft_tokens"), (["--candidates", "none"], "drafter"),
+        (["--candidates", "nope"], "drafter"), (["--validate", "0"], "validate"), (["--draft-ms", "nan"], "draft_ms"),
+        (["--export", "/no/such/folder/x.json"], "export"), (["--max-tokens", "0"], "max_tokens"),
+        (["--temperature", "-1"], "temperature"), (["--traffic", "/no/such/log.jsonl"], "prompts"),
+    ],
+)  # fmt: skip
+def test_bad_input_names_its_field_before_a_model_is_loaded(command, monkeypatch, arguments, field):
+    monkeypatch.setattr(options, "load_llm", lambda *_, **__: pytest.fail("loaded first"))
     result = command(*arguments)
     assert isinstance(result.exception, InvalidParameter)
     assert result.exception.field == field

@@ -60,6 +60,14 @@ def test_a_round_costs_what_its_draft_and_everything_besides_take():
     assert own.round(2, 6, 30) == pytest.approx(2 + 2 / 3), "between one and four requests"
 
 
+def test_a_round_that_drafts_nothing_costs_what_such_rounds_took():
+    rounds = rehearsal().rounds
+    idle = {"x": [*rounds["x"], *[Timed(1.1, 1, 0, 30)] * 20]}  # most rounds of this lookup find nothing
+    found = RehearsedPrices(stands_of(Rehearsal({**rounds, **idle}, rehearsal().openings), FLAT), "x")
+    assert found.round(1, 0, 30) == pytest.approx(1.1)
+    assert found.round(1, 3, 30) == pytest.approx(2.0), "as the rounds that draft"
+
+
 def test_a_turn_that_was_disturbed_does_not_count():
     quiet = [Timed(1.0, 1, 0, 30, turn) for turn in range(10) for _ in range(3)]
     busy = [Timed(9.0, 1, 0, 30, 10) for _ in range(3)]
@@ -116,8 +124,19 @@ def test_rounds_are_remembered_in_order_where_they_are_sure():
 
 def test_lengths_go_from_none_to_the_longest():
     assert known_lengths(1, 4) == [0, 1, 2, 3, 4]
-    assert known_lengths(3, 8)[0] == 0
-    assert known_lengths(3, 8)[-1] == 24
+    assert known_lengths(3, 8) == list(range(25)), "every step of a pass, wherever its tiles end"
+    assert known_lengths(16, 8)[32:] == [32, 48, 64, 96, 128]
+
+
+def test_a_step_between_even_lengths_is_not_a_line():
+    def seconds(nodes: int) -> float:
+        return float(1 + (nodes + 3) // 4)  # tiles of four rows
+
+    known = [Timed(seconds(nodes), 3, nodes, 30) for nodes in known_lengths(3, 8)]
+    plain = [Timed(seconds(0), 3, 0, 30)]
+    openings = {PLAIN: [Opening(1.0, 3, 100)], SCRIPTED: []}
+    stand = stands_of(Rehearsal({PLAIN: plain, SCRIPTED: known}, openings), FLAT)[3]
+    assert [stand.known(nodes, 30) for nodes in range(25)] == [seconds(nodes) for nodes in range(25)]
 
 
 def test_real_engines_are_rehearsed(tiny):

@@ -26,6 +26,7 @@ from paceline.types import SamplingParams
 from tests.evaluation.bench.openai_server import Fake, serving
 
 PROMPTS = [list(b"abcabcabcabc"), list(b"one two one two one"), list(b"xyxyxyxy"), list(b"the cat the cat")]
+SERVERS = ["--url", "http://127.0.0.1:9", "--plain-url", "http://127.0.0.1:9"]
 NGRAM = {"method": "ngram", "options": {"prompt_lookup_min": 1}, "num_draft_tokens": 4, "policy": "fixed"}
 
 
@@ -186,9 +187,14 @@ def test_people_get_a_page_and_builds_an_exit_code(command):
 @pytest.mark.parametrize(
     ("arguments", "field"),
     [(["--checks", "nope"], "checks"), (["--detect", "1.1"], "detect"), (["--minutes", "0"], "minutes"),
-     (["--draft", "none", "-k", "1"], "num_draft_tokens"), (["--url", "http://127.0.0.1:9"], "plain_url")],
+     (["--draft", "none", "-k", "1"], "num_draft_tokens"), (["--url", "http://127.0.0.1:9"], "plain_url"),
+     (["--draft", "nope"], "drafter"), (["--minutes", "inf"], "minutes"), (["--alpha", "1"], "alpha"),
+     (["--max-tokens", "0"], "max_tokens"), (["--html", "/no/such/x.html"], "html"), (["--ledger", "."], "ledger"),
+     (["--plain-url", "http://127.0.0.1:9"], "plain_url"), (["--prompts", "/no/such/file"], "prompts"),
+     ([*SERVERS, "--detect", "lenience=1.1"], "detect"), ([*SERVERS, "--checks", "law"], "checks")],
 )  # fmt: skip
-def test_bad_input_names_its_field(command, arguments, field):
+def test_bad_input_names_its_field_before_a_model_is_loaded(command, monkeypatch, arguments, field):
+    monkeypatch.setattr(options, "load_llm", lambda *_, **__: pytest.fail("loaded first"))
     result = command(*arguments)
     assert isinstance(result.exception, InvalidParameter)
     assert result.exception.field == field

@@ -11,6 +11,7 @@ from paceline.cli.main import app
 from paceline.config import EngineConfig
 from paceline.engine.llm import LLM
 from paceline.errors import InvalidParameter
+from paceline.evaluation.bench import run
 from paceline.evaluation.bench.gate import Gate
 from paceline.evaluation.prompts import load_prompts
 from tests.evaluation.bench.openai_server import Fake, serving
@@ -102,7 +103,8 @@ def test_a_server_whose_speculation_is_off_is_named():
     ("arguments", "field"),
     [(["--families", "nope"], "families"), (["--precision", "3"], "precision"), (["-c", "x"], "concurrency"),
      (["--gate", "x>y"], "gate"), (["--spec", "x={"], "spec"), (["--rounds", "0"], "rounds"),
-     (["--slo", "ttft=5"], "slo"), (["--drafts", "nope"], "drafts"), (["--prompts", "long:x"], "prompts")],
+     (["--slo", "ttft=5"], "slo"), (["--drafts", "nope"], "drafts"), (["--prompts", "long:x"], "prompts"),
+     (["--turns", "last"], "turns"), (["--prompts", "/dev/null"], "prompts")],
 )  # fmt: skip
 def test_bad_input_names_its_field(command, arguments, field):
     result = command(*arguments)
@@ -110,8 +112,30 @@ def test_bad_input_names_its_field(command, arguments, field):
     assert result.exception.field == field
 
 
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [(["--gate", "nope>=1"], "gate"), (["--gate", "ngram>=1@nope"], "gate"), (["--html", "/no/such/x.html"], "html"),
+     (["--markdown", "/no/such/x.md"], "markdown"), (["--minutes", "0"], "minutes")],
+)  # fmt: skip
+def test_what_would_fail_after_the_bench_is_refused_before_it(command, monkeypatch, arguments, field):
+    monkeypatch.setattr(run, "_measured", lambda *_: pytest.fail("measured first"))
+    result = command("--drafts", "ngram", *arguments)
+    assert isinstance(result.exception, InvalidParameter)
+    assert result.exception.field == field
+
+
+def test_a_family_that_was_not_reached_fails_its_gate():
+    assert Gate("suffix", 1.0, "qa").failures([]) == ["suffix on qa: not measured"]
+
+
+def test_without_a_model_there_must_be_a_server():
+    result = CliRunner().invoke(app, ["bench", "none"])
+    assert isinstance(result.exception, InvalidParameter)
+    assert result.exception.field == "url"
+
+
 def test_gates_are_read():
-    assert Gate.of("suffix k=4 >= 1.2 @ qa") == Gate("suffixk=4", 1.2, "qa")
+    assert Gate.of("suffix k=4 >= 1.2 @ qa") == Gate("suffix k=4", 1.2, "qa")
     assert Gate.of("x>=1") == Gate("x", 1.0, "all")
 
 
