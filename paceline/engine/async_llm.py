@@ -20,6 +20,7 @@ from paceline.engine.metrics import EngineMetrics, Occupancy
 from paceline.engine.prometheus import prometheus_text
 from paceline.engine.turns import Turns
 from paceline.errors import EngineDead
+from paceline.models.base import RunsInParts
 from paceline.models.loaded import LoadedModel
 from paceline.models.tokenizer import Tokenizer
 from paceline.types import SamplingParams
@@ -52,6 +53,8 @@ class AsyncLLM:
         self._aides = ThreadPoolExecutor(2, thread_name_prefix="paceline-aside")
         self._lanes = [Lane(engine) for engine in self._llm.engines_in_flight()]
         self._lane_of: dict[str, Lane] = {}
+        if len(self._lanes) > 1:
+            self.take_turns(Turns())
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -214,9 +217,15 @@ class AsyncLLM:
         return len(self._lanes)
 
     def take_turns(self, turns: Turns) -> None:
-        """Run no step but in its turn, because other models share the device."""
+        """Run no step but in its turn, because other models share the device; to be called before the first one.
+
+        Of several steps in flight a turn is over when the pipeline's first stage is free for the next.
+        """
         for lane in self._lanes:
-            lane.thread.turn = turns
+            lane.thread.turns = turns
+        model = self.loaded.model
+        if len(self._lanes) > 1 and isinstance(model, RunsInParts):
+            model.when_first_stage_is_free(turns.leave)
 
     async def between_steps(self, work: Callable[[Engine], _T]) -> _T:
         """Run `work` on the (first) engine's thread between two steps. Raises EngineDead when it has ended."""

@@ -35,8 +35,7 @@ async def rehearse(
 ) -> list[dict[str, float]]:
     """Seconds of every group over those of `profiles`, by model.
 
-    All groups are asked at once, and models that take turns in a group are. Those of a pipeline, whose steps share the
-    stages, are asked one after the other.
+    All groups, and all models of each, are asked at once.
 
     Args:
         clock: seconds, monotonic.
@@ -59,15 +58,13 @@ async def _scales(
     is_counted: bool,
     clock: Callable[[], float],
 ) -> dict[str, float]:
-    """Of one group's models."""
-    found: dict[str, float] = {}
-    is_pipeline = any(profile.stages > 1 for profile in held.values())
-    for models in [{name: held[name]} for name in held] if is_pipeline else [held]:
-        began = clock()
-        await asyncio.gather(*(_whole(group, job) for job in _jobs(models, sizes, is_counted)))
-        scale = min(max((clock() - began) / _predicted(models, sizes), 1 / _MOST), _MOST) if models else 1.0
-        found |= dict.fromkeys(models, scale)
-    return found
+    """Of one group's models, all at once."""
+    if not held:
+        return {}
+    began = clock()
+    await asyncio.gather(*(_whole(group, job) for job in _jobs(held, sizes, is_counted)))
+    scale = (clock() - began) / _predicted(held, sizes)
+    return dict.fromkeys(held, min(max(scale, 1 / _MOST), _MOST))
 
 
 def _jobs(held: Mapping[str, TokenProfile], sizes: Mapping[str, tuple[int, int]], is_counted: bool) -> list[Job]:
