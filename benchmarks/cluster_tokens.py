@@ -121,6 +121,7 @@ async def measured(setting: Setting, args: argparse.Namespace) -> dict:
         "median_seconds": [float(np.nanmedian(seconds)), float(np.nanmedian(told.latency))],
         "speeds": speeds,
         "counts": counts,
+        "profiles": [[profile.record() for profile in by_name.values()] for by_name in tables],
         "timeline": timeline(requests, seconds, told.latency),
     }
 
