@@ -9,13 +9,15 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
+from statistics import median
 
 from paceline.placement.tokens import TokenAsk, TokenGroup, TokenProfile
 from paceline.serving.cluster.group import GroupHandle
 from paceline.serving.job import Job
 from paceline.types import SamplingParams
 
-_TIMES = 3
+_TIMES = 4
+"""Times that requests are sent: once to warm caches, then as often as a median needs."""
 _REQUESTS = 4
 """Requests for each model at once."""
 USUAL = 16, 24
@@ -36,8 +38,8 @@ async def rehearse(
 ) -> list[dict[str, float]]:
     """Seconds of every group over those of `profiles`, by model.
 
-    All groups, and all models of each, are asked at once, several times. The first warms caches; of the others the
-    quickest counts, since whatever else runs on the machine only holds up.
+    All groups, and all models of each, are asked at once, several times. The first warms caches; the median of
+    the others counts.
 
     Args:
         clock: seconds, monotonic.
@@ -51,9 +53,8 @@ async def rehearse(
     for number in range(_TIMES):
         each = map(_scales, groups, profiles, repeat(sizes), repeat(number), repeat(clock))
         found.append(await asyncio.gather(*each))
-    return [
-        {name: min(one[name] for one in of_group) for name in of_group[0]} for of_group in zip(*found[1:], strict=True)
-    ]
+    counted = zip(*found[1:], strict=True)
+    return [{name: median(one[name] for one in of_group) for name in of_group[0]} for of_group in counted]
 
 
 async def _scales(
