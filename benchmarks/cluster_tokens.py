@@ -4,7 +4,10 @@ Every workload is served by real groups and played through the simulator with th
 with what the engines measured of their steps when they started. Groups of one device, pipelines (1 x 2) and tensor
 groups (2 x 1, or 3 x 1 where heads need it), steady and bursty traffic, short answers and long prompts. ``speeds``:
 what the groups showed, seconds over those of the profiles (mean over the run). On a machine with other work they are
-not 1, and the simulator is right at best at those speeds: ``simulated at speed``.
+not 1, and the simulator is right at best at those speeds: ``simulated at speed``. ``error``: standard error of the
+points, from the requests on which both differ, as if each were on its own. ``others, start`` and ``others``: percent of
+the processors' time that other programs took while costs were measured and while requests were served; a run where
+this is not near 0 says nothing.
 
     python benchmarks/cluster_tokens.py                                       # six workloads, about 10 minutes
     python benchmarks/cluster_tokens.py --workloads bursty-replicas --duration 120
@@ -22,6 +25,7 @@ import time
 from dataclasses import dataclass, replace
 
 import numpy as np
+from cluster_noise import Others
 from common import finish, show
 
 from paceline.errors import InvalidParameter, RequestRejected
@@ -70,23 +74,26 @@ def main() -> None:
     rows = []
     for name in args.workloads:
         rows.append({"workload": name, **asyncio.run(measured((WORKLOADS | MULTIPLEXING)[name], args))})
-        print(rows[-1], file=sys.stderr)
-    header = ["workload", "requests", "measured", "simulated", "points", "simulated at speed"]
-    show("answered in time, %", header, [[row[name] for name in header] for row in rows])
+        print({key: value for key, value in rows[-1].items() if key != "timeline"}, file=sys.stderr)
+    header = ["requests", "measured", "simulated", "points", "error", "simulated at speed", "others, start", "others"]
+    shown = [[row["workload"], *(row[name] for name in header)] for row in rows]
+    show("answered in time, %", ["workload", *header], shown)
     finish({"workloads": rows, "largest_difference_points": max(abs(row["points"]) for row in rows)})
 
 
 async def measured(setting: Setting, args: argparse.Namespace) -> dict:
     """One workload: serve it, play it, compare."""
-    plan = plan_for(setting, args)
+    plan, others = plan_for(setting, args), Others()
     try:
         dispatcher = Dispatcher(plan, start_groups(plan, args.num_cpus), Supervision())
         await dispatcher.start()
         plan, requests = with_traffic(dispatcher.plan, setting, args)
         dispatcher.expect(plan)
+        others_at_start, others = others.share(), Others()
         watch = asyncio.create_task(watched_speeds(dispatcher, shown := []))
         seconds = await serve(dispatcher, requests)
         watch.cancel()
+        others_then = others.share()
         counts = dict(dispatcher.controller.counts)
         await dispatcher.close()
     finally:
@@ -99,18 +106,39 @@ async def measured(setting: Setting, args: argparse.Namespace) -> dict:
     speeds, slo = np.exp(np.log(shown).mean(axis=0)).tolist(), plan.models[0].slo
     told = simulate_tokens(requests, specs, tables, OVERHEAD)
     told_at_speed = simulate_tokens(requests, specs, tables, OVERHEAD, speeds)
-    both = 100 * float((seconds <= slo).mean()), 100 * told.slo_attainment
+    in_time = seconds <= slo
+    both = 100 * float(in_time.mean()), 100 * told.slo_attainment
     return {
         "requests": requests.num_requests,
         "measured": both[0],
         "simulated": both[1],
         "points": both[0] - both[1],
+        "error": 100 * float(np.std(in_time.astype(float) - told.in_time) / np.sqrt(len(in_time))),
         "simulated at speed": 100 * told_at_speed.slo_attainment,
+        "others, start": percent(others_at_start),
+        "others": percent(others_then),
         "slo": slo,
         "median_seconds": [float(np.nanmedian(seconds)), float(np.nanmedian(told.latency))],
         "speeds": speeds,
         "counts": counts,
+        "profiles": [[profile.record() for profile in by_name.values()] for by_name in tables],
+        "timeline": timeline(requests, seconds, told.latency),
     }
+
+
+def timeline(requests: TokenRequests, seconds: np.ndarray, simulated: np.ndarray) -> list[dict]:
+    """Every request: when it came, for what, and how long its answer took; None for those turned away."""
+    columns = {
+        "at": requests.arrivals.times, "model": requests.arrivals.models, "prompt": requests.prompt_tokens,
+        "output": requests.output_tokens, "seconds": seconds, "simulated": simulated,
+    }  # fmt: skip
+    rows = zip(*(column.round(3).tolist() for column in columns.values()), strict=True)
+    return [{name: None if x != x else x for name, x in zip(columns, row, strict=True)} for row in rows]
+
+
+def percent(share: float | None) -> float:
+    """Rounded; -1 where it is not known."""
+    return -1.0 if share is None else round(100 * share, 1)
 
 
 def plan_for(setting: Setting, args: argparse.Namespace) -> ClusterPlan:

@@ -142,6 +142,7 @@ def _serve_cluster(
     from paceline.serving.cluster.preflight import check_loadable
 
     plan = read_plan(path).with_paths(wanted.paths())
+    supervision = Supervision(heartbeat=wanted.heartbeat, max_restarts=wanted.max_restarts)
     with progress_bars() as progress:
         check_loadable(plan, progress)
     from paceline.serving.cluster.ray_groups import start_groups, stop_ray
@@ -149,7 +150,6 @@ def _serve_cluster(
 
     async def serve_groups() -> None:
         with _event_log(wanted.events) as log:
-            supervision = Supervision(heartbeat=wanted.heartbeat, max_restarts=wanted.max_restarts)
             dispatcher = Dispatcher(plan, groups, supervision, log)
             await dispatcher.start()
             await listen(dispatcher, settings=replace(settings, max_running=plan.num_seats))

@@ -164,9 +164,16 @@ def model_table(case: Case, placement: Placement, result: SimulationResult) -> T
         table.add_column(name, justify="right")
     rates, replicas = case.workload.rates(len(case.models)), placement.replicas(len(case.models))
     for m, model in enumerate(case.models):
-        slo = f"{model.slo:.3g}" if model.has_slo else "none"
-        table.add_row(model.name, f"{rates[m]:.2f}", slo, str(replicas[m]), _percent(result.model_attainment[m]))
+        row = f"{rates[m]:.2f}", _promises(model), str(replicas[m]), _percent(result.model_attainment[m])
+        table.add_row(model.name, *row)
     return table
+
+
+def _promises(model: PlacedModel) -> str:
+    """Seconds until the answer, until the first token, and per further token; those that are promised."""
+    slo = model.slo if model.slo < NO_SLO else float("inf")
+    kinds = ((slo, ""), (model.slo_first, " first"), (model.slo_token, " per token"))
+    return ", ".join(f"{seconds:.3g}{kind}" for seconds, kind in kinds if seconds < float("inf")) or "none"
 
 
 def summary(plan: Plan) -> str:

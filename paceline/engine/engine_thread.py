@@ -9,11 +9,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from paceline.engine.engine import Engine, StepOutput
+from paceline.engine.turns import Turns
 from paceline.errors import EngineDead, error_text
 
 _T = TypeVar("_T")
@@ -45,8 +45,8 @@ class EngineThread:
         self._death: EngineDead | None = None
         self._is_stopping = False
         self._step_began: float | None = None
-        self.turn: AbstractContextManager[object] = nullcontext()
-        """Entered around every step: see `turns.Turns`."""
+        self.turns = Turns()
+        """Entered around every step; of several engines where these share a device."""
         self._thread = threading.Thread(target=self._live, name="paceline-engine", daemon=True)
         self._thread.start()
 
@@ -102,11 +102,13 @@ class EngineThread:
             while not self._is_stopping:
                 self._run_calls()
                 if self._engine.has_unfinished_requests and not self._is_stopping:
-                    with self.turn:
+                    with self.turns:
                         self._step_began = time.monotonic()
                         outputs = self._engine.step()
                         self._step_began = None
                     self._on_outputs(outputs)
+                else:
+                    self.turns.leave()  # what asked for a step is gone already
         except BaseException as error:  # whatever ends the thread, nobody may wait for it
             death = EngineDead(f"the engine failed: {error_text(error)}")
             death.__cause__ = error
@@ -120,7 +122,9 @@ class EngineThread:
         self._run_waiting()
 
     def _gather(self) -> None:
-        """Let requests that come together share their first step."""
+        """Let requests that come together share their first step; who came first to another engine is still before."""
+        if self._engine.has_unfinished_requests:
+            self.turns.reserve()
         for _ in range(_MOST_TURNS):
             if not self._engine.has_unfinished_requests:
                 return
@@ -141,6 +145,7 @@ class EngineThread:
     def _close(self, death: EngineDead) -> None:
         """Let nobody in any more, answer those who are, and tell that it is over."""
         self._step_began = None
+        self.turns.leave()
         with self._door:
             self._death = death
         self._run_waiting()  # calls that came too late: the engine's state is intact, only its steps fail

@@ -26,6 +26,8 @@ from paceline.types import SamplingParams
 _REQUESTS, _PROMPTS = (1, 4, 16, 64), (1, 16, 64, 256)
 _TOKENS = 6
 """Of each answer: the first comes with the prompt's last pass, the median of the others' steps counts."""
+_TIMES = 3
+"""Prompts of each size that are read: of one alone nobody knows whether something else held it up."""
 _ENOUGH = 2.0
 """Seconds of steps after which nothing larger is tried, for decodes and for prompts each."""
 _FEW, _PROMPT = 4, 64
@@ -100,11 +102,16 @@ class _Trial:
         for size in self._sizes(self._prompts):
             steps = self._run(1, size)
             reading[size], context_seconds[size] = steps[0], median(steps[1:])
+        reading = {size: self._median_of(first, size) for size, first in reading.items()}
         decoding = {count: median(self._run(count, 1)[1:]) for count in self._sizes(self._requests)}
         context = max(context_seconds)
         further = max(0.0, context_seconds[context] - decoding[1])  # each request attends to its own context
         later = {count: seconds + count * further for count, seconds in decoding.items()}
         return {"seconds": {0: decoding, context: later}, "prefill_seconds": {0: reading}}
+
+    def _median_of(self, first: float, size: int) -> float:
+        """Median seconds of steps that read a prompt: `first` and some more."""
+        return median([first, *(self._run(1, size, 1)[0] for _ in range(_TIMES - 1))])
 
     def decoding(self) -> float:
         """Median seconds of a step for a few requests."""

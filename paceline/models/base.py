@@ -11,7 +11,7 @@ carry their rotation, so a row may as well attend to fewer keys than it has posi
 table then names the pages it reads, in order of position.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -224,6 +224,10 @@ class RunsInParts(Protocol):
 
     def keep_passes_whole(self) -> None:
         """Cut none from now on: where other passes keep the stages busy, each part only reads all weights again."""
+        ...
+
+    def when_first_stage_is_free(self, call: Callable[[], None]) -> None:
+        """`call` from now on, on the thread that asked for a pass, as soon as the first stage is done with it."""
         ...
 
 

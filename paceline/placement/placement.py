@@ -63,7 +63,7 @@ class Placement:
                 made.append(Group(ParallelConfig(_whole(tensor), _whole(pipeline), device), tuple(map(_whole, models))))
             except (TypeError, ValueError, OverflowError) as error:
                 if isinstance(error, InvalidParameter):
-                    raise
+                    raise error.about(f"groups[{index}]") from None
                 raise InvalidParameter("groups", f"number {index}, {shown(entry)}, cannot be read", remedy) from None
         return cls(tuple(made))
 

@@ -55,8 +55,8 @@ class Worker:
 
     def __init__(self, models: Sequence[ModelSpec], open_model: OpenModel) -> None:
         self._llms = {spec.name: open_model(spec) for spec in models}
-        if len(self._llms) > 1 and all(llm.steps_in_flight == 1 for llm in self._llms.values()):
-            turns = Turns()  # steps of a pipeline meet at its stages, which do one after the other
+        if len(self._llms) > 1:
+            turns = Turns()
             for llm in self._llms.values():
                 llm.take_turns(turns)
 

@@ -7,6 +7,7 @@ import pytest
 from paceline.config import EngineConfig
 from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.llm import LLM
+from paceline.engine.turns import Turns
 from paceline.errors import InvalidParameter
 from paceline.types import SamplingParams
 from tests.engine.test_parallel_engine import loaded
@@ -82,3 +83,30 @@ def test_one_engine_where_the_room_holds_no_request_for_each_or_something_is_dra
     assert len(llm_of(stages, pipeline_parallel_size=2, **small).engines_in_flight()) == 1
     drafting = llm_of(stages, pipeline_parallel_size=2).drafting_with("ngram")
     assert drafting.engines_in_flight() == [drafting.engine]
+
+
+def test_passes_of_several_models_enter_the_first_stage_one_at_a_time_in_the_order_of_their_requests(stages):
+    """While one is there nobody else is; those that are in later stages hold up nobody."""
+    turns, entered = Turns(), []
+
+    def in_first_stage():
+        entered.append(len(turns._line))
+        turns.leave()
+
+    async def main():
+        served = AsyncLLM(llm_of(stages, pipeline_parallel_size=2))
+        served.take_turns(turns)
+        stages.model.when_first_stage_is_free(in_first_stage)
+        turns.reserve()  # another model's, whose turn it is
+        tasks = [asyncio.create_task(collect(served, number)) for number in range(2)]
+        while len(turns._line) < 3:
+            await asyncio.sleep(0.001)
+        assert not entered
+        turns.leave()
+        found = await asyncio.gather(*tasks)
+        await served.shutdown()
+        return found
+
+    assert [len(tokens) for tokens in asyncio.run(main())] == [12, 12]
+    assert len(entered) >= 24 and max(entered) == 2
+    assert not turns._line

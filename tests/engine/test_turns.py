@@ -28,7 +28,7 @@ def test_one_runs_at_once_and_the_others_in_order():
     for number in range(6):
         threads.append(threading.Thread(target=entered, args=(turns, log, number, gate)))
         threads[-1].start()
-        until(lambda expected=number: len(log) + len(turns._waiting) == expected + 1)
+        until(lambda expected=number + 1: len(turns._line) == expected)
     assert log == [0]
     gate.set()
     for thread in threads:
@@ -51,7 +51,7 @@ def test_who_leaves_and_comes_again_is_last():
     until(lambda: log)
     second = threading.Thread(target=entered, args=(turns, log, "second"))
     second.start()
-    until(lambda: turns._waiting)
+    until(lambda: len(turns._line) == 2)
     gate.set()
     first.join(10)
     second.join(10)
@@ -62,6 +62,21 @@ def test_a_step_that_fails_leaves_its_turn():
     turns = Turns()
     with pytest.raises(ZeroDivisionError), turns:
         _ = 1 / 0
-    assert not turns._waiting
+    assert not turns._line
     with turns:
         pass
+
+
+def test_a_place_can_be_taken_before_it_is_needed_and_given_up():
+    turns, log = Turns(), []
+    turns.reserve()
+    other = threading.Thread(target=entered, args=(turns, log, "other"))
+    other.start()
+    until(lambda: len(turns._line) == 2)
+    with turns:
+        log.append("first")
+        turns.leave()  # the rest of the step needs no device
+        other.join(10)
+    turns.reserve()
+    turns.leave()
+    assert log == ["first", "other"] and not turns._line

@@ -2,10 +2,9 @@
 
 A pipeline has as many passes of a model in flight as stages (ORCA, Yu et al. 2022, section 4.2): its requests are in
 that many *lanes*, each with passes of its own, one after the other. A pass enters the first stage when its lane's last
-one is over and the pass before it, of any lane of its model, has left; stages keep the order of passes. A pass alone
-takes its seconds d; beside others of its model it holds the slowest stage for d over the overlap: the flow shop with
-two machines (Johnson 1954), which is exact for two even stages. Passes of other models use the same devices: those in
-flight together take at least their sum over the number of devices.
+one is over and the pass before it, of any lane and model, has left it (`engine/turns.py`); stages keep their order.
+A pass alone takes its seconds d; beside others it holds the slowest stage for d over the overlap: the flow shop with
+two machines (Johnson 1954), which is exact for two even stages. So no pass holds up those before it.
 
 A request joins the lane with the fewest, as in the engine (`engine/async_llm.py`). Passes are taken one at a time until
 a whole cycle of them repeats the last one a little later; then as many cycles as nothing changes in are taken at once.
@@ -29,11 +28,10 @@ from paceline.placement.tokens.passes import (
     purge,
 )
 
-FREE, LAST, BOOKED, BUSY, READY = range(5)
-"""Columns of a pipeline's state, a row for each model: when its first stage is free, and when its last pass leaves; in
-the first row when all devices together have done what they were given, and the seconds of all passes over the number of
-devices; then, for each lane, when its last pass is over; its passes so far; and when it has gathered requests for the
-first one (`GATHER`)."""
+FREE, LAST, BUSY, READY = range(4)
+"""Columns of a pipeline's state, a row for each model. In the first row: when the first stage is free, when the last
+pass leaves, and the seconds of all passes over the number of devices. In each, for each lane: when its last pass is
+over; its passes so far; and when it has gathered requests for the first one (`GATHER`)."""
 
 
 @njit(nogil=True)
@@ -111,12 +109,11 @@ def _begins(state, m, lane):
 def _pass(state, m, lane, decoding, reading, limits):
     """Send a pass through the pipeline: when its lane is ready again, and what it leaves for the next."""
     seconds, hold, devices = decoding + reading, decoding / limits[m, 8] + reading / limits[m, 9], limits[:, 7].max()
-    start = max(state[m, READY + lane], state[m, FREE])
-    state[m, FREE] = start + hold
-    state[0, BOOKED] = max(state[0, BOOKED], start) + seconds / devices
+    start = max(state[m, READY + lane], state[0, FREE])
+    state[0, FREE] = start + hold
     state[0, BUSY] += seconds / devices
-    state[m, LAST] = max(start + seconds, state[m, LAST] + hold, state[0, BOOKED])
-    state[m, READY + lane] = state[m, LAST]
+    state[0, LAST] = max(start + seconds, state[0, LAST] + hold)
+    state[m, READY + lane] = state[0, LAST]
     state[m, READY + num_lanes(state) + lane] += 1.0
 
 
@@ -124,18 +121,15 @@ def _pass(state, m, lane, decoding, reading, limits):
 def _skip(entries, n, until, state, before, limits, log):
     """Where everything is as it was in `before`, only later: take as many such cycles as nothing changes in."""
     width = num_lanes(state)
-    cycle, latest = state[0, BOOKED] - before[0, BOOKED], 0.0
+    cycle, latest = state[0, FREE] - before[0, FREE], 0.0
+    if abs(state[0, LAST] - before[0, LAST] - cycle) > NEARLY * max(cycle, 1.0):
+        return
     for m in range(len(limits)):
-        passed = False
         for lane in range(int(limits[m, 7])):
             if state[m, READY + width + lane] > before[m, READY + width + lane]:
-                passed = True
                 if abs(state[m, READY + lane] - before[m, READY + lane] - cycle) > NEARLY * max(cycle, 1.0):
                     return
                 latest = max(latest, state[m, READY + lane])
-        for column in (FREE, LAST):
-            if passed and abs(state[m, column] - before[m, column] - cycle) > NEARLY * max(cycle, 1.0):
-                return
     times = np.floor((until - latest) / cycle)
     for i in range(n):
         if entries[i, ENDED] > 0:
@@ -153,20 +147,16 @@ def _skip(entries, n, until, state, before, limits, log):
         if entries[i, ENDED] == 0 and entries[i, RUNS] == 1:
             m, at = int(entries[i, MODEL]), READY + width + int(entries[i, LANE])
             entries[i, MADE] += times * (state[m, at] - before[m, at]) * limits[m, 4]
-    state[0, BOOKED] += times * cycle
+    for column in (FREE, LAST):
+        state[0, column] += times * cycle
     state[0, BUSY] += times * (state[0, BUSY] - before[0, BUSY])
     for m in range(len(limits)):
-        passed = False
         for lane in range(int(limits[m, 7])):
             passes = state[m, READY + width + lane] - before[m, READY + width + lane]
             if passes > 0:
-                passed = True
                 state[m, READY + lane] += times * cycle
                 state[m, READY + width + lane] += times * passes
                 _write(log, state, m, lane)
-        if passed:
-            state[m, FREE] += times * cycle
-            state[m, LAST] += times * cycle
 
 
 @njit(nogil=True)

@@ -114,7 +114,10 @@ class TokenProfile:
             if name in values:
                 given[name] = number_of(values, name, where=where)
         given |= _speculation(values, where)
-        return cls(**given)
+        try:
+            return cls(**given)
+        except InvalidParameter as error:
+            raise error.about(where if error.field == "seconds_by_rows" else f"{where}.{error.field}") from None
 
     def record(self) -> dict[str, Any]:
         """What `read` reads."""

@@ -14,6 +14,7 @@ from contextlib import aclosing, nullcontext, suppress
 from typing import Any
 
 from paceline.errors import GroupLost, InvalidParameter, RequestRejected, WorkerDied
+from paceline.placement.tokens.group import warm_up
 from paceline.serving.cluster.controller import Controller, Health
 from paceline.serving.cluster.events import EventLog
 from paceline.serving.cluster.flight import Flight, Turn
@@ -67,6 +68,7 @@ class Dispatcher:
         Raises:
             PacelineError: a group cannot start, e.g. a model that is not found; all are ended again.
         """
+        warm_up()
         try:
             await self._load(0)
             await asyncio.gather(*(self._load(group) for group in range(1, len(self.groups))))

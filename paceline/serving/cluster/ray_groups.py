@@ -315,14 +315,18 @@ def start_ray(num_cpus: int, num_gpus: int = 0) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's own default gives way to all else on the machine
-    ray.init(
-        address="local",  # else Ray joins one that it finds on this machine
-        num_cpus=num_cpus,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        object_store_memory=OBJECT_STORE_BYTES,
-    )
+    try:
+        ray.init(
+            address="local",  # else Ray joins one that it finds on this machine
+            num_cpus=num_cpus,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            object_store_memory=OBJECT_STORE_BYTES,
+        )
+    except Exception as error:  # Ray's own say "Exception" where a node does not start in time
+        problem = f"Ray does not start ({str(error).splitlines()[0] if str(error) else type(error).__name__})"
+        raise InvalidParameter("cluster", problem, "try again when the machine is less busy") from error
     found = ray.cluster_resources().get("GPU", 0.0)
     if found < num_gpus:
         remedy = "plan for fewer devices, or join a Ray that has them (--ray-address)"

@@ -9,12 +9,15 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
+from statistics import median
 
 from paceline.placement.tokens import TokenAsk, TokenGroup, TokenProfile
 from paceline.serving.cluster.group import GroupHandle
 from paceline.serving.job import Job
 from paceline.types import SamplingParams
 
+_TIMES = 4
+"""Times that requests are sent: once to warm caches, then as often as a median needs."""
 _REQUESTS = 4
 """Requests for each model at once."""
 USUAL = 16, 24
@@ -35,8 +38,8 @@ async def rehearse(
 ) -> list[dict[str, float]]:
     """Seconds of every group over those of `profiles`, by model.
 
-    All groups are asked at once, and models that take turns in a group are. Those of a pipeline, whose steps share the
-    stages, are asked one after the other.
+    All groups, and all models of each, are asked at once, several times. The first warms caches; the median of
+    the others counts.
 
     Args:
         clock: seconds, monotonic.
@@ -46,38 +49,38 @@ async def rehearse(
         Exception: whatever an answer ends with.
     """
     sizes = {name: (lengths or {}).get(name, USUAL) for held in profiles for name in held}
-    for is_counted in (False, True):  # the first time warms caches
-        each = map(_scales, groups, profiles, repeat(sizes), repeat(is_counted), repeat(clock))
-        scales = await asyncio.gather(*each)
-    return list(scales)
+    found = []
+    for number in range(_TIMES):
+        each = map(_scales, groups, profiles, repeat(sizes), repeat(number), repeat(clock))
+        found.append(await asyncio.gather(*each))
+    counted = zip(*found[1:], strict=True)
+    return [{name: median(one[name] for one in of_group) for name in of_group[0]} for of_group in counted]
 
 
 async def _scales(
     group: GroupHandle,
     held: Mapping[str, TokenProfile],
     sizes: Mapping[str, tuple[int, int]],
-    is_counted: bool,
+    time: int,
     clock: Callable[[], float],
 ) -> dict[str, float]:
-    """Of one group's models."""
-    found: dict[str, float] = {}
-    is_pipeline = any(profile.stages > 1 for profile in held.values())
-    for models in [{name: held[name]} for name in held] if is_pipeline else [held]:
-        began = clock()
-        await asyncio.gather(*(_whole(group, job) for job in _jobs(models, sizes, is_counted)))
-        scale = min(max((clock() - began) / _predicted(models, sizes), 1 / _MOST), _MOST) if models else 1.0
-        found |= dict.fromkeys(models, scale)
-    return found
+    """Of one group's models, all at once."""
+    if not held:
+        return {}
+    began = clock()
+    await asyncio.gather(*(_whole(group, job) for job in _jobs(held, sizes, time)))
+    scale = (clock() - began) / _predicted(held, sizes)
+    return dict.fromkeys(held, min(max(scale, 1 / _MOST), _MOST))
 
 
-def _jobs(held: Mapping[str, TokenProfile], sizes: Mapping[str, tuple[int, int]], is_counted: bool) -> list[Job]:
+def _jobs(held: Mapping[str, TokenProfile], sizes: Mapping[str, tuple[int, int]], time: int) -> list[Job]:
     """Requests for each model, no two alike: what a prefix cache knows is not read."""
-    rng, jobs = random.Random(is_counted), []
+    rng, jobs = random.Random(time), []
     for model, profile in held.items():
         prompt, tokens = sizes[model]
         params = SamplingParams(temperature=0.0, max_tokens=tokens, min_tokens=tokens, ignore_eos=True)
         for number in range(min(_REQUESTS, profile.seats)):
-            name = f"rehearsal-{is_counted}-{number}"
+            name = f"rehearsal-{time}-{number}"
             jobs.append(Job(name, model, tuple(rng.choices(_IDS, k=prompt)), params=params))
     return jobs
 

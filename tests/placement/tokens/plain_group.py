@@ -53,10 +53,9 @@ def rounds(requests, profiles):
 def play_pipeline(requests, profiles):
     """Passes one at a time, that of the lane that has been ready for longest first."""
     waiting, inside, ended = sorted(requests, key=lambda r: r.arrival), [], {}
-    devices = max(p.stages for p in profiles.values())
     ready = {(model, lane): 0.0 for model, p in profiles.items() for lane in range(p.stages)}
     gathered = dict.fromkeys(ready, 0.0)
-    free, last, booked = dict.fromkeys(profiles, 0.0), dict.fromkeys(profiles, 0.0), 0.0
+    free = last = 0.0
     while waiting or any(r.number not in ended for r in inside):
         at_work = {(r.model, r.lane) for r in inside if r.number not in ended}
         order = [key for key in ready if key in at_work]
@@ -77,15 +76,14 @@ def play_pipeline(requests, profiles):
             inside.append(new)
             continue
         assert key is not None
-        model, profile = key[0], profiles[key[0]]
+        profile = profiles[key[0]]
         mine = [r for r in inside if (r.model, r.lane) == key and r.number not in ended]
         admit(mine, -(-profile.seats // profile.stages), profile.kv_tokens / profile.stages)
         (decoding, reading), changes = a_pass([r for r in mine if r.runs], profile)
         hold = decoding / (profile.overlap or profile.stages) + reading / (profile.prefill_overlap or profile.stages)
-        start = max(ready[key], free[model])
-        free[model] = start + hold
-        booked = max(booked, start) + (decoding + reading) / devices
-        last[model] = ready[key] = max(start + decoding + reading, last[model] + hold, booked)
+        start = max(ready[key], free)
+        free = start + hold
+        last = ready[key] = max(start + decoding + reading, last + hold)
         go_on(changes, ready[key], ended)
     return ended
 

@@ -140,3 +140,11 @@ def test_many_requests_at_once_take_one_device_where_one_after_the_other_takes_t
         simulate_tokens(requests, models, [{"a": TokenProfile(curve, seats=1)}] * n).slo_attainment for n in (1, 3)
     ]
     assert alone[0] < 0.5 and alone[1] > 0.9
+
+
+def test_passes_of_all_models_of_a_pipeline_follow_each_other_and_none_holds_up_those_before_it():
+    prompts = TokenProfile({0: {1: 0.5}}, {0: {64: 1.0}}, seats=4).in_pipeline(2)
+    group = TokenGroup({"a": prompts, "b": prompts.scaled(0.5)})
+    for number, model in enumerate("aab"):
+        group.join(number, TokenAsk(model, 64, 1), 0.0, 1)
+    assert {number: end for number, _, end in group.advance(1e9)} == pytest.approx({0: 1.0, 1: 1.5, 2: 1.75})

@@ -58,7 +58,7 @@ def test_a_drafter_on_a_device_of_its_own_cannot_be_started():
     [
         ({"groups": []}, "groups"),
         ({"groups": [[1, 1]]}, "groups"),
-        ({"groups": [[0, 1, [0, 1]]]}, "parallel"),
+        ({"groups": [[0, 1, [0, 1]]]}, "groups[0]"),
         ({"groups": [[1, 1, [0, 2]], [1, 2, [0, 1]]]}, "groups"),
         ({"models": ["a", "a"]}, "models"),
         ({"models": "a"}, "models"),
@@ -76,6 +76,10 @@ def test_a_drafter_on_a_device_of_its_own_cannot_be_started():
         ({"stage_seconds": [[[0.0]], [[0.06, 0.1], [0.2, 0.2]]]}, "stage_seconds[0]"),
         ({"stage_seconds": [["x"]]}, "stage_seconds"),
         ({"overhead": -1}, "overhead"),
+        (
+            {"groups": [[1, 1, [0]]], "stage_seconds": None, "pass_profiles": [[{"seconds": {0: {1: -2}}}]]},
+            "pass_profiles[0][0]",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_named(change, field):

@@ -36,22 +36,21 @@ def test_how_much_longer_answers_take_is_told_for_each_group():
 
     found = run(scene())
     assert [each.get("a") for each in found] == [pytest.approx(1.0), pytest.approx(1.5), pytest.approx(2.0), None]
-    assert [len(group.jobs) for group in groups] == [8, 8, 8, 0]
+    assert [len(group.jobs) for group in groups] == [16, 16, 16, 0]
     prompts = {one.prompt for one in groups[0].jobs}
-    assert len(prompts) == 8, "what a prefix cache knows is not read"
+    assert len(prompts) == 16, "what a prefix cache knows is not read"
 
 
-def test_models_of_a_pipeline_are_asked_one_after_the_other():
-    """Their steps share the stages: what two models cost each other is no overhead of either."""
-    group = SlowGroup(1.25)
+def test_models_of_a_pipeline_are_asked_at_once_and_what_they_cost_each_other_is_no_overhead():
+    group = SlowGroup(2 * 1.25)  # two models take twice as long as one
     held = {name: PROFILE.in_pipeline(2) for name in "ab"}
 
     async def scene():
         return await rehearse([group], [held], asyncio.get_running_loop().time)
 
-    expected = 1.25 * 24 / 24.5  # the first step goes through both halves of an empty pipeline
+    expected = 1.25 * 48 / 48.5  # the first step goes through both halves of an empty pipeline
     assert run(scene()) == [pytest.approx({"a": expected, "b": expected})]
-    assert [one.model for one in group.jobs] == list("aaaabbbb" * 2)
+    assert [one.model for one in group.jobs] == list("aaaabbbb" * 4)
 
 
 def test_requests_are_as_long_as_those_that_are_expected():

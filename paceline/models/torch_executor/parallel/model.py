@@ -83,6 +83,7 @@ class ParallelModel:
         self._num_caches, self._dropped = 0, []
         self._door, self._ending, self._line = threading.Lock(), threading.Lock(), Line()
         self._broken: WorkerDied | None = None
+        self._first_stage_is_free: Callable[[], None] = lambda: None
         self._joined: tuple[Links, Rank] | None = None
         meeting = assignment.meeting
         store: Any = meeting.store(0, self.layout.world_size)
@@ -142,6 +143,10 @@ class ParallelModel:
         """See `RunsInParts`."""
         self.microbatch_rows = sys.maxsize
 
+    def when_first_stage_is_free(self, call: Callable[[], None]) -> None:
+        """See `RunsInParts`."""
+        self._first_stage_is_free = call
+
     def measure(self, rows: Rows, repeats: int = 5) -> tuple[list[float], list[int]]:
         """(median seconds of a pass over `rows`, bytes of weights) of every rank, in order of rank.
 
@@ -184,7 +189,9 @@ class ParallelModel:
                 if command is not Command.FORWARD:
                     self._line.wait_for(turn)
                 rest = rank.begin(message)
-                if command is not Command.FORWARD:
+                if command is Command.FORWARD:
+                    self._first_stage_is_free()
+                else:
                     links.flush(links.take_sent())
             except BaseException as error:  # out of step with the others, whatever it was
                 self._line.leave(turn)
