@@ -70,6 +70,10 @@ class CudaModel(TorchModel):
         if deterministic and self.attention == "sdpa":
             problem = "needs attention that sums in one order, which PyTorch's does not"
             raise InvalidParameter("deterministic", problem, "run pip install 'paceline[cuda]' on a machine with a GPU")
+        if self.attention == "triton":
+            from paceline.models.cuda_executor.fused import fuse
+
+            fuse(self._stage.stack)
         self.deterministic = deterministic
         self._tile = rows_of_tile(self.attention, config.num_attention_heads // config.num_key_value_heads)
         self._staging = Staging(config, on)
