@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from paceline.drafters.base import DraftContext
 from paceline.drafters.common_tokens import CommonTokens, common_tokens
 from paceline.drafters.draft_runner import DraftRunner, grow_all, load_draft
+from paceline.drafters.greedy_chain import chains_at_once, greedy_chains
 from paceline.drafters.services import DraftServices
 from paceline.drafters.trees.growth import TreeShape
 from paceline.drafters.trees.options import CHAIN, TreeName, tree_shape
@@ -38,7 +39,11 @@ class DraftModel:
         common: CommonTokens | None = None,
     ) -> None:
         self.runner = DraftRunner(model, num_pages, max_prefill_rows)
-        self.traits = DrafterTraits(shape.branches, shape.branches, cost_ratio, shape.natural_budget, reads=True)
+        self._chains = self.runner if self.runner.can_chain and not shape.branches else None
+        self.traits = DrafterTraits(
+            shape.branches, shape.branches, cost_ratio, shape.natural_budget, at_once=self._chains is not None,
+            reads=True,
+        )  # fmt: skip
         self._begin = shape.begin
         self._model, self._common = model, common
 
@@ -52,8 +57,10 @@ class DraftModel:
             else:
                 self.runner.score_with(self._model)
         growths = [self._begin(context) for context in contexts]
-        grow_all([self.runner], growths)
-        return [growth.tree() for growth in growths]
+        at_once = [growth for growth in growths if self._chains and chains_at_once(growth.context)]
+        chains = greedy_chains(self._chains, at_once) if self._chains and at_once else {}
+        grow_all([self.runner], [growth for growth in growths if growth.context.request_id not in chains])
+        return [chains.get(growth.context.request_id) or growth.tree() for growth in growths]
 
     def observe(self, outcome: RequestOutcome) -> None:
         """See `Drafter`."""

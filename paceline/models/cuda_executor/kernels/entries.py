@@ -103,7 +103,7 @@ def _gated(gate, up, out, gate_stride, up_stride, columns, IS_SILU: tl.constexpr
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < columns
     x = tl.load(gate + row * gate_stride + column, mask=inside, other=0.0).to(tl.float32)
-    if IS_SILU:
+    if IS_SILU:  # noqa: SIM108 - decided when the kernel is compiled
         acted = x * tl.sigmoid(x)
     else:
         acted = x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))  # gelu by tanh, 2 sqrt(2 / pi)
