@@ -187,6 +187,11 @@ class TorchModel:
         return self._stage.shard.config
 
     @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self._stage.device
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of the weights."""
         return self._stage.num_bytes

@@ -1,4 +1,4 @@
-"""Chains drafted on the device: the tokens that level-by-level passes find, in two graphs, with nothing else written."""
+"""Chains drafted on the device: the tokens of level-by-level passes, in two graphs, with nothing else written."""
 
 import numpy as np
 import pytest
