@@ -26,7 +26,16 @@ from paceline.models.cuda_executor.laws import Asked, answers_of, read_answers
 from paceline.models.cuda_executor.paged_rows import PagedRows, levels_below
 from paceline.models.cuda_executor.passes import CudaKVCache, Passes, likeliest
 from paceline.models.dtypes import activations_beside_blocks
-from paceline.models.torch_executor.model import Stage, Taps, TorchModel, check_rows, fetched, last_taps, usable_device
+from paceline.models.torch_executor.model import (
+    DecoderStack,
+    Stage,
+    Taps,
+    TorchModel,
+    check_rows,
+    fetched,
+    last_taps,
+    usable_device,
+)
 from paceline.sampling.answered import Question
 
 
@@ -70,6 +79,18 @@ class CudaModel(TorchModel):
         self.deterministic = deterministic
         self.passes = Passes(config, config.vocab_size, on, self.attention, capture)
         self.records_passes = self.passes.records
+
+    head_builder = "paceline.models.cuda_executor.heads.build"
+
+    @property
+    def activations(self) -> torch.dtype:
+        """The number format of hidden states, keys and values."""
+        return self._stage.dtype
+
+    @property
+    def stack(self) -> DecoderStack:
+        """The layers and tables."""
+        return self._stage.stack
 
     def _load(self, checkpoint: Checkpoint, device: str) -> Stage:
         if self.dtype_choice.name != "gguf":
