@@ -27,7 +27,7 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 import torch  # noqa: E402
-from gpu_parts import checks, speeds  # noqa: E402
+from gpu_parts import checks, speeds, training  # noqa: E402
 from gpu_parts.bench import Bench  # noqa: E402
 from gpu_parts.stand_ins import fill_in  # noqa: E402
 
@@ -41,7 +41,7 @@ PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "passes": speeds.passes,
     "decoding": speeds.decoding,
     "transformers": speeds.transformers,
-    "head_training": speeds.head_training,
+    "head_training": training.head_training,
 }
 PACKAGES = ("torch", "triton", "numpy", "transformers", "tokenizers", "safetensors", "paceline")
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from paceline.drafters.base import DraftContext
 from paceline.drafters.common_tokens import CommonTokens, common_tokens
+from paceline.drafters.draft_ranks import DraftRanks
 from paceline.drafters.draft_runner import DraftRunner, grow_all, load_draft
 from paceline.drafters.greedy_chain import chains_at_once, greedy_chains
 from paceline.drafters.services import DraftServices
@@ -83,18 +84,20 @@ def make_draft_model(
     replacement: bool | None = None,
     dtype: str | None = None,
     draft_vocab_size: int | None = None,
+    draft_tensor_parallel_size: DraftRanks = 1,
 ) -> DraftModel:
     """The drafter around the model called `model`, as large a cache as the target's; the tree as in `tree_shape`.
 
     `dtype` is how the draft's weights are stored, by default as the target's; ``int8`` is lossy for the draft only.
     `draft_vocab_size` is how many tokens may be proposed, the first ones; by default see `common_tokens`.
+    `draft_tensor_parallel_size` is how many ranks share its layers; ``auto`` is the faster of 1 and the target's.
 
     Raises:
         UnsupportedModel: the model has another vocabulary than the target, or cannot score a part of it.
         InvalidParameter: the options describe no tree, or a vocabulary below 1.
     """
     shape = tree_shape(tree, expansion=expansion, paths=paths, topk=topk, depth=depth, replacement=replacement)
-    draft = load_draft(services, model, dtype)
+    draft = load_draft(services, model, dtype, draft_tensor_parallel_size)
     common = common_tokens(draft.model, draft_vocab_size)
     cost_ratio = services.cost_ratio([(draft, dtype)], None if common is None else len(common.ids))
     return DraftModel(draft.model, services.num_pages, max_prefill_rows, shape, cost_ratio, common)

@@ -15,6 +15,7 @@ from typing import Protocol, cast
 import numpy as np
 
 from paceline.drafters.draft_pages import DraftPages, Kept, common_prefix
+from paceline.drafters.draft_ranks import DraftRanks, ranks_of_draft
 from paceline.drafters.services import DraftServices
 from paceline.drafters.trees.growth import Growth
 from paceline.errors import UnsupportedModel
@@ -256,13 +257,18 @@ def _law_below(growth: Growth, node: int, logits: np.ndarray) -> Law | None:
         return None
 
 
-def load_draft(services: DraftServices, name: str, dtype: str | None = None) -> LoadedModel:
+def load_draft(services: DraftServices, name: str, dtype: str | None = None, ranks: DraftRanks = 1) -> LoadedModel:
     """The draft model called `name`, its weights stored as `dtype` (None: as the target's).
+
+    Args:
+        ranks: that share its layers, see `ranks_of_draft`.
 
     Raises:
         UnsupportedModel: it has another vocabulary than the target.
+        InvalidParameter: ranks that it cannot be shared by.
     """
-    draft = services.load(name, dtype)
+    chosen = ranks_of_draft(services.target.model, dtype or services.dtype, ranks)
+    draft = services.load(name, dtype, chosen) if ranks != 1 else services.load(name, dtype)
     target = services.target.source
     if not target.tokenizer.same_vocabulary(draft.source.tokenizer):
         raise UnsupportedModel(

@@ -126,8 +126,8 @@ class CudaBlockNet(_Paged, TorchBlockNet):
                 a block's first row holds its anchor.
         """
         blocks, count = len(rows.page_tables), len(rows.logit_rows)
+        anchors = self.index(rows.token_ids[:: len(rows.token_ids) // blocks])  # sent before the pass: a copy waits
         logits, _ = self._places(rows, cast(CudaKVCache, cache))
-        anchors = self.index(rows.token_ids[:: len(rows.token_ids) // blocks])
         by_place = logits[:count].unflatten(0, (blocks, count // blocks)).unbind(1)
         return read_table(self._picked(by_place, anchors))
 

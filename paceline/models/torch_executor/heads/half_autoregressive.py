@@ -36,7 +36,7 @@ class FalconCache(TorchKVCache):
     def move(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
         """See `KVCache.move`; states go along."""
         super().move(sources, destinations)
-        self.states[:, :, list(destinations)] = self.states[:, :, list(sources)]
+        self.states[:, :, self._index(destinations)] = self.states[:, :, self._index(sources)]
 
 
 class TorchHalfAutoregressiveNet:
@@ -64,7 +64,7 @@ class TorchHalfAutoregressiveNet:
         for rows in _waves(slots.tolist(), before.tolist()):
             above = self._index(before[rows])
             states = cache.states[:, :, above.clamp(min=0)] * (above >= 0)[:, None]
-            found = self.net.step(entered[rows], LstmState(states[0], states[1]))
+            found = self.net.step(entered[self._index(rows)], LstmState(states[0], states[1]))
             cache.states[:, :, self._index(slots[rows])] = torch.stack(found)
         x, places = cache.states[0, -1, self._index(slots)], self._index(slots)
         cache.keys[0, places], cache.values[0, places] = self.net.layer.self_attn.keys_values(x, self._index(positions))
