@@ -22,7 +22,7 @@ def head_training(bench: Bench) -> dict[str, Any]:
     from paceline.training.heads.recipes import recipe_of
     from paceline.training.run.loop import LoopSettings, Trainer
 
-    target, rows = _target(bench), 128 if bench.quick else 4096
+    target, rows = random_target(bench), 128 if bench.quick else 4096
     ids = np.arange(min(32_768, target.config.vocab_size), dtype=np.int32)
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
@@ -49,7 +49,7 @@ def head_training(bench: Bench) -> dict[str, Any]:
     return found
 
 
-def _target(bench: Bench) -> Any:
+def random_target(bench: Bench) -> Any:
     """The tables of the random model on the device."""
     from paceline.models.heads.record import TargetPrint
     from paceline.training.heads.recipes import Target

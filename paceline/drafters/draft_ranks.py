@@ -46,8 +46,8 @@ def plans_of(draft: ModelConfig, target: ModelConfig, dtype: str, chip: Chip, ra
 
     At the acceptance rate that nobody has measured yet; which of the two is faster does not hang on it.
     """
-    sizes = [_size(config, dtype) for config in (draft, target)]
-    return [draft_plan(*sizes, chip, own, ranks, PRIOR_RATE) for own in (1, ranks)]
+    small, large = _size(draft, dtype), _size(target, dtype)
+    return [draft_plan(small, large, chip, own, ranks, PRIOR_RATE) for own in (1, ranks)]
 
 
 def _size(config: ModelConfig, dtype: str) -> ModelSize:

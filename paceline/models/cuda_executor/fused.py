@@ -46,7 +46,7 @@ class JoinedLinear(nn.Module):
     def __init__(self, parts: Sequence[nn.Linear]) -> None:
         super().__init__()
         self._sizes = [part.out_features for part in parts]
-        self.weight = nn.Parameter(torch.cat([part.weight for part in parts]), requires_grad=False)
+        self.weight = nn.Parameter(torch.cat([part.weight.detach() for part in parts]), requires_grad=False)
         biases = [part.bias for part in parts]
         self.bias = None if biases[0] is None else nn.Parameter(torch.cat(biases), requires_grad=False)
 
@@ -72,7 +72,8 @@ class FusedAttention(nn.Module):
 
     def forward(self, x: Tensor, layer: int, step: Pass) -> Tensor:
         keys, values = step.cache.keys[layer], step.cache.values[layer]
-        query = place_heads(*self.project(x), self._norms, step.angles[self.table], step.slots, keys, values)
+        query, key, value = self.project(x)
+        query = place_heads(query, key, value, self._norms, step.angles[self.table], step.slots, keys, values)
         return self.out(step.attend(query, keys, values, self.form).flatten(1))
 
     @property
@@ -92,7 +93,8 @@ class FusedFeedForward(nn.Module):
         self._is_silu = own.activation is functional.silu
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(gated(*self.raise_both(x), self._is_silu))
+        gate, up = self.raise_both(x)
+        return self.down(gated(gate, up, self._is_silu))
 
 
 class FusedLayer(nn.Module):

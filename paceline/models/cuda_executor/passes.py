@@ -53,7 +53,8 @@ class Passes:
         self, config: ModelConfig, num_logits: int, device: torch.device, attention: AttentionName,
         capture: GraphCapture | None = None,
     ) -> None:  # fmt: skip
-        self.device, self.attention = device, attention
+        self.device = device
+        self.attention: AttentionName = attention
         self._tile = rows_of_tile(attention, config.num_attention_heads // config.num_key_value_heads)
         self._staging = Staging(config, device)
         waits = attention == "by_position" and device.type == "cuda"
@@ -114,7 +115,7 @@ class Passes:
         placed = self._staging.place_levels(levels, cache.spare_slot, splits)
         bucket = cast(int, bucket_of(len(levels[0].token_ids)))
         [table] = self._replay(
-            cache, (*name, "chain", len(levels), bucket, splits), lambda static: (_picked(static, placed, below, ids),),
+            cache, (*name, "chain", len(levels), bucket, splits), lambda static: (_picked(tuple(static), placed, below, ids),),
             begun, bucket, gives_logits=False,
         )  # fmt: skip
         return table

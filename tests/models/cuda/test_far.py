@@ -64,11 +64,11 @@ def test_answers_to_questions_of_every_kind():
         {"temperature": 0.7, "top_p": 0.9, "min_p": 0.02, "logit_bias": {3: 5.0}},
     )  # fmt: skip
     rows = build_rows([Part((0,), 0, tokens_of(5))])
+    warpers = [Warper(SamplingParams(**values), token_ids=[3, 4], num_prompt_tokens=2) for values in settings]
     asked = [
-        question_about(Warper(SamplingParams(**values), token_ids=[3, 4], num_prompt_tokens=2), (5,), noise.key(i, "target", -1),
-                       ((4, laws),) if values["temperature"] else ())
-        for i, values in enumerate(settings)
-    ]  # fmt: skip
+        question_about(each, (5,), noise.key(i, "target", -1), ((4, laws),) if each.params.temperature else ())
+        for i, each in enumerate(warpers)
+    ]
     with far_device():
         outputs = [
             model.forward_drawn(rows, model.new_cache(1), (2,), [*asked, None])
