@@ -47,8 +47,8 @@ class JoinedLinear(nn.Module):
         super().__init__()
         self._sizes = [part.out_features for part in parts]
         self.weight = nn.Parameter(torch.cat([part.weight.detach() for part in parts]), requires_grad=False)
-        biases = [part.bias for part in parts]
-        self.bias = None if biases[0] is None else nn.Parameter(torch.cat(biases), requires_grad=False)
+        biases = [part.bias.detach() for part in parts if part.bias is not None]
+        self.bias = nn.Parameter(torch.cat(biases), requires_grad=False) if biases else None
 
     def forward(self, x: Tensor) -> Sequence[Tensor]:
         return functional.linear(x, self.weight, self.bias).split(self._sizes, dim=-1)

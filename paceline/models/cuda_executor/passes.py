@@ -114,10 +114,12 @@ class Passes:
             return _picked(begun, self._staging.place_levels_apart(levels, cache.spare_slot, splits), below, ids)
         placed = self._staging.place_levels(levels, cache.spare_slot, splits)
         bucket = cast(int, bucket_of(len(levels[0].token_ids)))
-        [table] = self._replay(
-            cache, (*name, "chain", len(levels), bucket, splits), lambda static: (_picked(tuple(static), placed, below, ids),),
-            begun, bucket, gives_logits=False,
-        )  # fmt: skip
+
+        def compute(static: Sequence[Tensor]) -> Outputs:
+            return (_picked(tuple(static), placed, below, ids),)
+
+        key = (*name, "chain", len(levels), bucket, splits)
+        [table] = self._replay(cache, key, compute, begun, bucket, gives_logits=False)
         return table
 
     def _replay(
