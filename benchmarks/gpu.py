@@ -8,8 +8,8 @@ or safetensors are missing, placeholders stand in for them; without transformers
 so. Weights are random, in the shape of Qwen2.5-1.5B: speed does not depend on what they are. Drafts come from a drafter
 that knows the answers and is wrong one time in five. A part that fails is reported by its error, and the others go on.
 
-Parts, in order: bandwidth, kernels, draws, parity, row_invariance, identity, passes, decoding, transformers,
-head_training. Those for which no time is left are skipped by name. `targets` says
+Parts, in order: bandwidth, kernels, draws, parity, row_invariance, identity, passes, decoding, drafting,
+transformers, head_training. Those for which no time is left are skipped by name. `targets` says
 which of the figures that were set beforehand were reached; docs/gpu.md tells how to read them.
 """
 
@@ -27,7 +27,7 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 import torch  # noqa: E402
-from gpu_parts import checks, speeds  # noqa: E402
+from gpu_parts import checks, drafts, speeds, training  # noqa: E402
 from gpu_parts.bench import Bench  # noqa: E402
 from gpu_parts.stand_ins import fill_in  # noqa: E402
 
@@ -40,8 +40,9 @@ PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "identity": checks.identity,
     "passes": speeds.passes,
     "decoding": speeds.decoding,
+    "drafting": drafts.drafting,
     "transformers": speeds.transformers,
-    "head_training": speeds.head_training,
+    "head_training": training.head_training,
 }
 PACKAGES = ("torch", "triton", "numpy", "transformers", "tokenizers", "safetensors", "paceline")
 

@@ -130,8 +130,3 @@ def transformers(bench: Bench) -> dict[str, Any]:
 
         found[str(size)] = {"tokens_per_second": size * length / bench.seconds(run, repeats=2)}
     return found
-
-
-def head_training(bench: Bench) -> dict[str, Any]:
-    """Not built: draft heads are trained on the CPU."""
-    return {"skipped": "paceline trains heads on the CPU only, so there is nothing to measure here yet"}

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli import options as o
 from paceline.cli import train_options as t
 from paceline.cli.groups import grouped
 from paceline.cli.prompts import read_text
@@ -34,6 +35,7 @@ def head(
     served: Annotated[
         Path | None, typer.Option("--served", help="With --resume: learn from what serve --keep-served kept there.")
     ] = None,
+    device: o.Device = "cpu",
     release: Annotated[bool, typer.Option("--release", help="Save 8-bit weights, which only paceline reads.")] = False,
 ) -> None:
     """Train a draft head: the model writes its own text, then the head learns to say what it would say next.
@@ -52,6 +54,8 @@ def head(
 
         paceline train head eagle3 --answers log.jsonl --tokens 300000 -o my-head
 
+        paceline train head eagle3 -m Qwen/Qwen2.5-1.5B-Instruct --device cuda --time-budget 20m -o my-head
+
         paceline train head eagle3 --resume my-head --served served/ --time-budget 10m -o my-head-2
     """
     from paceline.evaluation.head_training import HeadJob, save_trained, train_head
@@ -61,7 +65,7 @@ def head(
     loop = run.loop() if resume is None else run.loop(rate=_RESUMED_RATE)
     job = HeadJob(family, run.text(), loop, num_draft_tokens, draft_vocabulary, long_text, resume, served)
     with t.training_bars() as progress:
-        record, done = train_head(job, run.config(), progress, t.TrainingBar(progress))
+        record, done = train_head(job, run.config_on(device), progress, t.TrainingBar(progress))
     folder = save_trained(record, output or cache_dir() / "heads" / t.slug(run.model) / family, release)
     if run.plot is not None:
         t.draw_curve(done, family, run.plot)

@@ -1,7 +1,7 @@
 """What the commands that train have in common: options, times, the bar, the plot."""
 
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,6 +36,8 @@ Work = Annotated[Path | None, typer.Option("--work", help="Folder of text and ch
 Plot = Annotated[Path | None, typer.Option("--plot", help="Draw the learning curve (.png, .svg).")]
 Seed = Annotated[int, typer.Option("--seed", help="Of text, order and start.")]
 
+_DTYPE = "w8a8"
+"""How the target's weights are stored while it writes, on CPUs."""
 _WRITING_SHARE = 0.4
 """Of a time budget, at most."""
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -67,7 +69,7 @@ class TrainingRun:
     work: Work = None
     plot: Plot = None
     seed: Seed = 0
-    dtype: o.Dtype = "w8a8"
+    dtype: o.Dtype = _DTYPE
     threads: o.Threads = None
     as_json: o.Json = False
 
@@ -99,6 +101,11 @@ class TrainingRun:
     def config(self) -> EngineConfig:
         """Of the engine that writes the text."""
         return EngineConfig(dtype=self.dtype, num_threads=self.threads)
+
+    def config_on(self, device: str) -> EngineConfig:
+        """The same on a device, whose executor knows no 8-bit activations unless they are asked for."""
+        dtype = "auto" if device.startswith("cuda") and self.dtype == _DTYPE else self.dtype
+        return replace(self.config(), device=device, dtype=dtype)
 
 
 def _answers(tokenizer: "Tokenizer", path: Path) -> list[tuple[list[int], list[int]]]:

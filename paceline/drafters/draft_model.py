@@ -10,7 +10,9 @@ from collections.abc import Sequence
 
 from paceline.drafters.base import DraftContext
 from paceline.drafters.common_tokens import CommonTokens, common_tokens
+from paceline.drafters.draft_ranks import DraftRanks
 from paceline.drafters.draft_runner import DraftRunner, grow_all, load_draft
+from paceline.drafters.greedy_chain import chains_at_once, greedy_chains
 from paceline.drafters.services import DraftServices
 from paceline.drafters.trees.growth import TreeShape
 from paceline.drafters.trees.options import CHAIN, TreeName, tree_shape
@@ -38,7 +40,11 @@ class DraftModel:
         common: CommonTokens | None = None,
     ) -> None:
         self.runner = DraftRunner(model, num_pages, max_prefill_rows)
-        self.traits = DrafterTraits(shape.branches, shape.branches, cost_ratio, shape.natural_budget, reads=True)
+        self._chains = self.runner if self.runner.can_chain and not shape.branches else None
+        self.traits = DrafterTraits(
+            shape.branches, shape.branches, cost_ratio, shape.natural_budget, at_once=self._chains is not None,
+            reads=True,
+        )  # fmt: skip
         self._begin = shape.begin
         self._model, self._common = model, common
 
@@ -52,8 +58,10 @@ class DraftModel:
             else:
                 self.runner.score_with(self._model)
         growths = [self._begin(context) for context in contexts]
-        grow_all([self.runner], growths)
-        return [growth.tree() for growth in growths]
+        at_once = [growth for growth in growths if self._chains and chains_at_once(growth.context)]
+        chains = greedy_chains(self._chains, at_once) if self._chains and at_once else {}
+        grow_all([self.runner], [growth for growth in growths if growth.context.request_id not in chains])
+        return [chains.get(growth.context.request_id) or growth.tree() for growth in growths]
 
     def observe(self, outcome: RequestOutcome) -> None:
         """See `Drafter`."""
@@ -76,18 +84,20 @@ def make_draft_model(
     replacement: bool | None = None,
     dtype: str | None = None,
     draft_vocab_size: int | None = None,
+    draft_tensor_parallel_size: DraftRanks = 1,
 ) -> DraftModel:
     """The drafter around the model called `model`, as large a cache as the target's; the tree as in `tree_shape`.
 
     `dtype` is how the draft's weights are stored, by default as the target's; ``int8`` is lossy for the draft only.
     `draft_vocab_size` is how many tokens may be proposed, the first ones; by default see `common_tokens`.
+    `draft_tensor_parallel_size` is how many ranks share its layers; ``auto`` is the faster of 1 and the target's.
 
     Raises:
         UnsupportedModel: the model has another vocabulary than the target, or cannot score a part of it.
         InvalidParameter: the options describe no tree, or a vocabulary below 1.
     """
     shape = tree_shape(tree, expansion=expansion, paths=paths, topk=topk, depth=depth, replacement=replacement)
-    draft = load_draft(services, model, dtype)
+    draft = load_draft(services, model, dtype, draft_tensor_parallel_size)
     common = common_tokens(draft.model, draft_vocab_size)
     cost_ratio = services.cost_ratio([(draft, dtype)], None if common is None else len(common.ids))
     return DraftModel(draft.model, services.num_pages, max_prefill_rows, shape, cost_ratio, common)

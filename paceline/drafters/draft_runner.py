@@ -10,15 +10,17 @@ shapes of trees (`trees/`) or for who holds which page (`draft_pages.py`).
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 
 from paceline.drafters.draft_pages import DraftPages, Kept, common_prefix
+from paceline.drafters.draft_ranks import DraftRanks, ranks_of_draft
 from paceline.drafters.services import DraftServices
 from paceline.drafters.trees.growth import Growth
 from paceline.errors import UnsupportedModel
 from paceline.models.base import PAGE_SIZE, CausalLM, slot_of
+from paceline.models.chains import DraftsChains, GreedyDraft
 from paceline.models.loaded import LoadedModel
 from paceline.models.rows import Logits, Part, build_rows, compaction
 from paceline.sampling.law import Law
@@ -40,7 +42,7 @@ class DraftRunner:
     """
 
     def __init__(self, model: CausalLM, num_pages: int, max_prefill_rows: int = 512) -> None:
-        self._model = model
+        self._model, self.can_chain = model, isinstance(model, DraftsChains)
         self.cache = model.new_cache(num_pages)
         self.pages = DraftPages(num_pages)
         self._max_prefill = max_prefill_rows
@@ -73,6 +75,19 @@ class DraftRunner:
             self._scored(growth, nodes, next(asked)) if known is None else known
             for (growth, nodes), known in zip(work, found, strict=True)
         ]
+
+    def draft_greedy(self, growths: Sequence[Growth], num_tokens: int) -> GreedyDraft:
+        """Chains of `num_tokens` likeliest tokens, in one call of a model that can; the last one's row is not run."""
+        kept = [self.pages[growth.context.request_id] for growth in growths]
+        parts = [
+            self._committed_part(own, growth.context.token_ids, "last")
+            for own, growth in zip(kept, growths, strict=True)
+        ]
+        draft = cast(DraftsChains, self._model).draft_greedy(build_rows(parts), self.cache, num_tokens)
+        for own, tokens in zip(kept, draft.tokens.tolist(), strict=True):
+            self.pages.share(own)
+            own.row_tokens, own.row_parents = tokens[:-1], list(range(-1, len(tokens) - 2))
+        return draft
 
     def observe(self, outcome: RequestOutcome) -> None:
         """Keep what lies in the cache and was committed, each token at its place; forget the rest."""
@@ -242,13 +257,18 @@ def _law_below(growth: Growth, node: int, logits: np.ndarray) -> Law | None:
         return None
 
 
-def load_draft(services: DraftServices, name: str, dtype: str | None = None) -> LoadedModel:
+def load_draft(services: DraftServices, name: str, dtype: str | None = None, ranks: DraftRanks = 1) -> LoadedModel:
     """The draft model called `name`, its weights stored as `dtype` (None: as the target's).
+
+    Args:
+        ranks: that share its layers, see `ranks_of_draft`.
 
     Raises:
         UnsupportedModel: it has another vocabulary than the target.
+        InvalidParameter: ranks that it cannot be shared by.
     """
-    draft = services.load(name, dtype)
+    chosen = ranks_of_draft(services.target.model, dtype or services.dtype, ranks)
+    draft = services.load(name, dtype, chosen) if ranks != 1 else services.load(name, dtype)
     target = services.target.source
     if not target.tokenizer.same_vocabulary(draft.source.tokenizer):
         raise UnsupportedModel(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from paceline.models.base import KVCache
+from paceline.models.config import ModelConfig
 from paceline.models.loaded import LoadedModel
 from paceline.models.size import bytes_per_pass
 from paceline.scheduling.pages import PagePool
@@ -19,8 +20,15 @@ from paceline.speculation.prices import CPU_BALANCE, LearnedPass, LearnedPrices,
 class LoadsModels(Protocol):
     """How a further model is had."""
 
-    def __call__(self, name: str, dtype: str | None = None, /) -> LoadedModel:
-        """The model called `name`, its weights stored as `dtype` (None: as the target's)."""
+    def __call__(
+        self, name: str, dtype: str | None = None, ranks: Callable[[ModelConfig], int] | None = None, /
+    ) -> LoadedModel:
+        """The model called `name`.
+
+        Args:
+            dtype: how its weights are stored; None as the target's.
+            ranks: how many processes share its layers, from its sizes; None for this one alone.
+        """
         ...
 
 
@@ -31,8 +39,8 @@ class DraftServices:
     cache: the target's keys and values; to be written only where a `DraftContext` says so, and in borrowed pages.
     num_pages: pages of that cache, and a fair size for a drafter's own.
     pool: who holds which of them. A drafter may borrow pages to write to, and gives them back before `propose` returns.
-    load: a further model by name, run as the target is (executor, threads, dtype); a second argument names another
-        dtype. Raises what `resolve_model` raises.
+    load: a further model by name, run as the target is (executor, threads, dtype); see `LoadsModels`. Raises what
+        `resolve_model` raises.
     dtype: how the target's weights are stored.
     prices: what passes cost, learned as the engine runs.
     clock: seconds, monotonic, as the engine reads it.

@@ -18,6 +18,7 @@ from paceline.engine.speculation import Speculation
 from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.models.base import PAGE_SIZE, CausalLM
 from paceline.models.checkpoint import Checkpoint
+from paceline.models.config import ModelConfig
 from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import resolve_model
 from paceline.sampling import resolve
@@ -155,10 +156,15 @@ def build_engine(
     return Engine(loaded.model, cache, scheduler, source.tokenizer, source.eos_token_ids, speculation, prices, clock)
 
 
-def _load_draft(config: EngineConfig, progress: NamedProgress, name: str, dtype: str | None = None) -> LoadedModel:
-    """A further model, run as the target is."""
-    its_config = config.in_one_process()
-    return load(name, replace(its_config, dtype=dtype) if dtype else its_config, progress)
+def _load_draft(
+    config: EngineConfig, progress: NamedProgress, name: str, dtype: str | None = None,
+    ranks: Callable[[ModelConfig], int] | None = None,
+) -> LoadedModel:  # fmt: skip
+    """A further model, run as the target is; see `LoadsModels`."""
+    source = resolve_model(name, progress=lambda done, total: progress(f"fetching {name}", done, total))
+    size = 1 if ranks is None else ranks(source.checkpoint.config)
+    its_config = replace(config.in_one_process(), dtype=dtype or config.dtype, tensor_parallel_size=size)
+    return LoadedModel(source, load_executor(source.checkpoint, its_config, name, progress))
 
 
 def _prior(

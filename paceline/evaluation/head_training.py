@@ -79,7 +79,7 @@ def train_head(job: HeadJob, config: EngineConfig, progress: NamedProgress = sil
     """
     began, recipe_type = time.monotonic(), recipe_of(job.family)
     loaded = load(job.text.model, config, progress)
-    target, begun = training_target(loaded.source), _begun(job, loaded)
+    target, begun = training_target(loaded.source, config.device), _begun(job, loaded)
     run = job.text.work / "runs" / _run_name(job, begun)
     store = open_store(job.text, loaded) if job.served is None else TapStore(job.served)
     if job.served is not None and not store.documents:

@@ -20,6 +20,7 @@ import numpy as np
 from paceline.errors import InvalidParameter
 from paceline.models.config import ModelConfig
 from paceline.sampling.answered import Answer, Question
+from paceline.theory.distributed_draft import Chip
 
 PAGE_SIZE = 16
 """Token slots per page of keys and values."""
@@ -228,6 +229,25 @@ class RunsInParts(Protocol):
 
     def when_first_stage_is_free(self, call: Callable[[], None]) -> None:
         """`call` from now on, on the thread that asked for a pass, as soon as the first stage is done with it."""
+        ...
+
+
+@runtime_checkable
+class RunsOnRanks(Protocol):
+    """What a `CausalLM` has besides when several processes share each of its layers.
+
+    Attributes:
+        tensor_parallel_size: how many.
+    """
+
+    tensor_parallel_size: int
+
+    def can_share(self, config: ModelConfig) -> bool:
+        """Whether the layers of another model can be shared by as many."""
+        ...
+
+    def chip(self) -> Chip:
+        """The devices and the links between them, as some passes of this model found them."""
         ...
 
 

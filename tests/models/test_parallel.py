@@ -228,7 +228,7 @@ def test_threads_that_share_a_model_get_their_own_results(pair):
 def test_the_profile_has_every_stage(pair):
     profile = profile_stages(pair.parallel, num_tokens=20, batch_sizes=(1, 2), repeats=2)
     tensor, pipeline = pair.grid
-    whole = sum(w.nbytes for w in pair.alone._stage._stack.parameters())
+    whole = sum(w.nbytes for w in pair.alone._stage.stack.parameters())
     assert len(profile.latency) == pipeline and min(profile.latency) > 0
     assert len(profile.weight_mem) == pipeline and max(profile.weight_mem) < whole
     assert sum(profile.weight_mem) * tensor >= whole

@@ -14,7 +14,8 @@ from paceline.drafters.draft_pages import Kept
 from paceline.drafters.heads.hidden_states import HiddenStates
 from paceline.drafters.heads.paged import PagedRunner, keys_of_pairs
 from paceline.drafters.trees.growth import Growth
-from paceline.models.heads.nets import AutoregressiveNet, GreedyDraft
+from paceline.models.chains import GreedyDraft
+from paceline.models.heads.nets import AutoregressiveNet
 from paceline.models.rows import Part, build_rows
 from paceline.sampling.randomness import ROOT
 

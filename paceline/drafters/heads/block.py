@@ -16,7 +16,8 @@ from paceline.drafters.heads.hidden_states import HiddenStates
 from paceline.drafters.heads.paged import PagedRunner
 from paceline.drafters.trees.growth import Growth
 from paceline.models.base import Rows, slot_of
-from paceline.models.heads.nets import BlockNet, GreedyDraft
+from paceline.models.chains import GreedyDraft
+from paceline.models.heads.nets import BlockNet
 from paceline.models.rows import Part, build_rows
 from paceline.sampling.randomness import ROOT
 

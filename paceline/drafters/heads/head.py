@@ -15,9 +15,9 @@ import numpy as np
 
 from paceline.drafters.base import DraftContext
 from paceline.drafters.draft_runner import Runner, grow_all
+from paceline.drafters.greedy_chain import ChainRunner, chains_at_once, greedy_chains
 from paceline.drafters.heads.autoregressive import AutoregressiveRunner
 from paceline.drafters.heads.block import BlockRunner
-from paceline.drafters.heads.greedy_chain import ChainRunner, greedy_chains
 from paceline.drafters.heads.half_autoregressive import HalfAutoregressiveRunner
 from paceline.drafters.heads.hidden_states import HiddenStates
 from paceline.drafters.heads.stepwise import StepRunner
@@ -91,7 +91,7 @@ class HeadDrafter:
         self.runner.release(request_id)
 
     def _can_chain(self, context: DraftContext) -> bool:
-        return self._chains is not None and context.takes_argmax and not context.asks_laws
+        return self._chains is not None and chains_at_once(context)
 
     def _own(self, context: DraftContext) -> DraftContext:
         """The context as this head needs it: laws over its own vocabulary, and no more levels than it has places."""

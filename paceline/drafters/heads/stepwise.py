@@ -11,7 +11,8 @@ import numpy as np
 
 from paceline.drafters.heads.hidden_states import HiddenStates
 from paceline.drafters.trees.growth import Growth
-from paceline.models.heads.nets import GreedyDraft, StepNet
+from paceline.models.chains import GreedyDraft
+from paceline.models.heads.nets import StepNet
 from paceline.sampling.randomness import ROOT
 from paceline.speculation.outcome import RequestOutcome
 

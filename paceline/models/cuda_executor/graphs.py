@@ -31,21 +31,26 @@ class GraphCapture(Protocol):
 
 
 class CudaGraphs:
-    """`torch.cuda.CUDAGraph`, one pool of memory for all graphs: only one runs at a time."""
+    """`torch.cuda.CUDAGraph`, one pool of memory for all graphs: only one runs at a time.
+
+    They are recorded on a stream of the device's own: torch's stream for recordings is one for the whole process, on
+    the device that first recorded, and work of another device would run at once in place of being recorded.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
+        self._aside = torch.cuda.Stream(device)
 
     def __call__(self, run: Callable[[], Outputs]) -> Graph:
-        """See `GraphCapture`; libraries and kernels are warmed up on a stream of their own, as CUDA asks."""
-        aside = torch.cuda.Stream(self._device)
-        aside.wait_stream(torch.cuda.current_stream(self._device))
+        """See `GraphCapture`; a first run compiles kernels and gives libraries their workspace, before recording."""
+        aside, current = self._aside, torch.cuda.current_stream(self._device)
+        aside.wait_stream(current)
         with torch.cuda.stream(aside):
             run()
-        torch.cuda.current_stream(self._device).wait_stream(aside)
+        current.wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self._pool, stream=aside, capture_error_mode="thread_local"):
             outputs = run()
 
         def replay() -> Outputs:

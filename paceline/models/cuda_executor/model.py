@@ -6,35 +6,37 @@ device until the logits are fetched. Mixtures of experts, and machines without T
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
+from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from paceline.errors import InvalidParameter
-from paceline.models.base import PAGE_SIZE, DrawnOutput, ForwardOutput, KVCache, Rows
+from paceline.models.base import DrawnOutput, ForwardOutput, KVCache, Rows
+from paceline.models.chains import GreedyDraft
 from paceline.models.checkpoint import Checkpoint
-from paceline.models.config import ModelConfig
-from paceline.models.cuda_executor.attention import AttentionName, attention_over, choose_attention, rows_of_tile
+from paceline.models.cuda_executor.attention import AttentionName, attention_over, choose_attention
 from paceline.models.cuda_executor.block_matrix import put_blocks
-from paceline.models.cuda_executor.graphs import Graph, GraphCapture, Outputs, graphs_of, on_device
+from paceline.models.cuda_executor.graphs import GraphCapture, Outputs
 from paceline.models.cuda_executor.invariant import row_invariant
 from paceline.models.cuda_executor.laws import Asked, answers_of, read_answers
-from paceline.models.cuda_executor.paged_rows import PagedRows, num_splits
-from paceline.models.cuda_executor.staging import LARGEST, Staging, asked_bucket
+from paceline.models.cuda_executor.paged_rows import PagedRows, levels_below
+from paceline.models.cuda_executor.passes import CudaKVCache, Passes, likeliest
 from paceline.models.dtypes import activations_beside_blocks
-from paceline.models.torch_executor.cache import TorchKVCache
-from paceline.models.torch_executor.model import Stage, Taps, TorchModel, check_rows, fetched, last_taps, usable_device
+from paceline.models.torch_executor.model import (
+    DecoderStack,
+    Stage,
+    Taps,
+    TorchModel,
+    check_rows,
+    fetched,
+    last_taps,
+    usable_device,
+)
 from paceline.sampling.answered import Question
-
-
-class CudaKVCache(TorchKVCache):
-    """Paged keys and values, a spare slot for padded rows, and the graphs that were recorded over them."""
-
-    def __init__(self, config: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype) -> None:
-        super().__init__(config, num_pages, device, dtype, spare_slots=1)
-        self.spare_slot = num_pages * PAGE_SIZE
-        self.graphs: dict[tuple, Graph] = {}
 
 
 class CudaModel(TorchModel):
@@ -70,13 +72,25 @@ class CudaModel(TorchModel):
         if deterministic and self.attention == "sdpa":
             problem = "needs attention that sums in one order, which PyTorch's does not"
             raise InvalidParameter("deterministic", problem, "run pip install 'paceline[cuda]' on a machine with a GPU")
+        if self.attention == "triton":
+            from paceline.models.cuda_executor.fused import fuse
+
+            fuse(self._stage.stack)
         self.deterministic = deterministic
-        self._tile = rows_of_tile(self.attention, config.num_attention_heads // config.num_key_value_heads)
-        self._staging = Staging(config, on)
-        can_wait = self.attention == "by_position" and on.type == "cuda"
-        self.records_passes = self.attention != "sdpa" and config.experts is None and not can_wait
-        self._capture = capture or graphs_of(on)
-        self._logits = torch.empty(0)
+        self.passes = Passes(config, config.vocab_size, on, self.attention, capture)
+        self.records_passes = self.passes.records
+
+    head_builder = "paceline.models.cuda_executor.heads.build"
+
+    @property
+    def activations(self) -> torch.dtype:
+        """The number format of hidden states, keys and values."""
+        return self._stage.dtype
+
+    @property
+    def stack(self) -> DecoderStack:
+        """The layers and tables."""
+        return self._stage.stack
 
     def _load(self, checkpoint: Checkpoint, device: str) -> Stage:
         if self.dtype_choice.name != "gguf":
@@ -118,6 +132,33 @@ class CudaModel(TorchModel):
         output = fetched(logits[index], states)
         return DrawnOutput(answers, output.logits, output.taps)
 
+    @torch.inference_mode()
+    def draft_greedy(self, rows: Rows, cache: KVCache, num_tokens: int) -> GreedyDraft:
+        """See `DraftsChains`: the pass over `rows` and the loop of the chains are a graph each; waits for the tokens.
+
+        Raises:
+            InvalidParameter: as `forward`.
+        """
+        logits, _ = self.launch(rows, cache)
+        if self.attention == "sdpa":
+            return self._chain_apart(rows, cache, logits, num_tokens)
+        own = cast(CudaKVCache, cache)
+        name = (tuple(self._stage.running),)
+        return self.passes.chain(
+            rows, own, name, (logits,), num_tokens, lambda placed, tokens, _: self._below(placed, tokens, own)
+        )
+
+    def _chain_apart(self, rows: Rows, cache: KVCache, logits: Tensor, num_tokens: int) -> GreedyDraft:
+        """The chains below `logits` where masks are made on the host: a pass a level, each waited for."""
+        tokens, probs = [], []
+        for level in [*levels_below(rows, num_tokens - 1), None]:
+            columns, chances = likeliest(logits)
+            tokens.append(columns.cpu().numpy().astype(np.int32))
+            probs.append(chances.cpu().numpy())
+            if level is not None:
+                logits, _ = self.launch(replace(level, token_ids=tokens[-1]), cache)
+        return GreedyDraft(np.stack(tokens, axis=1), np.stack(probs, axis=1))
+
     def launch(self, rows: Rows, cache: KVCache, taps: tuple[int, ...] = ()) -> tuple[Tensor, Taps]:
         """Start a pass: logits [K, vocab] float32 and taps [M, hidden] on the device, good until the next pass.
 
@@ -128,45 +169,28 @@ class CudaModel(TorchModel):
         check_rows(self.config, rows, taps)
         if self.attention == "sdpa":
             return self._scored(rows, cache, taps)
-        num_asked = len(rows.logit_rows)
-        with on_device(self._stage.device):
-            logits, *states = self._outputs(rows, cache, taps, num_asked)
+        num_asked, name = len(rows.logit_rows), (taps, tuple(self._stage.running))
+        logits, *states = self.passes.run(
+            rows, cache, name, lambda placed, asked, _: self._compute(placed, cache, taps, asked)
+        )
         return logits[:num_asked], {tap: state[: len(rows.token_ids)] for tap, state in zip(taps, states, strict=True)}
-
-    def _outputs(self, rows: Rows, cache: CudaKVCache, taps: tuple[int, ...], num_asked: int) -> Outputs:
-        """Logits, of the asked rows and perhaps more, and the states of each tap."""
-        how = (cache.spare_slot, self._tile, num_splits(rows))
-        if self.records_passes and self._staging.fits(rows):
-            return self._replay(self._staging.place(rows, *how), cache, taps, num_asked)
-        return self._compute(self._staging.place_apart(rows, *how), cache, taps, num_asked)
-
-    def _replay(self, placed: PagedRows, cache: CudaKVCache, taps: tuple[int, ...], num_asked: int) -> Outputs:
-        """Run the graph for these shapes, which is recorded the first time that they occur."""
-        bucket = len(placed.token_ids)
-        asked = asked_bucket(num_asked, bucket)
-        key = (bucket, asked, placed.num_splits, taps, tuple(self._stage.running))
-        graph = cache.graphs.get(key)
-        if graph is None:
-            if not len(self._logits):
-                self._logits = torch.empty(LARGEST, self.config.vocab_size, device=self._stage.device)
-            graph = cache.graphs[key] = self._capture(lambda: self._into_place(placed, cache, taps, asked))
-        return graph()
-
-    def _into_place(self, placed: PagedRows, cache: CudaKVCache, taps: tuple[int, ...], asked: int) -> Outputs:
-        """`_compute` with logits where those of all graphs go, so that each need not keep its own."""
-        logits, *states = self._compute(placed, cache, taps, asked)
-        return self._logits[:asked].copy_(logits), *states
 
     def _compute(self, placed: PagedRows, cache: CudaKVCache, taps: tuple[int, ...], asked: int) -> Outputs:
         """The logits of the first `asked` of the rows that are asked, and the states of each tap."""
-        with row_invariant(self._stage.device) if self.deterministic else nullcontext():
-            return self._through(placed, cache, taps, asked)
+        return self._through(placed.token_ids, placed, cache, taps, placed.logit_rows[:asked])
 
-    def _through(self, placed: PagedRows, cache: CudaKVCache, taps: tuple[int, ...], asked: int) -> Outputs:
-        stage, attend = self._stage, attention_over(self.attention, placed)
-        token_ids, positions, slots = (x.long() for x in (placed.token_ids, placed.positions, placed.slots))
-        x = stage.embed_tokens(token_ids, positions)
-        x, tapped = stage.run_layers(x, stage.pass_over(positions, slots, attend, cache), taps)
-        normed, logits = stage.finish(x, placed.logit_rows[:asked])
+    def _below(self, placed: PagedRows, tokens: Tensor, cache: CudaKVCache) -> Outputs:
+        """The logits of all rows, which hold `tokens` [rows]."""
+        return self._through(tokens, placed, cache, (), torch.arange(len(tokens), device=tokens.device))
+
+    def _through(
+        self, tokens: Tensor, placed: PagedRows, cache: CudaKVCache, taps: tuple[int, ...], asked: Tensor
+    ) -> Outputs:
+        with row_invariant(self._stage.device) if self.deterministic else nullcontext():
+            stage, attend = self._stage, attention_over(self.attention, placed)
+            token_ids, positions, slots = (x.long() for x in (tokens, placed.positions, placed.slots))
+            x = stage.embed_tokens(token_ids, positions)
+            x, tapped = stage.run_layers(x, stage.pass_over(positions, slots, attend, cache), taps)
+            normed, logits = stage.finish(x, asked)
         tapped |= last_taps(self.config, taps, x, normed)
         return logits, *(tapped[tap] for tap in taps)

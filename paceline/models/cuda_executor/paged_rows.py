@@ -54,9 +54,16 @@ class PagedRows:
     @classmethod
     def of(cls, packed: Tensor, num_rows: int, num_splits: int) -> "PagedRows":
         """Views into `packed`, the array that `pack` wrote for `num_rows` rows, on whatever device it is now."""
-        lines = packed[: len(FIELDS) * num_rows].view(len(FIELDS), num_rows)
-        own = dict(zip(FIELDS, lines.unbind(), strict=True))
-        return cls(**own, flat=packed[lines.numel() :], num_splits=num_splits)
+        [only] = cls.levels(packed, num_rows, num_splits, 1)
+        return only
+
+    @classmethod
+    def levels(cls, packed: Tensor, num_rows: int, num_splits: int, num_levels: int) -> "list[PagedRows]":
+        """Several batches of `num_rows` rows over the same pages: lines of each in `packed`, one `flat` after them."""
+        lines = packed[: num_levels * len(FIELDS) * num_rows].view(num_levels, len(FIELDS), num_rows)
+        flat = packed[lines.numel() :]
+        own = [dict(zip(FIELDS, each.unbind(), strict=True)) for each in lines.unbind()]
+        return [cls(**each, flat=flat, num_splits=num_splits) for each in own]
 
 
 def packed_size(rows: Rows, num_rows: int) -> int:
@@ -71,8 +78,14 @@ def pack(rows: Rows, num_rows: int, spare_slot: int, tile_size: int, out: np.nda
         spare_slot: receives the keys of padded rows.
         tile_size: most rows of a tile.
     """
-    size = len(rows.token_ids)
     lines = out[: len(FIELDS) * num_rows].reshape(len(FIELDS), num_rows)
+    pack_lines(rows, spare_slot, tile_size, lines)
+    pack_flat(rows, out[lines.size :])
+
+
+def pack_lines(rows: Rows, spare_slot: int, tile_size: int, lines: np.ndarray) -> None:
+    """Write the numbers of `rows` to `lines` [fields, num_rows], zeros for padded ones; arguments as of `pack`."""
+    size = len(rows.token_ids)
     lines[:] = 0
     line = dict(zip(FIELDS, lines, strict=True))
     line["slots"][size:] = spare_slot
@@ -86,9 +99,32 @@ def pack(rows: Rows, num_rows: int, spare_slot: int, tile_size: int, out: np.nda
     first, sizes = tiles(rows, tile_size)
     line["tile_rows"][: len(first)] = first
     line["tile_sizes"][: len(first)] = sizes
-    flat = out[lines.size :]
+
+
+def pack_flat(rows: Rows, flat: np.ndarray) -> None:
+    """Write page tables and slots of branches to `flat`."""
+    tables = rows.page_tables
     flat[: tables.size] = tables.ravel()
-    flat[tables.size :] = branches.ravel()
+    flat[tables.size :] = rows.branch_slots.ravel()
+
+
+def levels_below(rows: Rows, num_levels: int) -> list[Rows]:
+    """The rows of chains below the rows whose logits are asked, one batch a level; their tokens are not known yet.
+
+    Level l, from 1, has the rows l positions after the asked ones, at their places in the pages of the same segments.
+    All rows of a level are asked.
+    """
+    at, segments = rows.positions[rows.logit_rows], rows.segments[rows.logit_rows]
+    numbers = np.arange(len(at), dtype=np.int32)
+    levels = []
+    for level in range(1, num_levels + 1):
+        positions = at + level
+        slots = rows.page_tables[segments, positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
+        levels.append(
+            Rows(numbers * 0, positions, slots, segments, rows.page_tables, positions + 1,
+                 np.empty((len(at), 0), np.int32), numbers)
+        )  # fmt: skip
+    return levels
 
 
 def tiles(rows: Rows, tile_size: int) -> tuple[np.ndarray, np.ndarray]:

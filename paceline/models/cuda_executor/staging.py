@@ -5,13 +5,14 @@ ones, which are prompts, get tensors of their own. Not for what the numbers mean
 """
 
 from bisect import bisect_left
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from paceline.models.base import Rows, pages_for
 from paceline.models.config import ModelConfig
-from paceline.models.cuda_executor.paged_rows import FIELDS, PagedRows, pack, packed_size
+from paceline.models.cuda_executor.paged_rows import FIELDS, PagedRows, pack, pack_flat, pack_lines, packed_size
 
 BUCKETS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 320)
 """Numbers of rows that passes are padded to."""
@@ -58,13 +59,30 @@ class Staging:
         bucket = bucket_of(len(rows.token_ids))
         assert bucket is not None
         size = packed_size(rows, bucket)
-        if self._copied is not None:
-            self._copied.synchronize()  # the copy before this one, long done
-        pack(rows, bucket, spare_slot, tile_size, self._host.numpy()[:size])
-        self._static[:size].copy_(self._host[:size], non_blocking=True)
-        if self._copied is not None:
-            self._copied.record()
+        pack(rows, bucket, spare_slot, tile_size, self._writable()[:size])
+        self._send(size)
         return PagedRows.of(self._static, bucket, splits)
+
+    def fits_levels(self, levels: Sequence[Rows]) -> bool:
+        """Whether `place_levels` finds room."""
+        bucket = bucket_of(len(levels[0].token_ids))
+        return bucket is not None and _levels_size(levels, bucket) <= self._capacity
+
+    def place_levels(self, levels: Sequence[Rows], spare_slot: int, splits: int) -> list[PagedRows]:
+        """The batches of `levels_below`, which fit, in static tensors of their bucket, each row a tile of its own."""
+        bucket = bucket_of(len(levels[0].token_ids))
+        assert bucket is not None
+        size = _levels_size(levels, bucket)
+        _pack_levels(levels, bucket, spare_slot, self._writable()[:size])
+        self._send(size)
+        return PagedRows.levels(self._static, bucket, splits, len(levels))
+
+    def place_levels_apart(self, levels: Sequence[Rows], spare_slot: int, splits: int) -> list[PagedRows]:
+        """Any such batches, in tensors of their own."""
+        size = len(levels[0].token_ids)
+        packed = np.empty(_levels_size(levels, size), np.int32)
+        _pack_levels(levels, size, spare_slot, packed)
+        return PagedRows.levels(torch.from_numpy(packed).to(self._device), size, splits, len(levels))
 
     def place_apart(self, rows: Rows, spare_slot: int, tile_size: int, splits: int) -> PagedRows:
         """Any `rows`, as many as there are, in tensors of their own."""
@@ -72,3 +90,26 @@ class Staging:
         packed = np.empty(packed_size(rows, size), np.int32)
         pack(rows, size, spare_slot, tile_size, packed)
         return PagedRows.of(torch.from_numpy(packed).to(self._device), size, splits)
+
+    def _writable(self) -> np.ndarray:
+        """The memory that copies come from, once the latest copy has been made."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._host.numpy()
+
+    def _send(self, size: int) -> None:
+        self._static[:size].copy_(self._host[:size], non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+
+
+def _levels_size(levels: Sequence[Rows], num_rows: int) -> int:
+    return len(levels) * len(FIELDS) * num_rows + levels[0].page_tables.size
+
+
+def _pack_levels(levels: Sequence[Rows], num_rows: int, spare_slot: int, out: np.ndarray) -> None:
+    """Write the lines of each level, padded to `num_rows` rows, and their common page tables."""
+    lines = out[: len(levels) * len(FIELDS) * num_rows].reshape(len(levels), len(FIELDS), num_rows)
+    for rows, own in zip(levels, lines, strict=True):
+        pack_lines(rows, spare_slot, 1, own)
+    pack_flat(levels[0], out[lines.size :])

@@ -20,16 +20,6 @@ class NetOutput(NamedTuple):
     hidden: np.ndarray
 
 
-class GreedyDraft(NamedTuple):
-    """Drafted target ids [requests, levels] int32, and the probability of each, [requests, levels] float32.
-
-    A probability is the largest of the head's law over its own vocabulary at temperature 1.
-    """
-
-    tokens: np.ndarray
-    top_probs: np.ndarray
-
-
 class AutoregressiveNet(Protocol):
     """EAGLE-1, 2, 3, 3.1, HASS, MTP: one pass per drafted level, with keys and values of its own.
 

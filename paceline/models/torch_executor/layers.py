@@ -40,11 +40,11 @@ class RMSNorm(nn.Module):
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size))
-        self._eps = eps
+        self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.float()
-        scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._eps)
+        scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         return self.weight * scaled.to(x.dtype)
 
 
@@ -73,40 +73,40 @@ def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 class Attention(nn.Module):
     """Grouped-query attention (Ainslie et al. 2023): H / K query heads share one key head; K = H is the plain kind.
 
-    `number` is the layer's, which decides on its window and its positions.
+    `number` is the layer's, which decides on its window and its positions: `form`, and `table`, its rotary table.
     """
 
     def __init__(self, config: ModelConfig, number: int, total: Sum = alone) -> None:
         super().__init__()
-        self._heads, self._key_heads, self._head_dim = (
+        self.heads, self.key_heads, self.head_dim = (
             config.num_attention_heads, config.num_key_value_heads, config.head_dim
         )  # fmt: skip
         hidden, bias = config.hidden_size, config.attention_bias
-        self.query = nn.Linear(hidden, self._heads * self._head_dim, bias=bias)
-        self.key = nn.Linear(hidden, self._key_heads * self._head_dim, bias=bias)
-        self.value = nn.Linear(hidden, self._key_heads * self._head_dim, bias=bias)
-        self.out = RowParallelLinear(self._heads * self._head_dim, hidden, config.attention_out_bias, total)
-        self.query_norm = _query_key_norm(config, self._heads)
-        self.key_norm = _query_key_norm(config, self._key_heads)
-        self._over_all = config.qk_norm_over == "all"
-        self._table = rope_table_of(config, number)
-        scale = config.attention_scale or self._head_dim**-0.5
-        self._form = AttentionForm(scale, config.attention_softcap, config.window(number))
+        self.query = nn.Linear(hidden, self.heads * self.head_dim, bias=bias)
+        self.key = nn.Linear(hidden, self.key_heads * self.head_dim, bias=bias)
+        self.value = nn.Linear(hidden, self.key_heads * self.head_dim, bias=bias)
+        self.out = RowParallelLinear(self.heads * self.head_dim, hidden, config.attention_out_bias, total)
+        self.query_norm = _query_key_norm(config, self.heads)
+        self.key_norm = _query_key_norm(config, self.key_heads)
+        self.over_all = config.qk_norm_over == "all"
+        self.table = rope_table_of(config, number)
+        scale = config.attention_scale or self.head_dim**-0.5
+        self.form = AttentionForm(scale, config.attention_softcap, config.window(number))
 
     def forward(self, x: Tensor, layer: int, step: Pass) -> Tensor:
-        query = self._normed(self.query(x), self.query_norm, self._heads)
-        key = self._normed(self.key(x), self.key_norm, self._key_heads)
-        if self._table != NO_TABLE:
-            query, key = rotate(query, *step.angles[self._table]), rotate(key, *step.angles[self._table])
+        query = self._normed(self.query(x), self.query_norm, self.heads)
+        key = self._normed(self.key(x), self.key_norm, self.key_heads)
+        if self.table != NO_TABLE:
+            query, key = rotate(query, *step.angles[self.table]), rotate(key, *step.angles[self.table])
         keys, values = step.cache.keys[layer], step.cache.values[layer]
         keys[step.slots] = key
-        values[step.slots] = self.value(x).view(-1, self._key_heads, self._head_dim)
-        return self.out(step.attend(query, keys, values, self._form).flatten(1))
+        values[step.slots] = self.value(x).view(-1, self.key_heads, self.head_dim)
+        return self.out(step.attend(query, keys, values, self.form).flatten(1))
 
     def _normed(self, x: Tensor, norm: nn.Module, heads: int) -> Tensor:
         """[M, heads, D] of x [M, heads * D], with its norm over all heads together or over each."""
-        shape = (-1, heads, self._head_dim)
-        return norm(x).view(shape) if self._over_all else norm(x.view(shape))
+        shape = (-1, heads, self.head_dim)
+        return norm(x).view(shape) if self.over_all else norm(x.view(shape))
 
 
 def _query_key_norm(config: ModelConfig, heads: int) -> nn.Module:
@@ -122,14 +122,14 @@ class FeedForward(nn.Module):
         super().__init__()
         hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
         self.gate = nn.Linear(hidden, inner, bias=bias) if config.is_gated else None
-        self._activation = functional.silu if config.mlp == "gated_silu" else _gelu_tanh
+        self.activation = functional.silu if config.mlp == "gated_silu" else _gelu_tanh
         self.up = nn.Linear(hidden, inner, bias=bias)
         self.down = RowParallelLinear(inner, hidden, bias, total)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.gate is None:
-            return self.down(self._activation(self.up(x)))
-        return self.down(self._activation(self.gate(x)) * self.up(x))
+            return self.down(self.activation(self.up(x)))
+        return self.down(self.activation(self.gate(x)) * self.up(x))
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:
@@ -181,11 +181,11 @@ class Layer(nn.Module):
         self.feed_forward_norm = make_norm(config) if config.pre_norms else nn.Identity()
         self.feed_forward = make_feed_forward(config, total)
         self.feed_forward_out_norm = make_norm(config) if config.post_norms else nn.Identity()
-        self._scale = config.residual_scale
+        self.scale = config.residual_scale
 
     def forward(self, x: Tensor, layer: int, step: Pass) -> Tensor:
         x = x + self._scaled(self.attention_out_norm(self.attention(self.attention_norm(x), layer, step)))
         return x + self._scaled(self.feed_forward_out_norm(self.feed_forward(self.feed_forward_norm(x))))
 
     def _scaled(self, x: Tensor) -> Tensor:
-        return x if self._scale == 1.0 else x * self._scale
+        return x if self.scale == 1.0 else x * self.scale

@@ -71,6 +71,9 @@ class Stage:
         total: sums over the ranks that hold the other shares of the same layers.
         prepare: puts layers of another kind in place of some before weights are loaded; the bytes of what these hold.
 
+    Attributes:
+        stack: the layers, of which an executor may put its own in place.
+
     Raises:
         InvalidParameter: torch knows no such device, or the number format is another.
     """
@@ -87,16 +90,16 @@ class Stage:
         self.running: Sequence[int] = self.shard.layers
         self.device, self.dtype = usable_device(device), getattr(torch, dtype)
         with torch.device("meta"):
-            self._stack = DecoderStack(self.shard, total)
-        self._prepared_bytes = prepare(self._stack) if prepare else 0
-        load_weights(self._stack, checkpoint, self.device, self.dtype, self.shard)
+            self.stack = DecoderStack(self.shard, total)
+        self._prepared_bytes = prepare(self.stack) if prepare else 0
+        load_weights(self.stack, checkpoint, self.device, self.dtype, self.shard)
         self._frequencies = [torch.from_numpy(table).float().to(self.device) for table in frequencies(config)]
         self._windows = frozenset(config.windows or (0,))
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the weights."""
-        return self._prepared_bytes + sum(parameter.nbytes for parameter in self._stack.parameters())
+        return self._prepared_bytes + sum(parameter.nbytes for parameter in self.stack.parameters())
 
     def new_cache(self, num_pages: int) -> TorchKVCache:
         """An empty cache for the shard's layers and key heads."""
@@ -114,7 +117,7 @@ class Stage:
 
     def embed_tokens(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """`embed` of token ids [M] at positions [M] that are on the device already."""
-        return self._stack.embed(token_ids, positions)
+        return self.stack.embed(token_ids, positions)
 
     def run(self, x: Tensor, rows: Rows, cache: TorchKVCache, taps: tuple[int, ...] = ()) -> tuple[Tensor, Taps]:
         """Hidden states [M, hidden] after the shard's layers, and those that enter each tapped one of them."""
@@ -145,14 +148,14 @@ class Stage:
         for i in self.running:
             if i in taps:
                 tapped[i] = x
-            x = self._stack.layers[str(i)](x, i - self.shard.layers.start, step)
+            x = self.stack.layers[str(i)](x, i - self.shard.layers.start, step)
         return x, tapped
 
     def finish(self, x: Tensor, logit_rows: np.ndarray | Tensor) -> tuple[Tensor, Tensor]:
         """[M, hidden] after the final norm of x [M, hidden], and the logits [K, vocabulary share] of `logit_rows`."""
-        assert self._stack.norm is not None
-        x = self._stack.norm(x)
-        return x, self._stack.logits(x[self._tensor(logit_rows)])
+        assert self.stack.norm is not None
+        x = self.stack.norm(x)
+        return x, self.stack.logits(x[self._tensor(logit_rows)])
 
     def _views(self, rows: Rows) -> list[SegmentView]:
         return segment_views(rows, self.device, self._windows)
@@ -182,6 +185,11 @@ class TorchModel:
     def config(self) -> ModelConfig:
         """See `CausalLM.config`."""
         return self._stage.shard.config
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self._stage.device
 
     @property
     def num_bytes(self) -> int:

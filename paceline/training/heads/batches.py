@@ -14,6 +14,8 @@ from torch import Tensor
 from paceline.models.base import NORMED
 from paceline.training.heads.shards import Document, TapStore
 
+CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Batch:
@@ -49,8 +51,8 @@ class Batch:
 
 
 def make_batch(store: TapStore, documents: Sequence[Document], taps: Sequence[int], share: float,
-               generator: torch.Generator | None = None) -> Batch:  # fmt: skip
-    """The batch of these documents.
+               generator: torch.Generator | None = None, device: torch.device = CPU) -> Batch:  # fmt: skip
+    """The batch of these documents, on `device`; what is drawn is the same on every device.
 
     Args:
         taps: what the head reads.
@@ -68,4 +70,6 @@ def make_batch(store: TapStore, documents: Sequence[Document], taps: Sequence[in
         anchors.append(found)
         ends.append(torch.full_like(found, start))
     following = np.concatenate([one.conversation.ids[1:] for one in documents]).astype(np.int64)
-    return Batch(rows[:, :-1], rows[:, -1], torch.from_numpy(following), lengths, torch.cat(anchors), torch.cat(ends))
+    rows, next_tokens = rows.to(device), torch.from_numpy(following).to(device)
+    places = (torch.cat(one).to(device) for one in (anchors, ends))
+    return Batch(rows[:, :-1], rows[:, -1], next_tokens, lengths, *places)

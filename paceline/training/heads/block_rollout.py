@@ -20,12 +20,12 @@ def rollout_blocks(net: Falcon, batch: Batch, num_steps: int) -> list[Tensor]:
     of those that are missing.
     """
     layer, anchors, size = net.layer, batch.anchors, net.config.block_tokens
-    positions = torch.cat([torch.arange(n) for n in batch.lengths])
-    parts = parts_of(anchors, batch.lengths)
+    positions = torch.cat([torch.arange(n, device=anchors.device) for n in batch.lengths])
+    parts, steps = parts_of(anchors, batch.lengths), torch.arange(size, device=anchors.device)
     states = net.run(net.enter(batch.next_tokens, net.project(batch.normed[:, None])), batch.lengths)
     x = states.outputs[-1]
     rows = Keys(*layer.self_attn.keys_values(x, positions))
-    back = torch.minimum(size - 1 - torch.arange(size), positions[anchors][:, None])
+    back = torch.minimum(size - 1 - steps, positions[anchors][:, None])
     block, place = x[anchors[:, None] - back], positions[anchors][:, None] - back
     state, drafted = states.at(anchors), list[Keys]()
     outputs: list[Tensor] = []
@@ -39,7 +39,7 @@ def rollout_blocks(net: Falcon, batch: Batch, num_steps: int) -> list[Tensor]:
         for step in range(size):
             state = net.step(net.enter(batch.tokens(first + 1 + step), named[:, step]), state)
             inner.append(state.outputs[-1])
-        block, place = torch.stack(inner, dim=1), positions[anchors][:, None] + 1 + first + torch.arange(size)
+        block, place = torch.stack(inner, dim=1), positions[anchors][:, None] + 1 + first + steps
         found = Keys(*layer.self_attn.keys_values(block.flatten(0, 1), place.flatten()))
         drafted.append(Keys(*(one.view(len(anchors), size, *one.shape[1:]) for one in found)))
     return outputs[:num_steps]

@@ -37,12 +37,12 @@ def rank_accuracies(recipe: "Recipe", store: TapStore, documents: Sequence[Docum
     """
     greedy = [one for one in documents if one.conversation.temperature == 0]
     hits, places = torch.zeros(recipe.num_steps, num_ranks), torch.zeros(recipe.num_steps, 1)
-    ids, most = torch.from_numpy(recipe.draft_ids), min(num_ranks, len(recipe.draft_ids))
+    ids, most = recipe.ids, min(num_ranks, len(recipe.draft_ids))
     for batch in _batches(recipe, store, greedy):
         for step, read in enumerate(_reads(recipe, batch)):
             kept = batch.labelled(step)
             guesses = ids[logits_of(read, recipe.rows)[kept].topk(most, dim=-1).indices]
-            hits[step, :most] += (guesses == batch.tokens(step + 1)[kept, None]).sum(0)
+            hits[step, :most] += (guesses == batch.tokens(step + 1)[kept, None]).sum(0).cpu()
             places[step] += int(kept.sum())
     return (hits / places.clamp(min=1)).tolist()
 
@@ -53,9 +53,9 @@ def _stood(recipe: "Recipe", store: TapStore, documents: Sequence[Document]) -> 
     for batch in _batches(recipe, store, documents):
         steps = []
         for step, read in enumerate(_reads(recipe, batch)):
-            best = torch.from_numpy(recipe.draft_ids)[logits_of(read, recipe.rows).argmax(-1)]
+            best = recipe.ids[logits_of(read, recipe.rows).argmax(-1)]
             stands = (best == batch.tokens(step + 1)).float()
-            steps.append(torch.where(batch.labelled(step), stands, -1.0))
+            steps.append(torch.where(batch.labelled(step), stands, -1.0).cpu())
         found += _by_text(torch.stack(steps, dim=1), batch)
     return found
 
@@ -67,15 +67,15 @@ def _acceptance(recipe: "Recipe", store: TapStore, documents: Sequence[Document]
         for step, read in enumerate(_reads(recipe, batch)):
             kept = batch.labelled(step)
             teacher = batch.teacher(step).to(recipe.target.head.dtype)
-            law = (teacher @ recipe.target.head.T).float().softmax(-1)[:, torch.from_numpy(recipe.draft_ids).long()]
+            law = (teacher @ recipe.target.head.T).float().softmax(-1)[:, recipe.ids]
             drafted = logits_of(read, recipe.rows)[kept].softmax(-1)
-            totals[step] += torch.minimum(law, drafted).sum()
+            totals[step] += float(torch.minimum(law, drafted).sum())
             places[step] += len(drafted)
     return (totals / places.clamp(min=1)).tolist()
 
 
 def _reads(recipe: "Recipe", batch: Batch):
-    with torch.autocast("cpu", torch.bfloat16):
+    with recipe.in_halves():
         return recipe.read(batch)
 
 
@@ -84,10 +84,10 @@ def _batches(recipe: "Recipe", store: TapStore, documents: Sequence[Document]):
     for one in documents:
         waiting.append(one)
         if sum(other.num_rows for other in waiting) >= _ROWS:
-            yield make_batch(store, waiting, recipe.config.taps, 1.0)
+            yield make_batch(store, waiting, recipe.config.taps, 1.0, device=recipe.device)
             waiting = []
     if waiting:
-        yield make_batch(store, waiting, recipe.config.taps, 1.0)
+        yield make_batch(store, waiting, recipe.config.taps, 1.0, device=recipe.device)
 
 
 def _by_text(values: Tensor, batch: Batch) -> list[Tensor]:

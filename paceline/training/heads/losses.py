@@ -17,8 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.training.heads.law_rows import compiled_grade
-
 CHUNK = 256
 """Rows whose logits are in memory at a time."""
 
@@ -91,6 +89,8 @@ class _Graded(NamedTuple):
 def _graded(logits: Tensor, target: Tensor, weights: Tensor, criterion: "Criterion") -> _Graded:
     """The criterion at logits [n, m] of the head and of the target; both may be overwritten."""
     if isinstance(criterion, LawCriterion) and logits.device.type == "cpu":
+        from paceline.training.heads.law_rows import compiled_grade  # Numba, which other devices do not need
+
         losses, acceptance = torch.empty(len(logits)), torch.empty(len(logits))
         hits, eta = torch.empty(len(logits), dtype=torch.bool), -1.0 if criterion.eta is None else criterion.eta
         arrays = [one.contiguous().numpy() for one in (logits, target, weights)]
@@ -117,8 +117,8 @@ class _FusedLoss(torch.autograd.Function):
         pair = None if inputs is None or added is None else (inputs, added)
         total, acceptance, hits = (
             hidden.new_zeros(()),
-            torch.empty(len(hidden)),
-            torch.empty(len(hidden), dtype=torch.bool),
+            hidden.new_empty(len(hidden), dtype=torch.float32),
+            hidden.new_empty(len(hidden), dtype=torch.bool),
         )
         gradients = [torch.empty_like(hidden), *(torch.zeros_like(one) for one in pair or ())]
         for start in range(0, len(hidden), CHUNK):

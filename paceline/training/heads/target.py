@@ -8,8 +8,8 @@ from paceline.models.resolve import ModelSource
 from paceline.training.heads.recipes.base import Target
 
 
-def training_target(source: ModelSource) -> Target:
-    """What training needs of a model that was found.
+def training_target(source: ModelSource, device: str = "cpu") -> Target:
+    """What training needs of a model that was found, on `device`, where heads for it are trained.
 
     Raises:
         UnsupportedModel: its layers have parts that the published layouts of heads cannot say.
@@ -25,7 +25,9 @@ def training_target(source: ModelSource) -> Target:
     tied = config.tie_word_embeddings
     head = embedding if tied else torch.from_numpy(checkpoint.tensor("lm_head.weight")).bfloat16()
     norm = torch.from_numpy(checkpoint.tensor("model.norm.weight")).float()
-    return Target(target_print(source), config, embedding, head, norm, _unused_token(source))
+    on_device = embedding.to(device)
+    head = on_device if tied else head.to(device)
+    return Target(target_print(source), config, on_device, head, norm.to(device), _unused_token(source))
 
 
 def _unused_token(source: ModelSource) -> int:

@@ -206,7 +206,8 @@ class Trainer:
         if state is None:
             return
         self.trainee.net.load_state_dict(state["net"])
-        self.mean.weights, self.best_weights = state["mean"], state["best"]
+        self.mean.restore(state["mean"])
+        self.best_weights = state["best"]
         self._optimiser.restore(state["optimiser"])
         self._order.restore(state["order"])
         self._random.set_state(state["random"])

@@ -61,6 +61,10 @@ class Mean:
     def __init__(self, net: nn.Module) -> None:
         self.weights: dict[str, Tensor] = {name: one.detach().clone() for name, one in net.state_dict().items()}
 
+    def restore(self, weights: dict[str, Tensor]) -> None:
+        """Go on with these, on the devices where the weights are."""
+        self.weights = {name: weights[name].to(own.device) for name, own in self.weights.items()}
+
     @torch.no_grad()
     def update(self, net: nn.Module, step: int) -> None:
         """Take in the weights after step `step`; the first ones count for little later on."""

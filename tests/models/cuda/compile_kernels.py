@@ -10,7 +10,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from paceline.models.cuda_executor.kernels import attention, blocks, products
+from paceline.models.cuda_executor.kernels import attention, blocks, entries, products
 
 PLACES = ("first_page", "natural_lengths", "lengths", "first_branch", "tile_rows", "tile_sizes", "flat")
 SUMS = {"mixed": "*fp32", "peaks": "*fp32", "totals": "*fp32"}
@@ -30,6 +30,23 @@ def kernels(kind: str, bytes_each: int):
     yield attention._add_splits, data | SUMS | places | COUNTS, HEAD | {"WINDOW": 33, "HEADS": 12}
     yield products._product, data | COUNTS, TILE | {"HAS_BIAS": True, "BLOCK_K": 128}
     yield products._row_mean, {"x": "*fp32", "out": "*fp32"} | COUNTS, {"BLOCK": 1024}
+    rows = {
+        "added": f"*{kind}",
+        "total": f"*{kind}",
+        "columns": "i32",
+        "eps": "fp32",
+        "gate": f"*{kind}",
+        "up": f"*{kind}",
+    }
+    rows |= {"gate_stride": "i32", "up_stride": "i32"}
+    yield entries._rms_norm, data | rows, {"HAS_ADDED": True, "BLOCK": 2048}
+    yield entries._gated, data | rows, {"IS_SILU": False, "BLOCK": 1024}
+    heads = {name: f"*{kind}" for name in ("key", "value", "query_weight", "key_weight")}
+    heads |= {"cosines": "*fp32", "sines": "*fp32", "slots": "*i64"}
+    heads |= {"query_stride": "i32", "key_stride": "i32", "value_stride": "i32"}
+    yield entries._place_heads, data | rows | heads, {
+        "HEADS": 12, "KEY_HEADS": 2, "HEAD_DIM": 128, "ROTARY": 128, "HAS_NORM": True, "BLOCK_D": 128,
+    }  # fmt: skip
     matrix = {"codes": "*u8", "scales": "*fp16", "shifts": "*fp16", "values": "*fp32"}
     for halves, table in ((True, False), (False, True)):
         yield blocks._block_product, data | matrix | COUNTS, TILE | {

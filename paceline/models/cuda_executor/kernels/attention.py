@@ -23,6 +23,8 @@ from paceline.models.base import PAGE_SIZE
 from paceline.models.cuda_executor.paged_rows import SPLIT_KEYS, PagedRows
 from paceline.models.torch_executor.attention import AttentionForm
 
+_PLACES = ("first_page", "natural_lengths", "lengths", "first_branch", "tile_rows", "tile_sizes", "flat")
+"""Arguments whose place depends on the number of rows: the kernel is not compiled anew for each alignment of them."""
 _LEAST_QUERIES = 16
 """Rows of the smallest product that tensor cores take."""
 
@@ -42,7 +44,7 @@ def rows_of_tile(group: int) -> int:
     return queries_of_tile(group) // group
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=_PLACES)
 def _attend_split(
     query, keys, values, mixed, peaks, totals,
     first_page, natural_lengths, lengths, first_branch, tile_rows, tile_sizes, flat,
@@ -110,7 +112,7 @@ def _attend_split(
     tl.store(mixed + out[:, None] * HEAD_DIM + dim[None, :], summed, mask=alive[:, None] & in_head[None, :])
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["lengths"])
 def _add_splits(
     mixed, peaks, totals, lengths, out, num_rows,
     WINDOW: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr,

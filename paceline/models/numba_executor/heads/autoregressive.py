@@ -8,7 +8,8 @@ for files (`models/heads/layouts`) or for drawing (`drafters/heads`).
 import numpy as np
 
 from paceline.models.base import KVCache, Rows
-from paceline.models.heads.nets import GreedyDraft, NetOutput
+from paceline.models.chains import GreedyDraft
+from paceline.models.heads.nets import NetOutput
 from paceline.models.heads.record import HeadRecord
 from paceline.models.numba_executor.heads.entrance import Projection, entrance_of
 from paceline.models.numba_executor.heads.greedy import drafted

@@ -10,7 +10,8 @@ import numpy as np
 
 from paceline.errors import UnsupportedModel
 from paceline.models.base import KVCache, Rows
-from paceline.models.heads.nets import GreedyDraft, NetOutput
+from paceline.models.chains import GreedyDraft
+from paceline.models.heads.nets import NetOutput
 from paceline.models.heads.record import HeadConfig
 from paceline.models.numba_executor.gemm import PANEL
 from paceline.models.numba_executor.heads.entrance import Projection

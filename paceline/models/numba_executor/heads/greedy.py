@@ -1,6 +1,6 @@
 """What a greedy chain hands back, the same for every kind of net."""
 
-from paceline.models.heads.nets import GreedyDraft
+from paceline.models.chains import GreedyDraft
 from paceline.models.numba_executor.heads.interpret import Batch
 
 

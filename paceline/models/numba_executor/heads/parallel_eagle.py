@@ -11,7 +11,8 @@ import numpy as np
 
 from paceline.errors import InvalidParameter
 from paceline.models.base import PAGE_SIZE, KVCache, Rows
-from paceline.models.heads.nets import GreedyDraft, NetOutput
+from paceline.models.chains import GreedyDraft
+from paceline.models.heads.nets import NetOutput
 from paceline.models.numba_executor.heads.autoregressive import NumbaAutoregressiveNet
 from paceline.models.numba_executor.heads.material import Material
 

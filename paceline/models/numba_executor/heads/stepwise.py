@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from paceline.models.heads.nets import GreedyDraft
+from paceline.models.chains import GreedyDraft
 from paceline.models.numba_executor.heads.greedy import drafted
 from paceline.models.numba_executor.heads.machine import Machine, Tables, batch_of_states
 from paceline.models.numba_executor.heads.material import Material

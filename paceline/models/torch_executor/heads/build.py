@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.errors import CorruptWeights, InvalidParameter, UnsupportedModel
 from paceline.models.heads.record import HeadRecord
@@ -13,7 +13,7 @@ from paceline.models.torch_executor.heads.nets import NETS
 
 
 def make_net(record: HeadRecord, target: LoadedModel, dtype: str = "auto") -> Any:
-    """The net of `record` beside `target`, in float32 on the CPU.
+    """The net of `record` beside `target`, in float32 on its device; on the CPU where the target runs on no device.
 
     Raises:
         UnsupportedModel: a family that does not run here.
@@ -22,19 +22,29 @@ def make_net(record: HeadRecord, target: LoadedModel, dtype: str = "auto") -> An
     """
     if dtype not in ("auto", "float32"):
         raise InvalidParameter("dtype", f"{dtype!r} is not known to heads in torch", "use auto or float32")
+    return net_of(record, *tables_of(target), device=getattr(target.model, "device", torch.device("cpu")))
+
+
+def tables_of(target: LoadedModel) -> tuple[Tensor, Tensor]:
+    """The target's embedding and the rows of its head, [vocabulary, hidden] each, on the CPU."""
     checkpoint = target.source.checkpoint
     embedding = torch.from_numpy(checkpoint.tensor("model.embed_tokens.weight"))
     tied = checkpoint.config.tie_word_embeddings
-    head = embedding if tied else torch.from_numpy(checkpoint.tensor("lm_head.weight"))
-    return net_of(record, embedding, head)
+    return embedding, embedding if tied else torch.from_numpy(checkpoint.tensor("lm_head.weight"))
 
 
-def net_of(record: HeadRecord, embedding: Tensor, head: Tensor) -> Any:
+def net_of(record: HeadRecord, embedding: Tensor, head: Tensor, device: torch.device | None = None) -> Any:
     """The net of `record` for a target with these tables, [vocabulary, hidden] each; errors as `make_net`."""
+    net = network_of(record, embedding, head)
+    return NETS[record.config.family][1](record, net.to(device))
+
+
+def network_of(record: HeadRecord, embedding: Tensor, head: Tensor) -> nn.Module:
+    """The module of `record` with its weights, on the CPU; arguments and errors as `net_of`."""
     family = record.config.family
     if family not in NETS:
         raise UnsupportedModel(f"family: {family!r} heads do not run in torch; use executor='numba'")
-    network, shape = NETS[family]
+    network = NETS[family][0]
     rows = head if record.draft_ids is None else head[torch.from_numpy(record.draft_ids).long()]
     net = network(record.config, embedding, rows)
     tensors = {name: torch.from_numpy(np.array(values, np.float32)) for name, values in record.tensors.items()}
@@ -42,4 +52,4 @@ def net_of(record: HeadRecord, embedding: Tensor, head: Tensor) -> Any:
         net.load_state_dict(tensors)
     except RuntimeError as error:
         raise CorruptWeights(f"{family} head: {error}") from None
-    return shape(record, net.eval())
+    return net.eval()

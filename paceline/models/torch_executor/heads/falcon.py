@@ -61,7 +61,7 @@ class Falcon(SharesTables):
 
     def start(self, num: int) -> LstmState:
         """The state before `num` texts."""
-        zeros = torch.zeros(LSTM_LAYERS, num, self.lstm.hidden_size)
+        zeros = torch.zeros(LSTM_LAYERS, num, self.lstm.hidden_size, device=self._weight("hh", 0).device)
         return LstmState(zeros, zeros)
 
     def step(self, entered: Tensor, before: LstmState) -> LstmState:
@@ -91,9 +91,9 @@ class Falcon(SharesTables):
         Longer texts come first, so that those that still run are always the first ones.
         """
         order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-        starts = torch.tensor([sum(lengths[:i]) for i in order])
+        starts = torch.tensor([sum(lengths[:i]) for i in order], device=x.device)
         gates, recurrent = self._gates_of_inputs(number, x), self._weight("hh", number).T
-        output = cell = torch.zeros(len(order), self.lstm.hidden_size)
+        output = cell = x.new_zeros(len(order), self.lstm.hidden_size, dtype=torch.float32)
         found: list[tuple[Tensor, Tensor, Tensor]] = []
         for place in range(max(lengths)):
             running = sum(lengths[i] > place for i in order)

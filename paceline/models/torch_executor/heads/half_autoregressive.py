@@ -17,18 +17,16 @@ from paceline.models.heads.record import HeadRecord
 from paceline.models.torch_executor.cache import TorchKVCache, unwritten_zeros
 from paceline.models.torch_executor.heads.falcon import LSTM_LAYERS, Falcon, LstmState
 
-_CPU = torch.device("cpu")
-
 
 class FalconCache(TorchKVCache):
     """Keys and values, and outputs and cells of the LSTM, [2, layers, slots, hidden]."""
 
-    def __init__(self, record: HeadRecord, num_pages: int) -> None:
+    def __init__(self, record: HeadRecord, num_pages: int, device: torch.device) -> None:
         layer = record.config.layer
         assert layer is not None
-        super().__init__(layer, num_pages, _CPU, torch.float32)
+        super().__init__(layer, num_pages, device, torch.float32)
         shape = (2, LSTM_LAYERS, num_pages * PAGE_SIZE, layer.hidden_size)
-        self.states = unwritten_zeros(shape, _CPU, torch.float32)
+        self.states = unwritten_zeros(shape, device, torch.float32)
 
     @property
     def num_bytes(self) -> int:
@@ -38,7 +36,7 @@ class FalconCache(TorchKVCache):
     def move(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
         """See `KVCache.move`; states go along."""
         super().move(sources, destinations)
-        self.states[:, :, list(destinations)] = self.states[:, :, list(sources)]
+        self.states[:, :, self._index(destinations)] = self.states[:, :, self._index(sources)]
 
 
 class TorchHalfAutoregressiveNet:
@@ -46,10 +44,11 @@ class TorchHalfAutoregressiveNet:
 
     def __init__(self, record: HeadRecord, net: Falcon) -> None:
         self.record, self.net = record, net
+        self._device = next(net.parameters()).device
 
     def new_cache(self, num_pages: int) -> FalconCache:
         """See `HalfAutoregressiveNet.new_cache`."""
-        return FalconCache(self.record, num_pages)
+        return FalconCache(self.record, num_pages, self._device)
 
     def project(self, taps: np.ndarray) -> np.ndarray:
         """See `HalfAutoregressiveNet.project`: the one hidden state, as it is."""
@@ -60,28 +59,31 @@ class TorchHalfAutoregressiveNet:
                before: np.ndarray, cache: KVCache) -> None:  # fmt: skip
         """See `HalfAutoregressiveNet.extend`."""
         assert isinstance(cache, FalconCache)
-        entered = self.net.enter(_index(tokens), torch.from_numpy(np.ascontiguousarray(hidden, np.float32)))
+        fed = torch.from_numpy(np.ascontiguousarray(hidden, np.float32)).to(self._device)
+        entered = self.net.enter(self._index(tokens), fed)
         for rows in _waves(slots.tolist(), before.tolist()):
-            above, begins = _index(before[rows]), torch.from_numpy(before[rows] < 0)
-            states = cache.states[:, :, above.clamp(min=0)]
-            states[:, :, begins] = 0.0
-            found = self.net.step(entered[rows], LstmState(states[0], states[1]))
-            cache.states[:, :, _index(slots[rows])] = torch.stack(found)
-        x, places = cache.states[0, -1, _index(slots)], _index(slots)
-        cache.keys[0, places], cache.values[0, places] = self.net.layer.self_attn.keys_values(x, _index(positions))
+            above = self._index(before[rows])
+            states = cache.states[:, :, above.clamp(min=0)] * (above >= 0)[:, None]
+            found = self.net.step(entered[self._index(rows)], LstmState(states[0], states[1]))
+            cache.states[:, :, self._index(slots[rows])] = torch.stack(found)
+        x, places = cache.states[0, -1, self._index(slots)], self._index(slots)
+        cache.keys[0, places], cache.values[0, places] = self.net.layer.self_attn.keys_values(x, self._index(positions))
 
     @torch.inference_mode()
     def draft(self, blocks: Sequence[BlockOfRows], cache: KVCache) -> NetOutput:
         """See `HalfAutoregressiveNet.draft`."""
         assert isinstance(cache, FalconCache)
         layer = self.net.layer
-        x = cache.states[0, -1, torch.cat([_index(block.slots) for block in blocks])]
-        positions = torch.cat([_index(block.positions) for block in blocks])
+        x = cache.states[0, -1, torch.cat([self._index(block.slots) for block in blocks])]
+        positions = torch.cat([self._index(block.positions) for block in blocks])
         queries = layer.self_attn.queries(x, positions).split([len(block.slots) for block in blocks])
-        mixed = [_mixed(query, cache, _index(one.visible)) for query, one in zip(queries, blocks, strict=True)]
+        mixed = [_mixed(query, cache, self._index(one.visible)) for query, one in zip(queries, blocks, strict=True)]
         states = layer.leave(x, torch.cat(mixed))
         logits = functional.linear(states, self.net.rows.float())
-        return NetOutput(logits.numpy(), states.numpy())
+        return NetOutput(logits.cpu().numpy(), states.cpu().numpy())
+
+    def _index(self, values: np.ndarray | Sequence[int]) -> Tensor:
+        return torch.as_tensor(np.asarray(values), dtype=torch.long).to(self._device)
 
 
 def _mixed(query: Tensor, cache: FalconCache, slots: Tensor) -> Tensor:
@@ -100,7 +102,3 @@ def _waves(slots: Sequence[int], before: Sequence[int]) -> list[list[int]]:
             waves.append([])
         waves[depth].append(row)
     return waves
-
-
-def _index(values: np.ndarray | Sequence[int]) -> Tensor:
-    return torch.as_tensor(np.asarray(values), dtype=torch.long)

@@ -1,8 +1,11 @@
 """Draft heads at work in torch: the three shapes of `models/heads/nets.py` around the networks that are trained.
 
-The reference for faster ones, and what runs where the target runs in torch. Attention reads pages.
+The reference for faster ones, and what runs where the target runs in torch: on its device, whatever that is, with
+arrays in and arrays out. Attention reads pages.
 """
 
+from collections.abc import Callable
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -23,97 +26,130 @@ from paceline.models.torch_executor.heads.half_autoregressive import TorchHalfAu
 from paceline.models.torch_executor.heads.medusa import Medusa
 from paceline.models.torch_executor.heads.mlp_speculator import MlpSpeculator
 
-_CPU = torch.device("cpu")
+Mixes = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(queries [M, heads, D], keys and values [slots, key heads, D] of a layer) to values mixed [M, heads * D]."""
 
 
-class _PagedNet:
-    """What nets with attention share: pages of keys and values in float32."""
+class OnDevice:
+    """A net with arrays in and arrays out."""
+
+    net: Any
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        return next(self.net.parameters()).device
+
+    def index(self, values: np.ndarray) -> Tensor:
+        """[n] int64 there."""
+        return torch.as_tensor(np.asarray(values), dtype=torch.long).to(self.device)
+
+    def floats(self, values: np.ndarray) -> Tensor:
+        """[n, ..] float32 there."""
+        return torch.from_numpy(np.ascontiguousarray(values, np.float32)).to(self.device)
+
+
+def fetched(tensor: Tensor) -> np.ndarray:
+    """`tensor` as an array."""
+    return tensor.cpu().numpy()
+
+
+def scored(read: Tensor, rows: Tensor) -> Tensor:
+    """Logits [n, rows] float32 of states [n, hidden] and the rows of a head."""
+    return functional.linear(read.to(rows.dtype), rows).float()
+
+
+class PagedNet(OnDevice):
+    """What nets with attention share: pages of keys and values."""
 
     def __init__(self, record: HeadRecord, net: Any) -> None:
         self.record, self.net = record, net
         assert record.config.layer is not None
-        self._layer = record.config.layer
+        self.layer = record.config.layer
 
     def new_cache(self, num_pages: int) -> TorchKVCache:
         """See `AutoregressiveNet.new_cache`."""
-        return TorchKVCache(self._layer, num_pages, _CPU, torch.float32)
+        return TorchKVCache(self.layer, num_pages, self.device, torch.float32)
 
-    def _layers(self, x: Tensor, residual: Tensor, rows: Rows, cache: TorchKVCache) -> Tensor:
+    def through(
+        self, x: Tensor, residual: Tensor, positions: Tensor, slots: Tensor, mixes: Mixes, cache: TorchKVCache
+    ) -> Tensor:
         """[M, hidden] after all layers, from what the first one's attention reads and its residual."""
-        positions, slots, views = _index(rows.positions), _index(rows.slots), segment_views(rows, _CPU)
         y = residual
         for number, layer in enumerate(self.net.layers):
             if number:
                 x, residual = layer.enter(y)
             keys, values = cache.keys[number], cache.values[number]
-            keys[slots], values[slots] = layer.self_attn.keys_values(x, positions)
-            mixed = _attend(layer.self_attn.queries(x, positions), keys, values, views)
-            y = layer.leave(residual, mixed)
+            self._store(layer, x, positions, slots, keys, values)
+            y = layer.leave(residual, mixes(layer.self_attn.queries(x, positions), keys, values))
         return y
 
+    def _each(self, taps: np.ndarray) -> Tensor:
+        """[n, taps, hidden]."""
+        return self.floats(taps).view(len(taps), len(self.record.config.taps), -1)
 
-class TorchAutoregressiveNet(_PagedNet):
+    def _layers(self, x: Tensor, residual: Tensor, rows: Rows, cache: TorchKVCache) -> Tensor:
+        """`through` of rows that the host knows."""
+        mixes = partial(_attend, views=segment_views(rows, self.device))
+        return self.through(x, residual, self.index(rows.positions), self.index(rows.slots), mixes, cache)
+
+    @staticmethod
+    def _store(layer: Any, x: Tensor, positions: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        key, value = layer.self_attn.keys_values(x, positions)
+        keys[slots], values[slots] = key.to(keys.dtype), value.to(values.dtype)
+
+
+class TorchAutoregressiveNet(PagedNet):
     """See `AutoregressiveNet`; for `Eagle3` and `Eagle`."""
 
     @torch.inference_mode()
     def project(self, taps: np.ndarray) -> np.ndarray:
         """See `AutoregressiveNet.project`."""
-        each = torch.from_numpy(np.ascontiguousarray(taps, np.float32)).view(
-            len(taps), len(self.record.config.taps), -1
-        )
-        return self.net.project(each).numpy()
+        return fetched(self.net.project(self._each(taps)))
 
     @torch.inference_mode()
     def forward(self, rows: Rows, hidden: np.ndarray, cache: KVCache) -> NetOutput:
         """See `AutoregressiveNet.forward`."""
         assert isinstance(cache, TorchKVCache)
-        fed_here = torch.from_numpy(np.ascontiguousarray(hidden, np.float32))
-        x, residual = self.net.enter(_index(rows.token_ids), fed_here)
+        x, residual = self.net.enter(self.index(rows.token_ids), self.floats(hidden))
         read, fed = self.net.finish(self._layers(x, residual, rows, cache))
-        logits = functional.linear(read[_index(rows.logit_rows)], self.net.rows.float())
-        return NetOutput(logits.numpy(), fed.numpy())
+        return NetOutput(fetched(scored(read[self.index(rows.logit_rows)], self.net.rows)), fetched(fed))
 
 
-class TorchBlockNet(_PagedNet):
+class TorchBlockNet(PagedNet):
     """See `BlockNet`; for `DSpark`."""
 
     @torch.inference_mode()
     def inject(self, taps: np.ndarray, positions: np.ndarray, slots: np.ndarray, cache: KVCache) -> None:
         """See `BlockNet.inject`."""
         assert isinstance(cache, TorchKVCache)
-        each = torch.from_numpy(np.ascontiguousarray(taps, np.float32)).view(
-            len(taps), len(self.record.config.taps), -1
-        )
-        context, places = self.net.context(each), _index(positions)
+        context, places, index = self.net.context(self._each(taps)), self.index(positions), self.index(slots)
         for number, layer in enumerate(self.net.layers):
-            keys, values = layer.self_attn.keys_values(context, places)
-            cache.keys[number][_index(slots)], cache.values[number][_index(slots)] = keys, values
+            self._store(layer, context, places, index, cache.keys[number], cache.values[number])
 
     @torch.inference_mode()
     def forward(self, rows: Rows, cache: KVCache) -> NetOutput:
         """See `BlockNet.forward`."""
         assert isinstance(cache, TorchKVCache)
-        x, residual = self.net.layers[0].enter(self.net.embed(_index(rows.token_ids)))
+        x, residual = self.net.layers[0].enter(self.net.embed(self.index(rows.token_ids)))
         states = self.net.norm(self._layers(x, residual, rows, cache))
-        logits = functional.linear(states[_index(rows.logit_rows)], self.net.rows.float())
-        return NetOutput(logits.numpy(), states.numpy())
+        return NetOutput(fetched(scored(states[self.index(rows.logit_rows)], self.net.rows)), fetched(states))
 
     @torch.inference_mode()
     def bias(self, tokens: np.ndarray) -> np.ndarray:
         """See `BlockNet.bias`."""
-        added = self.net.bias(_index(tokens))
-        return np.zeros((len(tokens), len(self.net.rows)), np.float32) if added is None else added.numpy()
+        added = self.net.bias(self.index(tokens))
+        return np.zeros((len(tokens), len(self.net.rows)), np.float32) if added is None else fetched(added.float())
 
     @torch.inference_mode()
     def confidence(self, hidden: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """See `BlockNet.confidence`."""
         if not self.record.config.confidence:
             return np.ones(len(tokens), np.float32)
-        states = torch.from_numpy(np.ascontiguousarray(hidden, np.float32))
-        return torch.sigmoid(self.net.confidence(states, _index(tokens))).numpy()
+        return fetched(torch.sigmoid(self.net.confidence(self.floats(hidden), self.index(tokens)).float()))
 
 
-class TorchStepNet:
+class TorchStepNet(OnDevice):
     """See `StepNet`; for `MlpSpeculator`, and for heads whose state is the target's hidden state itself."""
 
     def __init__(self, record: HeadRecord, net: Any) -> None:
@@ -122,16 +158,19 @@ class TorchStepNet:
     @torch.inference_mode()
     def begin(self, hidden: np.ndarray) -> np.ndarray:
         """See `StepNet.begin`; states are as wide as the widest of them, the rest zeros."""
-        state = torch.from_numpy(np.ascontiguousarray(hidden, np.float32))
-        return _widened(self.net.begin(state), self._width).numpy()
+        return fetched(_widened(self.net.begin(self.floats(hidden)), self._width))
 
     @torch.inference_mode()
     def step(self, level: int, states: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """See `StepNet.step`."""
-        fed = torch.from_numpy(np.ascontiguousarray(states, np.float32))
-        state = self.net.step(level, fed[:, : self.net.width(level)], _index(tokens))
-        logits = functional.linear(self.net.read(level, state).float(), self.net.rows_of(level).float())
-        return logits.numpy(), _widened(state, self._width).numpy()
+        logits, state = self.below(level, self.floats(states), self.index(tokens))
+        return fetched(logits), fetched(state)
+
+    def below(self, level: int, states: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """`step` of tensors."""
+        state = self.net.step(level, states[:, : self.net.width(level)], tokens)
+        logits = scored(self.net.read(level, state).float(), self.net.rows_of(level))
+        return logits, _widened(state, self._width)
 
     @property
     def _width(self) -> int:
@@ -145,10 +184,6 @@ NETS: dict[str, tuple[type[nn.Module], type]] = {
     "blockwise": (Blockwise, TorchStepNet), "falcon": (Falcon, TorchHalfAutoregressiveNet),
 }  # fmt: skip
 """Network and shape by family."""
-
-
-def _index(values: np.ndarray) -> Tensor:
-    return torch.as_tensor(np.asarray(values), dtype=torch.long)
 
 
 def _widened(state: Tensor, width: int) -> Tensor:

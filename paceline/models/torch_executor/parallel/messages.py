@@ -29,6 +29,7 @@ class Command(IntEnum):
     READ = 4
     MEASURE = 5
     CLOSE = 6
+    JOIN = 7
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -4,6 +4,7 @@ Rank 0 alone knows requests, drafts and verdicts. The other ranks see rows, move
 they cannot disagree about an accepted token: there is one decision, and every rank's part of the cache follows it.
 """
 
+import math
 import sys
 import threading
 import time
@@ -18,6 +19,7 @@ from paceline.errors import InvalidParameter, WorkerDied
 from paceline.models.base import NORMED, PAGE_SIZE, ForwardOutput, KVCache, Rows, checked_layers
 from paceline.models.config import ModelConfig
 from paceline.models.dtypes import DtypeChoice
+from paceline.models.rows import Part, build_rows
 from paceline.models.torch_executor.model import check_rows
 from paceline.models.torch_executor.parallel.launch import Workers
 from paceline.models.torch_executor.parallel.line import Line
@@ -25,10 +27,15 @@ from paceline.models.torch_executor.parallel.links import Links, Rendezvous
 from paceline.models.torch_executor.parallel.messages import Command, Message, arrays_of, integers
 from paceline.models.torch_executor.parallel.rank import Rank
 from paceline.models.torch_executor.parallel.worker import Assignment, ready_key
+from paceline.models.torch_executor.shard import check_tensor_parallel_size
+from paceline.speculation.prices import CPU_BALANCE, GPU_BALANCE
+from paceline.theory.distributed_draft import ALL_REDUCES_PER_LAYER, Chip
 
 MICROBATCH_ROWS = 64
 """Least rows of a micro-batch. Each part of a pass reads all weights again, which costs as much as some 25 rows in
 float32 on one processor. Two parts over two stages take as long as one below this many rows each, and less above."""
+_LEAST_READING = 0.1
+"""Share of a pass that is reading, at least, however long the sums took in which they were measured."""
 _POLL_SECONDS = 0.02
 """Pause between two looks at whether all ranks have come."""
 
@@ -80,6 +87,7 @@ class ParallelModel:
     ) -> None:
         self.layout, self.dtype_choice = assignment.layout, DtypeChoice(assignment.dtype)
         self.microbatch_rows, self._dtype = microbatch_rows, getattr(torch, assignment.dtype)
+        self.on_cpu = assignment.device == "cpu"
         self._num_caches, self._dropped = 0, []
         self._door, self._ending, self._line = threading.Lock(), threading.Lock(), Line()
         self._broken: WorkerDied | None = None
@@ -155,6 +163,30 @@ class ParallelModel:
         cache = self.new_cache(int(rows.page_tables.max()) + 1)
         found = self._tell(Command.MEASURE, integers(cache.number, repeats), *arrays_of(rows))
         return [float(seconds) for seconds, _ in found], [int(weights) for _, weights in found]
+
+    @property
+    def tensor_parallel_size(self) -> int:
+        """See `RunsOnRanks`."""
+        return self.layout.tensor_size
+
+    def can_share(self, config: ModelConfig) -> bool:
+        """See `RunsOnRanks`."""
+        try:
+            check_tensor_parallel_size(config, self.tensor_parallel_size)
+        except InvalidParameter:
+            return False
+        return True
+
+    def chip(self, repeats: int = 20) -> Chip:
+        """See `RunsOnRanks`: what a pass over one row takes beyond its sums is the reading of weights."""
+        size = self.tensor_parallel_size
+        joining = max(float(seconds[0]) for seconds in self._tell(Command.JOIN, integers(repeats)))
+        seconds, weights = self.measure(build_rows([Part(range(1), 0, [0])]), repeats)
+        sums = ALL_REDUCES_PER_LAYER * len(self.layout.stages[0]) * joining
+        reading = max(seconds[0] - sums, _LEAST_READING * seconds[0])
+        bandwidth = weights[0] / reading
+        balance = CPU_BALANCE if self.on_cpu else GPU_BALANCE
+        return Chip(bandwidth, balance * bandwidth, joining / math.log2(size) if size > 1 else 0.0)
 
     def close(self) -> None:
         """End the workers. May be called again; afterwards the model cannot be used."""

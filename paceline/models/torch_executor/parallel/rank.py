@@ -74,6 +74,8 @@ class Rank:
             case Command.MEASURE:
                 (cache, repeats), *rows = arrays
                 return self._measure(rows_of(rows), self._caches[int(cache)], int(repeats))
+            case Command.JOIN:
+                return self._collect(torch.tensor([self._join_seconds(int(arrays[0][0]))], dtype=torch.float64))
         return None
 
     def _forward(
@@ -176,6 +178,18 @@ class Rank:
                 seconds = statistics.median(times)
             self._links.wait_for_all()
         return self._collect(torch.tensor([seconds, self._stage.num_bytes], dtype=torch.float64))
+
+    def _join_seconds(self, repeats: int) -> float:
+        """Seconds of one sum of a row's hidden states over the ranks of this stage."""
+        x = torch.zeros(1, self._stage.shard.config.hidden_size, dtype=self._stage.dtype, device=self._stage.device)
+        times = []
+        for _ in range(repeats + 1):
+            self._synchronize()
+            started = time.perf_counter()
+            self._links.total(x)
+            self._synchronize()
+            times.append(time.perf_counter() - started)
+        return statistics.median(times[1:])
 
     def _timed(self, rows: Rows, cache: TorchKVCache) -> float:
         """Seconds of this stage's part of a pass, the sums over its ranks included, the wait for others not."""

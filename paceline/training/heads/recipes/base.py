@@ -33,6 +33,8 @@ class Target:
         embedding, head: [vocabulary, hidden] bfloat16; one tensor where they are tied.
         norm: [hidden] float32, of its final norm.
         mask_token_id: a token that texts do not hold, whose embedding stands for a place to fill.
+
+    Heads are trained on the device where these tensors are.
     """
 
     about: TargetPrint
@@ -58,9 +60,11 @@ class Recipe(Trainee):
 
     def __init__(self, target: Target, draft_ids: np.ndarray, num_steps: int) -> None:
         self.target, self.draft_ids, self.num_steps = target, draft_ids, num_steps
-        self.rows = target.head[torch.from_numpy(draft_ids).long()].contiguous()
+        self.device = target.head.device
+        self.ids = torch.from_numpy(draft_ids).long().to(self.device)
+        self.rows = target.head[self.ids].contiguous()
         self.config = self.describe(target, len(draft_ids), num_steps)
-        self.net = self.build(target)
+        self.net = self.build(target).to(self.device)
 
     @staticmethod
     @abstractmethod
@@ -77,19 +81,23 @@ class Recipe(Trainee):
 
     def loss(self, store: TapStore, documents: Sequence[Document], moment: Moment) -> Tensor:
         """The weighted loss of all steps, per anchor."""
-        batch = make_batch(store, documents, self.config.taps, moment.share, moment.random)
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.rows.dtype == torch.bfloat16):
+        batch = make_batch(store, documents, self.config.taps, moment.share, moment.random, self.device)
+        with self.in_halves(self.rows.dtype == torch.bfloat16):
             reads = self.read_in_training(batch, moment)
-        total, accepted, count = torch.zeros(()), [], max(len(batch.anchors), 1)
+        total, accepted, count = torch.zeros((), device=self.device), [], max(len(batch.anchors), 1)
         for step, read in enumerate(reads):
             kept = batch.labelled(step)
             added = None if read.added is None else (read.added[0][kept], read.added[1])
-            weights = torch.full((int(kept.sum()),), self.decay**step / count)
+            weights = torch.full((int(kept.sum()),), self.decay**step / count, device=self.device)
             parts = self.step_loss(Read(read.hidden[kept].float(), added), batch.teacher(step), weights, moment)
             total = total + parts.loss
             accepted.append(parts.acceptance)
         further = self.further_loss(batch, reads, accepted)
         return total if further is None else total + further
+
+    def in_halves(self, enabled: bool = True) -> torch.autocast:
+        """A context in which products are taken in bfloat16 on this head's device."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=enabled)
 
     def read_in_training(self, batch: Batch, moment: Moment) -> list[Read]:
         """As `read`, where training reads something else than serving does."""

@@ -64,8 +64,8 @@ def block_states(net: DSpark, batch: Batch, size: int) -> Tensor:
     """[S, size, hidden] what the head reads at each place of the blocks that begin after the anchors."""
     positions = torch.cat([torch.arange(n, device=batch.anchors.device) for n in batch.lengths])
     context, parts = net.context(batch.taps), parts_of(batch.anchors, batch.lengths)
-    place = (positions[batch.anchors, None] + 1 + torch.arange(size)).flatten()
-    tokens = torch.full((len(batch.anchors), size), net.config.mask_token_id or 0)
+    place = (positions[batch.anchors, None] + 1 + torch.arange(size, device=positions.device)).flatten()
+    tokens = torch.full((len(batch.anchors), size), net.config.mask_token_id or 0, device=positions.device)
     tokens[:, 0] = batch.tokens(0)
     x = net.embed(tokens.flatten())
     for layer in net.layers:

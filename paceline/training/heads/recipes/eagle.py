@@ -52,7 +52,7 @@ class EagleRecipe(Recipe):
 
     def read_in_training(self, batch: Batch, moment: Moment) -> list[Read]:
         """One step from states with noise."""
-        noise = (torch.rand(batch.normed.shape, generator=moment.random) * 2 - 1) * NOISE
+        noise = (torch.rand(batch.normed.shape, generator=moment.random).to(self.device) * 2 - 1) * NOISE
         return [Read(one) for one in rollout(cast(Eagle, self.net), batch, 1, noise=noise)]
 
     def step_loss(self, read: Read, teacher: Tensor, weights: Tensor, moment: Moment) -> LossParts:

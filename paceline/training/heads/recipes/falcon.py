@@ -28,7 +28,7 @@ from paceline.models.base import NORMED
 from paceline.models.heads.record import HeadConfig
 from paceline.models.torch_executor.heads.attention import Keys, Part, attend
 from paceline.models.torch_executor.heads.falcon import Falcon
-from paceline.training.heads.batches import Batch, make_batch
+from paceline.training.heads.batches import CPU, Batch, make_batch
 from paceline.training.heads.block_rollout import rollout_blocks
 from paceline.training.heads.losses import Read, fused_loss, logits_of
 from paceline.training.heads.recipes.base import Recipe, Target
@@ -61,31 +61,31 @@ class FalconRecipe(Recipe):
 
     def loss(self, store: TapStore, documents: Sequence[Document], moment: Moment) -> Tensor:
         """The mean over places that were not shown their answers; `moment.share` of them."""
-        batch, random = make_batch(store, documents, self.config.taps, 1.0), moment.random
+        batch, random = make_batch(store, documents, self.config.taps, 1.0, device=self.device), moment.random
         size = self.config.block_tokens
-        places = answered(documents, size)
+        places = answered(documents, size).to(self.device)
         states = batch.normed.float()
-        noisy = states + (torch.rand(states.shape, generator=random) * 2 - 1) * NOISE
+        noisy = states + (torch.rand(states.shape, generator=random).to(self.device) * 2 - 1) * NOISE
         offsets = torch.randint(0, size, (len(documents),), generator=random).tolist()
-        parts = block_parts(batch.lengths, offsets, size)
+        parts = block_parts(batch.lengths, offsets, size, self.device)
         with torch.no_grad():
             first = self._outputs(batch.next_tokens, noisy, batch.lengths, parts)[places]
-            named = torch.from_numpy(self.draft_ids)[logits_of(Read(first), self.rows).argmax(-1)]
+            named = self.ids[logits_of(Read(first), self.rows).argmax(-1)]
         wrong = int((named != batch.next_tokens[places + size]).sum())
         shown = glanced(places, int(GLANCE * (1 - moment.done) * wrong), random)
         tokens, fed = batch.next_tokens.clone(), noisy.clone()
         tokens[shown], fed[shown] = batch.next_tokens[shown + size], states[shown + size]
         left = places[~torch.isin(places, shown)]
         if moment.share < 1:
-            left = left[torch.rand(len(left), generator=random) < moment.share]
+            left = left[(torch.rand(len(left), generator=random) < moment.share).to(self.device)]
         outputs = self._outputs(tokens, fed, batch.lengths, parts)[left]
         return self._distance(outputs, batch.normed[left + size]) / max(len(left), 1)
 
     def _outputs(self, tokens: Tensor, states: Tensor, lengths: Sequence[int], parts: Sequence[Part]) -> Tensor:
         """[N, hidden] of rows of `tokens` fed `states`, each seeing what `parts` say."""
         net, layer = cast(Falcon, self.net), cast(Falcon, self.net).layer
-        positions = torch.cat([torch.arange(length) for length in lengths])
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.rows.dtype == torch.bfloat16):
+        positions = torch.cat([torch.arange(length, device=self.device) for length in lengths])
+        with self.in_halves(self.rows.dtype == torch.bfloat16):
             x = net.run(net.enter(tokens, states), lengths).outputs[-1]
             keys = Keys(*layer.self_attn.keys_values(x, positions))
             return layer.leave(x, attend(layer.self_attn.queries(x, positions), keys, None, parts)).float()
@@ -93,7 +93,9 @@ class FalconRecipe(Recipe):
     def _distance(self, outputs: Tensor, teacher: Tensor) -> Tensor:
         """The sum over rows of SmoothL1, mean over its values, and the distillation."""
         states = functional.smooth_l1_loss(outputs, teacher.float(), reduction="none").mean(-1).sum()
-        parts = fused_loss(Read(outputs), teacher, self.rows, torch.ones(len(outputs)), distillation)
+        parts = fused_loss(
+            Read(outputs), teacher, self.rows, torch.ones(len(outputs), device=self.device), distillation
+        )
         return states + parts.loss
 
 
@@ -113,11 +115,11 @@ def glanced(places: Tensor, count: int, random: torch.Generator) -> Tensor:
     return places[start : start + count]
 
 
-def block_parts(lengths: Sequence[int], offsets: Sequence[int], size: int) -> list[Part]:
+def block_parts(lengths: Sequence[int], offsets: Sequence[int], size: int, device: torch.device = CPU) -> list[Part]:
     """The relaxed causal mask: row i of a text sees row j where (j + offset) // size <= (i + offset) // size."""
     parts, start = [], 0
     for length, offset in zip(lengths, offsets, strict=True):
-        rows, block = slice(start, start + length), (torch.arange(length) + offset) // size
+        rows, block = slice(start, start + length), (torch.arange(length, device=device) + offset) // size
         parts.append(Part(rows, rows, block[None, :] <= block[:, None]))
         start += length
     return parts

@@ -1,7 +1,7 @@
-"""Greedy chains of heads whose nets draft several levels in one call, with no warping and no drawing between them.
+"""Greedy chains of models and heads that draft several levels in one call, with no warping and no drawing between them.
 
 The same tokens as level by level, for requests that take the largest logit whatever it is. The length policy is asked
-afterwards, from the head's probabilities, and what it would not have drafted is dropped.
+afterwards, from the draft's probabilities, and what it would not have drafted is dropped.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ import numpy as np
 
 from paceline.drafters.base import DraftContext
 from paceline.drafters.trees.growth import Growth
-from paceline.models.heads.nets import GreedyDraft
+from paceline.models.chains import GreedyDraft
 from paceline.sampling.law import Law
 from paceline.sampling.tree import TokenTree
 from paceline.speculation.policies import DraftLaw
@@ -56,6 +56,11 @@ def greedy_chains(runner: ChainRunner, growths: Sequence[Growth]) -> dict[str, T
                 chains[growth.context.request_id] = _chain(growth.context, own, sure)
             waiting = waiting[len(seated) :]
     return chains
+
+
+def chains_at_once(context: DraftContext) -> bool:
+    """Whether a request's chain may be drafted so: its tokens are the largest logits, and nobody reads laws."""
+    return context.takes_argmax and not context.asks_laws
 
 
 def _length(growth: Growth) -> int:

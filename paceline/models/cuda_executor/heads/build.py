@@ -1,0 +1,57 @@
+"""`make_net`: a head's record as a net beside a `CudaModel`."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.errors import InvalidParameter
+from paceline.models.cuda_executor.heads.nets import CudaAutoregressiveNet, CudaBlockNet, CudaStepNet
+from paceline.models.cuda_executor.heads.stored import store
+from paceline.models.cuda_executor.model import CudaModel
+from paceline.models.heads.record import HeadRecord
+from paceline.models.loaded import LoadedModel
+from paceline.models.torch_executor.heads import build as in_torch
+from paceline.models.torch_executor.heads.nets import NETS, TorchAutoregressiveNet, TorchBlockNet, TorchStepNet
+
+_PAGED = {TorchAutoregressiveNet: CudaAutoregressiveNet, TorchBlockNet: CudaBlockNet}
+_FORMATS = ("auto", "float32", "bfloat16", "float16")
+
+
+def make_net(record: HeadRecord, target: LoadedModel, dtype: str = "auto") -> Any:
+    """The net of `record` on the target's device.
+
+    Falcon, and every head where the target's attention is PyTorch's, runs as in torch, in float32.
+
+    Args:
+        dtype: of its matrices and keys; ``auto`` as the target's activations.
+
+    Raises:
+        UnsupportedModel, CorruptWeights: as `torch_executor.heads.build.make_net`.
+        InvalidParameter: another dtype.
+    """
+    model = target.model
+    assert isinstance(model, CudaModel)
+    if dtype not in _FORMATS:
+        raise InvalidParameter(
+            "dtype", f"{dtype!r} is not known to heads on a GPU", f"use one of {', '.join(_FORMATS)}"
+        )
+    shape = NETS[record.config.family][1] if record.config.family in NETS else None
+    if shape is None or shape not in (*_PAGED, TorchStepNet) or model.attention == "sdpa":
+        return in_torch.make_net(record, target)
+    kind = model.activations if dtype == "auto" else getattr(torch, dtype)
+    net = in_torch.network_of(record, *_tables(model, target)).to(model.device)
+    net, capture = store(net, kind), model.passes.capture
+    if shape is TorchStepNet:
+        return CudaStepNet(record, net, capture)
+    return _PAGED[shape](record, net, kind, model.attention, capture)
+
+
+def _tables(model: CudaModel, target: LoadedModel) -> tuple[Tensor, Tensor]:
+    """The target's own embedding and head on its device, or in blocks' case the file's in its activations' format."""
+    stack = model.stack
+    embedding, head = getattr(stack.embedding, "weight", None), getattr(stack.head, "weight", None)
+    if embedding is None or (stack.head is not None and head is None):
+        return tuple(table.to(model.device, model.activations) for table in in_torch.tables_of(target))  # type: ignore[return-value]
+    embedding = embedding.detach()
+    return embedding, embedding if head is None else head.detach()

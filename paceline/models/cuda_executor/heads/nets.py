@@ -1,0 +1,193 @@
+"""Heads at work on a GPU: passes in static shapes and graphs, greedy chains in one or two of them.
+
+The networks and the arithmetic are `torch_executor/heads/`'s; what is put in its place is the attention, over the pages
+of `paged_rows.py`, and who waits for whom. Not for Falcon, whose rows follow from each other one by one.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.models.base import KVCache, Rows
+from paceline.models.chains import GreedyDraft
+from paceline.models.cuda_executor.attention import AttentionName, attention_over
+from paceline.models.cuda_executor.graphs import Graph, GraphCapture, Outputs, on_device
+from paceline.models.cuda_executor.paged_rows import PagedRows
+from paceline.models.cuda_executor.passes import CudaKVCache, Passes, likeliest
+from paceline.models.cuda_executor.staging import bucket_of
+from paceline.models.heads.nets import NetOutput
+from paceline.models.heads.record import HeadRecord
+from paceline.models.torch_executor.attention import AttentionForm
+from paceline.models.torch_executor.heads.nets import (
+    Mixes,
+    PagedNet,
+    TorchAutoregressiveNet,
+    TorchBlockNet,
+    TorchStepNet,
+    fetched,
+    scored,
+)
+
+
+class _Paged(PagedNet):
+    """What both kinds of nets with attention share.
+
+    Args:
+        record, net: as of `PagedNet`.
+        dtype: of keys and values.
+        attention, capture: as of `Passes`.
+    """
+
+    def __init__(
+        self, record: HeadRecord, net: Any, dtype: torch.dtype, attention: AttentionName, capture: GraphCapture
+    ) -> None:
+        super().__init__(record, net)
+        self._dtype = dtype
+        self._passes = Passes(self.layer, len(net.rows), self.device, attention, capture)
+        ids = record.draft_ids
+        self._ids = None if ids is None else self.index(ids)
+
+    def new_cache(self, num_pages: int) -> CudaKVCache:
+        """See `AutoregressiveNet.new_cache`."""
+        return CudaKVCache(self.layer, num_pages, self.device, self._dtype)
+
+    def _mixes(self, placed: PagedRows) -> Mixes:
+        """Attention over what `placed` rows see, in the format of keys and values."""
+        attend = attention_over(self._passes.attention, placed)
+        form = AttentionForm(self.layer.head_dim**-0.5)
+
+        def mixes(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            return attend(query.to(keys.dtype), keys, values, form).float().flatten(1)
+
+        return mixes
+
+    def _pass(self, x: Tensor, residual: Tensor, placed: PagedRows, cache: CudaKVCache) -> Tensor:
+        """[M, hidden] after all layers."""
+        return self.through(
+            x, residual, placed.positions.long(), placed.slots.long(), self._mixes(placed), cache
+        )  # fmt: skip
+
+
+class CudaAutoregressiveNet(_Paged, TorchAutoregressiveNet):
+    """See `AutoregressiveNet`."""
+
+    @torch.inference_mode()
+    def forward(self, rows: Rows, hidden: np.ndarray, cache: KVCache) -> NetOutput:
+        """See `AutoregressiveNet.forward`."""
+        logits, fed = self._started(rows, hidden, cast(CudaKVCache, cache))
+        return NetOutput(fetched(logits[: len(rows.logit_rows)]), fetched(fed[: len(rows.token_ids)]))
+
+    @torch.inference_mode()
+    def draft_greedy(self, rows: Rows, hidden: np.ndarray, cache: KVCache, num_tokens: int) -> GreedyDraft:
+        """See `DraftsChains.draft_greedy`, and `forward` for `hidden`: a graph for the rows, and one for the loop."""
+        own = cast(CudaKVCache, cache)
+        logits, fed = self._started(rows, hidden, own)
+        count = len(rows.logit_rows)
+        begun = logits[:count], fed[self.index(rows.logit_rows)]
+        below = partial(self._below, cache=own)
+        return self._passes.chain(rows, own, ("head",), begun, num_tokens, below, self._ids)
+
+    def _started(self, rows: Rows, hidden: np.ndarray, cache: CudaKVCache) -> Outputs:
+        def compute(placed: PagedRows, asked: int, static: Sequence[Tensor]) -> Outputs:
+            read, fed = self._run(placed, placed.token_ids, static[0], cache)
+            return scored(read[placed.logit_rows[:asked].long()], self.net.rows), fed
+
+        return self._passes.run(rows, cache, ("head",), compute, [np.ascontiguousarray(hidden, np.float32)])
+
+    def _below(self, placed: PagedRows, tokens: Tensor, states: Sequence[Tensor], cache: CudaKVCache) -> Outputs:
+        read, fed = self._run(placed, tokens, states[0], cache)
+        return scored(read, self.net.rows), fed
+
+    def _run(self, placed: PagedRows, tokens: Tensor, hidden: Tensor, cache: CudaKVCache) -> tuple[Tensor, Tensor]:
+        """What the head reads, and what rows below are fed, [M, hidden] each."""
+        x, residual = self.net.enter(tokens.long(), hidden)
+        return self.net.finish(self._pass(x, residual, placed, cache))
+
+
+class CudaBlockNet(_Paged, TorchBlockNet):
+    """See `BlockNet`."""
+
+    @torch.inference_mode()
+    def forward(self, rows: Rows, cache: KVCache) -> NetOutput:
+        """See `BlockNet.forward`."""
+        logits, states = self._places(rows, cast(CudaKVCache, cache))
+        return NetOutput(fetched(logits[: len(rows.logit_rows)]), fetched(states[: len(rows.token_ids)]))
+
+    @torch.inference_mode()
+    def draft_greedy(self, rows: Rows, cache: KVCache) -> GreedyDraft:
+        """The likeliest token of each asked place of each block, below that of the place before.
+
+        Args:
+            rows, cache: as for `forward`; `rows.logit_rows` names the places that draft, the same number per block, and
+                a block's first row holds its anchor.
+        """
+        blocks, count = len(rows.page_tables), len(rows.logit_rows)
+        anchors = self.index(rows.token_ids[:: len(rows.token_ids) // blocks])  # sent before the pass: a copy waits
+        logits, _ = self._places(rows, cast(CudaKVCache, cache))
+        by_place = logits[:count].unflatten(0, (blocks, count // blocks)).unbind(1)
+        return read_table(self._picked(by_place, anchors))
+
+    def _picked(self, by_place: Sequence[Tensor], before: Tensor) -> Tensor:
+        """[2, places, blocks] float64: tokens of the places in turn, and their probabilities."""
+        tokens, probs = [], []
+        for logits in by_place:
+            added = self.net.bias(before)
+            column, prob = likeliest(logits if added is None else logits + added.float())
+            before = column if self._ids is None else self._ids[column]
+            tokens.append(before)
+            probs.append(prob)
+        return torch.stack([torch.stack(tokens).double(), torch.stack(probs).double()])
+
+    def _places(self, rows: Rows, cache: CudaKVCache) -> Outputs:
+        def compute(placed: PagedRows, asked: int, _: Sequence[Tensor]) -> Outputs:
+            x, residual = self.net.layers[0].enter(self.net.embed(placed.token_ids.long()))
+            states = self.net.norm(self._pass(x, residual, placed, cache))
+            return scored(states[placed.logit_rows[:asked].long()], self.net.rows), states
+
+        return self._passes.run(rows, cache, ("block",), compute)
+
+
+class CudaStepNet(TorchStepNet):
+    """See `StepNet`; a whole chain is a graph for each number of requests and of tokens."""
+
+    def __init__(self, record: HeadRecord, net: Any, capture: GraphCapture) -> None:
+        super().__init__(record, net)
+        self._capture = capture
+        self._ids = None if record.draft_ids is None else self.index(record.draft_ids)
+        self._graphs: dict[tuple[int, int], tuple[Graph, Tensor, Tensor]] = {}
+
+    @torch.inference_mode()
+    def draft_greedy(self, states: np.ndarray, tokens: np.ndarray, num_tokens: int) -> GreedyDraft:
+        """A chain of the likeliest tokens for each request; arguments as of `step`, from level 0 on."""
+        count = len(tokens)
+        bucket = bucket_of(count) or count
+        with on_device(self.device):
+            if (bucket, num_tokens) not in self._graphs:
+                above = torch.zeros(bucket, states.shape[1], device=self.device)
+                before = torch.zeros(bucket, dtype=torch.long, device=self.device)
+                graph = self._capture(partial(self._chained, above, before, num_tokens))
+                self._graphs[bucket, num_tokens] = graph, above, before
+            graph, above, before = self._graphs[bucket, num_tokens]
+            above[:count].copy_(self.floats(states))
+            before[:count].copy_(self.index(tokens))
+            return read_table(graph()[0][:, :, :count])
+
+    def _chained(self, states: Tensor, tokens: Tensor, num_tokens: int) -> Outputs:
+        found, probs = [], []
+        for level in range(num_tokens):
+            logits, states = self.below(level, states, tokens)
+            column, prob = likeliest(logits)
+            tokens = column if self._ids is None else self._ids[column]
+            found.append(tokens)
+            probs.append(prob)
+        return (torch.stack([torch.stack(found).double(), torch.stack(probs).double()]),)
+
+
+def read_table(table: Tensor) -> GreedyDraft:
+    """The draft of a table [2, levels, requests] of tokens and probabilities; waits for it."""
+    tokens, probs = fetched(table)
+    return GreedyDraft(tokens.T.astype(np.int32), probs.T.astype(np.float32))

@@ -1,0 +1,172 @@
+"""`Passes`: passes over rows in static shapes, each shape recorded once; and chains of passes that pick their tokens.
+
+A network is a function of staged rows; what it is (`model.py`, `heads/`) is not known here. Nobody waits for the device
+but whoever fetches what comes out, a chain's tokens among it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.models.base import PAGE_SIZE, Rows
+from paceline.models.chains import GreedyDraft
+from paceline.models.config import ModelConfig
+from paceline.models.cuda_executor.attention import AttentionName, rows_of_tile
+from paceline.models.cuda_executor.graphs import Graph, GraphCapture, Outputs, graphs_of, on_device
+from paceline.models.cuda_executor.paged_rows import PagedRows, levels_below, num_splits
+from paceline.models.cuda_executor.staging import LARGEST, Staging, asked_bucket, bucket_of
+from paceline.models.torch_executor.cache import TorchKVCache
+
+Compute = Callable[[PagedRows, int, Sequence[Tensor]], Outputs]
+"""(rows, how many of the asked ones count, tensors [rows, n] that go in with them) to logits [asked, n] and others."""
+Below = Callable[[PagedRows, Tensor, Sequence[Tensor]], Outputs]
+"""(rows, their tokens [rows], states of the rows above them) to logits [rows, n] and states of all rows."""
+
+
+class CudaKVCache(TorchKVCache):
+    """Paged keys and values, a spare slot for padded rows, and the graphs that were recorded over them."""
+
+    def __init__(self, config: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__(config, num_pages, device, dtype, spare_slots=1)
+        self.spare_slot = num_pages * PAGE_SIZE
+        self.graphs: dict[tuple, tuple[Graph, Sequence[Tensor]]] = {}
+
+
+class Passes:
+    """The passes of one network.
+
+    Args:
+        config: of its layers.
+        num_logits: columns of its logits.
+        device: where it is.
+        attention: of its layers.
+        capture: makes graphs; by default what the device has.
+
+    Attributes:
+        records: whether passes are recorded at all.
+    """
+
+    def __init__(
+        self, config: ModelConfig, num_logits: int, device: torch.device, attention: AttentionName,
+        capture: GraphCapture | None = None,
+    ) -> None:  # fmt: skip
+        self.device = device
+        self.attention: AttentionName = attention
+        self._tile = rows_of_tile(attention, config.num_attention_heads // config.num_key_value_heads)
+        self._staging = Staging(config, device)
+        waits = attention == "by_position" and device.type == "cuda"
+        self.records = attention != "sdpa" and config.experts is None and not waits
+        self.capture = capture or graphs_of(device)
+        self._num_logits, self._logits = num_logits, torch.empty(0)
+
+    def run(
+        self, rows: Rows, cache: CudaKVCache, name: tuple, compute: Compute, fed: Sequence[np.ndarray] = ()
+    ) -> Outputs:
+        """What `compute` makes of `rows`, on the device and perhaps of more rows than these; good until the next pass.
+
+        Args:
+            name: tells this function from others over the same cache.
+            fed: arrays [M, n] float32 that go in with the rows.
+        """
+        asked = len(rows.logit_rows)
+        with on_device(self.device):
+            how = (cache.spare_slot, self._tile, num_splits(rows))
+            if not (self.records and self._staging.fits(rows)):
+                placed = self._staging.place_apart(rows, *how)
+                return compute(placed, asked, [torch.from_numpy(one).to(self.device) for one in fed])
+            placed = self._staging.place(rows, *how)
+            bucket = len(placed.token_ids)
+            count = asked_bucket(asked, bucket)
+            return self._replay(
+                cache, (*name, bucket, count, placed.num_splits), lambda static: compute(placed, count, static),
+                [torch.from_numpy(one) for one in fed], bucket,
+            )  # fmt: skip
+
+    def chain(
+        self, rows: Rows, cache: CudaKVCache, name: tuple, begun: Outputs, num_tokens: int, below: Below,
+        ids: Tensor | None = None,
+    ) -> GreedyDraft:  # fmt: skip
+        """Chains of `num_tokens` likeliest tokens below the asked rows of `rows`, as one graph; waits for them.
+
+        Args:
+            begun: logits [asked, n] and states [asked, ..] of those rows.
+            below: a pass over one level.
+            ids: [n] the tokens that columns of logits stand for; None where these are the tokens.
+        """
+        size, levels = len(rows.logit_rows), levels_below(rows, num_tokens - 1)
+        with on_device(self.device):
+            if not levels:
+                table = _picked(begun, [], below, ids)
+            else:
+                table = self._chained(levels, cache, name, begun, below, ids)
+            tokens, probs = table[:, :, :size].cpu().numpy()
+        return GreedyDraft(tokens.T.astype(np.int32), probs.T.astype(np.float32))
+
+    def _chained(
+        self, levels: Sequence[Rows], cache: CudaKVCache, name: tuple, begun: Outputs, below: Below, ids: Tensor | None
+    ) -> Tensor:
+        """The table of `_picked`, of the rows of `levels` and perhaps more."""
+        splits = num_splits(levels[-1])
+        if not (self.records and self._staging.fits_levels(levels)):
+            return _picked(begun, self._staging.place_levels_apart(levels, cache.spare_slot, splits), below, ids)
+        placed = self._staging.place_levels(levels, cache.spare_slot, splits)
+        bucket = cast(int, bucket_of(len(levels[0].token_ids)))
+
+        def compute(static: Sequence[Tensor]) -> Outputs:
+            return (_picked(tuple(static), placed, below, ids),)
+
+        key = (*name, "chain", len(levels), bucket, splits)
+        [table] = self._replay(cache, key, compute, begun, bucket, gives_logits=False)
+        return table
+
+    def _replay(
+        self, cache: CudaKVCache, key: tuple, compute: Callable[[Sequence[Tensor]], Outputs], fed: Sequence[Tensor],
+        num_rows: int, gives_logits: bool = True,
+    ) -> Outputs:  # fmt: skip
+        """Run the graph of this name, which is recorded the first time, over `fed`, padded to `num_rows`."""
+        if key not in cache.graphs:
+            static = [torch.zeros(num_rows, *one.shape[1:], dtype=one.dtype, device=self.device) for one in fed]
+            _fill(static, fed)
+            recorded = self._into_place(compute) if gives_logits else compute
+            cache.graphs[key] = self.capture(lambda: recorded(static)), static
+        graph, static = cache.graphs[key]
+        _fill(static, fed)
+        return graph()
+
+    def _into_place(self, compute: Callable[[Sequence[Tensor]], Outputs]) -> Callable[[Sequence[Tensor]], Outputs]:
+        """`compute` with logits where those of all graphs go, so that each need not keep its own."""
+        if not len(self._logits):
+            self._logits = torch.empty(LARGEST, self._num_logits, device=self.device)
+
+        def recorded(static: Sequence[Tensor]) -> Outputs:
+            logits, *others = compute(static)
+            return self._logits[: len(logits)].copy_(logits), *others
+
+        return recorded
+
+
+def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """([n] the likeliest columns of logits [n, m], the first on ties; [n] their probabilities at temperature 1)."""
+    peak, column = logits.max(dim=-1)
+    return column, (peak - logits.logsumexp(dim=-1)).exp()
+
+
+def _picked(begun: Outputs, levels: Sequence[PagedRows], below: Below, ids: Tensor | None) -> Tensor:
+    """[2, levels + 1, rows] float64: the tokens of chains, and their probabilities."""
+    logits, *states = begun
+    tokens, probs = [], []
+    for placed in [*levels, None]:
+        column, prob = likeliest(logits)
+        tokens.append(column if ids is None else ids[column])
+        probs.append(prob)
+        if placed is not None:
+            logits, *states = below(placed, tokens[-1], states)
+    return torch.stack([torch.stack(tokens).double(), torch.stack(probs).double()])
+
+
+def _fill(static: Sequence[Tensor], given: Sequence[Tensor]) -> None:
+    for kept, one in zip(static, given, strict=True):
+        kept[: len(one)].copy_(one)

@@ -1,0 +1,106 @@
+"""A device that is nobody's: tensors that lie there hold real numbers and refuse to meet tensors that do not.
+
+`far_device()` lends it: while it is on, torch's device `FAR` is a second place in ordinary memory, with the manners of
+a GPU. An operation over tensors of both places raises, except where CUDA allows it (single numbers, indices from the
+CPU); arrays must be fetched first. So code for GPUs is run without one, to find what was made in the wrong place.
+"""
+
+from contextlib import contextmanager
+from unittest import mock
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+FAR = torch.device("meta")
+"""Torch's name for it, one that no code here uses otherwise once weights are loaded."""
+_COPIES = {torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default}
+_INDEXED = {torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default, torch.ops.aten.index_put.default}
+
+
+class FarTensor(torch.Tensor):
+    """A tensor there; `near` is where its numbers are."""
+
+    near: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, near):
+        made = torch.Tensor._make_wrapper_subclass(
+            cls, near.shape, near.stride(), near.storage_offset(), dtype=near.dtype, device=FAR,
+            requires_grad=near.requires_grad,
+        )  # fmt: skip
+        made.near = near
+        return made
+
+    def tolist(self):
+        return self.near.tolist()
+
+    def __reduce_ex__(self, protocol):
+        return self.near.detach().__reduce_ex__(protocol)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return _run(func, args, kwargs or {})
+
+
+class _Far(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return _run(func, args, kwargs or {})
+
+
+class _FromNumbers(TorchFunctionMode):
+    """Tensors made of arrays and lists, which torch does not dispatch where they are made."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        named = kwargs or {}
+        if func in (torch.as_tensor, torch.tensor) and named.get("device") == FAR:
+            made = func(*args, **{name: value for name, value in named.items() if name != "device"})
+            return made.to(FAR)
+        return func(*args, **named)
+
+
+def _run(func, args, kwargs):
+    leaves, shape = tree_flatten((args, kwargs))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    is_far = any(isinstance(tensor, FarTensor) for tensor in tensors)
+    asked = kwargs.get("device")
+    if is_far and func not in _COPIES:
+        strangers = [tensor for tensor in tensors if not isinstance(tensor, FarTensor) and tensor.ndim]
+        if func in _INDEXED:
+            strangers = [one for one in strangers if one.dtype not in (torch.long, torch.bool)]
+        if strangers:
+            shapes = [tuple(one.shape) for one in strangers]
+            raise RuntimeError(f"Expected all tensors to be on the same device: {func} met {shapes} of the CPU")
+    near, far_kwargs = tree_unflatten(
+        [leaf.near if isinstance(leaf, FarTensor) else torch.device("cpu") if leaf == FAR else leaf for leaf in leaves]
+        if asked is not None else [leaf.near if isinstance(leaf, FarTensor) else leaf for leaf in leaves],
+        shape,
+    )  # fmt: skip
+    result = func(*near, **far_kwargs)
+    if func.__name__.split(".")[0].endswith("_") and len(args) and isinstance(args[0], torch.Tensor):
+        return args[0]
+    goes_far = asked == FAR if asked is not None else is_far
+    if not goes_far:
+        return result
+    return tree_map(lambda one: FarTensor(one) if isinstance(one, torch.Tensor) else one, result)
+
+
+def _enter(mode):
+    mode.instead = torch.no_grad()
+    mode.instead.__enter__()
+
+
+def _exit(mode, *error):
+    mode.instead.__exit__(*error)
+
+
+@contextmanager
+def far_device():
+    """While it is on, `FAR` has numbers; inference mode, which knows no wrapped tensors, is without gradients only."""
+    with (
+        mock.patch.multiple(torch.inference_mode, __enter__=_enter, __exit__=_exit),
+        _FromNumbers(),
+        _Far(),
+    ):
+        yield FAR

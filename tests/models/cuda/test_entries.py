@@ -1,0 +1,118 @@
+"""The kernels between products, run by Triton's interpreter, against torch's layers; and models made of them."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from paceline.models.cuda_executor import CudaModel  # noqa: E402
+from paceline.models.cuda_executor.fused import FusedAttention, FusedFeedForward, FusedLayer, FusedNorm  # noqa: E402
+from paceline.models.cuda_executor.kernels.entries import gated, place_heads, rms_norm  # noqa: E402
+from paceline.models.rows import Part, build_rows  # noqa: E402
+from paceline.models.torch_executor import TorchModel  # noqa: E402
+from paceline.models.torch_executor.layers import RMSNorm, _gelu_tanh, rotate, row_angles  # noqa: E402
+from tests.fakes import RandomCheckpoint, mixture_config, small_config  # noqa: E402
+
+MAKE = torch.Generator().manual_seed(5)
+
+
+def numbers(*shape, dtype=torch.float32):
+    return torch.randn(shape, generator=MAKE).to(dtype)
+
+
+@pytest.fixture(params=[torch.float32, torch.float16], ids=str)
+def dtype(request):
+    return request.param
+
+
+def close(ours, want):
+    small = 1e-5 if want.dtype == torch.float32 else 2e-3
+    torch.testing.assert_close(ours, want, atol=small, rtol=small)
+
+
+@pytest.mark.parametrize("columns", [96, 1300])
+def test_norm_of_a_sum(dtype, columns):
+    norm = RMSNorm(columns, 1e-5)
+    norm.weight = torch.nn.Parameter(numbers(columns, dtype=dtype), requires_grad=False)
+    x, added = numbers(5, columns, dtype=dtype), numbers(5, columns, dtype=dtype)
+    total, normed = rms_norm(x, norm.weight, 1e-5, added)
+    assert torch.equal(total, x + added)
+    close(normed, norm(x + added))
+    same, alone = rms_norm(x, norm.weight, 1e-5)
+    assert torch.equal(same, x)
+    close(alone, norm(x))
+    assert torch.equal(rms_norm(x[2:3], norm.weight, 1e-5)[1], alone[2:3])
+
+
+@pytest.mark.parametrize("rotary", [24, 16])
+@pytest.mark.parametrize("has_norm", [False, True])
+def test_heads_are_normed_turned_and_placed(dtype, rotary, has_norm):
+    rows, heads, key_heads, size = 4, 6, 2, 24
+    joined = numbers(rows, (heads + 2 * key_heads) * size, dtype=dtype)
+    query, key, value = joined.split([heads * size, key_heads * size, key_heads * size], dim=-1)
+    norms = [RMSNorm(size, 1e-6) for _ in range(2)]
+    for norm in norms:
+        norm.weight = torch.nn.Parameter(numbers(size, dtype=dtype), requires_grad=False)
+    angles = row_angles(torch.tensor([3, 90, 0, 41]), numbers(rotary // 2).abs(), 1.3)
+    slots, keys, values = torch.tensor([7, 2, 9, 0]), *(torch.zeros(11, key_heads, size, dtype=dtype) for _ in range(2))
+    given = (norms[0].weight, norms[1].weight, 1e-6) if has_norm else None
+    ours = place_heads(query, key, value, given, angles, slots, keys, values)
+    want = [x.reshape(rows, -1, size) for x in (query, key)]
+    want = [norm(x) for norm, x in zip(norms, want, strict=True)] if has_norm else want
+    close(ours, rotate(want[0], *angles))
+    close(keys[slots], rotate(want[1], *angles))
+    assert torch.equal(values[slots], value.reshape(rows, key_heads, size))
+    assert not keys[[1, 3, 4, 5, 6, 8, 10]].any()
+
+
+@pytest.mark.parametrize("is_silu", [True, False])
+def test_gated_activations(dtype, is_silu):
+    both = numbers(3, 2 * 1500, dtype=dtype)
+    gate, up = both.split(1500, dim=-1)
+    act = torch.nn.functional.silu if is_silu else _gelu_tanh
+    close(gated(gate, up, is_silu), act(gate) * up)
+
+
+def two_layers(**changes):
+    return small_config(**({"num_hidden_layers": 2} | changes))
+
+
+FAMILIES = {
+    "qwen2": two_layers(attention_bias=True),
+    "qwen3": two_layers(qk_norm=True),
+    "partial": two_layers(layers_without_rope=(1,)),
+    "gemma": two_layers(mlp="gated_gelu_tanh", post_norms=True, qk_norm=True, windows=(2, 0)),
+    "olmo": two_layers(qk_norm=True, qk_norm_over="all", pre_norms=False, post_norms=True),
+    "granite": two_layers(residual_scale=0.5),
+    "layer norms": two_layers(norm="layer", mlp="gelu_tanh", mlp_bias=True),
+    "experts": mixture_config(num_hidden_layers=2),
+}
+ROWS = build_rows([Part((2, 0), 0, [5, 60, 7], logits="last"), Part((1,), 0, [9])])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_fused_model_has_the_torch_executors_logits(family):
+    agrees(RandomCheckpoint(FAMILIES[family]), deterministic=False)
+
+
+def test_a_fused_model_whose_sums_have_one_order():
+    agrees(RandomCheckpoint(FAMILIES["qwen2"]), deterministic=True)
+
+
+def agrees(checkpoint, deterministic):
+    ours = CudaModel(checkpoint, "cpu", "float32", attention="triton", deterministic=deterministic)
+    theirs = TorchModel(checkpoint)
+    found, want = (each.forward(ROWS, each.new_cache(3), (1,)) for each in (ours, theirs))
+    np.testing.assert_allclose(found.logits, want.logits, atol=2e-4, rtol=0)
+    np.testing.assert_allclose(found.taps[1], want.taps[1], atol=2e-4, rtol=0)
+    assert ours.num_bytes == theirs.num_bytes
+
+
+def test_plain_families_are_fused_throughout():
+    stack = CudaModel(RandomCheckpoint(FAMILIES["qwen3"]), "cpu", "float32", attention="triton")._stage.stack
+    assert isinstance(stack.norm, FusedNorm)
+    for layer in stack.layers.values():
+        assert isinstance(layer, FusedLayer)
+        assert isinstance(layer.attention, FusedAttention)
+        assert isinstance(layer.feed_forward, FusedFeedForward)

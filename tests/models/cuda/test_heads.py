@@ -1,0 +1,241 @@
+"""Heads beside a target on the device: the torch heads' numbers, chains in graphs, and plain's texts in an engine."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from paceline.config import EngineConfig, SpeculativeConfig  # noqa: E402
+from paceline.engine.build import build_engine  # noqa: E402
+from paceline.errors import InvalidParameter, UnsupportedModel  # noqa: E402
+from paceline.models.base import slot_of  # noqa: E402
+from paceline.models.cuda_executor import CudaModel  # noqa: E402
+from paceline.models.cuda_executor.graphs import EagerGraphs  # noqa: E402
+from paceline.models.cuda_executor.heads.nets import CudaAutoregressiveNet, CudaBlockNet, CudaStepNet  # noqa: E402
+from paceline.models.heads.build import make_net  # noqa: E402
+from paceline.models.heads.nets import NetOutput  # noqa: E402
+from paceline.models.loaded import LoadedModel  # noqa: E402
+from paceline.models.resolve import ModelSource  # noqa: E402
+from paceline.models.rows import Part, build_rows  # noqa: E402
+from paceline.models.torch_executor import TorchModel  # noqa: E402
+from paceline.models.torch_executor.heads.nets import TorchAutoregressiveNet  # noqa: E402
+from paceline.types import SamplingParams  # noqa: E402
+from tests.fakes import ByteTokenizer, RandomCheckpoint  # noqa: E402
+from tests.models.heads import records  # noqa: E402
+
+RNG = np.random.default_rng(5)
+TOKENS = RNG.integers(0, 131, 20).tolist()
+TAPS = RNG.standard_normal((20, 3 * 96)).astype(np.float32)
+CHECKPOINT = RandomCheckpoint(records.TARGET)
+SOURCE = ModelSource("random", CHECKPOINT, ByteTokenizer())  # type: ignore[arg-type]
+
+
+def on_device(attention="by_position", dtype="float32", **options):
+    return LoadedModel(SOURCE, CudaModel(CHECKPOINT, "cpu", dtype, attention=attention, **options))
+
+
+@pytest.fixture(scope="module")
+def in_torch():
+    return LoadedModel(SOURCE, TorchModel(CHECKPOINT))  # type: ignore[arg-type]
+
+
+def both(in_torch, record, **options):
+    return make_net(record, on_device(**options)), make_net(record, in_torch)
+
+
+def close(ours, theirs):
+    np.testing.assert_allclose(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+EAGLES = {
+    "eagle3": records.eagle3(),
+    "eagle3.1": records.eagle3(fc_norm=True, norm_output=True),
+    "two layers": records.eagle3(layer=records.draft_layer(num_hidden_layers=2), num_layers=2),
+    "tables of its own": records.eagle3(owns_embedding=True, owns_head=True),
+    "eagle": records.reduced("eagle", fc_bias=True),
+}
+
+
+def chain_of(net, pages, texts, fed, num_tokens):
+    """Chains by passes of a net that hands out logits."""
+    ids, tokens, probs = net.record.draft_ids, [], []
+    for own_pages, text, hidden in zip(pages, texts, fed, strict=True):
+        cache, at, rows, own, sure = net.new_cache(8), len(text), text, [], []
+        for level in range(num_tokens):
+            part = Part(own_pages, 0 if not level else at + level - 1, rows, logits="last")
+            logits, states = net.forward(build_rows([part]), hidden, cache)
+            best = int(logits[0].argmax())
+            sure.append(1 / np.exp(logits[0] - logits[0].max()).sum())
+            own.append(best if ids is None else int(ids[best]))
+            rows, hidden = own[-1:], states[-1:]
+        tokens.append(own)
+        probs.append(sure)
+    return tokens, probs
+
+
+@pytest.mark.parametrize("name", EAGLES)
+def test_heads_that_feed_on_themselves(in_torch, name):
+    record = EAGLES[name]
+    ours, theirs = both(in_torch, record)
+    assert isinstance(ours, CudaAutoregressiveNet)
+    taps = TAPS[:, : 96 * len(record.config.taps)]
+    hidden = ours.project(taps)
+    close(hidden, theirs.project(taps))
+    rows = build_rows([Part(range(4), 0, TOKENS[:12])])
+    for found, want in zip(*(net.forward(rows, hidden[:12], net.new_cache(4)) for net in (ours, theirs)), strict=True):
+        close(found, want)
+    pages, texts, fed = ((2, 0), (1, 3)), (TOKENS[:14], TOKENS[5:20]), (hidden[:14], hidden[5:20])
+    tokens, probs = chain_of(theirs, pages, texts, fed, 4)
+    parts = [Part(own, 0, text, logits="last") for own, text in zip(pages, texts, strict=True)]
+    draft = ours.draft_greedy(build_rows(parts), np.concatenate(fed), ours.new_cache(4), 4)
+    assert draft.tokens.tolist() == tokens
+    close(draft.top_probs, probs)
+
+
+@pytest.mark.parametrize("record", [records.dspark(), records.dflash()], ids=["dspark", "dflash"])
+def test_heads_that_draft_a_block(in_torch, record):
+    ours, theirs = both(in_torch, record)
+    assert isinstance(ours, CudaBlockNet)
+    config, taps = record.config, TAPS[:13, : 96 * len(record.config.taps)]
+    size, first = config.block_size, 0 if config.sample_from_anchor else 1
+    parts = [Part(own, 13, [7 + own[0], *[config.mask_token_id] * (size - 1)]) for own in ((2, 0), (1, 3))]
+    rows = build_rows(parts)
+    lengths = np.full(2 * size, 13 + size, np.int32)
+    rows, caches = replace(rows, natural_lengths=lengths, num_keys=lengths), []
+    for net in (ours, theirs):
+        caches.append(net.new_cache(4))
+        for part in parts:
+            net.inject(taps, np.arange(13), slot_of(np.array(part.pages), np.arange(13)), caches[-1])
+    found, want = (net.forward(rows, cache) for net, cache in zip((ours, theirs), caches, strict=True))
+    close(found.logits, want.logits)
+    close(found.hidden, want.hidden)
+    tokens = np.array([5, 60])
+    close(ours.bias(tokens), theirs.bias(tokens))
+    close(ours.confidence(want.hidden[:2], tokens), theirs.confidence(want.hidden[:2], tokens))
+    places = first + np.arange(3) + size * np.arange(2)[:, None]
+    draft = ours.draft_greedy(replace(rows, logit_rows=places.reshape(-1).astype(np.int32)), caches[0])
+    assert draft.tokens.tolist() == _below(theirs, want.logits.reshape(2, size, -1)[:, first:], (9, 8))
+
+
+def _below(net, blocks, anchors):
+    tokens = []
+    for logits, before in zip(blocks, anchors, strict=True):
+        own = []
+        for place in logits[:3]:
+            best = int((place + net.bias(np.array([before]))[0]).argmax())
+            before = best if net.record.draft_ids is None else int(net.record.draft_ids[best])
+            own.append(before)
+        tokens.append(own)
+    return tokens
+
+
+@pytest.mark.parametrize("make", [records.mlp_speculator, records.medusa, records.blockwise])
+def test_heads_without_attention(in_torch, make):
+    record = make()
+    ours, theirs = both(in_torch, record)
+    assert isinstance(ours, CudaStepNet)
+    begun, above = ours.begin(TAPS[:3, :96]), np.array(TOKENS[:3])
+    close(begun, theirs.begin(TAPS[:3, :96]))
+    states, tokens, want = begun, above, []
+    for level in range(3):
+        logits, states = theirs.step(level, states, tokens)
+        close(ours.step(level, begun, above)[0], theirs.step(level, begun, above)[0])
+        tokens = record.draft_ids[logits.argmax(axis=1)]
+        want.append(tokens.tolist())
+    assert ours.draft_greedy(begun, above, 3).tokens.T.tolist() == want
+    assert ours.draft_greedy(begun[:2], above[:2], 3).tokens.T.tolist() == [own[:2] for own in want]
+
+
+def test_a_chain_is_two_graphs_whatever_is_accepted():
+    capture = EagerGraphs()
+    net = make_net(EAGLES["eagle3"], on_device(capture=capture))
+    hidden, cache = net.project(TAPS), net.new_cache(4)
+    for start in (0, 4, 8, 11):
+        part = Part((2, 0), start, TOKENS[start : start + 3], logits="last")
+        net.draft_greedy(build_rows([part]), hidden[start : start + 3], cache, 3)
+    assert capture.num_captured == 2
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("make", [records.eagle3, records.dspark, records.mlp_speculator, records.medusa])
+def test_halves_are_stored_and_nothing_meets_another_format(in_torch, make, dtype):
+    record = make()
+    net, exact = make_net(record, on_device(dtype=dtype)), make_net(record, in_torch)
+    stored = {name: one.dtype for name, one in net.net.state_dict().items() if one.ndim == 2}
+    assert set(stored.values()) == {getattr(torch, dtype)}
+    if make in (records.eagle3, records.dspark):
+        taps = TAPS[:, : 96 * len(record.config.taps)]
+        rows, caches = build_rows([Part(range(2), 0, TOKENS[:5])]), (net.new_cache(2), exact.new_cache(2))
+        if make is records.eagle3:
+            fed = exact.project(taps)[:5]
+            outputs = [_kept(one.forward(rows, fed, cache)) for one, cache in zip((net, exact), caches, strict=True)]
+            last = replace(rows, logit_rows=rows.logit_rows[-1:])
+            net.draft_greedy(last, fed, net.new_cache(2), 3)
+        else:
+            for one, cache in zip((net, exact), caches, strict=True):
+                one.inject(taps[:3], np.arange(3), np.arange(16, 19), cache)
+            outputs = [_kept(one.forward(rows, cache)) for one, cache in zip((net, exact), caches, strict=True)]
+            net.bias(np.array([3]))
+            net.confidence(outputs[0].hidden[:1], np.array([3]))
+            net.draft_greedy(replace(rows, logit_rows=rows.logit_rows[:4]), caches[0])
+        found, want = outputs[0].logits, outputs[1].logits
+    else:
+        begun = exact.begin(TAPS[:3, :96])
+        found, want = (one.step(0, begun, np.array([4, 5, 6]))[0] for one in (net, exact))
+        net.draft_greedy(begun, np.array([4, 5, 6]), 2)
+    assert np.corrcoef(found.ravel(), want.ravel())[0, 1] > 0.99
+
+
+def _kept(output):
+    """A copy: results hold until the next call of the net."""
+    return NetOutput(output.logits.copy(), output.hidden.copy())
+
+
+def test_what_runs_as_in_torch_and_what_is_refused():
+    assert type(make_net(EAGLES["eagle3"], on_device("sdpa"))) is TorchAutoregressiveNet
+    assert not hasattr(make_net(records.falcon(), on_device()), "draft_greedy")
+    with pytest.raises(InvalidParameter, match="dtype"):
+        make_net(EAGLES["eagle3"], on_device(), "int8")
+    with pytest.raises(UnsupportedModel, match="hydra"):
+        make_net(records.hydra(), on_device())
+
+
+PROMPTS = [RNG.integers(3, 120, n).tolist() for n in (1, 9, 40)]
+GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+SEEDED = SamplingParams(temperature=1, seed=11, max_tokens=16, ignore_eos=True)
+
+
+def texts(target, params, family=None, **options):
+    name = "tests.drafters.heads.random_heads:make_random_head"
+    spec = None if family is None else SpeculativeConfig(name, policy="fixed", options={"family": family} | options)
+    config = EngineConfig(executor="cuda", kv_cache_memory_bytes=1 << 22, profile="none", max_num_batched_tokens=24)
+    engine = build_engine(target, config, spec)
+    for number, prompt in enumerate(PROMPTS):
+        engine.add_request(str(number), prompt, params)
+    found = {}
+    while engine.has_unfinished_requests:
+        for output in engine.step():
+            if output.finished:
+                found[output.request_id] = output.finished.outputs[0].token_ids
+    if family is not None:
+        assert engine.metrics.spec_decode_num_draft_tokens > 0
+    return found
+
+
+@pytest.fixture(scope="module")
+def plain(in_torch):
+    return {name: texts(in_torch, params) for name, params in (("greedy", GREEDY), ("seeded", SEEDED))}
+
+
+@pytest.mark.parametrize("family", ["eagle3", "dspark", "mlp_speculator", "medusa", "falcon"])
+def test_texts_are_the_cpus(plain, family):
+    target = on_device(deterministic=True)
+    assert texts(target, GREEDY, family) == plain["greedy"]
+    assert texts(target, SEEDED, family) == plain["seeded"]
+
+
+def test_trees_too(plain):
+    target = on_device(deterministic=True)
+    assert texts(target, GREEDY, "eagle3", tree="dynamic", topk=2, depth=3) == plain["greedy"]
