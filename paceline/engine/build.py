@@ -161,10 +161,13 @@ def _load_draft(
     ranks: Callable[[ModelConfig], int] | None = None,
 ) -> LoadedModel:  # fmt: skip
     """A further model, run as the target is; see `LoadsModels`."""
-    source = resolve_model(name, progress=lambda done, total: progress(f"fetching {name}", done, total))
-    size = 1 if ranks is None else ranks(source.checkpoint.config)
-    its_config = replace(config.in_one_process(), dtype=dtype or config.dtype, tensor_parallel_size=size)
-    return LoadedModel(source, load_executor(source.checkpoint, its_config, name, progress))
+    its_config = config.in_one_process()
+    if dtype:
+        its_config = replace(its_config, dtype=dtype)
+    if ranks is not None:
+        source = resolve_model(name, progress=lambda done, total: progress(f"fetching {name}", done, total))
+        its_config = replace(its_config, tensor_parallel_size=ranks(source.checkpoint.config))
+    return load(name, its_config, progress)
 
 
 def _prior(
