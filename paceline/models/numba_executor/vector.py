@@ -159,9 +159,11 @@ class Vectors:
         self._builder, self._first = builder, cgutils.alloca_once(builder, kind, size=ir.IntType(64)(count))
 
     def get(self, index: ir.Value) -> ir.Value:
+        """The vector at `index`."""
         return self._builder.load(self._builder.gep(self._first, [index]))
 
     def put(self, index: ir.Value, value: ir.Value) -> None:
+        """Replace the vector at `index`."""
         self._builder.store(value, self._builder.gep(self._first, [index]))
 
 
