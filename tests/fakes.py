@@ -97,6 +97,16 @@ class PieceTokenizer:
         return self._pieces[token_id].encode()
 
 
+def run_to_end(engine) -> dict:
+    """What every request got, by its id."""
+    finished = {}
+    while engine.has_unfinished_requests:
+        for output in engine.step():
+            if output.finished:
+                finished[output.request_id] = output.finished
+    return finished
+
+
 def tell(drafter, request_id: str, token_ids, finished: bool = False, **fields) -> None:
     """What an engine tells a drafter after a step: the whole text of a request, and other fields of the outcome."""
     drafter.observe(RequestOutcome(request_id, token_ids, finished=finished, **fields))

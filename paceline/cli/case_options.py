@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.cli import options as o
 from paceline.errors import InvalidParameter
 
 if TYPE_CHECKING:
@@ -72,9 +73,7 @@ def check_outputs(output: Path | None, plot: Path | None = None) -> None:
     """Raise InvalidParameter where nothing could be written, before anything is searched."""
     from paceline.theory.plots import check_drawable
 
-    if output is not None and (output.is_dir() or not output.parent.is_dir()):
-        problem = f"{output} is a folder" if output.is_dir() else f"there is no folder {output.parent}"
-        raise InvalidParameter("output", problem, "name a file in a folder that is there")
+    o.check_writable("output", output)
     if plot is not None:
         check_drawable(plot)
 

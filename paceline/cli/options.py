@@ -260,7 +260,7 @@ def check_writable(field: str, path: Path | None) -> None:
         return
     if path.is_dir() or not path.parent.is_dir():
         problem = f"{path} is a folder" if path.is_dir() else f"there is no folder {path.parent}"
-        raise InvalidParameter(field, problem, "name a file in a folder that exists")
+        raise InvalidParameter(field, problem, "name a file in a folder that is there")
 
 
 def load_llm(model: str, speculative: SpeculativeConfig | None, **engine: Any) -> "LLM":

@@ -17,7 +17,7 @@ from paceline.models.torch_executor import TorchModel  # noqa: E402
 from paceline.models.torch_executor.parallel import launch_model  # noqa: E402
 from paceline.theory.distributed_draft import Chip  # noqa: E402
 from paceline.types import SamplingParams  # noqa: E402
-from tests.fakes import ByteTokenizer, RandomCheckpoint, mixture_config, small_config  # noqa: E402
+from tests.fakes import ByteTokenizer, RandomCheckpoint, mixture_config, run_to_end, small_config  # noqa: E402
 
 TARGET, DRAFT = RandomCheckpoint(small_config()), RandomCheckpoint(small_config(num_hidden_layers=1), seed=1)
 CONFIG = EngineConfig(dtype="float32", kv_cache_memory_bytes=1 << 22, profile="none", tensor_parallel_size=2)
@@ -39,11 +39,7 @@ def texts(target, params, drafter=None):
     for number in range(2):
         prompt = np.random.default_rng(number).integers(0, 131, 5 + 9 * number).tolist()
         engine.add_request(str(number), prompt, params)
-    found = {}
-    while engine.has_unfinished_requests:
-        for output in engine.step():
-            if output.finished:
-                found[output.request_id] = output.finished.outputs[0].token_ids
+    found = {name: done.outputs[0].token_ids for name, done in run_to_end(engine).items()}
     if drafter:
         assert engine.metrics.spec_decode_num_draft_tokens > 0
     return found

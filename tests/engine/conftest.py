@@ -12,7 +12,7 @@ from paceline.models.numba_executor import weights
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.resolve import ModelSource
 from paceline.types import SamplingParams
-from tests.fakes import ByteTokenizer, RandomCheckpoint, small_config
+from tests.fakes import ByteTokenizer, RandomCheckpoint, run_to_end, small_config
 
 PROMPTS = ["the cat sat on the mat, the cat", "abcabcabc", "x", "one two three two one two three"]
 
@@ -52,9 +52,5 @@ def run_all(engine, prompts=PROMPTS, params=None):
     for number, (prompt, own) in enumerate(zip(prompts, each, strict=True)):
         ids = list(prompt.encode()) if isinstance(prompt, str) else prompt
         engine.add_request(str(number), ids, own)
-    finished = {}
-    while engine.has_unfinished_requests:
-        for output in engine.step():
-            if output.finished:
-                finished[output.request_id] = output.finished
+    finished = run_to_end(engine)
     return [finished[str(number)] for number in range(len(prompts))]

@@ -146,9 +146,9 @@ def test_few_registers_and_many_give_the_same_bits(dtype, count, monkeypatch):
     stored, _ = weights.quantise(matrix, dtype)
     x = rounded(rows) if dtype == "w8a8" else operand.Operand(rows.reshape(-1), *[rows.reshape(-1)[:0]] * 4, 0)
     found = []
-    for registers in (32, 8):
+    for most in (24, 6):
         for short in (True, False):
-            monkeypatch.setattr(isa, "registers", lambda context, registers=registers: registers)
+            monkeypatch.setattr(isa, "sums_in_registers", lambda context, most=most: most)
             monkeypatch.setattr(
                 dot8, "adds_shorts", lambda context, short=short: short and isa.has_feature(context, "avx2")
             )

@@ -29,8 +29,8 @@ _SHIFT = 7
 SECONDS = 120.0
 """After which no turn begins, once there were `LEAST_TURNS`."""
 EVERY = 32
-"""Up to so many drafted tokens together every number is timed. A pass takes a step up where a tile of rows is full (in
-bfloat16 with AVX2 the fifth drafted token makes 44 ms of 28): a line between numbers far apart misses such steps."""
+"""Up to so many drafted tokens together every number is timed. A pass takes a step up where a tile of rows is full: a
+line between numbers far apart misses such steps."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,8 +109,8 @@ def _score_pages(
 
 
 def _that_fit(context, each: int, count: int) -> int:
-    """Of `count` (a power of two) parts with `each` sums how many at a time leave registers for what is multiplied."""
-    while count > 1 and count * each > isa.registers(context) * 3 // 4:
+    """Of `count` (a power of two) parts with `each` sums: how many at a time stay in registers."""
+    while count > 1 and count * each > isa.sums_in_registers(context):
         count //= 2
     return count
 

@@ -20,7 +20,7 @@ BYTES = 4
 """Products in one sum: bytes in a 32-bit lane."""
 
 LARGEST_IN_SHORTS = 127
-"""Two products of such a weight with a code of -128 fit into 16 bits."""
+"""Two products of such a weight with a code of -128 fit into 16 bits; it is a signed byte as well."""
 
 _I32 = ir.IntType(32)
 _I64 = ir.IntType(64)
@@ -29,7 +29,6 @@ _SHORTS_IR = ir.VectorType(ir.IntType(16), 2 * v.LANES)
 _HALF_SUMS = ir.VectorType(_I32, v.LANES // 2)
 _HALF_SHORTS = ir.VectorType(ir.IntType(16), v.LANES)
 _HALF_BYTES = ir.VectorType(ir.IntType(8), 2 * v.LANES)
-
 
 LARGEST_CODE = 127
 """Of an activation, and of what a weight of 0 to 255 less 128 is multiplied with."""
@@ -46,8 +45,6 @@ def choose_dot(context: Any, largest: int = 255) -> Callable[..., ir.Value]:
         return dot_512
     if isa.has_feature(context, "avxvnni"):
         return dot_256
-    if isa.has_feature(context, "avx2") and largest <= LARGEST_IN_SHORTS:
-        return dot_short
     return dot_anywhere
 
 
@@ -67,23 +64,9 @@ def dot_256(builder: ir.IRBuilder, sums: ir.Value, weights: ir.Value, activation
     return builder.shuffle_vector(*parts, ir.Constant(SUMS_IR, list(range(v.LANES))))
 
 
-def dot_short(builder: ir.IRBuilder, sums: ir.Value, weights: ir.Value, activations: ir.Value) -> ir.Value:
-    """`dot_512` for weights up to 127 by products of bytes that are added in 16 bits (``pmaddubsw``, ``pmaddwd``)."""
-    half, lanes = v.LANES // 2, ir.VectorType(_I32, v.LANES // 2)
-    bytes_ir, shorts_ir = ir.VectorType(ir.IntType(8), 4 * half), ir.VectorType(ir.IntType(16), 2 * half)
-    parts = []
-    for first in (0, half):
-        which = ir.Constant(lanes, [first + i for i in range(half)])
-        args = [builder.bitcast(builder.shuffle_vector(x, x, which), bytes_ir) for x in (weights, activations)]
-        pairs = v.call(builder, "llvm.x86.avx2.pmadd.ub.sw", shorts_ir, args)
-        ones = ir.Constant(shorts_ir, [1] * 2 * half)
-        parts.append(v.call(builder, "llvm.x86.avx2.pmadd.wd", lanes, [pairs, ones]))
-    return builder.add(sums, builder.shuffle_vector(*parts, ir.Constant(SUMS_IR, list(range(v.LANES)))))
-
-
 def adds_shorts(context: Any) -> bool:
     """Whether `row_sums` is the fast way: few registers, and no instruction for four products of bytes."""
-    return choose_dot(context, LARGEST_IN_SHORTS) is dot_short
+    return isa.has_feature(context, "avx2") and choose_dot(context) is dot_anywhere
 
 
 def row_sums(builder: ir.IRBuilder, start: ir.Value | None, weights: list[ir.Value], activations: list[ir.Value],

@@ -116,7 +116,7 @@ def _sums_of_floats(context, builder, w, w_pointer, depth, count, row_of) -> lis
 
         return v.accumulate_ir(builder, size, sums, step)
 
-    most = isa.registers(context) * 3 // 4  # the others are for weights and activations
+    most = isa.sums_in_registers(context)
     if 2 * count <= most:
         return more(_I64(0), depth, range(2), range(count), [v.ZERO] * (2 * count))
     tiles = [(half, rows.tolist()) for rows in np.array_split(range(count), -(-count // most)) for half in range(2)]

@@ -20,6 +20,9 @@ def _implied(machine: str, processor: str) -> frozenset[str]:
     return frozenset({"neon", *apple})
 
 
-def registers(context: Any) -> int:
-    """How many vectors of sixteen lanes the processor's registers hold: 32 of 64 bytes, 32 of 16 or 16 of 32."""
-    return 32 if has_feature(context, "avx512f") else 8
+def sums_in_registers(context: Any) -> int:
+    """Most sums of sixteen lanes in one loop: three quarters of the registers, the others are for what is multiplied.
+
+    These hold 32 such vectors (of 64 bytes) or 8 (32 of 16 bytes, or 16 of 32).
+    """
+    return 24 if has_feature(context, "avx512f") else 6

@@ -16,7 +16,7 @@ from paceline.models.resolve import ModelSource  # noqa: E402
 from paceline.models.rows import Part, build_rows  # noqa: E402
 from paceline.models.torch_executor import TorchModel  # noqa: E402
 from paceline.types import SamplingParams  # noqa: E402
-from tests.fakes import ByteTokenizer, RandomCheckpoint, mixture_config, small_config  # noqa: E402
+from tests.fakes import ByteTokenizer, RandomCheckpoint, mixture_config, run_to_end, small_config  # noqa: E402
 
 from .batches import tokens_of  # noqa: E402
 
@@ -121,11 +121,7 @@ def answers(target, params, drafter=None):
     engine = build_engine(LoadedModel(source, target), config, spec, drafter=drafter)
     for number in range(3):
         engine.add_request(str(number), tokens_of(6 + 9 * number, number), params)
-    found = {}
-    while engine.has_unfinished_requests:
-        for output in engine.step():
-            if output.finished:
-                found[output.request_id] = output.finished.outputs[0].token_ids
+    found = {name: done.outputs[0].token_ids for name, done in run_to_end(engine).items()}
     return found, engine
 
 

@@ -22,7 +22,7 @@ from paceline.models.rows import Part, build_rows  # noqa: E402
 from paceline.models.torch_executor import TorchModel  # noqa: E402
 from paceline.models.torch_executor.heads.nets import TorchAutoregressiveNet  # noqa: E402
 from paceline.types import SamplingParams  # noqa: E402
-from tests.fakes import ByteTokenizer, RandomCheckpoint  # noqa: E402
+from tests.fakes import ByteTokenizer, RandomCheckpoint, run_to_end  # noqa: E402
 from tests.models.heads import records  # noqa: E402
 
 RNG = np.random.default_rng(5)
@@ -214,11 +214,7 @@ def texts(target, params, family=None, **options):
     engine = build_engine(target, config, spec)
     for number, prompt in enumerate(PROMPTS):
         engine.add_request(str(number), prompt, params)
-    found = {}
-    while engine.has_unfinished_requests:
-        for output in engine.step():
-            if output.finished:
-                found[output.request_id] = output.finished.outputs[0].token_ids
+    found = {name: done.outputs[0].token_ids for name, done in run_to_end(engine).items()}
     if family is not None:
         assert engine.metrics.spec_decode_num_draft_tokens > 0
     return found

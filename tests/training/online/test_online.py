@@ -24,6 +24,7 @@ from paceline.training.online.recorded import METHOD, recorded
 from paceline.training.online.ring import ServedRing
 from paceline.training.run.loop import LoopSettings, Trainer
 from paceline.types import SamplingParams
+from tests.fakes import run_to_end
 from tests.models.heads.records import load_target
 
 HEAD = "tests.training.online.test_online:make_head"
@@ -49,13 +50,9 @@ def prompts_of(kind: int, number: int = 8) -> list[list[int]]:
 def serve(target, spec, prompts, params=GREEDY, salt=None):
     """Texts, and accepted over drafted tokens."""
     engine = build_engine(target, EngineConfig(kv_cache_memory_bytes=1 << 22, executor="numba"), spec)
-    found = {}
     for number, prompt in enumerate(prompts):
         engine.add_request(str(number), prompt, params, **({} if salt is None else {"cache_salt": salt}))
-    while engine.has_unfinished_requests:
-        for output in engine.step():
-            if output.finished:
-                found[output.request_id] = output.finished.outputs[0].token_ids
+    found = {name: done.outputs[0].token_ids for name, done in run_to_end(engine).items()}
     share = engine.metrics.spec_decode_num_accepted_tokens / max(engine.metrics.spec_decode_num_draft_tokens, 1)
     if hasattr(engine.drafter, "ring"):
         engine.drafter.ring.flush()
