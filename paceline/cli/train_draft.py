@@ -17,8 +17,8 @@ from paceline.errors import InvalidParameter
 if TYPE_CHECKING:
     from paceline.evaluation.pool_training import PoolReport
 
-_RATES = {True: 1e-3, False: 2e-4}
-"""Highest learning rates, of layers of the target and of a whole model."""
+_RATE, _WHOLE_MODEL_RATE = 1e-3, 2e-4
+"""Highest learning rates: of layers of the target or of low-rank updates, and of all weights of a whole model."""
 
 
 @grouped
@@ -47,6 +47,9 @@ def draft(
     sparse: Annotated[
         bool, typer.Option("--sparse", help="SPIRe: attention to a window and a feedback memory, for long contexts.")
     ] = False,
+    lora_rank: Annotated[
+        int | None, typer.Option("--lora-rank", min=1, help="Train updates of this rank in place of all weights.")
+    ] = None,
     window: Annotated[int, typer.Option("--window", min=1, help="With --sparse: tokens that a draft sees.")] = 512,
     num_draft_tokens: Annotated[int, typer.Option("--num-draft-tokens", "-k", help="Drafts that are measured.")] = 4,
     rate: Annotated[float | None, typer.Option("--rate", help="Highest learning rate [1e-3; 2e-4].")] = None,
@@ -64,6 +67,8 @@ def draft(
 
         paceline train draft -m target.gguf --begin-with small.gguf --divergence tvd --on-policy 0.5
 
+        paceline train draft -m 1.5b.gguf --begin-with 0.5b.gguf --lora-rank 16 --time-budget 60m
+
         paceline train draft -m smollm2-135m --pool 3 --time-budget 3h -o pool
 
         paceline train draft -m smollm2-135m --sparse --layers 4 -o sparse-draft
@@ -79,10 +84,11 @@ def draft(
         raise InvalidParameter(
             "pool", "drafts with a memory are not merged into one tree", "leave --pool or --sparse out"
         )
-    loop = run.loop(rate=rate or _RATES[begin_with is None])
+    whole = begin_with is not None and lora_rank is None
+    loop = run.loop(rate=rate or (_WHOLE_MODEL_RATE if whole else _RATE))
     kept = _layers(layers) if layers is not None else (4 if begin_with is None else None)
     job = DraftJob(run.text(), loop, begin_with, kept, divergence, on_policy, num_draft_tokens,
-                   Sparse(window) if sparse else None)  # fmt: skip
+                   Sparse(window) if sparse else None, lora_rank)  # fmt: skip
     folder = output or cache_dir() / "drafts" / t.slug(run.model) / job.name
     with t.training_bars() as progress:
         config, bar = run.config(), t.TrainingBar(progress)

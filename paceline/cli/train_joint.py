@@ -18,7 +18,9 @@ def joint(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the new model and its heads.")],
     *,
     run: t.TrainingRun,
-    rank: Annotated[int, typer.Option("--rank", help="Rank of the updates of the model's matrices.")] = 16,
+    lora_rank: Annotated[
+        int, typer.Option("--lora-rank", min=1, help="Rank of the updates of the model's matrices.")
+    ] = 16,
     num_draft_tokens: Annotated[int, typer.Option("--num-draft-tokens", "-k", help="Heads.")] = 3,
     draft_vocabulary: Annotated[int, typer.Option("--draft-vocabulary", help="Tokens the heads can name.")] = 8192,
 ) -> None:
@@ -38,7 +40,7 @@ def joint(
     """
     from paceline.evaluation.joint_training import JointJob, train_joint
 
-    job = JointJob(family, run.text(), run.loop(rate=1e-3), num_draft_tokens, draft_vocabulary, rank)
+    job = JointJob(family, run.text(), run.loop(rate=1e-3), num_draft_tokens, draft_vocabulary, lora_rank)
     with t.training_bars() as progress:
         done, drift = train_joint(job, run.config(), output, progress, t.TrainingBar(progress))
     if run.plot is not None:

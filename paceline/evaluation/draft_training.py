@@ -27,6 +27,7 @@ from paceline.training.drafts.net import DraftNet, check_trainable, spread_layer
 from paceline.training.drafts.texts import teacher_of
 from paceline.training.heads.shards import Document, TapStore
 from paceline.training.heads.target import training_target
+from paceline.training.lora import add_lora, merged_state
 from paceline.training.run.loop import LoopSettings, Progress, Trainer, Watch
 from paceline.types import NamedProgress
 
@@ -44,6 +45,7 @@ class DraftJob:
         on_policy: share of the texts that the draft writes itself.
         num_draft_tokens: of a draft, for the figures.
         sparse: what rows of a draft with a feedback memory see (SPIRe); None for a plain draft.
+        lora_rank: of updates that are trained in place of all weights; None trains all.
     """
 
     text: TextJob
@@ -54,10 +56,15 @@ class DraftJob:
     on_policy: float = 0.0
     num_draft_tokens: int = 4
     sparse: Sparse | None = None
+    lora_rank: int | None = None
 
     def __post_init__(self) -> None:
         if self.sparse is not None and self.on_policy:
             raise InvalidParameter("on_policy", "drafts with a memory do not write text", "leave --on-policy at 0")
+        if self.sparse is not None and self.lora_rank is not None:
+            raise InvalidParameter(
+                "lora_rank", "a feedback memory is learnt whole", "leave --lora-rank or --sparse out"
+            )
 
     @property
     def name(self) -> str:
@@ -65,8 +72,9 @@ class DraftJob:
         kept = "all" if self.layers is None else self.layers
         kept = kept if isinstance(kept, (str, int)) else "-".join(map(str, kept))
         origin = "" if self.draft is None else "".join(c if c.isalnum() else "-" for c in self.draft)[-40:]
-        sparse = "" if self.sparse is None else f"-sparse-{self.sparse.window}"
-        return f"draft{origin and '-' + origin}-{kept}-{self.divergence.replace('+', 'p')}-{self.on_policy:g}{sparse}"
+        form = "" if self.sparse is None else f"-sparse-{self.sparse.window}"
+        form += "" if self.lora_rank is None else f"-lora-{self.lora_rank}"
+        return f"draft{origin and '-' + origin}-{kept}-{self.divergence.replace('+', 'p')}-{self.on_policy:g}{form}"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -116,6 +124,9 @@ def train_member(job: DraftJob, setup: DraftSetup, loop: LoopSettings, run: Path
     teacher, ends = teacher_of(setup.loaded.model), setup.loaded.source.eos_token_ids
     checkpoint, layers = setup.origin.checkpoint, setup.layers
     net = FeedbackNet(checkpoint, layers, job.sparse) if job.sparse else DraftNet(checkpoint, layers)
+    if job.lora_rank is not None:
+        torch.manual_seed(loop.seed)
+        add_lora(net, job.lora_rank, net.head.dtype)
     recipe = DistillRecipe(
         net, setup.target_head, job.divergence, job.on_policy, teacher, ends, job.num_draft_tokens
     )  # fmt: skip
@@ -129,7 +140,7 @@ def train_member(job: DraftJob, setup: DraftSetup, loop: LoopSettings, run: Path
 
 def save_draft(job: DraftJob, setup: DraftSetup, recipe: DistillRecipe, done: Progress, folder: Path) -> Path:
     """Write a draft as a model of its own."""
-    tensors = recipe.draft.tensors(recipe.draft.state_dict())
+    tensors = recipe.draft.tensors(merged_state(recipe.draft))
     card = draft_card(job, setup.store, done) | _memory_card(recipe.draft)
     return save_model(folder, setup.written, tensors, setup.origin.tokenizer, card)
 
@@ -156,6 +167,7 @@ def draft_card(job: DraftJob, store: TapStore, done: Progress) -> dict[str, Any]
         "began_as": f"layers {job.layers} of {job.draft or job.text.model}",
         "divergence": job.divergence,
         "on_policy": job.on_policy,
+        "lora_rank": job.lora_rank,
         "training": {"command": f"paceline train draft -m {job.text.model}", **text_card(job.text, store),
                      **run_card(done)},
         "before": shown(done.curve[0]),

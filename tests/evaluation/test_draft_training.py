@@ -3,6 +3,7 @@
 import json
 from functools import partial
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -79,6 +80,20 @@ def test_a_draft_is_trained_written_and_drafts(loaded, tmp_path, monkeypatch):
     assert texts[0] == texts[1] and len(texts[0]) > 0
 
 
+def test_a_draft_of_low_rank_updates_is_written_whole(loaded, tmp_path):
+    prompts, folder = tmp_path / "prompts.txt", tmp_path / "draft"
+    prompts.write_text(PROMPTS)
+    common = ["--prompts", prompts, "--work", tmp_path / "work", "--tokens", 100, "--threads", 1, "-o", folder]
+    wishes = ["--layers", 3, "--lora-rank", 2, "--on-policy", 0.5, "--steps", 2]
+    found = run(*common, *wishes, "--json")
+    assert found.exit_code == 0, found.output
+    assert json.loads((folder / "paceline.json").read_text())["lora_rank"] == 2
+    source, target = resolve_model(str(folder)).checkpoint, loaded.source.checkpoint
+    assert source.config == target.config
+    for name in ("model.norm.weight", "model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight"):
+        assert np.abs(source.tensor(name) - target.tensor(name)).max() < 0.02 * np.abs(target.tensor(name)).max()
+
+
 def test_a_sparse_draft_is_trained_written_and_drafts(loaded, tmp_path, monkeypatch):
     from paceline.engine.build import build_engine
 
@@ -109,7 +124,7 @@ def test_a_sparse_draft_is_trained_written_and_drafts(loaded, tmp_path, monkeypa
         (["--layers", "some"], "write how many"), (["--layers", "0,9"], "count from 0"),
         (["--divergence", "l2"], "choose one of: forward_kl"), (["--on-policy", 3], "from 0 to 1"),
         (["--time-budget", "soon"], "write 90s"), (["--sparse", "--pool", 2], "not merged"),
-        (["--sparse", "--on-policy", 0.5], "do not write text"),
+        (["--sparse", "--on-policy", 0.5], "do not write text"), (["--sparse", "--lora-rank", 4], "learnt whole"),
     ],
 )  # fmt: skip
 def test_bad_wishes_are_refused(loaded, tmp_path, wishes, complaint):

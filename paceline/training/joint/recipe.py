@@ -22,7 +22,7 @@ from paceline.training.heads.figures import Evaluation, figures
 from paceline.training.heads.losses import Read, fused_loss, logits_of
 from paceline.training.heads.recipes.base import Recipe
 from paceline.training.heads.shards import Document, TapStore
-from paceline.training.joint.lora import add_lora, merged_state
+from paceline.training.lora import add_lora, merged_state
 from paceline.training.run.trainee import Moment, Trainee
 
 LAMBDA_0, WARM_UP = 0.2, 0.3
@@ -48,7 +48,7 @@ class JointRecipe(Trainee):
     """
 
     def __init__(self, target: DraftNet, recipe: Recipe, rank: int = 16) -> None:
-        add_lora(target, rank)
+        add_lora(target, rank, target.head.dtype)
         self.recipe, self.num_steps, self._target = recipe, recipe.num_steps, target
         self._heads, self.net = cast(StateOnly, recipe.net), _Both(target, recipe.net)
         self._criterion, self._ids = criterion_of("forward_kl"), torch.from_numpy(recipe.draft_ids).long()

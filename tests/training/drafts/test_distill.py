@@ -7,6 +7,7 @@ import torch
 from paceline.errors import InvalidParameter
 from paceline.training.drafts.distill import DistillRecipe, runs_of
 from paceline.training.drafts.divergences import DIVERGENCES
+from paceline.training.lora import add_lora
 from paceline.training.run.loop import LoopSettings, Trainer
 from paceline.training.run.trainee import Moment
 from tests.training.drafts.test_divergences import FORMULAS
@@ -15,8 +16,12 @@ from tests.training.drafts.tiny import LENGTH, PROMPT, net, teacher, tiny_store
 HEAD = torch.from_numpy(net().head.numpy())
 
 
-def recipe(divergence="forward_kl", on_policy=0.0, layers=(0,)):
-    return DistillRecipe(net(layers), HEAD, divergence, on_policy, teacher(), (29,), num_steps=3)
+def recipe(divergence="forward_kl", on_policy=0.0, layers=(0,), lora_rank=None):
+    draft = net(layers)
+    if lora_rank is not None:
+        torch.manual_seed(0)
+        add_lora(draft, lora_rank)
+    return DistillRecipe(draft, HEAD, divergence, on_policy, teacher(), (29,), num_steps=3)
 
 
 def moment(share=1.0):
@@ -54,33 +59,37 @@ def test_on_policy_texts_are_the_drafts_own_under_the_targets_law(tmp_path):
     torch.testing.assert_close(texts.weights.sum(), torch.tensor(1.0))
 
 
-def trained(tmp_path, store, divergence, on_policy, steps, layers=(0,), **more):
-    run = Trainer(
-        recipe(divergence, on_policy, layers), store, LoopSettings(num_steps=steps, rows=100, **more), tmp_path
-    )
+def trained(tmp_path, store, divergence, on_policy, steps, layers=(0,), lora_rank=None, **more):
+    made, settings = recipe(divergence, on_policy, layers, lora_rank), LoopSettings(num_steps=steps, rows=100, **more)
+    run = Trainer(made, store, settings, tmp_path)
     run.run()
     return run
 
 
-@pytest.mark.parametrize(("divergence", "on_policy"), [("forward_kl", 0.0), ("tvd++", 0.5)])
-def test_a_draft_learns_a_text_by_heart(tmp_path, quick_rise, divergence, on_policy):
+@pytest.mark.parametrize(
+    ("divergence", "on_policy", "lora_rank", "steps"),
+    [("forward_kl", 0.0, None, 40), ("tvd++", 0.5, None, 40), ("forward_kl", 0.5, 16, 80)],
+)
+def test_a_draft_learns_a_text_by_heart(tmp_path, quick_rise, divergence, on_policy, lora_rank, steps):
     store = tiny_store(tmp_path / "taps", 2, 1)
     own = [one for one in store.documents if not one.conversation.is_held_out]
     before = recipe(layers=(0, 1)).evaluate(store, own).sampled[0]
-    run = trained(tmp_path / "run", store, divergence, on_policy, 40, (0, 1), rate=2e-2, share=1.0)
+    run = trained(tmp_path / "run", store, divergence, on_policy, steps, (0, 1), lora_rank, rate=2e-2, share=1.0)
     run.trainee.net.load_state_dict(run.mean.weights)
     assert run.trainee.evaluate(store, own).sampled[0] > 0.95 > 1.15 * before
 
 
-@pytest.mark.parametrize("on_policy", [0.0, 0.5])
-def test_an_ended_run_goes_on_bit_for_bit(tmp_path, on_policy):
+@pytest.mark.parametrize(("on_policy", "lora_rank"), [(0.0, None), (0.5, None), (0.5, 2)])
+def test_an_ended_run_goes_on_bit_for_bit(tmp_path, on_policy, lora_rank):
     store = tiny_store(tmp_path / "taps")
-    whole = trained(tmp_path / "a", store, "jsd", on_policy, 5)
-    first = Trainer(recipe("jsd", on_policy), store, LoopSettings(num_steps=5, rows=100), tmp_path / "b")
+    whole = trained(tmp_path / "a", store, "jsd", on_policy, 5, lora_rank=lora_rank)
+    first = Trainer(
+        recipe("jsd", on_policy, lora_rank=lora_rank), store, LoopSettings(num_steps=5, rows=100), tmp_path / "b"
+    )
     for _ in range(3):
         first.step()
     first.save()
-    second = trained(tmp_path / "b", tiny_store(tmp_path / "taps2"), "jsd", on_policy, 5)
+    second = trained(tmp_path / "b", tiny_store(tmp_path / "taps2"), "jsd", on_policy, 5, lora_rank=lora_rank)
     assert second.progress.step == 5
     for name, values in whole.trainee.net.state_dict().items():
         assert torch.equal(values, second.trainee.net.state_dict()[name]), name

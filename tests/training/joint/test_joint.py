@@ -7,8 +7,8 @@ import torch
 from paceline.models.heads.fingerprint import TargetPrint
 from paceline.training.drafts.net import DraftNet
 from paceline.training.heads.recipes import RECIPES, Target
-from paceline.training.joint.lora import LoraLinear, add_lora, merged_state
 from paceline.training.joint.recipe import LAMBDA_0, WARM_UP, JointRecipe
+from paceline.training.lora import LoraLinear, add_lora, merged_state
 from paceline.training.run.loop import LoopSettings, Trainer
 from paceline.training.run.trainee import Moment
 from tests.training.drafts.tiny import CONFIG, LENGTH, PROMPT, TARGET, net, tiny_store

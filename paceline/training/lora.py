@@ -14,35 +14,42 @@ class LoraLinear(nn.Module):
     Args:
         layer: whose weights are taken.
         rank: of the update.
+        dtype: of the frozen weights; the update is in float32.
     """
 
     frozen: Tensor
     bias: Tensor | None
 
-    def __init__(self, layer: nn.Linear, rank: int) -> None:
+    def __init__(self, layer: nn.Linear, rank: int, dtype: torch.dtype) -> None:
         super().__init__()
-        self.register_buffer("frozen", layer.weight.detach(), persistent=False)
-        self.register_buffer("bias", None if layer.bias is None else layer.bias.detach(), persistent=False)
+        bias = None if layer.bias is None else layer.bias.detach().to(dtype)
+        self.register_buffer("frozen", layer.weight.detach().to(dtype), persistent=False)
+        self.register_buffer("bias", bias, persistent=False)
         self.down = nn.Parameter(torch.randn(rank, layer.in_features) * layer.in_features**-0.5)
         self.up = nn.Parameter(torch.zeros(layer.out_features, rank))
 
     def forward(self, x: Tensor) -> Tensor:
         update = functional.linear(functional.linear(x, self.down), self.up)
-        return functional.linear(x, self.frozen, self.bias) + _SCALE * update
+        return functional.linear(x.to(self.frozen.dtype), self.frozen, self.bias) + _SCALE * update
 
     def merged(self) -> Tensor:
-        """[out, in] the matrix that does the same by itself."""
-        return self.frozen + _SCALE * self.up.detach() @ self.down.detach()
+        """[out, in] float32, the matrix that does the same by itself."""
+        return self.frozen.float() + _SCALE * self.up.detach() @ self.down.detach()
 
 
-def add_lora(net: nn.Module, rank: int) -> None:
-    """Put low-rank updates on every linear layer of `net`, and freeze all else."""
+def add_lora(net: nn.Module, rank: int, dtype: torch.dtype = torch.float32) -> None:
+    """Put low-rank updates on every linear layer of `net`, and freeze all else.
+
+    Args:
+        dtype: in which frozen matrices are kept: that of their products saves half of the memory, and a conversion in
+            each pass.
+    """
     for parameter in net.parameters():
         parameter.requires_grad_(False)
     for owner in list(net.modules()):
         for name, layer in list(owner.named_children()):
             if isinstance(layer, nn.Linear):
-                setattr(owner, name, LoraLinear(layer, rank))
+                setattr(owner, name, LoraLinear(layer, rank, dtype))
 
 
 def merged_state(net: nn.Module) -> dict[str, Tensor]:
