@@ -4,7 +4,6 @@ What the format does differently (names, stacked tensors, the row order of Llama
 `sources.py`. Not for the vocabulary (`gguf_vocabulary.py`) and not for running anything.
 """
 
-import hashlib
 import math
 import mmap
 from collections import Counter
@@ -18,6 +17,7 @@ from paceline.errors import CorruptWeights, ModelNotFound, UnsupportedModel
 from paceline.models.checkpoint import StoredBlocks, finite
 from paceline.models.config import ModelConfig
 from paceline.models.fields import Fields
+from paceline.models.fingerprint import fingerprint_of
 from paceline.models.gguf_header import BLOCKS, GGUFHeader, TensorEntry, read_header
 from paceline.models.sources import Source, check_complete, gguf_sources
 from paceline.models.tensor_names import check_depth
@@ -70,10 +70,8 @@ class GGUFCheckpoint:
 
     @property
     def fingerprint(self) -> str:
-        """Size, times and place of the file: a replaced file has another one, and nothing is read to find out."""
-        stat = self._path.stat()
-        key = f"{self._path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}"
-        return hashlib.sha256(key.encode()).hexdigest()[:32]
+        """See `Checkpoint.fingerprint`."""
+        return fingerprint_of([self._path])
 
     @property
     def storage(self) -> str:

@@ -4,7 +4,6 @@ Read from a memory map by a few lines of its own, because the format's numpy rea
 tokenizer in the same folder (`tokenizer_folder.py`).
 """
 
-import hashlib
 import math
 import mmap
 from collections import Counter
@@ -20,6 +19,7 @@ from paceline.errors import CorruptWeights, ModelNotFound, UnsupportedModel
 from paceline.models.checkpoint import StoredBlocks, finite
 from paceline.models.config import ModelConfig
 from paceline.models.fields import is_text, shown
+from paceline.models.fingerprint import fingerprint_of
 from paceline.models.int4_tensors import Int4Matrix, scheme_of
 from paceline.models.json_file import parse_object, read_json
 from paceline.models.sources import Source, base_prefix, check_complete, transformers_sources
@@ -90,12 +90,8 @@ class SafetensorsCheckpoint:
 
     @property
     def fingerprint(self) -> str:
-        """Place, sizes and times of the files: replaced weights have another one, and nothing is read to find out."""
-        digest = hashlib.sha256()
-        for path in (self._folder / "config.json", *self._files):
-            stat = path.stat()
-            digest.update(f"{path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}\n".encode())
-        return digest.hexdigest()[:32]
+        """See `Checkpoint.fingerprint`."""
+        return fingerprint_of([self._folder / "config.json", *self._files])
 
     @property
     def storage(self) -> str:
