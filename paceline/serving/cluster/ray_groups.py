@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import secrets
+import socket
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -40,6 +41,8 @@ LISTENING = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 ACCELERATOR, A_BIT = "accelerator_type:", 0.001
 """Resource that Ray gives each node by its GPUs, such as ``accelerator_type:H100``, and how much of it a part takes: it
 only says where the part may lie."""
+CONNECT_SECONDS = 5.0
+"""In which the head of an existing Ray must take a connection."""
 READY_TIMEOUT = 60.0
 """Seconds until a placement group must have what it reserves."""
 READY_SECONDS = 5.0
@@ -287,14 +290,31 @@ def stop_ray() -> None:
 
 def _join_ray(address: str) -> None:
     """Connect to a Ray that runs already; its groups' places are given back when this process leaves."""
-    if "://" in address:
-        raise InvalidParameter("ray_address", f"{address!r} is a client's", "give host:port of Ray's head, or auto")
+    if address != "auto":
+        _check_listening(address)
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (RayError, ConnectionError, OSError, RuntimeError, ValueError) as error:
-        problem = f"{address!r} cannot be reached ({str(error).splitlines()[0]})"
-        remedy = "give host:port of Ray's head, start this on one of its nodes, and set RAY_AUTH_TOKEN if it has one"
-        raise InvalidParameter("ray_address", problem, remedy) from error
+        raise _unreachable(address, error) from error
+
+
+def _check_listening(address: str) -> None:
+    """Raise InvalidParameter unless something listens there: Ray itself would try for minutes, without a word."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 2**16 or "://" in address:
+        what = "is a client's" if "://" in address else "is no host:port"
+        raise InvalidParameter("ray_address", f"{address!r} {what}", "give host:port of Ray's head, or auto")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    except (OSError, UnicodeError) as error:  # the latter: a name that no host can have
+        raise _unreachable(address, error) from error
+
+
+def _unreachable(address: str, error: Exception) -> InvalidParameter:
+    said = next(iter(str(error).splitlines()), type(error).__name__)
+    problem = f"{address!r} cannot be reached ({said})"
+    remedy = "give host:port of Ray's head, start this on one of its nodes, and set RAY_AUTH_TOKEN if it has one"
+    return InvalidParameter("ray_address", problem, remedy)
 
 
 def start_ray(num_cpus: int, num_gpus: int = 0) -> None:

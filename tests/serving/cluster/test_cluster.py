@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import socket
+import time
 
 import pytest
 
@@ -12,7 +14,7 @@ from paceline.errors import InvalidParameter, WorkerDied
 from paceline.serving.cluster.controller import Health
 from paceline.serving.cluster.dispatcher import Dispatcher
 from paceline.serving.cluster.group import Supervision
-from paceline.serving.cluster.ray_groups import start_groups, stop_ray
+from paceline.serving.cluster.ray_groups import CONNECT_SECONDS, start_groups, stop_ray
 from tests.serving.echo_model import open_echo, open_nothing
 from tests.serving.fakes import job, plan, say
 
@@ -87,6 +89,23 @@ def test_a_ray_without_cpus_is_refused():
 def test_devices_of_several_types_need_a_ray_that_has_them():
     with pytest.raises(InvalidParameter, match="type 'l4'"):
         start_groups(plan([[1, 1, [0, 1], "l4"]]), num_cpus=1)
+
+
+@pytest.mark.parametrize(
+    ("address", "complaint"),
+    [
+        ("ray://head:10001", "is a client's"), ("head", "no host:port"), ("head:many", "no host:port"),
+        (":6379", "no host:port"), ("127.0.0.1:99999", "no host:port"), ("a..b:6379", "cannot be reached"),
+        ("127.0.0.1:{closed}", "cannot be reached"), ("[::1]:{closed}", "cannot be reached"),
+    ],
+)  # fmt: skip
+def test_a_ray_that_is_not_there_is_named_at_once(address, complaint):
+    with socket.socket() as held:  # bound, and nobody listens
+        held.bind(("127.0.0.1", 0))
+        began = time.monotonic()
+        with pytest.raises(InvalidParameter, match=complaint) as found:
+            start_groups(plan([[1, 1, [0]]]), address=address.format(closed=held.getsockname()[1]))
+    assert found.value.field == "ray_address" and time.monotonic() - began < 2 * CONNECT_SECONDS
 
 
 def test_a_group_that_cannot_be_made_says_why():
