@@ -29,6 +29,12 @@ def show(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) ->
     console.print(table)
 
 
+def markdown(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """The table that `show` prints, for documents."""
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return f"**{title}**\n\n" + "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines) + "\n"
+
+
 def finish(result: dict) -> None:
     """Print `result` with its provenance as the last line of standard output."""
     print(json.dumps({**result, "provenance": provenance()}))

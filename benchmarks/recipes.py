@@ -17,7 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from common import console, finish, show
+from common import console, finish, markdown, show
 
 HEADS = ("eagle", "hass", "eagle3", "medusa", "blockwise", "mlp_speculator", "dspark", "falcon")
 DRAFTS = {
@@ -26,6 +26,8 @@ DRAFTS = {
 }  # fmt: skip
 JOINT = {"medusa-2": "medusa", "blockwise joint": "blockwise"}
 RECIPES = (*HEADS, *DRAFTS, *JOINT)
+TREES = {"eagle-2": ("eagle", 8, {"tree": "dynamic"}), "falcon, blocks": ("falcon", 8, {"tree": "blocks"})}
+"""Arms besides each recipe's chain: whose head it is, drafted tokens, options."""
 
 
 def main() -> None:
@@ -38,12 +40,12 @@ def main() -> None:
     if args.only_train:
         finish({"training": made})
         return
-    beside = {name: spec_of(name, place) for name in args.only if name not in JOINT}
+    trees = [name for name, (recipe, *_) in TREES.items() if recipe in args.only]
+    beside = {name: spec_of(name, place) for name in (*args.only, *trees) if name not in JOINT}
     arms = measured(args, args.model, beside, prompts, place / "beside") if beside else {}
     for name in (name for name in args.only if name in JOINT):
-        folder = place / slug(name)
-        spec = {name: {"method": "head", "model": str(folder / "heads")}}
-        arms |= measured(args, str(folder / "target"), spec, prompts, place / f"bench-{slug(name)}")
+        spec, target = {name: spec_of(name, place)}, place / slug(name) / "target"
+        arms |= measured(args, str(target), spec, prompts, place / f"bench-{slug(name)}")
     report(args, made, arms)
 
 
@@ -82,9 +84,18 @@ def command_of(name: str) -> list[str]:
 
 
 def spec_of(name: str, place: Path) -> dict:
-    """How the engine uses what a recipe made."""
-    method = "head" if name in HEADS else "spire" if name == "spire" else "draft_model"
-    return {"method": method, "model": str(place / slug(name))}
+    """How the engine uses what a recipe made: a chain of three or a tree in every pass, whether it pays or not."""
+    recipe, num_tokens, options = TREES.get(name, (name, 3, {}))
+    method = "head" if recipe in (*HEADS, *JOINT) else "spire" if recipe == "spire" else "draft_model"
+    folder = place / slug(recipe)
+    model = folder / "heads" if recipe in JOINT else folder
+    return {
+        "method": method,
+        "model": str(model),
+        "num_draft_tokens": num_tokens,
+        "policy": "fixed",
+        "options": options,
+    }
 
 
 def run(command: list[str], args: argparse.Namespace, work: Path) -> dict:
@@ -128,21 +139,38 @@ def measured(args: argparse.Namespace, model: str, specs: dict, prompts: Path, a
 
 
 def report(args: argparse.Namespace, made: dict, arms: dict) -> None:
-    """A row per recipe and family, for people and for machines."""
+    """All prompts together, then tokens per pass and speed-up by family; for people and for machines."""
+    place = args.out / (f"{args.steps}-steps" if args.steps else args.time_budget)
     rows = []
     for name, families in arms.items():
-        for family, by_temperature in families.items():
-            zero, one = (by_temperature.get(t, {}) for t in (0.0, 1.0))
-            rows.append([
-                name, family, *(number(arm.get(key)) for arm in (zero, one) for key in ("tokens_per_pass", "ratio")),
-                number(zero.get("low")), number(zero.get("high")), number(zero.get("draft_share")),
-                round(made[name]["cpu_seconds"] / 60, 1), round(made[name]["peak_bytes"] / 1e6),
-                parameters(args.out / (f"{args.steps}-steps" if args.steps else args.time_budget) / slug(name)),
-            ])  # fmt: skip
-    header = ("recipe", "family", "tokens/pass T=0", "speed T=0", "tokens/pass T=1", "speed T=1", "low", "high",
-              "draft share", "CPU minutes", "MB", "parameters, M")  # fmt: skip
-    show(f"{args.model}, {args.steps or args.time_budget}", header, rows)
-    finish({"header": header, "rows": rows, "training": made})
+        recipe = TREES.get(name, (name,))[0]
+        zero, one = families["all"][0.0], families["all"][1.0]
+        rows.append([
+            name, number(zero["tokens_per_pass"]), number(one["tokens_per_pass"]), times(zero), times(one),
+            number(zero["draft_share"]), made[recipe]["step"], round(made[recipe]["cpu_seconds"] / 60, 1),
+            round(made[recipe]["peak_bytes"] / 1e9, 1), parameters(place / slug(recipe)),
+        ])  # fmt: skip
+    header = ("recipe", "tokens/pass T=0", "tokens/pass T=1", "speed T=0", "speed T=1", "draft share", "updates",
+              "CPU minutes", "GB", "parameters, M")  # fmt: skip
+    kinds = sorted({kind for families in arms.values() for kind in families} - {"all"})
+    by_kind = [
+        [name, *(f"{number(one['tokens_per_pass'])}, {times(one)}" for one in (kind_of[kind][0.0] for kind in kinds))]
+        for name, kind_of in arms.items()
+    ]
+    title = f"{args.model}, {f'{args.steps} updates' if args.steps else args.time_budget}"
+    tables = [(title, header, rows), (f"{title}: tokens/pass and speed, T=0", ("recipe", *kinds), by_kind)]
+    for table in tables:
+        show(*table)
+    if args.markdown:
+        args.markdown.write_text("\n".join(markdown(*table) for table in tables))
+    finish({"header": header, "rows": rows, "families": kinds, "by_family": by_kind, "training": made})
+
+
+def times(arm: dict) -> str:
+    """Speed over plain decoding with its interval."""
+    if arm["low"] is None:
+        return number(arm["ratio"])
+    return f"{number(arm['ratio'])} [{number(arm['low'])}, {number(arm['high'])}]"
 
 
 def parameters(folder: Path) -> float:
@@ -160,13 +188,13 @@ def parameters(folder: Path) -> float:
     return round(total / 1e6, 2)
 
 
-def number(value: float | None) -> float | str:
-    return "-" if value is None else value
+def number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 def slug(name: str) -> str:
     """A recipe's name as that of a folder and of an arm."""
-    return name.replace(" ", "-").replace("+", "p")
+    return name.replace(",", "").replace(" ", "-").replace("+", "p")
 
 
 def parse() -> argparse.Namespace:
@@ -184,6 +212,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--dtype", default="w8a8")
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--markdown", type=Path, help="write the tables there")
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args()
 
