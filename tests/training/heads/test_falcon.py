@@ -150,3 +150,16 @@ def test_texts_of_other_lengths_are_run_as_alone():
         torch.testing.assert_close(found.outputs[-1, start:end], alone)
         torch.testing.assert_close(found.outputs[:, end - 1], last)
         torch.testing.assert_close(found.cells[:, end - 1], cell)
+
+
+def test_reading_whole_texts_is_running_through_them():
+    net, lengths = made().net, [3, 7, 2]
+    entered = torch.randn(12, 32, generator=torch.Generator().manual_seed(0))
+    wanted = torch.randn(12, net.lstm.hidden_size, generator=torch.Generator().manual_seed(1))
+    found = []
+    for read in (net.run(entered, lengths).outputs[-1], net.read_whole(entered, lengths)):
+        net.zero_grad()
+        (read * wanted).sum().backward()
+        found.append([read.detach(), *(one.grad.clone() for one in net.lstm.parameters())])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)

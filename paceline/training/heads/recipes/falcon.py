@@ -57,7 +57,8 @@ class FalconRecipe(Recipe):
         return Falcon(self.config, target.embedding, self.rows)
 
     def read(self, batch: Batch) -> list[Read]:
-        return [Read(one) for one in rollout_blocks(cast(Falcon, self.net), batch, self.num_steps)]
+        with self.in_halves(False):  # products of few rows take longer in bfloat16: weights are arranged anew for each
+            return [Read(one) for one in rollout_blocks(cast(Falcon, self.net), batch, self.num_steps)]
 
     def loss(self, store: TapStore, documents: Sequence[Document], moment: Moment) -> Tensor:
         """The mean over places that were not shown their answers; `moment.share` of them."""
@@ -85,8 +86,8 @@ class FalconRecipe(Recipe):
         """[N, hidden] of rows of `tokens` fed `states`, each seeing what `parts` say."""
         net, layer = cast(Falcon, self.net), cast(Falcon, self.net).layer
         positions = torch.cat([torch.arange(length, device=self.device) for length in lengths])
+        x = net.read_whole(net.enter(tokens, states), lengths)
         with self.in_halves(self.rows.dtype == torch.bfloat16):
-            x = net.run(net.enter(tokens, states), lengths).outputs[-1]
             keys = Keys(*layer.self_attn.keys_values(x, positions))
             return layer.leave(x, attend(layer.self_attn.queries(x, positions), keys, None, parts)).float()
 
