@@ -15,6 +15,7 @@ from paceline.models.base import NORMED
 from paceline.models.heads.files import read_head
 from paceline.models.heads.fingerprint import target_print
 from paceline.training.heads import conversations
+from paceline.training.heads.recipes import RECIPES
 from paceline.training.heads.shards import TapStore
 from tests.evaluation.test_head_data import ChattyTokenizer
 from tests.fakes import RandomCheckpoint, small_config
@@ -169,3 +170,15 @@ def test_times(text, seconds):
 def test_no_times(text):
     with pytest.raises(InvalidParameter, match=r"write 90s, 60m or 1\.5h"):
         seconds_of(text)
+
+
+@pytest.mark.parametrize("family", list(RECIPES))
+def test_every_family_is_trained_saved_and_checked(machine, tmp_path, family):
+    prompts, folder = tmp_path / "prompts.txt", tmp_path / "head"
+    prompts.write_text("\n".join(f"say {i}" for i in range(12)))
+    common = [family, "--prompts", prompts, "--work", tmp_path / "work", "--tokens", 100, "--threads", 1]
+    found = run(*common, "--steps", 1, "-o", folder)
+    assert found.exit_code == 0, found.output
+    record = read_head(folder)
+    check: Any = record.card["check"]
+    assert record.config.family == RECIPES[family].family and 0 <= check["acceptance"] <= 1 and check["tokens"]

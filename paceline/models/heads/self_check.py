@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from paceline.models.base import CausalLM, pages_for, slot_of
-from paceline.models.heads.nets import AutoregressiveNet, BlockNet, StepNet
+from paceline.models.heads.nets import AutoregressiveNet, BlockNet, BlockOfRows, HalfAutoregressiveNet, StepNet
 from paceline.models.heads.record import HeadRecord
 from paceline.models.rows import Part, build_rows
 
-Net = AutoregressiveNet | BlockNet | StepNet
+Net = AutoregressiveNet | BlockNet | HalfAutoregressiveNet | StepNet
 
 KEY = "check"
 """Entry of a card that holds the tokens and the share."""
@@ -85,7 +85,9 @@ def first_share(target: CausalLM, net: Net, tokens: Sequence[int]) -> float:
     Every draft starts from true states, so the share is position 1 of what is accepted at temperature 0.
     """
     wanted, states = _target_states(target, tokens, net.record.config.taps)
-    if hasattr(net, "project"):
+    if hasattr(net, "extend"):
+        logits = _half_autoregressive(net, tokens, states)  # type: ignore[arg-type]
+    elif hasattr(net, "project"):
         logits = _autoregressive(net, tokens, states)  # type: ignore[arg-type]
     elif hasattr(net, "inject"):
         logits = _block(net, tokens, states)  # type: ignore[arg-type]
@@ -93,7 +95,7 @@ def first_share(target: CausalLM, net: Net, tokens: Sequence[int]) -> float:
         logits = _step(net, tokens, states)  # type: ignore[arg-type]
     drafted = logits.argmax(axis=1)
     ids = net.record.draft_ids
-    return float(np.mean((drafted if ids is None else ids[drafted]) == wanted[1:]))
+    return float(np.mean((drafted if ids is None else ids[drafted]) == wanted[len(wanted) - len(drafted) :]))
 
 
 def _target_states(target: CausalLM, tokens: Sequence[int], taps: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
@@ -109,6 +111,18 @@ def _autoregressive(net: AutoregressiveNet, tokens: Sequence[int], states: np.nd
     num_pages = pages_for(len(tokens))
     rows = build_rows([Part(range(num_pages), 0, tokens[1:])])
     return net.forward(rows, net.project(states[:-1]).copy(), net.new_cache(num_pages)).logits
+
+
+def _half_autoregressive(net: HalfAutoregressiveNet, tokens: Sequence[int], states: np.ndarray) -> np.ndarray:
+    """[n - k, draft vocab]: the first row of the k that end in p, where the row of p is as for `_autoregressive`."""
+    size, places = net.record.config.block_tokens, np.arange(len(tokens) - 1)
+    num_pages = pages_for(len(tokens))
+    cache, slots = net.new_cache(num_pages), slot_of(np.arange(num_pages), places).astype(np.int32)
+    before = np.concatenate([[-1], slots[:-1]]).astype(np.int32)
+    net.extend(np.asarray(tokens[1:], np.int32), net.project(states[:-1]), places, slots, before, cache)
+    ends = range(size, len(places) + 1)
+    blocks = [BlockOfRows(slots[end - size : end], places[end - size : end], slots[:end]) for end in ends]
+    return net.draft(blocks, cache).logits[::size]
 
 
 def _block(net: BlockNet, tokens: Sequence[int], states: np.ndarray) -> np.ndarray:
