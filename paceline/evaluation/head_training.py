@@ -207,7 +207,7 @@ def _tree(recipe: Recipe, weights: dict[str, torch.Tensor], store: TapStore) -> 
 def chosen_vocabulary(most: int, loaded: LoadedModel, store: TapStore, run: Path) -> np.ndarray:
     """[at least `most`] int32 ids that a head names: those of the run's checkpoint where there is one."""
     state = read_checkpoint(run)
-    if state is not None:
+    if state is not None and "draft_ids" in state:
         return state["draft_ids"].numpy()
     tokenizer, size = loaded.source.tokenizer, loaded.source.checkpoint.config.vocab_size
     blank = [i for i in range(min(tokenizer.vocab_size, size)) if not tokenizer.decode([i]).strip()]

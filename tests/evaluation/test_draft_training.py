@@ -150,6 +150,10 @@ def test_heads_and_a_changed_target_are_saved_as_models_of_their_own(loaded, tmp
     assert head.config.family == "blockwise" and head.config.target == target_print(source)
     card = json.loads((folder / "target" / "paceline.json").read_text())
     assert "says other text" in card["changed_target"] and card["tree"]["tokens_per_pass"] >= 1
+    arguments[-1] = 3  # a finished run is gone on with, with the draft vocabulary of its checkpoint
+    again = CliRunner().invoke(app, ["train", "joint", "blockwise", *map(str, arguments), "-o", str(folder), "--json"])
+    assert again.exit_code == 0, again.output
+    assert [one["step"] for one in json.loads(again.stdout)["curve"]] == [2, 3]
     refused = CliRunner().invoke(app, ["train", "joint", "eagle3", "-o", str(folder), "--work", str(tmp_path)])
     assert "choose one of: medusa" in str(refused.exception or refused.output)
 

@@ -145,6 +145,10 @@ class JointRecipe(Trainee):
             places += len(now)
         return {"kl": divergence / max(places, 1), "other_best_token": changed / max(places, 1)}
 
+    def kept(self) -> dict[str, Tensor]:
+        """The draft vocabulary, which a run goes on with."""
+        return self.recipe.kept()
+
     def split(self, weights: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The merged layers of the target and the heads' weights, of weights of `net`."""
         self.net.load_state_dict(weights)

@@ -9,6 +9,7 @@ from paceline.training.drafts.net import DraftNet
 from paceline.training.heads.recipes import RECIPES, Target
 from paceline.training.joint.recipe import LAMBDA_0, WARM_UP, JointRecipe
 from paceline.training.lora import LoraLinear, add_lora, merged_state
+from paceline.training.run.checkpoint import read_checkpoint
 from paceline.training.run.loop import LoopSettings, Trainer
 from paceline.training.run.trainee import Moment
 from tests.training.drafts.tiny import CONFIG, LENGTH, PROMPT, TARGET, net, tiny_store
@@ -100,6 +101,7 @@ def test_an_ended_run_goes_on_bit_for_bit(tmp_path):
     for _ in range(3):
         first.step()
     first.save()
+    assert read_checkpoint(tmp_path / "b")["draft_ids"].tolist() == IDS.tolist()  # type: ignore[index]
     second = run(tmp_path / "b", store, 5)
     second.run()
     for name, values in whole.trainee.net.state_dict().items():
