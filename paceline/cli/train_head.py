@@ -64,9 +64,10 @@ def head(
     long_text = _long_text(run.model, text)
     loop = run.loop() if resume is None else run.loop(rate=_RESUMED_RATE)
     job = HeadJob(family, run.text(), loop, num_draft_tokens, draft_vocabulary, long_text, resume, served)
+    folder = t.check_places(output or cache_dir() / "heads" / t.slug(run.model) / family, run.plot)
     with t.training_bars() as progress:
         record, done = train_head(job, run.config_on(device), progress, t.TrainingBar(progress))
-    folder = save_trained(record, output or cache_dir() / "heads" / t.slug(run.model) / family, release)
+    save_trained(record, folder, release)
     if run.plot is not None:
         t.draw_curve(done, family, run.plot)
     if run.as_json:

@@ -41,6 +41,7 @@ def joint(
     from paceline.evaluation.joint_training import JointJob, train_joint
 
     job = JointJob(family, run.text(), run.loop(rate=1e-3), num_draft_tokens, draft_vocabulary, lora_rank)
+    t.check_places(output, run.plot)
     with t.training_bars() as progress:
         done, drift = train_joint(job, run.config(), output, progress, t.TrainingBar(progress))
     if run.plot is not None:

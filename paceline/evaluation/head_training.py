@@ -20,7 +20,7 @@ from paceline.engine.build import load, silent
 from paceline.errors import InvalidParameter
 from paceline.evaluation.long_text import long_store, pieces, read_long
 from paceline.evaluation.training_card import run_card, shown
-from paceline.evaluation.training_text import TextJob, open_store, text_card, write_text
+from paceline.evaluation.training_text import TextJob, open_served, open_store, text_card, write_text
 from paceline.models.heads.build import make_net
 from paceline.models.heads.files import save_head
 from paceline.models.heads.record import HeadRecord
@@ -69,6 +69,18 @@ class HeadJob:
     resume: str | None = None
     served: Path | None = None
 
+    def __post_init__(self) -> None:
+        check_wishes(self.num_draft_tokens, self.draft_vocabulary)
+
+
+def check_wishes(num_draft_tokens: int, draft_vocabulary: int = 1) -> None:
+    """Raises InvalidParameter for a head that drafts nothing, or names no token."""
+    if num_draft_tokens < 1:
+        raise InvalidParameter("num_draft_tokens", f"{num_draft_tokens} tokens are no draft", "give at least 1")
+    if draft_vocabulary < 1:
+        problem = f"{draft_vocabulary} tokens are no vocabulary"
+        raise InvalidParameter("draft_vocabulary", problem, "give at least 1; more than the model has means all")
+
 
 def train_head(job: HeadJob, config: EngineConfig, progress: NamedProgress = silent,
                watch: Watch = lambda now: None) -> tuple[HeadRecord, Progress]:  # fmt: skip
@@ -81,9 +93,7 @@ def train_head(job: HeadJob, config: EngineConfig, progress: NamedProgress = sil
     loaded = load(job.text.model, config, progress)
     target, begun = training_target(loaded.source, config.device), _begun(job, loaded)
     run = job.text.work / "runs" / _run_name(job, begun)
-    store = open_store(job.text, loaded) if job.served is None else TapStore(job.served)
-    if job.served is not None and not store.documents:
-        raise InvalidParameter("served", f"{job.served} holds no texts yet", "serve more")
+    store = open_store(job.text, loaded) if job.served is None else open_served(job.served, loaded)
     if job.served is None and not (run / "checkpoint.pt").exists():
         write_text(job.text, loaded, config, store, progress)
     torch.set_num_threads(config.num_threads or torch.get_num_threads())
@@ -118,9 +128,7 @@ def resumed(recipe_type: type[Recipe], target: Target, begun: HeadRecord) -> Rec
     Raises:
         InvalidParameter: a head of another family, or of a form that the recipe does not train.
     """
-    if begun.config.family != recipe_type.family:
-        problem = f"is a head of the family {begun.config.family}, not {recipe_type.family}"
-        raise InvalidParameter("resume", problem, f"train {begun.config.family}")
+    check_family(recipe_type, begun)
     ids = np.arange(target.config.vocab_size, dtype=np.int32) if begun.draft_ids is None else begun.draft_ids
     recipe = recipe_type(target, ids, begun.config.num_steps)
     shapes = {name: tuple(one.shape) for name, one in recipe.net.state_dict().items()}
@@ -128,6 +136,13 @@ def resumed(recipe_type: type[Recipe], target: Target, begun: HeadRecord) -> Rec
         raise InvalidParameter("resume", "has other parts than the heads trained here", "train a new one")
     recipe.net.load_state_dict({name: torch.from_numpy(np.array(one)) for name, one in begun.tensors.items()})
     return recipe
+
+
+def check_family(recipe_type: type[Recipe], begun: HeadRecord) -> None:
+    """Raises InvalidParameter for a head that this recipe does not train."""
+    if begun.config.family != recipe_type.family:
+        problem = f"is a head of the family {begun.config.family}, not {recipe_type.family}"
+        raise InvalidParameter("resume", problem, f"train {begun.config.family}")
 
 
 def _begun(job: HeadJob, loaded: LoadedModel) -> HeadRecord | None:
@@ -138,7 +153,9 @@ def _begun(job: HeadJob, loaded: LoadedModel) -> HeadRecord | None:
         return None
     if job.long_text:
         raise InvalidParameter("text", "is for a new head", "leave --text or --resume out")
-    return load_head(job.resume, loaded.source)
+    begun = load_head(job.resume, loaded.source)
+    check_family(recipe_of(job.family), begun)
+    return begun
 
 
 def _run_name(job: HeadJob, begun: HeadRecord | None) -> str:
@@ -205,15 +222,24 @@ def _tree(recipe: Recipe, weights: dict[str, torch.Tensor], store: TapStore) -> 
 
 
 def chosen_vocabulary(most: int, loaded: LoadedModel, store: TapStore, run: Path) -> np.ndarray:
-    """[at least `most`] int32 ids that a head names: those of the run's checkpoint where there is one."""
-    state = read_checkpoint(run)
-    if state is not None and "draft_ids" in state:
-        return state["draft_ids"].numpy()
+    """[at least `most`] int32 ids that a head names: those of the run's checkpoint where there is one.
+
+    Raises:
+        InvalidParameter: the checkpoint has another number of them.
+    """
     tokenizer, size = loaded.source.tokenizer, loaded.source.checkpoint.config.vocab_size
     blank = [i for i in range(min(tokenizer.vocab_size, size)) if not tokenizer.decode([i]).strip()]
     always = {*tokenizer.special_token_ids, *loaded.source.eos_token_ids, *blank}
     always = sorted(i for i in always if i < size)
-    return draft_vocabulary(store.counts(size), max(most, len(always)), always)
+    most = min(max(most, len(always)), size)
+    state = read_checkpoint(run)
+    if state is None or "draft_ids" not in state:
+        return draft_vocabulary(store.counts(size), most, always)
+    ids = state["draft_ids"].numpy()
+    if len(ids) != most:
+        problem = f"is {most} tokens, and the run in {run} has {len(ids)}"
+        raise InvalidParameter("draft_vocabulary", problem, f"give {len(ids)}, or another --work, or delete that run")
+    return ids
 
 
 def tree_card(accuracies: Sequence[Sequence[float]]) -> dict[str, Any]:
