@@ -8,7 +8,8 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from math import isclose
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from paceline.evaluation.training_card import run_card, shown
 from paceline.evaluation.training_text import TextJob, open_served, open_store, text_card, write_text
 from paceline.models.heads.build import make_net
 from paceline.models.heads.files import save_head
-from paceline.models.heads.record import HeadRecord
+from paceline.models.heads.record import HeadConfig, HeadRecord
 from paceline.models.heads.registry import load_head
 from paceline.models.heads.self_check import KEY, make_check
 from paceline.models.loaded import LoadedModel
@@ -43,6 +44,11 @@ _FIRST_STAGE, _SECOND_RATE = 0.7, 0.1
 """Share of the updates on long text, and the rate on answers after them over that before (Wertheimer et al. 2024)."""
 _TREE_NODES = 16
 _MOST_MEASURED = 64
+_OF_LAYERS = (
+    "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "norm_eps", "rope_theta", "rotary_dim",
+    "rope_factor", "qk_norm", "attention_bias",
+)  # fmt: skip
+"""Settings of a head's layers that decide how they compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +108,10 @@ def train_head(job: HeadJob, config: EngineConfig, progress: NamedProgress = sil
         ids, steps = chosen_vocabulary(job.draft_vocabulary, loaded, store, run), job.num_draft_tokens
         recipe = recipe_type(target, ids, steps)
     else:
-        recipe = resumed(recipe_type, target, begun)
+        recipe = resumed(recipe_type, target, begun, job.num_draft_tokens)
     if recipe.config.layer is not None:
-        longest = max(len(one.conversation.ids) for one in store.documents)
+        longest = max((len(one.conversation.ids) for one in store.documents), default=0)
+        longest = longest if begun is None else max(longest, begun.config.max_positions)
         recipe.config = replace(recipe.config, max_positions=longest)
     spent = time.monotonic() - began
     loop = replace(job.loop, seconds=max(job.loop.seconds - spent, 1.0)) if job.loop.seconds else job.loop
@@ -122,18 +129,26 @@ def train_head(job: HeadJob, config: EngineConfig, progress: NamedProgress = sil
     return replace(record, card={**record.card, KEY: check}), done
 
 
-def resumed(recipe_type: type[Recipe], target: Target, begun: HeadRecord) -> Recipe:
+def resumed(recipe_type: type[Recipe], target: Target, begun: HeadRecord, num_steps: int = 3) -> Recipe:
     """The recipe around a head that was trained before.
+
+    Args:
+        num_steps: tokens of a draft of EAGLE's family, whose files do not say how many it was trained for.
 
     Raises:
         InvalidParameter: a head of another family, or of a form that the recipe does not train.
     """
     check_family(recipe_type, begun)
     ids = np.arange(target.config.vocab_size, dtype=np.int32) if begun.draft_ids is None else begun.draft_ids
-    recipe = recipe_type(target, ids, begun.config.num_steps)
+    steps = num_steps if begun.config.family == "eagle" else begun.config.num_steps
+    recipe = recipe_type(target, ids, steps)
     shapes = {name: tuple(one.shape) for name, one in recipe.net.state_dict().items()}
     if shapes != {name: one.shape for name, one in begun.tensors.items()}:
         raise InvalidParameter("resume", "has other parts than the heads trained here", "train a new one")
+    others = other_settings(recipe.config, begun.config)
+    if others:
+        problem = f"is a head with another {' and '.join(others)} than those trained here"
+        raise InvalidParameter("resume", problem, "train a new one")
     recipe.net.load_state_dict({name: torch.from_numpy(np.array(one)) for name, one in begun.tensors.items()})
     return recipe
 
@@ -143,6 +158,21 @@ def check_family(recipe_type: type[Recipe], begun: HeadRecord) -> None:
     if begun.config.family != recipe_type.family:
         problem = f"is a head of the family {begun.config.family}, not {recipe_type.family}"
         raise InvalidParameter("resume", problem, f"train {begun.config.family}")
+
+
+def other_settings(ours: HeadConfig, theirs: HeadConfig) -> list[str]:
+    """Names of settings that decide how a head computes and differ: weights of the one would be wrong in the other."""
+    free = {"target", "layer", "num_steps", "draft_vocab_size", "max_positions", "embedding_scale"}
+    found = [one.name for one in fields(ours) if one.name not in free and _differ(ours, theirs, one.name)]
+    if not isclose(ours.embedding_scale, theirs.embedding_scale, rel_tol=1e-3):
+        found.append("embedding_scale")
+    if ours.layer is None or theirs.layer is None:
+        return found
+    return found + [f"layer.{name}" for name in _OF_LAYERS if _differ(ours.layer, theirs.layer, name)]
+
+
+def _differ(one: object, other: object, name: str) -> bool:
+    return getattr(one, name) != getattr(other, name)
 
 
 def _begun(job: HeadJob, loaded: LoadedModel) -> HeadRecord | None:
