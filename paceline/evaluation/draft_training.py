@@ -23,6 +23,7 @@ from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import ModelSource, resolve_model
 from paceline.models.save_folder import config_values, save_model
 from paceline.models.torch_executor.feedback import KEY, FeedbackNet, Sparse
+from paceline.training.disk import writing
 from paceline.training.drafts.distill import DistillRecipe, check_on_policy
 from paceline.training.drafts.divergences import criterion_of
 from paceline.training.drafts.net import DraftNet, check_rank, check_trainable, spread_layers
@@ -146,10 +147,11 @@ def train_member(job: DraftJob, setup: DraftSetup, loop: LoopSettings, run: Path
 
 
 def save_draft(job: DraftJob, setup: DraftSetup, recipe: DistillRecipe, done: Progress, folder: Path) -> Path:
-    """Write a draft as a model of its own."""
+    """Write a draft as a model of its own. Raises InvalidParameter where it cannot be written."""
     tensors = recipe.draft.tensors(merged_state(recipe.draft))
     card = draft_card(job, setup.store, done) | _memory_card(recipe.draft)
-    return save_model(folder, setup.written, tensors, setup.origin.tokenizer, card)
+    with writing("output", folder):
+        return save_model(folder, setup.written, tensors, setup.origin.tokenizer, card)
 
 
 def train_draft(job: DraftJob, config: EngineConfig, folder: Path, progress: NamedProgress = silent,

@@ -21,6 +21,7 @@ from paceline.models.heads.files import save_head
 from paceline.models.heads.fingerprint import target_print
 from paceline.models.resolve import resolve_model
 from paceline.models.save_folder import config_values, save_model
+from paceline.training.disk import writing
 from paceline.training.drafts.net import DraftNet, check_rank, check_trainable
 from paceline.training.heads.recipes import recipe_of
 from paceline.training.heads.target import training_target
@@ -94,9 +95,10 @@ def train_joint(job: JointJob, config: EngineConfig, folder: Path, progress: Nam
         "tree": tree_card(recipe.rank_accuracies(store, held_out))
     }
     source = loaded.source
-    save_model(folder / "target", source.checkpoint.config, net.tensors(merged), source.tokenizer, card)
-    heads.config = replace(heads.config, target=target_print(resolve_model(str(folder / "target"))))
-    save_head(heads.record(weights, card), folder / "heads", storage="bfloat16")
+    with writing("output", folder):
+        save_model(folder / "target", source.checkpoint.config, net.tensors(merged), source.tokenizer, card)
+        heads.config = replace(heads.config, target=target_print(resolve_model(str(folder / "target"))))
+        save_head(heads.record(weights, card), folder / "heads", storage="bfloat16")
     loaded.close()
     return done, drift
 

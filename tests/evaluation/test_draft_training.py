@@ -1,5 +1,6 @@
 """`paceline train draft` from end to end: a draft is trained, written, gone on with, and drafts for its target."""
 
+import errno
 import json
 from functools import partial
 
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 from paceline.cli.main import app
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.drafters import spire
-from paceline.errors import CorruptWeights, PacelineError
+from paceline.errors import CorruptWeights, InvalidParameter, PacelineError
 from paceline.models.resolve import resolve_model
 from paceline.models.tokenizer import Tokenizer
 from paceline.types import SamplingParams
@@ -81,6 +82,24 @@ def test_a_draft_is_trained_written_and_drafts(loaded, tmp_path, monkeypatch):
     assert texts[0] == texts[1] and len(texts[0]) > 0
 
 
+def test_a_full_disk_at_the_end_loses_no_training(loaded, tmp_path, monkeypatch):
+    """The command says so in one line; started again with another place it writes what was trained."""
+    from paceline.models import save_folder
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "prompts.txt").write_text(PROMPTS)
+    common = ["--prompts", tmp_path / "prompts.txt", "--work", tmp_path / "work", "--tokens", 100, "--threads", 1]
+    common += ["--layers", 1, "--steps", 2, "--json", "-o"]
+    with monkeypatch.context() as patch:
+        patch.setattr(save_folder, "write_safetensors", full)
+        with pytest.raises(InvalidParameter, match=r"^output: .*the disk is full.*name another place"):
+            raise run(*common, tmp_path / "a").exception or AssertionError
+    found = run(*common, tmp_path / "b")
+    assert [one["step"] for one in json.loads(found.stdout)["curve"]] == [0, 2] and resolve_model(str(tmp_path / "b"))
+
+
 def test_a_draft_of_low_rank_updates_is_written_whole(loaded, tmp_path):
     prompts, folder = tmp_path / "prompts.txt", tmp_path / "draft"
     prompts.write_text(PROMPTS)
@@ -128,8 +147,8 @@ def test_a_sparse_draft_is_trained_written_and_drafts(loaded, tmp_path, monkeypa
         (["--sparse", "--on-policy", 0.5], "do not write text"), (["--sparse", "--lora-rank", 4], "learnt whole"),
         (["--layers", "9"], "cannot be kept of 3"), (["--layers", "-1"], "write how many"), (["-k", 0], "at least 1"),
         (["--lora-rank", 999], "smallest side is 32"), (["--match", 2, "--pool", 2], "above 0, up to 1"),
-        (["--rate", 0], "no learning rate"), (["--rate", "nan"], "no learning rate"), (["--steps", 0], "updates are none"),
-        (["-o", "prompts.txt"], "output: "), (["--pool", 1], "give 2 or more"),
+        (["--rate", 0], "no learning rate"), (["--rate", "nan"], "no learning rate"),
+        (["--steps", 0], "updates are none"), (["-o", "prompts.txt"], "output: "), (["--pool", 1], "give 2 or more"),
     ],
 )  # fmt: skip
 def test_bad_wishes_are_refused_before_anything_is_written(loaded, tmp_path, wishes, complaint, monkeypatch):
