@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from paceline.types import NamedProgress
 
 TimeBudget = Annotated[str, typer.Option("--time-budget", help="For text and training: 90s, 60m, 1.5h.")]
-Tokens = Annotated[int, typer.Option("--tokens", help="Answer tokens to have written, at most.")]
+Tokens = Annotated[int, typer.Option("--tokens", help="Answer tokens to have; written in rounds of 256 prompts.")]
 Prompts = Annotated[Path | None, typer.Option("--prompts", help="Your own prompts to be answered; a line each.")]
 Answers = Annotated[
     Path | None,

@@ -5,7 +5,8 @@
 `L_target` keeps the target near what it was: by self-distillation KL(p_original || p), the paper's section 2.3, where
 the teacher is the same weights without the low-rank update; it wrote the text, so its states are in the store. The
 weight LAMBDA_0 of the heads rises from 0 over the first part of the run, since untrained heads would pull the target
-away (their warm-up). The target is CHANGED by this: its text is another one afterwards, by how much `drift` says.
+away (their warm-up). Medusa-2's authors also give the heads four times the target's rate; here one rate serves both.
+The target is CHANGED by this: its text is another one afterwards, by how much `drift` says.
 """
 
 from collections.abc import Iterator, Sequence
