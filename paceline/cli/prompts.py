@@ -29,7 +29,7 @@ def read_prompts(path: Path) -> list[str]:
     Raises:
         InvalidParameter: the file cannot be read or has none, or a line is not as said.
     """
-    lines = [line for line in read_text("prompts", path).splitlines() if line.strip()]
+    lines = [line.removesuffix("\r") for line in read_text("prompts", path).split("\n") if line.strip()]
     if not lines:
         raise InvalidParameter("prompts", f"{path} is empty", "give at least one prompt")
     if path.suffix != ".jsonl":

@@ -37,11 +37,11 @@ def disco(
     draft_model: Annotated[str, typer.Option("--draft-model", help="Smaller model of the same vocabulary.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the classifier goes (JSON).")],
     model: o.Model = o.DEFAULT_MODEL,
-    num_draft_tokens: Annotated[int, typer.Option("--num-draft-tokens", "-k", help="Length of the drafts.")] = 8,
-    hidden: Annotated[int, typer.Option("--hidden", help="Hidden units; 0 is a logistic regression.")] = 8,
+    num_draft_tokens: Annotated[int, typer.Option("--num-draft-tokens", "-k", min=2, help="Length of the drafts.")] = 8,
+    hidden: Annotated[int, typer.Option("--hidden", min=0, help="Hidden units; 0 is a logistic regression.")] = 8,
     max_tokens: o.MaxTokens = o.DEFAULT_MAX_TOKENS,
     temperature: o.Temperature = o.DEFAULT_TEMPERATURE,
-    limit: Annotated[int | None, typer.Option("--limit", help="Most prompts.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Most prompts.")] = None,
     raw: o.Raw = False,
     chat: o.Chat = False,
     seed: Annotated[int, typer.Option("--seed", help="Of sampling and of the classifier's start.")] = 0,
@@ -67,7 +67,9 @@ classifier=disco.json --compare "def fibonacci(n):"
     from paceline.speculation import BatchStats
     from paceline.speculation.best_draft import step_seconds
     from paceline.training.disco import train
+    from paceline.training.disk import check_file, writing
 
+    check_file("output", output)
     config = EngineConfig(dtype=dtype, num_threads=threads, executor=executor)  # type: ignore[arg-type]
     spec = SpeculativeConfig("draft_model", num_draft_tokens, draft_model, policy="fixed")
     texts = read_prompts(prompts)[:limit]
@@ -79,7 +81,8 @@ classifier=disco.json --compare "def fibonacci(n):"
         traces = collect_traces(engine, tokens, params, lambda done, total: progress("decoding", done, total))
         classifier, reports = train(traces, partial(step_seconds, engine.prices, BatchStats()), hidden, seed)
     about = f"{model} drafted by {draft_model}, {dtype}, {len(texts)} prompts, temperature {temperature:g}"
-    replace(classifier, about=about).write(output)
+    with writing("output", output):
+        replace(classifier, about=about).write(output)
     record = {"output": str(output), "threshold": classifier.threshold, "num_traces": len(traces)}
     if as_json:
         parts = {"trained": asdict(reports.trained), "chosen": asdict(reports.chosen)}

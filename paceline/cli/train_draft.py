@@ -85,11 +85,13 @@ def draft(
             "pool", "drafts with a memory are not merged into one tree", "leave --pool or --sparse out"
         )
     whole = begin_with is not None and lora_rank is None
+    if rate is not None and not rate > 0:
+        raise InvalidParameter("rate", f"{rate} is no learning rate", "give a small number above 0, like 1e-3")
     loop = run.loop(rate=rate or (_WHOLE_MODEL_RATE if whole else _RATE))
     kept = _layers(layers) if layers is not None else (4 if begin_with is None else None)
     job = DraftJob(run.text(), loop, begin_with, kept, divergence, on_policy, num_draft_tokens,
                    Sparse(window) if sparse else None, lora_rank)  # fmt: skip
-    folder = output or cache_dir() / "drafts" / t.slug(run.model) / job.name
+    folder = t.check_places(output or cache_dir() / "drafts" / t.slug(run.model) / job.name, run.plot)
     with t.training_bars() as progress:
         config, bar = run.config(), t.TrainingBar(progress)
         report = None if pool is None else train_pool(job, pool, match, config, folder, progress, bar)

@@ -25,7 +25,7 @@ def head(
     run: t.TrainingRun,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the head [cache].")] = None,
     num_draft_tokens: Annotated[int, typer.Option("--num-draft-tokens", "-k", help="Length of the drafts.")] = 3,
-    draft_vocabulary: Annotated[int, typer.Option("--draft-vocabulary", help="Tokens the head can name.")] = 8192,
+    draft_vocabulary: Annotated[int, typer.Option("--draft-vocabulary", help="Most tokens the head can name.")] = 8192,
     text: Annotated[
         Path | None, typer.Option("--text", help="Ordinary text to begin with, for 70 % of the updates.")
     ] = None,
@@ -48,7 +48,7 @@ def head(
 
         paceline train head eagle3 -m smollm2-135m --time-budget 60m -o my-head
 
-        paceline generate -d my-head "Why is the sky blue?"
+        paceline generate -d head --draft-model my-head "Why is the sky blue?"
 
         paceline train head mlp_speculator --text book.txt -o my-speculator
 
@@ -60,13 +60,16 @@ def head(
     """
     from paceline.evaluation.head_training import HeadJob, save_trained, train_head
     from paceline.models.cache_dir import cache_dir
+    from paceline.training.disk import writing
 
     long_text = _long_text(run.model, text)
     loop = run.loop() if resume is None else run.loop(rate=_RESUMED_RATE)
     job = HeadJob(family, run.text(), loop, num_draft_tokens, draft_vocabulary, long_text, resume, served)
+    folder = t.check_places(output or cache_dir() / "heads" / t.slug(run.model) / family, run.plot)
     with t.training_bars() as progress:
         record, done = train_head(job, run.config_on(device), progress, t.TrainingBar(progress))
-    folder = save_trained(record, output or cache_dir() / "heads" / t.slug(run.model) / family, release)
+    with writing("output", folder):
+        save_trained(record, folder, release)
     if run.plot is not None:
         t.draw_curve(done, family, run.plot)
     if run.as_json:

@@ -22,7 +22,7 @@ def joint(
         int, typer.Option("--lora-rank", min=1, help="Rank of the updates of the model's matrices.")
     ] = 16,
     num_draft_tokens: Annotated[int, typer.Option("--num-draft-tokens", "-k", help="Heads.")] = 3,
-    draft_vocabulary: Annotated[int, typer.Option("--draft-vocabulary", help="Tokens the heads can name.")] = 8192,
+    draft_vocabulary: Annotated[int, typer.Option("--draft-vocabulary", help="Most tokens the heads can name.")] = 8192,
 ) -> None:
     """CHANGES YOUR MODEL: train heads and low-rank updates of the model together (Medusa-2, self-distillation).
 
@@ -41,6 +41,7 @@ def joint(
     from paceline.evaluation.joint_training import JointJob, train_joint
 
     job = JointJob(family, run.text(), run.loop(rate=1e-3), num_draft_tokens, draft_vocabulary, lora_rank)
+    t.check_places(output, run.plot)
     with t.training_bars() as progress:
         done, drift = train_joint(job, run.config(), output, progress, t.TrainingBar(progress))
     if run.plot is not None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from paceline.types import NamedProgress
 
 TimeBudget = Annotated[str, typer.Option("--time-budget", help="For text and training: 90s, 60m, 1.5h.")]
-Tokens = Annotated[int, typer.Option("--tokens", help="Answer tokens to have written, at most.")]
+Tokens = Annotated[int, typer.Option("--tokens", help="Answer tokens to have; written in rounds of 256 prompts.")]
 Prompts = Annotated[Path | None, typer.Option("--prompts", help="Your own prompts to be answered; a line each.")]
 Answers = Annotated[
     Path | None,
@@ -125,6 +125,23 @@ def _answers(tokenizer: "Tokenizer", path: Path) -> list[tuple[list[int], list[i
     return found
 
 
+def check_places(output: Path, plot: Path | None) -> Path:
+    """`output`, a folder that can be written into. Refuses now what could not be written at the end of a long run.
+
+    Raises:
+        InvalidParameter: `output` or `plot` cannot be written.
+    """
+    from paceline.theory.plots import check_drawable
+    from paceline.training.disk import check_folder
+
+    if plot is not None:
+        try:
+            check_drawable(plot)
+        except InvalidParameter as error:
+            raise error.about("plot") from None
+    return check_folder("output", output)
+
+
 @contextmanager
 def training_bars() -> "Iterator[NamedProgress]":
     """Bars; after Ctrl-C, what was kept and how to go on."""
@@ -154,12 +171,15 @@ def draw_curve(done: "Progress", what: str, path: Path) -> None:
     """Tokens per pass on held-out text against minutes of training."""
     from paceline.theory.curves import Chart, Series
     from paceline.theory.plots import draw
+    from paceline.training.disk import writing
 
     minutes = [point["seconds"] / 60 for point in done.curve]
     lines = [Series("temperature 0", minutes, [point["replayed"] for point in done.curve])]
     if any(point["sampled_eal"] for point in done.curve):
         lines.append(Series("temperature 1 (expected)", minutes, [point["sampled_eal"] for point in done.curve]))
-    draw(Chart(f"{what}: held-out text", "minutes of training", "tokens per pass", tuple(lines)), path)
+    chart = Chart(f"{what}: held-out text", "minutes of training", "tokens per pass", tuple(lines))
+    with writing("plot", path):
+        draw(chart, path)
 
 
 def slug(model: str) -> str:

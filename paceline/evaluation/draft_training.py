@@ -14,6 +14,7 @@ import torch
 from paceline.config import EngineConfig
 from paceline.engine.build import load, silent
 from paceline.errors import InvalidParameter, UnsupportedModel
+from paceline.evaluation.head_training import check_wishes
 from paceline.evaluation.training_card import run_card, shown
 from paceline.evaluation.training_text import TextJob, open_store, text_card, write_text
 from paceline.models.base import checked_layers
@@ -22,8 +23,10 @@ from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import ModelSource, resolve_model
 from paceline.models.save_folder import config_values, save_model
 from paceline.models.torch_executor.feedback import KEY, FeedbackNet, Sparse
-from paceline.training.drafts.distill import DistillRecipe
-from paceline.training.drafts.net import DraftNet, check_trainable, spread_layers
+from paceline.training.disk import writing
+from paceline.training.drafts.distill import DistillRecipe, check_on_policy
+from paceline.training.drafts.divergences import criterion_of
+from paceline.training.drafts.net import DraftNet, check_rank, check_trainable, spread_layers
 from paceline.training.drafts.texts import teacher_of
 from paceline.training.heads.shards import Document, TapStore
 from paceline.training.heads.target import training_target
@@ -59,6 +62,9 @@ class DraftJob:
     lora_rank: int | None = None
 
     def __post_init__(self) -> None:
+        criterion_of(self.divergence)
+        check_on_policy(self.on_policy)
+        check_wishes(self.num_draft_tokens)
         if self.sparse is not None and self.on_policy:
             raise InvalidParameter("on_policy", "drafts with a memory do not write text", "leave --on-policy at 0")
         if self.sparse is not None and self.lora_rank is not None:
@@ -106,6 +112,8 @@ def set_up(job: DraftJob, config: EngineConfig, progress: NamedProgress) -> Draf
     target, origin = training_target(loaded.source), _origin(job, loaded.source)
     sizes, layers = origin.checkpoint.config, _layers(job, origin)
     check_trainable(sizes)
+    if job.lora_rank is not None:
+        check_rank(job.lora_rank, sizes)
     kept = sizes.num_hidden_layers if layers is None else len(checked_layers(layers, sizes.num_hidden_layers))
     written = replace(sizes, num_hidden_layers=kept)
     config_values(written)  # refuses now what could not be written at the end
@@ -139,10 +147,11 @@ def train_member(job: DraftJob, setup: DraftSetup, loop: LoopSettings, run: Path
 
 
 def save_draft(job: DraftJob, setup: DraftSetup, recipe: DistillRecipe, done: Progress, folder: Path) -> Path:
-    """Write a draft as a model of its own."""
+    """Write a draft as a model of its own. Raises InvalidParameter where it cannot be written."""
     tensors = recipe.draft.tensors(merged_state(recipe.draft))
     card = draft_card(job, setup.store, done) | _memory_card(recipe.draft)
-    return save_model(folder, setup.written, tensors, setup.origin.tokenizer, card)
+    with writing("output", folder):
+        return save_model(folder, setup.written, tensors, setup.origin.tokenizer, card)
 
 
 def train_draft(job: DraftJob, config: EngineConfig, folder: Path, progress: NamedProgress = silent,
@@ -193,5 +202,11 @@ def _origin(job: DraftJob, target: ModelSource) -> ModelSource:
 
 
 def _layers(job: DraftJob, origin: ModelSource) -> Sequence[int] | None:
+    """Which layers of `origin` a draft keeps. Raises InvalidParameter for fewer than one, or more than it has."""
     num_layers = origin.checkpoint.config.num_hidden_layers
-    return spread_layers(num_layers, min(job.layers, num_layers)) if isinstance(job.layers, int) else job.layers
+    if not isinstance(job.layers, int):
+        return job.layers
+    if not 0 < job.layers <= num_layers:
+        problem = f"{job.layers} cannot be kept of {num_layers}"
+        raise InvalidParameter("layers", problem, f"give 1 to {num_layers}, or which ones (0,1,{num_layers - 1})")
+    return spread_layers(num_layers, job.layers)

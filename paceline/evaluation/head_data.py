@@ -22,6 +22,8 @@ from paceline.types import Progress, SamplingParams
 _ROUND = 256
 """Prompts of a round; a shard is written after each."""
 _LEAST_ANSWER = 4
+_MOST_FRUITLESS = 3
+"""Rounds in a row of which nothing was kept, after which writing ends: more of them would bring no more."""
 
 Keep = Callable[[int, np.ndarray | None], None]
 """Told the number of a prompt whose answer is finished, and its states."""
@@ -66,12 +68,20 @@ class HeadWriter:
         self._seen = {tuple(one.ids[: one.num_prompt].tolist()) for one in known}
 
     def write(self, limits: WritingLimits, progress: Progress) -> None:
-        """Write shard by shard until a limit is reached; `progress` is told of answer tokens."""
-        end = time.monotonic() + limits.seconds if limits.seconds is not None else None
+        """Write shard by shard until a limit is reached; `progress` is told of answer tokens.
+
+        Ends as well when a few rounds in a row have brought nothing: the model does not end its prompts, or all that it
+        says is in the benchmark.
+        """
+        fruitless, end = 0, time.monotonic() + limits.seconds if limits.seconds is not None else None
         while self._store.num_answer_tokens < limits.tokens and (end is None or time.monotonic() < end):
-            rng = np.random.default_rng([self._seed, len(self._store.documents)])
+            if fruitless == _MOST_FRUITLESS:
+                return
+            before = len(self._store.documents)
+            rng = np.random.default_rng([self._seed, before, *([fruitless] if fruitless else [])])
             prompts = self._new_prompts(rng) if self._prompts is None else self._given_prompts(rng)
             self._write_shard(prompts, limits.answer_tokens, rng)
+            fruitless = fruitless + 1 if len(self._store.documents) == before else 0
             progress(min(self._store.num_answer_tokens, limits.tokens), limits.tokens)
 
     def _new_prompts(self, rng: np.random.Generator) -> list[list[int]]:

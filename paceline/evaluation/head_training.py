@@ -8,7 +8,8 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from math import isclose
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,10 @@ from paceline.engine.build import load, silent
 from paceline.errors import InvalidParameter
 from paceline.evaluation.long_text import long_store, pieces, read_long
 from paceline.evaluation.training_card import run_card, shown
-from paceline.evaluation.training_text import TextJob, open_store, text_card, write_text
+from paceline.evaluation.training_text import TextJob, open_served, open_store, text_card, write_text
 from paceline.models.heads.build import make_net
 from paceline.models.heads.files import save_head
-from paceline.models.heads.record import HeadRecord
+from paceline.models.heads.record import HeadConfig, HeadRecord
 from paceline.models.heads.registry import load_head
 from paceline.models.heads.self_check import KEY, make_check
 from paceline.models.loaded import LoadedModel
@@ -43,6 +44,11 @@ _FIRST_STAGE, _SECOND_RATE = 0.7, 0.1
 """Share of the updates on long text, and the rate on answers after them over that before (Wertheimer et al. 2024)."""
 _TREE_NODES = 16
 _MOST_MEASURED = 64
+_OF_LAYERS = (
+    "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "norm_eps", "rope_theta", "rotary_dim",
+    "rope_factor", "qk_norm", "attention_bias",
+)  # fmt: skip
+"""Settings of a head's layers that decide how they compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +75,18 @@ class HeadJob:
     resume: str | None = None
     served: Path | None = None
 
+    def __post_init__(self) -> None:
+        check_wishes(self.num_draft_tokens, self.draft_vocabulary)
+
+
+def check_wishes(num_draft_tokens: int, draft_vocabulary: int = 1) -> None:
+    """Raises InvalidParameter for a head that drafts nothing, or names no token."""
+    if num_draft_tokens < 1:
+        raise InvalidParameter("num_draft_tokens", f"{num_draft_tokens} tokens are no draft", "give at least 1")
+    if draft_vocabulary < 1:
+        problem = f"{draft_vocabulary} tokens are no vocabulary"
+        raise InvalidParameter("draft_vocabulary", problem, "give at least 1; more than the model has means all")
+
 
 def train_head(job: HeadJob, config: EngineConfig, progress: NamedProgress = silent,
                watch: Watch = lambda now: None) -> tuple[HeadRecord, Progress]:  # fmt: skip
@@ -81,9 +99,7 @@ def train_head(job: HeadJob, config: EngineConfig, progress: NamedProgress = sil
     loaded = load(job.text.model, config, progress)
     target, begun = training_target(loaded.source, config.device), _begun(job, loaded)
     run = job.text.work / "runs" / _run_name(job, begun)
-    store = open_store(job.text, loaded) if job.served is None else TapStore(job.served)
-    if job.served is not None and not store.documents:
-        raise InvalidParameter("served", f"{job.served} holds no texts yet", "serve more")
+    store = open_store(job.text, loaded) if job.served is None else open_served(job.served, loaded)
     if job.served is None and not (run / "checkpoint.pt").exists():
         write_text(job.text, loaded, config, store, progress)
     torch.set_num_threads(config.num_threads or torch.get_num_threads())
@@ -92,9 +108,10 @@ def train_head(job: HeadJob, config: EngineConfig, progress: NamedProgress = sil
         ids, steps = chosen_vocabulary(job.draft_vocabulary, loaded, store, run), job.num_draft_tokens
         recipe = recipe_type(target, ids, steps)
     else:
-        recipe = resumed(recipe_type, target, begun)
+        recipe = resumed(recipe_type, target, begun, job.num_draft_tokens)
     if recipe.config.layer is not None:
-        longest = max(len(one.conversation.ids) for one in store.documents)
+        longest = max((len(one.conversation.ids) for one in store.documents), default=0)
+        longest = longest if begun is None else max(longest, begun.config.max_positions)
         recipe.config = replace(recipe.config, max_positions=longest)
     spent = time.monotonic() - began
     loop = replace(job.loop, seconds=max(job.loop.seconds - spent, 1.0)) if job.loop.seconds else job.loop
@@ -112,22 +129,50 @@ def train_head(job: HeadJob, config: EngineConfig, progress: NamedProgress = sil
     return replace(record, card={**record.card, KEY: check}), done
 
 
-def resumed(recipe_type: type[Recipe], target: Target, begun: HeadRecord) -> Recipe:
+def resumed(recipe_type: type[Recipe], target: Target, begun: HeadRecord, num_steps: int = 3) -> Recipe:
     """The recipe around a head that was trained before.
+
+    Args:
+        num_steps: tokens of a draft of EAGLE's family, whose files do not say how many it was trained for.
 
     Raises:
         InvalidParameter: a head of another family, or of a form that the recipe does not train.
     """
-    if begun.config.family != recipe_type.family:
-        problem = f"is a head of the family {begun.config.family}, not {recipe_type.family}"
-        raise InvalidParameter("resume", problem, f"train {begun.config.family}")
+    check_family(recipe_type, begun)
     ids = np.arange(target.config.vocab_size, dtype=np.int32) if begun.draft_ids is None else begun.draft_ids
-    recipe = recipe_type(target, ids, begun.config.num_steps)
+    steps = num_steps if begun.config.family == "eagle" else begun.config.num_steps
+    recipe = recipe_type(target, ids, steps)
     shapes = {name: tuple(one.shape) for name, one in recipe.net.state_dict().items()}
     if shapes != {name: one.shape for name, one in begun.tensors.items()}:
         raise InvalidParameter("resume", "has other parts than the heads trained here", "train a new one")
+    others = other_settings(recipe.config, begun.config)
+    if others:
+        problem = f"is a head with another {' and '.join(others)} than those trained here"
+        raise InvalidParameter("resume", problem, "train a new one")
     recipe.net.load_state_dict({name: torch.from_numpy(np.array(one)) for name, one in begun.tensors.items()})
     return recipe
+
+
+def check_family(recipe_type: type[Recipe], begun: HeadRecord) -> None:
+    """Raises InvalidParameter for a head that this recipe does not train."""
+    if begun.config.family != recipe_type.family:
+        problem = f"is a head of the family {begun.config.family}, not {recipe_type.family}"
+        raise InvalidParameter("resume", problem, f"train {begun.config.family}")
+
+
+def other_settings(ours: HeadConfig, theirs: HeadConfig) -> list[str]:
+    """Names of settings that decide how a head computes and differ: weights of the one would be wrong in the other."""
+    free = {"target", "layer", "num_steps", "draft_vocab_size", "max_positions", "embedding_scale"}
+    found = [one.name for one in fields(ours) if one.name not in free and _differ(ours, theirs, one.name)]
+    if not isclose(ours.embedding_scale, theirs.embedding_scale, rel_tol=1e-3):
+        found.append("embedding_scale")
+    if ours.layer is None or theirs.layer is None:
+        return found
+    return found + [f"layer.{name}" for name in _OF_LAYERS if _differ(ours.layer, theirs.layer, name)]
+
+
+def _differ(one: object, other: object, name: str) -> bool:
+    return getattr(one, name) != getattr(other, name)
 
 
 def _begun(job: HeadJob, loaded: LoadedModel) -> HeadRecord | None:
@@ -138,7 +183,9 @@ def _begun(job: HeadJob, loaded: LoadedModel) -> HeadRecord | None:
         return None
     if job.long_text:
         raise InvalidParameter("text", "is for a new head", "leave --text or --resume out")
-    return load_head(job.resume, loaded.source)
+    begun = load_head(job.resume, loaded.source)
+    check_family(recipe_of(job.family), begun)
+    return begun
 
 
 def _run_name(job: HeadJob, begun: HeadRecord | None) -> str:
@@ -205,15 +252,24 @@ def _tree(recipe: Recipe, weights: dict[str, torch.Tensor], store: TapStore) -> 
 
 
 def chosen_vocabulary(most: int, loaded: LoadedModel, store: TapStore, run: Path) -> np.ndarray:
-    """[at least `most`] int32 ids that a head names: those of the run's checkpoint where there is one."""
-    state = read_checkpoint(run)
-    if state is not None:
-        return state["draft_ids"].numpy()
+    """[at least `most`] int32 ids that a head names: those of the run's checkpoint where there is one.
+
+    Raises:
+        InvalidParameter: the checkpoint has another number of them.
+    """
     tokenizer, size = loaded.source.tokenizer, loaded.source.checkpoint.config.vocab_size
     blank = [i for i in range(min(tokenizer.vocab_size, size)) if not tokenizer.decode([i]).strip()]
     always = {*tokenizer.special_token_ids, *loaded.source.eos_token_ids, *blank}
     always = sorted(i for i in always if i < size)
-    return draft_vocabulary(store.counts(size), max(most, len(always)), always)
+    most = min(max(most, len(always)), size)
+    state = read_checkpoint(run)
+    if state is None or "draft_ids" not in state:
+        return draft_vocabulary(store.counts(size), most, always)
+    ids = state["draft_ids"].numpy()
+    if len(ids) != most:
+        problem = f"is {most} tokens, and the run in {run} has {len(ids)}"
+        raise InvalidParameter("draft_vocabulary", problem, f"give {len(ids)}, or another --work, or delete that run")
+    return ids
 
 
 def tree_card(accuracies: Sequence[Sequence[float]]) -> dict[str, Any]:

@@ -14,14 +14,15 @@ import torch
 from paceline.config import EngineConfig
 from paceline.engine.build import load, silent
 from paceline.errors import InvalidParameter
-from paceline.evaluation.head_training import chosen_vocabulary, tree_card
+from paceline.evaluation.head_training import check_wishes, chosen_vocabulary, tree_card
 from paceline.evaluation.training_card import run_card, shown
 from paceline.evaluation.training_text import TextJob, open_store, text_card, write_text
 from paceline.models.heads.files import save_head
 from paceline.models.heads.fingerprint import target_print
 from paceline.models.resolve import resolve_model
 from paceline.models.save_folder import config_values, save_model
-from paceline.training.drafts.net import DraftNet, check_trainable
+from paceline.training.disk import writing
+from paceline.training.drafts.net import DraftNet, check_rank, check_trainable
 from paceline.training.heads.recipes import recipe_of
 from paceline.training.heads.target import training_target
 from paceline.training.joint.recipe import JointRecipe
@@ -52,6 +53,12 @@ class JointJob:
     draft_vocabulary: int = 8192
     rank: int = 16
 
+    def __post_init__(self) -> None:
+        if self.family not in FAMILIES:
+            problem, remedy = f"{self.family!r} is not trained so", f"choose one of: {', '.join(FAMILIES)}"
+            raise InvalidParameter("family", problem, remedy)
+        check_wishes(self.num_draft_tokens, self.draft_vocabulary)
+
 
 def train_joint(job: JointJob, config: EngineConfig, folder: Path, progress: NamedProgress = silent,
                 watch: Watch = lambda now: None) -> tuple[Progress, dict[str, float]]:  # fmt: skip
@@ -63,11 +70,10 @@ def train_joint(job: JointJob, config: EngineConfig, folder: Path, progress: Nam
     Raises:
         InvalidParameter, UnsupportedModel: see `DraftNet`, `HeadWriter`, `save_model` and `Trainer`.
     """
-    if job.family not in FAMILIES:
-        raise InvalidParameter("family", f"{job.family!r} is not trained so", f"choose one of: {', '.join(FAMILIES)}")
     began, run = time.monotonic(), job.text.work / "runs" / f"joint-{job.family}-{job.rank}"
     loaded = load(job.text.model, config, progress)
     check_trainable(loaded.source.checkpoint.config)
+    check_rank(job.rank, loaded.source.checkpoint.config)
     config_values(loaded.source.checkpoint.config)  # refuses now what could not be written at the end
     store = open_store(job.text, loaded)
     if not (run / "checkpoint.pt").exists():
@@ -89,9 +95,10 @@ def train_joint(job: JointJob, config: EngineConfig, folder: Path, progress: Nam
         "tree": tree_card(recipe.rank_accuracies(store, held_out))
     }
     source = loaded.source
-    save_model(folder / "target", source.checkpoint.config, net.tensors(merged), source.tokenizer, card)
-    heads.config = replace(heads.config, target=target_print(resolve_model(str(folder / "target"))))
-    save_head(heads.record(weights, card), folder / "heads", storage="bfloat16")
+    with writing("output", folder):
+        save_model(folder / "target", source.checkpoint.config, net.tensors(merged), source.tokenizer, card)
+        heads.config = replace(heads.config, target=target_print(resolve_model(str(folder / "target"))))
+        save_head(heads.record(weights, card), folder / "heads", storage="bfloat16")
     loaded.close()
     return done, drift
 

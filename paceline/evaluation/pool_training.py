@@ -5,6 +5,7 @@ Not for what a draft learns from those before it (`training/drafts/boost.py`).
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from paceline.config import EngineConfig
 from paceline.engine.build import silent
 from paceline.errors import InvalidParameter
 from paceline.evaluation.draft_training import DraftJob, DraftSetup, save_draft, set_up, train_member
-from paceline.training.drafts.boost import missed, pool_tokens_per_pass
+from paceline.training.disk import writing
+from paceline.training.drafts.boost import check_match, missed, pool_tokens_per_pass
 from paceline.training.drafts.distill import DistillRecipe
 from paceline.training.heads.shards import Document
 from paceline.training.run.loop import Progress, Watch
@@ -50,6 +52,7 @@ def train_pool(job: DraftJob, size: int, match: float, config: EngineConfig, fol
     """
     if size < 2:
         raise InvalidParameter("pool", f"{size} drafts are no pool", "give 2 or more")
+    check_match(match)
     setup = set_up(job, config, progress)
     loop = replace(setup.loop, seconds=None if setup.loop.seconds is None else setup.loop.seconds / size)
     documents: Sequence[Document] = [one for one in setup.store.documents if not one.conversation.is_held_out]
@@ -73,13 +76,15 @@ def _left(recipe: DistillRecipe, setup: DraftSetup, documents: Sequence[Document
           path: Path) -> Sequence[Document]:  # fmt: skip
     """What the next draft learns from, as found now or in an earlier run: numbers among the documents are kept."""
     if path.exists():
-        return [documents[i] for i in json.loads(path.read_text())]
+        with suppress(ValueError, IndexError):  # cut short, or of other text: it is found again
+            return [documents[i] for i in json.loads(path.read_text())]
     left = missed(recipe, setup.store, documents, match)
     if not left:
         problem = f"every text is matched at {match:g} of its places, so there is nothing left to learn"
         raise InvalidParameter("match", problem, "give a larger share, or a smaller pool")
     chosen = set(map(id, left))
-    path.write_text(json.dumps([i for i, one in enumerate(documents) if id(one) in chosen]))
+    with writing("work", path):
+        path.write_text(json.dumps([i for i, one in enumerate(documents) if id(one) in chosen]))
     return left
 
 

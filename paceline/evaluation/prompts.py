@@ -105,7 +105,7 @@ def _read(path: Path) -> str:
 
 
 def _of_file(path: Path, merge_chat: bool, all_turns: bool) -> Iterable[Prompt]:
-    lines = _read(path).splitlines()
+    lines = _read(path).split("\n")  # only these: JSON keeps other ends of lines (U+2028) within its strings
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue

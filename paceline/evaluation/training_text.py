@@ -5,14 +5,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from paceline.config import EngineConfig
 from paceline.engine.build import build_engine
 from paceline.errors import InvalidParameter
 from paceline.evaluation.given_answers import Given, read_answers
 from paceline.evaluation.head_data import HeadWriter, WritingLimits
 from paceline.models.base import NORMED
+from paceline.models.heads.fingerprint import weights_digest
 from paceline.models.loaded import LoadedModel
-from paceline.training.heads.conversations import is_contaminated
+from paceline.training.heads.conversations import HELD_OUT_SHARE, is_contaminated, is_held_out
 from paceline.training.heads.recorder import TapRecorder
 from paceline.training.heads.shards import TapStore
 from paceline.training.heads.taps import eagle_taps
@@ -43,22 +46,68 @@ class TextJob:
     benchmark: frozenset[tuple[str, ...]] = frozenset()
     answers: Sequence[Given] = ()
 
+    def __post_init__(self) -> None:
+        if self.tokens < 0:
+            raise InvalidParameter("tokens", f"{self.tokens} is less than 0", "give the answer tokens to have written")
+
 
 def open_store(job: TextJob, loaded: LoadedModel) -> TapStore:
-    """The text that is there, with the hidden states that any recipe reads."""
-    return TapStore(job.work / "taps", (*eagle_taps(loaded.model.config.num_hidden_layers), NORMED))
+    """The text that is there, with the hidden states that any recipe reads. Raises as `TapStore`."""
+    taps = (*eagle_taps(loaded.model.config.num_hidden_layers), NORMED)
+    return _of_model(TapStore(job.work / "taps", taps, weights_digest(loaded.source)), "work", loaded)
+
+
+def open_served(folder: Path, loaded: LoadedModel) -> TapStore:
+    """What a server kept.
+
+    Raises:
+        InvalidParameter: nothing, or hidden states of another model.
+        CorruptWeights: a file of it is damaged.
+    """
+    try:
+        store = TapStore(folder, target=weights_digest(loaded.source))
+    except InvalidParameter as error:
+        raise error.about("served") from None
+    if not store.documents:
+        raise InvalidParameter("served", f"{folder} holds no texts yet", "serve more")
+    return _of_model(store, "served", loaded)
+
+
+def _of_model(store: TapStore, field: str, loaded: LoadedModel) -> TapStore:
+    """`store`, whose rows are as wide as the model. Raises InvalidParameter where they are not."""
+    width, wanted = store.width, loaded.model.config.hidden_size
+    if width is not None and width != wanted:
+        problem = f"{store.folder} holds hidden states of {width} values, the model's have {wanted}"
+        raise InvalidParameter(field, problem, "use another folder")
+    return store
 
 
 def write_text(job: TextJob, loaded: LoadedModel, config: EngineConfig, store: TapStore,
                progress: NamedProgress) -> None:  # fmt: skip
-    """Have the target read the answers that are at hand, and write what is missing. Raises as `HeadWriter`."""
+    """Have the target read the answers that are at hand, and write what is missing.
+
+    Raises:
+        InvalidParameter: as `HeadWriter`; answers of another model; or so few prompts that training would be refused.
+    """
     if job.answers:
         _read_given(job, loaded, store, progress)
     if store.num_answer_tokens >= job.tokens:
         return
+    if job.prompts is not None:
+        _check_held_out(job.prompts, store)
     engine = build_engine(loaded, _writing(config), None, drafter=TapRecorder(store.taps))
     writer = HeadWriter(engine, loaded.source.tokenizer, store, job.prompts, set(job.benchmark), job.seed)
     writer.write(WritingLimits(job.tokens, job.seconds), lambda done, total: progress("text written", done, total))
+
+
+def _check_held_out(prompts: Sequence[Sequence[int]], store: TapStore) -> None:
+    """Refuse now what training would refuse after all was written: no text to train on, or none to measure on."""
+    held_out = [is_held_out(np.array(one)) for one in prompts] + [
+        one.conversation.is_held_out for one in store.documents
+    ]
+    if all(held_out) or not any(held_out):
+        problem = f"{len(prompts)} are too few: {'all' if any(held_out) else 'none'} of them would be held out"
+        raise InvalidParameter("prompts", problem, f"give more; about one in {HELD_OUT_SHARE} is, to measure on")
 
 
 def _read_given(job: TextJob, loaded: LoadedModel, store: TapStore, progress: NamedProgress) -> None:

@@ -49,6 +49,8 @@ class Shape:
     def __post_init__(self) -> None:
         for name in ("hidden_size", "num_layers", "queries_per_key"):
             check_positive(name, getattr(self, name))
+        if self.window is not None:
+            check_count("window", self.window, 1)
 
     @property
     def weight_bytes(self) -> float:
@@ -95,6 +97,7 @@ def throughput_multiplier(alpha: float, num_draft_tokens: int, target: Shape, dr
 def best_multiplier(alpha: float, target: Shape, draft: Shape, contexts: Sequence[int], machine: Machine,
                     most: int = 16) -> BestLength:  # fmt: skip
     """The draft length of 0 .. `most` with the largest multiplier, the smallest one on ties."""
+    check_count("most", most)
     found = [throughput_multiplier(alpha, length, target, draft, contexts, machine) for length in range(most + 1)]
     best = max(range(most + 1), key=lambda length: (found[length], -length))
     return BestLength(best, found[best])

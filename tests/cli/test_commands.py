@@ -109,6 +109,8 @@ def test_models_lists_the_default_model():
         (["generate", "--chat", "--raw", "hi"], ["raw", "--chat", "leave one"]),
         (["generate", "--draft", "none", "--draft-option", "x=1", "hi"], ["draft_option", "none"]),
         (["generate", "--draft", "none", "-k", "4", "hi"], ["num_draft_tokens", "none"]),
+        (["train", "disco", "--prompts", "x", "--draft-model", "y", "-o", "/"], ["output", "name a file"]),
+        (["train", "head", "medusa", "--steps", "0"], ["steps", "at least 1"]),
         (["generate", "--model", "[/red]x", "hi"], ["[/red]x"]),
         (["generate", "--model", "x[bold]y:smile:", "hi"], ["x[bold]y:smile:"]),
         pytest.param(

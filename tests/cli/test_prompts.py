@@ -1,5 +1,7 @@
 """Prompts of the command line and of files."""
 
+import json
+
 import pytest
 
 from paceline.cli.prompts import prompt_ids, prompts_of, read_prompts, read_text
@@ -57,3 +59,14 @@ def test_files_that_hold_no_prompts_are_refused(tmp_path, name, content, problem
 def test_a_file_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(InvalidParameter, match=r"texts.*gone\.txt cannot be read"):
         read_text("texts", tmp_path / "gone.txt")
+
+
+def test_ends_of_lines_within_a_record_are_its_own(tmp_path):
+    """JSON keeps U+2028 and the like as they are; `str.splitlines` would cut a record there."""
+    from paceline.evaluation.prompts import load_prompts
+
+    path, texts = tmp_path / "prompts.jsonl", ["one\u2028two\x85three", "four"]
+    lines = [json.dumps({"prompt": text, "answer": text}, ensure_ascii=False) for text in texts]
+    path.write_text("\r\n".join(lines) + "\n", encoding="utf-8", newline="")
+    assert read_prompts(path) == texts
+    assert [one.answer for one in load_prompts(str(path))] == texts

@@ -1,5 +1,6 @@
 """`paceline train draft` from end to end: a draft is trained, written, gone on with, and drafts for its target."""
 
+import errno
 import json
 from functools import partial
 
@@ -10,10 +11,11 @@ from typer.testing import CliRunner
 from paceline.cli.main import app
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.drafters import spire
-from paceline.errors import CorruptWeights
+from paceline.errors import CorruptWeights, InvalidParameter, PacelineError
 from paceline.models.resolve import resolve_model
 from paceline.models.tokenizer import Tokenizer
 from paceline.types import SamplingParams
+from tests.evaluation.test_head_training import ending_after
 from tests.fakes import RandomCheckpoint, small_config
 from tests.models.vocabularies import byte_level_gguf
 
@@ -80,6 +82,24 @@ def test_a_draft_is_trained_written_and_drafts(loaded, tmp_path, monkeypatch):
     assert texts[0] == texts[1] and len(texts[0]) > 0
 
 
+def test_a_full_disk_at_the_end_loses_no_training(loaded, tmp_path, monkeypatch):
+    """The command says so in one line; started again with another place it writes what was trained."""
+    from paceline.models import save_folder
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "prompts.txt").write_text(PROMPTS)
+    common = ["--prompts", tmp_path / "prompts.txt", "--work", tmp_path / "work", "--tokens", 100, "--threads", 1]
+    common += ["--layers", 1, "--steps", 2, "--json", "-o"]
+    with monkeypatch.context() as patch:
+        patch.setattr(save_folder, "write_safetensors", full)
+        with pytest.raises(InvalidParameter, match=r"^output: .*the disk is full.*name another place"):
+            raise run(*common, tmp_path / "a").exception or AssertionError
+    found = run(*common, tmp_path / "b")
+    assert [one["step"] for one in json.loads(found.stdout)["curve"]] == [0, 2] and resolve_model(str(tmp_path / "b"))
+
+
 def test_a_draft_of_low_rank_updates_is_written_whole(loaded, tmp_path):
     prompts, folder = tmp_path / "prompts.txt", tmp_path / "draft"
     prompts.write_text(PROMPTS)
@@ -125,11 +145,19 @@ def test_a_sparse_draft_is_trained_written_and_drafts(loaded, tmp_path, monkeypa
         (["--divergence", "l2"], "choose one of: forward_kl"), (["--on-policy", 3], "from 0 to 1"),
         (["--time-budget", "soon"], "write 90s"), (["--sparse", "--pool", 2], "not merged"),
         (["--sparse", "--on-policy", 0.5], "do not write text"), (["--sparse", "--lora-rank", 4], "learnt whole"),
+        (["--layers", "9"], "cannot be kept of 3"), (["--layers", "-1"], "write how many"), (["-k", 0], "at least 1"),
+        (["--lora-rank", 999], "smallest side is 32"), (["--match", 2, "--pool", 2], "above 0, up to 1"),
+        (["--rate", 0], "no learning rate"), (["--rate", "nan"], "no learning rate"),
+        (["--steps", 0], "updates are none"), (["-o", "prompts.txt"], "output: "), (["--pool", 1], "give 2 or more"),
     ],
 )  # fmt: skip
-def test_bad_wishes_are_refused(loaded, tmp_path, wishes, complaint):
-    found = run("--work", tmp_path, "--tokens", 0, *wishes)
+def test_bad_wishes_are_refused_before_anything_is_written(loaded, tmp_path, wishes, complaint, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prompts.txt").write_text(PROMPTS)
+    common = ["--prompts", "prompts.txt", "--work", "work", "--tokens", 100, "-o", "draft", "--layers", 1]
+    found = run(*common, "--threads", 1, *wishes)
     assert found.exit_code and complaint in str(found.exception or found.output)
+    assert isinstance(found.exception, PacelineError) and not list(tmp_path.glob("work/taps/shard*"))
 
 
 def test_heads_and_a_changed_target_are_saved_as_models_of_their_own(loaded, tmp_path, monkeypatch):
@@ -150,8 +178,31 @@ def test_heads_and_a_changed_target_are_saved_as_models_of_their_own(loaded, tmp
     assert head.config.family == "blockwise" and head.config.target == target_print(source)
     card = json.loads((folder / "target" / "paceline.json").read_text())
     assert "says other text" in card["changed_target"] and card["tree"]["tokens_per_pass"] >= 1
+    arguments[-1] = 3  # a finished run is gone on with, with the draft vocabulary of its checkpoint
+    again = CliRunner().invoke(app, ["train", "joint", "blockwise", *map(str, arguments), "-o", str(folder), "--json"])
+    assert again.exit_code == 0, again.output
+    assert [one["step"] for one in json.loads(again.stdout)["curve"]] == [2, 3]
     refused = CliRunner().invoke(app, ["train", "joint", "eagle3", "-o", str(folder), "--work", str(tmp_path)])
     assert "choose one of: medusa" in str(refused.exception or refused.output)
+
+
+def test_a_pool_that_was_ended_within_its_second_draft_goes_on_bit_for_bit(loaded, tmp_path, monkeypatch):
+    """Nor does a list of texts that was cut short matter: it is found again."""
+    from paceline.training.run.loop import Trainer
+
+    (tmp_path / "prompts.txt").write_text(PROMPTS)
+    common = ["--prompts", tmp_path / "prompts.txt", "--tokens", 100, "--threads", 1, "--layers", 1, "--pool", 2]
+    common += ["--match", 0.9, "--steps", 3]
+    assert run(*common, "--work", tmp_path / "a", "-o", tmp_path / "whole").exit_code == 0
+    monkeypatch.setattr(Trainer, "step", ending_after(4, step := Trainer.step))
+    assert run(*common, "--work", tmp_path / "b", "-o", tmp_path / "parts").exit_code
+    monkeypatch.setattr(Trainer, "step", step)
+    [missed] = (tmp_path / "b" / "runs").glob("*-1/missed.json")
+    missed.write_text(missed.read_text()[:2])
+    assert run(*common, "--work", tmp_path / "b", "-o", tmp_path / "parts").exit_code == 0
+    for number in "12":
+        whole, parts = (tmp_path / name / number / "model.safetensors" for name in ("whole", "parts"))
+        assert whole.read_bytes() == parts.read_bytes()
 
 
 def test_a_pool_is_trained_and_gone_on_with(loaded, tmp_path):

@@ -102,6 +102,23 @@ def test_texts_of_a_benchmark_are_kept_out(engine, loaded, tmp_path, monkeypatch
     assert len(seen) == 2 and kept == {b"another prompt"}
 
 
+def test_writing_that_brings_nothing_ends(engine, loaded, tmp_path, monkeypatch):
+    """Each round asks with other dice, and the third one in a row that keeps nothing is the last."""
+    monkeypatch.setattr(HeadWriter, "_is_wanted", lambda *_: False)
+    monkeypatch.setattr(HeadWriter, "_write_shard", _counting_shards(HeadWriter._write_shard, seen := []))
+    store, _ = written(engine, loaded, tmp_path)
+    assert not store.documents and len(seen) == 3
+    assert len({tuple(map(tuple, prompts)) for prompts in seen}) > 1
+
+
+def _counting_shards(inner, seen):
+    def asked(self, prompts, *more):
+        seen.append(prompts)
+        return inner(self, prompts, *more)
+
+    return asked
+
+
 def test_a_model_without_a_template_needs_prompts(engine, loaded, tmp_path):
     store = TapStore(tmp_path, TAPS)
     with pytest.raises(InvalidParameter, match="--prompts"):

@@ -1,6 +1,7 @@
 """`paceline train head` from end to end with a random model of a few thousand weights."""
 
 import json
+import re
 from functools import partial
 from typing import Any
 
@@ -113,7 +114,7 @@ def test_a_head_goes_on_with_served_texts_and_is_never_worse_there(machine, tmp_
         assert refused.exit_code and complaint in str(refused.exception or refused.output)
 
 
-def _ending_after(steps, step):
+def ending_after(steps, step):
     """A step that ends the program, its state saved, after so many."""
     left = [steps]
 
@@ -143,7 +144,7 @@ def test_two_stages_end_and_go_on_bit_for_bit(machine, tmp_path, monkeypatch):
     assert run(*common, "--work", tmp_path / "a", "-o", tmp_path / "whole").exit_code == 0
     step = Trainer.step
     for steps in (4, 5, 99):
-        monkeypatch.setattr(Trainer, "step", _ending_after(steps, Trainer.step))
+        monkeypatch.setattr(Trainer, "step", ending_after(steps, Trainer.step))
         found = run(*common, "--work", tmp_path / "b", "-o", tmp_path / "parts")
         monkeypatch.setattr(Trainer, "step", step)
     assert found.exit_code == 0, found.output
@@ -156,9 +157,69 @@ def test_two_stages_end_and_go_on_bit_for_bit(machine, tmp_path, monkeypatch):
         long_text.pieces([1, 2, 3])
 
 
-def test_bad_wishes_are_refused(machine, tmp_path):
-    found = run("eagle9", "--work", tmp_path, "--tokens", 10)
-    assert found.exit_code and "choose one of: eagle3" in str(found.exception or found.output)
+def test_a_head_of_eagle_goes_on_with_chains_of_its_length(machine, tmp_path):
+    """Its file does not say how long they were, nor do shorter texts make it forget how far it was trained."""
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("\n".join(f"say {i}" for i in range(12)))
+    common = ["hass", "--work", tmp_path / "work", "--tokens", 100, "--json", "--threads", 1, "-k", 2, "--steps", 1]
+    assert run(*common, "--prompts", prompts, "-o", tmp_path / "head").exit_code == 0
+    (config := json.loads((tmp_path / "head" / "config.json").read_text()))["paceline"]["max_positions"] += 100
+    (tmp_path / "head" / "config.json").write_text(json.dumps(config))
+    found = run(*common, "--resume", tmp_path / "head", "-o", tmp_path / "second")
+    assert found.exit_code == 0, found.output
+    assert [len(one["greedy"]) for one in json.loads(found.stdout)["curve"]] == [2, 2]
+    longest = read_head(tmp_path / "head").config.max_positions
+    assert read_head(tmp_path / "second").config.max_positions == longest
+
+
+@pytest.mark.parametrize(
+    ("wishes", "complaint"),
+    [
+        (["eagle9"], "choose one of: eagle3"), (["medusa", "-k", 0], "num_draft_tokens: "),
+        (["medusa", "--draft-vocabulary", 0], "draft_vocabulary: "), (["medusa", "--steps", 0], "steps: 0 updates"),
+        (["medusa", "--tokens", -1], "tokens: "), (["medusa", "--plot", "curve.gif"], "plot: "),
+        (["medusa", "--served", "nowhere"], "--resume"), (["medusa", "-o", "{file}"], "output: "),
+        (["medusa", "--work", "{file}"], "work: "), (["medusa", "--prompts", "{file}"], "none of them would be held"),
+        (["medusa", "--answers", "{odd}"], "answers: .*line 2 holds no prompt"),
+    ],
+)  # fmt: skip
+def test_bad_wishes_are_refused_before_anything_is_written(machine, tmp_path, wishes, complaint, monkeypatch):
+    monkeypatch.setattr(conversations, "HELD_OUT_SHARE", 40)
+    (tmp_path / "file").write_text("one prompt")
+    (tmp_path / "odd.jsonl").write_text('{"prompt": "a", "answer": "b"}\n[3]\n')
+    places = {"file": tmp_path / "file", "odd": tmp_path / "odd.jsonl"}
+    options = [str(one).format(**places) for one in wishes[1:]]
+    common = ["--work", tmp_path / "work", "-o", tmp_path / "head", "--tokens", 10, "--threads", 1, *options]
+    found = run(wishes[0], *common)
+    assert found.exit_code and re.search(complaint, str(found.exception or found.output))
+    assert isinstance(found.exception, (InvalidParameter, SystemExit))
+    assert not list(tmp_path.glob("*/taps/shard*"))
+
+
+def test_a_run_with_another_draft_vocabulary_is_not_gone_on_with(machine, tmp_path):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("\n".join(f"say {i}" for i in range(12)))
+    common = ["medusa", "--prompts", prompts, "--work", tmp_path / "work", "--tokens", 60, "--threads", 1]
+    common += ["--steps", 1, "-o", tmp_path / "head", "--draft-vocabulary"]
+    assert run(*common, 60).exit_code == 0
+    with pytest.raises(InvalidParameter, match=r"draft_vocabulary: is 70 tokens, .* has 60; give 60"):
+        raise run(*common, 70).exception or AssertionError
+    assert run(*common, 60).exit_code == 0
+
+
+def test_text_of_another_model_is_refused(machine, tmp_path, monkeypatch):
+    from paceline.evaluation import training_text
+
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("\n".join(f"say {i}" for i in range(12)))
+    common = ["medusa", "--prompts", prompts, "--work", tmp_path / "work", "--tokens", 60, "--threads", 1]
+    common += ["--steps", 1, "-o", tmp_path / "head"]
+    digest = ["one"]
+    monkeypatch.setattr(training_text, "weights_digest", lambda _: digest[0])
+    assert run(*common).exit_code == 0
+    digest[0] = "another"
+    with pytest.raises(InvalidParameter, match=r"work: .* of another model; use another folder"):
+        raise run(*common).exception or AssertionError
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("60m", 3600), ("1.5h", 5400), ("12", 12)])

@@ -55,6 +55,9 @@ def test_different_contexts_count_by_their_sum():
 def test_no_draft_is_plain_decoding_and_bad_numbers_are_refused():
     assert throughput_multiplier(0.5, 0, TARGET, DRAFT, [100], A100S) == pytest.approx(1.0)
     assert best_multiplier(0.0, TARGET, DRAFT, [100], A100S).num_draft_tokens == 0
-    for wrong in (lambda: Machine(0, 1), lambda: Shape(0, 1), lambda: step_seconds(TARGET, [-1], A100S)):
+    for wrong in (
+        lambda: Machine(0, 1), lambda: Shape(0, 1), lambda: step_seconds(TARGET, [-1], A100S),
+        lambda: Shape(64, 1, window=0), lambda: best_multiplier(0.5, TARGET, DRAFT, [100], A100S, most=-1),
+    ):  # fmt: skip
         with pytest.raises(InvalidParameter):
             wrong()

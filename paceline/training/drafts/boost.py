@@ -18,9 +18,14 @@ from paceline.training.heads.shards import Document, TapStore
 
 def missed(recipe: DistillRecipe, store: TapStore, documents: Sequence[Document], match: float) -> list[Document]:
     """Those of `documents` that the draft does not match. Raises InvalidParameter for a share out of (0, 1]."""
+    check_match(match)
+    return [one for one in documents if float(recipe.hits(store, one).float().mean()) < match]
+
+
+def check_match(match: float) -> None:
+    """Raises InvalidParameter for a share out of (0, 1]."""
     if not 0 < match <= 1:
         raise InvalidParameter("match", f"{match} is no share", "give a number above 0, up to 1")
-    return [one for one in documents if float(recipe.hits(store, one).float().mean()) < match]
 
 
 def pool_tokens_per_pass(hits: Sequence[Sequence[Tensor]], num_steps: int) -> tuple[list[float], float]:

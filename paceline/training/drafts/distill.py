@@ -44,8 +44,7 @@ class DistillRecipe(Trainee):
     def __init__(self, net: DraftNet | FeedbackNet, target_head: Tensor, divergence: str = "forward_kl",
                  on_policy: float = 0.0, teacher: Teacher | None = None, ends: Sequence[int] = (),
                  num_steps: int = 4) -> None:  # fmt: skip
-        if not 0 <= on_policy <= 1:
-            raise InvalidParameter("on_policy", f"{on_policy} is no share", "give a number from 0 to 1")
+        check_on_policy(on_policy)
         if on_policy and teacher is None:
             raise InvalidParameter("teacher", "is needed for on-policy texts", "give the target's states")
         if on_policy and not isinstance(net, DraftNet):
@@ -111,6 +110,12 @@ class DistillRecipe(Trainee):
                 ids[i], normed[i] = text, found
         num_prompts = [one.conversation.num_prompt for one in documents]
         return make_texts(ids, num_prompts, torch.cat(normed), moment.share, moment.random)
+
+
+def check_on_policy(share: float) -> None:
+    """Raises InvalidParameter for a share out of [0, 1]."""
+    if not 0 <= share <= 1:
+        raise InvalidParameter("on_policy", f"{share} is no share", "give a number from 0 to 1")
 
 
 def runs_of(hits: Tensor, num_steps: int) -> Tensor:

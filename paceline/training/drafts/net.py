@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from paceline.errors import UnsupportedModel
+from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.models.base import checked_layers
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
@@ -104,6 +104,15 @@ def spread_layers(num_layers: int, kept: int) -> list[int]:
     if kept == 1:
         return [0]
     return [round(i * (num_layers - 1) / (kept - 1)) for i in range(kept)]
+
+
+def check_rank(rank: int, config: ModelConfig) -> None:
+    """Raises InvalidParameter for low-rank updates that have a rank above that of a matrix of the model."""
+    sides = (config.hidden_size, config.intermediate_size, config.head_dim * config.num_attention_heads,
+             config.head_dim * config.num_key_value_heads)  # fmt: skip
+    if not 0 < rank <= min(sides):
+        problem = f"{rank} is no rank of matrices whose smallest side is {min(sides)}"
+        raise InvalidParameter("lora_rank", problem, f"give 1 to {min(sides)}")
 
 
 def check_trainable(config: ModelConfig) -> None:

@@ -6,13 +6,15 @@ A conversation of n tokens has n - 1 rows: what the target knew after each token
 
 import json
 import os
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from paceline.errors import InvalidParameter
+from paceline.errors import CorruptWeights, InvalidParameter
+from paceline.training.disk import writing
 from paceline.training.heads.conversations import Conversation
 
 _INDEX = "taps.json"
@@ -49,23 +51,27 @@ class TapStore:
     Args:
         folder: made when missing.
         taps: hidden states that its rows hold, in order; None takes what the folder says.
+        target: digest of the weights of the model whose they are; empty where that is not known.
 
     Raises:
-        InvalidParameter: the folder holds other hidden states than `taps`, or nothing though `taps` is None.
+        InvalidParameter: the folder holds other hidden states than `taps`, or nothing though `taps` is None, or those
+            of another model; or it cannot be written.
+        CorruptWeights: a file of it is damaged.
     """
 
-    def __init__(self, folder: Path, taps: Sequence[int] | None = None) -> None:
+    def __init__(self, folder: Path, taps: Sequence[int] | None = None, target: str = "") -> None:
         self.folder, index = folder, folder / _INDEX
-        folder.mkdir(parents=True, exist_ok=True)
-        known = tuple(json.loads(index.read_text())["taps"]) if index.exists() else None
+        known, of = _index(index) if index.exists() else (None, "")
         if known is None and taps is None:
             raise InvalidParameter("folder", f"{folder} holds no hidden states", "write some first")
+        if target and of and target != of:
+            raise InvalidParameter("work", f"{folder} holds hidden states of another model", "use another folder")
         if known is not None and taps is not None and known != tuple(taps):
             problem = f"{folder} holds hidden states {list(known)}, not {list(taps)}"
             raise InvalidParameter("taps", problem, "use another folder")
         self.taps: tuple[int, ...] = known or tuple(taps or ())
         if known is None:
-            index.write_text(json.dumps({"taps": list(self.taps)}))
+            _write_index(index, {"taps": list(self.taps), **({"target": target} if target else {})})
         self.documents: list[Document] = []
         self._maps: dict[int, np.ndarray] = {}
         self.refresh()
@@ -75,16 +81,36 @@ class TapStore:
         for path in sorted(self.folder.glob("shard-*.npz")):
             number = int(path.stem.removeprefix("shard-"))
             if number not in self._maps:
-                self._maps[number] = np.load(self._taps_path(number), mmap_mode="r")
-                self.documents += _documents(number, path)
+                self._take(number, path)
+
+    def _take(self, number: int, path: Path) -> None:
+        states = self._taps_path(number)
+        try:
+            rows, documents = np.load(states, mmap_mode="r"), _documents(number, path)
+            if sum(one.num_rows for one in documents) > len(rows):
+                raise ValueError("the one has fewer rows than the other")
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            if not path.exists():
+                return  # a ring that is served from forgot it meanwhile
+            remedy = "delete both, and that part of the text is written anew"
+            raise CorruptWeights(f"{path} and {states.name}: cannot be read ({error}); {remedy}") from None
+        self._maps[number] = rows
+        self.documents += documents
 
     def add(self, conversations: Sequence[Conversation], states: Sequence[np.ndarray]) -> None:
         """Write one shard.
 
         Args:
             states: per conversation [ids - 1, taps, hidden], uint16 (`to_bfloat16`).
+
+        Raises:
+            InvalidParameter: it cannot be written; the shards before are as they were.
         """
-        number = max(self._maps, default=-1) + 1
+        with writing("work", self.folder):
+            self._write(max(self._maps, default=-1) + 1, conversations, states)
+        self.refresh()
+
+    def _write(self, number: int, conversations: Sequence[Conversation], states: Sequence[np.ndarray]) -> None:
         part = self.folder / "partial.npy"
         np.save(part, np.concatenate(states))
         os.replace(part, self._taps_path(number))
@@ -98,7 +124,6 @@ class TapStore:
             temperature=np.array([one.temperature for one in conversations], np.float32),
         )
         os.replace(part, self.folder / f"shard-{number:04d}.npz")
-        self.refresh()
 
     def drop_oldest(self, max_rows: int) -> None:
         """Delete the oldest files while more than `max_rows` rows are kept, but for the latest file."""
@@ -115,6 +140,11 @@ class TapStore:
         return np.concatenate([part[:, list(columns)] for part in parts])
 
     @property
+    def width(self) -> int | None:
+        """Values of a hidden state; None while there is none."""
+        return next((int(rows.shape[2]) for rows in self._maps.values()), None)
+
+    @property
     def num_answer_tokens(self) -> int:
         """Tokens that the target wrote."""
         return sum(len(one.conversation.answer) for one in self.documents)
@@ -129,6 +159,24 @@ class TapStore:
 
     def _taps_path(self, number: int) -> Path:
         return self.folder / f"taps-{number:04d}.npy"
+
+
+def _index(path: Path) -> tuple[tuple[int, ...], str]:
+    """The taps, and the digest of the model, empty where a folder does not say."""
+    try:
+        values = json.loads(path.read_text())
+        return tuple(int(tap) for tap in values["taps"]), str(values.get("target", ""))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        remedy = f"delete {path.parent}, and the text is written anew"
+        raise CorruptWeights(f"{path}: cannot be read ({error}); {remedy}") from None
+
+
+def _write_index(path: Path, values: dict[str, object]) -> None:
+    with writing("work", path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f"partial-{path.name}")
+        part.write_text(json.dumps(values))
+        os.replace(part, path)
 
 
 def _documents(number: int, path: Path) -> list[Document]:

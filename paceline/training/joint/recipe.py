@@ -5,7 +5,8 @@
 `L_target` keeps the target near what it was: by self-distillation KL(p_original || p), the paper's section 2.3, where
 the teacher is the same weights without the low-rank update; it wrote the text, so its states are in the store. The
 weight LAMBDA_0 of the heads rises from 0 over the first part of the run, since untrained heads would pull the target
-away (their warm-up). The target is CHANGED by this: its text is another one afterwards, by how much `drift` says.
+away (their warm-up). Medusa-2's authors also give the heads four times the target's rate; here one rate serves both.
+The target is CHANGED by this: its text is another one afterwards, by how much `drift` says.
 """
 
 from collections.abc import Iterator, Sequence
@@ -144,6 +145,10 @@ class JointRecipe(Trainee):
             changed += float((now.argmax(-1) != before.argmax(-1)).sum())
             places += len(now)
         return {"kl": divergence / max(places, 1), "other_best_token": changed / max(places, 1)}
+
+    def kept(self) -> dict[str, Tensor]:
+        """The draft vocabulary, which a run goes on with."""
+        return self.recipe.kept()
 
     def split(self, weights: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The merged layers of the target and the heads' weights, of weights of `net`."""

@@ -5,6 +5,7 @@ a cache salt, whose owner wants nothing shared, those that ended with an error o
 drafted for. Of a request whose beginning came from the prefix cache the rest is kept.
 """
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,8 +17,9 @@ from paceline.config import SpeculativeConfig
 from paceline.drafters.base import DraftContext, Drafter
 from paceline.drafters.registry import make_drafter, resolve_drafter
 from paceline.drafters.services import DraftServices
-from paceline.errors import InvalidParameter
+from paceline.errors import DrafterWarning, InvalidParameter, PacelineError, warn_safely
 from paceline.models.base import NORMED
+from paceline.models.heads.fingerprint import weights_digest
 from paceline.sampling.tree import TokenTree
 from paceline.speculation.outcome import RequestOutcome
 from paceline.training.heads.conversations import Conversation
@@ -53,6 +55,8 @@ class Recorded:
         taps = tuple(dict.fromkeys((*drafter.traits.taps, *ring.store.taps)))
         self.traits = replace(drafter.traits, taps=taps)
         self._requests: dict[str, _Request] = {}
+        self._is_full = False
+        weakref.finalize(self, _write_rest, ring)
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
         """What the drafter proposes."""
@@ -66,7 +70,7 @@ class Recorded:
     def observe(self, outcome: RequestOutcome) -> None:
         """Keep the states of the step; the whole text, once it has ended."""
         self._drafter.observe(outcome)
-        if outcome.taps:
+        if outcome.taps and not self._is_full:
             self._keep(outcome)
         if outcome.finished:
             self._end(outcome)
@@ -97,7 +101,20 @@ class Recorded:
             return
         ids = np.asarray(outcome.token_ids[request.first : request.first + rows + 1], np.int32)
         states = np.concatenate(request.pieces)[:rows]
-        self.ring.add(Conversation(ids, num_prompt, request.temperature), states)
+        try:
+            self.ring.add(Conversation(ids, num_prompt, request.temperature), states)
+        except PacelineError as error:  # drafting goes on
+            self._is_full = True
+            self._requests.clear()
+            warn_safely(f"nothing more is kept of what is served: {error}", DrafterWarning)
+
+
+def _write_rest(ring: ServedRing) -> None:
+    """Write the texts that still wait when the drafter goes, as at the end of a server."""
+    try:
+        ring.flush()
+    except PacelineError as error:
+        warn_safely(f"the last texts that were served are not kept: {error}", DrafterWarning)
 
 
 def make_recorded(
@@ -116,7 +133,7 @@ def make_recorded(
     options = dict(spec.options) if spec.model is None else {**spec.options, "model": spec.model}
     own = make_drafter(spec.method, services, **options)
     taps = (*eagle_taps(services.target.model.config.num_hidden_layers), NORMED)
-    return Recorded(own, ServedRing(Path(folder), taps, max_tokens, shard_rows))
+    return Recorded(own, ServedRing(Path(folder), taps, max_tokens, shard_rows, weights_digest(services.target.source)))
 
 
 def recorded(spec: SpeculativeConfig | None, folder: Path, max_tokens: int = MAX_TOKENS) -> SpeculativeConfig:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from paceline.errors import InvalidParameter
+from paceline.training.disk import writing
 from paceline.training.heads.conversations import Conversation
 from paceline.training.heads.shards import TapStore
 
@@ -23,17 +24,21 @@ class ServedRing:
         taps: hidden states of a row, in order.
         max_tokens: rows kept, at most, by whole files.
         shard_rows: of a file; texts wait in memory until there are as many.
+        target: digest of the model's weights, see `TapStore`.
 
     Raises:
-        InvalidParameter: a size out of range, or a folder with other hidden states.
+        InvalidParameter: a size out of range, a folder with other hidden states or of another model, or one that
+            cannot be written.
     """
 
-    def __init__(self, folder: Path, taps: Sequence[int], max_tokens: int = MAX_TOKENS, shard_rows: int = 4096) -> None:
+    def __init__(self, folder: Path, taps: Sequence[int], max_tokens: int = MAX_TOKENS, shard_rows: int = 4096,
+                 target: str = "") -> None:  # fmt: skip
         if max_tokens < 1:
             raise InvalidParameter("max_tokens", f"{max_tokens} is less than 1", "give at least 1")
-        folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o700)
-        self.store = TapStore(folder, taps)
+        with writing("keep_served", folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            folder.chmod(0o700)
+        self.store = TapStore(folder, taps, target)
         self._max_tokens, self._shard_rows = max_tokens, min(shard_rows, max(max_tokens // 4, 1))
         self._waiting: list[tuple[Conversation, np.ndarray]] = []
 

@@ -7,16 +7,22 @@ from typing import Any
 import torch
 
 from paceline.errors import CorruptWeights
+from paceline.training.disk import writing
 
 _NAME = "checkpoint.pt"
 
 
 def write_checkpoint(folder: Path, state: dict[str, Any]) -> None:
-    """Write `state` (tensors and plain values) to `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write `state` (tensors and plain values) to `folder`.
+
+    Raises:
+        InvalidParameter: it cannot be written; the checkpoint before is as it was.
+    """
     part = folder / f"partial-{_NAME}"
-    torch.save(state, part)
-    os.replace(part, folder / _NAME)
+    with writing("work", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.save(state, part)
+        os.replace(part, folder / _NAME)
 
 
 def read_checkpoint(folder: Path) -> dict[str, Any] | None:

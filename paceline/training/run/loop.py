@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,11 @@ class LoopSettings:
     def __post_init__(self) -> None:
         if self.num_steps is None and self.seconds is None:
             raise InvalidParameter("num_steps", "and a time budget are both missing", "give one of them")
+        if self.num_steps is not None and self.num_steps < 1:
+            remedy = "give at least 1, or leave it out for what the time allows"
+            raise InvalidParameter("steps", f"{self.num_steps} updates are none", remedy)
+        if not 0 <= self.rate < float("inf"):
+            raise InvalidParameter("rate", f"{self.rate} is no learning rate", "give a small number above 0, like 1e-3")
 
 
 @dataclass(slots=True)
@@ -147,11 +153,18 @@ class Trainer:
         return self.progress
 
     def step(self) -> None:
-        """One update."""
+        """One update.
+
+        Raises:
+            InvalidParameter: the loss is no number any more; the checkpoint before is as it was.
+        """
         settings, progress, net = self._settings, self.progress, self.trainee.net
         documents = self._order.take(settings.rows)
         planned = progress.num_steps or 1 << 30
         loss = self.trainee.loss(self._store, documents, Moment(progress.step / planned, settings.share, self._random))
+        if not isfinite(float(loss.detach())):
+            problem = f"{settings.rate:g} made a loss that is no number after {progress.step} updates"
+            raise InvalidParameter("rate", problem, f"give a smaller one, and delete {self._folder} to begin anew")
         loss.backward()
         torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         self._optimiser.step(rate_at(progress.step, planned, settings.rate))
@@ -202,9 +215,18 @@ class Trainer:
         self.save()
 
     def _resume(self) -> None:
+        """Go on where the checkpoint is. Raises InvalidParameter where it is that of another network."""
         state = read_checkpoint(self._folder)
         if state is None:
             return
+        try:
+            self._restore(state)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            problem = f"{self._folder} holds a run of another network, by its sizes"
+            remedy = "repeat the options it was begun with, give another folder, or delete it to begin anew"
+            raise InvalidParameter("work", problem, remedy) from error
+
+    def _restore(self, state: dict[str, Any]) -> None:
         self.trainee.net.load_state_dict(state["net"])
         self.mean.restore(state["mean"])
         self.best_weights = state["best"]

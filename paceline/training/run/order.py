@@ -35,6 +35,6 @@ class Order:
         return {"left": list(self._left), "epochs": self.epochs, "rng": self._rng.bit_generator.state}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on as at `state`; documents that came since are taken in at the next shuffle."""
-        self._left, self.epochs = list(state["left"]), state["epochs"]
+        """Go on as at `state`; documents that came since are taken in at the next shuffle, those that went are not."""
+        self._left, self.epochs = [i for i in state["left"] if i < len(self._documents)], state["epochs"]
         self._rng.bit_generator.state = state["rng"]

@@ -68,8 +68,9 @@ def trained(tmp_path, store, divergence, on_policy, steps, layers=(0,), lora_ran
 
 @pytest.mark.parametrize(
     ("divergence", "on_policy", "lora_rank", "steps"),
-    [("forward_kl", 0.0, None, 40), ("tvd++", 0.5, None, 40), ("forward_kl", 0.5, 16, 80)],
-)
+    [("forward_kl", 0.0, None, 40), ("tvd++", 0.5, None, 40), ("forward_kl", 0.5, 16, 80),
+     ("reverse_kl", 0.0, None, 60), ("jsd", 0.0, None, 60), ("tvd", 0.0, None, 40)],
+)  # fmt: skip
 def test_a_draft_learns_a_text_by_heart(tmp_path, quick_rise, divergence, on_policy, lora_rank, steps):
     store = tiny_store(tmp_path / "taps", 2, 1)
     own = [one for one in store.documents if not one.conversation.is_held_out]

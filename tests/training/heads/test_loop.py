@@ -11,6 +11,7 @@ from paceline.training.heads.recipes import RECIPES
 from paceline.training.heads.shards import TapStore
 from paceline.training.run.loop import LoopSettings, Trainer
 from paceline.training.run.optimiser import rate_at
+from paceline.training.run.order import Order
 from tests.training.heads.tiny import TAPS, tiny_store, tiny_target
 
 IDS = np.arange(29, dtype=np.int32)
@@ -23,12 +24,15 @@ def trainer(folder, family, store, target, num_steps, **more):
 
 
 @pytest.mark.parametrize(
-    ("family", "steps", "rate"),
-    [("eagle3", 45, 3e-2), ("mlp_speculator", 30, 5e-2), ("hass", 30, 3e-2), ("falcon", 80, 3e-2)],
-)
-def test_a_small_head_learns_a_rule_by_heart(tmp_path, quick_rise, family, steps, rate):
+    ("family", "steps", "rate", "texts"),
+    [
+        ("eagle3", 45, 3e-2, 4), ("mlp_speculator", 30, 5e-2, 4), ("hass", 30, 3e-2, 4), ("falcon", 80, 3e-2, 4),
+        ("eagle", 60, 3e-2, 2), ("dspark", 50, 3e-2, 2), ("blockwise", 100, 3e-2, 2), ("medusa", 200, 5e-2, 2),
+    ],
+)  # fmt: skip
+def test_a_small_head_learns_a_rule_by_heart(tmp_path, quick_rise, family, steps, rate, texts):
     target = tiny_target(torch.float32)
-    store = tiny_store(tmp_path / "taps", target, num=4)
+    store = tiny_store(tmp_path / "taps", target, num=texts)
     run = trainer(tmp_path, family, store, target, steps, rate=rate, rows=40, share=1.0)
     done = run.run()
     assert done.step == steps and done.curve[-1]["num_places"] > 0
@@ -96,6 +100,51 @@ def test_too_little_text_is_refused(tmp_path):
     store = TapStore(tmp_path / "taps", TAPS)
     with pytest.raises(InvalidParameter, match="have more text written"):
         trainer(tmp_path, "medusa", store, target, 5)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [({"num_steps": 0}, "steps"), ({"num_steps": -3}, "steps"), ({"num_steps": None}, "num_steps"),
+     ({"rate": float("nan")}, "rate"), ({"rate": -1.0}, "rate"), ({"rate": float("inf")}, "rate")],
+)  # fmt: skip
+def test_runs_that_cannot_be_are_refused(wrong, field):
+    with pytest.raises(InvalidParameter, match=f"^{field}: "):
+        LoopSettings(**{"num_steps": 5, **wrong})
+
+
+def test_a_run_of_another_network_is_not_gone_on_with_and_stays(tmp_path):
+    target = tiny_target()
+    store = tiny_store(tmp_path / "taps", target)
+    trainer(tmp_path, "medusa", store, target, 2).run()
+    kept = (tmp_path / "medusa" / "checkpoint.pt").read_bytes()
+    recipe = RECIPES["medusa"](target, IDS, 4)
+    with pytest.raises(InvalidParameter, match=r"^work: .*another network.*repeat the options"):
+        Trainer(recipe, store, LoopSettings(num_steps=2), tmp_path / "medusa")
+    assert (tmp_path / "medusa" / "checkpoint.pt").read_bytes() == kept
+
+
+def test_a_loss_that_is_no_number_ends_the_run_before_it_spoils_the_checkpoint(tmp_path):
+    target = tiny_target()
+    store = tiny_store(tmp_path / "taps", target)
+    run = trainer(tmp_path, "medusa", store, target, 9)
+    run.step()
+    run.save()
+    kept = (tmp_path / "medusa" / "checkpoint.pt").read_bytes()
+    with torch.no_grad():
+        next(iter(run.trainee.net.parameters())).fill_(float("nan"))
+    with pytest.raises(InvalidParameter, match=r"^rate: .*after 1 updates"):
+        run.run()
+    assert (tmp_path / "medusa" / "checkpoint.pt").read_bytes() == kept
+
+
+def test_texts_that_a_ring_forgot_are_passed_over(few):
+    """Their numbers may be in the order of a checkpoint."""
+    documents = [one for one in TapStore(few).documents if not one.conversation.is_held_out]
+    order = Order(documents, 0)
+    order.take(1)
+    fewer = Order(documents[:3], 0)
+    fewer.restore(order.state())
+    assert {id(one) for one in fewer.take(200)} <= set(map(id, documents[:3]))
 
 
 def test_replay_walks_as_a_decoder():

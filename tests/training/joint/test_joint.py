@@ -9,6 +9,7 @@ from paceline.training.drafts.net import DraftNet
 from paceline.training.heads.recipes import RECIPES, Target
 from paceline.training.joint.recipe import LAMBDA_0, WARM_UP, JointRecipe
 from paceline.training.lora import LoraLinear, add_lora, merged_state
+from paceline.training.run.checkpoint import read_checkpoint
 from paceline.training.run.loop import LoopSettings, Trainer
 from paceline.training.run.trainee import Moment
 from tests.training.drafts.tiny import CONFIG, LENGTH, PROMPT, TARGET, net, tiny_store
@@ -92,25 +93,28 @@ def run(folder, store, steps, family="medusa", **more):
     return found
 
 
-def test_an_ended_run_goes_on_bit_for_bit(tmp_path):
+@pytest.mark.parametrize("family", ["medusa", "blockwise"])
+def test_an_ended_run_goes_on_bit_for_bit(tmp_path, family):
     store = tiny_store(tmp_path / "taps")
-    whole = run(tmp_path / "a", store, 5)
+    whole = run(tmp_path / "a", store, 5, family)
     whole.run()
-    first = run(tmp_path / "b", store, 5)
+    first = run(tmp_path / "b", store, 5, family)
     for _ in range(3):
         first.step()
     first.save()
-    second = run(tmp_path / "b", store, 5)
+    assert read_checkpoint(tmp_path / "b")["draft_ids"].tolist() == IDS.tolist()  # type: ignore[index]
+    second = run(tmp_path / "b", store, 5, family)
     second.run()
     for name, values in whole.trainee.net.state_dict().items():
         assert torch.equal(values, second.trainee.net.state_dict()[name]), name
 
 
-def test_heads_and_target_learn_together_and_the_target_changes(tmp_path, quick_rise):
+@pytest.mark.parametrize("family", ["medusa", "blockwise"])
+def test_heads_and_target_learn_together_and_the_target_changes(tmp_path, quick_rise, family):
     """By heart: the heads name nine tokens of ten that the changed target says, and drift is told."""
     store = tiny_store(tmp_path / "taps", 2, 1, own_text=True)
     own = [one for one in store.documents if not one.conversation.is_held_out]
-    found = run(tmp_path / "run", store, 60, rate=2e-2)
+    found = run(tmp_path / "run", store, 60, family, rate=2e-2)
     before = found.trainee.evaluate(store, own)
     found.run()
     found.trainee.net.load_state_dict(found.mean.weights)

@@ -1,7 +1,10 @@
 """Learning from what is served: acceptance rises on another kind of text, and no text ever changes."""
 
+import errno
+import gc
 import json
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +14,9 @@ import torch
 from paceline.cli.serve_options import KeepingOptions
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.drafters.heads.head import head_of
+from paceline.drafters.plain import Plain
 from paceline.engine.build import build_engine
-from paceline.errors import InvalidParameter
+from paceline.errors import DrafterWarning, InvalidParameter
 from paceline.evaluation.head_training import HeadJob, resumed, train_head
 from paceline.evaluation.training_text import TextJob
 from paceline.models.heads.files import read_head, save_head
@@ -20,7 +24,7 @@ from paceline.training.heads.conversations import Conversation
 from paceline.training.heads.recipes import RECIPES
 from paceline.training.heads.shards import TapStore
 from paceline.training.heads.target import training_target
-from paceline.training.online.recorded import METHOD, recorded
+from paceline.training.online.recorded import METHOD, Recorded, recorded
 from paceline.training.online.ring import ServedRing
 from paceline.training.run.loop import LoopSettings, Trainer
 from paceline.types import SamplingParams
@@ -163,3 +167,46 @@ def test_a_head_of_another_family_is_not_gone_on_with(target, tmp_path):
     assert all(torch.equal(one, again.net.state_dict()[name]) for name, one in recipe.net.state_dict().items())
     with pytest.raises(InvalidParameter, match="family"):
         resumed(RECIPES["eagle3"], tables, record)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [({"taps": (1, 2, 3)}, "another taps"), ({"norm_output": False}, "norm_output"),
+     ({"max_positions": 9, "num_steps": 5}, "")],
+)  # fmt: skip
+def test_a_head_that_computes_otherwise_is_not_gone_on_with(target, wrong, said):
+    """Its weights fit, and would be trained on states, or in a form, that they are not for."""
+    tables = training_target(target.source)
+    recipe = RECIPES["eagle3"](tables, np.arange(131, dtype=np.int32), 2)
+    record = recipe.record(recipe.net.state_dict(), {})
+    record = replace(record, config=replace(record.config, **wrong))
+    if not said:
+        resumed(RECIPES["eagle3"], tables, record)
+        return
+    with pytest.raises(InvalidParameter, match=f"^resume: .*{said}"):
+        resumed(RECIPES["eagle3"], tables, record)
+
+
+def test_a_full_disk_ends_what_is_kept_and_nothing_else(target, tmp_path, monkeypatch):
+    """A text is written at once, the second one cannot be: drafts and texts are as before."""
+    recipe = RECIPES["medusa"](training_target(target.source), np.arange(131, dtype=np.int32), 2)
+    head = save_head(recipe.record(recipe.net.state_dict(), {}), tmp_path / "head")
+    plain, _ = serve(target, spec_of(head), prompts_of(0, 4))
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(np, "save", full)
+    with pytest.warns(DrafterWarning, match=r"nothing more is kept.*the disk is full"):
+        texts, _ = serve(target, recorded(spec_of(head), tmp_path / "kept", max_tokens=40), prompts_of(0, 4))
+    assert texts == plain and not TapStore(tmp_path / "kept").documents
+
+
+def test_texts_that_wait_are_written_when_the_drafter_goes(tmp_path):
+    ring = ServedRing(tmp_path, (1, 2))
+    ring.add(Conversation(np.full(11, 7, np.int32), 3, 0.0), np.zeros((10, 2, 4), np.uint16))
+    assert not TapStore(tmp_path).documents
+    drafter = Recorded(Plain(), ring)
+    del drafter
+    gc.collect()
+    assert len(TapStore(tmp_path).documents) == 1

@@ -7,7 +7,8 @@ hidden state together (coupled), with
     N = lambda * (places the first pass got wrong),   lambda = 0.4 * (E - e) / E,   e of E epochs done
 
 The second pass reads that, and takes the loss at the places that were not shown their answers (as in Qian et al. 2021,
-from whom glancing comes):
+from whom glancing comes). Where a block holds the first shown row and the one before it, the latter sees its answer in
+the hidden state that is shown: one place of a batch.
 
     L = SmoothL1(f, f_target) + 0.1 * (0.9 * KL(p || q) + 0.1 * -log q(y)),   y the most probable token of p
 

@@ -1,0 +1,42 @@
+"""Files of a training run: a disk that is full or closed to us becomes one line that says what to do."""
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from paceline.errors import InvalidParameter
+
+
+@contextmanager
+def writing(field: str, place: Path) -> Iterator[None]:
+    """A context that writes to `place`, a file or folder that the user named with `field`.
+
+    Raises:
+        InvalidParameter: it cannot be written. torch tells of a full disk by a RuntimeError.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        is_full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+        reason = "the disk is full" if is_full else str(error).splitlines()[0] if str(error) else type(error).__name__
+        remedy = "free some space or name another place; what was kept before is still there"
+        raise InvalidParameter(field, f"{place} cannot be written ({reason})", remedy) from None
+
+
+def check_folder(field: str, folder: Path) -> Path:
+    """`folder`, which is made when missing. Raises InvalidParameter where nothing can be written into it."""
+    with writing(field, folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".paceline-can-write"
+        probe.touch()
+        probe.unlink(missing_ok=True)
+    return folder
+
+
+def check_file(field: str, path: Path) -> Path:
+    """`path`, a file whose folder is made when missing. Raises InvalidParameter where it cannot be written."""
+    if path.is_dir():
+        raise InvalidParameter(field, f"{path} is a folder", "name a file")
+    check_folder(field, path.absolute().parent)
+    return path

@@ -1,0 +1,79 @@
+"""The store of texts on disk: what is damaged, of another model or cannot be written is said in one line."""
+
+import errno
+
+import numpy as np
+import pytest
+
+from paceline.errors import CorruptWeights, InvalidParameter
+from paceline.training.heads.shards import TapStore
+from tests.training.heads.tiny import TAPS, conversation, states_of, tiny_store, tiny_target
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two shards."""
+    target = tiny_target()
+    store = tiny_store(tmp_path / "taps", target, num=4)
+    one = conversation(9, False)
+    store.add([one], [states_of(one, target)])
+    return store.folder
+
+
+@pytest.mark.parametrize("name", ["shard-0001.npz", "taps-0001.npy"])
+@pytest.mark.parametrize("size", [0, 60, 300])
+def test_a_shard_that_was_cut_short_is_named(folder, name, size):
+    path = folder / name
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(CorruptWeights, match=r"shard-0001.npz and taps-0001.npy: cannot be read .*delete both"):
+        TapStore(folder)
+
+
+def test_a_shard_without_its_states_is_named(folder):
+    (folder / "taps-0000.npy").unlink()
+    with pytest.raises(CorruptWeights, match="delete both"):
+        TapStore(folder)
+
+
+def test_states_of_fewer_rows_are_named(folder):
+    (folder / "taps-0000.npy").write_bytes((folder / "taps-0001.npy").read_bytes())
+    with pytest.raises(CorruptWeights, match="fewer rows"):
+        TapStore(folder)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"taps": ["a"]}', '{"taps": 3}', "{}"])
+def test_an_index_that_cannot_be_read_is_named(folder, text):
+    (folder / "taps.json").write_text(text)
+    with pytest.raises(CorruptWeights, match=r"taps.json: cannot be read"):
+        TapStore(folder)
+
+
+def test_another_model_is_refused(tmp_path):
+    TapStore(tmp_path, TAPS, "one")
+    assert TapStore(tmp_path, TAPS, "one").taps == TapStore(tmp_path, TAPS).taps == TAPS
+    with pytest.raises(InvalidParameter, match="of another model"):
+        TapStore(tmp_path, TAPS, "other")
+
+
+def test_a_folder_that_is_only_read_is_not_made(tmp_path):
+    with pytest.raises(InvalidParameter, match="holds no hidden states"):
+        TapStore(tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_full_disk_leaves_what_was_kept(folder, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    store, target, one = TapStore(folder), tiny_target(), conversation(10, False)
+    number = len(store.documents)
+    monkeypatch.setattr(np, "save", full)
+    with pytest.raises(InvalidParameter, match=r"^work: .*the disk is full.*still there"):
+        store.add([one], [states_of(one, target)])
+    assert len(TapStore(folder).documents) == len(store.documents) == number
+
+
+def test_a_place_that_is_no_folder_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidParameter, match=r"^work: .*cannot be written"):
+        TapStore(tmp_path / "file" / "taps", TAPS)

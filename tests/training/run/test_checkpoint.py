@@ -1,0 +1,43 @@
+"""Checkpoints: a damaged one is named, and one that cannot be written leaves the one before."""
+
+import errno
+
+import pytest
+import torch
+
+from paceline.errors import CorruptWeights, InvalidParameter
+from paceline.training.disk import check_folder
+from paceline.training.run.checkpoint import read_checkpoint, write_checkpoint
+
+
+@pytest.mark.parametrize("size", [0, 10, 700])
+def test_a_checkpoint_that_was_cut_short_is_named(tmp_path, size):
+    write_checkpoint(tmp_path, {"net": torch.zeros(1000)})
+    path = tmp_path / "checkpoint.pt"
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(CorruptWeights, match=r"checkpoint.pt: cannot be read .*delete it to begin anew"):
+        read_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(OSError(errno.ENOSPC, "No space left"), "the disk is full"), (RuntimeError("file write failed"), "write failed")],
+)
+def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, monkeypatch, error, said):
+    write_checkpoint(tmp_path, {"step": 3})
+
+    def full(state, path):
+        path.write_bytes(b"half")
+        raise error
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(InvalidParameter, match=rf"^work: .*{said}.*still there"):
+        write_checkpoint(tmp_path, {"step": 4})
+    assert read_checkpoint(tmp_path) == {"step": 3}
+
+
+def test_folders_are_tried(tmp_path):
+    assert list(check_folder("output", tmp_path / "a" / "b").iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidParameter, match=r"^output: .*cannot be written"):
+        check_folder("output", tmp_path / "file")
