@@ -64,7 +64,8 @@ def train(
         InvalidParameter: too few texts or judged tokens.
     """
     held_out, chosen, trained = split(traces)
-    if not (held_out and chosen) or sum(len(trace.tested[1]) for trace in trained) < LEAST_TOKENS:
+    judged = [sum(len(trace.tested[1]) for trace in part) for part in (held_out, chosen, trained)]
+    if not (judged[0] and judged[1]) or judged[2] < LEAST_TOKENS:
         problem = f"{len({trace.group for trace in traces})} texts with {len(traces)} drafts are too few to learn from"
         raise InvalidParameter("prompts", problem, "give more (at least 3) or longer ones")
     classifier = fit(trained, hidden, seed)

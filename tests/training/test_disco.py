@@ -1,5 +1,6 @@
 """DISCO learns easy from hard text: not below the best fixed length where they mix, nor where nothing can be told."""
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -65,6 +66,15 @@ def test_the_same_seed_gives_the_same_classifier():
 def test_too_little_is_refused():
     with pytest.raises(InvalidParameter, match="prompts"):
         train(drafts(0.5, informative=True)[:30], seconds)
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_texts_whose_drafts_are_all_of_one_token_measure_nothing(part):
+    traces = drafts(0.5, informative=True)
+    short = {trace.group for trace in split(traces)[part]}
+    cut = [replace(trace, features=trace.features[:0]) if trace.group in short else trace for trace in traces]
+    with pytest.raises(InvalidParameter, match="too few to learn from"):
+        train(cut, seconds)
 
 
 def rate_at(classifier, threshold: float, traces: list[DraftTrace]) -> float:
