@@ -17,6 +17,7 @@ MAY_NEED = {
     "paceline.training.run": {"torch"},
     "paceline.training.drafts": {"torch"},
     "paceline.training.joint": {"torch"},
+    "paceline.training.lora": {"torch"},
     "paceline.evaluation.draft_training": {"torch"},
     "paceline.evaluation.head_training": {"torch"},
     "paceline.evaluation.joint_training": {"torch"},
