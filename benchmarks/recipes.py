@@ -46,7 +46,7 @@ def main() -> None:
     for name in (name for name in args.only if name in JOINT):
         spec, target = {name: spec_of(name, place)}, place / slug(name) / "target"
         arms |= measured(args, str(target), spec, prompts, place / f"bench-{slug(name)}")
-    report(args, made, arms)
+    report(args, place, made, arms)
 
 
 def text_of(args: argparse.Namespace, work: Path) -> None:
@@ -138,9 +138,8 @@ def measured(args: argparse.Namespace, model: str, specs: dict, prompts: Path, a
     return arms
 
 
-def report(args: argparse.Namespace, made: dict, arms: dict) -> None:
+def report(args: argparse.Namespace, place: Path, made: dict, arms: dict) -> None:
     """All prompts together, then tokens per pass and speed-up by family; for people and for machines."""
-    place = args.out / (f"{args.steps}-steps" if args.steps else args.time_budget)
     rows = []
     for name, families in arms.items():
         recipe = TREES.get(name, (name,))[0]

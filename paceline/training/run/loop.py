@@ -162,7 +162,8 @@ class Trainer:
         documents = self._order.take(settings.rows)
         planned = progress.num_steps or 1 << 30
         loss = self.trainee.loss(self._store, documents, Moment(progress.step / planned, settings.share, self._random))
-        if not isfinite(float(loss.detach())):
+        value = float(loss.detach())
+        if not isfinite(value):
             problem = f"{settings.rate:g} made a loss that is no number after {progress.step} updates"
             raise InvalidParameter("rate", problem, f"give a smaller one, and delete {self._folder} to begin anew")
         loss.backward()
@@ -170,7 +171,7 @@ class Trainer:
         self._optimiser.step(rate_at(progress.step, planned, settings.rate))
         self.mean.update(net, progress.step)
         progress.step, progress.tokens = progress.step + 1, progress.tokens + sum(one.num_rows for one in documents)
-        progress.epochs, progress.loss = self._order.epochs, float(loss.detach())
+        progress.epochs, progress.loss = self._order.epochs, value
         progress.peak_bytes = max(progress.peak_bytes, peak_bytes())
 
     def evaluate(self) -> Evaluation:
