@@ -42,6 +42,11 @@ def error_text(error: BaseException) -> str:
         return f"{type(error).__name__}(...)"
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says, or its kind where it says nothing."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
 def warn_safely(message: str, category: type[Warning]) -> None:
     """A warning, and a line in the log where warnings are errors: this fault must not end an engine."""
     try:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from paceline.errors import InvalidParameter
+from paceline.errors import InvalidParameter, first_line
 
 
 @contextmanager
@@ -19,7 +19,7 @@ def writing(field: str, place: Path) -> Iterator[None]:
         yield
     except (OSError, RuntimeError) as error:
         is_full = isinstance(error, OSError) and error.errno == errno.ENOSPC
-        reason = "the disk is full" if is_full else str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = "the disk is full" if is_full else first_line(error)
         remedy = "free some space or name another place; what was kept before is still there"
         raise InvalidParameter(field, f"{place} cannot be written ({reason})", remedy) from None
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from paceline.errors import InvalidParameter
+from paceline.errors import InvalidParameter, first_line
 from paceline.models.base import NORMED, PAGE_SIZE, ForwardOutput, KVCache, Rows, checked_layers
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
@@ -268,6 +268,5 @@ def usable_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:  # torch built without CUDA asserts
-        reason = str(error).splitlines()[0]
-        raise InvalidParameter("device", f"{name!r} cannot be used ({reason})", "use cpu") from None
+        raise InvalidParameter("device", f"{name!r} cannot be used ({first_line(error)})", "use cpu") from None
     return device

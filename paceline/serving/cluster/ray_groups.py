@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from paceline.engine.async_llm import AsyncLLM
-from paceline.errors import EngineDead, InvalidParameter, WorkerDied
+from paceline.errors import EngineDead, InvalidParameter, WorkerDied, first_line
 from paceline.placement.tokens import TokenProfile
 from paceline.serving.cluster.plan import ClusterPlan
 from paceline.serving.job import Chunk, Job
@@ -311,8 +311,7 @@ def _check_listening(address: str) -> None:
 
 
 def _unreachable(address: str, error: Exception) -> InvalidParameter:
-    said = next(iter(str(error).splitlines()), type(error).__name__)
-    problem = f"{address!r} cannot be reached ({said})"
+    problem = f"{address!r} cannot be reached ({first_line(error)})"
     remedy = "give host:port of Ray's head, start this on one of its nodes, and set RAY_AUTH_TOKEN if it has one"
     return InvalidParameter("ray_address", problem, remedy)
 
@@ -345,7 +344,7 @@ def start_ray(num_cpus: int, num_gpus: int = 0) -> None:
             object_store_memory=OBJECT_STORE_BYTES,
         )
     except Exception as error:  # Ray's own say "Exception" where a node does not start in time
-        problem = f"Ray does not start ({str(error).splitlines()[0] if str(error) else type(error).__name__})"
+        problem = f"Ray does not start ({first_line(error)})"
         raise InvalidParameter("cluster", problem, "try again when the machine is less busy") from error
     found = ray.cluster_resources().get("GPU", 0.0)
     if found < num_gpus:

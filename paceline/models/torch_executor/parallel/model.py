@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.errors import InvalidParameter, WorkerDied
+from paceline.errors import InvalidParameter, WorkerDied, first_line
 from paceline.models.base import NORMED, PAGE_SIZE, ForwardOutput, KVCache, Rows, checked_layers
 from paceline.models.config import ModelConfig
 from paceline.models.dtypes import DtypeChoice
@@ -261,7 +261,7 @@ class ParallelModel:
                 raise self._broken from error
             cause: BaseException = error
             if isinstance(error, ConnectionError):
-                symptom = str(error).splitlines()[0]
+                symptom = first_line(error)
                 lost = WorkerDied(f"the ranks lost each other ({symptom}); start them again")
                 cause = lost if self.workers is None else self.workers.obituary(symptom)
             self._broken = WorkerDied(f"the model was ended by an earlier failure; load it again\n{cause}")
