@@ -28,6 +28,10 @@ Answers = Annotated[
     Path | None,
     typer.Option("--answers", help='What the model said before, read in place of writing: {"prompt", "answer"} lines.'),
 ]
+Raw = Annotated[
+    bool, typer.Option("--raw", help="Prompts are text to go on with, not messages in the model's chat template.")
+]
+MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", min=1, help="Most tokens of a written answer.")]
 Exclude = Annotated[
     Path | None, typer.Option("--exclude", help="Benchmark whose texts (13 words in a row) are kept out.")
 ]
@@ -64,6 +68,8 @@ class TrainingRun:
     tokens: Tokens = 2_000_000
     prompts: Prompts = None
     answers: Answers = None
+    raw: Raw = False
+    max_tokens: MaxTokens = 384
     exclude: Exclude = None
     steps: Steps = None
     work: Work = None
@@ -83,14 +89,14 @@ class TrainingRun:
         given = None
         if self.prompts is not None:
             tokenizer = resolve_model(self.model).tokenizer
-            given = [prompt_ids(tokenizer, text, False) for text in read_prompts(self.prompts)]
-        answers = [] if self.answers is None else _answers(resolve_model(self.model).tokenizer, self.answers)
+            given = [prompt_ids(tokenizer, text, self.raw) for text in read_prompts(self.prompts)]
+        answers = [] if self.answers is None else _answers(resolve_model(self.model).tokenizer, self.answers, self.raw)
         benchmark = frozenset[tuple[str, ...]]()
         if self.exclude:
             benchmark = frozenset(ngrams_of(read_text("exclude", self.exclude).splitlines()))
         place = self.work or cache_dir() / "head-training" / slug(self.model)
         seconds = seconds_of(self.time_budget) * _WRITING_SHARE
-        return TextJob(self.model, place, self.tokens, seconds, self.seed, given, benchmark, answers)
+        return TextJob(self.model, place, self.tokens, seconds, self.seed, given, benchmark, answers, self.max_tokens)
 
     def loop(self, **more: Any) -> "LoopSettings":
         """How long to train; `more` as of `LoopSettings`."""
@@ -108,7 +114,7 @@ class TrainingRun:
         return replace(self.config(), device=device, dtype=dtype)
 
 
-def _answers(tokenizer: "Tokenizer", path: Path) -> list[tuple[list[int], list[int]]]:
+def _answers(tokenizer: "Tokenizer", path: Path, raw: bool) -> list[tuple[list[int], list[int]]]:
     """(prompt, answer) of every line that has an answer, as token ids. Raises InvalidParameter when none has."""
     from paceline.evaluation.prompts import load_prompts
 
@@ -117,7 +123,7 @@ def _answers(tokenizer: "Tokenizer", path: Path) -> list[tuple[list[int], list[i
     except InvalidParameter as error:
         raise error.about("answers") from None
     found = [
-        (prompt_ids(tokenizer, one.text, False), tokenizer.encode(one.answer, False)) for one in records if one.answer
+        (prompt_ids(tokenizer, one.text, raw), tokenizer.encode(one.answer, False)) for one in records if one.answer
     ]
     if not found:
         remedy = 'write {"prompt": ..., "answer": ...} on each line'

@@ -34,6 +34,7 @@ class TextJob:
         seed: of prompts and answers.
         prompts: token ids to answer; None has the target write them.
         answers: conversations that are at hand, read before anything is written.
+        answer_tokens: most of one answer that is written.
         benchmark: word runs that no text may hold.
     """
 
@@ -45,6 +46,7 @@ class TextJob:
     prompts: Sequence[Sequence[int]] | None = None
     benchmark: frozenset[tuple[str, ...]] = frozenset()
     answers: Sequence[Given] = ()
+    answer_tokens: int = 384
 
     def __post_init__(self) -> None:
         if self.tokens < 0:
@@ -97,7 +99,8 @@ def write_text(job: TextJob, loaded: LoadedModel, config: EngineConfig, store: T
         _check_held_out(job.prompts, store)
     engine = build_engine(loaded, _writing(config), None, drafter=TapRecorder(store.taps))
     writer = HeadWriter(engine, loaded.source.tokenizer, store, job.prompts, set(job.benchmark), job.seed)
-    writer.write(WritingLimits(job.tokens, job.seconds), lambda done, total: progress("text written", done, total))
+    limits = WritingLimits(job.tokens, job.seconds, job.answer_tokens)
+    writer.write(limits, lambda done, total: progress("text written", done, total))
 
 
 def _check_held_out(prompts: Sequence[Sequence[int]], store: TapStore) -> None:

@@ -2,7 +2,6 @@
 
 import errno
 import json
-from functools import partial
 
 import numpy as np
 import pytest
@@ -28,7 +27,7 @@ PROMPTS = "\n".join(f"the cat sat on mat {i}" for i in range(8))
 @pytest.fixture
 def loaded(monkeypatch):
     """A random model under every name, and every third prompt held out."""
-    from paceline.evaluation import draft_training, head_data, training_text
+    from paceline.evaluation import draft_training, head_data
     from paceline.models import resolve
     from paceline.models.loaded import LoadedModel
     from paceline.models.torch_executor import TorchModel
@@ -40,13 +39,12 @@ def loaded(monkeypatch):
     monkeypatch.setattr(draft_training, "load", lambda *_: found)
     monkeypatch.setattr(resolve, "resolve_model", lambda name: source)
     monkeypatch.setattr(head_data, "_ROUND", 8)
-    monkeypatch.setattr(training_text, "WritingLimits", partial(head_data.WritingLimits, answer_tokens=24))
     monkeypatch.setattr(conversations, "HELD_OUT_SHARE", 3)
     return found
 
 
 def run(*arguments):
-    return CliRunner().invoke(app, ["train", "draft", *map(str, arguments)])
+    return CliRunner().invoke(app, ["train", "draft", "--max-tokens", "24", *map(str, arguments)])
 
 
 def test_a_draft_is_trained_written_and_drafts(loaded, tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 
 import json
 import re
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from tests.fakes import RandomCheckpoint, small_config
 def machine(monkeypatch):
     """A random model under every name, quick writing, and every third prompt held out."""
     pytest.importorskip("torch")
-    from paceline.evaluation import head_data, head_training, training_text
+    from paceline.evaluation import head_data, head_training
     from paceline.models import resolve
     from paceline.models.loaded import LoadedModel
     from paceline.models.torch_executor import TorchModel
@@ -37,13 +36,12 @@ def machine(monkeypatch):
     monkeypatch.setattr(head_training, "load", lambda *_: LoadedModel(source, TorchModel(checkpoint)))
     monkeypatch.setattr(resolve, "resolve_model", lambda name: source)
     monkeypatch.setattr(head_data, "_ROUND", 12)
-    monkeypatch.setattr(training_text, "WritingLimits", partial(head_data.WritingLimits, answer_tokens=24))
     monkeypatch.setattr(conversations, "HELD_OUT_SHARE", 3)
     return source
 
 
 def run(*arguments):
-    return CliRunner().invoke(app, ["train", "head", *map(str, arguments)])
+    return CliRunner().invoke(app, ["train", "head", "--max-tokens", "24", *map(str, arguments)])
 
 
 def test_a_head_is_trained_saved_and_gone_on_with(machine, tmp_path):
@@ -64,6 +62,18 @@ def test_a_head_is_trained_saved_and_gone_on_with(machine, tmp_path):
     again = run(*common, "--steps", 2, "-o", folder)
     assert json.loads(again.stdout)["curve"] == first["curve"]
     assert sorted((tmp_path / "work" / "taps").glob("shard-*")) == shards
+
+
+def test_raw_prompts_are_gone_on_with_as_they_are_and_as_far_as_asked(machine, tmp_path):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("\n".join(f"say {i}" for i in range(24)))
+    common = ["medusa", "--steps", 1, "--threads", 1, "--tokens", 100, "-o", tmp_path / "head", "--json"]
+    found = run(*common, "--prompts", prompts, "--raw", "--max-tokens", 9, "--work", tmp_path / "work")
+    assert found.exit_code == 0, found.exception
+    kept = [one.conversation for one in TapStore(tmp_path / "work" / "taps").documents]
+    asked = {machine.tokenizer.decode(one.ids[: one.num_prompt]) for one in kept}
+    assert asked and asked <= {f"say {i}" for i in range(24)}
+    assert {len(one.answer) for one in kept} == {9}
 
 
 def test_a_head_learns_from_a_log(machine, tmp_path):
