@@ -17,9 +17,9 @@ each layer's own inputs as its memory, every further one what the pass before it
 nothing changes any more, and after a few little does. Training and the reading of prompts take `PASSES`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,12 +29,14 @@ from torch.nn import functional
 from paceline.errors import CorruptWeights
 from paceline.models.base import checked_layers
 from paceline.models.checkpoint import Checkpoint
-from paceline.models.torch_executor.heads.attention import Keys, Part, attend
+from paceline.models.torch_executor.heads.attention import Keys, mix
 from paceline.models.torch_executor.heads.blocks import DecoderLayer, Norm
 
 PASSES = 3
 _OWN = 4.0
 """Of a layer's own input in `mix` at the beginning, where others are 0: with four layers 0.93 of the memory is its."""
+_BLOCK = 128
+"""Rows that are attended for together: a row's products are with the window and so many rows more."""
 KEY = "feedback"
 """What of a draft's card says how it attends."""
 
@@ -50,6 +52,20 @@ class Sparse:
 
     window: int = 512
     num_sinks: int = 4
+
+
+class _Block(NamedTuple):
+    """Rows of one text that are attended for together, so that what is far before them is left out.
+
+    Attributes:
+        rows: [n] their numbers.
+        seen: [m] numbers of the rows whose memory any of them sees.
+        visible: [n, m + n] who sees which of `seen`, and its own key.
+    """
+
+    rows: Tensor
+    seen: Tensor
+    visible: Tensor
 
 
 class FeedbackNet(nn.Module):
@@ -85,7 +101,7 @@ class FeedbackNet(nn.Module):
         Args:
             positions: [N] of each row in its text, ascending within it.
         """
-        parts = [self._part(positions, start, length) for start, length in _spans(lengths)]
+        blocks = [one for start, length in _spans(lengths) for one in self._blocks(positions, start, length)]
         states, memory = [self.embedding[tokens].float()], list[Keys]()
         for _ in range(passes):
             del states[1:]
@@ -93,8 +109,8 @@ class FeedbackNet(nn.Module):
                 normed, residual = layer.enter(states[-1])  # type: ignore[operator]
                 own = self._keys(number, normed, positions)
                 rows = memory[number] if memory else own
-                besides = Keys(own.keys[:, None], own.values[:, None])
-                mixed = attend(layer.self_attn.queries(normed, positions), rows, besides, parts)  # type: ignore[union-attr, operator]
+                query = layer.self_attn.queries(normed, positions)  # type: ignore[union-attr, operator]
+                mixed = torch.cat([_mixed(query, rows, own, block) for block in blocks])
                 states.append(layer.leave(residual, mixed).float())  # type: ignore[operator]
             memory = self._memory(states, positions)
         return states[-1], memory
@@ -149,9 +165,17 @@ class FeedbackNet(nn.Module):
     def _keys(self, number: int, normed: Tensor, positions: Tensor) -> Keys:
         return Keys(*self.layers[number].self_attn.keys_values(normed, positions))  # type: ignore[union-attr, operator]
 
-    def _part(self, positions: Tensor, start: int, length: int) -> Part:
-        rows = slice(start, start + length)
-        return Part(rows, rows, self.sees(positions[rows], positions[rows]))
+    def _blocks(self, positions: Tensor, start: int, length: int) -> Iterator[_Block]:
+        """The rows of the text that begins at row `start`."""
+        places = positions[start : start + length]
+        num_sinks = int((places < self.sparse.num_sinks).sum())
+        for low in range(0, length, _BLOCK):
+            high = min(low + _BLOCK, length)
+            first = int(torch.searchsorted(places, places[low] - self.sparse.window, right=True))
+            seen = torch.cat([torch.arange(min(num_sinks, first)), torch.arange(first, high)])
+            rows = torch.arange(low, high)
+            visible = torch.cat([self.sees(places[rows], places[seen]), torch.eye(len(rows), dtype=torch.bool)], dim=1)
+            yield _Block(start + rows, start + seen, visible)
 
 
 def feedback_net(checkpoint: Checkpoint, card: Mapping[str, Any]) -> FeedbackNet:
@@ -189,6 +213,12 @@ def take_layers(net: nn.Module, checkpoint: Checkpoint, chosen: Sequence[int]) -
     head = embedding if tied else _tensor(checkpoint, "lm_head.weight").bfloat16()
     net.register_buffer("embedding", embedding, persistent=False)
     net.register_buffer("head", head, persistent=False)
+
+
+def _mixed(query: Tensor, memory: Keys, own: Keys, block: _Block) -> Tensor:
+    """[rows, heads * D] of a block, each row attending to the memory that it sees and to its own key."""
+    keys, values = (torch.cat([theirs[block.seen], mine[block.rows]]) for theirs, mine in zip(memory, own, strict=True))
+    return mix(query[block.rows], Keys(keys, values), block.visible)
 
 
 def _spans(lengths: Sequence[int]) -> list[tuple[int, int]]:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import InvalidParameter
-from paceline.training.heads.losses import Criterion
+from paceline.training.heads.losses import Criterion, LawCriterion
 
 BETA = 0.5
 _LEAST_DEVIATION = 1e-3
@@ -33,7 +33,9 @@ def criterion_of(name: str) -> Criterion:
     if name not in DIVERGENCES:
         problem = f"{name!r} is no distance of two laws"
         raise InvalidParameter("divergence", problem, f"choose one of: {', '.join(DIVERGENCES)}")
-    distance = DIVERGENCES[name]
+    if name == "forward_kl":
+        return LawCriterion(above_entropy=True)  # its gradient is that of soft cross entropy, which is compiled
+    distance = _OTHERS[name]
 
     def criterion(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         log_q = torch.log_softmax(logits, dim=-1)
@@ -49,10 +51,6 @@ def _by_logits(q: Tensor, by_q: Tensor) -> Tensor:
 
 def _log(p: Tensor) -> Tensor:
     return p.clamp(min=torch.finfo(p.dtype).tiny).log()
-
-
-def _forward_kl(p: Tensor, log_q: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-    return (p * (_log(p) - log_q)).sum(-1), q - p
 
 
 def _reverse_kl(p: Tensor, log_q: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,7 +75,6 @@ def _tvd_plus(p: Tensor, log_q: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
     return loss, gradient / deviation
 
 
-DIVERGENCES: dict[str, _Distance] = {
-    "forward_kl": _forward_kl, "reverse_kl": _reverse_kl, "jsd": _jsd, "tvd": _tvd, "tvd++": _tvd_plus,
-}  # fmt: skip
-"""By name."""
+_OTHERS: dict[str, _Distance] = {"reverse_kl": _reverse_kl, "jsd": _jsd, "tvd": _tvd, "tvd++": _tvd_plus}
+DIVERGENCES = ("forward_kl", *_OTHERS)
+"""Their names."""

@@ -94,7 +94,7 @@ def documents_of(lengths: Sequence[int]) -> list[Part]:
     parts, start = [], 0
     for length in lengths:
         rows = slice(start, start + length)
-        parts.append(Part(rows, rows, torch.ones(length, length, dtype=torch.bool).tril()))
+        parts.append(Part(rows, rows))
         start += length
     return parts
 

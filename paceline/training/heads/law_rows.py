@@ -35,7 +35,9 @@ def _exp(x: Any) -> Any:
 
 
 @njit(nogil=True, fastmath=True, error_model="numpy")
-def grade(logits: Any, target: Any, weights: Any, eta: Any, losses: Any, acceptance: Any, hits: Any) -> None:
+def grade(
+    logits: Any, target: Any, weights: Any, eta: Any, losses: Any, entropies: Any, acceptance: Any, hits: Any
+) -> None:
     """Loss, acceptance and gradient of n places over m tokens.
 
     Args:
@@ -44,6 +46,7 @@ def grade(logits: Any, target: Any, weights: Any, eta: Any, losses: Any, accepta
         weights: [n] float32 of each place in the gradient.
         eta: float32 of the LK hybrid; below 0 for soft cross entropy (`losses.py`).
         losses: [n] float32 out, unweighted.
+        entropies: [n] float32 out, of the target's laws.
         acceptance: [n] float32 out, sum min(p, q).
         hits: [n] bool out, whether the most probable token of both laws is the same one.
     """
@@ -53,10 +56,11 @@ def grade(logits: Any, target: Any, weights: Any, eta: Any, losses: Any, accepta
         for k in range(len(q)):
             top, highest = max(top, q[k]), max(highest, p[k])
         hits[i] = _place(q, top) == _place(p, highest)
-        total, mass, cross = _ZERO, _ZERO, _ZERO
+        total, mass, cross, itself = _ZERO, _ZERO, _ZERO, _ZERO
         for k in range(len(q)):
             e = _exp(p[k] - highest)
             cross += e * (q[k] - top)
+            itself += e * (p[k] - highest)
             mass += e
             p[k] = e
         for k in range(len(q)):
@@ -69,7 +73,8 @@ def grade(logits: Any, target: Any, weights: Any, eta: Any, losses: Any, accepta
             drafted, wanted = q[k] * of_q, p[k] * of_p
             accepted += min(drafted, wanted)
             below += drafted if drafted < wanted else _ZERO
-        entropy = np.log(total) - cross * of_p
+        soft_loss = np.log(total) - cross * of_p
+        entropies[i] = np.log(mass) - itself * of_p
         share = np.exp(-eta * accepted) if eta >= _ZERO else _ONE
         rest = _ONE - share
         soft, hard = weights[i] * share, weights[i] * rest
@@ -77,7 +82,7 @@ def grade(logits: Any, target: Any, weights: Any, eta: Any, losses: Any, accepta
             drafted, wanted = q[k] * of_q, p[k] * of_p
             rise = (_ONE if drafted < wanted else _ZERO) - below
             q[k] = soft * (drafted - wanted) - hard * drafted * rise
-        losses[i] = share * entropy + rest * (_ONE - accepted)
+        losses[i] = share * soft_loss + rest * (_ONE - accepted)
         acceptance[i] = accepted
 
 

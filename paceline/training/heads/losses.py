@@ -69,12 +69,19 @@ def row_gradients(logits: Tensor, target: Tensor, eta: float | None) -> tuple[Te
 
 @dataclass(frozen=True, slots=True)
 class LawCriterion:
-    """`row_gradients` as a `Criterion`; on a processor it is computed in one compiled loop (`law_rows.py`)."""
+    """`row_gradients` as a `Criterion`; on a processor it is computed in one compiled loop (`law_rows.py`).
+
+    Attributes:
+        eta: of the LK hybrid; None is soft cross entropy.
+        above_entropy: take the target's entropy off the loss: with soft cross entropy it is KL(p || q) then.
+    """
 
     eta: float | None = None
+    above_entropy: bool = False
 
     def __call__(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return row_gradients(logits, target, self.eta)
+        loss, acceptance, gradient = row_gradients(logits, target, self.eta)
+        return loss - torch.special.entr(target).sum(-1) if self.above_entropy else loss, acceptance, gradient
 
 
 class _Graded(NamedTuple):
@@ -91,10 +98,12 @@ def _graded(logits: Tensor, target: Tensor, weights: Tensor, criterion: "Criteri
     if isinstance(criterion, LawCriterion) and logits.device.type == "cpu":
         from paceline.training.heads.law_rows import compiled_grade  # Numba, which other devices do not need
 
-        losses, acceptance = torch.empty(len(logits)), torch.empty(len(logits))
+        losses, entropies, acceptance = (torch.empty(len(logits)) for _ in range(3))
         hits, eta = torch.empty(len(logits), dtype=torch.bool), -1.0 if criterion.eta is None else criterion.eta
         arrays = [one.contiguous().numpy() for one in (logits, target, weights)]
-        compiled_grade()(*arrays, np.float32(eta), losses.numpy(), acceptance.numpy(), hits.numpy())
+        found = (one.numpy() for one in (losses, entropies, acceptance, hits))
+        compiled_grade()(*arrays, np.float32(eta), *found)
+        losses -= entropies if criterion.above_entropy else 0.0
         return _Graded((losses * weights).sum(), acceptance, hits, logits)
     hits = logits.argmax(-1) == target.argmax(-1)
     losses, acceptance, by_logits = criterion(logits, target.softmax(-1))

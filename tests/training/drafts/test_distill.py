@@ -110,7 +110,7 @@ def test_runs_of_hits():
     assert runs_of(hits, 2).tolist() == [[1, 0], [0, 1], [1, -1]]
 
 
-@pytest.mark.parametrize("name", list(DIVERGENCES))
+@pytest.mark.parametrize("name", DIVERGENCES)
 def test_every_distance_trains(tmp_path, name):
     made, store = recipe(name, 1.0), tiny_store(tmp_path, 2, 1)
     made.loss(store, store.documents, moment(0.5)).backward()

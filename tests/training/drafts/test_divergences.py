@@ -6,6 +6,7 @@ import torch
 
 from paceline.errors import InvalidParameter
 from paceline.training.drafts.divergences import BETA, DIVERGENCES, criterion_of
+from paceline.training.heads.losses import Read, fused_loss
 
 P, Q = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.3, 0.5])
 
@@ -50,6 +51,20 @@ def test_gradients_are_those_of_the_formulas(name):
     torch.testing.assert_close(gradient, logits.grad)
 
 
+@pytest.mark.parametrize("name", DIVERGENCES)
+def test_a_loss_over_many_rows_is_the_mean_of_the_formula(name):
+    """As training computes it, some rows at a time and compiled where it can be."""
+    generator = torch.Generator().manual_seed(2)
+    hidden = torch.randn(40, 6, generator=generator).requires_grad_()
+    rows, teacher = torch.randn(23, 6, generator=generator), torch.randn(40, 6, generator=generator)
+    found = fused_loss(Read(hidden), teacher, rows, torch.full((40,), 1 / 40), criterion_of(name)).loss
+    found.backward()
+    p, logits = (teacher @ rows.T).softmax(-1), (hidden.detach() @ rows.T).requires_grad_()
+    expected, _, gradient = criterion_of(name)(logits.detach(), p)
+    torch.testing.assert_close(found.detach(), expected.mean(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(hidden.grad, gradient @ rows / 40, rtol=1e-3, atol=1e-6)
+
+
 def test_tvd_plus_is_a_policy_gradient():
     """-E over x ~ q of A(x) log q(x), A = (r - mean) / deviation, r = 1 where q < p (Goel et al. 2024, section 3.2)."""
     logits, p = laws()
@@ -62,7 +77,7 @@ def test_tvd_plus_is_a_policy_gradient():
     torch.testing.assert_close(gradient, logits.grad)
 
 
-@pytest.mark.parametrize("name", list(DIVERGENCES))
+@pytest.mark.parametrize("name", DIVERGENCES)
 def test_equal_laws_are_left_alone_and_impossible_tokens_are_no_trouble(name):
     _, p = laws()
     loss, acceptance, gradient = criterion_of(name)(p.log(), p)

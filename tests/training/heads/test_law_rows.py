@@ -11,12 +11,12 @@ PLACES, TOKENS = 9, 1003
 
 
 def graded(logits, target, weights, eta):
-    losses, acceptance, hits = torch.empty(PLACES), torch.empty(PLACES), torch.empty(PLACES, dtype=torch.bool)
-    gradient, overwritten = logits.clone(), target.clone()
-    arrays = (gradient, overwritten, weights, losses, acceptance, hits)
+    losses, entropies, acceptance = (torch.empty(PLACES) for _ in range(3))
+    gradient, overwritten, hits = logits.clone(), target.clone(), torch.empty(PLACES, dtype=torch.bool)
+    arrays = (gradient, overwritten, weights, losses, entropies, acceptance, hits)
     first, rest = [one.numpy() for one in arrays[:3]], [one.numpy() for one in arrays[3:]]
     compiled_grade()(*first, np.float32(-1.0 if eta is None else eta), *rest)
-    return losses, acceptance, hits, gradient
+    return losses, entropies, acceptance, hits, gradient
 
 
 @pytest.mark.parametrize("eta", [None, 3.0])
@@ -26,9 +26,11 @@ def test_it_is_the_formula(eta, scale):
     logits = torch.randn(PLACES, TOKENS, generator=generator) * scale
     target = torch.randn(PLACES, TOKENS, generator=generator) * scale + logits / 2
     weights = torch.rand(PLACES, generator=generator)
-    losses, acceptance, hits, gradient = graded(logits, target, weights, eta)
+    losses, entropies, acceptance, hits, gradient = graded(logits, target, weights, eta)
     expected = row_gradients(logits, target.softmax(-1), eta)
     torch.testing.assert_close(losses, expected[0], rtol=1e-5, atol=1e-4)
+    law = target.double().softmax(-1)
+    torch.testing.assert_close(entropies, torch.special.entr(law).sum(-1).float(), rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(acceptance, expected[1], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(gradient, expected[2] * weights[:, None], rtol=1e-4, atol=1e-6)
     assert hits.tolist() == (logits.argmax(-1) == target.argmax(-1)).tolist()

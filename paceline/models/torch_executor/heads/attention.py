@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 class Keys(NamedTuple):
@@ -15,11 +16,14 @@ class Keys(NamedTuple):
 
 
 class Part(NamedTuple):
-    """One document: which anchors are its own, which rows, and which of these each anchor sees [anchors, rows]."""
+    """One document: which anchors are its own, which rows, and which of these each anchor sees [anchors, rows].
+
+    Where `visible` is None, anchors are the rows, and each sees those up to its own.
+    """
 
     anchors: slice
     rows: slice
-    visible: Tensor
+    visible: Tensor | None = None
 
 
 def parts_of(anchors: Tensor, lengths: Sequence[int]) -> list[Part]:
@@ -45,26 +49,37 @@ def attend(query: Tensor, rows: Keys, own: Keys | None, parts: Sequence[Part], r
     mixed = []
     for part in parts:
         these = slice(part.anchors.start * repeat, part.anchors.stop * repeat)
-        visible = part.visible.repeat_interleave(repeat, dim=0)
-        besides = None if own is None else Keys(own.keys[these], own.values[these])
-        mixed.append(_mix(query[these], Keys(rows.keys[part.rows], rows.values[part.rows]), besides, visible))
+        seen = Keys(rows.keys[part.rows], rows.values[part.rows])
+        visible = None if part.visible is None else part.visible.repeat_interleave(repeat, dim=0)
+        if own is None:
+            mixed.append(mix(query[these], seen, visible))
+        else:
+            assert visible is not None
+            mixed.append(_mix_both(query[these], seen, Keys(own.keys[these], own.values[these]), visible))
     return torch.cat(mixed)
 
 
-def _mix(query: Tensor, rows: Keys, own: Keys | None, visible: Tensor) -> Tensor:
-    """softmax(query . key / sqrt(D)) over visible rows and own keys, times values; inside in float32."""
+def mix(query: Tensor, rows: Keys, visible: Tensor | None) -> Tensor:
+    """[n, heads * D] float32 softmax(query . key / sqrt(D)) over visible rows, times values; None is causal."""
+    inputs = (one.float().transpose(0, 1)[None] for one in (query, *rows))
+    found = functional.scaled_dot_product_attention(
+        *inputs, attn_mask=visible, is_causal=visible is None, enable_gqa=True
+    )
+    return found[0].transpose(0, 1).flatten(1).float()
+
+
+def _mix_both(query: Tensor, rows: Keys, own: Keys, visible: Tensor) -> Tensor:
+    """As `mix` over visible rows and own keys."""
     num, heads, size = query.shape
     groups = rows.keys.shape[1]
     grouped = query.view(num, groups, heads // groups, size).permute(1, 2, 0, 3)  # [groups, share, num, D]
     scores = grouped.flatten(1, 2) @ rows.keys.permute(1, 2, 0).to(query.dtype)
     scores = scores.view(groups, heads // groups, num, -1).float().masked_fill(~visible, -torch.inf)
-    if own is not None:
-        further = torch.einsum("gsnd,nmgd->gsnm", grouped.float(), own.keys.float())
-        scores = torch.cat([scores, further.float()], dim=-1)
+    further = torch.einsum("gsnd,nmgd->gsnm", grouped.float(), own.keys.float())
+    scores = torch.cat([scores, further.float()], dim=-1)
     weights = torch.softmax(scores * size**-0.5, dim=-1)
     count = len(rows.keys)
     mixed = weights[..., :count].flatten(1, 2) @ rows.values.transpose(0, 1).float()
     mixed = mixed.float().view(groups, heads // groups, num, size)
-    if own is not None:
-        mixed = mixed + torch.einsum("gsnm,nmgd->gsnd", weights[..., count:], own.values.float())
+    mixed = mixed + torch.einsum("gsnm,nmgd->gsnd", weights[..., count:], own.values.float())
     return mixed.permute(2, 0, 1, 3).reshape(num, heads * size)
