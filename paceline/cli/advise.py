@@ -12,6 +12,7 @@ from rich.table import Table
 from paceline.cli import options as o
 from paceline.cli.groups import Machine, grouped
 from paceline.cli.terminal import messages, output, progress_bars, show_table
+from paceline.disk import check_file
 from paceline.errors import InvalidParameter
 
 if TYPE_CHECKING:
@@ -190,7 +191,8 @@ def _asked(question: Question, times: Times, wishes: Wishes) -> _Asked:
         raise InvalidParameter("validate", f"{wishes.validate} is not above 0", "give minutes")
     if not 0 <= times.draft_ms < inf:
         raise InvalidParameter("draft_ms", f"{times.draft_ms} is no time", "give milliseconds")
-    o.check_writable("export", wishes.export)
+    if wishes.export is not None:
+        check_file("export", wishes.export)
     check_names(question.wanted())
     profile = Profile.read(times.profile) if times.profile else None
     known = question.known(times.draft_ms)

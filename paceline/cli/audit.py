@@ -10,6 +10,7 @@ import typer
 from paceline.cli import options as o
 from paceline.cli.groups import Drafting, Machine, grouped
 from paceline.cli.terminal import output, progress_bars
+from paceline.disk import check_file
 from paceline.errors import InvalidParameter
 
 if TYPE_CHECKING:
@@ -79,7 +80,8 @@ def audit(
     from paceline.evaluation.prompts import load_prompts
     from paceline.evaluation.provenance import provenance
 
-    o.check_writable("html", question.html)
+    if question.html is not None:
+        check_file("html", question.html)
     texts = [prompt.text for prompt in load_prompts(question.prompts)]
     if question.url is not None:
         result = _remote(question.url, texts, question)

@@ -11,6 +11,7 @@ from rich.table import Table as RichTable
 from paceline.cli import options as o
 from paceline.cli.groups import Machine, grouped
 from paceline.cli.terminal import messages, progress_bars, show_table
+from paceline.disk import check_file
 from paceline.errors import InvalidParameter
 
 if TYPE_CHECKING:
@@ -203,7 +204,8 @@ def bench(
     slo = Slo.of(asked.slo) if asked.slo is not None else None
     plan = Plan(asked.cells(), stop.rounds, stop.minutes, stop.narrow)
     for name, path in (("html", files.html), ("markdown", files.markdown)):
-        o.check_writable(name, path)
+        if path is not None:
+            check_file(name, path)
     arms, skipped, dtype = _arms(model, specs, compared, asked.raw, machine)
     known = {"model": model, "dtype": dtype}
     for gate in gates:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli import options as o
+from paceline.disk import check_file
 from paceline.errors import InvalidParameter
 
 if TYPE_CHECKING:
@@ -73,7 +73,8 @@ def check_outputs(output: Path | None, plot: Path | None = None) -> None:
     """Raise InvalidParameter where nothing could be written, before anything is searched."""
     from paceline.theory.plots import check_drawable
 
-    o.check_writable("output", output)
+    if output is not None:
+        check_file("output", output)
     if plot is not None:
         check_drawable(plot)
 

@@ -254,15 +254,6 @@ def share(field: str, text: str) -> float:
     return value
 
 
-def check_writable(field: str, path: Path | None) -> None:
-    """Raise InvalidParameter where a file cannot be written there: before the work, not after it."""
-    if path is None:
-        return
-    if path.is_dir() or not path.parent.is_dir():
-        problem = f"{path} is a folder" if path.is_dir() else f"there is no folder {path.parent}"
-        raise InvalidParameter(field, problem, "name a file in a folder that is there")
-
-
 def load_llm(model: str, speculative: SpeculativeConfig | None, **engine: Any) -> "LLM":
     """The model, with progress bars for whatever takes long: download, conversion, first compilation."""
     from paceline.engine.llm import LLM

@@ -137,8 +137,8 @@ def check_places(output: Path, plot: Path | None) -> Path:
     Raises:
         InvalidParameter: `output` or `plot` cannot be written.
     """
+    from paceline.disk import check_folder
     from paceline.theory.plots import check_drawable
-    from paceline.training.disk import check_folder
 
     if plot is not None:
         try:
@@ -175,9 +175,9 @@ class TrainingBar:
 
 def draw_curve(done: "Progress", what: str, path: Path) -> None:
     """Tokens per pass on held-out text against minutes of training."""
+    from paceline.disk import writing
     from paceline.theory.curves import Chart, Series
     from paceline.theory.plots import draw
-    from paceline.training.disk import writing
 
     minutes = [point["seconds"] / 60 for point in done.curve]
     lines = [Series("temperature 0", minutes, [point["replayed"] for point in done.curve])]

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from paceline.config import EngineConfig
+from paceline.disk import writing
 from paceline.engine.build import load, silent
 from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.evaluation.head_training import check_wishes
@@ -23,7 +24,6 @@ from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import ModelSource, resolve_model
 from paceline.models.save_folder import config_values, save_model
 from paceline.models.torch_executor.feedback import KEY, FeedbackNet, Sparse
-from paceline.training.disk import writing
 from paceline.training.drafts.distill import DistillRecipe, check_on_policy
 from paceline.training.drafts.divergences import criterion_of
 from paceline.training.drafts.net import DraftNet, check_rank, check_trainable, spread_layers

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from paceline.config import EngineConfig
+from paceline.disk import writing
 from paceline.engine.build import load, silent
 from paceline.errors import InvalidParameter
 from paceline.evaluation.head_training import check_wishes, chosen_vocabulary, tree_card
@@ -21,7 +22,6 @@ from paceline.models.heads.files import save_head
 from paceline.models.heads.fingerprint import target_print
 from paceline.models.resolve import resolve_model
 from paceline.models.save_folder import config_values, save_model
-from paceline.training.disk import writing
 from paceline.training.drafts.net import DraftNet, check_rank, check_trainable
 from paceline.training.heads.recipes import recipe_of
 from paceline.training.heads.target import training_target

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.config import EngineConfig
+from paceline.disk import writing
 from paceline.engine.build import silent
 from paceline.errors import InvalidParameter
 from paceline.evaluation.draft_training import DraftJob, DraftSetup, save_draft, set_up, train_member
-from paceline.training.disk import writing
 from paceline.training.drafts.boost import check_match, missed, pool_tokens_per_pass
 from paceline.training.drafts.distill import DistillRecipe
 from paceline.training.heads.shards import Document

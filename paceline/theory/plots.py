@@ -7,6 +7,7 @@ deciding what to draw (`curves.py`, `heat_map.py`).
 from pathlib import Path
 from typing import Any
 
+from paceline.disk import check_file
 from paceline.errors import InvalidParameter
 from paceline.theory.curves import Chart
 from paceline.theory.heat_map import HeatMap
@@ -39,14 +40,12 @@ def check_drawable(path: str | Path) -> Path:
     path = Path(path)
     if path.suffix.lower() not in FORMATS:
         raise InvalidParameter("path", f"cannot write {path.name!r}", f"end the name in {', '.join(FORMATS)}")
-    if not path.parent.is_dir():
-        raise InvalidParameter("path", f"there is no folder {path.parent}", "create it first")
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
         remedy = "run: pip install 'paceline[plots]'"
         raise InvalidParameter("matplotlib", "is not installed, and plots need it", remedy) from None
-    return path
+    return check_file("path", path)
 
 
 def _draw_curves(axes: Any, chart: Chart) -> None:

@@ -55,12 +55,13 @@ def test_svg_carries_title_and_labels(tmp_path, monkeypatch):
     assert all(word in text for word in ("A title", "along", "up", "one"))
 
 
-def test_draw_refuses_unknown_formats_and_missing_folders(tmp_path):
+def test_draw_makes_folders_and_refuses_unknown_formats_and_what_cannot_be_written(tmp_path):
     chart = speedup_curves(SMALL)
     with pytest.raises(InvalidParameter, match=r"\.png"):
         draw(chart, tmp_path / "plot.docx")
-    with pytest.raises(InvalidParameter, match="create it"):
-        draw(chart, tmp_path / "nowhere" / "plot.png")
+    assert draw(chart, tmp_path / "new" / "plot.png").is_file()
+    with pytest.raises(InvalidParameter, match="cannot be written"):
+        draw(chart, "/dev/null/plot.png")
 
 
 def test_without_matplotlib_the_error_names_the_extra(tmp_path, monkeypatch):

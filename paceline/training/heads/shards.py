@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from paceline.disk import writing
 from paceline.errors import CorruptWeights, InvalidParameter
-from paceline.training.disk import writing
 from paceline.training.heads.conversations import Conversation
 
 _INDEX = "taps.json"

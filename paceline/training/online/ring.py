@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from paceline.disk import writing
 from paceline.errors import InvalidParameter
-from paceline.training.disk import writing
 from paceline.training.heads.conversations import Conversation
 from paceline.training.heads.shards import TapStore
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from paceline.disk import writing
 from paceline.errors import CorruptWeights
-from paceline.training.disk import writing
 
 _NAME = "checkpoint.pt"
 

@@ -5,8 +5,8 @@ import errno
 import pytest
 import torch
 
+from paceline.disk import check_folder
 from paceline.errors import CorruptWeights, InvalidParameter
-from paceline.training.disk import check_folder
 from paceline.training.run.checkpoint import read_checkpoint, write_checkpoint
 
 

@@ -1,4 +1,7 @@
-"""Files of a training run: a disk that is full or closed to us becomes one line that says what to do."""
+"""Files and folders that the user named: a disk that is full or closed to us becomes one line that says what to do.
+
+Long work asks before it begins, so that nothing is lost at its end. Not for reading.
+"""
 
 import errno
 from collections.abc import Iterator
