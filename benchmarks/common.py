@@ -57,7 +57,7 @@ def geometric_mean(values: Iterable[float]) -> float:
 def read_prompts(path: Path) -> list[dict]:
     """Prompts of a .jsonl file: a line needs ``turns`` (the first is used) or ``prompt``; ``category`` groups them."""
     prompts = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(path.read_text().removesuffix("\n").split("\n"), 1):
         record = json.loads(line)
         text = record["turns"][0] if "turns" in record else record.get("prompt")
         if not text:

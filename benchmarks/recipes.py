@@ -115,7 +115,7 @@ def paceline(command: list[str]) -> dict:
 
 def odd_prompts(source: Path, path: Path) -> Path:
     """Those whose ``question_id`` is odd, in a file."""
-    lines = [line for line in source.read_text().splitlines() if json.loads(line).get("question_id", 1) % 2]
+    lines = [line for line in source.read_text().split("\n") if line and json.loads(line).get("question_id", 1) % 2]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(lines) + "\n")
     return path

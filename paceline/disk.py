@@ -1,6 +1,7 @@
 """Files and folders that the user named: a disk that is full or closed to us becomes one line that says what to do.
 
-Long work asks before it begins, so that nothing is lost at its end. Not for reading.
+Long work asks before it begins, so that nothing is lost at its end, and goes on with the file it was writing. Not for
+what is in a file.
 """
 
 import errno
@@ -43,3 +44,18 @@ def check_file(field: str, path: Path) -> Path:
         raise InvalidParameter(field, f"{path} is a folder", "name a file")
     check_folder(field, path.absolute().parent)
     return path
+
+
+def whole_lines(path: Path) -> list[str]:
+    """Lines of a file that is appended to; one that was cut off at its end is left out (see `cut_off`).
+
+    Only newlines end them: JSON keeps others (U+2028) in its strings.
+    """
+    return path.read_bytes().decode("utf-8", errors="replace").split("\n")[:-1]
+
+
+def cut_off(path: Path) -> None:
+    """Remove a last line that was not written whole, so that the file can be gone on with."""
+    data = path.read_bytes()
+    with path.open("r+b") as file:
+        file.truncate(data.rfind(b"\n") + 1)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from paceline.disk import cut_off, whole_lines
 from paceline.errors import InvalidParameter
 from paceline.serving.body import parse
 from paceline.serving.front import Front
@@ -24,7 +25,7 @@ def read_requests(path: Path) -> list[dict[str, Any]]:
         InvalidParameter: it cannot be read, or a line is no request; two lines have one id.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # JSON keeps other ends of lines in its strings
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidParameter("input", f"{path} cannot be read ({error})", "give a JSON Lines file") from None
     requests = [_request(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
@@ -41,14 +42,12 @@ def answered(path: Path) -> set[str]:
     """Ids that an earlier run has answered. A line that was cut off at the end of the file is removed."""
     if not path.exists():
         return set()
-    data = path.read_bytes()
-    whole = data[: data.rfind(b"\n") + 1]
-    if len(whole) < len(data):
-        path.write_bytes(whole)
     try:
-        return {json.loads(line)["custom_id"] for line in whole.splitlines() if line.strip()}
+        found = {json.loads(line)["custom_id"] for line in whole_lines(path) if line.strip()}
     except (ValueError, KeyError, TypeError):
         raise InvalidParameter("output", f"{path} holds something else", "name a new file") from None
+    cut_off(path)
+    return found
 
 
 async def run_batch(front: Front, requests: list[dict[str, Any]], write: Callable[[dict[str, Any]], None]) -> None:

@@ -45,6 +45,12 @@ def test_every_line_is_answered(make_llm, tmp_path):
     assert told["c"]["body"]["error"]["param"] == "temperature"
 
 
+def test_a_line_may_hold_other_ends_of_lines(tmp_path):
+    request = line("a", prompt="one\u2028two\x85three")
+    (tmp_path / "in").write_text(json.dumps(request, ensure_ascii=False) + "\r\n\n")
+    assert read_requests(tmp_path / "in") == [request]
+
+
 def test_a_run_that_was_cut_off_goes_on(tmp_path):
     path = tmp_path / "out"
     assert answered(path) == set()

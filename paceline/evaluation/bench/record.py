@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.disk import cut_off, whole_lines
 from paceline.errors import InvalidParameter
 from paceline.evaluation.bench.arms import Answer
 
@@ -122,8 +123,11 @@ class BenchFile:
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
     def _read(self, path: Path) -> None:
-        head, *lines = path.read_text(encoding="utf-8").splitlines()
-        first = _parsed(head, path)
+        try:
+            head, *lines = whole_lines(path)
+            first = json.loads(head)
+        except ValueError:
+            raise InvalidParameter("resume", f"{path} is no bench", "name another file") from None
         if first.get("format") != FORMAT or first.get("version") != VERSION:
             raise InvalidParameter("resume", f"{path} is no bench of version {VERSION}", "name another file")
         other = [name for name in _ALIKE if first["settings"].get(name) != _plain(self.settings.get(name))]
@@ -134,20 +138,13 @@ class BenchFile:
             try:
                 values = json.loads(line)
             except ValueError:
-                if number == len(lines) - 1:  # the line that was being written when it stopped
-                    break
                 raise InvalidParameter("resume", f"{path}, line {number + 2} is damaged", "remove it") from None
             answers = tuple(Answer.of_dict(answer) for answer in values.pop("answers"))
             self.measurements.append(Measurement(**values, answers=answers))
+        cut_off(path)
         whole = self.done()
-        self.measurements = [one for one in self.measurements if (one.round, one.cell) in whole]
-
-
-def _parsed(line: str, path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(line)
-    except ValueError:
-        raise InvalidParameter("resume", f"{path} is no bench", "name another file") from None
+        latest = {(one.round, one.cell, one.arm): one for one in self.measurements}  # a cell may have been begun twice
+        self.measurements = [one for one in latest.values() if (one.round, one.cell) in whole]
 
 
 def _plain(value: Any) -> Any:

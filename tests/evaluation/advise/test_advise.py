@@ -191,7 +191,7 @@ def test_what_this_model_cannot_replay_is_refused_before_it_answers(command, mon
         (["--for", "nope"], "for"), (["-c", "x"], "concurrency"), (["-c", "0"], "concurrency"),
         (["-k", "0"], "num_draft_tokens"), (["-k", ""], "num_draft_tokens"), (["--candidates", "none"], "drafter"),
         (["--candidates", "nope"], "drafter"), (["--validate", "0"], "validate"), (["--draft-ms", "nan"], "draft_ms"),
-        (["--export", "/no/such/folder/x.json"], "export"), (["--max-tokens", "0"], "max_tokens"),
+        (["--export", "/dev/null/x.json"], "export"), (["--max-tokens", "0"], "max_tokens"),
         (["--temperature", "-1"], "temperature"), (["--traffic", "/no/such/log.jsonl"], "prompts"),
     ],
 )  # fmt: skip

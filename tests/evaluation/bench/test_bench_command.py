@@ -114,8 +114,8 @@ def test_bad_input_names_its_field(command, arguments, field):
 
 @pytest.mark.parametrize(
     ("arguments", "field"),
-    [(["--gate", "nope>=1"], "gate"), (["--gate", "ngram>=1@nope"], "gate"), (["--html", "/no/such/x.html"], "html"),
-     (["--markdown", "/no/such/x.md"], "markdown"), (["--minutes", "0"], "minutes")],
+    [(["--gate", "nope>=1"], "gate"), (["--gate", "ngram>=1@nope"], "gate"), (["--html", "/dev/null/x.html"], "html"),
+     (["--markdown", "/dev/null/x.md"], "markdown"), (["--minutes", "0"], "minutes")],
 )  # fmt: skip
 def test_what_would_fail_after_the_bench_is_refused_before_it(command, monkeypatch, arguments, field):
     monkeypatch.setattr(run, "_measured", lambda *_: pytest.fail("measured first"))

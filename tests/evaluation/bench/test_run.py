@@ -62,8 +62,21 @@ def test_a_bench_that_was_stopped_goes_on_where_it_ended(tmp_path):
     assert second[0].asked == [5, 6, 7]
     assert resumed.num_resumed == 1
     assert len(resumed.measurements) == 24
+    assert len(BenchFile(path, settings(second)).measurements) == 24
     with pytest.raises(InvalidParameter, match=r"resume.*other model"):
         BenchFile(path, settings(second) | {"model": "another"})
+
+
+def test_answers_may_hold_any_end_of_a_line_and_a_cell_begun_twice_counts_once(tmp_path):
+    path, some = tmp_path / "run.jsonl", arms()
+    some[0].says = "one\u2028two\x85three\r\n"
+    file = BenchFile(path, settings(some))
+    run_bench(some, Plan(cells(2)), file)
+    *_, last, _ = path.read_text().split("\n")
+    with path.open("a") as more:
+        more.write(last + "\n")
+    again = BenchFile(path, settings(some))
+    assert again.measurements == file.measurements
 
 
 def test_minutes_and_precision_end_it():
