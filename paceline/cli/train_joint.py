@@ -11,6 +11,9 @@ from paceline.cli import train_options as t
 from paceline.cli.groups import grouped
 from paceline.cli.terminal import messages
 
+_RATE = 5e-4
+"""Of the target; heads take four times that, which is the rate at which they learn beside a frozen one."""
+
 
 @grouped
 def joint(
@@ -40,7 +43,7 @@ def joint(
     """
     from paceline.evaluation.joint_training import JointJob, train_joint
 
-    job = JointJob(family, run.text(), run.loop(rate=1e-3), num_draft_tokens, draft_vocabulary, lora_rank)
+    job = JointJob(family, run.text(), run.loop(rate=_RATE), num_draft_tokens, draft_vocabulary, lora_rank)
     t.check_places(output, run.plot)
     with t.training_bars() as progress:
         done, drift = train_joint(job, run.config(), output, progress, t.TrainingBar(progress))

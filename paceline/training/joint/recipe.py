@@ -5,11 +5,11 @@
 `L_target` keeps the target near what it was: by self-distillation KL(p_original || p), the paper's section 2.3, where
 the teacher is the same weights without the low-rank update; it wrote the text, so its states are in the store. The
 weight LAMBDA_0 of the heads rises from 0 over the first part of the run, since untrained heads would pull the target
-away (their warm-up). Medusa-2's authors also give the heads four times the target's rate; here one rate serves both.
-The target is CHANGED by this: its text is another one afterwards, by how much `drift` says.
+away (their warm-up), and heads take four times the target's rate, both as in the paper. The target is CHANGED by this:
+its text is another one afterwards, by how much `drift` says.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
 import torch
@@ -28,6 +28,8 @@ from paceline.training.run.trainee import Moment, Trainee
 
 LAMBDA_0, WARM_UP = 0.2, 0.3
 """Weight of the heads' loss, and the share of the run over which it rises from 0."""
+HEADS_RATE = 4.0
+"""Learning rate of the heads over the target's."""
 _MOST_MEASURED = 24
 
 
@@ -145,6 +147,10 @@ class JointRecipe(Trainee):
             changed += float((now.argmax(-1) != before.argmax(-1)).sum())
             places += len(now)
         return {"kl": divergence / max(places, 1), "other_best_token": changed / max(places, 1)}
+
+    def rate_factors(self) -> Mapping[str, float]:
+        """Heads begin at nothing, the target does not."""
+        return {"heads.": HEADS_RATE}
 
     def kept(self) -> dict[str, Tensor]:
         """The draft vocabulary, which a run goes on with."""

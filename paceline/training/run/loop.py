@@ -119,7 +119,7 @@ class Trainer:
             problem = f"{len(trained)} conversations to train on and {len(self._held_out)} held out are too few"
             raise InvalidParameter("tokens", problem, "have more text written, or serve more")
         self._order, self._random = Order(trained, settings.seed), torch.Generator().manual_seed(settings.seed)
-        self._optimiser, self.mean = Optimiser(trainee.net), Mean(trainee.net)
+        self._optimiser, self.mean = Optimiser(trainee.net, trainee.rate_factors()), Mean(trainee.net)
         self._resume()
 
     def run(self) -> Progress:

@@ -1,6 +1,9 @@
 """Muon for matrices and AdamW for the rest, a cosine with a short rise, and a running mean of the weights."""
 
 import math
+from collections import defaultdict
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -15,26 +18,34 @@ class Optimiser:
 
     Matrices take Muon's orthogonal steps (Jordan et al. 2024), scaled so that AdamW's rates fit them (Liu et al. 2025,
     section 2.2); tables of tokens, norms and biases take AdamW.
+
+    Args:
+        factors: rates over the common one, by the beginning of a parameter's name.
     """
 
-    def __init__(self, net: nn.Module) -> None:
+    def __init__(self, net: nn.Module, factors: Mapping[str, float] = MappingProxyType({})) -> None:
         tables = {id(one.weight) for one in net.modules() if isinstance(one, nn.Embedding)}
-        trained = [one for one in net.parameters() if one.requires_grad]
-        matrices = [one for one in trained if one.ndim == 2 and id(one) not in tables and min(one.shape) > 1]
-        chosen = set(map(id, matrices))
-        rest = [one for one in trained if id(one) not in chosen]
+        matrices: dict[float, list[nn.Parameter]] = defaultdict(list)
+        rest: dict[float, list[nn.Parameter]] = defaultdict(list)
+        for name, one in net.named_parameters():
+            if one.requires_grad:
+                is_matrix = one.ndim == 2 and id(one) not in tables and min(one.shape) > 1
+                factor = next((each for part, each in factors.items() if name.startswith(part)), 1.0)
+                (matrices if is_matrix else rest)[factor].append(one)
         self._parts: list[torch.optim.Optimizer] = []
+        self._factors = [list(each) for each in (matrices, rest) if each]
         if matrices:
-            muon = torch.optim.Muon(matrices, lr=0.0, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
-            self._parts.append(muon)
+            groups = [{"params": each} for each in matrices.values()]
+            self._parts.append(torch.optim.Muon(groups, lr=0.0, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"))
         if rest:
-            self._parts.append(torch.optim.AdamW(rest, lr=0.0, weight_decay=0.0, betas=(0.9, 0.95)))
+            groups = [{"params": each} for each in rest.values()]
+            self._parts.append(torch.optim.AdamW(groups, lr=0.0, weight_decay=0.0, betas=(0.9, 0.95)))
 
     def step(self, rate: float) -> None:
         """One update at this rate; gradients are gone afterwards."""
-        for part in self._parts:
-            for group in part.param_groups:
-                group["lr"] = rate
+        for part, factors in zip(self._parts, self._factors, strict=True):
+            for group, factor in zip(part.param_groups, factors, strict=True):
+                group["lr"] = rate * factor
             part.step()
             part.zero_grad(set_to_none=True)
 

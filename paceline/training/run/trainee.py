@@ -4,7 +4,7 @@ Draft heads (`training/heads/recipes/`) and whole draft models (`training/drafts
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,6 +41,10 @@ class Trainee(ABC):
     @abstractmethod
     def evaluate(self, store: TapStore, documents: Sequence[Document]) -> Evaluation:
         """Figures on these documents, which it is not trained on."""
+
+    def rate_factors(self) -> Mapping[str, float]:
+        """Learning rates over the loop's, by the beginning of a parameter's name; 1 where none is said."""
+        return {}
 
     def kept(self) -> dict[str, Tensor]:
         """What a checkpoint holds besides weights, by name."""

@@ -13,8 +13,10 @@ from paceline.training.heads.recipes.falcon import (
     FalconRecipe,
     answered,
     block_parts,
+    blocks_of,
     distillation,
     glanced,
+    unshown,
 )
 from paceline.training.run.trainee import Moment
 from tests.training.heads.tiny import VOCAB, tiny_store, tiny_target
@@ -66,6 +68,8 @@ def written_out(recipe, store, one, done, random):
         tokens[i], fed[i] = ids[i + K + 1], states[i + K]
     outputs, total = outputs_of(recipe.net, tokens, fed, offset), torch.zeros(())
     left = places[:start] + places[start + count :]
+    if (places[start] + offset) % K == 1 and places[start] - 1 in left:  # it sees its answer one row on
+        left.remove(places[start] - 1)
     for i in left:
         wanted = states[i + K]
         p, log_q = (wanted @ recipe.rows.T).softmax(-1), (outputs[i] @ recipe.rows.T).log_softmax(-1)
@@ -90,7 +94,7 @@ def test_loss_and_step_are_the_papers(tmp_path, done):
 
 
 def test_the_relaxed_mask_is_causal_between_blocks_and_whole_inside():
-    [first, second] = block_parts([5, 3], [0, 1], 2)
+    [first, second] = block_parts([5, 3], blocks_of([5, 3], [0, 1], 2))
     assert first.visible.int().tolist() == [
         [1, 1, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 1]
     ]  # fmt: skip
@@ -103,6 +107,15 @@ def test_as_many_neighbours_as_asked_are_shown():
         shown = glanced(places, count, random)
         assert len(shown) == count and (torch.diff(shown) == 1).all()
     assert {int(glanced(places, 15, random)[0]) for _ in range(60)} == {3, 4, 5}
+
+
+@pytest.mark.parametrize(("offset", "first", "left_out"), [(0, 7, [6]), (0, 8, []), (1, 7, []), (1, 8, [7])])
+def test_who_sees_its_answer_takes_no_loss(offset, first, left_out):
+    places, blocks = torch.arange(2, 12), blocks_of([12], [offset], 2)
+    shown = torch.arange(first, 10)
+    kept = unshown(places, shown, blocks, 2).tolist()
+    assert sorted({*range(2, 12)} - set(kept)) == [*left_out, *shown.tolist()]
+    assert unshown(places, shown[:0], blocks, 2).tolist() == places.tolist()
 
 
 def test_nothing_is_shown_at_the_end_of_the_run(tmp_path, monkeypatch):

@@ -7,8 +7,8 @@ hidden state together (coupled), with
     N = lambda * (places the first pass got wrong),   lambda = 0.4 * (E - e) / E,   e of E epochs done
 
 The second pass reads that, and takes the loss at the places that were not shown their answers (as in Qian et al. 2021,
-from whom glancing comes). Where a block holds the first shown row and the one before it, the latter sees its answer in
-the hidden state that is shown: one place of a batch.
+from whom glancing comes), nor see it: a row before the first shown one, in the same block, is left out, because the
+hidden state that is shown there follows the token that it is to name.
 
     L = SmoothL1(f, f_target) + 0.1 * (0.9 * KL(p || q) + 0.1 * -log q(y)),   y the most probable token of p
 
@@ -69,7 +69,8 @@ class FalconRecipe(Recipe):
         states = batch.normed.float()
         noisy = states + (torch.rand(states.shape, generator=random).to(self.device) * 2 - 1) * NOISE
         offsets = torch.randint(0, size, (len(documents),), generator=random).tolist()
-        parts = block_parts(batch.lengths, offsets, size, self.device)
+        blocks = blocks_of(batch.lengths, offsets, size, self.device)
+        parts = block_parts(batch.lengths, blocks)
         with torch.no_grad():
             first = self._outputs(batch.next_tokens, noisy, batch.lengths, parts)[places]
             named = self.ids[logits_of(Read(first), self.rows).argmax(-1)]
@@ -77,7 +78,7 @@ class FalconRecipe(Recipe):
         shown = glanced(places, int(GLANCE * (1 - moment.done) * wrong), random)
         tokens, fed = batch.next_tokens.clone(), noisy.clone()
         tokens[shown], fed[shown] = batch.next_tokens[shown + size], states[shown + size]
-        left = places[~torch.isin(places, shown)]
+        left = unshown(places, shown, blocks, size)
         if moment.share < 1:
             left = left[(torch.rand(len(left), generator=random) < moment.share).to(self.device)]
         outputs = self._outputs(tokens, fed, batch.lengths, parts)[left]
@@ -117,13 +118,33 @@ def glanced(places: Tensor, count: int, random: torch.Generator) -> Tensor:
     return places[start : start + count]
 
 
-def block_parts(lengths: Sequence[int], offsets: Sequence[int], size: int, device: torch.device = CPU) -> list[Part]:
-    """The relaxed causal mask: row i of a text sees row j where (j + offset) // size <= (i + offset) // size."""
+def unshown(places: Tensor, shown: Tensor, blocks: Tensor, size: int) -> Tensor:
+    """Those of `places` that neither are among the `shown` ones nor see their own answer in the first of these.
+
+    Args:
+        blocks: [N] of every row.
+    """
+    left = places[~torch.isin(places, shown)]
+    if not len(shown):
+        return left
+    first = shown[0]
+    ahead = first - left
+    return left[(ahead <= 0) | (ahead >= size) | (blocks[left] != blocks[first])]
+
+
+def blocks_of(lengths: Sequence[int], offsets: Sequence[int], size: int, device: torch.device = CPU) -> Tensor:
+    """[N] number of each row's block within its text: row i of it is in (i + offset) // size."""
+    rows = [torch.arange(length, device=device) + offset for length, offset in zip(lengths, offsets, strict=True)]
+    return torch.cat(rows) // size
+
+
+def block_parts(lengths: Sequence[int], blocks: Tensor) -> list[Part]:
+    """The relaxed causal mask: a row of a text sees those of its block and of the ones before."""
     parts, start = [], 0
-    for length, offset in zip(lengths, offsets, strict=True):
-        rows, block = slice(start, start + length), (torch.arange(length, device=device) + offset) // size
+    for block in blocks.split(list(lengths)):
+        rows = slice(start, start + len(block))
         parts.append(Part(rows, rows, block[None, :] <= block[:, None]))
-        start += length
+        start += len(block)
     return parts
 
 
