@@ -78,7 +78,7 @@ def draft(
     from paceline.evaluation.draft_training import DraftJob, train_draft
     from paceline.evaluation.pool_training import train_pool
     from paceline.models.cache_dir import cache_dir
-    from paceline.models.torch_executor.feedback import Sparse
+    from paceline.models.feedback import Sparse
 
     if sparse and pool is not None:
         raise InvalidParameter(

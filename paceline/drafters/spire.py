@@ -2,8 +2,8 @@
 
 What a draft keeps of a request does not grow with its text: keys and values of `window` tokens and of the first few, in
 as many layers as the draft has. It pays where reading the target's keys costs more than reading the draft's weights:
-long contexts, many requests at once (`theory/long_context.py`). Trained by ``paceline train draft --sparse``; runs in
-torch. Prompts are read from their sinks and last `window` tokens only, in a few passes, then token by token.
+long contexts, many requests at once (`theory/long_context.py`). Trained by ``paceline train draft --sparse``. Prompts
+are read from their sinks and last `window` tokens only, in a few passes, then token by token.
 """
 
 import json
@@ -14,12 +14,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from paceline.drafters.draft_pages import common_prefix
+from paceline.drafters.draft_runner import load_draft
 from paceline.drafters.drawn_chains import DrawnChains
 from paceline.drafters.services import DraftServices
 from paceline.drafters.trees.growth import Growth
-from paceline.errors import UnsupportedModel
-from paceline.models.resolve import resolve_model
-from paceline.models.size import num_parameters, stored_bytes
+from paceline.models.feedback import FeedbackWeights, read_card
+from paceline.models.feedback_draft import FeedbackDraft
 from paceline.sampling.randomness import ROOT
 
 _FEW = 8
@@ -27,7 +27,7 @@ _FEW = 8
 
 
 class Reads(Protocol):
-    """What drafts: `models/torch_executor/feedback_draft.py`.
+    """What drafts: `models/feedback_draft.py`.
 
     Attributes:
         slack: rows that may be taken back.
@@ -40,6 +40,10 @@ class Reads(Protocol):
 
     def new_memory(self) -> Any:
         """Of an empty text."""
+        ...
+
+    def release(self, memory: Any) -> None:
+        """Give its room to others."""
         ...
 
     def read(self, memory: Any, tokens: Sequence[int]) -> None:
@@ -87,7 +91,9 @@ class SpireRunner:
 
     def release(self, request_id: str) -> None:
         """Forget a request."""
-        self._texts.pop(request_id, None)
+        text = self._texts.pop(request_id, None)
+        if text is not None:
+            self._draft.release(text.memory)
 
     def _take_in(self, request_id: str, tokens: Sequence[int]) -> None:
         """Bring a request's memory to exactly `tokens`."""
@@ -111,26 +117,21 @@ class Spire(DrawnChains):
         super().__init__("spire", SpireRunner(draft), cost_ratio)
 
 
-def make_spire(services: DraftServices, model: str) -> Spire:
-    """The drafter around the draft in the folder `model`.
+def make_spire(services: DraftServices, model: str, dtype: str | None = None) -> Spire:
+    """The drafter around the draft in the folder `model`, its weights stored as `dtype`, by default as the target's.
 
     Raises:
         UnsupportedModel: it has another vocabulary than the target.
         CorruptWeights: it was not trained with a feedback memory.
     """
-    from paceline.models.torch_executor.feedback import feedback_net
-    from paceline.models.torch_executor.feedback_draft import FeedbackDraft
-
-    source, target = resolve_model(model), services.target
-    if not target.source.tokenizer.same_vocabulary(source.tokenizer):
-        raise UnsupportedModel(f"model: {model} has another vocabulary than {target.source.name}; train one for it")
-    card = getattr(source.checkpoint, "path", None)
-    card = None if card is None else card / "paceline.json"
+    draft = load_draft(services, model, dtype)
+    checkpoint = draft.source.checkpoint
+    path = getattr(checkpoint, "path", None)
+    card = None if path is None else path / "paceline.json"
     values = json.loads(card.read_text()) if card is not None and card.is_file() else {}
-    net = feedback_net(source.checkpoint, values)
-    read = 4 * num_parameters(source.checkpoint.config)
-    ratio = read / stored_bytes(target.model.config, services.dtype)
-    return Spire(FeedbackDraft(net, target.model.config.vocab_size), ratio)
+    sparse, mix = read_card(values, checkpoint.config.num_hidden_layers)
+    reads = FeedbackDraft(draft.model, FeedbackWeights(checkpoint, mix), sparse)
+    return Spire(reads, services.cost_ratio([(draft, dtype)]))
 
 
 def _token(growth: Growth, node: int) -> int:

@@ -20,10 +20,11 @@ from paceline.evaluation.training_card import run_card, shown
 from paceline.evaluation.training_text import TextJob, open_store, text_card, write_text
 from paceline.models.base import checked_layers
 from paceline.models.config import ModelConfig
+from paceline.models.feedback import KEY, Sparse
 from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import ModelSource, resolve_model
 from paceline.models.save_folder import config_values, save_model
-from paceline.models.torch_executor.feedback import KEY, FeedbackNet, Sparse
+from paceline.models.torch_executor.feedback import FeedbackNet
 from paceline.training.drafts.distill import DistillRecipe, check_on_policy
 from paceline.training.drafts.divergences import criterion_of
 from paceline.training.drafts.net import DraftNet, check_rank, check_trainable, spread_layers

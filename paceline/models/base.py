@@ -119,6 +119,15 @@ class KVCache(Protocol):
         ...
 
 
+@runtime_checkable
+class TakesKeys(KVCache, Protocol):
+    """A cache that others may write to."""
+
+    def write(self, slots: Sequence[int] | np.ndarray, keys: np.ndarray, values: np.ndarray) -> None:
+        """Put keys, rotated, and values [layers, len(slots), kv_heads, head_dim] float32 into `slots`; see `read`."""
+        ...
+
+
 class CausalLM(Protocol):
     """A model that scores rows."""
 

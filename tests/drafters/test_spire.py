@@ -19,10 +19,13 @@ class TableDraft:
     slack = 4
 
     def __init__(self) -> None:
-        self.num_read = self.num_steps = 0
+        self.num_read = self.num_steps = self.num_released = 0
 
     def new_memory(self) -> dict[int, int]:
         return {}
+
+    def release(self, memory: dict[int, int]) -> None:
+        self.num_released += 1
 
     def read(self, memory: dict[int, int], tokens) -> None:
         memory.clear()
@@ -69,7 +72,7 @@ def test_a_drafter_with_a_history_drafts_as_a_fresh_one():
     trees = [one.propose([context(other, 3, OverFractions(1))])[0] for one in (old, Spire(TableDraft()))]
     assert trees[0].tokens == trees[1].tokens
     old.release("r")
-    assert not old.runner._texts
+    assert not old.runner._texts and table.num_released == 1
 
 
 def test_longer_drafts_than_can_be_taken_back_are_not_made():

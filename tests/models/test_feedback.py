@@ -1,14 +1,25 @@
-"""SPIRe's network: row by row as its equations say, many rows at once by as many passes, a memory of one size."""
+"""SPIRe's network: row by row as its equations say, many rows at once by as many passes; at work on every executor."""
+
+import hashlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from paceline.errors import CorruptWeights
-from paceline.models.torch_executor.feedback import KEY, FeedbackNet, Sparse, feedback_net
-from paceline.models.torch_executor.feedback_draft import SLACK, FeedbackDraft
-from tests.training.drafts.tiny import TARGET
+from paceline.models.base import PAGE_SIZE, TakesKeys
+from paceline.models.feedback import KEY, PASSES, FeedbackWeights, Sparse, read_card
+from paceline.models.feedback_draft import SLACK, FeedbackDraft
+from paceline.models.numba_executor.executor import NumbaModel
+from paceline.models.rows import Part, build_rows
+from paceline.models.torch_executor.feedback import FeedbackNet
+from paceline.models.torch_executor.model import TorchModel
+from tests.fakes import RandomCheckpoint, small_config
 
+TARGET = RandomCheckpoint(
+    small_config(vocab_size=30, hidden_size=32, intermediate_size=64, num_attention_heads=4, head_dim=16), seed=4
+)
 SPARSE = Sparse(window=4, num_sinks=2)
 TOKENS = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5])
 
@@ -78,33 +89,90 @@ def test_it_begins_as_the_layers_it_was_made_from():
     torch.testing.assert_close(made(TOKENS, [len(TOKENS)]), plain(TOKENS, [len(TOKENS)]), atol=1e-4, rtol=1e-4)
 
 
-def test_steps_go_on_from_a_reading_and_are_the_loop():
+class Written:
+    """A network's layers as a checkpoint of their own."""
+
+    storage = "F32"
+
+    def __init__(self, made):
+        self._tensors = made.tensors(made.state_dict())
+        self.config = replace(TARGET.config, num_hidden_layers=len(made.layers))
+        parts = b"".join(each.tobytes() for each in self._tensors.values())
+        self.fingerprint = hashlib.sha256(parts).hexdigest()
+
+    def names(self):
+        return tuple(self._tensors)
+
+    def tensor(self, name):
+        return self._tensors[name]
+
+
+EXECUTORS = {"numba": lambda written: NumbaModel(written, "float32", num_threads=1), "torch": TorchModel}
+
+
+@pytest.fixture(params=EXECUTORS)
+def draft_of(request):
+    """A network at work."""
+
+    def at_work(made, num_texts=1):
+        written = Written(made)
+        sparse, mix = read_card({KEY: made.card()}, len(made.layers))
+        return FeedbackDraft(EXECUTORS[request.param](written), FeedbackWeights(written, mix), sparse, num_texts)
+
+    return at_work
+
+
+def test_steps_are_the_loop(draft_of):
     """A text that is read from its beginning by steps alone has the loop's logits, over sinks, window and ring."""
     made = net()
-    draft = FeedbackDraft(made, 30)
-    tokens = torch.cat([TOKENS] * 8)
+    draft, tokens = draft_of(made), torch.cat([TOKENS] * 9)
     memory, expected = draft.new_memory(), row_by_row(made, tokens) @ made.head.T
-    assert len(tokens) > SPARSE.num_sinks + SPARSE.window + SLACK
-    found = [draft.step([memory], [token], [place])[0] for place, token in enumerate(tokens.tolist())]
+    assert len(tokens) > SPARSE.num_sinks + SPARSE.window + SLACK + PAGE_SIZE
+    found = [draft.step([memory], [token], [place])[0].copy() for place, token in enumerate(tokens.tolist())]
     np.testing.assert_allclose(np.stack(found), expected.detach().numpy(), atol=2e-4)
 
 
-def test_a_text_read_at_once_is_gone_on_with():
+@pytest.mark.parametrize("sparse", [Sparse(40, 4), Sparse(37, 0), Sparse(16, 20)])
+def test_whole_pages_and_single_slots_are_the_window(draft_of, sparse):
+    """The rows that are seen are those that the network lets be seen, wherever the window begins."""
+    made, tokens = net(sparse=sparse), torch.cat([TOKENS] * 18)
+    draft, size = draft_of(made), len(tokens)
+    memory = draft.new_memory()
+    for place in range(size):
+        row = draft._row(memory, 0, place)
+        pages = [slot for page in row.pages.tolist() for slot in range(page * PAGE_SIZE, (page + 1) * PAGE_SIZE)]
+        seen = torch.arange(place)[made.sees(torch.tensor([place]), torch.arange(place))[0]]
+        assert sorted([*pages, *row.slots]) == sorted(draft._slots(memory, np.array([*seen.tolist(), place])).tolist())
+        assert row.num_keys == len(pages)
+
+
+@pytest.mark.parametrize("size", [1, 3, 6, 11, 30])
+def test_a_text_read_at_once_has_the_networks_memory(draft_of, size):
+    """The passes of `read` are those of training; a row after it sees what they left."""
+    made = net()
+    draft, memory, tokens = draft_of(made), None, torch.cat([TOKENS] * 3)[:size]
+    memory, first = draft.new_memory(), max(size - SPARSE.window, 0)
+    draft.read(memory, tokens.tolist())
+    places = torch.tensor([*range(min(SPARSE.num_sinks, first)), *range(first, size)])
+    _, kept = made.read(tokens[places], places, [len(places)], PASSES)
+    keys, values = draft._cache.read(draft._slots(memory, places.numpy()).tolist())
+    np.testing.assert_allclose(keys, torch.stack([one.keys for one in kept]).detach(), atol=1e-4)
+    np.testing.assert_allclose(values, torch.stack([one.values for one in kept]).detach(), atol=1e-4)
+
+
+def test_a_text_read_at_once_is_gone_on_with(draft_of):
     """Near the loop: a few passes over the sinks and the window."""
-    made = net(mixed=False)
-    draft, memory, slow = FeedbackDraft(made, 30), None, None
+    draft, tokens = draft_of(net(mixed=False), 2), TOKENS.tolist() * 2
     memory, slow = draft.new_memory(), draft.new_memory()
-    tokens = TOKENS.tolist() * 2
     draft.read(memory, tokens)
     for place, token in enumerate(tokens):
         draft.step([slow], [token], [place])
-    found, exact = (draft.step([one], [7], [len(tokens)])[0] for one in (memory, slow))
+    found, exact = (draft.step([one], [7], [len(tokens)])[0].copy() for one in (memory, slow))
     assert np.corrcoef(found, exact)[0, 1] > 0.9
-    assert sorted(one for one in memory.positions.tolist() if one >= 0)[:2] == [0, 1]
 
 
-def test_rows_taken_back_leave_no_trace():
-    draft = FeedbackDraft(net(), 30)
+def test_rows_taken_back_leave_no_trace(draft_of):
+    draft = draft_of(net(), 2)
     one, other = draft.new_memory(), draft.new_memory()
     for place, token in enumerate(TOKENS.tolist()):
         draft.step([one, other], [token, token], [place, place])
@@ -112,14 +180,68 @@ def test_rows_taken_back_leave_no_trace():
         draft.step([one], [8], [place])
     again = draft.step([one, other], [5, 5], [len(TOKENS)] * 2)
     np.testing.assert_array_equal(again[0], again[1])
-    assert one.num_bytes == draft.new_memory().num_bytes
+
+
+def test_a_text_that_gets_shorter_after_a_reading_sees_nothing_that_was_not_read(draft_of):
+    """The rows before the window of the reading are not there; others of the ring are of nobody."""
+    draft, tokens = draft_of(net()), TOKENS.tolist() * 3
+    memory = draft.new_memory()
+    draft.read(memory, tokens)
+    place = len(tokens) - SPARSE.window + 1
+    row = draft._row(memory, 0, place)
+    wanted = [*range(SPARSE.num_sinks), place - 1, place]
+    assert row.slots == draft._slots(memory, np.array(wanted)).tolist() and not len(row.pages)
+
+
+def test_room_grows_with_texts_and_is_given_back(draft_of):
+    draft, made = draft_of(net()), []
+    for number in range(5):
+        made.append(draft.new_memory())
+        for place, token in enumerate(TOKENS.tolist()):
+            draft.step([made[-1]], [(token + number) % 30], [place])
+    assert len({page for one in made for page in one.pages.tolist()}) == 5 * len(made[0].pages)
+    alone = draft_of(net())
+    for number, memory in enumerate(made):
+        fresh = alone.new_memory()
+        for place, token in enumerate(TOKENS.tolist()):
+            alone.step([fresh], [(token + number) % 30], [place])
+        expected = alone.step([fresh], [3], [len(TOKENS)])[0].copy()
+        np.testing.assert_array_equal(draft.step([memory], [3], [len(TOKENS)])[0], expected)
+        alone.release(fresh)
+    size = draft._cache.num_pages
+    for memory in made:
+        draft.release(memory)
+    assert {draft.new_memory().pages[0] for _ in range(5)} >= {memory.pages[0] for memory in made}
+    assert draft._cache.num_pages == size
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16", "int8"])
+def test_keys_that_are_given_are_kept_as_those_that_are_computed(kind):
+    """What a pass wrote, read back and written to other slots, reads the same there."""
+    config = small_config(head_dim=32, hidden_size=64, num_attention_heads=2, num_key_value_heads=1)
+    model = NumbaModel(RandomCheckpoint(config, 1), "float32", num_threads=1, kv_cache_dtype=kind)
+    cache = model.new_cache(2)
+    assert isinstance(cache, TakesKeys)
+    model.forward(build_rows([Part([0], 0, list(range(12)))]), cache)
+    kept = cache.read(range(12))
+    cache.write(range(18, 30), *kept)
+    for one, other in zip(cache.read(range(18, 30)), kept, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_a_written_memory_is_read_back_and_a_wrong_one_refused():
     made = net(None)
-    again = feedback_net(TARGET, {KEY: made.card()})
-    torch.testing.assert_close(again.mix, made.mix)
-    assert again.sparse == SPARSE
-    for card in ({}, {KEY: {"window": 4}}, {KEY: made.card() | {"mix": [1.0]}}):
+    sparse, mix = read_card({KEY: made.card()}, 3)
+    np.testing.assert_array_equal(mix.reshape(-1), made.mix.detach().numpy())
+    assert sparse == SPARSE
+    wrong = [
+        {"mix": [1.0]},
+        {"mix": [float("nan")] * 12},
+        {"mix": "x"},
+        {"window": 0},
+        {"window": None},
+        {"num_sinks": -1},
+    ]
+    for card in ({}, {KEY: {"window": 4}}, {KEY: 3}, *({KEY: made.card() | each} for each in wrong)):
         with pytest.raises(CorruptWeights, match="feedback"):
-            feedback_net(TARGET, card)
+            read_card(card, 3)

@@ -59,6 +59,11 @@ class NumbaCache:
         keys, values = self.keys[page, ..., place], self.values[page, :, :, place]
         return keys.swapaxes(0, 1), values.swapaxes(0, 1)
 
+    def write(self, slots: Sequence[int] | np.ndarray, keys: np.ndarray, values: np.ndarray) -> None:
+        """See `TakesKeys.write`."""
+        page, place = np.divmod(np.asarray(slots), PAGE_SIZE)
+        self.keys[page, ..., place], self.values[page, :, :, place] = keys.swapaxes(0, 1), values.swapaxes(0, 1)
+
 
 class RoundedCache(NumbaCache):
     """The same in 8 bits: bytes [pages, layers, kv_heads, bytes of a page] of keys and of values."""
@@ -89,6 +94,22 @@ class RoundedCache(NumbaCache):
         keys = _widened(self._keys[page, ..., place], self._key_scales[page, ..., place])
         values = _widened(rows[..., : self._dim], rows[..., self._dim :].view(np.float16))
         return keys.swapaxes(0, 1), values.swapaxes(0, 1)
+
+    def write(self, slots: Sequence[int] | np.ndarray, keys: np.ndarray, values: np.ndarray) -> None:
+        """See `TakesKeys.write`."""
+        page, place = np.divmod(np.asarray(slots), PAGE_SIZE)
+        self._keys[page, ..., place], self._key_scales[page, ..., place] = _rounded(keys.swapaxes(0, 1))
+        codes, scales = _rounded(values.swapaxes(0, 1))
+        self._rows[page, :, :, place] = np.concatenate([codes, scales.view(np.int8)], axis=-1)
+
+
+def _rounded(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Codes [.., dim] int8 and scales [.., dim / 32] float16 of numbers [.., dim], as `write_token` rounds them."""
+    groups = numbers.reshape(*numbers.shape[:-1], -1, GROUP)
+    scales = (np.abs(groups).max(axis=-1) / _LARGEST).astype(np.float16)
+    factors = np.divide(1, scales, out=np.zeros(scales.shape, np.float32), where=scales > 0, dtype=np.float32)
+    codes = np.rint(np.clip(groups * factors[..., None], -_LARGEST, _LARGEST)).astype(np.int8)
+    return codes.reshape(numbers.shape), scales
 
 
 def _widened(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:

@@ -54,7 +54,13 @@ class TorchKVCache:
         index = self._index(slots)
         return self.keys[:, index].float().cpu().numpy(), self.values[:, index].float().cpu().numpy()
 
-    def _index(self, slots: Sequence[int]) -> torch.Tensor:
+    def write(self, slots: Sequence[int] | np.ndarray, keys: np.ndarray, values: np.ndarray) -> None:
+        """See `TakesKeys.write`."""
+        index = self._index(slots)
+        for stored, given in ((self.keys, keys), (self.values, values)):
+            stored[:, index] = torch.from_numpy(np.ascontiguousarray(given)).to(stored.device, stored.dtype)
+
+    def _index(self, slots: Sequence[int] | np.ndarray) -> torch.Tensor:
         return torch.as_tensor(np.asarray(slots, dtype=np.int64), device=self.keys.device)
 
 

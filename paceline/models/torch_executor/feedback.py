@@ -12,13 +12,13 @@ own, which begin almost all at its own input, so that the network begins as the 
 the papers have one memory for all layers. Their sum is a plain one; here states count alike, because those of late
 layers of a trained model are many times as long and would be all of it.
 
-Rows follow from each other one by one (`step`). `forward` reads many at once by fixed-point passes: the first takes
-each layer's own inputs as its memory, every further one what the pass before it gave; after as many passes as rows
-nothing changes any more, and after a few little does. Training and the reading of prompts take `PASSES`.
+Rows follow from each other one by one. `forward` reads many at once by fixed-point passes: the first takes each layer's
+own inputs as its memory, every further one what the pass before it gave; after as many passes as rows nothing changes
+any more, and after a few little does. Training and the reading of prompts take `PASSES`. For training; at work, the
+layers run on any executor (`models/feedback_draft.py`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,32 +26,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from paceline.errors import CorruptWeights
 from paceline.models.base import checked_layers
 from paceline.models.checkpoint import Checkpoint
+from paceline.models.feedback import PASSES, Sparse
 from paceline.models.torch_executor.heads.attention import Keys, mix
 from paceline.models.torch_executor.heads.blocks import DecoderLayer, Norm
 
-PASSES = 3
 _OWN = 4.0
 """Of a layer's own input in `mix` at the beginning, where others are 0: with four layers 0.93 of the memory is its."""
 _BLOCK = 128
 """Rows that are attended for together: a row's products are with the window and so many rows more."""
-KEY = "feedback"
-"""What of a draft's card says how it attends."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sparse:
-    """What a row may see of the rows before it.
-
-    Attributes:
-        window: those less than so many places before.
-        num_sinks: the first ones of the text.
-    """
-
-    window: int = 512
-    num_sinks: int = 4
 
 
 class _Block(NamedTuple):
@@ -80,11 +64,13 @@ class FeedbackNet(nn.Module):
     embedding: Tensor
     head: Tensor
 
-    def __init__(self, checkpoint: Checkpoint, layers: Sequence[int] | None = None, sparse: Sparse = Sparse()) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, layers: Sequence[int] | None = None, sparse: Sparse | None = None
+    ) -> None:
         super().__init__()
         config = checkpoint.config
         chosen = checked_layers(range(config.num_hidden_layers) if layers is None else layers, config.num_hidden_layers)
-        self.config, self.sparse, size = config, sparse, len(chosen)
+        self.config, self.sparse, size = config, sparse or Sparse(), len(chosen)
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in chosen)
         self.norm = Norm(config.hidden_size, config.norm_eps)
         take_layers(self, checkpoint, chosen)
@@ -114,27 +100,6 @@ class FeedbackNet(nn.Module):
                 states.append(layer.leave(residual, mixed).float())  # type: ignore[operator]
             memory = self._memory(states, positions)
         return states[-1], memory
-
-    def step(self, tokens: Tensor, positions: Tensor, memory: Sequence[Keys],
-             visible: Tensor) -> tuple[Tensor, list[Keys]]:  # fmt: skip
-        """One more row of each of n texts: what the head is multiplied with [n, hidden], and its memory, per layer.
-
-        Args:
-            memory: of each layer keys and values [n, slots, key heads, D].
-            visible: [n, slots] which of them a row sees.
-        """
-        states = [self.embedding[tokens].float()]
-        for number, layer in enumerate(self.layers):
-            normed, residual = layer.enter(states[-1])  # type: ignore[operator]
-            own, seen = self._keys(number, normed, positions), memory[number]
-            keys, values = (torch.cat([a, b[:, None].to(a.dtype)], dim=1) for a, b in zip(seen, own, strict=True))
-            mask = torch.cat([visible, visible.new_ones(len(tokens), 1)], dim=1)[:, None, None]
-            query = layer.self_attn.queries(normed, positions)[:, :, None]  # type: ignore[union-attr, operator]
-            mixed = functional.scaled_dot_product_attention(
-                query, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=mask, enable_gqa=True
-            )
-            states.append(layer.leave(residual, mixed.flatten(1)).float())  # type: ignore[operator]
-        return self.norm(states[-1]), self._memory(states, positions)
 
     def sees(self, positions: Tensor, others: Tensor) -> Tensor:
         """[n, m] whether the row at each of `positions` [n] may see the memory of the one at each of `others` [m]."""
@@ -176,29 +141,6 @@ class FeedbackNet(nn.Module):
             rows = torch.arange(low, high)
             visible = torch.cat([self.sees(places[rows], places[seen]), torch.eye(len(rows), dtype=torch.bool)], dim=1)
             yield _Block(start + rows, start + seen, visible)
-
-
-def feedback_net(checkpoint: Checkpoint, card: Mapping[str, Any]) -> FeedbackNet:
-    """The network that was written to a model's folder.
-
-    Args:
-        card: its ``paceline.json``.
-
-    Raises:
-        CorruptWeights: the card says nothing of a memory, or what does not fit the layers.
-    """
-    try:
-        values = card[KEY]
-        net = FeedbackNet(checkpoint, None, Sparse(int(values["window"]), int(values["num_sinks"])))
-        mix = torch.tensor(values["mix"], dtype=torch.float32)
-    except (KeyError, TypeError, ValueError) as error:
-        problem = f"its paceline.json describes no feedback memory ({error})"
-        raise CorruptWeights(f"{problem}: make one with paceline train draft --sparse") from None
-    if mix.shape != net.mix.shape or not torch.isfinite(mix).all():
-        raise CorruptWeights(f"feedback: mix has {mix.numel()} numbers, the layers ask for {net.mix.numel()}")
-    with torch.no_grad():
-        net.mix.copy_(mix)
-    return net.eval()
 
 
 def take_layers(net: nn.Module, checkpoint: Checkpoint, chosen: Sequence[int]) -> None:

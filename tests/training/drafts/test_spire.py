@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from paceline.errors import InvalidParameter
-from paceline.models.torch_executor.feedback import FeedbackNet, Sparse
+from paceline.models.feedback import Sparse
+from paceline.models.torch_executor.feedback import FeedbackNet
 from paceline.training.drafts.distill import DistillRecipe
 from paceline.training.run.loop import LoopSettings, Trainer
 from paceline.training.run.trainee import Moment
