@@ -1,7 +1,7 @@
 """`paceline train draft`: a whole draft model for your own model, distilled from it."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,44 +15,67 @@ from paceline.cli.terminal import output as standard_output
 from paceline.errors import InvalidParameter
 
 if TYPE_CHECKING:
+    from paceline.evaluation.draft_training import DraftJob
     from paceline.evaluation.pool_training import PoolReport
 
 _RATE, _WHOLE_MODEL_RATE = 1e-3, 2e-4
 """Highest learning rates: of layers of the target or of low-rank updates, and of all weights of a whole model."""
+_LAYERS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What draft is to be made."""
+
+    begin_with: Annotated[
+        str | None, typer.Option("--begin-with", help="Smaller model of the same vocabulary, in place of layers.")
+    ] = None
+    layers: Annotated[
+        str | None, typer.Option("--layers", help="Layers to keep: how many, or which (0,1,28,29) [4; all].")
+    ] = None
+    divergence: Annotated[
+        str, typer.Option("--divergence", help="Distance: forward_kl, reverse_kl, jsd, tvd or tvd++.")
+    ] = "forward_kl"
+    on_policy: Annotated[
+        float, typer.Option("--on-policy", help="Share of texts that the draft writes itself, 0 to 1.")
+    ] = 0.0
+    sparse: Annotated[
+        bool, typer.Option("--sparse", help="SPIRe: attention to a window and a feedback memory, for long contexts.")
+    ] = False
+    lora_rank: Annotated[
+        int | None, typer.Option("--lora-rank", min=1, help="Train updates of this rank in place of all weights.")
+    ] = None
+    window: Annotated[int, typer.Option("--window", min=1, help="With --sparse: tokens that a draft sees.")] = 512
+    num_draft_tokens: Annotated[int, typer.Option("--num-draft-tokens", "-k", help="Drafts that are measured.")] = 4
+    rate: Annotated[float | None, typer.Option("--rate", help="Highest learning rate [1e-3; 2e-4].")] = None
+
+    def job(self, run: t.TrainingRun) -> "DraftJob":
+        """See `DraftJob`. Raises as it, and as what it is made of."""
+        from paceline.evaluation.draft_training import DraftJob
+        from paceline.models.feedback import Sparse
+
+        whole = self.begin_with is not None and self.lora_rank is None
+        usual = _WHOLE_MODEL_RATE if whole else _RATE
+        layers = None if self.begin_with is not None else _LAYERS
+        return DraftJob(
+            run.text(), run.loop(rate=usual if self.rate is None else self.rate), self.begin_with,
+            layers if self.layers is None else _layers(self.layers), self.divergence, self.on_policy,
+            self.num_draft_tokens, Sparse(self.window) if self.sparse else None, self.lora_rank,
+        )  # fmt: skip
 
 
 @grouped
 def draft(
     *,
     run: t.TrainingRun,
+    wishes: Wishes,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the draft model [cache].")] = None,
-    begin_with: Annotated[
-        str | None, typer.Option("--begin-with", help="Smaller model of the same vocabulary, in place of layers.")
-    ] = None,
-    layers: Annotated[
-        str | None, typer.Option("--layers", help="Layers to keep: how many, or which (0,1,28,29) [4; all].")
-    ] = None,
-    divergence: Annotated[
-        str, typer.Option("--divergence", help="Distance: forward_kl, reverse_kl, jsd, tvd or tvd++.")
-    ] = "forward_kl",
-    on_policy: Annotated[
-        float, typer.Option("--on-policy", help="Share of texts that the draft writes itself, 0 to 1.")
-    ] = 0.0,
     pool: Annotated[
         int | None, typer.Option("--pool", help="Boost-tune so many drafts, each on what those before it miss.")
     ] = None,
     match: Annotated[
         float, typer.Option("--match", help="With --pool: a text is matched at this share of its places.")
     ] = 0.8,
-    sparse: Annotated[
-        bool, typer.Option("--sparse", help="SPIRe: attention to a window and a feedback memory, for long contexts.")
-    ] = False,
-    lora_rank: Annotated[
-        int | None, typer.Option("--lora-rank", min=1, help="Train updates of this rank in place of all weights.")
-    ] = None,
-    window: Annotated[int, typer.Option("--window", min=1, help="With --sparse: tokens that a draft sees.")] = 512,
-    num_draft_tokens: Annotated[int, typer.Option("--num-draft-tokens", "-k", help="Drafts that are measured.")] = 4,
-    rate: Annotated[float | None, typer.Option("--rate", help="Highest learning rate [1e-3; 2e-4].")] = None,
 ) -> None:
     """Distil a draft model (DistillSpec): a few layers of the model, or a smaller model, learn to say what it says.
 
@@ -75,22 +98,14 @@ def draft(
 
         paceline generate -m smollm2-135m -d spire --draft-model sparse-draft - < long_text.txt
     """
-    from paceline.evaluation.draft_training import DraftJob, train_draft
+    from paceline.evaluation.draft_training import train_draft
     from paceline.evaluation.pool_training import train_pool
     from paceline.models.cache_dir import cache_dir
-    from paceline.models.feedback import Sparse
 
-    if sparse and pool is not None:
-        raise InvalidParameter(
-            "pool", "drafts with a memory are not merged into one tree", "leave --pool or --sparse out"
-        )
-    whole = begin_with is not None and lora_rank is None
-    if rate is not None and not rate > 0:
-        raise InvalidParameter("rate", f"{rate} is no learning rate", "give a small number above 0, like 1e-3")
-    loop = run.loop(rate=rate or (_WHOLE_MODEL_RATE if whole else _RATE))
-    kept = _layers(layers) if layers is not None else (4 if begin_with is None else None)
-    job = DraftJob(run.text(), loop, begin_with, kept, divergence, on_policy, num_draft_tokens,
-                   Sparse(window) if sparse else None, lora_rank)  # fmt: skip
+    if wishes.sparse and pool is not None:
+        problem = "drafts with a memory are not merged into one tree"
+        raise InvalidParameter("pool", problem, "leave --pool or --sparse out")
+    job = wishes.job(run)
     folder = t.check_places(output or cache_dir() / "drafts" / t.slug(run.model) / job.name, run.plot)
     with t.training_bars() as progress:
         config, bar = run.config(), t.TrainingBar(progress)

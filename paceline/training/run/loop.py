@@ -60,7 +60,7 @@ class LoopSettings:
         if self.num_steps is not None and self.num_steps < 1:
             remedy = "give at least 1, or leave it out for what the time allows"
             raise InvalidParameter("steps", f"{self.num_steps} updates are none", remedy)
-        if not 0 <= self.rate < float("inf"):
+        if not 0 < self.rate < float("inf"):
             raise InvalidParameter("rate", f"{self.rate} is no learning rate", "give a small number above 0, like 1e-3")
 
 

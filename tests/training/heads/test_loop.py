@@ -91,7 +91,7 @@ def test_a_finished_run_can_be_made_longer(tmp_path):
 def test_training_ends_when_nothing_gets_better(tmp_path):
     target = tiny_target()
     store = tiny_store(tmp_path / "taps", target)
-    run = trainer(tmp_path, "medusa", store, target, 50, rate=0.0, evaluate_every=0.0, patience=2)
+    run = trainer(tmp_path, "medusa", store, target, 50, rate=1e-30, evaluate_every=0.0, patience=2)
     assert run.run().step == 3
 
 
