@@ -19,8 +19,8 @@ from paceline.training.heads.recorder import TapRecorder
 from paceline.training.heads.shards import TapStore
 from paceline.types import Progress, SamplingParams
 
-_ROUND = 256
-"""Prompts of a round; a shard is written after each."""
+_ROUND, _LEAST_ROUND, _ROUND_TOKENS = 256, 32, 256 * 384
+"""Prompts of a round, most and fewest, and the tokens that it may write: a shard is written after each."""
 _LEAST_ANSWER = 4
 _MOST_FRUITLESS = 3
 """Rounds in a row of which nothing was kept, after which writing ends: more of them would bring no more."""
@@ -79,28 +79,40 @@ class HeadWriter:
                 return
             before = len(self._store.documents)
             rng = np.random.default_rng([self._seed, before, *([fruitless] if fruitless else [])])
-            prompts = self._new_prompts(rng) if self._prompts is None else self._given_prompts(rng)
-            self._write_shard(prompts, limits.answer_tokens, rng)
+            size = min(_ROUND, max(_LEAST_ROUND, _ROUND_TOKENS // limits.answer_tokens))
+            prompts = self._new_prompts(size, rng) if self._prompts is None else self._given_prompts(size, rng)
+            self._write_shard(prompts, limits, progress, rng)
             fruitless = fruitless + 1 if len(self._store.documents) == before else 0
             progress(min(self._store.num_answer_tokens, limits.tokens), limits.tokens)
 
-    def _new_prompts(self, rng: np.random.Generator) -> list[list[int]]:
+    def _new_prompts(self, size: int, rng: np.random.Generator) -> list[list[int]]:
         """Prompts that the model made up and has not answered yet."""
-        found = own_prompts(self._tokenizer, self._run, _ROUND, rng)
+        found = own_prompts(self._tokenizer, self._run, size, rng)
         return [one for one in found if tuple(one) not in self._seen]
 
-    def _given_prompts(self, rng: np.random.Generator) -> list[list[int]]:
+    def _given_prompts(self, size: int, rng: np.random.Generator) -> list[list[int]]:
         assert self._prompts is not None
-        chosen = rng.permutation(len(self._prompts))[:_ROUND]
+        chosen = rng.permutation(len(self._prompts))[:size]
         return [list(self._prompts[i]) for i in chosen]
 
-    def _write_shard(self, prompts: list[list[int]], answer_tokens: int, rng: np.random.Generator) -> None:
-        """Answer `prompts`, two in three of the new ones greedily, and keep the answers with their states."""
+    def _write_shard(self, prompts: list[list[int]], limits: WritingLimits, progress: Progress,
+                     rng: np.random.Generator) -> None:  # fmt: skip
+        """Answer `prompts`, two in three of the new ones greedily, and keep the answers with their states.
+
+        `progress` is told of each answer as it ends, whether it will be kept or not.
+        """
         again = [tuple(prompt) in self._seen for prompt in prompts]
         temperatures = [float(was_there or rng.random() < 1 / 3) for was_there in again]
-        params = [writing_params(temperature, answer_tokens, rng) for temperature in temperatures]
-        kept, states = [], []
-        texts = self._run(prompts, params, keep=lambda i, found: states.append((i, found)))
+        params = [writing_params(temperature, limits.answer_tokens, rng) for temperature in temperatures]
+        kept, states, done = [], [], self._store.num_answer_tokens
+
+        def ended(number: int, found: np.ndarray | None) -> None:
+            nonlocal done
+            states.append((number, found))
+            done += 0 if found is None else max(len(found) + 1 - len(prompts[number]), 0)
+            progress(min(done, limits.tokens), limits.tokens)
+
+        texts = self._run(prompts, params, keep=ended)
         for i, found in states:
             one = Conversation(np.array([*prompts[i], *texts[i]], np.int32), len(prompts[i]), temperatures[i])
             if found is not None and len(found) >= len(one.ids) - 1 and self._is_wanted(one):
