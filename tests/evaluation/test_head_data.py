@@ -76,6 +76,25 @@ def test_states_are_those_of_the_text(engine, loaded, tmp_path):
         np.testing.assert_allclose(found, expected, rtol=0.01, atol=0.01)
 
 
+def test_answers_of_preempted_requests_are_kept(loaded, tmp_path, monkeypatch):
+    """Six texts of 28 tokens in seven pages: some lose theirs, are computed again, and are those of a large cache."""
+    monkeypatch.setattr(head_data, "_ROUND", 6)
+    found = []
+    for num_pages in (7, 40):
+        config = EngineConfig(prefix_caching=False, max_model_len=64, profile="none",
+                              kv_cache_memory_bytes=num_pages * loaded.model.new_cache(1).num_bytes)  # fmt: skip
+        engine = build_engine(loaded, config, None, drafter=TapRecorder(TAPS))
+        store, _ = written(engine, loaded, tmp_path / str(num_pages), tokens=1)
+        texts = {tuple(one.conversation.ids.tolist()): store.rows([one], [0, 1]) for one in store.documents}
+        found.append((texts, engine.metrics.num_preemptions))
+    (small, preempted), (large, undisturbed) = found
+    assert preempted > 0 and undisturbed == 0
+    assert small.keys() == large.keys() and len(small) == 6
+    for ids, states in small.items():
+        one, other = ((kept.astype(np.uint32) << 16).view(np.float32) for kept in (states, large[ids]))
+        np.testing.assert_allclose(one, other, rtol=0.01, atol=0.01)
+
+
 def test_a_model_writes_its_own_prompts(engine, loaded, tmp_path):
     store, _ = written(engine, loaded, tmp_path, prompts=None, tokens=1)
     for one in store.documents:

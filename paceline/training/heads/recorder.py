@@ -39,10 +39,16 @@ class TapRecorder(BaseDrafter):
         return [TokenTree()] * len(contexts)
 
     def observe(self, outcome: RequestOutcome) -> None:
-        """Keep what a step computed; a gap, as after preemption, spoils the request."""
-        if not outcome.taps or self._ends.get(outcome.request_id, -1) < 0:
+        """Keep what a step computed, in place of what is there where a preempted request is computed again.
+
+        A gap spoils the request.
+        """
+        end = self._ends.get(outcome.request_id, -1)
+        if not outcome.taps or end < 0:
             return
         states = np.stack([outcome.taps[tap] for tap in self.traits.taps], axis=1)
-        fits = outcome.first_tapped == self._ends[outcome.request_id]
-        self._ends[outcome.request_id] = outcome.first_tapped + len(states) if fits else -1
-        self._pieces[outcome.request_id].append(to_bfloat16(states))
+        first, pieces = outcome.first_tapped, self._pieces[outcome.request_id]
+        if first < end:
+            pieces[:] = [np.concatenate(pieces)[:first]]
+        self._ends[outcome.request_id] = first + len(states) if first <= end else -1
+        pieces.append(to_bfloat16(states))
