@@ -96,7 +96,9 @@ class TrainingRun:
             benchmark = frozenset(ngrams_of(read_text("exclude", self.exclude).splitlines()))
         place = self.work or cache_dir() / "head-training" / slug(self.model)
         seconds = seconds_of(self.time_budget) * _WRITING_SHARE
-        return TextJob(self.model, place, self.tokens, seconds, self.seed, given, benchmark, answers, self.max_tokens)
+        return TextJob(
+            self.model, place, self.tokens, seconds, self.seed, given, benchmark, answers, self.max_tokens, self.raw
+        )
 
     def loop(self, **more: Any) -> "LoopSettings":
         """How long to train; `more` as of `LoopSettings`."""

@@ -137,7 +137,7 @@ def train_member(job: DraftJob, setup: DraftSetup, loop: LoopSettings, run: Path
         torch.manual_seed(loop.seed)
         add_lora(net, job.lora_rank, net.head.dtype)
     recipe = DistillRecipe(
-        net, setup.target_head, job.divergence, job.on_policy, teacher, ends, job.num_draft_tokens
+        net, setup.target_head, job.divergence, job.on_policy, teacher, ends, job.num_draft_tokens, job.text.raw
     )  # fmt: skip
     trainer = Trainer(recipe, setup.store, loop, run, watch, documents)
     if not trainer.progress.curve:

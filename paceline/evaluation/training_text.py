@@ -36,6 +36,7 @@ class TextJob:
         answers: conversations that are at hand, read before anything is written.
         answer_tokens: most of one answer that is written.
         benchmark: word runs that no text may hold.
+        raw: whether prompts are text that is gone on with; whole drafts learn from their places too then.
     """
 
     model: str
@@ -47,6 +48,7 @@ class TextJob:
     benchmark: frozenset[tuple[str, ...]] = frozenset()
     answers: Sequence[Given] = ()
     answer_tokens: int = 384
+    raw: bool = False
 
     def __post_init__(self) -> None:
         if self.tokens < 0:

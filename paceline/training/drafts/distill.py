@@ -36,6 +36,7 @@ class DistillRecipe(Trainee):
         teacher: the target's states of new texts.
         ends: token ids that end a text.
         num_steps: tokens of a draft, for the figures.
+        whole_texts: learn from the places of prompts too, which are text like the answers.
 
     Raises:
         InvalidParameter: an unknown divergence, a share out of range, no teacher.
@@ -43,7 +44,7 @@ class DistillRecipe(Trainee):
 
     def __init__(self, net: DraftNet | FeedbackNet, target_head: Tensor, divergence: str = "forward_kl",
                  on_policy: float = 0.0, teacher: Teacher | None = None, ends: Sequence[int] = (),
-                 num_steps: int = 4) -> None:  # fmt: skip
+                 num_steps: int = 4, whole_texts: bool = False) -> None:  # fmt: skip
         check_on_policy(on_policy)
         if on_policy and teacher is None:
             raise InvalidParameter("teacher", "is needed for on-policy texts", "give the target's states")
@@ -52,7 +53,7 @@ class DistillRecipe(Trainee):
         if len(net.head) < len(target_head):
             problem = f"names {len(net.head)} tokens and the target {len(target_head)}"
             raise InvalidParameter("draft", problem, "choose a draft model of the same family")
-        self.net, self.draft, self.num_steps = net, net, num_steps
+        self.net, self.draft, self.num_steps, self._whole_texts = net, net, num_steps, whole_texts
         self._criterion, self._on_policy, self._teacher, self._ends = criterion_of(divergence), on_policy, teacher, ends
         self._target_head, self._head = target_head, net.head[: len(target_head)]
 
@@ -108,7 +109,7 @@ class DistillRecipe(Trainee):
             states = self._teacher([one[:-1] for one in written]).split([len(one) - 1 for one in written])
             for i, text, found in zip(chosen, written, states, strict=True):
                 ids[i], normed[i] = text, found
-        num_prompts = [one.conversation.num_prompt for one in documents]
+        num_prompts = [1 if self._whole_texts else one.conversation.num_prompt for one in documents]
         return make_texts(ids, num_prompts, torch.cat(normed), moment.share, moment.random)
 
 

@@ -48,6 +48,17 @@ def test_loss_and_step_are_those_of_equation_3(tmp_path, name):
         torch.testing.assert_close(theirs - 0.1 * theirs.grad, known - 0.1 * known.grad)
 
 
+def test_whole_texts_are_learnt_from_where_they_are_asked_for(tmp_path):
+    """Every row takes a loss then, at the place after the first token too; on-policy texts as well."""
+    store = tiny_store(tmp_path)
+    for on_policy in (0.0, 1.0):
+        made = DistillRecipe(net(), HEAD, "forward_kl", on_policy, teacher(), (29,), 3, whole_texts=True)
+        texts = made._texts(store, store.documents[:3], moment())
+        assert texts.labelled.tolist() == list(range(sum(texts.lengths)))
+        torch.testing.assert_close(texts.weights.sum(), torch.tensor(1.0))
+    assert len(recipe()._texts(store, store.documents[:3], moment()).labelled) == 3 * (LENGTH - PROMPT)
+
+
 def test_on_policy_texts_are_the_drafts_own_under_the_targets_law(tmp_path):
     store, made = tiny_store(tmp_path), recipe(on_policy=1.0)
     texts = made._texts(store, store.documents[:4], moment())
