@@ -1,6 +1,7 @@
 """A placement case from the command line: a file, flags on top of it, or flags alone."""
 
 import json
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,55 +13,81 @@ from paceline.errors import InvalidParameter
 if TYPE_CHECKING:
     from paceline.placement import Case
 
-CaseFile = Annotated[Path | None, typer.Option("--case", help="Case file, JSON or YAML (docs/placement.md).")]
-Profiles = Annotated[
-    Path | None, typer.Option("--profiles", help="JSON or YAML file with profiles, instead of the case's.")
-]
-Models = Annotated[
-    list[str] | None,
-    typer.Option("--model", help="'TYPE rate=2 cv=3 slo=0.5 count=4', instead of the case's models; repeatable."),
-]
-NumDevices = Annotated[int | None, typer.Option("--num-devices", help="Devices, instead of the case's.")]
-MemBudget = Annotated[float | None, typer.Option("--mem-budget", help="Bytes per device for weights.")]
-Duration = Annotated[float | None, typer.Option("--duration", help="Seconds of arrivals to draw.")]
-RateScale = Annotated[float, typer.Option("--rate-scale", help="The same arrivals, faster by this factor.")]
-CvScale = Annotated[float, typer.Option("--cv-scale", help="New arrivals, fitted to the old, burstier by this factor.")]
-SloScale = Annotated[float, typer.Option("--slo-scale", help="Every deadline times this.")]
-
 FIT_WINDOW = 60.0
 """Seconds in which a trace's rates and burstiness are taken as constant."""
 
 
-def load_case(
-    file: Path | None,
-    profiles: Path | None = None,
-    models: list[str] | None = None,
-    num_devices: int | None = None,
-    mem_budget: float | None = None,
-    duration: float | None = None,
-    seed: int = 0,
-) -> "Case":
-    """The case in `file` with whatever else is given in place of its own; without a file everything must be given."""
-    from paceline.placement.case_file import case_from
-    from paceline.placement.fields import read_mapping
+@dataclass(frozen=True, slots=True)
+class GivenCase:
+    """A case file, flags in place of what it says, or flags alone."""
 
-    check_seed(seed)
-    values = {} if file is None else read_mapping(file)
-    if profiles is not None:
-        given = read_mapping(profiles, "profiles")
-        values["profiles"] = given.get("profiles", given)
-    if models:
-        values["models"] = [model for text in models for model in _models(text)]
-    replaced = {"num_devices": num_devices, "mem_budget": mem_budget, "duration": duration}
-    values |= {name: value for name, value in replaced.items() if value is not None}
-    if duration is not None or models:
-        for described in ("arrivals", "n_requests", "arrivals_sha256"):
-            values.pop(described, None)
-        values.setdefault("seed", seed)
-    if not values:
-        remedy = "give --case FILE, or --num-devices, --mem-budget, --profiles, --model and --duration"
-        raise InvalidParameter("case", "nothing to place", remedy)
-    return case_from(values, Path() if file is None else file.parent, "case" if file is None else file.stem)
+    case: Annotated[Path | None, typer.Option("--case", help="Case file, JSON or YAML (docs/placement.md).")] = None
+    profiles: Annotated[
+        Path | None, typer.Option("--profiles", help="JSON or YAML file with profiles, instead of the case's.")
+    ] = None
+    model: Annotated[
+        list[str] | None,
+        typer.Option("--model", help="'TYPE rate=2 cv=3 slo=0.5 count=4', instead of the case's models; repeatable."),
+    ] = None
+    num_devices: Annotated[int | None, typer.Option("--num-devices", help="Devices, instead of the case's.")] = None
+    mem_budget: Annotated[float | None, typer.Option("--mem-budget", help="Bytes per device for weights.")] = None
+    duration: Annotated[float | None, typer.Option("--duration", help="Seconds of arrivals to draw.")] = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was given."""
+        return all(getattr(self, each.name) in (None, []) for each in fields(GivenCase))
+
+    def load(self, seed: int = 0) -> "Case":
+        """The case. Raises InvalidParameter where nothing was given, and as `case_from`."""
+        from paceline.placement.case_file import case_from
+        from paceline.placement.fields import read_mapping
+
+        check_seed(seed)
+        values = {} if self.case is None else read_mapping(self.case)
+        if self.profiles is not None:
+            given = read_mapping(self.profiles, "profiles")
+            values["profiles"] = given.get("profiles", given)
+        if self.model:
+            values["models"] = [model for text in self.model for model in _models(text)]
+        replaced = {"num_devices": self.num_devices, "mem_budget": self.mem_budget, "duration": self.duration}
+        values |= {name: value for name, value in replaced.items() if value is not None}
+        if self.duration is not None or self.model:
+            for described in ("arrivals", "n_requests", "arrivals_sha256"):
+                values.pop(described, None)
+            values.setdefault("seed", seed)
+        if not values:
+            remedy = "give --case FILE, or --num-devices, --mem-budget, --profiles, --model and --duration"
+            raise InvalidParameter("case", "nothing to place", remedy)
+        if self.case is None:
+            return case_from(values, Path(), "case")
+        return case_from(values, self.case.parent, self.case.stem)
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledCase(GivenCase):
+    """The same with its traffic and deadlines scaled."""
+
+    rate_scale: Annotated[float, typer.Option("--rate-scale", help="The same arrivals, faster by this factor.")] = 1.0
+    cv_scale: Annotated[
+        float, typer.Option("--cv-scale", help="New arrivals, fitted to the old, burstier by this factor.")
+    ] = 1.0
+    slo_scale: Annotated[float, typer.Option("--slo-scale", help="Every deadline times this.")] = 1.0
+
+    def load(self, seed: int = 0) -> "Case":
+        """The case. Another burstiness means other arrivals, drawn from `seed`."""
+        case = GivenCase.load(self, seed)
+        for name in ("rate_scale", "cv_scale", "slo_scale"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise InvalidParameter(name, f"{getattr(self, name)} is not above 0", "give a factor above 0")
+        if self.cv_scale != 1.0:
+            import numpy as np
+
+            from paceline.placement.arrivals import fit
+
+            fitted = fit(case.workload, FIT_WINDOW, len(case.models))
+            case = case.with_workload(fitted.resample(np.random.default_rng(seed), cv_scale=self.cv_scale))
+        return (case if self.rate_scale == 1.0 else case.scale_rate(self.rate_scale)).scale_slo(self.slo_scale)
 
 
 def check_seed(seed: int) -> None:
@@ -77,21 +104,6 @@ def check_outputs(output: Path | None, plot: Path | None = None) -> None:
         check_file("output", output)
     if plot is not None:
         check_drawable(plot)
-
-
-def scaled(case: "Case", rate: float = 1.0, cv: float = 1.0, slo: float = 1.0, seed: int = 0) -> "Case":
-    """`case` with its traffic and deadlines scaled. Another burstiness means other arrivals, drawn from `seed`."""
-    for name, factor in (("rate_scale", rate), ("cv_scale", cv), ("slo_scale", slo)):
-        if not 0 < factor < float("inf"):
-            raise InvalidParameter(name, f"{factor} is not above 0", "give a factor above 0")
-    if cv != 1.0:
-        import numpy as np
-
-        from paceline.placement.arrivals import fit
-
-        fitted = fit(case.workload, FIT_WINDOW, len(case.models))
-        case = case.with_workload(fitted.resample(np.random.default_rng(seed), cv_scale=cv))
-    return (case if rate == 1.0 else case.scale_rate(rate)).scale_slo(slo)
 
 
 def _models(text: str) -> list[dict[str, Any]]:

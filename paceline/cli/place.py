@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from paceline.cli import case_options as c
+from paceline.cli.groups import grouped
 from paceline.cli.terminal import messages, progress_bars, show_table
 from paceline.errors import InvalidParameter
 
@@ -28,43 +30,74 @@ POLICIES = (
 """The planner's policies by name, written out because asking it would load a compiler for every `--help`."""
 
 
-def place(
-    case: c.CaseFile = None,
-    policy: Annotated[str, typer.Option("--policy", help=f"One of {POLICIES}.")] = "auto",
-    time_budget: Annotated[float | None, typer.Option("--time-budget", help="Seconds; the best until then.")] = None,
-    effort: Annotated[int | None, typer.Option("--effort", help="Simulated requests that annealing may spend.")] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Same seed and effort, same plan.")] = 0,
-    window: Annotated[float, typer.Option("--window", help="Seconds of a window of clockwork++ and replan.")] = 60.0,
+@dataclass(frozen=True, slots=True)
+class Search:
+    """How a plan is searched."""
+
+    policy: Annotated[str, typer.Option("--policy", help=f"One of {POLICIES}.")] = "auto"
+    time_budget: Annotated[float | None, typer.Option("--time-budget", help="Seconds; the best until then.")] = None
+    effort: Annotated[int | None, typer.Option("--effort", help="Simulated requests that annealing may spend.")] = None
+    seed: Annotated[int, typer.Option("--seed", help="Same seed and effort, same plan.")] = 0
+    window: Annotated[float, typer.Option("--window", help="Seconds of a window of clockwork++ and replan.")] = 60.0
     allow_unplaceable: Annotated[
         bool, typer.Option("--allow-unplaceable", help="Plan without models that no group can serve.")
-    ] = False,
-    profiles: c.Profiles = None,
-    model: c.Models = None,
-    num_devices: c.NumDevices = None,
-    mem_budget: c.MemBudget = None,
-    duration: c.Duration = None,
-    rate_scale: c.RateScale = 1.0,
-    cv_scale: c.CvScale = 1.0,
-    slo_scale: c.SloScale = 1.0,
+    ] = False
     reach: Annotated[
         float | None, typer.Option("--reach", help="Plan for the fewest devices that reach it, e.g. 0.99.")
-    ] = None,
-    price: Annotated[float | None, typer.Option("--price", help="Of a device per hour; the cost is told.")] = None,
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is told besides the plan, and where it goes."""
+
+    price: Annotated[float | None, typer.Option("--price", help="Of a device per hour; the cost is told.")] = None
     pools: Annotated[
         float | None,
         typer.Option("--pools", help="GB/s of links: compare with devices that only read prompts or only generate."),
-    ] = None,
+    ] = None
     held: Annotated[
         bool,
         typer.Option("--held-out/--no-held-out", help="Search on the first half too, and judge that on the second."),
-    ] = True,
-    why: Annotated[bool, typer.Option("--explain", help="Say why: loads, losses, what each choice buys.")] = False,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan here, as JSON.")] = None,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", help="Draw attainment over search time, or interference.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
-) -> None:
+    ] = True
+    why: Annotated[bool, typer.Option("--explain", help="Say why: loads, losses, what each choice buys.")] = False
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan here, as JSON.")] = None
+    plot: Annotated[Path | None, typer.Option("--plot", help="Draw attainment over search time, or interference.")] = (
+        None
+    )
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False
+
+    def check(self, case: "Case") -> None:
+        """Refuse what cannot be told of this case."""
+        if self.price is not None and not 0 < self.price < float("inf"):
+            raise InvalidParameter("price", f"{self.price}", "give what a device costs per hour, above 0")
+        if not case.cluster.types:
+            return
+        for name, given in (("explain", self.why), ("pools", self.pools), ("price", self.price)):
+            if given is not None and given is not False:
+                remedy = "give prices in devices" if name == "price" else "plan for the devices of one type"
+                raise InvalidParameter(name, "is for devices of one type", remedy)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Found:
+    """A plan and what was asked about it.
+
+    Attributes:
+        tried: attainment by devices, of those tried on the way to `--reach`.
+        honest: on halves of the arrivals, and the confidence in the attainment.
+        apart: with devices that only read prompts or only generate.
+    """
+
+    made: "CoPlan"
+    tried: Mapping[int, float] | Mapping[str, float]
+    honest: "tuple[HeldOut, tuple[float, float]] | None"
+    explanation: "Explanation | None"
+    apart: "SeparateRoles | None"
+
+
+@grouped
+def place(*, given: c.ScaledCase, search: Search, asked: Asked) -> None:
     """Say where to put which model, how to split it, and what share of requests will meet their deadline.
 
     A search fits its plan to the arrivals it sees; so the same search is run on the first half of them too, and what it
@@ -86,58 +119,75 @@ def place(
 
         paceline place --profiles p.yaml --num-devices 8 --mem-budget 13e9 --duration 600 --model "small rate=2 slo=0.5"
     """
-    from paceline.cli import show_plan as show
-    from paceline.cli.show_explanation import explanation_tables, interference_map
-    from paceline.theory.plots import draw
-
-    c.check_outputs(output, plot)
-    if price is not None and not 0 < price < float("inf"):
-        raise InvalidParameter("price", f"{price}", "give what a device costs per hour, above 0")
-    loaded = c.load_case(case, profiles, model, num_devices, mem_budget, duration, seed)
-    loaded = c.scaled(loaded, rate_scale, cv_scale, slo_scale, seed)
-    if loaded.cluster.types:
-        _check_types(why, pools, price)
-    with _progress() as progress:
-        options: dict[str, Any] = {"effort": effort, "seed": seed, "window": window, "progress": progress}
-        options |= {"time_budget": time_budget, "allow_unplaceable": allow_unplaceable}
-        found, tried = _planned(loaded, policy, reach, options)
-    loaded, made = found.case, found.plan
-    honest = _held_out(loaded, made, time_budget, effort, seed, allow_unplaceable) if held else None
-    explanation = _explained(loaded, made) if why else None
-    apart = None if pools is None else _separate_roles(loaded, pools)
-    extra = {} if explanation is None else {"explanation": explanation.to_record()}
-    extra |= {} if honest is None else show.honest_record(*honest)
-    extra |= {} if apart is None else show.roles_record(apart)
-    extra |= show.cost_record(loaded.cluster, price, tried)
-    record = json.dumps(show.plan_record(loaded, made) | show.drafts_record(found) | extra)
-    if output is not None:
-        output.write_text(record + "\n")
-    if plot is not None:
-        draw(show.search_chart(made) if explanation is None else interference_map(explanation.interference), plot)
-    if as_json:
+    c.check_outputs(asked.output, asked.plot)
+    case = given.load(search.seed)
+    asked.check(case)
+    found = _find(case, search, asked)
+    record = _record(found, asked)
+    if asked.output is not None:
+        asked.output.write_text(record + "\n")
+    if asked.plot is not None:
+        _draw(found, asked.plot)
+    if asked.as_json:
         print(record)
         return
-    if found.places:
-        show_table(show.drafts_table(found))
-    show_table(show.group_table(loaded, made.placement, made.result))
-    show_table(show.model_table(loaded, made.placement, made.result))
-    for table in explanation_tables(explanation) if explanation is not None else ():
+    _show(found, asked.price, told_cost=search.reach is not None)
+
+
+def _find(case: "Case", search: Search, asked: Asked) -> _Found:
+    with _progress() as progress:
+        options = {name: getattr(search, name) for name in ("effort", "seed", "window", "time_budget")}
+        options |= {"allow_unplaceable": search.allow_unplaceable, "progress": progress}
+        made, tried = _planned(case, search.policy, search.reach, options)
+    return _Found(
+        made,
+        tried,
+        _held_out(made.case, made.plan, search) if asked.held else None,
+        _explained(made.case, made.plan) if asked.why else None,
+        None if asked.pools is None else _separate_roles(made.case, asked.pools),
+    )
+
+
+def _record(found: _Found, asked: Asked) -> str:
+    """Everything as one JSON object."""
+    from paceline.cli import show_plan as show
+
+    case, plan = found.made.case, found.made.plan
+    record = show.plan_record(case, plan) | show.drafts_record(found.made)
+    record |= {} if found.explanation is None else {"explanation": found.explanation.to_record()}
+    record |= {} if found.honest is None else show.honest_record(*found.honest)
+    record |= {} if found.apart is None else show.roles_record(found.apart)
+    return json.dumps(record | show.cost_record(case.cluster, asked.price, found.tried))
+
+
+def _draw(found: _Found, path: Path) -> None:
+    from paceline.cli.show_explanation import interference_map
+    from paceline.cli.show_plan import search_chart
+    from paceline.theory.plots import draw
+
+    explained = found.explanation
+    draw(search_chart(found.made.plan) if explained is None else interference_map(explained.interference), path)
+
+
+def _show(found: _Found, price: float | None, told_cost: bool) -> None:
+    """Tables and sentences."""
+    from paceline.cli import show_plan as show
+    from paceline.cli.show_explanation import explanation_tables
+
+    case, plan = found.made.case, found.made.plan
+    if found.made.places:
+        show_table(show.drafts_table(found.made))
+    show_table(show.group_table(case, plan.placement, plan.result))
+    show_table(show.model_table(case, plan.placement, plan.result))
+    for table in explanation_tables(found.explanation) if found.explanation is not None else ():
         show_table(table)
-    print(show.summary(made))
-    if reach is not None or price is not None or loaded.cluster.price:
-        print(show.cost_summary(loaded.cluster, price, tried))
-    if apart is not None:
-        print(show.roles_summary(apart, made.slo_attainment))
-    if honest is not None:
-        print(show.honest_summary(*honest))
-
-
-def _check_types(why: bool, pools: float | None, price: float | None) -> None:
-    """Refuse what is for devices that are all alike."""
-    for name, given in (("explain", why), ("pools", pools is not None), ("price", price is not None)):
-        if given:
-            remedy = "give prices in devices" if name == "price" else "plan for the devices of one type"
-            raise InvalidParameter(name, "is for devices of one type", remedy)
+    print(show.summary(plan))
+    if told_cost or price is not None or case.cluster.price:
+        print(show.cost_summary(case.cluster, price, found.tried))
+    if found.apart is not None:
+        print(show.roles_summary(found.apart, plan.slo_attainment))
+    if found.honest is not None:
+        print(show.honest_summary(*found.honest))
 
 
 def _planned(
@@ -159,9 +209,7 @@ def _planned(
     return fewest.found, fewest.tried
 
 
-def _held_out(
-    case: "Case", made: "Plan", time_budget: float | None, effort: int | None, seed: int, allow_unplaceable: bool
-) -> "tuple[HeldOut, tuple[float, float]] | None":
+def _held_out(case: "Case", made: "Plan", search: Search) -> "tuple[HeldOut, tuple[float, float]] | None":
     """The plan on halves of its arrivals, and the confidence in its attainment; None where that cannot be.
 
     A plan that was searched on windows of a long trace has their error instead, from arrivals it has mostly not seen.
@@ -170,14 +218,14 @@ def _held_out(
 
     if made.windows or made.sample is not None:
         return None
-    half = None if time_budget is None else time_budget / 2
+    half = None if search.time_budget is None else search.time_budget / 2
     with messages.status("planning on one half of the arrivals, judging on the other"):
         try:
-            found = held_out(case, made.policy, time_budget=half, effort=effort, seed=seed,
-                             allow_unplaceable=allow_unplaceable)  # fmt: skip
+            found = held_out(case, made.policy, time_budget=half, effort=search.effort, seed=search.seed,
+                             allow_unplaceable=search.allow_unplaceable)  # fmt: skip
         except InvalidParameter:  # no requests in one half, or for no model that could be served
             return None
-        return found, confidence(case, made.placement, seed)
+        return found, confidence(case, made.placement, search.seed)
 
 
 def _separate_roles(case: "Case", gigabytes: float) -> "SeparateRoles":

@@ -9,22 +9,20 @@ import typer
 from rich.table import Table
 
 from paceline.cli import case_options as c
+from paceline.cli.groups import grouped
 from paceline.cli.terminal import progress_bars, show_table
 from paceline.errors import InvalidParameter
 
 Factors = Annotated[str | None, typer.Option(metavar="0.5,1,2", help="Factors along this axis.")]
 
 
+@grouped
 def place_map(
-    case: c.CaseFile = None,
+    *,
+    given: c.GivenCase,
     over: Annotated[str, typer.Option("--over", help="Two of memory, rate, cv, slo: x,y.")] = "rate,cv",
     x: Factors = None,
     y: Factors = None,
-    profiles: c.Profiles = None,
-    model: c.Models = None,
-    num_devices: c.NumDevices = None,
-    mem_budget: c.MemBudget = None,
-    duration: c.Duration = None,
     seed: Annotated[int, typer.Option("--seed", help="Of the arrivals that are drawn.")] = 0,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Plot here: .png, .svg or .pdf.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
@@ -47,8 +45,7 @@ def place_map(
 
     c.check_seed(seed)
     c.check_outputs(None, output)
-    given = (case, profiles, model, num_devices, mem_budget, duration)
-    loaded = example_case(seed=seed) if not any(given) else c.load_case(*given, seed)
+    loaded = example_case(seed=seed) if given.is_empty else given.load(seed)
     across, comma, down = (word.strip() for word in over.partition(","))
     if not comma:
         raise InvalidParameter("over", repr(over), "name two axes, e.g. rate,cv")

@@ -7,20 +7,15 @@ from typing import Annotated
 import typer
 
 from paceline.cli import case_options as c
+from paceline.cli.groups import grouped
 from paceline.cli.terminal import show_table
 
 
+@grouped
 def simulate(
     plan: Annotated[Path, typer.Option("--plan", help="Plan file of `paceline place --output`.")],
-    case: c.CaseFile = None,
-    profiles: c.Profiles = None,
-    model: c.Models = None,
-    num_devices: c.NumDevices = None,
-    mem_budget: c.MemBudget = None,
-    duration: c.Duration = None,
-    rate_scale: c.RateScale = 1.0,
-    cv_scale: c.CvScale = 1.0,
-    slo_scale: c.SloScale = 1.0,
+    *,
+    given: c.ScaledCase,
     seed: Annotated[int, typer.Option("--seed", help="Of the arrivals that are drawn.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
@@ -39,8 +34,7 @@ def simulate(
     from paceline.placement.coplacement import resolve
     from paceline.placement.plan_file import read_placement
 
-    loaded = c.load_case(case, profiles, model, num_devices, mem_budget, duration, seed)
-    loaded = c.scaled(loaded, rate_scale, cv_scale, slo_scale, seed)
+    loaded = given.load(seed)
     placement, places = read_placement(plan, loaded.models)
     indices = {each.name: m for m, each in enumerate(loaded.models)}
     loaded = resolve(loaded, {indices[name]: place for name, place in places.items()})
