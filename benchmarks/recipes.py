@@ -19,7 +19,7 @@ from pathlib import Path
 
 from common import console, finish, markdown, show
 
-HEADS = ("eagle", "hass", "eagle3", "medusa", "blockwise", "mlp_speculator", "dspark", "falcon")
+HEADS = ("eagle", "hass", "eagle3", "medusa", "blockwise", "mlp_speculator", "dspark", "falcon", "p_eagle")
 DRAFTS = {
     "distillspec forward_kl": [], "distillspec tvd++": ["--divergence", "tvd++"],
     "distillspec on-policy": ["--on-policy", "0.5"], "spire": ["--sparse"],

@@ -19,7 +19,7 @@ _RESUMED_RATE = 2e-4
 @grouped
 def head(
     family: Annotated[
-        str, typer.Argument(help="eagle3, dspark, mlp_speculator, medusa, blockwise, eagle, hass or falcon.")
+        str, typer.Argument(help="eagle3, dspark, mlp_speculator, medusa, blockwise, eagle, hass, falcon or p_eagle.")
     ],
     *,
     run: t.TrainingRun,

@@ -1,9 +1,10 @@
 """`HeadDrafter`: a trained head drafts chains and trees, whatever its family; and how one is made from its name.
 
-EAGLE, EAGLE-2, EAGLE-3 and 3.1, HASS, MTP; Falcon; DFlash and DSpark; Medusa, Hydra, MLP speculators, blockwise heads.
-Drawn tokens come with the head's law, warped as the target's is, so every exact rule stays exact; a token outside the
-head's vocabulary has probability 0 in it and can still be said by the target. Costs a pass of the head per level
-(Falcon: one per k levels; block heads: one in all). Use one that was trained for this very target.
+EAGLE, EAGLE-2, EAGLE-3 and 3.1, HASS, P-EAGLE, MTP; Falcon; DFlash and DSpark; Medusa, Hydra, MLP speculators,
+blockwise heads. Drawn tokens come with the head's law, warped as the target's is, so every exact rule stays exact; a
+token outside the head's vocabulary has probability 0 in it and can still be said by the target. Costs a pass of the
+head per level (Falcon: one per k levels; block heads, and greedy chains of P-EAGLE: one in all). Use one that was
+trained for this very target.
 """
 
 import warnings

@@ -46,11 +46,12 @@ def _layers(record: HeadRecord) -> list[tuple[str, str]]:
         ("bias of fc", _yes(config.fc_bias)),
     ]  # fmt: skip
     if config.family in ("eagle3", "p_eagle"):
+        fed = "after the last norm" if config.norm_output else "before the last norm"
         norm = "over all taps" if config.norm_before_fc else "per tap" if config.fc_norm else "none"
         pairs += [
             ("norm before fc", norm),
             ("residual", "of the normed hidden state" if config.norm_before_residual else "of the state as it came"),
-            ("fed back", "after the last norm" if config.norm_output else "before the last norm"),
+            ("fed back", "a mask's state" if config.family == "p_eagle" else fed),
         ]
     if config.family == "dspark":
         pairs += [("markov rank", str(config.markov_rank)), ("confidence", _yes(config.confidence))]

@@ -21,10 +21,11 @@ class NetOutput(NamedTuple):
 
 
 class AutoregressiveNet(Protocol):
-    """EAGLE-1, 2, 3, 3.1, HASS, MTP: one pass per drafted level, with keys and values of its own.
+    """EAGLE-1, 2, 3, 3.1, HASS, MTP, P-EAGLE: one pass per drafted level, with keys and values of its own.
 
     The row of position p holds the token at p + 1 and the target's hidden state at p; below drafted tokens the net's
-    own hidden state takes the place of the target's.
+    own hidden state takes the place of the target's. P-EAGLE hands on a mask's, whatever was drafted, and its greedy
+    chains take one pass (`mask_rows.py`).
     """
 
     record: HeadRecord

@@ -7,7 +7,7 @@ from tests.models.heads import records
 
 HEADS = {
     "eagle3": records.eagle3, "dspark": records.dspark, "mlp_speculator": records.mlp_speculator,
-    "medusa": records.medusa, "falcon": records.falcon,
+    "medusa": records.medusa, "falcon": records.falcon, "p_eagle": records.p_eagle,
 }  # fmt: skip
 
 

@@ -80,7 +80,7 @@ def test_answers_to_questions_of_every_kind():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("make", [records.eagle3, records.dspark, records.mlp_speculator, records.medusa,
-                                  records.falcon])  # fmt: skip
+                                  records.falcon, records.p_eagle])  # fmt: skip
 def test_heads(make, dtype):
     checkpoint, record = RandomCheckpoint(records.TARGET), make()
     source = ModelSource("random", checkpoint, ByteTokenizer())  # type: ignore[arg-type]

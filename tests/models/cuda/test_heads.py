@@ -20,7 +20,7 @@ from paceline.models.loaded import LoadedModel  # noqa: E402
 from paceline.models.resolve import ModelSource  # noqa: E402
 from paceline.models.rows import Part, build_rows  # noqa: E402
 from paceline.models.torch_executor import TorchModel  # noqa: E402
-from paceline.models.torch_executor.heads.nets import TorchAutoregressiveNet  # noqa: E402
+from paceline.models.torch_executor.heads.nets import TorchAutoregressiveNet, TorchParallelEagle  # noqa: E402
 from paceline.types import SamplingParams  # noqa: E402
 from tests.fakes import ByteTokenizer, RandomCheckpoint, run_to_end  # noqa: E402
 from tests.models.heads import records  # noqa: E402
@@ -195,6 +195,7 @@ def _kept(output):
 
 def test_what_runs_as_in_torch_and_what_is_refused():
     assert type(make_net(EAGLES["eagle3"], on_device("sdpa"))) is TorchAutoregressiveNet
+    assert type(make_net(records.p_eagle(), on_device())) is TorchParallelEagle
     assert not hasattr(make_net(records.falcon(), on_device()), "draft_greedy")
     with pytest.raises(InvalidParameter, match="dtype"):
         make_net(EAGLES["eagle3"], on_device(), "int8")
@@ -225,7 +226,7 @@ def plain(in_torch):
     return {name: texts(in_torch, params) for name, params in (("greedy", GREEDY), ("seeded", SEEDED))}
 
 
-@pytest.mark.parametrize("family", ["eagle3", "dspark", "mlp_speculator", "medusa", "falcon"])
+@pytest.mark.parametrize("family", ["eagle3", "p_eagle", "dspark", "mlp_speculator", "medusa", "falcon"])
 def test_texts_are_the_cpus(plain, family):
     target = on_device(deterministic=True)
     assert texts(target, GREEDY, family) == plain["greedy"]

@@ -42,6 +42,25 @@ def test_eagle3(target, flags):
         close(ours, theirs)
 
 
+@pytest.mark.parametrize("flags", [{}, {"fc_norm": True}, {"norm_before_residual": True}])
+def test_p_eagle(target, flags):
+    nets, rows = both(target, records.p_eagle(**flags)), build_rows([Part(range(2), 0, TOKENS[:20], logits="last")])
+    hidden = nets[0].project(TAPS[:20]).copy()
+    caches = [net.new_cache(2) for net in nets]
+    outputs = [net.forward(rows, hidden, cache) for net, cache in zip(nets, caches, strict=True)]
+    for level in range(3):
+        for ours, theirs in zip(*outputs, strict=True):
+            close(ours, theirs)
+        below = build_rows([Part(range(2), 20 + level, [TOKENS[20 + level]])])
+        outputs = [
+            net.forward(below, out.hidden[-1:].copy(), cache)
+            for net, out, cache in zip(nets, outputs, caches, strict=True)
+        ]
+    ours, theirs = (net.draft_greedy(rows, hidden, net.new_cache(2), 4) for net in nets)
+    assert ours.tokens.tolist() == theirs.tokens.tolist()
+    close(ours.top_probs, theirs.top_probs)
+
+
 def test_dspark(target):
     nets, tokens = both(target, records.dspark()), np.array([5, 60, 7, 7], np.int32)
     outputs = [net.forward(block_rows(net, 21), filled(net, 21)) for net in nets]

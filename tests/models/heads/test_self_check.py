@@ -107,7 +107,10 @@ class HalfAutoregressive(Net):
         return NetOutput(np.stack(rows), np.zeros((len(rows), WIDTH), np.float32))
 
 
-FORMS = {"falcon": HalfAutoregressive, "eagle3.1": Autoregressive, "dspark": Block, "dflash": Block, "medusa": Step}
+FORMS = {
+    "falcon": HalfAutoregressive, "eagle3.1": Autoregressive, "p_eagle": Autoregressive, "dspark": Block,
+    "dflash": Block, "medusa": Step,
+}  # fmt: skip
 
 
 def record(form: str) -> HeadRecord:

@@ -41,6 +41,7 @@ CHAINS = {
     "tables of its own": records.eagle3(owns_embedding=True, owns_head=True),
     "eagle": records.reduced("eagle", fc_bias=True),
 }
+P_EAGLE = records.p_eagle(fc_norm=True)
 
 
 @pytest.mark.parametrize("name", CHAINS)
@@ -60,6 +61,24 @@ def test_a_chain_equals_the_formulas(target, name):
     logits, states = formula(record, embedding, head, TOKENS, np.float64(hidden))
     close(np.concatenate([first.logits, rest.logits]), logits)
     close(np.concatenate([first.hidden, rest.hidden]), states)
+
+
+def test_rows_of_masks_equal_the_formulas_level_by_level_and_at_once(target):
+    """A row fed the mask state is one of the mask token, and every row hands on the mask state."""
+    net, (embedding, _) = make_net(P_EAGLE, target), records.tables(target, P_EAGLE)
+    mask = reference.projected(P_EAGLE, P_EAGLE.tensors["mask_hidden"][None])
+    hidden, head, pages = net.project(TAPS[:12]), P_EAGLE.tensors["lm_head.weight"], range(4)
+    fed = np.float64(np.concatenate([hidden, mask, mask]))
+    expected, _ = reference.eagle3(P_EAGLE, embedding, head, [*TOKENS[:12], 129, 129], fed)
+    cache, rows = net.new_cache(4), build_rows([Part(pages, 0, TOKENS[:12])])
+    out = net.forward(rows, hidden, cache)
+    close(out.logits, expected[:12])
+    for level in range(2):
+        close(out.hidden, np.broadcast_to(mask, out.hidden.shape))
+        out = net.forward(build_rows([Part(pages, 12 + level, [7])]), out.hidden[-1:], cache)
+        close(out.logits[0], expected[12 + level])
+    draft = net.draft_greedy(build_rows([Part(pages, 0, TOKENS[:12], logits="last")]), hidden, net.new_cache(4), 3)
+    assert draft.tokens[0].tolist() == P_EAGLE.draft_ids[expected[-3:].argmax(axis=1)].tolist()
 
 
 @pytest.mark.parametrize("record", [records.dspark(), records.dflash()], ids=["dspark", "dflash"])
@@ -113,6 +132,8 @@ def test_what_does_not_run_is_refused(target):
         make_net(records.dspark(variant="gated"), target)
     with pytest.raises(InvalidParameter, match="float32"):
         make_net(CHAINS["eagle3"], target, "w8a8")
+    with pytest.raises(InvalidParameter, match="mask_token_id"):
+        make_net(records.p_eagle(mask_token_id=None), target)
     record = CHAINS["eagle3"]
     tensors = {name: values for name, values in record.tensors.items() if name != "fc.weight"}
     with pytest.raises(CorruptWeights, match=r"fc\.weight"):

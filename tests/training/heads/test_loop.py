@@ -28,6 +28,7 @@ def trainer(folder, family, store, target, num_steps, **more):
     [
         ("eagle3", 45, 3e-2, 4), ("mlp_speculator", 30, 5e-2, 4), ("hass", 30, 3e-2, 4), ("falcon", 80, 3e-2, 4),
         ("eagle", 60, 3e-2, 2), ("dspark", 50, 3e-2, 2), ("blockwise", 100, 3e-2, 2), ("medusa", 200, 5e-2, 2),
+        ("p_eagle", 60, 3e-2, 2),
     ],
 )  # fmt: skip
 def test_a_small_head_learns_a_rule_by_heart(tmp_path, quick_rise, family, steps, rate, texts):

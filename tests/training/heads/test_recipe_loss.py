@@ -66,4 +66,4 @@ def test_loss_and_step_are_written_out(tmp_path, name, done):
 
 
 def test_there_are_such_recipes():
-    assert set(SHARED) == {"eagle3", "dspark", "mlp_speculator", "medusa", "blockwise"}
+    assert set(SHARED) == {"eagle3", "p_eagle", "dspark", "mlp_speculator", "medusa", "blockwise"}

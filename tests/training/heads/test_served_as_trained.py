@@ -38,9 +38,10 @@ def test_logits_of_training_are_those_of_serving(case):
     recipe, batch, net = case
     with torch.no_grad():
         trained = [logits_of(read, recipe.rows).numpy() for read in recipe.read(batch)]
-    serve = {"eagle3": served_chain, "eagle": served_chain, "dspark": served_block, "falcon": served_blocks}.get(
-        recipe.family, served_steps
-    )
+    serve = {
+        "eagle3": served_chain, "eagle": served_chain, "p_eagle": served_chain, "dspark": served_block,
+        "falcon": served_blocks,
+    }.get(recipe.family, served_steps)  # fmt: skip
     found = np.stack([serve(net, batch, i) for i in range(len(batch.anchors))], axis=1)
     kept = np.stack([batch.labelled(step).numpy() for step in range(STEPS)])
     assert kept.sum() > 30

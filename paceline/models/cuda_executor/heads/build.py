@@ -21,7 +21,7 @@ _FORMATS = ("auto", "float32", "bfloat16", "float16")
 def make_net(record: HeadRecord, target: LoadedModel, dtype: str = "auto") -> Any:
     """The net of `record` on the target's device.
 
-    Falcon, and every head where the target's attention is PyTorch's, runs as in torch, in float32.
+    Falcon and P-EAGLE, and every head where the target's attention is PyTorch's, runs as in torch, in float32.
 
     Args:
         dtype: of its matrices and keys; ``auto`` as the target's activations.

@@ -49,7 +49,7 @@ class Eagle3Layer(nn.Module):
 
 
 class Eagle3(SharesTables):
-    """The network; arguments as `SharesTables`. Training is for one layer."""
+    """The network; arguments as `SharesTables`. Its recipe trains one layer; `p_eagle.py` trains several."""
 
     def __init__(self, config: HeadConfig, embedding: Tensor, head: Tensor) -> None:
         super().__init__(config, embedding, head)

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.models.base import KVCache, Rows
+from paceline.models.chains import GreedyDraft
+from paceline.models.heads.mask_rows import draft_masks
 from paceline.models.heads.nets import NetOutput
 from paceline.models.heads.record import HeadRecord
 from paceline.models.torch_executor.cache import SegmentView, TorchKVCache, segment_views
@@ -25,6 +27,7 @@ from paceline.models.torch_executor.heads.falcon import Falcon
 from paceline.models.torch_executor.heads.half_autoregressive import TorchHalfAutoregressiveNet
 from paceline.models.torch_executor.heads.medusa import Medusa
 from paceline.models.torch_executor.heads.mlp_speculator import MlpSpeculator
+from paceline.models.torch_executor.heads.p_eagle import PEagle
 
 Mixes = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(queries [M, heads, D], keys and values [slots, key heads, D] of a layer) to values mixed [M, heads * D]."""
@@ -110,10 +113,37 @@ class TorchAutoregressiveNet(PagedNet):
     @torch.inference_mode()
     def forward(self, rows: Rows, hidden: np.ndarray, cache: KVCache) -> NetOutput:
         """See `AutoregressiveNet.forward`."""
+        return self._output(rows, self.index(rows.token_ids), self.floats(hidden), cache)
+
+    def _output(self, rows: Rows, tokens: Tensor, hidden: Tensor, cache: KVCache) -> NetOutput:
+        """A pass over `rows` that hold `tokens` [M] and are fed `hidden` [M, hidden]."""
         assert isinstance(cache, TorchKVCache)
-        x, residual = self.net.enter(self.index(rows.token_ids), self.floats(hidden))
+        x, residual = self.net.enter(tokens, hidden)
         read, fed = self.net.finish(self._layers(x, residual, rows, cache))
         return NetOutput(fetched(scored(read[self.index(rows.logit_rows)], self.net.rows)), fetched(fed))
+
+
+class TorchParallelEagle(TorchAutoregressiveNet):
+    """See `NumbaParallelEagle`; for `PEagle`."""
+
+    def __init__(self, record: HeadRecord, net: PEagle) -> None:
+        super().__init__(record, net)
+        with torch.inference_mode():
+            self._mask_state = net.mask_state()
+        self._handed_on = fetched(self._mask_state)
+
+    @torch.inference_mode()
+    def forward(self, rows: Rows, hidden: np.ndarray, cache: KVCache) -> NetOutput:
+        """See `AutoregressiveNet.forward`; rows fed with the mask state count as masks, whatever their token."""
+        fed = self.floats(hidden)
+        masked = (fed == self._mask_state).all(dim=1)
+        tokens = self.index(rows.token_ids).masked_fill(masked, self.net.mask_token)
+        logits, _ = self._output(rows, tokens, fed, cache)
+        return NetOutput(logits, np.tile(self._handed_on, (len(hidden), 1)))
+
+    def draft_greedy(self, rows: Rows, hidden: np.ndarray, cache: KVCache, num_tokens: int) -> GreedyDraft:
+        """See `draft_masks`."""
+        return draft_masks(self, self._handed_on, rows, hidden, cache, num_tokens)
 
 
 class TorchBlockNet(PagedNet):
@@ -179,6 +209,7 @@ class TorchStepNet(OnDevice):
 
 NETS: dict[str, tuple[type[nn.Module], type]] = {
     "eagle3": (Eagle3, TorchAutoregressiveNet), "eagle": (Eagle, TorchAutoregressiveNet),
+    "p_eagle": (PEagle, TorchParallelEagle),
     "dspark": (DSpark, TorchBlockNet), "dflash": (DSpark, TorchBlockNet),
     "mlp_speculator": (MlpSpeculator, TorchStepNet), "medusa": (Medusa, TorchStepNet),
     "blockwise": (Blockwise, TorchStepNet), "falcon": (Falcon, TorchHalfAutoregressiveNet),

@@ -9,11 +9,12 @@ from paceline.training.heads.recipes.eagle3 import Eagle3Recipe
 from paceline.training.heads.recipes.falcon import FalconRecipe
 from paceline.training.heads.recipes.medusa import MedusaRecipe
 from paceline.training.heads.recipes.mlp_speculator import MlpSpeculatorRecipe
+from paceline.training.heads.recipes.p_eagle import PEagleRecipe
 
 RECIPES: dict[str, type[Recipe]] = {
     "eagle3": Eagle3Recipe, "dspark": DSparkRecipe, "mlp_speculator": MlpSpeculatorRecipe, "medusa": MedusaRecipe,
     "eagle": EagleRecipe, "hass": HassRecipe, "blockwise": BlockwiseRecipe,
-    "falcon": FalconRecipe,
+    "falcon": FalconRecipe, "p_eagle": PEagleRecipe,
 }  # fmt: skip
 """By name; `eagle` and `hass` train one family in two ways."""
 

@@ -1,0 +1,58 @@
+"""Rows of masks below the last committed ones: P-EAGLE heads draft all levels from them in one pass (2602.01469).
+
+For greedy chains. Not for what a pass computes (`nets.py`), nor for block heads, whose rows see each other.
+"""
+
+import numpy as np
+
+from paceline.models.base import PAGE_SIZE, KVCache, Rows
+from paceline.models.chains import GreedyDraft
+from paceline.models.heads.nets import AutoregressiveNet
+
+
+def draft_masks(net: AutoregressiveNet, mask_state: np.ndarray, rows: Rows, hidden: np.ndarray, cache: KVCache,
+                num_tokens: int) -> GreedyDraft:  # fmt: skip
+    """A chain of the likeliest tokens below each asked row, in one pass of `net`.
+
+    Args:
+        mask_state: [hidden] what the row of a mask is fed, by which `net` knows it.
+        rows, hidden, cache: as for `AutoregressiveNet.forward`; the asked rows are the last of their segments, whose
+            pages hold `num_tokens` - 1 more slots.
+        num_tokens: tokens to draft, 1 or more.
+    """
+    masks, order = with_masks(rows, num_tokens - 1)
+    states = np.broadcast_to(mask_state, (len(order) - len(hidden), len(mask_state)))
+    logits, _ = net.forward(masks, np.concatenate([hidden, states])[order], cache)
+    logits = logits.reshape(-1, num_tokens, logits.shape[1])
+    best, ids = logits.argmax(axis=2), net.record.draft_ids
+    highest = logits.max(axis=2, keepdims=True)
+    tokens = best if ids is None else ids[best]
+    return GreedyDraft(tokens.astype(np.int32), 1 / np.exp(logits - highest).sum(axis=2))
+
+
+def with_masks(rows: Rows, count: int) -> tuple[Rows, np.ndarray]:
+    """`rows` with `count` more after each asked one, all of these asked; and where each row comes from.
+
+    That is a row's number in `rows`, or, for the added ones, counted on from there.
+    """
+    asked, num_rows = rows.logit_rows, len(rows.token_ids)
+    positions = (rows.positions[asked][:, None] + np.arange(1, count + 1)).reshape(-1)
+    segments = np.repeat(rows.segments[asked], count)
+    order = np.argsort(np.concatenate([rows.segments, segments]), kind="stable")
+    slots = rows.page_tables[segments, positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
+
+    def joined(own: np.ndarray, added: np.ndarray) -> np.ndarray:
+        return np.concatenate([own, added]).astype(np.int32)[order]
+
+    is_asked = np.zeros(num_rows + len(positions), bool)
+    is_asked[asked] = is_asked[num_rows:] = True
+    return Rows(
+        token_ids=joined(rows.token_ids, np.zeros(len(positions))),
+        positions=joined(rows.positions, positions),
+        slots=joined(rows.slots, slots),
+        segments=joined(rows.segments, segments),
+        page_tables=rows.page_tables,
+        natural_lengths=joined(rows.natural_lengths, positions + 1),
+        branch_slots=np.pad(rows.branch_slots, ((0, len(positions)), (0, 0)), constant_values=-1)[order],
+        logit_rows=np.flatnonzero(is_asked[order]).astype(np.int32),
+    ), order

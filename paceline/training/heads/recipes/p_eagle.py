@@ -1,0 +1,96 @@
+"""P-EAGLE (arXiv 2602.01469): all levels of a chain in one pass, from rows of masks.
+
+The chain of anchor p is the text's own row p, which reads its true token and taps, and K - 1 rows of the mask token and
+the mask state at places p + 1, p + 2, ... In every layer a mask sees the text's rows up to p and the masks of its own
+chain up to itself, which is what it sees when it is served; the text's rows see each other causally and no mask.
+
+Not taken from the paper: the sampling of depths (conditional drop of tokens, COD), which saves memory where chains have
+eight levels and texts thousands of tokens: here every anchor has its whole chain; embeddings that are trained along,
+which would be most of the head's file; and its four layers. There are two, since on a CPU each layer adds its products
+to a draft, and to an update, where the text's rows run through all layers as well as the masks.
+"""
+
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from paceline.models.heads.record import HeadConfig
+from paceline.models.torch_executor.heads.attention import Keys, Part, attend, parts_of
+from paceline.models.torch_executor.heads.p_eagle import PEagle
+from paceline.training.heads.batches import Batch
+from paceline.training.heads.losses import Read
+from paceline.training.heads.recipes.base import Recipe, Target
+from paceline.training.heads.taps import eagle_taps
+
+_LAYERS = 2
+
+
+class PEagleRecipe(Recipe):
+    """EAGLE-3.1's first layer and a plain one; no state is fed back, so none is normed for it."""
+
+    family = "p_eagle"
+
+    @staticmethod
+    def describe(target: Target, draft_vocab_size: int, num_steps: int) -> HeadConfig:
+        layer = replace(target.config, num_hidden_layers=_LAYERS, experts=None)
+        return HeadConfig(
+            "p_eagle", target.about, eagle_taps(target.about.num_hidden_layers), layer, _LAYERS, num_steps,
+            draft_vocab_size, fc_norm=True, mask_token_id=target.mask_token_id,
+        )  # fmt: skip
+
+    def build(self, target: Target) -> nn.Module:
+        net = PEagle(self.config, target.embedding, self.rows)
+        with torch.no_grad():
+            net.norm.weight.copy_(target.norm)
+        return net
+
+    def read(self, batch: Batch) -> list[Read]:
+        states = chain_states(cast(PEagle, self.net), batch, self.num_steps)
+        return [Read(states[:, step]) for step in range(self.num_steps)]
+
+
+def chain_states(net: PEagle, batch: Batch, num_steps: int) -> Tensor:
+    """[S, num_steps, hidden] what the head reads at each row of the anchors' chains."""
+    anchors, lengths = batch.anchors, batch.lengths
+    positions = torch.cat([torch.arange(length, device=anchors.device) for length in lengths])
+    parts, whole = parts_of(anchors, lengths), _whole(lengths)
+    places = positions[anchors, None] + torch.arange(1, num_steps, device=anchors.device)
+    x, residual = net.enter(batch.next_tokens, net.project(batch.taps))
+    mask_x, masks = net.enter_masks(places.numel())
+    for number, layer in enumerate(net.layers):
+        if number:
+            (x, residual), (mask_x, masks) = layer.enter(residual), layer.enter(masks)  # type: ignore[operator]
+        rows = Keys(*layer.self_attn.keys_values(x, positions))  # type: ignore[union-attr, operator]
+        masks = _masks_through(layer, mask_x, masks, places, rows, parts)
+        last = number + 1 == len(net.layers)
+        asked, seen = (anchors, parts) if last else (slice(None), whole)
+        query = layer.self_attn.queries(x[asked], positions[asked])  # type: ignore[union-attr, operator]
+        residual = layer.leave(residual[asked], attend(query, rows, None, seen))  # type: ignore[operator]
+    chains = torch.cat([residual[:, None], masks.view(*places.shape, residual.shape[1])], dim=1)
+    return net.finish(chains)[0]
+
+
+def _masks_through(layer: Any, x: Tensor, residual: Tensor, places: Tensor, rows: Keys, parts: list[Part]) -> Tensor:
+    """[S * masks, hidden] after a layer, of masks at `places` [S, masks]: each sees itself and those above it, too."""
+    if not places.shape[1]:
+        return residual
+    attention, flat = layer.self_attn, places.flatten()
+    query, key, value = (
+        one.view(*places.shape, *one.shape[1:]) for one in (attention.queries(x, flat), *attention.keys_values(x, flat))
+    )
+    steps = [
+        attend(query[:, step], rows, Keys(key[:, : step + 1], value[:, : step + 1]), parts)
+        for step in range(places.shape[1])
+    ]
+    return layer.leave(residual, torch.stack(steps, dim=1).flatten(0, 1))
+
+
+def _whole(lengths: list[int]) -> list[Part]:
+    """Documents whose rows see each other causally."""
+    parts, start = [], 0
+    for length in lengths:
+        parts.append(Part(slice(start, start + length), slice(start, start + length)))
+        start += length
+    return parts
