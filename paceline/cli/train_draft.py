@@ -74,8 +74,9 @@ def draft(
         int | None, typer.Option("--pool", help="Boost-tune so many drafts, each on what those before it miss.")
     ] = None,
     match: Annotated[
-        float, typer.Option("--match", help="With --pool: a text is matched at this share of its places.")
-    ] = 0.8,
+        float | None,
+        typer.Option("--match", help="With --pool: leave out texts of which so much is matched, not single places."),
+    ] = None,
 ) -> None:
     """Distil a draft model (DistillSpec): a few layers of the model, or a smaller model, learn to say what it says.
 
@@ -128,8 +129,8 @@ def _show_pool(report: "PoolReport", as_json: bool) -> None:
         print(json.dumps(asdict(report)))
         return
     table = Table("held-out greedy text", "learnt from", "tokens per pass")
-    for folder, texts, alone in zip(report.folders, report.texts, report.alone, strict=True):
-        table.add_row(folder, f"{texts} texts", f"{alone:.2f}")
+    for folder, texts, places, alone in zip(report.folders, report.texts, report.places, report.alone, strict=True):
+        table.add_row(folder, f"{places:,} places of {texts:,} texts", f"{alone:.2f}")
     table.add_row("merged into one tree", "", f"{report.merged:.2f}")
     show_table(table, standard_output)
     print(f"-d specinfer --draft-option 'models={json.dumps(report.folders)}'")

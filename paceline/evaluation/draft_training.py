@@ -4,9 +4,10 @@ Every part goes on where it was ended. Not for the distances and the policies of
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -128,8 +129,15 @@ def set_up(job: DraftJob, config: EngineConfig, progress: NamedProgress) -> Draf
 
 
 def train_member(job: DraftJob, setup: DraftSetup, loop: LoopSettings, run: Path, watch: Watch,
-                 documents: Sequence[Document] | None = None) -> tuple[DistillRecipe, Progress]:  # fmt: skip
-    """One draft with its best weights, and how its training went; its curve begins before it."""
+                 documents: Sequence[Document] | None = None,
+                 left_out: Mapping[tuple[int, int], torch.Tensor] = MappingProxyType({}),
+                 ) -> tuple[DistillRecipe, Progress]:  # fmt: skip
+    """One draft with its best weights, and how its training went; its curve begins before it.
+
+    Args:
+        documents: to learn from; None for all that are not held out.
+        left_out: places of them, see `DistillRecipe`.
+    """
     teacher, ends = teacher_of(setup.loaded.model), setup.loaded.source.eos_token_ids
     checkpoint, layers = setup.origin.checkpoint, setup.layers
     net = FeedbackNet(checkpoint, layers, job.sparse) if job.sparse else DraftNet(checkpoint, layers)
@@ -137,7 +145,8 @@ def train_member(job: DraftJob, setup: DraftSetup, loop: LoopSettings, run: Path
         torch.manual_seed(loop.seed)
         add_lora(net, job.lora_rank, net.head.dtype)
     recipe = DistillRecipe(
-        net, setup.target_head, job.divergence, job.on_policy, teacher, ends, job.num_draft_tokens, job.text.raw
+        net, setup.target_head, job.divergence, job.on_policy, teacher, ends, job.num_draft_tokens, job.text.raw,
+        left_out,
     )  # fmt: skip
     trainer = Trainer(recipe, setup.store, loop, run, watch, documents)
     if not trainer.progress.curve:

@@ -185,18 +185,18 @@ def test_heads_and_a_changed_target_are_saved_as_models_of_their_own(loaded, tmp
 
 
 def test_a_pool_that_was_ended_within_its_second_draft_goes_on_bit_for_bit(loaded, tmp_path, monkeypatch):
-    """Nor does a list of texts that was cut short matter: it is found again."""
+    """Nor does a list of hits that was cut short matter: it is found again."""
     from paceline.training.run.loop import Trainer
 
     (tmp_path / "prompts.txt").write_text(PROMPTS)
     common = ["--prompts", tmp_path / "prompts.txt", "--tokens", 100, "--threads", 1, "--layers", 1, "--pool", 2]
-    common += ["--match", 0.9, "--steps", 3]
+    common += ["--steps", 3]
     assert run(*common, "--work", tmp_path / "a", "-o", tmp_path / "whole").exit_code == 0
     monkeypatch.setattr(Trainer, "step", ending_after(4, step := Trainer.step))
     assert run(*common, "--work", tmp_path / "b", "-o", tmp_path / "parts").exit_code
     monkeypatch.setattr(Trainer, "step", step)
-    [missed] = (tmp_path / "b" / "runs").glob("*-1/missed.json")
-    missed.write_text(missed.read_text()[:2])
+    [hits] = (tmp_path / "b" / "runs").glob("*-pool-places-1/hits.npy")
+    hits.write_bytes(hits.read_bytes()[:-2])
     assert run(*common, "--work", tmp_path / "b", "-o", tmp_path / "parts").exit_code == 0
     for number in "12":
         whole, parts = (tmp_path / name / number / "model.safetensors" for name in ("whole", "parts"))
@@ -211,7 +211,7 @@ def test_a_pool_is_trained_and_gone_on_with(loaded, tmp_path):
     first = json.loads(run(*common, *wishes, "--json").stdout)
     assert len(first["folders"]) == 2 and first["texts"][0] >= first["texts"][1] > 0
     assert first["merged"] >= max(first["alone"]) and resolve_model(str(folder / "2"))
-    assert (tmp_path / "work" / "runs" / "draft-1-forward_kl-0-pool-0.9-1" / "missed.json").exists()
+    assert (tmp_path / "work" / "runs" / "draft-1-forward_kl-0-pool-0.9-1" / "hits.npy").exists()
     again = run(*common, *wishes)
     assert again.exit_code == 0 and "merged into one tree" in again.output and "-d specinfer" in again.output
     refused = run(*common, "--pool", 1, "--layers", 1)

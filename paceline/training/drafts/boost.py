@@ -1,11 +1,13 @@
 """Boost-tuning of a pool of drafts (SpecInfer, Miao et al. 2024, section 3.2): each learns what those before it miss.
 
-The first draft learns from all texts; those whose answers it matches are dropped, and the next learns from the rest.
-A text counts as matched when the draft's most probable token is the text's at `match` of its places: at 1, as in the
-paper, hardly a long answer ever would be. Drafts of a pool are merged into one tree when they draft (`specinfer`).
+The paper drops the texts whose answers a draft matches from what the next one learns. A small draft hardly ever matches
+a long answer as a whole, so here single *places* are left out: those where the most probable token of a draft before is
+the text's. Whole texts may be dropped in their place, those that a draft matches at a share `match` of their places.
+Drafts of a pool are merged into one tree when they draft (`specinfer`).
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -16,16 +18,52 @@ from paceline.training.heads.figures import replayed
 from paceline.training.heads.shards import Document, TapStore
 
 
-def missed(recipe: DistillRecipe, store: TapStore, documents: Sequence[Document], match: float) -> list[Document]:
-    """Those of `documents` that the draft does not match. Raises InvalidParameter for a share out of (0, 1]."""
-    check_match(match)
-    return [one for one in documents if float(recipe.hits(store, one).float().mean()) < match]
+@dataclass(slots=True)
+class Lessons:
+    """What the next draft of a pool learns from.
+
+    Attributes:
+        documents: these.
+        match: share of its places at which a document counts as matched and is dropped; None leaves out places.
+        known: by `Document.key`, [answer tokens] whether a draft before names the place's token.
+    """
+
+    documents: Sequence[Document]
+    match: float | None = None
+    known: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.match is not None and not 0 < self.match <= 1:
+            raise InvalidParameter("match", f"{self.match} is no share", "give a number above 0, up to 1")
+
+    @property
+    def num_places(self) -> int:
+        """That a draft learns from."""
+        sizes = sum(len(one.conversation.answer) for one in self.documents)
+        return sizes - sum(int(self.known[one.key].sum()) for one in self.documents if one.key in self.known)
+
+    def after(self, hits: Sequence[Tensor]) -> "Lessons":
+        """What is left for the next draft after one whose hits on the documents are these.
+
+        Raises:
+            InvalidParameter: nothing is left.
+        """
+        if self.match is None:
+            pairs = zip(self.documents, hits, strict=True)
+            known = {one.key: self.known.get(one.key, torch.zeros_like(own)) | own for one, own in pairs}
+            left = Lessons([one for one in self.documents if not known[one.key].all()], None, known)
+        else:
+            pairs = zip(self.documents, hits, strict=True)
+            left = Lessons([one for one, own in pairs if float(own.float().mean()) < self.match], self.match)
+        if not left.documents:
+            problem = "every text is matched, so there is nothing left to learn"
+            raise InvalidParameter("match", problem, "give a larger share, or a smaller pool")
+        return left
 
 
-def check_match(match: float) -> None:
-    """Raises InvalidParameter for a share out of (0, 1]."""
-    if not 0 < match <= 1:
-        raise InvalidParameter("match", f"{match} is no share", "give a number above 0, up to 1")
+def hits_on(recipe: DistillRecipe, store: TapStore, documents: Sequence[Document]) -> list[Tensor]:
+    """Of each document, [answer tokens] whether the draft's most probable token is the text's."""
+    return [recipe.hits(store, one) for one in documents]
 
 
 def pool_tokens_per_pass(hits: Sequence[Sequence[Tensor]], num_steps: int) -> tuple[list[float], float]:

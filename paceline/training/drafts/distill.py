@@ -6,7 +6,8 @@ Texts are the target's own (off-policy), what the draft itself goes on to (on-po
 tokens), or some of each (mixed). Distances D are in `divergences.py`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -37,6 +38,7 @@ class DistillRecipe(Trainee):
         ends: token ids that end a text.
         num_steps: tokens of a draft, for the figures.
         whole_texts: learn from the places of prompts too, which are text like the answers.
+        left_out: by `Document.key`, [answer tokens] which are not learnt from where the text is the target's own.
 
     Raises:
         InvalidParameter: an unknown divergence, a share out of range, no teacher.
@@ -44,7 +46,8 @@ class DistillRecipe(Trainee):
 
     def __init__(self, net: DraftNet | FeedbackNet, target_head: Tensor, divergence: str = "forward_kl",
                  on_policy: float = 0.0, teacher: Teacher | None = None, ends: Sequence[int] = (),
-                 num_steps: int = 4, whole_texts: bool = False) -> None:  # fmt: skip
+                 num_steps: int = 4, whole_texts: bool = False,
+                 left_out: Mapping[tuple[int, int], Tensor] = MappingProxyType({})) -> None:  # fmt: skip
         check_on_policy(on_policy)
         if on_policy and teacher is None:
             raise InvalidParameter("teacher", "is needed for on-policy texts", "give the target's states")
@@ -53,7 +56,8 @@ class DistillRecipe(Trainee):
         if len(net.head) < len(target_head):
             problem = f"names {len(net.head)} tokens and the target {len(target_head)}"
             raise InvalidParameter("draft", problem, "choose a draft model of the same family")
-        self.net, self.draft, self.num_steps, self._whole_texts = net, net, num_steps, whole_texts
+        self.net, self.draft, self.num_steps = net, net, num_steps
+        self._whole_texts, self._left_out = whole_texts, left_out
         self._criterion, self._on_policy, self._teacher, self._ends = criterion_of(divergence), on_policy, teacher, ends
         self._target_head, self._head = target_head, net.head[: len(target_head)]
 
@@ -110,7 +114,9 @@ class DistillRecipe(Trainee):
             for i, text, found in zip(chosen, written, states, strict=True):
                 ids[i], normed[i] = text, found
         num_prompts = [1 if self._whole_texts else one.conversation.num_prompt for one in documents]
-        return make_texts(ids, num_prompts, torch.cat(normed), moment.share, moment.random)
+        own_words = {documents[i].key for i in chosen}
+        left_out = [None if one.key in own_words else self._left_out.get(one.key) for one in documents]
+        return make_texts(ids, num_prompts, torch.cat(normed), moment.share, moment.random, left_out)
 
 
 def check_on_policy(share: float) -> None:

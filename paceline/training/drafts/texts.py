@@ -68,17 +68,22 @@ def stored_states(store: TapStore, documents: Sequence[Document]) -> Tensor:
 
 
 def make_texts(ids: Sequence[np.ndarray], num_prompts: Sequence[int], normed: Tensor, share: float = 1.0,
-               random: torch.Generator | None = None) -> Texts:  # fmt: skip
+               random: torch.Generator | None = None, left_out: Sequence[Tensor | None] = ()) -> Texts:  # fmt: skip
     """The texts of documents with their states.
 
     Args:
         ids: [n] each; the last token has no row.
         share: of the rows before answer tokens that are labelled, at random, at least one of a document.
+        left_out: of each document, [its last tokens] which have no label; None for none.
     """
     labelled, weights, start = [], [], 0
-    for own, num_prompt in zip(ids, num_prompts, strict=True):
+    for own, num_prompt, known in zip(ids, num_prompts, left_out or [None] * len(ids), strict=True):
         rows = torch.arange(max(num_prompt - 1, 0), len(own) - 1)
-        if share < 1:
+        if known is not None:
+            kept = torch.ones(len(rows), dtype=torch.bool)
+            kept[len(rows) - len(known) :] = ~known
+            rows = rows[kept]
+        if share < 1 and len(rows):
             drawn = torch.rand(len(rows), generator=random)
             rows = rows[(drawn < share) | (drawn == drawn.min())]
         labelled.append(rows + start)

@@ -34,6 +34,11 @@ class Document:
     start: int
 
     @property
+    def key(self) -> tuple[int, int]:
+        """What tells it from others of its store."""
+        return self.shard, self.start
+
+    @property
     def num_rows(self) -> int:
         """Rows of hidden states."""
         return len(self.conversation.ids) - 1

@@ -5,10 +5,11 @@ import pytest
 import torch
 
 from paceline.errors import InvalidParameter
-from paceline.training.drafts.boost import accepted, missed, pool_tokens_per_pass
+from paceline.training.drafts.boost import Lessons, accepted, hits_on, pool_tokens_per_pass
 from paceline.training.drafts.distill import DistillRecipe
 from paceline.training.heads.figures import replayed
 from paceline.training.run.loop import LoopSettings, Trainer
+from paceline.training.run.trainee import Moment
 from tests.training.drafts.tiny import net, tiny_store
 
 
@@ -27,12 +28,35 @@ def test_texts_are_dropped_that_the_draft_matches(tmp_path):
             said = (recipe.draft(ids[:-1], [len(ids) - 1]) @ recipe.draft.head.T).argmax(-1)[3:]
         assert share == pytest.approx(float((said == ids[4:]).float().mean()))
     middle = sorted(shares)[len(shares) // 2] + 1e-6
-    kept = missed(recipe, store, store.documents, middle)
-    assert [one.start for one in kept] == [
+    kept = Lessons(store.documents, middle).after(hits_on(recipe, store, store.documents))
+    assert [one.start for one in kept.documents] == [
         one.start for one, s in zip(store.documents, shares, strict=True) if s < middle
     ]
-    with pytest.raises(InvalidParameter, match="above 0"):
-        missed(recipe, store, store.documents, 0.0)
+    assert not kept.known and kept.num_places == 10 * len(kept.documents)
+    for wrong in (0.0, 1.5, -1.0):
+        with pytest.raises(InvalidParameter, match="above 0"):
+            Lessons(store.documents, wrong)
+    with pytest.raises(InvalidParameter, match="nothing left"):
+        kept.after([torch.ones(10, dtype=torch.bool)] * len(kept.documents))
+
+
+def test_places_are_left_out_that_any_draft_before_names(tmp_path):
+    """They take no loss, others do; a text of which all are named is dropped."""
+    store = tiny_store(tmp_path)
+    documents = store.documents[:3]
+    first = [torch.arange(10) < count for count in (0, 4, 9)]
+    second = [torch.arange(10) == 9 for _ in range(3)]
+    lessons = Lessons(documents).after(first)
+    assert lessons.num_places == 10 + 6 + 1 and len(lessons.documents) == 3
+    lessons = lessons.after(second)
+    assert lessons.num_places == 9 + 5 and lessons.documents == documents[:2]
+    found = net()
+    recipe = DistillRecipe(found, found.head, num_steps=3, left_out=lessons.known)
+    texts = recipe._texts(store, lessons.documents, Moment(0.0, 1.0, torch.Generator()))
+    assert texts.labelled.tolist() == [*range(3, 12), *range(13 + 3 + 4, 13 + 3 + 9)]
+    torch.testing.assert_close(texts.weights.sum(), torch.tensor(1.0))
+    with pytest.raises(InvalidParameter, match="nothing left"):
+        lessons.after([torch.ones(10, dtype=torch.bool)] * 2)
 
 
 def test_a_merged_tree_goes_as_far_as_its_best_chain():
@@ -43,20 +67,22 @@ def test_a_merged_tree_goes_as_far_as_its_best_chain():
     assert merged == replayed([[2, 2, 2, 1, 1]]) > max(alone)
 
 
-def test_a_boosted_pool_is_above_its_best_member(tmp_path, quick_rise):
+@pytest.mark.parametrize("match", [0.9, None])
+def test_a_boosted_pool_is_above_its_best_member(tmp_path, quick_rise, match):
     """Of texts learnt by heart: the second draft learns what the first was never shown."""
     store = tiny_store(tmp_path / "taps", 6, 1, own_text=True)
     texts = [one for one in store.documents if not one.conversation.is_held_out]
-    recipes, documents = [], texts[:4]
+    recipes, lessons = [], Lessons(texts[:4], match)
     for number in range(2):
-        recipe = made()
+        found = net()
+        recipe = DistillRecipe(found, found.head, num_steps=3, left_out=lessons.known)
         settings = LoopSettings(num_steps=25, rows=60, rate=2e-2, share=1.0)
-        run = Trainer(recipe, store, settings, tmp_path / str(number), documents=documents)
+        run = Trainer(recipe, store, settings, tmp_path / str(number), documents=lessons.documents)
         run.run()
         recipe.net.load_state_dict(run.mean.weights)
         recipes.append(recipe)
-        documents = missed(recipe, store, texts, 0.9)
-        assert documents or number
+        if not number:
+            lessons = Lessons(texts, match).after(hits_on(recipe, store, texts))
     hits = [[recipe.hits(store, one) for one in texts] for recipe in recipes]
     alone, merged = pool_tokens_per_pass(hits, 3)
     assert merged > max(alone)
