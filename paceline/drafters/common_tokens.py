@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from paceline.drafters.base import DraftContext
 from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.models.base import CausalLM, NarrowsVocabulary
 
@@ -43,9 +44,15 @@ class CommonTokens:
             raise UnsupportedModel(
                 "draft_vocab_size: this executor scores whole vocabularies only; leave it out, or use executor='numba'"
             )
-        self.model = model.with_vocabulary(size)
+        self.model, self._whole = model.with_vocabulary(size), model
         self.ids = np.arange(min(size, model.config.vocab_size))
         self._always = always
+
+    def narrowed(self, contexts: Sequence[DraftContext]) -> tuple[Sequence[DraftContext], CausalLM]:
+        """Contexts and the model to draft with together: the common tokens alone where all texts keep to them."""
+        if all([self.cover(context.token_ids) for context in contexts]):
+            return [context.over(self.ids) for context in contexts], self.model
+        return contexts, self._whole
 
     def cover(self, token_ids: Sequence[int]) -> bool:
         """Whether a draft of what follows `token_ids` should keep to these tokens."""

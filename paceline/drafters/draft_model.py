@@ -46,17 +46,13 @@ class DraftModel:
             reads=True,
         )  # fmt: skip
         self._begin = shape.begin
-        self._model, self._common = model, common
+        self._common = common
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
         """See `Drafter`."""
-        common = self._common
-        if common is not None:
-            if all([common.cover(context.token_ids) for context in contexts]):
-                contexts = [context.over(common.ids) for context in contexts]
-                self.runner.score_with(common.model)
-            else:
-                self.runner.score_with(self._model)
+        if self._common is not None:
+            contexts, model = self._common.narrowed(contexts)
+            self.runner.score_with(model)
         growths = [self._begin(context) for context in contexts]
         at_once = [growth for growth in growths if self._chains and chains_at_once(growth.context)]
         chains = greedy_chains(self._chains, at_once) if self._chains and at_once else {}

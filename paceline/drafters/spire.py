@@ -6,21 +6,24 @@ long contexts, many requests at once (`theory/long_context.py`). Trained by ``pa
 are read from their sinks and last `window` tokens only, in a few passes, then token by token.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
+from paceline.drafters.base import DraftContext
+from paceline.drafters.common_tokens import CommonTokens, common_tokens
 from paceline.drafters.draft_pages import common_prefix
 from paceline.drafters.draft_runner import load_draft
 from paceline.drafters.drawn_chains import DrawnChains
 from paceline.drafters.services import DraftServices
 from paceline.drafters.trees.growth import Growth
+from paceline.models.base import CausalLM
 from paceline.models.feedback import FeedbackWeights, read_card
 from paceline.models.feedback_draft import FeedbackDraft
 from paceline.sampling.randomness import ROOT
+from paceline.sampling.tree import TokenTree
 
 _FEW = 8
 """Missing tokens that are read one by one; more are read anew, all at once."""
@@ -40,6 +43,10 @@ class Reads(Protocol):
 
     def new_memory(self) -> Any:
         """Of an empty text."""
+        ...
+
+    def score_with(self, model: CausalLM) -> None:
+        """Go on with another view of the same weights, whose caches are the same."""
         ...
 
     def release(self, memory: Any) -> None:
@@ -111,27 +118,38 @@ class SpireRunner:
 
 
 class Spire(DrawnChains):
-    """Chains of a `SpireRunner`; `cost_ratio` as of `DrawnChains`."""
+    """Chains of a `SpireRunner`; `cost_ratio` as of `DrawnChains`, `common` as of `DraftModel`."""
 
-    def __init__(self, draft: Reads, cost_ratio: float = 1.0) -> None:
+    def __init__(self, draft: Reads, cost_ratio: float = 1.0, common: CommonTokens | None = None) -> None:
         super().__init__("spire", SpireRunner(draft), cost_ratio)
+        self._draft, self._common = draft, common
+
+    def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
+        """See `DrawnChains.propose`."""
+        if self._common is not None:
+            contexts, model = self._common.narrowed(contexts)
+            self._draft.score_with(model)
+        return super().propose(contexts)
 
 
-def make_spire(services: DraftServices, model: str, dtype: str | None = None) -> Spire:
+def make_spire(
+    services: DraftServices, model: str, dtype: str | None = None, draft_vocab_size: int | None = None
+) -> Spire:
     """The drafter around the draft in the folder `model`, its weights stored as `dtype`, by default as the target's.
 
+    `draft_vocab_size` is how many tokens may be proposed, the first ones; by default see `common_tokens`.
+
     Raises:
-        UnsupportedModel: it has another vocabulary than the target.
+        UnsupportedModel: it has another vocabulary than the target, or cannot score a part of it.
         CorruptWeights: it was not trained with a feedback memory.
+        InvalidParameter: a vocabulary below 1.
     """
     draft = load_draft(services, model, dtype)
     checkpoint = draft.source.checkpoint
-    path = getattr(checkpoint, "path", None)
-    card = None if path is None else path / "paceline.json"
-    values = json.loads(card.read_text()) if card is not None and card.is_file() else {}
-    sparse, mix = read_card(values, checkpoint.config.num_hidden_layers)
-    reads = FeedbackDraft(draft.model, FeedbackWeights(checkpoint, mix), sparse)
-    return Spire(reads, services.cost_ratio([(draft, dtype)]))
+    sparse, mix = read_card(checkpoint)
+    common = common_tokens(draft.model, draft_vocab_size)
+    ratio = services.cost_ratio([(draft, dtype)], None if common is None else len(common.ids))
+    return Spire(FeedbackDraft(draft.model, FeedbackWeights(checkpoint, mix), sparse), ratio, common)
 
 
 def _token(growth: Growth, node: int) -> int:

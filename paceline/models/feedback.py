@@ -9,15 +9,15 @@ makes the states. The network that learns `mix`, and where the equation is from:
 which rows: `feedback_draft.py`.
 """
 
-from collections.abc import Mapping
+import json
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from paceline.errors import CorruptWeights
+from paceline.errors import CorruptWeights, first_line
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.rope import inverse_frequencies
+from paceline.models.save_folder import CARD
 
 KEY = "feedback"
 """What of a draft's card says how it attends."""
@@ -39,25 +39,28 @@ class Sparse:
     num_sinks: int = 4
 
 
-def read_card(card: Mapping[str, Any], num_layers: int) -> tuple[Sparse, np.ndarray]:
-    """What a draft's ``paceline.json`` says: who sees whom, and `mix` [layers, layers + 1] float32.
+def read_card(checkpoint: Checkpoint) -> tuple[Sparse, np.ndarray]:
+    """What the ``paceline.json`` beside a draft's weights says: who sees whom, and `mix` [layers, layers + 1] float32.
 
     Raises:
-        CorruptWeights: it says nothing of a memory, or what does not fit the layers.
+        CorruptWeights: there is none, it says nothing of a memory, or what does not fit the layers.
     """
     try:
-        values = card[KEY]
+        values = json.loads((checkpoint.path / CARD).read_text(encoding="utf-8"))[KEY]  # type: ignore[attr-defined]
         sparse = Sparse(int(values["window"]), int(values["num_sinks"]))
         mix = np.asarray(values["mix"], np.float32).reshape(-1)
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        problem = f"its paceline.json describes no feedback memory ({error})"
+    except (AttributeError, OSError, KeyError, TypeError, ValueError, OverflowError) as error:
+        problem = f"no {CARD} beside it describes a feedback memory ({first_line(error)})"
         raise CorruptWeights(f"{problem}: make one with paceline train draft --sparse") from None
-    if sparse.window < 1 or sparse.num_sinks < 0:
-        raise CorruptWeights(f"feedback: a window of {sparse.window} and {sparse.num_sinks} sinks see nothing")
-    wanted = num_layers * (num_layers + 1)
-    if len(mix) != wanted or not np.isfinite(mix).all():
-        raise CorruptWeights(f"feedback: mix has {len(mix)} numbers, the layers ask for {wanted} finite ones")
-    return sparse, mix.reshape(num_layers, num_layers + 1)
+    limit, size = checkpoint.config.max_position_embeddings, checkpoint.config.num_hidden_layers
+    if not 0 < sparse.window <= limit or not 0 <= sparse.num_sinks <= limit:
+        problem = f"feedback: a window of {sparse.window} tokens and {sparse.num_sinks} sinks"
+        raise CorruptWeights(f"{problem} do not fit the model's {limit} positions")
+    if len(mix) != size * (size + 1) or not np.isfinite(mix).all():
+        raise CorruptWeights(
+            f"feedback: mix has {len(mix)} numbers, the layers ask for {size * (size + 1)} finite ones"
+        )
+    return sparse, mix.reshape(size, size + 1)
 
 
 class FeedbackWeights:

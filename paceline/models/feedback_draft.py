@@ -64,6 +64,10 @@ class FeedbackDraft:
         first = 2 * self._reading + self._free.pop() * self._num_pages
         return Memory(np.arange(first, first + self._num_pages, dtype=np.int32))
 
+    def score_with(self, model: CausalLM) -> None:
+        """Go on with another view of the same weights, whose caches are the same."""
+        self._model = model
+
     def release(self, memory: Memory) -> None:
         """Give its room to others."""
         self._free.append((int(memory.pages[0]) - 2 * self._reading) // self._num_pages)

@@ -18,6 +18,8 @@ from paceline.models.heads.tensor_file import write_safetensors
 from paceline.models.sources import check_complete, transformers_sources
 from paceline.models.tokenizer import Tokenizer
 
+CARD = "paceline.json"
+"""What says how a model was made."""
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
                   "qwen3": "Qwen3ForCausalLM"}  # fmt: skip
 
@@ -33,7 +35,7 @@ def save_model(folder: Path, config: ModelConfig, tensors: Mapping[str, np.ndarr
     values = config_values(config)
     check_complete(transformers_sources(config), {name: one.shape for name, one in tensors.items()}, folder)
     folder.mkdir(parents=True, exist_ok=True)
-    texts = {"config.json": json.dumps(values, indent=2), "paceline.json": json.dumps(card, indent=2)}
+    texts = {"config.json": json.dumps(values, indent=2), CARD: json.dumps(card, indent=2)}
     for name, text in {**texts, **tokenizer.files()}.items():
         (folder / name).write_text(text, encoding="utf-8")
     part = folder / "partial.safetensors"

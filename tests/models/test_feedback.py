@@ -1,6 +1,7 @@
 """SPIRe's network: row by row as its equations say, many rows at once by as many passes; at work on every executor."""
 
 import hashlib
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from paceline.models.feedback import KEY, PASSES, FeedbackWeights, Sparse, read_
 from paceline.models.feedback_draft import SLACK, FeedbackDraft
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.rows import Part, build_rows
+from paceline.models.save_folder import CARD
 from paceline.models.torch_executor.feedback import FeedbackNet
 from paceline.models.torch_executor.model import TorchModel
 from tests.fakes import RandomCheckpoint, small_config
@@ -90,11 +92,13 @@ def test_it_begins_as_the_layers_it_was_made_from():
 
 
 class Written:
-    """A network's layers as a checkpoint of their own."""
+    """A network's layers as a checkpoint of their own, its card in a folder."""
 
     storage = "F32"
 
-    def __init__(self, made):
+    def __init__(self, made, path):
+        self.path = path
+        (path / CARD).write_text(json.dumps({KEY: made.card()}))
         self._tensors = made.tensors(made.state_dict())
         self.config = replace(TARGET.config, num_hidden_layers=len(made.layers))
         parts = b"".join(each.tobytes() for each in self._tensors.values())
@@ -111,12 +115,12 @@ EXECUTORS = {"numba": lambda written: NumbaModel(written, "float32", num_threads
 
 
 @pytest.fixture(params=EXECUTORS)
-def draft_of(request):
+def draft_of(request, tmp_path):
     """A network at work."""
 
     def at_work(made, num_texts=1):
-        written = Written(made)
-        sparse, mix = read_card({KEY: made.card()}, len(made.layers))
+        written = Written(made, tmp_path)
+        sparse, mix = read_card(written)
         return FeedbackDraft(EXECUTORS[request.param](written), FeedbackWeights(written, mix), sparse, num_texts)
 
     return at_work
@@ -216,6 +220,22 @@ def test_room_grows_with_texts_and_is_given_back(draft_of):
 
 
 @pytest.mark.parametrize("kind", ["float32", "float16", "int8"])
+def test_a_part_of_the_vocabulary_is_scored_alike(tmp_path):
+    """With half of the rows of its head the logits of these tokens are the same, whatever was scored before."""
+    written = Written(net(), tmp_path)
+    model = NumbaModel(written, "float32", num_threads=1)
+    sparse, mix = read_card(written)
+    drafts = [FeedbackDraft(model, FeedbackWeights(written, mix), sparse) for _ in range(2)]
+    memories = [draft.new_memory() for draft in drafts]
+    for place, token in enumerate(TOKENS.tolist()):
+        drafts[1].score_with(model.with_vocabulary(15) if place % 2 else model)
+        whole, part = (
+            draft.step([memory], [token], [place])[0].copy() for draft, memory in zip(drafts, memories, strict=True)
+        )
+        np.testing.assert_array_equal(part, whole[: len(part)])
+        assert len(part) == (15 if place % 2 else 30)
+
+
 def test_keys_that_are_given_are_kept_as_those_that_are_computed(kind):
     """What a pass wrote, read back and written to other slots, reads the same there."""
     config = small_config(head_dim=32, hidden_size=64, num_attention_heads=2, num_key_value_heads=1)
@@ -229,19 +249,22 @@ def test_keys_that_are_given_are_kept_as_those_that_are_computed(kind):
         np.testing.assert_array_equal(one, other)
 
 
-def test_a_written_memory_is_read_back_and_a_wrong_one_refused():
+def test_a_written_memory_is_read_back_and_a_wrong_one_refused(tmp_path):
     made = net(None)
-    sparse, mix = read_card({KEY: made.card()}, 3)
+    written = Written(made, tmp_path)
+    sparse, mix = read_card(written)
     np.testing.assert_array_equal(mix.reshape(-1), made.mix.detach().numpy())
     assert sparse == SPARSE
-    wrong = [
-        {"mix": [1.0]},
-        {"mix": [float("nan")] * 12},
-        {"mix": "x"},
-        {"window": 0},
-        {"window": None},
-        {"num_sinks": -1},
-    ]
-    for card in ({}, {KEY: {"window": 4}}, {KEY: 3}, *({KEY: made.card() | each} for each in wrong)):
+    changes = [
+        {"mix": [1.0]}, {"mix": [float("nan")] * 12}, {"mix": "x"}, {"window": 0}, {"window": None}, {"num_sinks": -1},
+        {"window": 10**9}, {"num_sinks": 10**30},
+    ]  # fmt: skip
+    cards = [{}, [], 3, {KEY: {"window": 4}}, {KEY: 3}, *({KEY: made.card() | each} for each in changes)]
+    for text in ("{", "", "\ud800", *map(json.dumps, cards)):
+        (tmp_path / CARD).write_text(text, errors="surrogatepass")
         with pytest.raises(CorruptWeights, match="feedback"):
-            read_card(card, 3)
+            read_card(written)
+    (tmp_path / CARD).unlink()
+    for checkpoint in (written, TARGET):
+        with pytest.raises(CorruptWeights, match="--sparse"):
+            read_card(checkpoint)
