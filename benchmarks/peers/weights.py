@@ -1,4 +1,7 @@
-"""The model under test in the formats other engines read, each made once and kept in the cache folder."""
+"""The model under test in the formats other engines read, each made once and kept in the cache folder.
+
+`python benchmarks/peers/weights.py smollm2-135m` prints its folder and its GGUF file in float32.
+"""
 
 import shutil
 import sys
@@ -67,7 +70,7 @@ def _requantise(source: Path, path: Path, storage: str) -> None:
     for name, field in reader.fields.items():
         if not name.startswith("GGUF.") and name not in ("general.architecture", "general.file_type"):
             writer.add_key_value(name, field.contents(), field.types[0], field.types[-1])
-    writer.add_file_type(LlamaFileType[f"MOSTLY_{storage}"])
+    writer.add_file_type(LlamaFileType["ALL_F32" if storage == "F32" else f"MOSTLY_{storage}"])
     for tensor in reader.tensors:
         values = quants.dequantize(tensor.data, tensor.tensor_type)
         if values.ndim == 1:
@@ -90,3 +93,8 @@ def _save(source: Path, folder: Path) -> None:
     fresh.load_state_dict(loaded.state_dict())
     fresh.save_pretrained(folder)
     AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    model = sys.argv[1]
+    print(transformers_folder(model), requantised(model, "F32"), sep="\n")

@@ -119,6 +119,9 @@ def convert(
         str | None, typer.Option("--verifier", help="What vLLM shall load as the target: hub id or folder.")
     ] = None,
     dtype: Annotated[str, typer.Option("--dtype", help="float32, bfloat16, or int8 (paceline only).")] = "bfloat16",
+    one_norm: Annotated[
+        bool, typer.Option("--one-norm", help="EAGLE-3.1 made EAGLE-3, for llama.cpp and SGLang; it drafts worse.")
+    ] = False,
     taps: Taps = None,
     norm_output: NormOutput = None,
     any_weights: AnyWeights = False,
@@ -126,12 +129,14 @@ def convert(
     """Write a head for another program, or one of another program for this one.
 
     Programs cannot all share the target's embeddings and output head, so copies go in: name the target. llama.cpp also
-    needs its vocabulary, so there the target is a GGUF file.
+    needs its vocabulary, so there the target is a GGUF file. --one-norm runs the target over a short text.
 
     Examples:
 
         paceline heads convert smollm2-135m/eagle3 --to vllm -m smollm2-135m --verifier HuggingFaceTB/\
 SmolLM2-135M-Instruct -o eagle3-vllm
+
+        paceline heads convert smollm2-135m/eagle3 --to llama.cpp --one-norm -m smollm2-135m -o eagle3.gguf
 
         paceline heads convert smollm2-135m/dspark --to llama.cpp -m smollm2-135m -o dspark.gguf
 
@@ -145,6 +150,8 @@ SmolLM2-135M-Instruct -o eagle3-vllm
     if dtype not in ("float32", "bfloat16", "int8") or (dtype == "int8" and to != "paceline"):
         raise InvalidParameter("dtype", f"{dtype!r} is not what {to} reads", "use float32 or bfloat16")
     record = _load(head, model, taps, norm_output, any_weights)
+    if one_norm:
+        record = _with_one_norm(record, model)
     if to == "paceline":
         print(save_head(record, destination, storage=dtype))  # type: ignore[arg-type]
         return
@@ -248,6 +255,20 @@ def _opening(source: "ModelSource") -> list[int]:
     if source.tokenizer.has_chat_template:
         return source.tokenizer.encode_chat([{"role": "user", "content": _QUESTION}])
     return source.tokenizer.encode(_QUESTION)
+
+
+def _with_one_norm(record: "HeadRecord", model: str | None) -> "HeadRecord":
+    from paceline.config import EngineConfig
+    from paceline.engine.build import load
+    from paceline.models.heads.one_norm import with_one_norm
+
+    if model is None:
+        raise InvalidParameter("model", "is missing, whose hidden states are measured", "name the target (-m)")
+    with progress_bars() as progress:
+        loaded = load(model, EngineConfig(), progress)
+    made = with_one_norm(record, loaded.model, _opening(loaded.source))
+    loaded.close()
+    return made
 
 
 def _tables(source: "ModelSource") -> "TargetTables":

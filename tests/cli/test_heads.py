@@ -104,6 +104,21 @@ def test_convert_to_llama_cpp(target: Path, tmp_path: Path) -> None:
     assert gguf.GGUFReader(tmp_path / "draft.gguf").fields["general.architecture"].contents() == "eagle3"
 
 
+@pytest.mark.parametrize("program", ["llama.cpp", "sglang"])
+def test_convert_writes_one_norm_where_a_program_computes_no_more(target: Path, tmp_path: Path, program: str) -> None:
+    pytest.importorskip("numba")
+    check = {"tokens": list(range(12)), "acceptance": 0.5}
+    save_head(replace(made_for(target, OURS["eagle3.1"]), card={"check": check}), tmp_path / "head")
+    common = ("convert", tmp_path / "head", "--to", program, "-m", target, "-o", tmp_path / "out.gguf")
+    assert "--one-norm" in str(refused(run(*common)))
+    assert refused(run(*common[:4], *common[6:], "--one-norm")).field == "model"
+    result = run(*common, "--one-norm")
+    assert result.exit_code == 0, result.output
+    if program == "sglang":
+        config = read_head(tmp_path / "out.gguf").config
+        assert config.norm_before_fc and not config.fc_norm and not config.norm_output
+
+
 def test_what_convert_cannot_do_is_told(target: Path, tmp_path: Path) -> None:
     save_head(made_for(target, TABLED), tmp_path / "head")
     common = ("convert", tmp_path / "head", "-o", tmp_path / "out")

@@ -77,7 +77,8 @@ def _check(record: HeadRecord, vocabulary: Mapping[str, Any]) -> None:
         raise InvalidParameter("family", f"{config.family} is not drafted with by llama.cpp", f"choose one of: {known}")
     problems = {"eagle3": _eagle3_problems, "dflash": _dflash_problems}[_ARCHITECTURES[config.family]]
     for field, problem in problems(config, layer_of(config)):
-        raise InvalidParameter(field, f"{problem}, which llama.cpp does not compute", "train a head without it")
+        remedy = "convert with --one-norm" if config.fc_norm else "train a head without it"
+        raise InvalidParameter(field, f"{problem}, which llama.cpp does not compute", remedy)
     if "tokenizer.ggml.tokens" not in vocabulary:
         raise InvalidParameter("model", "has no GGUF vocabulary to copy", "name the target by its GGUF file (-m)")
 

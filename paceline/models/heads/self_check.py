@@ -84,7 +84,7 @@ def first_share(target: CausalLM, net: Net, tokens: Sequence[int]) -> float:
 
     Every draft starts from true states, so the share is position 1 of what is accepted at temperature 0.
     """
-    wanted, states = _target_states(target, tokens, net.record.config.taps)
+    wanted, states = target_states(target, tokens, net.record.config.taps)
     if hasattr(net, "extend"):
         logits = _half_autoregressive(net, tokens, states)  # type: ignore[arg-type]
     elif hasattr(net, "project"):
@@ -98,7 +98,7 @@ def first_share(target: CausalLM, net: Net, tokens: Sequence[int]) -> float:
     return float(np.mean((drafted if ids is None else ids[drafted]) == wanted[len(wanted) - len(drafted) :]))
 
 
-def _target_states(target: CausalLM, tokens: Sequence[int], taps: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+def target_states(target: CausalLM, tokens: Sequence[int], taps: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     """The target's likeliest next token after each of `tokens` [n], and its states there [n, taps * width]."""
     num_pages = pages_for(len(tokens))
     rows = build_rows([Part(range(num_pages), 0, tokens)])

@@ -82,7 +82,8 @@ def write(record: HeadRecord, tables: TargetTables | None = None) -> tuple[dict[
     config = record.config
     for name in ("fc_norm", "norm_output", "norm_before_residual", "fc_bias"):
         if getattr(config, name):
-            raise InvalidParameter(name, "is not computed by SGLang's Llama draft", "train an EAGLE-3 head without it")
+            remedy = "convert with --one-norm" if config.fc_norm else "train an EAGLE-3 head without it"
+            raise InvalidParameter(name, "is not computed by SGLang's Llama draft", remedy)
     if config.taps[0] != 2:
         raise InvalidParameter(
             "taps", f"{list(config.taps)} would be read by SGLang as other layers", "use a head whose first tap is 2"
