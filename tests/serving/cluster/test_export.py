@@ -7,8 +7,10 @@ import pytest
 import yaml
 
 from paceline.errors import InvalidParameter
+from paceline.models.heads.files import save_head
 from paceline.serving.cluster.export import TARGETS, export, part_of
 from paceline.serving.cluster.plan import plan_of
+from tests.models.heads.tiny_heads import OURS, THEIRS, random_head
 
 ENGINE = {"max_num_seqs": 16, "max_num_batched_tokens": 512, "kv_cache_memory_bytes": 10**9}
 PLAN = plan_of({
@@ -60,7 +62,6 @@ HEAD = {"method": "eagle3", "num_draft_tokens": 3, "options": {"model": "heads/e
             {"method": "draft_model", "model": "org/small", "num_speculative_tokens": 2},
         ),
         (HEAD, {"method": "eagle3", "model": "heads/e3", "num_speculative_tokens": 3}),
-        (HEAD | {"method": "head"}, {"model": "heads/e3", "num_speculative_tokens": 3}),
         (
             HEAD | {"method": "mlp_speculator"},
             {"method": "mlp_speculator", "model": "heads/e3", "num_speculative_tokens": 3},
@@ -77,6 +78,19 @@ def test_vllm_and_ray_serve_draft_as_the_plan_says(speculative, wanted):
     assert (told and json.loads(told)) == wanted
     (application,) = yaml.safe_load(export(plan, "ray-serve"))["applications"]
     assert application["args"]["llm_configs"][0]["engine_kwargs"].get("speculative_config") == wanted
+
+
+def test_vllm_is_told_what_a_head_is(tmp_path):
+    """It would go by the folder's name; a folder that cannot be read here has to be named by its family."""
+    folder = save_head(random_head(OURS["eagle3.1"]), tmp_path / "mine")
+    plan = drafting({"method": "head", "model": str(folder), "num_draft_tokens": 3})
+    (application,) = yaml.safe_load(export(plan, "ray-serve"))["applications"]
+    told = application["args"]["llm_configs"][0]["engine_kwargs"]["speculative_config"]
+    assert told == {"method": "eagle3", "model": str(folder), "num_speculative_tokens": 3}
+    hydra = save_head(random_head(THEIRS["hydra"][0]), tmp_path / "hydra", layout=THEIRS["hydra"][1])
+    for model, matching in (("heads/e3", "must be told"), (str(hydra), "no hydra heads")):
+        with pytest.raises(InvalidParameter, match=rf"models.a.speculative.*{matching}.*eagle3"):
+            export(drafting({"method": "head", "model": model}), "vllm")
 
 
 @pytest.mark.parametrize("target", ["vllm", "ray-serve"])
