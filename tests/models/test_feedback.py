@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from paceline.errors import CorruptWeights
-from paceline.models.base import PAGE_SIZE, TakesKeys
+from paceline.models.base import PAGE_SIZE
 from paceline.models.feedback import KEY, PASSES, FeedbackWeights, Sparse, read_card
 from paceline.models.feedback_draft import SLACK, FeedbackDraft
 from paceline.models.numba_executor.executor import NumbaModel
-from paceline.models.rows import Part, build_rows
 from paceline.models.save_folder import CARD
 from paceline.models.torch_executor.feedback import FeedbackNet
 from paceline.models.torch_executor.model import TorchModel
@@ -219,7 +218,6 @@ def test_room_grows_with_texts_and_is_given_back(draft_of):
     assert draft._cache.num_pages == size
 
 
-@pytest.mark.parametrize("kind", ["float32", "float16", "int8"])
 def test_a_part_of_the_vocabulary_is_scored_alike(tmp_path):
     """With half of the rows of its head the logits of these tokens are the same, whatever was scored before."""
     written = Written(net(), tmp_path)
@@ -234,19 +232,6 @@ def test_a_part_of_the_vocabulary_is_scored_alike(tmp_path):
         )
         np.testing.assert_array_equal(part, whole[: len(part)])
         assert len(part) == (15 if place % 2 else 30)
-
-
-def test_keys_that_are_given_are_kept_as_those_that_are_computed(kind):
-    """What a pass wrote, read back and written to other slots, reads the same there."""
-    config = small_config(head_dim=32, hidden_size=64, num_attention_heads=2, num_key_value_heads=1)
-    model = NumbaModel(RandomCheckpoint(config, 1), "float32", num_threads=1, kv_cache_dtype=kind)
-    cache = model.new_cache(2)
-    assert isinstance(cache, TakesKeys)
-    model.forward(build_rows([Part([0], 0, list(range(12)))]), cache)
-    kept = cache.read(range(12))
-    cache.write(range(18, 30), *kept)
-    for one, other in zip(cache.read(range(18, 30)), kept, strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 def test_a_written_memory_is_read_back_and_a_wrong_one_refused(tmp_path):

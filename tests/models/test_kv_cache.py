@@ -5,7 +5,7 @@ import pytest
 from numba import njit
 
 from paceline.errors import InvalidParameter
-from paceline.models.base import PAGE_SIZE
+from paceline.models.base import PAGE_SIZE, TakesKeys
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.numba_executor.kv_cache import flat, new_kv_cache, write_token
 from paceline.models.rows import Part, build_rows
@@ -58,6 +58,33 @@ def test_slots_are_moved_with_their_scales():
     cache.move(sources, destinations)
     for old, new in zip(before, cache.read(destinations), strict=True):
         assert np.array_equal(old, new)
+
+
+@pytest.mark.parametrize("kept", ["float32", "float16", "int8"])
+def test_keys_that_are_given_are_kept_as_those_that_are_computed(kept):
+    """What a pass wrote, read back and written to other slots, reads the same there, and is rounded the same."""
+    _, cache = logits_after(small_model(kept))
+    assert isinstance(cache, TakesKeys)
+    sources, destinations = [48, 49, 5], [1, 127, 64]
+    before = cache.read(sources)
+    cache.write(destinations, *before)
+    for old, new in zip(before, cache.read(destinations), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+def test_given_numbers_are_rounded_as_a_pass_rounds_them():
+    rng, dim, cache = np.random.default_rng(1), Sizes.head_dim, new_kv_cache(Sizes, 2, "int8")
+    source = (rng.standard_normal((Sizes.layers, 2, Sizes.kv_heads, dim)) * 3).astype(np.float32)
+    source[0, 0] = 0
+    cache.write([3, 17], source, source[..., ::-1])
+    size = cache.keys.shape[-1]
+    other = new_kv_cache(Sizes, 2, "int8")
+    for layer, number, head in np.ndindex(Sizes.layers, 2, Sizes.kv_heads):
+        one, (page, place) = source[layer, number, head], divmod((3, 17)[number], PAGE_SIZE)
+        start = ((page * Sizes.layers + layer) * Sizes.kv_heads + head) * size
+        write(flat(other.keys), flat(other.values), start, place, dim, np.concatenate([one, one[::-1]]))
+    np.testing.assert_array_equal(cache.keys, other.keys)
+    np.testing.assert_array_equal(cache.values, other.values)
 
 
 def test_it_takes_half_the_room_of_float16_and_says_nearly_the_same():
