@@ -5,6 +5,7 @@ what is in a file.
 """
 
 import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,6 +43,8 @@ def check_file(field: str, path: Path) -> Path:
     """`path`, a file whose folder is made when missing. Raises InvalidParameter where it cannot be written."""
     if path.is_dir():
         raise InvalidParameter(field, f"{path} is a folder", "name a file")
+    if path.exists() and os.access(path, os.W_OK):  # also where nothing else may be put into its folder: /dev/stdout
+        return path
     check_folder(field, path.absolute().parent)
     return path
 

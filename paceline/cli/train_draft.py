@@ -45,22 +45,37 @@ class Wishes:
     lora_rank: Annotated[
         int | None, typer.Option("--lora-rank", min=1, help="Train updates of this rank in place of all weights.")
     ] = None
-    window: Annotated[int, typer.Option("--window", min=1, help="With --sparse: tokens that a draft sees.")] = 512
+    window: Annotated[
+        int | None, typer.Option("--window", min=1, help="With --sparse: tokens that a draft sees [512].")
+    ] = None
     num_draft_tokens: Annotated[int, typer.Option("--num-draft-tokens", "-k", help="Drafts that are measured.")] = 4
     rate: Annotated[float | None, typer.Option("--rate", help="Highest learning rate [1e-3; 2e-4].")] = None
+
+    def check_pool(self, pool: int | None, match: float | None, plot: Path | None) -> None:
+        """Raise InvalidParameter for options that do not go together."""
+        if self.sparse and pool is not None:
+            problem = "drafts with a memory are not merged into one tree"
+            raise InvalidParameter("pool", problem, "leave --pool or --sparse out")
+        if match is not None and pool is None:
+            raise InvalidParameter("match", "is for the drafts of a pool", "give --pool too, or leave it out")
+        if plot is not None and pool is not None:
+            raise InvalidParameter("plot", "draws the training of one draft", "leave --plot or --pool out")
 
     def job(self, run: t.TrainingRun) -> "DraftJob":
         """See `DraftJob`. Raises as it, and as what it is made of."""
         from paceline.evaluation.draft_training import DraftJob
         from paceline.models.feedback import Sparse
 
+        if self.window is not None and not self.sparse:
+            raise InvalidParameter("window", "is for drafts with a memory", "give --sparse too, or leave it out")
+        sparse = None if not self.sparse else Sparse() if self.window is None else Sparse(self.window)
         whole = self.begin_with is not None and self.lora_rank is None
         usual = _WHOLE_MODEL_RATE if whole else _RATE
         layers = None if self.begin_with is not None else _LAYERS
         return DraftJob(
             run.text(), run.loop(rate=usual if self.rate is None else self.rate), self.begin_with,
             layers if self.layers is None else _layers(self.layers), self.divergence, self.on_policy,
-            self.num_draft_tokens, Sparse(self.window) if self.sparse else None, self.lora_rank,
+            self.num_draft_tokens, sparse, self.lora_rank,
         )  # fmt: skip
 
 
@@ -103,9 +118,7 @@ def draft(
     from paceline.evaluation.pool_training import train_pool
     from paceline.models.cache_dir import cache_dir
 
-    if wishes.sparse and pool is not None:
-        problem = "drafts with a memory are not merged into one tree"
-        raise InvalidParameter("pool", problem, "leave --pool or --sparse out")
+    wishes.check_pool(pool, match, run.plot)
     job = wishes.job(run)
     folder = t.check_places(output or cache_dir() / "drafts" / t.slug(run.model) / job.name, run.plot)
     with t.training_bars() as progress:
@@ -130,8 +143,8 @@ def _show_pool(report: "PoolReport", as_json: bool) -> None:
         return
     table = Table("held-out greedy text", "learnt from", "tokens per pass")
     for folder, texts, places, alone in zip(report.folders, report.texts, report.places, report.alone, strict=True):
-        table.add_row(folder, f"{places:,} places of {texts:,} texts", f"{alone:.2f}")
-    table.add_row("merged into one tree", "", f"{report.merged:.2f}")
+        table.add_row(folder, f"{places:,} places of {texts:,} texts", _figure(alone))
+    table.add_row("merged into one tree", "", _figure(report.merged))
     show_table(table, standard_output)
     print(f"-d specinfer --draft-option 'models={json.dumps(report.folders)}'")
 
@@ -139,10 +152,15 @@ def _show_pool(report: "PoolReport", as_json: bool) -> None:
 def _show(before: dict, after: dict) -> None:
     table = Table("held-out text", "before", "after")
     for name, key in (("tokens per pass, temperature 0", "replayed"), ("expected at temperature 1", "sampled_eal")):
-        table.add_row(name, f"{before[key]:.2f}", f"{after[key]:.2f}")
+        table.add_row(name, _figure(before[key]), _figure(after[key]))
     for name, key in (("acceptance, temperature 0", "greedy"), ("acceptance, temperature 1", "sampled")):
         table.add_row(name, *(f"{point[key][0]:.3f}" if point[key] else "-" for point in (before, after)))
     show_table(table, standard_output)
+
+
+def _figure(tokens: float) -> str:
+    """Tokens per pass, "-" where no text was measured."""
+    return f"{tokens:.2f}" if tokens else "-"
 
 
 def _layers(text: str) -> int | tuple[int, ...]:

@@ -22,16 +22,17 @@ if TYPE_CHECKING:
     from paceline.types import NamedProgress
 
 TimeBudget = Annotated[str, typer.Option("--time-budget", help="For text and training: 90s, 60m, 1.5h.")]
-Tokens = Annotated[int, typer.Option("--tokens", help="Answer tokens to have; written in rounds of 256 prompts.")]
+Tokens = Annotated[int, typer.Option("--tokens", help="Answer tokens to have; written in rounds of 32 to 256 prompts.")]
 Prompts = Annotated[Path | None, typer.Option("--prompts", help="Your own prompts to be answered; a line each.")]
 Answers = Annotated[
     Path | None,
     typer.Option("--answers", help='What the model said before, read in place of writing: {"prompt", "answer"} lines.'),
 ]
 Raw = Annotated[
-    bool, typer.Option("--raw", help="Prompts are text to go on with, not messages in the model's chat template.")
+    bool,
+    typer.Option("--raw", help="Prompts are text to go on with, not messages in the chat template; drafts learn them."),
 ]
-MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", min=1, help="Most tokens of a written answer.")]
+MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", min=4, help="Most tokens of a written answer.")]
 Exclude = Annotated[
     Path | None, typer.Option("--exclude", help="Benchmark whose texts (13 words in a row) are kept out.")
 ]
@@ -86,6 +87,9 @@ class TrainingRun:
         from paceline.models.resolve import resolve_model
         from paceline.training.heads.conversations import ngrams_of
 
+        if self.raw and self.prompts is None and self.answers is None:
+            problem = "says how prompts are put, and the model makes its own"
+            raise InvalidParameter("raw", problem, "give --prompts or --answers, or leave it out")
         given = None
         if self.prompts is not None:
             tokenizer = resolve_model(self.model).tokenizer

@@ -26,7 +26,7 @@ from paceline.sampling.randomness import ROOT
 from paceline.sampling.tree import TokenTree
 
 _FEW = 8
-"""Missing tokens that are read one by one; more are read anew, all at once."""
+"""Missing tokens that are stepped through; with more a text is read anew, all at once."""
 
 
 class Reads(Protocol):
@@ -78,23 +78,21 @@ class SpireRunner:
         self._texts: dict[str, _Text] = {}
 
     def can_hold(self, growth: Growth) -> bool:
-        """Always: a memory has one size, and a chain is shorter than what may be taken back."""
+        """Whether a chain is no longer than what may be taken back; texts of any length have a memory of one size."""
         return growth.context.longest <= self._draft.slack
 
     def admit(self, growths: Sequence[Growth]) -> Sequence[Growth]:
         """All of them, their texts taken in but for the last token."""
-        for growth in growths:
-            self._take_in(growth.context.request_id, growth.context.token_ids[:-1])
+        missing = [self._missing(growth.context.request_id, growth.context.token_ids[:-1]) for growth in growths]
+        while missing := [(text, tokens) for text, tokens in missing if tokens]:
+            self._step([text for text, _ in missing], [tokens[0] for _, tokens in missing])
+            missing = [(text, tokens[1:]) for text, tokens in missing]
         return growths
 
     def score(self, work: Sequence[tuple[Growth, Sequence[int]]]) -> list[np.ndarray]:
         """One row for each admitted growth: the logits [1, vocab] below its node."""
         texts = [self._texts[growth.context.request_id] for growth, _ in work]
-        tokens = [_token(growth, node) for growth, [node] in work]
-        logits = self._draft.step([one.memory for one in texts], tokens, [len(one.tokens) for one in texts])
-        for text, token in zip(texts, tokens, strict=True):
-            text.tokens.append(token)
-        return list(logits[:, None].copy())
+        return list(self._step(texts, [_token(growth, node) for growth, [node] in work])[:, None].copy())
 
     def release(self, request_id: str) -> None:
         """Forget a request."""
@@ -102,19 +100,24 @@ class SpireRunner:
         if text is not None:
             self._draft.release(text.memory)
 
-    def _take_in(self, request_id: str, tokens: Sequence[int]) -> None:
-        """Bring a request's memory to exactly `tokens`."""
+    def _missing(self, request_id: str, tokens: Sequence[int]) -> tuple[_Text, Sequence[int]]:
+        """The request's text and what of `tokens` it has not taken in yet: the last few, else it is read anew."""
         text = self._texts.get(request_id) or _Text(self._draft.new_memory())
         self._texts[request_id] = text
         same = common_prefix(text.tokens, tokens)
         if len(text.tokens) - same > self._draft.slack or len(tokens) - same > _FEW:
             self._draft.read(text.memory, tokens)
             text.tokens = list(tokens)
-            return
+            return text, ()
         del text.tokens[same:]
-        for token in tokens[same:]:
-            self._draft.step([text.memory], [token], [len(text.tokens)])
+        return text, tokens[same:]
+
+    def _step(self, texts: Sequence[_Text], tokens: Sequence[int]) -> np.ndarray:
+        """[n, vocab] logits after one more token of each text, good until the next."""
+        logits = self._draft.step([one.memory for one in texts], tokens, [len(one.tokens) for one in texts])
+        for text, token in zip(texts, tokens, strict=True):
             text.tokens.append(token)
+        return logits
 
 
 class Spire(DrawnChains):

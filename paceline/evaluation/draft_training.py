@@ -22,6 +22,7 @@ from paceline.evaluation.training_text import TextJob, open_store, text_card, wr
 from paceline.models.base import checked_layers
 from paceline.models.config import ModelConfig
 from paceline.models.feedback import KEY, Sparse
+from paceline.models.heads.fingerprint import weights_digest
 from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import ModelSource, resolve_model
 from paceline.models.save_folder import config_values, save_model
@@ -107,8 +108,12 @@ class DraftSetup:
     loop: LoopSettings
 
 
-def set_up(job: DraftJob, config: EngineConfig, progress: NamedProgress) -> DraftSetup:
-    """Load the target and have its text written. Raises as `train_draft`."""
+def set_up(job: DraftJob, config: EngineConfig, progress: NamedProgress, runs: Sequence[Path]) -> DraftSetup:
+    """Load the target and have its text written, unless one of `runs` has begun with what there is.
+
+    Raises:
+        As `train_draft`.
+    """
     began = time.monotonic()
     loaded = load(job.text.model, config, progress)
     target, origin = training_target(loaded.source), _origin(job, loaded.source)
@@ -116,11 +121,14 @@ def set_up(job: DraftJob, config: EngineConfig, progress: NamedProgress) -> Draf
     check_trainable(sizes)
     if job.lora_rank is not None:
         check_rank(job.lora_rank, sizes)
+    if job.sparse is not None and job.sparse.window > sizes.max_position_embeddings:
+        problem = f"{job.sparse.window} tokens are more than the model's {sizes.max_position_embeddings} positions"
+        raise InvalidParameter("window", problem, "give fewer")
     kept = sizes.num_hidden_layers if layers is None else len(checked_layers(layers, sizes.num_hidden_layers))
     written = replace(sizes, num_hidden_layers=kept)
     config_values(written)  # refuses now what could not be written at the end
     store = open_store(job.text, loaded)
-    if not (job.text.work / "runs" / job.name / "checkpoint.pt").exists():
+    if not any((run / "checkpoint.pt").exists() for run in runs):
         write_text(job.text, loaded, config, store, progress)
     torch.set_num_threads(config.num_threads or torch.get_num_threads())
     spent = time.monotonic() - began
@@ -146,7 +154,7 @@ def train_member(job: DraftJob, setup: DraftSetup, loop: LoopSettings, run: Path
         add_lora(net, job.lora_rank, net.head.dtype)
     recipe = DistillRecipe(
         net, setup.target_head, job.divergence, job.on_policy, teacher, ends, job.num_draft_tokens, job.text.raw,
-        left_out,
+        left_out, weights_digest(setup.origin),
     )  # fmt: skip
     trainer = Trainer(recipe, setup.store, loop, run, watch, documents)
     if not trainer.progress.curve:
@@ -156,10 +164,11 @@ def train_member(job: DraftJob, setup: DraftSetup, loop: LoopSettings, run: Path
     return recipe, done
 
 
-def save_draft(job: DraftJob, setup: DraftSetup, recipe: DistillRecipe, done: Progress, folder: Path) -> Path:
-    """Write a draft as a model of its own. Raises InvalidParameter where it cannot be written."""
+def save_draft(job: DraftJob, setup: DraftSetup, recipe: DistillRecipe, done: Progress, folder: Path,
+               more: Mapping[str, Any] = MappingProxyType({})) -> Path:  # fmt: skip
+    """Write a draft as a model of its own, `more` on its card. Raises InvalidParameter where it cannot be written."""
     tensors = recipe.draft.tensors(merged_state(recipe.draft))
-    card = draft_card(job, setup.store, done) | _memory_card(recipe.draft)
+    card = draft_card(job, setup.store, done) | _memory_card(recipe.draft) | dict(more)
     with writing("output", folder):
         return save_model(folder, setup.written, tensors, setup.origin.tokenizer, card)
 
@@ -172,8 +181,9 @@ def train_draft(job: DraftJob, config: EngineConfig, folder: Path, progress: Nam
         UnsupportedModel: a draft of another vocabulary, or a family that is not trained or written.
         InvalidParameter: see `DistillRecipe`, `HeadWriter` and `Trainer`.
     """
-    setup = set_up(job, config, progress)
-    recipe, done = train_member(job, setup, setup.loop, job.text.work / "runs" / job.name, watch)
+    run = job.text.work / "runs" / job.name
+    setup = set_up(job, config, progress, [run])
+    recipe, done = train_member(job, setup, setup.loop, run, watch)
     save_draft(job, setup, recipe, done, folder)
     setup.loaded.close()
     return done
@@ -187,6 +197,7 @@ def draft_card(job: DraftJob, store: TapStore, done: Progress) -> dict[str, Any]
         "divergence": job.divergence,
         "on_policy": job.on_policy,
         "lora_rank": job.lora_rank,
+        "raw": job.text.raw,
         "training": {"command": f"paceline train draft -m {job.text.model}", **text_card(job.text, store),
                      **run_card(done)},
         "before": shown(done.curve[0]),

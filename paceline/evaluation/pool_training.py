@@ -60,19 +60,22 @@ def train_pool(job: DraftJob, size: int, match: float | None, config: EngineConf
     if size < 2:
         raise InvalidParameter("pool", f"{size} drafts are no pool", "give 2 or more")
     Lessons((), match)
-    setup = set_up(job, config, progress)
+    label = "places" if match is None else f"{match:g}"
+    folders = [job.text.work / "runs" / f"{job.name}-pool-{label}-{number}" for number in range(1, size + 1)]
+    setup = set_up(job, config, progress, folders)
     loop = replace(setup.loop, seconds=None if setup.loop.seconds is None else setup.loop.seconds / size)
     lessons = Lessons([one for one in setup.store.documents if not one.conversation.is_held_out], match)
     recipes, runs, learnt = [], [], []
-    for number in range(1, size + 1):
-        run = job.text.work / "runs" / f"{job.name}-pool-{'places' if match is None else f'{match:g}'}-{number}"
+    for number, run in enumerate(folders, 1):
         learnt.append(lessons)
         recipe, done = train_member(job, setup, loop, run, watch, lessons.documents, lessons.known)
-        save_draft(job, setup, recipe, done, folder / str(number))
+        about = {"number": number, "of": size, "match": match, "places": lessons.num_places}
+        save_draft(job, setup, recipe, done, folder / str(number), {"pool": about})
         recipes.append(recipe)
         runs.append(done)
         if number < size:
-            lessons = lessons.after(_hits(recipe, setup, lessons.documents, run / "hits.npy"))
+            kept = run / f"hits-{done.step}.npy"
+            lessons = lessons.after(_hits(recipe, setup, lessons.documents, kept, progress))
     alone, merged = _worth(recipes, setup)
     setup.loaded.close()
     return PoolReport(
@@ -83,7 +86,8 @@ def train_pool(job: DraftJob, size: int, match: float | None, config: EngineConf
     )  # fmt: skip
 
 
-def _hits(recipe: DistillRecipe, setup: DraftSetup, documents: Sequence[Document], path: Path) -> Sequence[Tensor]:
+def _hits(recipe: DistillRecipe, setup: DraftSetup, documents: Sequence[Document], path: Path,
+          progress: NamedProgress) -> Sequence[Tensor]:  # fmt: skip
     """What a trained draft names of the documents, as found now or in an earlier run."""
     sizes = [len(one.conversation.answer) for one in documents]
     if path.exists():
@@ -91,7 +95,7 @@ def _hits(recipe: DistillRecipe, setup: DraftSetup, documents: Sequence[Document
             kept = np.load(path)
             if kept.dtype == bool and kept.shape == (sum(sizes),):
                 return torch.from_numpy(kept).split(sizes)
-    found = hits_on(recipe, setup.store, documents)
+    found = hits_on(recipe, setup.store, documents, lambda done, total: progress("looking for misses", done, total))
     with writing("work", path):
         np.save(path, torch.cat(found).numpy())
     return found

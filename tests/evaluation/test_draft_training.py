@@ -147,6 +147,8 @@ def test_a_sparse_draft_is_trained_written_and_drafts(loaded, tmp_path, monkeypa
         (["--lora-rank", 999], "smallest side is 32"), (["--match", 2, "--pool", 2], "above 0, up to 1"),
         (["--rate", 0], "no learning rate"), (["--rate", "nan"], "no learning rate"),
         (["--steps", 0], "updates are none"), (["-o", "prompts.txt"], "output: "), (["--pool", 1], "give 2 or more"),
+        (["--match", 0.5], "give --pool too"), (["--window", 8], "give --sparse too"),
+        (["--pool", 2, "--plot", "a.png"], "of one draft"), (["--sparse", "--window", 10**6], "more than the model's"),
     ],
 )  # fmt: skip
 def test_bad_wishes_are_refused_before_anything_is_written(loaded, tmp_path, wishes, complaint, monkeypatch):
@@ -184,6 +186,33 @@ def test_heads_and_a_changed_target_are_saved_as_models_of_their_own(loaded, tmp
     assert "choose one of: medusa" in str(refused.exception or refused.output)
 
 
+@pytest.mark.parametrize(("wish", "named"), [(["-k", 2], "num_draft_tokens"), (["--raw"], "raw")])
+def test_a_run_of_other_wishes_is_not_gone_on_with(loaded, tmp_path, wish, named):
+    (tmp_path / "prompts.txt").write_text(PROMPTS)
+    common = ["--prompts", tmp_path / "prompts.txt", "--tokens", 100, "--threads", 1, "--layers", 1]
+    common += ["--work", tmp_path / "work", "-o", tmp_path / "draft"]
+    assert run(*common, "--steps", 1).exit_code == 0
+    refused = run(*common, "--steps", 2, *wish)
+    assert f"another {named};" in str(refused.exception)
+    assert run(*common, "--steps", 2).exit_code == 0
+
+
+def test_raw_prompts_have_to_be_there(loaded, tmp_path):
+    assert "give --prompts" in str(run("--raw", "-o", tmp_path / "draft", "--work", tmp_path / "work").exception)
+
+
+@pytest.mark.parametrize("more", [[], ["--pool", 2]])
+def test_a_run_that_is_gone_on_with_writes_no_more_text(loaded, tmp_path, more):
+    """Though there is less of it than was asked for: the time for writing was over."""
+    (tmp_path / "prompts.txt").write_text(PROMPTS)
+    common = ["--prompts", tmp_path / "prompts.txt", "--tokens", 10**6, "--time-budget", "2s", "--threads", 1]
+    common += ["--layers", 1, "--work", tmp_path / "work", "-o", tmp_path / "draft", *more]
+    assert run(*common, "--steps", 1).exit_code == 0
+    written = {path.name for path in (tmp_path / "work" / "taps").iterdir()}
+    assert run(*common, "--steps", 1).exit_code == 0
+    assert {path.name for path in (tmp_path / "work" / "taps").iterdir()} == written
+
+
 def test_a_pool_that_was_ended_within_its_second_draft_goes_on_bit_for_bit(loaded, tmp_path, monkeypatch):
     """Nor does a list of hits that was cut short matter: it is found again."""
     from paceline.training.run.loop import Trainer
@@ -195,7 +224,7 @@ def test_a_pool_that_was_ended_within_its_second_draft_goes_on_bit_for_bit(loade
     monkeypatch.setattr(Trainer, "step", ending_after(4, step := Trainer.step))
     assert run(*common, "--work", tmp_path / "b", "-o", tmp_path / "parts").exit_code
     monkeypatch.setattr(Trainer, "step", step)
-    [hits] = (tmp_path / "b" / "runs").glob("*-pool-places-1/hits.npy")
+    [hits] = (tmp_path / "b" / "runs").glob("*-pool-places-1/hits-3.npy")
     hits.write_bytes(hits.read_bytes()[:-2])
     assert run(*common, "--work", tmp_path / "b", "-o", tmp_path / "parts").exit_code == 0
     for number in "12":
@@ -211,7 +240,7 @@ def test_a_pool_is_trained_and_gone_on_with(loaded, tmp_path):
     first = json.loads(run(*common, *wishes, "--json").stdout)
     assert len(first["folders"]) == 2 and first["texts"][0] >= first["texts"][1] > 0
     assert first["merged"] >= max(first["alone"]) and resolve_model(str(folder / "2"))
-    assert (tmp_path / "work" / "runs" / "draft-1-forward_kl-0-pool-0.9-1" / "hits.npy").exists()
+    assert (tmp_path / "work" / "runs" / "draft-1-forward_kl-0-pool-0.9-1" / "hits-1.npy").exists()
     again = run(*common, *wishes)
     assert again.exit_code == 0 and "merged into one tree" in again.output and "-d specinfer" in again.output
     refused = run(*common, "--pool", 1, "--layers", 1)

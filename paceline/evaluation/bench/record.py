@@ -128,7 +128,7 @@ class BenchFile:
             first = json.loads(head)
         except ValueError:
             raise InvalidParameter("resume", f"{path} is no bench", "name another file") from None
-        if first.get("format") != FORMAT or first.get("version") != VERSION:
+        if not isinstance(first, dict) or first.get("format") != FORMAT or first.get("version") != VERSION:
             raise InvalidParameter("resume", f"{path} is no bench of version {VERSION}", "name another file")
         other = [name for name in _ALIKE if first["settings"].get(name) != _plain(self.settings.get(name))]
         if other:

@@ -16,6 +16,7 @@ from paceline.errors import InvalidParameter
 from paceline.training.drafts.distill import DistillRecipe, runs_of
 from paceline.training.heads.figures import replayed
 from paceline.training.heads.shards import Document, TapStore
+from paceline.types import Progress
 
 
 @dataclass(slots=True)
@@ -56,14 +57,23 @@ class Lessons:
             pairs = zip(self.documents, hits, strict=True)
             left = Lessons([one for one, own in pairs if float(own.float().mean()) < self.match], self.match)
         if not left.documents:
+            if self.match is None:
+                raise InvalidParameter(
+                    "pool", "every place is named, so there is nothing left to learn", "make it smaller"
+                )
             problem = "every text is matched, so there is nothing left to learn"
             raise InvalidParameter("match", problem, "give a larger share, or a smaller pool")
         return left
 
 
-def hits_on(recipe: DistillRecipe, store: TapStore, documents: Sequence[Document]) -> list[Tensor]:
+def hits_on(recipe: DistillRecipe, store: TapStore, documents: Sequence[Document],
+            progress: Progress = lambda done, total: None) -> list[Tensor]:  # fmt: skip
     """Of each document, [answer tokens] whether the draft's most probable token is the text's."""
-    return [recipe.hits(store, one) for one in documents]
+    found = []
+    for one in documents:
+        found.append(recipe.hits(store, one))
+        progress(len(found), len(documents))
+    return found
 
 
 def pool_tokens_per_pass(hits: Sequence[Sequence[Tensor]], num_steps: int) -> tuple[list[float], float]:

@@ -6,6 +6,7 @@ Texts are the target's own (off-policy), what the draft itself goes on to (on-po
 tokens), or some of each (mixed). Distances D are in `divergences.py`.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
@@ -39,6 +40,7 @@ class DistillRecipe(Trainee):
         num_steps: tokens of a draft, for the figures.
         whole_texts: learn from the places of prompts too, which are text like the answers.
         left_out: by `Document.key`, [answer tokens] which are not learnt from where the text is the target's own.
+        origin: tells the weights it begins with from others.
 
     Raises:
         InvalidParameter: an unknown divergence, a share out of range, no teacher.
@@ -47,7 +49,8 @@ class DistillRecipe(Trainee):
     def __init__(self, net: DraftNet | FeedbackNet, target_head: Tensor, divergence: str = "forward_kl",
                  on_policy: float = 0.0, teacher: Teacher | None = None, ends: Sequence[int] = (),
                  num_steps: int = 4, whole_texts: bool = False,
-                 left_out: Mapping[tuple[int, int], Tensor] = MappingProxyType({})) -> None:  # fmt: skip
+                 left_out: Mapping[tuple[int, int], Tensor] = MappingProxyType({}),
+                 origin: str = "") -> None:  # fmt: skip
         check_on_policy(on_policy)
         if on_policy and teacher is None:
             raise InvalidParameter("teacher", "is needed for on-policy texts", "give the target's states")
@@ -57,7 +60,7 @@ class DistillRecipe(Trainee):
             problem = f"names {len(net.head)} tokens and the target {len(target_head)}"
             raise InvalidParameter("draft", problem, "choose a draft model of the same family")
         self.net, self.draft, self.num_steps = net, net, num_steps
-        self._whole_texts, self._left_out = whole_texts, left_out
+        self._whole_texts, self._left_out, self._origin = whole_texts, left_out, origin
         self._criterion, self._on_policy, self._teacher, self._ends = criterion_of(divergence), on_policy, teacher, ends
         self._target_head, self._head = target_head, net.head[: len(target_head)]
 
@@ -70,6 +73,13 @@ class DistillRecipe(Trainee):
         read = Read(hidden[rows].float())
         parts = fused_loss(read, texts.normed[rows], self._head, texts.weights, self._criterion, self._target_head)
         return parts.loss
+
+    def about(self) -> dict[str, int | float | str]:
+        """See `Trainee.about`."""
+        return {
+            "begin_with": self._origin, "num_draft_tokens": self.num_steps, "raw": int(self._whole_texts),
+            "pool": digest_of(self._left_out),
+        }  # fmt: skip
 
     @torch.no_grad()
     def evaluate(self, store: TapStore, documents: Sequence[Document]) -> Evaluation:
@@ -130,3 +140,11 @@ def runs_of(hits: Tensor, num_steps: int) -> Tensor:
     places = torch.arange(len(hits))[:, None] + torch.arange(num_steps)
     inside = places < len(hits)
     return torch.where(inside, hits[places.clamp(max=max(len(hits) - 1, 0))].float(), -1.0)
+
+
+def digest_of(left_out: Mapping[tuple[int, int], Tensor]) -> str:
+    """Tells places that are left out from others."""
+    found = hashlib.sha256()
+    for key in sorted(left_out):
+        found.update(repr(key).encode() + left_out[key].numpy().tobytes())
+    return found.hexdigest() if left_out else ""

@@ -152,6 +152,10 @@ class JointRecipe(Trainee):
         """Heads begin at nothing, the target does not."""
         return {"heads.": HEADS_RATE}
 
+    def about(self) -> dict[str, int | float | str]:
+        """As of the heads."""
+        return self.recipe.about()
+
     def kept(self) -> dict[str, Tensor]:
         """The draft vocabulary, which a run goes on with."""
         return self.recipe.kept()

@@ -195,7 +195,7 @@ class Trainer:
         write_checkpoint(self._folder, {
             "net": self.trainee.net.state_dict(), "mean": self.mean.weights, "best": self.best_weights,
             "optimiser": self._optimiser.state(), "order": self._order.state(), "random": self._random.get_state(),
-            "progress": asdict(self.progress), **self.trainee.kept(),
+            "progress": asdict(self.progress), "about": self.trainee.about(), **self.trainee.kept(),
         })  # fmt: skip
 
     @property
@@ -216,15 +216,19 @@ class Trainer:
         self.save()
 
     def _resume(self) -> None:
-        """Go on where the checkpoint is. Raises InvalidParameter where it is that of another network."""
+        """Go on where the checkpoint is. Raises InvalidParameter where it is of another network or of other wishes."""
         state = read_checkpoint(self._folder)
         if state is None:
             return
+        remedy = "repeat the options it was begun with, give another folder, or delete it to begin anew"
+        known, own = state.get("about", {}), self.trainee.about()
+        other = [name for name, value in known.items() if own.get(name) != value]
+        if other:
+            raise InvalidParameter("work", f"{self._folder} holds a run with another {', '.join(other)}", remedy)
         try:
             self._restore(state)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             problem = f"{self._folder} holds a run of another network, by its sizes"
-            remedy = "repeat the options it was begun with, give another folder, or delete it to begin anew"
             raise InvalidParameter("work", problem, remedy) from error
 
     def _restore(self, state: dict[str, Any]) -> None:

@@ -46,6 +46,10 @@ class Trainee(ABC):
         """Learning rates over the loop's, by the beginning of a parameter's name; 1 where none is said."""
         return {}
 
+    def about(self) -> dict[str, int | float | str]:
+        """What a run has in common with its checkpoint besides sizes, by the names that a user knows."""
+        return {}
+
     def kept(self) -> dict[str, Tensor]:
         """What a checkpoint holds besides weights, by name."""
         return {}

@@ -116,7 +116,7 @@ def test_plans_that_measure_nothing_are_refused(wrong):
 
 def test_a_file_of_something_else_is_refused(tmp_path):
     path = tmp_path / "x.jsonl"
-    for text in ("nonsense\n", json.dumps({"format": "paceline-profile", "settings": {}}) + "\n"):
+    for text in ("nonsense\n", "[]\n", "3\n", json.dumps({"format": "paceline-profile", "settings": {}}) + "\n"):
         path.write_text(text)
         with pytest.raises(InvalidParameter, match="resume"):
             BenchFile(path, {"arms": []})

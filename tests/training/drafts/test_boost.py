@@ -1,5 +1,7 @@
 """Boost-tuning: what is dropped, what merged chains are worth, and a pool above its best member."""
 
+from types import MappingProxyType
+
 import numpy as np
 import pytest
 import torch
@@ -67,22 +69,40 @@ def test_a_merged_tree_goes_as_far_as_its_best_chain():
     assert merged == replayed([[2, 2, 2, 1, 1]]) > max(alone)
 
 
-@pytest.mark.parametrize("match", [0.9, None])
-def test_a_boosted_pool_is_above_its_best_member(tmp_path, quick_rise, match):
-    """Of texts learnt by heart: the second draft learns what the first was never shown."""
-    store = tiny_store(tmp_path / "taps", 6, 1, own_text=True)
+def trained(store, documents, folder, left_out=MappingProxyType({}), origin="", steps=20):
+    found = net()
+    recipe = DistillRecipe(found, found.head, num_steps=3, left_out=left_out, origin=origin)
+    settings = LoopSettings(num_steps=steps, rows=20, rate=2e-2, share=1.0)
+    run = Trainer(recipe, store, settings, folder, documents=documents)
+    run.run()
+    recipe.net.load_state_dict(run.mean.weights)
+    return recipe
+
+
+@pytest.mark.parametrize("match", [0.5, None])
+def test_a_boosted_draft_names_more_of_what_the_first_misses_than_another_of_all_texts(tmp_path, quick_rise, match):
+    """With equal updates; and their merged tree is above the better of the two."""
+    store = tiny_store(tmp_path / "taps", 16, 1, own_text=True)
     texts = [one for one in store.documents if not one.conversation.is_held_out]
-    recipes, lessons = [], Lessons(texts[:4], match)
-    for number in range(2):
-        found = net()
-        recipe = DistillRecipe(found, found.head, num_steps=3, left_out=lessons.known)
-        settings = LoopSettings(num_steps=25, rows=60, rate=2e-2, share=1.0)
-        run = Trainer(recipe, store, settings, tmp_path / str(number), documents=lessons.documents)
-        run.run()
-        recipe.net.load_state_dict(run.mean.weights)
-        recipes.append(recipe)
-        if not number:
-            lessons = Lessons(texts, match).after(hits_on(recipe, store, texts))
-    hits = [[recipe.hits(store, one) for one in texts] for recipe in recipes]
-    alone, merged = pool_tokens_per_pass(hits, 3)
+    first = trained(store, texts[:10], tmp_path / "first", steps=25)
+    hits = hits_on(first, store, texts)
+    lessons = Lessons(texts, match).after(hits)
+    boosted = trained(store, lessons.documents, tmp_path / "boosted", lessons.known)
+    other = trained(store, texts, tmp_path / "other")
+    missed = ~torch.cat(hits)
+    found = [int((torch.cat(hits_on(one, store, texts)) & missed).sum()) for one in (boosted, other)]
+    assert found[0] > found[1]
+    alone, merged = pool_tokens_per_pass([hits, hits_on(boosted, store, texts)], 3)
     assert merged > max(alone)
+
+
+def test_a_run_that_began_otherwise_is_not_gone_on_with(tmp_path):
+    """With other weights, or with other places left out."""
+    store = tiny_store(tmp_path / "taps")
+    texts = [one for one in store.documents if not one.conversation.is_held_out]
+    known = {texts[0].key: torch.arange(10) < 4}
+    trained(store, texts, tmp_path / "run", known, "one", 1)
+    for left_out, origin, named in ((known, "two", "begin_with"), ({}, "one", "pool")):
+        with pytest.raises(InvalidParameter, match=f"work: .*another {named};"):
+            trained(store, texts, tmp_path / "run", left_out, origin, 2)
+    trained(store, texts, tmp_path / "run", dict(known), "one", 2)

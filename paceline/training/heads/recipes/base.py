@@ -111,6 +111,10 @@ class Recipe(Trainee):
         """See `Trainee.evaluate`."""
         return evaluate(self, store, documents)
 
+    def about(self) -> dict[str, int | float | str]:
+        """Curves of other lengths cannot be compared."""
+        return {"num_draft_tokens": self.num_steps}
+
     def kept(self) -> dict[str, Tensor]:
         """The draft vocabulary."""
         return {"draft_ids": torch.from_numpy(self.draft_ids)}
