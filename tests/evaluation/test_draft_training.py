@@ -114,6 +114,8 @@ def test_a_draft_of_low_rank_updates_is_written_whole(loaded, tmp_path):
 
 def test_a_sparse_draft_is_trained_written_and_drafts(loaded, tmp_path, monkeypatch):
     from paceline.engine.build import build_engine
+    from paceline.models.loaded import LoadedModel
+    from paceline.models.torch_executor import TorchModel
 
     prompts, folder = tmp_path / "prompts.txt", tmp_path / "sparse"
     prompts.write_text(PROMPTS)
@@ -121,6 +123,9 @@ def test_a_sparse_draft_is_trained_written_and_drafts(loaded, tmp_path, monkeypa
     found = run(*common, "--sparse", "--window", 8, "--layers", 2, "--steps", 1, "--json")
     assert found.exit_code == 0, found.output
     monkeypatch.undo()
+    source = resolve_model(str(folder))
+    draft = LoadedModel(source, TorchModel(source.checkpoint))
+    monkeypatch.setattr("paceline.engine.build.load", lambda *_: draft)
     texts, drafted = [], 0
     for spec in (None, SpeculativeConfig("spire", 3, str(folder), policy="fixed")):
         engine = build_engine(loaded, EngineConfig(max_model_len=64, profile="none"), spec)

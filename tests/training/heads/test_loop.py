@@ -118,9 +118,10 @@ def test_a_run_of_another_network_is_not_gone_on_with_and_stays(tmp_path):
     store = tiny_store(tmp_path / "taps", target)
     trainer(tmp_path, "medusa", store, target, 2).run()
     kept = (tmp_path / "medusa" / "checkpoint.pt").read_bytes()
-    recipe = RECIPES["medusa"](target, IDS, 4)
-    with pytest.raises(InvalidParameter, match=r"^work: .*another network.*repeat the options"):
-        Trainer(recipe, store, LoopSettings(num_steps=2), tmp_path / "medusa")
+    for family, num_steps, named in (("mlp_speculator", 3, "network"), ("medusa", 4, "num_draft_tokens")):
+        recipe = RECIPES[family](target, IDS, num_steps)
+        with pytest.raises(InvalidParameter, match=rf"^work: .*another {named}.*repeat the options"):
+            Trainer(recipe, store, LoopSettings(num_steps=2), tmp_path / "medusa")
     assert (tmp_path / "medusa" / "checkpoint.pt").read_bytes() == kept
 
 
