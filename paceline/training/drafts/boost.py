@@ -49,20 +49,19 @@ class Lessons:
         Raises:
             InvalidParameter: nothing is left.
         """
+        pairs = zip(self.documents, hits, strict=True)
         if self.match is None:
-            pairs = zip(self.documents, hits, strict=True)
             known = {one.key: self.known.get(one.key, torch.zeros_like(own)) | own for one, own in pairs}
             left = Lessons([one for one in self.documents if not known[one.key].all()], None, known)
         else:
-            pairs = zip(self.documents, hits, strict=True)
             left = Lessons([one for one, own in pairs if float(own.float().mean()) < self.match], self.match)
         if not left.documents:
+            nothing = "so there is nothing left to learn"
             if self.match is None:
-                raise InvalidParameter(
-                    "pool", "every place is named, so there is nothing left to learn", "make it smaller"
-                )
-            problem = "every text is matched, so there is nothing left to learn"
-            raise InvalidParameter("match", problem, "give a larger share, or a smaller pool")
+                raise InvalidParameter("pool", f"every place is named, {nothing}", "make it smaller")
+            raise InvalidParameter(
+                "match", f"every text is matched, {nothing}", "give a larger share, or a smaller pool"
+            )
         return left
 
 

@@ -132,3 +132,10 @@ class Recipe(Trainee):
         tensors = {name: values.detach().float().cpu().numpy() for name, values in weights.items()}
         names_all = len(self.draft_ids) == self.config.target.vocab_size
         return HeadRecord(self.config, tensors, None if names_all else self.draft_ids, card)
+
+
+def with_norm_of(target: Target, net: nn.Module) -> nn.Module:
+    """`net`, whose last norm begins as the target's, since its output head is the target's too."""
+    with torch.no_grad():
+        net.norm.weight.copy_(target.norm)  # type: ignore[union-attr, operator]
+    return net

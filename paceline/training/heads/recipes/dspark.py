@@ -13,7 +13,7 @@ from paceline.models.torch_executor.heads.attention import Keys, attend, parts_o
 from paceline.models.torch_executor.heads.dspark import DSpark
 from paceline.training.heads.batches import Batch
 from paceline.training.heads.losses import Read
-from paceline.training.heads.recipes.base import Recipe, Target
+from paceline.training.heads.recipes.base import Recipe, Target, with_norm_of
 from paceline.training.heads.taps import eagle_taps
 
 _LAYERS, _RANK = 2, 64
@@ -34,10 +34,7 @@ class DSparkRecipe(Recipe):
         )  # fmt: skip
 
     def build(self, target: Target) -> nn.Module:
-        net = DSpark(self.config, target.embedding, self.rows)
-        with torch.no_grad():
-            net.norm.weight.copy_(target.norm)
-        return net
+        return with_norm_of(target, DSpark(self.config, target.embedding, self.rows))
 
     def read(self, batch: Batch) -> list[Read]:
         net = cast(DSpark, self.net)

@@ -3,14 +3,13 @@
 from dataclasses import replace
 from typing import cast
 
-import torch
 from torch import nn
 
 from paceline.models.heads.record import HeadConfig
 from paceline.models.torch_executor.heads.eagle3 import Eagle3
 from paceline.training.heads.batches import Batch
 from paceline.training.heads.losses import Read
-from paceline.training.heads.recipes.base import Recipe, Target
+from paceline.training.heads.recipes.base import Recipe, Target, with_norm_of
 from paceline.training.heads.rollout import rollout
 from paceline.training.heads.taps import eagle_taps
 
@@ -31,10 +30,7 @@ class Eagle3Recipe(Recipe):
         )  # fmt: skip
 
     def build(self, target: Target) -> nn.Module:
-        net = Eagle3(self.config, target.embedding, self.rows)
-        with torch.no_grad():
-            net.norm.weight.copy_(target.norm)
-        return net
+        return with_norm_of(target, Eagle3(self.config, target.embedding, self.rows))
 
     def read(self, batch: Batch) -> list[Read]:
         net = cast(Eagle3, self.net)

@@ -21,7 +21,7 @@ from paceline.models.torch_executor.heads.attention import Keys, Part, attend, p
 from paceline.models.torch_executor.heads.p_eagle import PEagle
 from paceline.training.heads.batches import Batch
 from paceline.training.heads.losses import Read
-from paceline.training.heads.recipes.base import Recipe, Target
+from paceline.training.heads.recipes.base import Recipe, Target, with_norm_of
 from paceline.training.heads.taps import eagle_taps
 
 _LAYERS = 2
@@ -41,10 +41,7 @@ class PEagleRecipe(Recipe):
         )  # fmt: skip
 
     def build(self, target: Target) -> nn.Module:
-        net = PEagle(self.config, target.embedding, self.rows)
-        with torch.no_grad():
-            net.norm.weight.copy_(target.norm)
-        return net
+        return with_norm_of(target, PEagle(self.config, target.embedding, self.rows))
 
     def read(self, batch: Batch) -> list[Read]:
         states = chain_states(cast(PEagle, self.net), batch, self.num_steps)
