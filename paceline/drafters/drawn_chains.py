@@ -8,15 +8,21 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from paceline.drafters.base import DraftContext
+from paceline.drafters.common_tokens import CommonTokens
 from paceline.drafters.draft_runner import Runner, grow_all
 from paceline.drafters.trees.drawn import Drawn
+from paceline.models.base import CausalLM
 from paceline.sampling.tree import TokenTree
 from paceline.speculation.outcome import RequestOutcome
 from paceline.speculation.traits import DrafterTraits
 
 
 class ForgetfulRunner(Runner, Protocol):
-    """A runner that is told when a request has ended."""
+    """A runner that is told when a request has ended, and that can score a part of the vocabulary."""
+
+    def score_with(self, model: CausalLM) -> None:
+        """Go on with another view of the same weights, whose caches are the same."""
+        ...
 
     def release(self, request_id: str) -> None:
         """Forget a request."""
@@ -28,14 +34,20 @@ class DrawnChains:
 
     Args:
         cost_ratio: one of its passes over one of the target's.
+        common: texts that these tokens cover are drafted with those alone, when all that are drafted together are such.
     """
 
-    def __init__(self, name: str, runner: ForgetfulRunner, cost_ratio: float = 1.0) -> None:
-        self.name, self.runner = name, runner
+    def __init__(
+        self, name: str, runner: ForgetfulRunner, cost_ratio: float = 1.0, common: CommonTokens | None = None
+    ) -> None:
+        self.name, self.runner, self._common = name, runner, common
         self.traits = DrafterTraits(cost_ratio=cost_ratio)
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
         """One chain per context, drawn from the runner's own laws."""
+        if self._common is not None:
+            contexts, model = self._common.narrowed(contexts)
+            self.runner.score_with(model)
         growths = [Drawn(context) for context in contexts]
         grow_all([self.runner], growths)
         return [growth.tree() for growth in growths]

@@ -1,21 +1,24 @@
 """`layer_skip`: the target drafts with some of its layers left out, or with its first ones only (early exit).
 
 Zhang et al. 2023 (Draft and Verify) for layers in the middle, Elhoushi et al. 2024 (LayerSkip) for early exit. No other
-model, no memory, no reading of the prompt. A draft step costs the kept share of the layers and the whole head. It pays
+model, no memory, no reading of the prompt. A draft step costs the kept share of the layers and the head. It pays
 when few layers can say much of what all of them say: in large models, and in those that were trained for it. Small
 models have little to spare; `evaluation/layer_search.py` finds what a given one can miss on given texts.
 """
 
 from collections.abc import Sequence
 
-from paceline.drafters.self_draft import SelfDraft
+from paceline.drafters.self_draft import SelfDraft, common_of_target
 from paceline.drafters.services import DraftServices
 from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.models.base import SkipsLayers
 
 
 def make_layer_skip(
-    services: DraftServices, skip_layers: Sequence[int] | int | None = None, exit_layer: int | None = None
+    services: DraftServices,
+    skip_layers: Sequence[int] | int | None = None,
+    exit_layer: int | None = None,
+    draft_vocab_size: int | None = None,
 ) -> SelfDraft:
     """The drafter that leaves out `skip_layers`.
 
@@ -23,10 +26,11 @@ def make_layer_skip(
         skip_layers: numbers of the layers to leave out, or how many, spread evenly over the inner layers; by default a
             fifth of all.
         exit_layer: run only this many layers, the first ones; instead of `skip_layers`.
+        draft_vocab_size: how many tokens may be proposed, the first ones; by default see `common_tokens`.
 
     Raises:
         InvalidParameter: both are given, or they name no layers, all of them, or layers the model does not have.
-        UnsupportedModel: the model's executor cannot leave layers out.
+        UnsupportedModel: the model's executor cannot leave layers out, or cannot score a part of its vocabulary.
     """
     model = services.target.model
     if not isinstance(model, SkipsLayers):
@@ -41,7 +45,9 @@ def make_layer_skip(
     else:
         skipped = _checked(skip_layers, num_layers)
     kept = kept_layers(skipped, num_layers)
-    return SelfDraft("layer_skip", services, model.with_layers(kept), cost_ratio=len(kept) / num_layers)
+    view = model.with_layers(kept)
+    ratio, common = common_of_target(services, view, draft_vocab_size, len(kept))
+    return SelfDraft("layer_skip", services, view, cost_ratio=ratio, common=common)
 
 
 def kept_layers(skipped: Sequence[int], num_layers: int) -> list[int]:

@@ -18,6 +18,7 @@ from typing import Protocol
 import numpy as np
 
 from paceline.drafters.base import DraftContext
+from paceline.drafters.common_tokens import CommonTokens, common_tokens
 from paceline.drafters.drawn_chains import DrawnChains
 from paceline.drafters.services import DraftServices
 from paceline.drafters.trees.growth import Growth
@@ -80,6 +81,10 @@ class TargetRunner:
         self._model, self._cache, self._sight = model, cache, sight
         self._drafts: dict[str, _Draft] = {}
 
+    def score_with(self, model: CausalLM) -> None:
+        """Go on with another view of the same weights, whose caches are the same."""
+        self._model = model
+
     def can_hold(self, growth: Growth) -> bool:
         """Whether the request has slots for the root and the tree, as it has when the tree keeps to its budget."""
         context = growth.context
@@ -118,7 +123,10 @@ class SelfDraft(DrawnChains):
     """Chains of a `TargetRunner`.
 
     Args:
+        model: the target, or a view of it with fewer layers.
+        sight: what drafts attend to, by default everything.
         cost_ratio: one of its passes over one of the target's, the reading of keys aside.
+        common: as of `DrawnChains`.
     """
 
     def __init__(
@@ -128,5 +136,18 @@ class SelfDraft(DrawnChains):
         model: CausalLM,
         sight: Sight | None = None,
         cost_ratio: float = 1.0,
+        common: CommonTokens | None = None,
     ) -> None:
-        super().__init__(name, TargetRunner(model, services.cache, sight or WholeContext()), cost_ratio)
+        super().__init__(name, TargetRunner(model, services.cache, sight or WholeContext()), cost_ratio, common)
+
+
+def common_of_target(
+    services: DraftServices, model: CausalLM, size: int | None, num_layers: int | None = None
+) -> tuple[float, CommonTokens | None]:
+    """`cost_ratio` and `common` of drafts that score `size` tokens with `model`, `num_layers` layers of the target.
+
+    Raises:
+        InvalidParameter, UnsupportedModel: see `common_tokens`.
+    """
+    common = common_tokens(model, size)
+    return services.own_cost_ratio(num_layers, None if common is None else len(common.ids)), common

@@ -63,3 +63,8 @@ class DraftServices:
         """
         read = sum(bytes_per_pass(draft.model.config, dtype or self.dtype, scored) for draft, dtype in drafts)
         return read / bytes_per_pass(self.target.model.config, self.dtype)
+
+    def own_cost_ratio(self, num_layers: int | None = None, scored: int | None = None) -> float:
+        """As `cost_ratio`, of a pass of the target over `num_layers` of its layers; the reading of keys aside."""
+        config = self.target.model.config
+        return bytes_per_pass(config, self.dtype, scored, num_layers) / bytes_per_pass(config, self.dtype)

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from paceline.drafters.base import DraftContext
-from paceline.drafters.self_draft import SelfDraft, View, WholeContext
+from paceline.drafters.self_draft import SelfDraft, View, WholeContext, common_of_target
 from paceline.drafters.services import DraftServices
 from paceline.drafters.snapkv import MostLookedAt
 from paceline.errors import InvalidParameter, UnsupportedModel
@@ -53,6 +53,7 @@ def make_sparse_cache(
     selection: Selection = "window",
     observation_window: int = 16,
     rescore_interval: int = 256,
+    draft_vocab_size: int | None = None,
 ) -> SelfDraft:
     """The drafter that attends to at most `cache_budget` committed tokens.
 
@@ -64,11 +65,13 @@ def make_sparse_cache(
             pages in between that they attend to most (``snapkv``).
         observation_window: latest tokens whose attention ``snapkv`` measures.
         rescore_interval: tokens after which it measures again.
+        draft_vocab_size: how many tokens may be proposed, the first ones; by default see `common_tokens`.
 
     Raises:
         InvalidParameter: an unknown selection, a number out of range, or a budget that does not hold the sinks and the
             latest tokens.
-        UnsupportedModel: the executor cannot tell where attention goes, which ``snapkv`` needs.
+        UnsupportedModel: the executor cannot tell where attention goes, which ``snapkv`` needs, or cannot score a part
+            of its vocabulary.
     """
     budget, sinks = cache_budget // PAGE_SIZE, pages_for(num_sink_tokens)
     if num_sink_tokens < 0:
@@ -87,7 +90,8 @@ def make_sparse_cache(
     sight = SinksAndWindow(budget, sinks)
     if selection == "snapkv":
         sight = _most_looked_at(services, budget, sinks, observation_window, rescore_interval)
-    return SelfDraft("sparse_cache", services, services.target.model, sight)
+    model = services.target.model
+    return SelfDraft("sparse_cache", services, model, sight, *common_of_target(services, model, draft_vocab_size))
 
 
 def _most_looked_at(services: DraftServices, budget: int, sinks: int, window: int, interval: int) -> MostLookedAt:

@@ -1,4 +1,4 @@
-"""`Spire`: a few layers of the target with sparse attention and a feedback memory draft a chain (SPIRe, 2504.06419).
+"""`spire`: a few layers of the target with sparse attention and a feedback memory draft a chain (SPIRe, 2504.06419).
 
 What a draft keeps of a request does not grow with its text: keys and values of `window` tokens and of the first few, in
 as many layers as the draft has. It pays where reading the target's keys costs more than reading the draft's weights:
@@ -12,8 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from paceline.drafters.base import DraftContext
-from paceline.drafters.common_tokens import CommonTokens, common_tokens
+from paceline.drafters.common_tokens import common_tokens
 from paceline.drafters.draft_pages import common_prefix
 from paceline.drafters.draft_runner import load_draft
 from paceline.drafters.drawn_chains import DrawnChains
@@ -23,7 +22,6 @@ from paceline.models.base import CausalLM
 from paceline.models.feedback import FeedbackWeights, read_card
 from paceline.models.feedback_draft import FeedbackDraft
 from paceline.sampling.randomness import ROOT
-from paceline.sampling.tree import TokenTree
 
 _FEW = 8
 """Missing tokens that are stepped through; with more a text is read anew, all at once."""
@@ -94,6 +92,10 @@ class SpireRunner:
         texts = [self._texts[growth.context.request_id] for growth, _ in work]
         return list(self._step(texts, [_token(growth, node) for growth, [node] in work])[:, None].copy())
 
+    def score_with(self, model: CausalLM) -> None:
+        """Go on with another view of the same weights, whose caches are the same."""
+        self._draft.score_with(model)
+
     def release(self, request_id: str) -> None:
         """Forget a request."""
         text = self._texts.pop(request_id, None)
@@ -120,24 +122,9 @@ class SpireRunner:
         return logits
 
 
-class Spire(DrawnChains):
-    """Chains of a `SpireRunner`; `cost_ratio` as of `DrawnChains`, `common` as of `DraftModel`."""
-
-    def __init__(self, draft: Reads, cost_ratio: float = 1.0, common: CommonTokens | None = None) -> None:
-        super().__init__("spire", SpireRunner(draft), cost_ratio)
-        self._draft, self._common = draft, common
-
-    def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
-        """See `DrawnChains.propose`."""
-        if self._common is not None:
-            contexts, model = self._common.narrowed(contexts)
-            self._draft.score_with(model)
-        return super().propose(contexts)
-
-
 def make_spire(
     services: DraftServices, model: str, dtype: str | None = None, draft_vocab_size: int | None = None
-) -> Spire:
+) -> DrawnChains:
     """The drafter around the draft in the folder `model`, its weights stored as `dtype`, by default as the target's.
 
     `draft_vocab_size` is how many tokens may be proposed, the first ones; by default see `common_tokens`.
@@ -152,7 +139,8 @@ def make_spire(
     sparse, mix = read_card(checkpoint)
     common = common_tokens(draft.model, draft_vocab_size)
     ratio = services.cost_ratio([(draft, dtype)], None if common is None else len(common.ids))
-    return Spire(FeedbackDraft(draft.model, FeedbackWeights(checkpoint, mix), sparse), ratio, common)
+    runner = SpireRunner(FeedbackDraft(draft.model, FeedbackWeights(checkpoint, mix), sparse))
+    return DrawnChains("spire", runner, ratio, common)
 
 
 def _token(growth: Growth, node: int) -> int:

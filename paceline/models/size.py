@@ -1,5 +1,6 @@
 """How large a model is: parameters and stored bytes, from its configuration alone."""
 
+from dataclasses import replace
 from math import prod
 
 from paceline.models.config import ModelConfig
@@ -19,11 +20,14 @@ def stored_bytes(config: ModelConfig, dtype: str) -> int:
     return int(num_parameters(config) * _bytes_per_weight(dtype))
 
 
-def bytes_per_pass(config: ModelConfig, dtype: str, scored: int | None = None) -> int:
+def bytes_per_pass(config: ModelConfig, dtype: str, scored: int | None = None, num_layers: int | None = None) -> int:
     """Bytes that a pass over one row reads of the weights stored as `dtype`.
 
-    All but the input embedding, of which one row is read; of the output head what the first `scored` tokens need.
+    All but the input embedding, of which one row is read; of the output head what the first `scored` tokens need, of
+    the layers `num_layers`, by default all.
     """
+    if num_layers is not None:
+        config = replace(config, num_hidden_layers=num_layers, windows=config.windows[:num_layers])
     head = config.vocab_size if scored is None else min(scored, config.vocab_size)
     tables = 1 if config.tie_word_embeddings else 2
     weights = num_parameters(config) + (head - tables * config.vocab_size) * config.hidden_size

@@ -37,7 +37,9 @@ def model(tmp_path_factory):
 def services(model):
     """A target that has read two requests of 41 and 20 tokens."""
     pool, cache = PagePool(16, PAGE_SIZE), model.new_cache(16)
-    lent = SimpleNamespace(target=SimpleNamespace(model=model), cache=cache, pool=pool, tables={})
+    lent = SimpleNamespace(
+        target=SimpleNamespace(model=model), cache=cache, pool=pool, tables={}, own_cost_ratio=lambda *_: 1.0
+    )
     for name, count in (("a", 41), ("b", 20)):
         lent.tables[name] = pool.allocate(pool.pages_for(count + 1 + BUDGET))
         model.forward(build_rows([Part(lent.tables[name], 0, TOKENS[:count], logits="none")]), cache)

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from paceline.drafters.spire import Spire
+from paceline.drafters.drawn_chains import DrawnChains
+from paceline.drafters.spire import SpireRunner
 from paceline.sampling import verify, verify_block, verify_sample_and_match
 from tests.exact.table_causal_lm import context
 from tests.exact.tables import Prefix, decoded_law, table_model, target_law
@@ -44,8 +45,12 @@ class TableDraft:
         return logits
 
 
+def spire(draft: TableDraft) -> DrawnChains:
+    return DrawnChains("spire", SpireRunner(draft))
+
+
 def draft(prefix: Prefix, randomness, position: int):
-    [tree] = Spire(TableDraft()).propose([context(prefix, 3, randomness)])
+    [tree] = spire(TableDraft()).propose([context(prefix, 3, randomness)])
     assert len(tree) == 3
     return tree
 
@@ -63,21 +68,21 @@ def test_a_drafter_with_a_history_drafts_as_a_fresh_one():
     """Accepted, refused and partly accepted drafts, steps without a draft, another text, and much at once."""
     text = tuple(OverFractions(5).draw(TARGET((0, 1)), i, "target") for i in range(60))
     table = TableDraft()
-    old, at = Spire(table), 3
+    old, at = spire(table), 3
     for step, (gain, asks) in enumerate([(1, 1), (3, 1), (2, 0), (4, 1), (12, 1), (1, 1), (9, 0)] * 2):
         if asks:
-            trees = [one.propose([context(text[:at], 3, OverFractions(step))])[0] for one in (old, Spire(TableDraft()))]
+            trees = [one.propose([context(text[:at], 3, OverFractions(step))])[0] for one in (old, spire(TableDraft()))]
             assert trees[0].tokens == trees[1].tokens
             assert [trees[0].draft_law(node) for node in range(3)] == [trees[1].draft_law(node) for node in range(3)]
         at += gain
     assert 0 < table.num_read < 6
     other = (2, *text[1:at])
-    trees = [one.propose([context(other, 3, OverFractions(1))])[0] for one in (old, Spire(TableDraft()))]
+    trees = [one.propose([context(other, 3, OverFractions(1))])[0] for one in (old, spire(TableDraft()))]
     assert trees[0].tokens == trees[1].tokens
     old.release("r")
     assert not old.runner._texts and table.num_released == 1
 
 
 def test_longer_drafts_than_can_be_taken_back_are_not_made():
-    [tree] = Spire(TableDraft()).propose([context((0, 1), 5, OverFractions(0))])
+    [tree] = spire(TableDraft()).propose([context((0, 1), 5, OverFractions(0))])
     assert len(tree) == 0

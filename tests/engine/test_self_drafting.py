@@ -20,6 +20,7 @@ DRAFTERS = {
     "lookahead with little room": {"method": "lookahead", "num_draft_tokens": 5},
     "layer skip": {"method": "layer_skip", "num_draft_tokens": 3, "policy": "fixed"},
     "early exit": {"method": "layer_skip", "num_draft_tokens": 3, "options": {"exit_layer": 2}},
+    "few tokens": {"method": "sparse_cache", "num_draft_tokens": 3, "options": {"draft_vocab_size": 100}},
     "sparse cache": {"method": "sparse_cache", "num_draft_tokens": 3, "options": {"cache_budget": 48}},
     "snapkv": {
         "method": "sparse_cache", "num_draft_tokens": 3, "policy": "fixed",
