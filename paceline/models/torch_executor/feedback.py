@@ -18,6 +18,7 @@ any more, and after a few little does. Training and the reading of prompts take 
 layers run on any executor (`models/feedback_draft.py`).
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -32,8 +33,8 @@ from paceline.models.feedback import PASSES, Sparse
 from paceline.models.torch_executor.heads.attention import Keys, mix
 from paceline.models.torch_executor.heads.blocks import DecoderLayer, Norm
 
-_OWN = 4.0
-"""Of a layer's own input in `mix` at the beginning, where others are 0: with four layers 0.93 of the memory is its."""
+_OWN = 0.93
+"""Share of a layer's own input in its memory at the beginning, whatever the number of layers."""
 _BLOCK = 128
 """Rows that are attended for together: a row's products are with the window and so many rows more."""
 
@@ -74,7 +75,7 @@ class FeedbackNet(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in chosen)
         self.norm = Norm(config.hidden_size, config.norm_eps)
         take_layers(self, checkpoint, chosen)
-        self.mix = nn.Parameter((_OWN * torch.eye(size, size + 1)).flatten())
+        self.mix = nn.Parameter((math.log(size * _OWN / (1 - _OWN)) * torch.eye(size, size + 1)).flatten())
 
     def forward(self, tokens: Tensor, lengths: Sequence[int], passes: int = PASSES) -> Tensor:
         """[N, hidden] that the head is multiplied with, after each of N tokens of whole texts of these lengths."""
