@@ -64,7 +64,8 @@ def train_pool(job: DraftJob, size: int, match: float | None, config: EngineConf
     folders = [job.text.work / "runs" / f"{job.name}-pool-{label}-{number}" for number in range(1, size + 1)]
     setup = set_up(job, config, progress, folders)
     loop = replace(setup.loop, seconds=None if setup.loop.seconds is None else setup.loop.seconds / size)
-    lessons = Lessons([one for one in setup.store.documents if not one.conversation.is_held_out], match)
+    learnt_from = [one for one in setup.store.documents if not one.conversation.is_held_out]
+    lessons = Lessons(learnt_from, match, job.text.raw)
     recipes, runs, learnt = [], [], []
     for number, run in enumerate(folders, 1):
         learnt.append(lessons)

@@ -26,11 +26,13 @@ class Lessons:
     Attributes:
         documents: these.
         match: share of its places at which a document counts as matched and is dropped; None leaves out places.
+        whole_texts: places of prompts are learnt too; they are never known.
         known: by `Document.key`, [answer tokens] whether a draft before names the place's token.
     """
 
     documents: Sequence[Document]
     match: float | None = None
+    whole_texts: bool = False
     known: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -40,7 +42,8 @@ class Lessons:
     @property
     def num_places(self) -> int:
         """That a draft learns from."""
-        sizes = sum(len(one.conversation.answer) for one in self.documents)
+        told = [one.conversation for one in self.documents]
+        sizes = sum(len(one.ids) - 1 if self.whole_texts else len(one.answer) for one in told)
         return sizes - sum(int(self.known[one.key].sum()) for one in self.documents if one.key in self.known)
 
     def after(self, hits: Sequence[Tensor]) -> "Lessons":
@@ -52,17 +55,17 @@ class Lessons:
         pairs = zip(self.documents, hits, strict=True)
         if self.match is None:
             known = {one.key: self.known.get(one.key, torch.zeros_like(own)) | own for one, own in pairs}
-            left = Lessons([one for one in self.documents if not known[one.key].all()], None, known)
+            left = [one for one in self.documents if self.whole_texts or not known[one.key].all()]
         else:
-            left = Lessons([one for one, own in pairs if float(own.float().mean()) < self.match], self.match)
-        if not left.documents:
+            known, left = {}, [one for one, own in pairs if float(own.float().mean()) < self.match]
+        if not left:
             nothing = "so there is nothing left to learn"
             if self.match is None:
                 raise InvalidParameter("pool", f"every place is named, {nothing}", "make it smaller")
             raise InvalidParameter(
                 "match", f"every text is matched, {nothing}", "give a larger share, or a smaller pool"
             )
-        return left
+        return Lessons(left, self.match, self.whole_texts, known)
 
 
 def hits_on(recipe: DistillRecipe, store: TapStore, documents: Sequence[Document],

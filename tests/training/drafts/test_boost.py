@@ -61,6 +61,17 @@ def test_places_are_left_out_that_any_draft_before_names(tmp_path):
         lessons.after([torch.ones(10, dtype=torch.bool)] * 2)
 
 
+def test_a_text_whose_answer_is_known_is_kept_for_the_places_of_its_prompt(tmp_path):
+    store = tiny_store(tmp_path)
+    [one] = documents = store.documents[:1]
+    lessons = Lessons(documents, whole_texts=True).after([torch.ones(10, dtype=torch.bool)])
+    assert lessons.documents == documents and lessons.num_places == len(one.conversation.ids) - 1 - 10
+    found = net()
+    recipe = DistillRecipe(found, found.head, whole_texts=True, left_out=lessons.known)
+    texts = recipe._texts(store, documents, Moment(0.0, 1.0, torch.Generator()))
+    assert texts.labelled.tolist() == list(range(lessons.num_places))
+
+
 def test_a_merged_tree_goes_as_far_as_its_best_chain():
     first, second = torch.tensor([True, True, False, False, True]), torch.tensor([False, True, True, True, False])
     alone, merged = pool_tokens_per_pass([[first], [second]], 2)
