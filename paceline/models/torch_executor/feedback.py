@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from paceline.models.base import checked_layers
 from paceline.models.checkpoint import Checkpoint
@@ -35,6 +36,9 @@ from paceline.models.torch_executor.heads.blocks import DecoderLayer, Norm
 
 _OWN = 0.93
 """Share of a layer's own input in its memory at the beginning, whatever the number of layers."""
+_MOST_KEPT = 8
+"""Layers up to which training keeps what happens within them; of more it is computed again on the way back, a third
+more work. Three passes over 3,500 rows of a layer of the default model hold 0.5 GB, so thirty took more than 18."""
 _BLOCK = 128
 """Rows that are attended for together: a row's products are with the window and so many rows more."""
 
@@ -90,17 +94,23 @@ class FeedbackNet(nn.Module):
         """
         blocks = [one for start, length in _spans(lengths) for one in self._blocks(positions, start, length)]
         states, memory = [self.embedding[tokens].float()], list[Keys]()
+        twice = torch.is_grad_enabled() and len(self.layers) > _MOST_KEPT
         for _ in range(passes):
             del states[1:]
-            for number, layer in enumerate(self.layers):
-                normed, residual = layer.enter(states[-1])  # type: ignore[operator]
-                own = self._keys(number, normed, positions)
-                rows = memory[number] if memory else own
-                query = layer.self_attn.queries(normed, positions)  # type: ignore[union-attr, operator]
-                mixed = torch.cat([_mixed(query, rows, own, block) for block in blocks])
-                states.append(layer.leave(residual, mixed).float())  # type: ignore[operator]
+            for number in range(len(self.layers)):
+                told = (number, states[-1], memory[number] if memory else None, positions, blocks)
+                states.append(checkpoint(self._layer, *told, use_reentrant=False) if twice else self._layer(*told))
             memory = self._memory(states, positions)
         return states[-1], memory
+
+    def _layer(self, number: int, x: Tensor, memory: Keys | None, positions: Tensor, blocks: list[_Block]) -> Tensor:
+        """[rows, hidden] float32 after a layer, whose rows attend to `memory`, or to each other's own keys."""
+        layer = self.layers[number]
+        normed, residual = layer.enter(x)  # type: ignore[operator]
+        own = self._keys(number, normed, positions)
+        query = layer.self_attn.queries(normed, positions)  # type: ignore[union-attr, operator]
+        mixed = torch.cat([_mixed(query, memory or own, own, block) for block in blocks])
+        return layer.leave(residual, mixed).float()  # type: ignore[operator]
 
     def sees(self, positions: Tensor, others: Tensor) -> Tensor:
         """[n, m] whether the row at each of `positions` [n] may see the memory of the one at each of `others` [m]."""

@@ -6,6 +6,7 @@ import torch
 
 from paceline.errors import InvalidParameter
 from paceline.models.feedback import Sparse
+from paceline.models.torch_executor import feedback
 from paceline.models.torch_executor.feedback import FeedbackNet
 from paceline.training.drafts.distill import DistillRecipe
 from paceline.training.run.loop import LoopSettings, Trainer
@@ -22,10 +23,12 @@ def recipe(layers=(0,), sparse=SPARSE):
     return DistillRecipe(made, HEAD, num_steps=3)
 
 
-def test_loss_and_step_are_the_equations(tmp_path, monkeypatch):
+@pytest.mark.parametrize("kept", [8, 1], ids=["kept", "computed twice"])
+def test_loss_and_step_are_the_equations(tmp_path, monkeypatch, kept):
     """E of 1 / |y| sum KL(p_t || q_t), q by the loop over rows, layers, heads (Zhou et al. 2024; Fan et al. 2021)."""
     store, made, twin = tiny_store(tmp_path), recipe((0, 2)), recipe((0, 2)).net
     monkeypatch.setattr(FeedbackNet.forward, "__defaults__", (LENGTH,))
+    monkeypatch.setattr(feedback, "_MOST_KEPT", kept)
     [one] = store.documents[:1]
     loss = made.loss(store, [one], Moment(0.0, 1.0, torch.Generator().manual_seed(0)))
     normed = torch.from_numpy(store.rows([one], [1])[:, 0].view(np.int16)).view(torch.bfloat16).float()
