@@ -60,7 +60,7 @@ def capacity(
     table.title, table.title_justify = f"{profile.model}: the most at P{100 * quantile:g} within limits", "left"
     for each in found:
         numbers = each.rate, 1000 * each.between, 1000 * each.first, each.throughput
-        table.add_row(str(each.token_budget), *(f"{value:.4g}" for value in numbers))
+        table.add_row(str(each.token_budget), *("-" if value != value else f"{value:.4g}" for value in numbers))
     show_table(table)
     if best.rate:
         print(f"{best.rate:.3g} requests per second with a token budget of {best.token_budget}")

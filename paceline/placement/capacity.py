@@ -28,7 +28,7 @@ class Traffic:
         num_requests: that every rate is tried with; the same draws, faster or slower.
 
     Raises:
-        InvalidParameter: lengths below 1, or fewer than 100 requests: there is no P99 of them.
+        InvalidParameter: lengths below 1, a negative seed, or fewer than 100 requests: there is no P99 of them.
     """
 
     prompt_tokens: float
@@ -41,6 +41,8 @@ class Traffic:
         for name, least in (("prompt_tokens", 1), ("output_tokens", 1), ("length_cv", 0), ("num_requests", 100)):
             if not least <= getattr(self, name) < 1e6:
                 raise InvalidParameter(name, f"{getattr(self, name)}", f"give {least} or more, up to a million")
+        if self.seed < 0:
+            raise InvalidParameter("seed", f"{self.seed}", "give 0 or more")
 
     def requests(self, rate: float) -> list[TokenRequest]:
         """The requests, `rate` of them a second."""
@@ -73,10 +75,15 @@ class Promise:
         if not 0 < self.quantile < 1:
             raise InvalidParameter("quantile", f"{self.quantile}", "give a part of 1, e.g. 0.99")
 
+    def seen(self, result: ServingResult) -> tuple[float, float]:
+        """Seconds between tokens (NaN where all answers are one token) and to the first, at the quantile."""
+        between = float(np.quantile(result.tbt, self.quantile)) if len(result.tbt) else float("nan")
+        return between, float(np.quantile(result.ttft, self.quantile))
+
     def is_kept(self, result: ServingResult) -> bool:
-        """Whether both quantiles are within their limits."""
-        between = float(np.quantile(result.tbt, self.quantile)) if len(result.tbt) else 0.0
-        return between <= self.between and float(np.quantile(result.ttft, self.quantile)) <= self.first
+        """Whether both quantiles are within their limits; where there is nothing between tokens, the first's."""
+        between, first = self.seen(result)
+        return not between > self.between and first <= self.first
 
 
 @dataclass(frozen=True)
@@ -86,7 +93,8 @@ class Capacity:
     Attributes:
         token_budget: rows of a step.
         rate: requests per second; 0 where even a lone request breaks the promise.
-        between, first: seconds at that rate, at the promise's quantile; NaN where the rate is 0.
+        between, first: seconds at that rate, at the promise's quantile; NaN where the rate is 0, `between` also
+            where all answers are one token.
         throughput: output tokens per second at that rate.
     """
 
@@ -127,8 +135,7 @@ def capacity(model: ServingModel, traffic: Traffic, promise: Promise, token_budg
         else:
             high = middle
     result = simulate_serving(traffic.requests(low), model)
-    between, first = (float(np.quantile(values, promise.quantile)) for values in (result.tbt, result.ttft))
-    return Capacity(budget, low, between, first, result.throughput)
+    return Capacity(budget, low, *promise.seen(result), result.throughput)
 
 
 def capacities(

@@ -45,6 +45,16 @@ def test_what_even_a_lone_request_breaks_has_no_capacity():
     assert found.rate == 0 and found.throughput == 0 and np.isnan(found.between)
 
 
+def test_answers_of_one_token_have_nothing_between_them():
+    found = capacity(MODEL, Traffic(200, 1, num_requests=100), Promise(0.05, 1.0))
+    assert found.rate > 0 and np.isnan(found.between) and 0 < found.first <= 1.0
+
+
+def test_a_negative_seed_is_refused():
+    with pytest.raises(InvalidParameter, match="seed"):
+        Traffic(200, 20, seed=-1)
+
+
 @pytest.mark.parametrize("wrong", [{"between": 0.0}, {"first": -1.0}, {"quantile": 1.0}])
 def test_promises_that_are_none_are_refused(wrong):
     with pytest.raises(InvalidParameter):
