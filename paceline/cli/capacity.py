@@ -23,6 +23,10 @@ def capacity(
         list[int] | None, typer.Option("--token-budget", help="Rows of a step to try; repeatable.")
     ] = None,
     seats: Annotated[int, typer.Option("--seats", help="Requests at once.")] = 64,
+    kv_tokens: Annotated[
+        int | None,
+        typer.Option("--kv-tokens", help="Tokens that the memory for keys and values holds; enough for every seat."),
+    ] = None,
     num_requests: Annotated[int, typer.Option("--num-requests", help="That every rate is tried with.")] = 500,
     seed: Annotated[int, typer.Option("--seed", help="Of the arrivals.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
@@ -38,17 +42,14 @@ def capacity(
 
         paceline capacity tuned.json --between-ms 100 --first-ms 2000 --prompt-tokens 512 --output-tokens 64
     """
-    from paceline.placement.capacity import Promise, Traffic, capacities
-    from paceline.placement.serving_simulator import ServingModel
-    from paceline.scheduling import SchedulerConfig
+    from paceline.placement.capacity import Promise, Traffic, capacities, engine_for
     from paceline.scheduling.profile import Profile
 
     profile = Profile.read(tuned)
     budgets = sorted(token_budget or [32, 64, 128, 256, 512])
     traffic = Traffic(prompt_tokens, output_tokens, length_cv, num_requests, seed)
     promise = Promise(between_ms / 1000, first_ms / 1000, quantile)
-    config = SchedulerConfig(prefix_caching=False, max_num_seqs=seats)
-    model = ServingModel(profile.cost, config=config, num_pages=1_000_000)
+    model = engine_for(traffic, profile.cost, seats, kv_tokens)
     with progress_bars() as progress:
         found = capacities(model, traffic, promise, budgets, lambda done, total: progress("simulating", done, total))
     best = max(found, key=lambda each: each.rate)

@@ -12,9 +12,14 @@ import numpy as np
 from paceline.errors import InvalidParameter
 from paceline.placement.serving_simulator import ServingModel, ServingResult, TokenRequest, simulate_serving
 from paceline.placement.tokens.requests import drawn_lengths
+from paceline.scheduling import SchedulerConfig
+from paceline.speculation import CostProfile
 from paceline.types import Progress
 
 MOST_DOUBLINGS = 40
+PAGE_SIZE = 16
+MOST_TOKENS = 1e8
+"""Of all requests together: every one is a number in memory."""
 TOLERANCE = 0.02
 """Relative, of the rate that is found."""
 
@@ -28,7 +33,8 @@ class Traffic:
         num_requests: that every rate is tried with; the same draws, faster or slower.
 
     Raises:
-        InvalidParameter: lengths below 1, a negative seed, or fewer than 100 requests: there is no P99 of them.
+        InvalidParameter: lengths below 1, more than `MOST_TOKENS` in all, a negative seed, or fewer than 100 requests:
+            there is no P99 of them.
     """
 
     prompt_tokens: float
@@ -43,6 +49,17 @@ class Traffic:
                 raise InvalidParameter(name, f"{getattr(self, name)}", f"give {least} or more, up to a million")
         if self.seed < 0:
             raise InvalidParameter("seed", f"{self.seed}", "give 0 or more")
+        tokens = self.num_requests * (self.prompt_tokens + self.output_tokens)
+        if tokens > MOST_TOKENS:
+            problem = f"{self.num_requests} requests have {tokens:.3g} tokens"
+            raise InvalidParameter(
+                "num_requests", problem, f"give fewer or shorter ones, {MOST_TOKENS:.0e} tokens in all"
+            )
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of a request, prompt and answer."""
+        return max(each.prompt_tokens + each.output_tokens for each in self.requests(1.0))
 
     def requests(self, rate: float) -> list[TokenRequest]:
         """The requests, `rate` of them a second."""
@@ -103,6 +120,28 @@ class Capacity:
     between: float
     first: float
     throughput: float
+
+
+def engine_for(
+    traffic: Traffic, pass_seconds: CostProfile, seats: int = 64, kv_tokens: int | None = None
+) -> ServingModel:
+    """An engine whose model is long enough for every request.
+
+    Args:
+        seats: requests at once.
+        kv_tokens: tokens whose keys and values its memory holds; those of all seats where None.
+
+    Raises:
+        InvalidParameter: a request that fits the memory not even alone.
+    """
+    longest = traffic.longest
+    config = SchedulerConfig(prefix_caching=False, max_num_seqs=seats, max_model_len=longest)
+    needed = -(-longest // PAGE_SIZE)
+    num_pages = needed * seats if kv_tokens is None else kv_tokens // PAGE_SIZE
+    if num_pages < needed:
+        problem = f"{kv_tokens} tokens, the longest request has {longest}"
+        raise InvalidParameter("kv_tokens", problem, f"give {needed * PAGE_SIZE} or more, or shorter requests")
+    return ServingModel(pass_seconds, config=config, num_pages=num_pages, page_size=PAGE_SIZE)
 
 
 def capacity(model: ServingModel, traffic: Traffic, promise: Promise, token_budget: int | None = None) -> Capacity:

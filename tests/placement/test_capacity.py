@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from paceline.cli.main import app
 from paceline.errors import InvalidParameter
-from paceline.placement.capacity import TOLERANCE, Promise, Traffic, capacities, capacity
+from paceline.placement.capacity import TOLERANCE, Promise, Traffic, capacities, capacity, engine_for
 from paceline.placement.serving_simulator import ServingModel, simulate_serving
 from paceline.scheduling import SchedulerConfig
 from paceline.speculation import CostProfile
@@ -48,6 +48,33 @@ def test_what_even_a_lone_request_breaks_has_no_capacity():
 def test_answers_of_one_token_have_nothing_between_them():
     found = capacity(MODEL, Traffic(200, 1, num_requests=100), Promise(0.05, 1.0))
     assert found.rate > 0 and np.isnan(found.between) and 0 < found.first <= 1.0
+
+
+def test_the_longest_requests_fit_the_engine():
+    traffic = Traffic(16_000, 2, length_cv=1.0, num_requests=100)
+    requests = traffic.requests(1e-3)
+    longest = max(each.prompt_tokens + each.output_tokens for each in requests)
+    engine = engine_for(traffic, COST, seats=2)
+    assert engine.config.max_model_len == traffic.longest == longest > 40_000
+    assert engine.num_pages * engine.page_size >= 2 * longest
+    engine = replace(engine, config=replace(engine.config, max_num_batched_tokens=8192))
+    assert simulate_serving(requests, engine).output_tokens.sum() == sum(each.output_tokens for each in requests)
+
+
+def test_little_memory_lets_fewer_requests_run_at_once():
+    traffic = Traffic(64, 8, num_requests=100)
+    ample, scarce = (
+        simulate_serving(traffic.requests(50.0), engine_for(traffic, COST, 16, kv_tokens)) for kv_tokens in (None, 160)
+    )
+    assert scarce.ttft.mean() > 2 * ample.ttft.mean()
+    with pytest.raises(InvalidParameter, match="the longest request has 72"):
+        engine_for(traffic, COST, 16, 79)
+
+
+@pytest.mark.parametrize("most", [{"prompt_tokens": 999_999}, {"num_requests": 999_999}])
+def test_more_tokens_than_memory_holds_are_refused(most):
+    with pytest.raises(InvalidParameter, match="num_requests"):
+        Traffic(**({"prompt_tokens": 200, "output_tokens": 20} | most))
 
 
 def test_a_negative_seed_is_refused():
