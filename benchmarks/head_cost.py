@@ -4,9 +4,9 @@
 
 Heads have random weights, since cost does not depend on what they say; sizes are those of heads for the default model
 (8192 draft tokens, one EAGLE-3.1 layer, two DSpark layers with a bias of rank 64, a tied MLP speculator as wide as the
-target, one block per Medusa head). A pass of the target runs before every draft, as in decoding, so no head finds its
-weights in a cache. Time is the process's own on one thread, the lower quartile of the repetitions: other programs on
-the machine add little to it. What it cannot tell: how long a draft should be.
+target, one block per Medusa head, two tokens in a pass of Falcon). A pass of the target runs before every draft, as in
+decoding, so no head finds its weights in a cache. Time is the process's own on one thread, the lower quartile of the
+repetitions: other programs on the machine add little to it. What it cannot tell: how long a draft should be.
 """
 
 import argparse
@@ -19,6 +19,7 @@ import numpy as np
 from common import console
 
 from paceline.models.base import NORMED
+from paceline.models.heads.nets import BlockOfRows, HalfAutoregressiveNet
 from paceline.models.heads.record import HeadConfig, HeadRecord, TargetPrint
 from paceline.models.heads.shapes import head_shapes
 from paceline.models.loaded import LoadedModel
@@ -80,6 +81,7 @@ def records(target: Any, steps: int) -> Iterator[HeadRecord]:
                 sample_from_anchor=True, mask_token_id=0),
         replace(plain, family="mlp_speculator", inner_size=target.hidden_size, tied=True),
         plain,
+        replace(plain, family="falcon", layer=layer, num_layers=1, block_tokens=2),
     ):  # fmt: skip
         tensors = {name: rng.standard_normal(shape, np.float32) for name, shape in head_shapes(config).items()}
         yield HeadRecord(config, tensors, np.arange(DRAFTED, dtype=np.int32))
@@ -92,6 +94,8 @@ def chain(net: Any, config: HeadConfig, num_tokens: int) -> Callable[[], object]
     if hasattr(net, "begin"):
         begun, token = net.begin(states[:1]), np.array([7], np.int32)
         return lambda: net.draft_greedy(begun, token, num_tokens)
+    if hasattr(net, "extend"):
+        return chain_of_blocks(net, states, num_tokens)
     cache, places = net.new_cache(len(PAGES)), np.arange(CONTEXT)
     if hasattr(net, "inject"):
         net.inject(states[:CONTEXT], places, places, cache)
@@ -102,6 +106,27 @@ def chain(net: Any, config: HeadConfig, num_tokens: int) -> Callable[[], object]
     read, last = build_rows([Part(PAGES, 0, [5] * CONTEXT, logits="none")]), build_rows([Part(PAGES, CONTEXT, [7])])
     net.forward(read, net.project(states[:CONTEXT]), cache)
     return lambda: net.draft_greedy(last, net.project(states[CONTEXT:]), cache, num_tokens)
+
+
+def chain_of_blocks(net: HalfAutoregressiveNet, states: np.ndarray, num_tokens: int) -> Callable[[], object]:
+    """As `chain`, for a head that names a block of tokens in a pass and runs the rows of these before the next."""
+    cache, slots, size = net.new_cache(len(PAGES)), np.arange(CONTEXT + num_tokens + 1), net.record.config.block_tokens
+
+    def extend(tokens: np.ndarray, hidden: np.ndarray, end: int) -> None:
+        places = slots[end - len(tokens) : end]
+        net.extend(tokens.astype(np.int32), hidden, places, places, places - 1, cache)
+
+    def draft() -> None:
+        tokens, hidden = np.array([7]), states[CONTEXT:]
+        for drafted in range(0, num_tokens, size):
+            end = CONTEXT + 1 + drafted
+            extend(tokens, hidden, end)
+            block = slots[end - size : end]
+            logits, hidden = net.draft([BlockOfRows(block, block, slots[:end])], cache)
+            tokens = logits.argmax(axis=1)
+
+    extend(np.full(CONTEXT, 5), states[:CONTEXT], CONTEXT)
+    return draft
 
 
 if __name__ == "__main__":

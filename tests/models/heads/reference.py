@@ -118,6 +118,33 @@ def mtp(record: HeadRecord, embedding, head, tokens, hidden):
     return out @ head.T, out
 
 
+def falcon(record: HeadRecord, embedding, head, tokens, hidden):
+    """Logits and outputs of the block that the last rows of a sequence are, arguments as for `eagle3`."""
+    tensors, size = {name: np.float64(values) for name, values in record.tensors.items()}, record.config.block_tokens
+    x, positions = np.concatenate([hidden, embedding[tokens]], axis=1), np.arange(len(tokens))
+    for number in range(2):
+        x = lstm(x, *(tensors[f"lstm.{name}_l{number}"] for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")))
+    layer = Decoder(record, 0)
+    keys, values = layer.keys_and_values(x, positions)
+    x = x[-size:]
+    y = x + layer.attend(x, positions[-size:], keys, values, np.ones((size, len(keys)), bool))
+    y = y + layer.feed_forward(y)
+    return y @ head.T, y
+
+
+def lstm(x, inputs, recurrent, *biases):
+    """[n, hidden] outputs of an LSTM layer over a sequence, gates in torch's order."""
+    output = cell = np.zeros(recurrent.shape[1])
+    found = []
+    for row in x:
+        gates = np.split(inputs @ row + recurrent @ output + sum(biases), 4)
+        entering, kept, leaving = (1 / (1 + np.exp(-gates[i])) for i in (0, 1, 3))
+        cell = kept * cell + entering * np.tanh(gates[2])
+        output = leaving * np.tanh(cell)
+        found.append(output)
+    return np.array(found)
+
+
 def block(record: HeadRecord, embedding, head, taps, tokens):
     """Logits without the bias and states of a block's `tokens`, after a context with `taps`."""
     tensors, eps = record.tensors, record.config.layer.norm_eps

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from paceline.models.heads.nets import BlockOfRows
 from paceline.models.numba_executor.heads.build import make_net
 from paceline.models.rows import Part, build_rows
 
@@ -69,6 +70,20 @@ def test_dspark(target):
         close(ours, theirs)
     close(*(net.bias(tokens) for net in nets))
     close(*(net.confidence(states, tokens) for net in nets))
+
+
+def test_falcon(target):
+    nets, tokens, slots = both(target, records.falcon()), np.array(TOKENS, np.int32), np.arange(32)
+    caches, fed = [net.new_cache(2) for net in nets], TAPS[:20, :96]
+    for end in (20, 22, 24):  # a prompt, then the rows of the tokens that a block names, fed with its outputs
+        rows = slots[end - len(fed) : end]
+        block, outputs = BlockOfRows(slots[end - 2 : end], slots[end - 2 : end], slots[:end]), []
+        for net, cache in zip(nets, caches, strict=True):
+            net.extend(tokens[rows], fed, rows, rows, rows - 1, cache)
+            outputs.append(net.draft([block], cache))
+        for ours, theirs in zip(*outputs, strict=True):
+            close(ours, theirs)
+        fed = outputs[1].hidden
 
 
 @pytest.mark.parametrize("make", [records.mlp_speculator, records.medusa, records.blockwise])

@@ -1,7 +1,5 @@
 """`make_net`: a draft head ready to run beside its target."""
 
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 from paceline.errors import UnsupportedModel
@@ -10,33 +8,21 @@ from paceline.models.loaded import LoadedModel
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.numba_executor.heads.autoregressive import NumbaAutoregressiveNet
 from paceline.models.numba_executor.heads.block import NumbaBlockNet
+from paceline.models.numba_executor.heads.falcon import NumbaFalcon
 from paceline.models.numba_executor.heads.hydra import NumbaHydra
 from paceline.models.numba_executor.heads.material import Material
 from paceline.models.numba_executor.heads.medusa import NumbaBlockwise, NumbaMedusa
 from paceline.models.numba_executor.heads.mlp_speculator import NumbaMlpSpeculator
 from paceline.models.numba_executor.heads.parallel_eagle import NumbaParallelEagle
-from paceline.models.numba_executor.heads.stepwise import NumbaStepNet
 from paceline.models.numba_executor.weights import STORED
 
-AUTOREGRESSIVE = {
-    "eagle": NumbaAutoregressiveNet,
-    "eagle3": NumbaAutoregressiveNet,
-    "mtp": NumbaAutoregressiveNet,
-    "p_eagle": NumbaParallelEagle,
-}
-
-BLOCK = ("dflash", "dspark")
-STEPWISE = {
-    "mlp_speculator": NumbaMlpSpeculator,
-    "medusa": NumbaMedusa,
-    "hydra": NumbaHydra,
-    "blockwise": NumbaBlockwise,
-}
-
-IN_TORCH = ("falcon",)
-"""Families without kernels of their own, which run in torch beside a target on the CPU kernels."""
-
-Net = NumbaAutoregressiveNet | NumbaBlockNet | NumbaStepNet
+NETS = {
+    "eagle": NumbaAutoregressiveNet, "eagle3": NumbaAutoregressiveNet, "mtp": NumbaAutoregressiveNet,
+    "p_eagle": NumbaParallelEagle, "falcon": NumbaFalcon,
+    "dflash": NumbaBlockNet, "dspark": NumbaBlockNet,
+    "mlp_speculator": NumbaMlpSpeculator, "medusa": NumbaMedusa, "hydra": NumbaHydra, "blockwise": NumbaBlockwise,
+}  # fmt: skip
+"""Network by family."""
 
 
 def make_net(record: HeadRecord, target: LoadedModel, dtype: str = "auto") -> Any:
@@ -52,26 +38,10 @@ def make_net(record: HeadRecord, target: LoadedModel, dtype: str = "auto") -> An
         InvalidParameter: an unknown dtype.
         UnsupportedModel: a target on another executor, or widths or a family that the kernels do not cover.
     """
-    family = record.config.family
-    if family in IN_TORCH:
-        return _in_torch(record, target, dtype)
-    material = Material(record, target, _dtype_of(target, dtype))
-    if family in AUTOREGRESSIVE:
-        return AUTOREGRESSIVE[family](material)
-    if family in BLOCK:
-        return NumbaBlockNet(material)
-    if family in STEPWISE:
-        return STEPWISE[family](material)
+    family, material = record.config.family, Material(record, target, _dtype_of(target, dtype))
+    if family in NETS:
+        return NETS[family](material)
     raise UnsupportedModel(f'family: the CPU kernels do not run {family!r}; use executor="torch"')
-
-
-def _in_torch(record: HeadRecord, target: LoadedModel, dtype: str) -> Any:
-    """The network in torch, in float32 whatever the target's storage is."""
-    if find_spec("torch") is None:
-        problem = f"family: {record.config.family} heads run in torch, which is not installed"
-        raise UnsupportedModel(f"{problem}; pip install 'paceline[torch]', or draft with eagle3")
-    builder = import_module("paceline.models.torch_executor.heads.build")
-    return builder.make_net(record, target, "float32" if dtype == "float32" else "auto")
 
 
 def _dtype_of(target: LoadedModel, dtype: str) -> str:

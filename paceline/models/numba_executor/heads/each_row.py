@@ -22,6 +22,7 @@ from paceline.models.numba_executor.heads.program import (
     GATHER,
     HEAD_NORM,
     LOOKUP,
+    LSTM,
     MIX_NORM_GELU,
     NORM,
     NORM_PUT,
@@ -86,6 +87,8 @@ def on_row(op, row, first, count, shape, eps, store, batch, work, keys, values, 
         zero = v.splat(np.float32(0))
         for i in range(target, target + width, v.LANES):
             v.store(floats, i, v.maximum(v.load(floats, i), zero))
+    elif code == LSTM:
+        _lstm(floats, source, work.places[op[TARGET], 0], first + row, batch.picks[first + row], width)
     elif code == ARGMAX:
         _best(source, width, first + row, store, batch, floats)
 
@@ -128,6 +131,31 @@ def _shift_gelu(floats, start, size, vectors, shift):
     for i in range(size):
         x = floats[start + i] + vectors[shift + i]
         floats[start + i] = np.float32(0.5) * x * (np.float32(1) + np.float32(math.erf(x * _SQRT_HALF)))
+
+
+@kernel
+def _sigmoid(x):
+    one, zero = v.splat(np.float32(1)), v.splat(np.float32(0))
+    return v.div(one, v.add(one, v.exp(v.sub(zero, x))))
+
+
+@kernel
+def _tanh(x):
+    return v.soft_cap(x, np.float32(1))
+
+
+@kernel
+def _lstm(floats, gates, states, row, above, size):
+    """Row `row` of [output | cell] at `states`, from gates [input | forget | candidate | output] and the cell above it.
+
+    cell = sigmoid(forget) * cell above + sigmoid(input) * tanh(candidate); output = sigmoid(output) * tanh(cell).
+    """
+    output, kept = states + 2 * size * row, states + 2 * size * above + size
+    for i in range(gates, gates + size, v.LANES):
+        added = v.mul(_sigmoid(v.load(floats, i)), _tanh(v.load(floats, i + 2 * size)))
+        cell = v.fma(_sigmoid(v.load(floats, i + size)), v.load(floats, kept + i - gates), added)
+        v.store(floats, output + size + i - gates, cell)
+        v.store(floats, output + i - gates, v.mul(_sigmoid(v.load(floats, i + 3 * size)), _tanh(cell)))
 
 
 @kernel

@@ -215,6 +215,24 @@ def batch_of_blocks(rows: Rows) -> Batch:
     )
 
 
+def batch_of_waves(tokens: np.ndarray, positions: np.ndarray, slots: np.ndarray, above: np.ndarray,
+                   sizes: Sequence[int]) -> Batch:  # fmt: skip
+    """Rows (span 0), of which each wave goes on from rows before it; `sizes` [waves] says how many each has.
+
+    Spans 1 + 2 w and 2 + 2 w are both the rows of wave w: in the first GATHER reads the rows `above` [n] them, in the
+    second themselves.
+    """
+    count = len(tokens)
+    starts = np.cumsum([0, *sizes[:-1]])
+    spans = [(0, count)]
+    for start, size in zip(starts.tolist(), sizes, strict=True):
+        spans += [(start, size), (count + start, size)]
+    return batch_of_states(np.concatenate([tokens, tokens]))._replace(
+        positions=np.asarray(positions, np.int32), slots=np.asarray(slots, np.int32),
+        picks=_longer(above, np.arange(count)), spans=np.array(spans, np.int64),
+    )  # fmt: skip
+
+
 def batch_of_states(tokens: np.ndarray, num_levels: int = 0) -> Batch:
     """Rows without places, for what looks at states and `tokens` [n] alone (span 0).
 

@@ -1,7 +1,7 @@
 """Half-autoregressive heads at work in torch: `HalfAutoregressiveNet` around `Falcon`.
 
 Keys, values and states of the LSTM lie in the slots of pages, so a draft goes on from any row: the last committed one,
-or a node of a tree. Runs beside targets on other executors, too, since no other kernels know it.
+or a node of a tree.
 """
 
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from torch.nn import functional
 from paceline.models.base import PAGE_SIZE, KVCache
 from paceline.models.heads.nets import BlockOfRows, NetOutput
 from paceline.models.heads.record import HeadRecord
+from paceline.models.heads.waves import waves
 from paceline.models.torch_executor.cache import TorchKVCache, unwritten_zeros
 from paceline.models.torch_executor.heads.falcon import LSTM_LAYERS, Falcon, LstmState
 
@@ -61,7 +62,7 @@ class TorchHalfAutoregressiveNet:
         assert isinstance(cache, FalconCache)
         fed = torch.from_numpy(np.ascontiguousarray(hidden, np.float32)).to(self._device)
         entered = self.net.enter(self._index(tokens), fed)
-        for rows in _waves(slots.tolist(), before.tolist()):
+        for rows in waves(slots.tolist(), before.tolist()):
             above = self._index(before[rows])
             states = cache.states[:, :, above.clamp(min=0)] * (above >= 0)[:, None]
             found = self.net.step(entered[self._index(rows)], LstmState(states[0], states[1]))
@@ -90,15 +91,3 @@ def _mixed(query: Tensor, cache: FalconCache, slots: Tensor) -> Tensor:
     """[rows, heads * D] values of `slots`, all of which every row sees."""
     q, k, v = (one.transpose(0, 1)[None] for one in (query, cache.keys[0, slots], cache.values[0, slots]))
     return functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)[0].transpose(0, 1).flatten(1)
-
-
-def _waves(slots: Sequence[int], before: Sequence[int]) -> list[list[int]]:
-    """Rows whose row before has been run, those after which others come first."""
-    depth_at: dict[int, int] = {}
-    waves: list[list[int]] = []
-    for row, (slot, above) in enumerate(zip(slots, before, strict=True)):
-        depth = depth_at[slot] = depth_at.get(above, -1) + 1
-        if depth == len(waves):
-            waves.append([])
-        waves[depth].append(row)
-    return waves
