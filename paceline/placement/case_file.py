@@ -2,11 +2,11 @@
 
 A case file has ``num_devices``, ``mem_budget`` (bytes per device), ``models`` [{name, type, rate, cv, slo, path}],
 ``profiles`` {type: [{op, pp, latency [s per stage], weight_mem [bytes per stage]}]}, and either ``arrivals`` (a CSV of
-time and model, its path relative to the case file) or ``duration`` in seconds (and ``seed``), for which arrivals are
-drawn at the models' rates. A model without ``slo`` has no deadline; by ``weight`` and ``floor`` a planner chooses among
-models. A profile entry may have ``batch_latency`` {batch size: [s per stage]}. A model may have ``draft`` {type,
-output_tokens, acceptance_rate, num_draft_tokens, verify_ratio, hand_over}; its own profile then holds seconds of one
-pass, the drafter's of one draft token.
+time and model, its path relative to the case file; none may come after ``duration``, where that is given too) or
+``duration`` in seconds (and ``seed``), for which arrivals are drawn at models' rates. A model without ``slo`` has no
+deadline; by ``weight`` and ``floor`` a planner chooses among models. A profile entry may have ``batch_latency`` {batch
+size: [s per stage]}. A model may have ``draft`` {type, output_tokens, acceptance_rate, num_draft_tokens, verify_ratio,
+hand_over}; its own profile then holds seconds of one pass, the drafter's of one draft token.
 
 Where requests are generated token by token, profile entries have ``tokens`` (`TokenProfile`) and ``kv_bytes`` [bytes
 per token and device] in place of ``latency``, models ``prompt_tokens``, ``output_tokens`` (means), ``length_cv``,
@@ -157,6 +157,9 @@ def _check_described(values: dict[str, Any], path: Path, workload: Workload) -> 
     if "n_requests" in values and whole_of(values, "n_requests") != workload.num_requests:
         problem = f"{path} has {workload.num_requests} requests, n_requests says {values['n_requests']}"
         raise InvalidParameter("arrivals", problem, "bring the whole file, or leave n_requests out")
+    if "duration" in values and workload.duration > number_of(values, "duration", most=MAX_SECONDS):
+        problem = f"{path} goes on until {workload.duration:g} s, duration says {values['duration']} s"
+        raise InvalidParameter("duration", problem, "leave it out, or cut the file: all arrivals are used")
     wanted = values.get("arrivals_sha256")
     if wanted is not None and hashlib.sha256(path.read_bytes()).hexdigest() != wanted:
         raise InvalidParameter("arrivals", f"{path} does not have arrivals_sha256", "bring the file, or leave it out")

@@ -6,7 +6,7 @@ counted from its first request.
 
 import csv
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import cycle
@@ -20,44 +20,101 @@ from paceline.placement.workload import MAX_SECONDS, Workload
 MILLISECONDS = 1e11
 """Times from here on are no seconds since 1970, but milliseconds."""
 
+COLUMNS = {
+    "time": ("time", "t", "timestamp"),
+    "model": ("model",),
+    "prompt_tokens": ("prompt_tokens", "contexttokens"),
+    "output_tokens": ("output_tokens", "generatedtokens"),
+}
+"""Columns of arrivals, with what headers call them, in small letters."""
+
+MOST_SHOWN = 10
+"""Names of models in a message."""
+
 MINUTE = 60.0
 MINUTES_PER_DAY = 1440
 
 
 def read_arrivals(path: str | Path, names: Sequence[str] = ()) -> Workload:
-    """Arrivals of a CSV, after a header line or none: time in seconds, model (an index or one of `names`), and perhaps
-    tokens of prompt and answer.
+    """Arrivals of a CSV: time in seconds, model (an index or one of `names`), and perhaps tokens of prompt and answer.
 
-    Azure's two traces of functions are read too (`read_functions_2019`, `read_functions_2021`).
+    A header line names the columns (`COLUMNS`), in any order; without one they are in that order. The model may be left
+    out where there is one; times may be dates. Azure's trace of a language model is such a file, whatever else it has;
+    its two traces of functions are read too (`read_functions_2019`, `read_functions_2021`).
 
     Raises:
-        InvalidParameter: it cannot be read, a time is no number or out of order, or a model is unknown.
+        InvalidParameter: it cannot be read, a column or a model is unknown, a time is none or out of order.
     """
-    first = [cell.strip() for _, cell in zip(range(4), next(_rows(path, 0), (0, []))[1], strict=False)]
-    if first[:3] == ["HashOwner", "HashApp", "HashFunction"]:
+    header = [cell.strip() for cell in next(_rows(path, 0), (0, []))[1]]
+    if header[:3] == ["HashOwner", "HashApp", "HashFunction"]:
         return read_functions_2019(path, max(1, len(names)))
-    if first[:3] == ["app", "func", "end_timestamp"]:
+    if header[:3] == ["app", "func", "end_timestamp"]:
         return read_functions_2021(path, max(1, len(names)))
-    return _read_pairs(path, names, has_header=not (first and _is_number(first[0])))
+    if not header or _is_number(header[0]):
+        columns = dict(zip(COLUMNS, range(len(header)), strict=False))
+        return _read_columns(path, names, columns, len(header), skip=0)
+    return _read_columns(path, names, _named_columns(path, header, len(names)), len(header), skip=1)
 
 
-def _read_pairs(path: str | Path, names: Sequence[str], has_header: bool) -> Workload:
+def _named_columns(path: str | Path, header: Sequence[str], num_models: int) -> dict[str, int]:
+    """Column to its number. Raises InvalidParameter for a name that means nothing, and a column that is missing."""
+    found: dict[str, int] = {}
+    named = {name: column for column, all_names in COLUMNS.items() for name in all_names}
+    is_azure = "contexttokens" in [name.lower() for name in header]
+    for number, name in enumerate(header):
+        column = named.get(name.lower())
+        if column is None and not is_azure:
+            remedy = f"use {', '.join(COLUMNS)}, or leave the header out"
+            raise InvalidParameter("arrivals", f"{path} has an unknown column {name[:80]!r}", remedy)
+        if column in found:
+            raise InvalidParameter("arrivals", f"{path} has two columns for {column}", "leave one out")
+        if column is not None:
+            found[column] = number
+    if "time" not in found:
+        raise InvalidParameter("arrivals", f"{path} has no column of times", "call it time")
+    if ("prompt_tokens" in found) != ("output_tokens" in found):
+        problem = f"{path} has tokens of prompts or of answers, not of both"
+        raise InvalidParameter("arrivals", problem, "give prompt_tokens and output_tokens, or neither")
+    if "model" not in found and num_models > 1:
+        problem = f"{path} does not say which of {num_models} models is asked for"
+        raise InvalidParameter("arrivals", problem, "add a column model, or give a case of one model")
+    return found
+
+
+def _read_columns(
+    path: str | Path, names: Sequence[str], columns: Mapping[str, int], width: int, skip: int
+) -> Workload:
     index_of = {name: index for index, name in enumerate(names)}
-    times, models, lengths = [], [], []
-    for line, row in _rows(path, int(has_header)):
+    times, models, lengths, read_time = [], [], [], None
+    has_tokens = "output_tokens" in columns
+    for line, row in _rows(path, skip):
+        cells = [cell.strip() for cell in row]
         try:
-            time, model, *tokens = (cell.strip() for cell in row)
-            if len(tokens) not in (0, 2) or (lengths and len(lengths[0]) != len(tokens)):
+            if len(cells) != width or width < 2 or (width == 3 and not skip):
                 raise ValueError
-            times.append(_finite(time))
-            models.append(index_of[model] if model in index_of else _index(model))
-            lengths.append([_index(count) for count in tokens])
-        except ValueError:
+            read_time = read_time or (_finite if _is_number(cells[columns["time"]]) else _stamp)
+            times.append(read_time(cells[columns["time"]]))
+            if has_tokens:
+                lengths.append((_index(cells[columns["prompt_tokens"]]), _index(cells[columns["output_tokens"]])))
+        except (ValueError, OverflowError):
             problem = f"{path}, line {line}: {','.join(row)[:80]!r}"
             remedy = "give time in seconds, a model's index or name, and tokens of prompt and answer or neither"
             raise InvalidParameter("arrivals", problem, remedy) from None
-    columns = np.array(lengths, np.int64).T if lengths and lengths[0] else (None, None)
-    return Workload(_from_zero(path, np.array(times, np.float64)), np.array(models, np.int64), *columns)
+        models.append(_model(cells[columns["model"]], index_of, f"{path}, line {line}") if "model" in columns else 0)
+    seconds = _since_first(times) if read_time is _stamp else _from_zero(path, np.array(times, np.float64))
+    tokens = np.array(lengths, np.int64).T if lengths else (None, None)
+    return Workload(seconds, np.array(models, np.int64), *tokens)
+
+
+def _model(text: str, index_of: Mapping[str, int], where: str) -> int:
+    """Index of a model, given as such or by its name."""
+    if text in index_of:
+        return index_of[text]
+    with suppress(ValueError):
+        return _index(text)
+    known = ", ".join([*list(index_of)[:MOST_SHOWN], *(["..."] if len(index_of) > MOST_SHOWN else [])])
+    remedy = f"use one of {known}, or an index from 0" if known else "give an index from 0"
+    raise InvalidParameter("arrivals", f"{where}: there is no model {text[:80]!r}", remedy)
 
 
 def read_functions_2019(path: str | Path, num_models: int, seed: int = 0) -> Workload:
@@ -139,8 +196,7 @@ def read_azure_trace(path: str | Path) -> TokenTrace:
         except (IndexError, ValueError, OverflowError):
             problem = f"{path}, line {line}: {','.join(row)[:80]!r}"
             raise InvalidParameter("trace", problem, "give TIMESTAMP,ContextTokens,GeneratedTokens") from None
-    nanoseconds = np.array(stamps, "datetime64[ns]").astype(np.int64)
-    seconds = (nanoseconds - nanoseconds[:1]) / 1e9
+    seconds = _since_first(stamps)
     if (np.diff(seconds) < 0).any():
         raise InvalidParameter("trace", f"times of {path} are out of order", "sort it by TIMESTAMP")
     counts = np.array(tokens, np.int64).reshape(-1, 2)
@@ -153,6 +209,12 @@ def _stamp(text: str) -> np.datetime64:
     if np.isnat(stamp) or not 1970 <= np.datetime64(text.strip(), "Y").astype(int) + 1970 < 2200:
         raise ValueError(text)
     return stamp
+
+
+def _since_first(stamps: Sequence[np.datetime64]) -> np.ndarray:
+    """float64, seconds since the first of them."""
+    nanoseconds = np.array(stamps, "datetime64[ns]").astype(np.int64)
+    return (nanoseconds - nanoseconds[:1]) / 1e9
 
 
 def _from_zero(path: str | Path, times: np.ndarray) -> np.ndarray:

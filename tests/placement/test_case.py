@@ -107,6 +107,7 @@ def changed(**changes):
         ({"profiles__t__0__batch_latency": {"two": [1]}}, "profiles.t.batch_latency"),
         ({"arrivals": "nowhere.csv"}, "arrivals: cannot read"),
         ({"arrivals": None}, "arrivals: missing"),
+        ({"duration": 0.3}, "duration: .*arrivals.csv goes on until 0.4 s, duration says 0.3 s"),
     ],
 )
 def test_bad_cases_are_refused(tmp_path, changes, problem):

@@ -17,6 +17,30 @@ def test_time_and_model(tmp_path):
     assert workload.models.tolist() == [1, 0]
 
 
+def test_columns_are_found_by_their_names(tmp_path):
+    text = "time,model,output_tokens,prompt_tokens\n0.5,1,44,374\n2,chat,109,396\n"
+    workload = read_arrivals(write(tmp_path, text), names=["chat", "code"])
+    assert workload.models.tolist() == [1, 0]
+    assert workload.prompt_tokens.tolist() == [374, 396] and workload.output_tokens.tolist() == [44, 109]
+    assert read_arrivals(write(tmp_path, "model,t\n1,0.5\n0,2\n")).models.tolist() == [1, 0]
+    assert read_arrivals(write(tmp_path, "3,0,10,20\n")).output_tokens.tolist() == [20]
+
+
+def test_a_model_that_is_not_there_is_named_with_those_that_are(tmp_path):
+    with pytest.raises(InvalidParameter, match="line 1: there is no model 'chatt'; use one of chat, code"):
+        read_arrivals(write(tmp_path, "5,chatt\n"), names=["chat", "code"])
+
+
+def test_a_trace_of_azure_is_the_arrivals_of_one_model(tmp_path):
+    rows = "2023-11-16 18:15:46.6805900,374,44,0\n2023-11-16 18:15:50.9951690,396,109,0\n"
+    path = write(tmp_path, "TIMESTAMP,ContextTokens,GeneratedTokens,window10min\n" + rows)
+    workload = read_arrivals(path, names=["chat"])
+    assert workload.times == pytest.approx([0, 4.314579], abs=1e-9) and workload.models.tolist() == [0, 0]
+    assert workload.prompt_tokens.tolist() == [374, 396] and workload.output_tokens.tolist() == [44, 109]
+    with pytest.raises(InvalidParameter, match="which of 2 models"):
+        read_arrivals(path, names=["chat", "code"])
+
+
 def test_azure_columns(tmp_path):
     rows = "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n"
     trace = read_azure_trace(write(tmp_path, "TIMESTAMP,ContextTokens,GeneratedTokens\n" + rows))
@@ -33,7 +57,14 @@ def test_an_empty_azure_trace(tmp_path):
     ("text", "problem"),
     [
         ("time,model\n1,0\n0.5,0\n", "comes after"),
-        ("time,model\n1,who\n", "line 2: '1,who'"),
+        ("time,model\n1,who\n", "line 2: there is no model 'who'"),
+        ("time,model,promt_tokens\n1,0,5\n", "unknown column 'promt_tokens'"),
+        ("model,prompt_tokens,output_tokens\n0,5,5\n", "no column of times"),
+        ("time,model,prompt_tokens\n1,0,5\n", "not of both"),
+        ("time,t,model\n1,1,0\n", "two columns for time"),
+        ("time,model\n1,0,5,5\n", "line 2"),
+        ("1,0\n2,0,5,5\n", "line 2"),
+        ("1,0,5\n", "line 1"),
         ("time,model\n1\n", "line 2"),
         ("time,model\nsoon,0\n", "line 2"),
     ],
