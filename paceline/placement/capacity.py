@@ -11,9 +11,9 @@ import numpy as np
 
 from paceline.errors import InvalidParameter
 from paceline.placement.serving_simulator import ServingModel, ServingResult, TokenRequest, simulate_serving
+from paceline.placement.tokens import TokenProfile
 from paceline.placement.tokens.requests import drawn_lengths
 from paceline.scheduling import SchedulerConfig
-from paceline.speculation import CostProfile
 from paceline.types import Progress
 
 MOST_DOUBLINGS = 40
@@ -122,26 +122,20 @@ class Capacity:
     throughput: float
 
 
-def engine_for(
-    traffic: Traffic, pass_seconds: CostProfile, seats: int = 64, kv_tokens: int | None = None
-) -> ServingModel:
-    """An engine whose model is long enough for every request.
-
-    Args:
-        seats: requests at once.
-        kv_tokens: tokens whose keys and values its memory holds; those of all seats where None.
+def engine_for(traffic: Traffic, profile: TokenProfile) -> ServingModel:
+    """An engine with that profile's times, seats and memory, whose model is long enough for every request.
 
     Raises:
         InvalidParameter: a request that fits the memory not even alone.
     """
     longest = traffic.longest
-    config = SchedulerConfig(prefix_caching=False, max_num_seqs=seats, max_model_len=longest)
+    config = SchedulerConfig(prefix_caching=False, max_num_seqs=profile.seats, max_model_len=longest)
     needed = -(-longest // PAGE_SIZE)
-    num_pages = needed * seats if kv_tokens is None else kv_tokens // PAGE_SIZE
+    num_pages = int(min(needed * profile.seats, profile.kv_tokens // PAGE_SIZE))
     if num_pages < needed:
-        problem = f"{kv_tokens} tokens, the longest request has {longest}"
+        problem = f"{profile.kv_tokens:g} tokens, the longest request has {longest}"
         raise InvalidParameter("kv_tokens", problem, f"give {needed * PAGE_SIZE} or more, or shorter requests")
-    return ServingModel(pass_seconds, config=config, num_pages=num_pages, page_size=PAGE_SIZE)
+    return ServingModel(profile, config=config, num_pages=num_pages, page_size=PAGE_SIZE)
 
 
 def capacity(model: ServingModel, traffic: Traffic, promise: Promise, token_budget: int | None = None) -> Capacity:
@@ -192,4 +186,4 @@ def capacities(
 def _lone_rate(model: ServingModel, traffic: Traffic) -> float:
     """Requests per second one after the other."""
     steps = traffic.output_tokens + traffic.prompt_tokens / model.config.max_num_batched_tokens
-    return 1 / (steps * model.pass_seconds(1))
+    return 1 / (steps * model.target_seconds(1))

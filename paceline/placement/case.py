@@ -45,6 +45,11 @@ class Case:
         if self.is_generated and (self.drafts or not all_generated):
             problem = "some models have profiles with tokens, others have none or a draft block"
             raise InvalidParameter("profiles", problem, "give all of them tokens (with tokens_per_pass for drafts)")
+        for model in () if self.is_generated else self.models:
+            for name in ("slo_first", "slo_token"):
+                if getattr(model, name) < float("inf"):
+                    problem = f"is given for model {model.name!r}, whose profile is of one pass"
+                    raise InvalidParameter(name, problem, "leave it out, or give a profile with tokens")
         check_drafts(self.drafts, len(self.models), self.profiles)
         if self.workload.num_models > len(self.models):
             problem = f"model index {self.workload.num_models - 1}, there are {len(self.models)} models"

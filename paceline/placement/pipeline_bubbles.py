@@ -126,7 +126,7 @@ def measured_stage(pass_seconds: Callable[[int, float], float], num_stages: int)
     """Seconds of a stage that holds an equal share of a model with a known t(rows, context), e.g. a `CostProfile`."""
 
     def seconds(plan: StepPlan) -> float:
-        return pass_seconds(plan.num_rows, context_per_row(plan)) / num_stages
+        return pass_seconds(plan.num_rows, context_per_row(plan.grants)) / num_stages
 
     return seconds
 

@@ -3,8 +3,10 @@
 Not for requests of one pass each (`simulator/`), which no scheduler splits into steps.
 """
 
+from collections.abc import Sequence
+
 from paceline.errors import InvalidParameter
-from paceline.scheduling import RequestState, SchedulerConfig, StepPlan
+from paceline.scheduling import Grant, RequestState, SchedulerConfig
 from paceline.types import SamplingParams
 
 
@@ -14,9 +16,9 @@ def simulated_request(index: int, prompt_tokens: int, output_tokens: int, arriva
     return RequestState(str(index), [0] * prompt_tokens, params, arrival_time=arrival)
 
 
-def context_per_row(plan: StepPlan) -> float:
-    """Tokens in the cache before a row's chunk or draft, on average over the rows of the pass."""
-    return sum(grant.num_rows * grant.start for grant in plan.grants) / plan.num_rows
+def context_per_row(grants: Sequence[Grant]) -> float:
+    """Tokens in the cache before a row's chunk or draft, on average over the rows; 0 without any."""
+    return sum(grant.num_rows * grant.start for grant in grants) / max(1, sum(grant.num_rows for grant in grants))
 
 
 def refuse_prefix_caching(config: SchedulerConfig) -> None:

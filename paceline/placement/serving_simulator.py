@@ -14,9 +14,10 @@ import numpy as np
 from paceline.errors import InvalidParameter
 from paceline.placement.acceptance import Acceptance, SameRate
 from paceline.placement.scheduled import context_per_row, refuse_prefix_caching, simulated_request
+from paceline.placement.tokens import TokenProfile
 from paceline.scheduling import Commit, Grant, PagePool, Scheduler, SchedulerConfig, StepPlan, StepResult
 from paceline.speculation import CostProfile, Fixed, FixedPrices, LengthPolicy
-from paceline.theory.round import Round, round_seconds
+from paceline.theory.round import Round, draft_seconds, round_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,9 @@ class ServingModel:
     """A target with its drafter, as costs and rates.
 
     Args:
-        pass_seconds: t(M, context), a target pass over M rows, each with that many tokens before it on average.
+        pass_seconds: t(M, context), a target pass over M rows, each with that many tokens before it on average; or a
+            planner's profile, which tells rows that decode from rows that are read, counts every request of a pass, and
+            what a step takes besides.
         acceptance_rate: alpha, the chance that a drafted token stands when the ones before it did.
         acceptance: in its place, what becomes of drafts, e.g. a `Trace` of real answers.
         draft_seconds: one draft step; the drafts of a pass are made together, one step per token of the longest.
@@ -42,7 +45,7 @@ class ServingModel:
         num_pages, page_size: the cache.
     """
 
-    pass_seconds: CostProfile
+    pass_seconds: CostProfile | TokenProfile
     acceptance_rate: float = 0.0
     draft_seconds: float = 0.0
     length: LengthPolicy = field(default_factory=lambda: Fixed(0))
@@ -56,6 +59,22 @@ class ServingModel:
         if not 0 <= self.draft_seconds < float("inf"):
             raise InvalidParameter("draft_seconds", f"{self.draft_seconds}", "give seconds, 0 or more")
         refuse_prefix_caching(self.config)
+
+    def target_seconds(self, rows: float, context: float = 0.0) -> float:
+        """A target pass over that many rows of one request that decodes."""
+        cost = self.pass_seconds
+        return cost.pass_seconds(rows, 1, context) if isinstance(cost, TokenProfile) else cost(rows, context)
+
+    def step_seconds(self, plan: StepPlan, one: Round, prices: FixedPrices) -> float:
+        """A step with its drafts."""
+        cost = self.pass_seconds
+        if not isinstance(cost, TokenProfile):
+            return round_seconds(one, prices)
+        decodes = [grant for grant in plan.grants if grant.is_decode]
+        chunks = [grant for grant in plan.grants if not grant.is_decode]
+        num_rows, context, behind = one.num_requests + one.num_nodes, context_per_row(decodes), context_per_row(chunks)
+        target = cost.pass_seconds(num_rows, len(plan.grants), context, one.num_prefill_rows, behind)
+        return target + draft_seconds(one, prices)
 
 
 @dataclass(frozen=True)
@@ -111,7 +130,7 @@ def _round_of(plan: StepPlan, results: Sequence[StepResult]) -> Round:
     pairs = zip(plan.grants, results, strict=True)
     drafts = [result.num_draft_tokens for grant, result in pairs if grant.is_decode]
     num_prefill_rows = plan.num_rows - sum(1 + grant.draft_budget for grant in plan.grants if grant.is_decode)
-    return Round(len(drafts), sum(drafts), max(drafts, default=0), context_per_row(plan), num_prefill_rows)
+    return Round(len(drafts), sum(drafts), max(drafts, default=0), context_per_row(plan.grants), num_prefill_rows)
 
 
 class _Serving:
@@ -121,7 +140,7 @@ class _Serving:
         self.model = model
         self.rng = rng
         self.acceptance = model.acceptance or SameRate(model.acceptance_rate)
-        self.prices = FixedPrices(model.pass_seconds, lambda _num_requests, _context: model.draft_seconds)
+        self.prices = FixedPrices(model.target_seconds, lambda _num_requests, _context: model.draft_seconds)
         self.scheduler = Scheduler(model.config, PagePool(model.num_pages, model.page_size), model.length)
         self.states = [
             simulated_request(index, request.prompt_tokens, request.output_tokens, request.arrival)
@@ -147,7 +166,7 @@ class _Serving:
     def _step(self) -> None:
         plan = self.scheduler.schedule(self.now)
         results = [self._compute(grant) for grant in plan.grants]
-        self.now += round_seconds(_round_of(plan, results), self.prices)
+        self.now += self.model.step_seconds(plan, _round_of(plan, results), self.prices)
         self.num_passes += 1
         commits = self.scheduler.update(results, self.now)
         for grant, commit in zip(plan.grants, commits, strict=True):

@@ -11,10 +11,13 @@ from paceline.cli.main import app
 from paceline.errors import InvalidParameter
 from paceline.placement.capacity import TOLERANCE, Promise, Traffic, capacities, capacity, engine_for
 from paceline.placement.serving_simulator import ServingModel, simulate_serving
+from paceline.placement.tokens import TokenProfile
 from paceline.scheduling import SchedulerConfig
 from paceline.speculation import CostProfile
 
-COST = CostProfile({1: 0.010, 16: 0.012, 64: 0.020, 256: 0.060, 512: 0.120})
+CURVE = {1: 0.010, 16: 0.012, 64: 0.020, 256: 0.060, 512: 0.120}
+COST = CostProfile(CURVE)
+TOKENS = TokenProfile({0: CURVE})
 MODEL = ServingModel(COST, config=SchedulerConfig(prefix_caching=False, max_num_seqs=32), num_pages=100_000)
 TRAFFIC = Traffic(200, 20, 0.5, num_requests=120)
 
@@ -54,7 +57,7 @@ def test_the_longest_requests_fit_the_engine():
     traffic = Traffic(16_000, 2, length_cv=1.0, num_requests=100)
     requests = traffic.requests(1e-3)
     longest = max(each.prompt_tokens + each.output_tokens for each in requests)
-    engine = engine_for(traffic, COST, seats=2)
+    engine = engine_for(traffic, replace(TOKENS, seats=2))
     assert engine.config.max_model_len == traffic.longest == longest > 40_000
     assert engine.num_pages * engine.page_size >= 2 * longest
     engine = replace(engine, config=replace(engine.config, max_num_batched_tokens=8192))
@@ -63,12 +66,11 @@ def test_the_longest_requests_fit_the_engine():
 
 def test_little_memory_lets_fewer_requests_run_at_once():
     traffic = Traffic(64, 8, num_requests=100)
-    ample, scarce = (
-        simulate_serving(traffic.requests(50.0), engine_for(traffic, COST, 16, kv_tokens)) for kv_tokens in (None, 160)
-    )
+    profiles = TOKENS, TOKENS.with_kv_tokens(160)
+    ample, scarce = (simulate_serving(traffic.requests(50.0), engine_for(traffic, profile)) for profile in profiles)
     assert scarce.ttft.mean() > 2 * ample.ttft.mean()
     with pytest.raises(InvalidParameter, match="the longest request has 72"):
-        engine_for(traffic, COST, 16, 79)
+        engine_for(traffic, TOKENS.with_kv_tokens(79))
 
 
 @pytest.mark.parametrize("most", [{"prompt_tokens": 999_999}, {"num_requests": 999_999}])
@@ -88,17 +90,35 @@ def test_promises_that_are_none_are_refused(wrong):
         Promise(**({"between": 0.1, "first": 1.0} | wrong))
 
 
+TUNED = {
+    "format": "paceline-profile", "version": 1, "model": "m", "fingerprint": "f", "dtype": "int8",
+    "executor": "numba", "threads": 1, "machine": "here",
+    "seconds": {"0": {"1": 0.01, "64": 0.02, "512": 0.12}}, "prefill_seconds": {"0": {"16": 0.012}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dearer", [
+    {"prefill_seconds": {"0": {"16": 0.12}}}, {"segment_seconds": {"0": 0.01}}, {"step_overhead": 0.1},
+])  # fmt: skip
+def test_all_that_was_measured_counts(tmp_path, dearer):
+    told = []
+    for name, values in (("plain", TUNED), ("dearer", TUNED | dearer)):
+        (tmp_path / name).write_text(json.dumps(values))
+        done = CliRunner().invoke(app, [
+            "capacity", str(tmp_path / name), "--between-ms", "900", "--first-ms", "500", "--num-requests", "100",
+            "--prompt-tokens", "64", "--output-tokens", "2", "--token-budget", "64", "--json",
+        ])  # fmt: skip
+        assert done.exit_code == 0, done.exception
+        told.append(json.loads(done.stdout)["capacities"][0]["rate"])
+    assert told[1] < 0.8 * told[0]
+
+
 def test_the_command_names_the_best_budget(tmp_path):
-    tuned = {
-        "format": "paceline-profile", "version": 1, "model": "m", "fingerprint": "f", "dtype": "int8",
-        "executor": "numba", "threads": 1, "machine": "here",
-        "seconds": {"0": {"1": 0.01, "64": 0.02, "512": 0.12}}, "prefill_seconds": {"0": {"16": 0.012}},
-    }  # fmt: skip
-    (tmp_path / "tuned.json").write_text(json.dumps(tuned))
+    (tmp_path / "tuned.json").write_text(json.dumps(TUNED))
     words = ["--between-ms", "50", "--first-ms", "1000", "--token-budget", "32", "--token-budget", "128"]
     done = CliRunner().invoke(app, [
         "capacity", str(tmp_path / "tuned.json"), *words, "--num-requests", "100", "--prompt-tokens", "100", "--json",
     ])  # fmt: skip
     assert done.exit_code == 0, done.output
-    said = json.loads(done.output)
+    said = json.loads(done.stdout)
     assert said["best_token_budget"] in (32, 128) and len(said["capacities"]) == 2

@@ -5,6 +5,7 @@ import pytest
 
 from paceline.errors import InvalidParameter
 from paceline.placement.serving_simulator import ServingModel, TokenRequest, simulate_serving
+from paceline.placement.tokens import TokenProfile
 from paceline.scheduling import SchedulerConfig
 from paceline.speculation import CostProfile, Fixed
 from paceline.theory import expected_tokens
@@ -100,3 +101,22 @@ def test_bad_input_is_refused(field, call):
     with pytest.raises(InvalidParameter) as refused:
         call()
     assert refused.value.field == field
+
+
+def test_a_planners_profile_prices_the_steps_of_a_request():
+    """50 tokens in chunks of 32 and 18, then two decodes; what comes before each row is known."""
+    rows = {1: 0.01, 64: 0.02}
+    slow = {count: 3 * seconds for count, seconds in rows.items()}
+    profile = TokenProfile({0: rows, 64: slow}, {0: slow, 64: rows}, step_overhead=0.001)
+    result = simulate_serving(
+        [TokenRequest(0.0, 50, 3)], ServingModel(profile, config=config(max_num_batched_tokens=32))
+    )
+    reading = profile.pass_seconds(0, 1, 0, 32) + profile.pass_seconds(0, 1, 0, 18, 32)
+    assert result.ttft[0] == pytest.approx(reading)
+    assert result.latency[0] == pytest.approx(reading + profile.pass_seconds(1, 1, 50) + profile.pass_seconds(1, 1, 51))
+
+
+def test_every_request_of_a_pass_counts():
+    profile = TokenProfile({0: {1: 0.01}}, segment_seconds={0: 0.002}, seats=4)
+    result = simulate_serving([TokenRequest(0.0, 1, 2)] * 4, ServingModel(profile))
+    assert result.seconds == pytest.approx(2 * (0.01 + 3 * 0.002))

@@ -44,16 +44,19 @@ def step_seconds(profile: TokenProfile, run: Benchmark) -> float:
     As many steps as a request's answer has tokens read one prompt for every request under way.
     """
     rows = run.concurrency * profile.rows_per_request
-    return profile.pass_seconds(rows, run.concurrency, run.context, run.prompt_rows) / profile.tokens_per_pass
+    behind = max(run.prompt_tokens - _chunk(profile, rows), 0.0) / 2
+    return profile.pass_seconds(rows, run.concurrency, run.context, run.prompt_rows, behind) / profile.tokens_per_pass
 
 
 def first_seconds(profile: TokenProfile, run: Benchmark) -> float:
     """Seconds until a prompt is read beside the run's decodes, chunk by chunk."""
     rows = run.concurrency * profile.rows_per_request
-    chunk = max(1.0, profile.token_budget - rows)
-    whole, rest = divmod(run.prompt_tokens, chunk)
-    seconds = whole * profile.pass_seconds(rows, run.concurrency, run.context, chunk)
-    return seconds + (profile.pass_seconds(rows, run.concurrency, run.context, rest) if rest else 0.0)
+    return profile.reading_seconds(run.prompt_tokens, _chunk(profile, rows), rows, run.concurrency, run.context)
+
+
+def _chunk(profile: TokenProfile, rows: float) -> float:
+    """Rows of prompts that a pass reads beside `rows` decoded ones."""
+    return max(1.0, profile.token_budget - rows)
 
 
 def scale_of(profile: TokenProfile, runs: Sequence[Benchmark]) -> float:

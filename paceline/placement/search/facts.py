@@ -125,6 +125,8 @@ class Facts:
             problem = f"{cluster.mem_budget:.0f} bytes, model {spec.name!r} needs {least:.0f} on a device however split"
             return InvalidParameter("mem_budget", problem, "give more memory, or profile it split over more devices")
         fitting = [split for split in within if profile.device_mem(split) <= cluster.mem_budget]
+        if isinstance(self._evaluator, TokenEvaluator):
+            return self._evaluator.refusal(model, fitting)
         fastest = min(self.lone_seconds(model, split) for split in fitting)
         problem = f"{spec.slo:g} s for model {spec.name!r}, whose request alone takes {fastest:.4g} s at best"
         return InvalidParameter("slo", problem, "raise the deadline above that, or profile faster splits")

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from paceline.errors import InvalidParameter
 from paceline.placement.case import Case
 from paceline.placement.model import NO_SLO
 from paceline.placement.placement import Group, Placement, group_mem, validate
@@ -50,6 +51,17 @@ class _Outcome(NamedTuple):
     busy: np.ndarray
 
 
+class _Lone(NamedTuple):
+    """A request of mean lengths that has a group to itself: seconds to its end, to its first token and per further
+    token; tokens whose keys and values it has, and that there is room for."""
+
+    end: float
+    first: float
+    pace: float
+    need: float
+    room: float
+
+
 class TokenEvaluator:
     """The simulator over one case whose profiles have tokens.
 
@@ -67,6 +79,7 @@ class TokenEvaluator:
         """Names, promises and mean answers of all models."""
         self._outcomes: dict[tuple[Group, ...], _Outcome] = {}
         self._num_bytes = 0
+        self._lones: dict[tuple[str, float, float, ParallelConfig], _Lone] = {}
 
     @property
     def requests(self) -> TokenRequests:
@@ -150,17 +163,51 @@ class TokenEvaluator:
         lane = tokens.seats / parallel.pipeline
         rows = lane * tokens.rows_per_request
         each = tokens.pass_seconds(rows, lane, spec.prompt_tokens) / (tokens.seats * tokens.tokens_per_pass)
-        read = tokens.pass_seconds(0, 1, 0, tokens.token_budget) / tokens.token_budget / parallel.pipeline
+        behind = max(spec.prompt_tokens - tokens.token_budget, 0.0) / 2
+        read = tokens.pass_seconds(0, 1, 0, tokens.token_budget, behind) / tokens.token_budget / parallel.pipeline
         return spec.output_tokens * each + spec.prompt_tokens * read
 
     def lone_seconds(self, model: int, parallel: ParallelConfig) -> float:
         """Seconds of a request of mean lengths that has a group to itself; infinite where it breaks a promise."""
-        spec, own = self.case.models[model], self.specs[model]
+        lone, own = self._lone(model, parallel), self.specs[model]
+        kept = lone.need <= lone.room and lone.first <= own.slo_first and lone.pace <= own.slo_token * (1 + 1e-9)
+        return lone.end if kept else float("inf")
+
+    def refusal(self, model: int, splits: Sequence[ParallelConfig]) -> InvalidParameter:
+        """What keeps a request of mean lengths from being served as promised by any group of these splits."""
+        spec, own, lone = self.case.models[model], self.specs[model], [self._lone(model, split) for split in splits]
+        of_model = f"for model {spec.name!r}, whose"
+        need, room = lone[0].need, max(each.room for each in lone)
+        if room < need:
+            problem = f"leaves room for keys and values of {max(room, 0):.0f} tokens {of_model} requests have {need:g}"
+            return InvalidParameter("mem_budget", problem, "give more memory, or profile splits over more devices")
+        fitting = [each for each in lone if each.need <= each.room]
+        for name, found in (("slo_first", "first token"), ("slo_token", "further tokens")):
+            best = min(each.first if name == "slo_first" else each.pace for each in fitting)
+            if best > getattr(own, name):
+                problem = f"{getattr(own, name):g} s {of_model} {found} take a lone request {best:.4g} s at best"
+                return InvalidParameter(name, problem, "raise it above that, or profile faster splits")
+        best = min(each.end for each in fitting)
+        problem = f"{own.slo:g} s {of_model} request alone takes {best:.4g} s at best"
+        return InvalidParameter("slo", problem, "raise the deadlines, or profile faster splits")
+
+    def _lone(self, model: int, parallel: ParallelConfig) -> _Lone:
+        """Played once for all models that are alike."""
+        spec = self.case.models[model]
+        alike = spec.profile_type, spec.prompt_tokens, spec.output_tokens, parallel
+        if alike not in self._lones:
+            self._lones[alike] = self._played_alone(model, parallel)
+        return self._lones[alike]
+
+    def _played_alone(self, model: int, parallel: ParallelConfig) -> _Lone:
+        spec = self.case.models[model]
         profile = self.profiles_of(Group(parallel, (model,)))[spec.name]
-        ask = TokenAsk(spec.name, spec.prompt_tokens, spec.output_tokens, first_by=own.slo_first - OVERHEAD,
-                       pace=own.slo_token)  # fmt: skip
-        found = TokenGroup({spec.name: profile}).consider(ask, 0.0)
-        return float("inf") if found.is_late else found.end + OVERHEAD
+        found = TokenGroup({spec.name: profile}).consider(
+            TokenAsk(spec.name, spec.prompt_tokens, spec.output_tokens), 0
+        )
+        pace = (found.end - found.first) / max(spec.output_tokens - 1, 1)
+        need = spec.prompt_tokens + spec.output_tokens
+        return _Lone(found.end + OVERHEAD, found.first + OVERHEAD, pace, need, profile.kv_tokens)
 
     def _component(self, groups: tuple[Group, ...]) -> _Outcome:
         """Simulate groups that share models, on the requests for these."""

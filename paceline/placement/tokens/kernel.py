@@ -9,7 +9,19 @@ import numpy as np
 from numba import njit
 
 from paceline.placement.tokens.lanes import advance_lanes, enter
-from paceline.placement.tokens.passes import BY, ENDED, EXPECTED, FIRST, FIRST_BY, MADE, MODEL, NUMBER, PACE, TOTAL
+from paceline.placement.tokens.passes import (
+    BY,
+    ENDED,
+    EXPECTED,
+    FIRST,
+    FIRST_BY,
+    MADE,
+    MODEL,
+    NUMBER,
+    PACE,
+    PROMPT,
+    TOTAL,
+)
 from paceline.placement.tokens.rounds import advance_rounds
 
 
@@ -63,7 +75,10 @@ def is_late(entry):
 
 @njit(nogil=True)
 def consider(entries, n, clock, now, scale, tables, chunks, state, copies, done, entry):
-    """Let `entry` join on trial: (when it would end, its first token, is it late, how many others it makes late)."""
+    """Let `entry` join on trial: (when it would end, its first token, is it late, how many others it makes late).
+
+    Late is also whose keys and values find no room even alone: no engine runs it.
+    """
     begin = max(clock, now) if n == 0 else clock
     with_it = state.copy()
     enter(entries, n, with_it, tables[4], entry, now)
@@ -74,6 +89,7 @@ def consider(entries, n, clock, now, scale, tables, chunks, state, copies, done,
         if done[i, NUMBER] == entry[NUMBER]:
             end, first, own = done[i, ENDED], done[i, FIRST], is_late(done[i])
     others = late - own
+    own = own or entry[PROMPT] + entry[EXPECTED] > tables[4][int(entry[MODEL]), 3]
     if others > 0:
         others -= foresee(entries, n, begin, scale, tables, chunks, state, copies, done)
     return end, first, own, max(others, 0)

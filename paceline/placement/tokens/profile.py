@@ -37,7 +37,7 @@ class TokenProfile:
 
     Attributes:
         seconds: of a pass that decodes, by context and rows.
-        prefill_seconds: of a pass that reads a prompt; empty for the same.
+        prefill_seconds: of a pass that reads a prompt, by what was read of it before and rows; empty for the same.
         segment_seconds: context to what each further request adds to a pass of as many rows.
         step_overhead: seconds of a step besides its pass.
         seats: requests that may run at once.
@@ -75,6 +75,9 @@ class TokenProfile:
             value = getattr(self, name)
             if not least <= value < float("inf"):
                 raise InvalidParameter(name, f"{value}", f"give {least} or more")
+        if self.tokens_per_pass > self.rows_per_request:
+            problem = f"{self.tokens_per_pass:g} from {self.rows_per_request:g} rows_per_request"
+            raise InvalidParameter("tokens_per_pass", problem, "give at most a token per row, its own included")
         for name in ("overlap", "prefill_overlap"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
@@ -139,16 +142,31 @@ class TokenProfile:
         """The same in a pipeline of that many stages; an engine that drafts has one pass in flight all the same."""
         return replace(self, stages=stages if self.tokens_per_pass == 1 else 1)
 
-    def pass_seconds(self, rows: float, requests: float = 1, context: float = 0, prompt_rows: float = 0) -> float:
-        """Seconds of a step: `rows` decoded, `prompt_rows` read, for `requests` requests in all."""
+    def pass_seconds(
+        self, rows: float, requests: float = 1, context: float = 0, prompt_rows: float = 0, behind: float = 0
+    ) -> float:
+        """Seconds of a step: `rows` decoded, `prompt_rows` read, for `requests` requests in all.
+
+        Args:
+            context: tokens before each decoded row. behind: before each row that is read, its own pass aside.
+        """
         decode, prefill = self._costs
         if rows and prompt_rows:
-            cost = decode(rows, context) + max(0.0, prefill(rows + prompt_rows, 0) - prefill(rows, 0))
+            cost = decode(rows, context) + max(0.0, prefill(rows + prompt_rows, behind) - prefill(rows, behind))
         else:
-            cost = prefill(prompt_rows, 0) if prompt_rows else decode(rows, context)
+            cost = prefill(prompt_rows, behind) if prompt_rows else decode(rows, context)
         contexts = sorted(self.segment_seconds)
         extra = np.interp(context, contexts, [self.segment_seconds[c] for c in contexts]) if contexts else 0.0
         return cost + (requests - 1) * float(extra) + self.step_overhead + (self.draft_seconds if rows else 0.0)
+
+    def reading_seconds(
+        self, prompt_tokens: float, chunk: float, rows: float = 0, requests: float = 1, context: float = 0
+    ) -> float:
+        """Seconds of the steps that read a prompt `chunk` tokens at a time; the rest as `pass_seconds`."""
+        whole, rest = divmod(prompt_tokens, chunk)
+        mean = chunk * max(whole - 1, 0) / 2
+        seconds = whole * self.pass_seconds(rows, requests, context, chunk, mean)
+        return seconds + (self.pass_seconds(rows, requests, context, rest, whole * chunk) if rest else 0.0)
 
     @cached_property
     def tables(self) -> "PassTables":

@@ -121,6 +121,7 @@ def a_pass(running, profile):
         return (0.0, 0.0), []
     context = sum(r.prompt + 0.5 * r.expected for r in decoding) / len(decoding) if decoding else 0.0
     read = sum(chunk for _, chunk, _ in changes)
-    whole = profile.pass_seconds(len(decoding), len(changes), context, read)
+    behind = sum(chunk * request.read for request, chunk, _ in changes) / read if read else 0.0
+    whole = profile.pass_seconds(len(decoding), len(changes), context, read, behind)
     for_decodes = profile.pass_seconds(len(decoding), len(changes), context) if decoding else 0.0
     return (for_decodes, whole - for_decodes), changes

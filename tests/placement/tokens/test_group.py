@@ -29,6 +29,9 @@ def drawn(seed, models, count=40):
 
 GROUPS = {
     "one model": {"a": SLOW},
+    "prompts that cost more behind their own chunks": {
+        "a": replace(SLOW, prefill_seconds={0: {8: 0.5, 64: 2.0}, 24: {8: 0.75, 64: 3.0}, 60: {8: 1.0, 64: 5.0}})
+    },
     "two models": {"a": SLOW, "b": QUICK},
     "two stages": {"a": SLOW.in_pipeline(2)},
     "two models in three stages": {"a": SLOW.in_pipeline(3), "b": QUICK.in_pipeline(3)},
@@ -53,6 +56,23 @@ def test_the_kernel_plays_the_plain_programs_rule(profiles):
         assert found.keys() == expected.keys()
         for number, (first, end) in expected.items():
             assert found[number] == pytest.approx((first, end), rel=1e-9), (seed, number)
+
+
+def test_a_prompt_is_read_chunk_by_chunk_behind_itself():
+    """16,000 tokens in chunks of 2,048: seven whole ones and 1,664 tokens, 0.3 s at the beginning, 3.0 s at the end."""
+    profile = TokenProfile({0: {1: 0.01}}, {0: {2048: 0.3}, 16000: {2048: 3.0}}, token_budget=2048)
+    last = 7 * 2048
+    chunks = [0.3 + 2.7 * start / 16000 for start in range(0, last, 2048)]
+    lone = TokenGroup({"a": profile}).consider(TokenAsk("a", 16000, 1), 0.0)
+    rest = profile.pass_seconds(0, prompt_rows=1664, behind=last)
+    assert lone.first == pytest.approx(sum(chunks) + rest) == profile.reading_seconds(16000, 2048)
+    assert rest > 0.3
+
+
+def test_a_request_that_the_memory_does_not_hold_is_late_wherever_it_joins():
+    ask = TokenAsk("a", 300, 150)
+    assert TokenGroup({"a": replace(QUICK, kv_tokens=449)}).consider(ask, 0.0).is_late
+    assert not TokenGroup({"a": replace(QUICK, kv_tokens=450)}).consider(ask, 0.0).is_late
 
 
 def test_a_pipeline_of_two_stages_does_twice_as_much_and_no_request_faster():

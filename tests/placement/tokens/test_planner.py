@@ -61,12 +61,19 @@ def test_memory_for_keys_and_values_limits_who_runs_at_once():
     roomy = plan(case(entry={"kv_bytes": 1e3})).slo_attainment
     tight = plan(case(entry={"kv_bytes": 9e8 / 300})).slo_attainment  # two requests of 136 tokens
     assert roomy > 0.99 > 0.8 > tight
+    with pytest.raises(InvalidParameter, match=r"^mem_budget: leaves room for keys and values of 1\d\d tokens"):
+        plan(case(entry={"kv_bytes": 9e8 / 130}))
 
 
 def test_promises_on_first_token_and_pace_decide():
     assert plan(case(slo=None, slo_first=1.0, slo_token=0.05)).slo_attainment > 0.99
-    with pytest.raises(InvalidParameter, match="request alone"):
-        plan(case(slo=None, slo_token=1e-4))
+    for promise, problem in (
+        ({"slo_token": 1e-4}, r"^slo_token: 0\.0001 s .* further tokens take a lone request 0\.00\d+ s"),
+        ({"slo_first": 1e-3}, r"^slo_first: 0\.001 s .* first token take a lone request 0\.\d+ s"),
+        ({"slo": 0.1, "slo_first": 1.0}, r"^slo: 0\.1 s .* request alone takes \d\.\d+ s"),
+    ):
+        with pytest.raises(InvalidParameter, match=problem):
+            plan(case(**{"slo": None} | promise))
     slower = plan(case(slo=None, slo_token=0.012)).slo_attainment
     assert slower < plan(case(slo=None, slo_token=0.05)).slo_attainment
 
