@@ -34,7 +34,7 @@ def capacity(
     """Find the most requests per second that one engine serves within P99 limits, for every token budget.
 
     Small budgets keep tokens coming while prompts are read, large ones read prompts faster (Sarathi-Serve, Agrawal et
-    al. 2024). The engine's own scheduler is played, with the measured times of passes.
+    al. 2024). The engine's own scheduler is played, with all measured times: those that the planner counts.
 
     Examples:
 
@@ -43,13 +43,15 @@ def capacity(
         paceline capacity tuned.json --between-ms 100 --first-ms 2000 --prompt-tokens 512 --output-tokens 64
     """
     from paceline.placement.capacity import Promise, Traffic, capacities, engine_for
+    from paceline.placement.tokens import TokenProfile
     from paceline.scheduling.profile import Profile
 
     profile = Profile.read(tuned)
     budgets = sorted(token_budget or [32, 64, 128, 256, 512])
     traffic = Traffic(prompt_tokens, output_tokens, length_cv, num_requests, seed)
     promise = Promise(between_ms / 1000, first_ms / 1000, quantile)
-    model = engine_for(traffic, profile.cost, seats, kv_tokens)
+    memory = {} if kv_tokens is None else {"kv_tokens": kv_tokens}
+    model = engine_for(traffic, TokenProfile.of_tuned(profile, seats=seats, **memory))
     with progress_bars() as progress:
         found = capacities(model, traffic, promise, budgets, lambda done, total: progress("simulating", done, total))
     best = max(found, key=lambda each: each.rate)
