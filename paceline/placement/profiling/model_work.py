@@ -20,7 +20,8 @@ class ModelWork:
         dense: parameters that every row takes, all layers and the head. expert: those of one expert, all layers.
         num_experts, experts_per_row: of each layer; 0 where there are none.
         embedding: parameters that are looked up and not multiplied; 0 where the head is the same table.
-        num_layers, hidden, kv_heads, head_dim, query_heads: sizes.
+        num_layers, hidden, kv_heads, head_dim, query_heads: sizes. feed_forward: width of a layer's feed-forward, or of
+            one expert's.
         weight_bytes, kv_bytes: of one parameter, and of one number in keys and values.
     """
 
@@ -34,6 +35,7 @@ class ModelWork:
     kv_heads: int
     head_dim: int
     query_heads: int
+    feed_forward: int
     weight_bytes: float = 2.0
     kv_bytes: float = 2.0
 
@@ -65,6 +67,7 @@ class ModelWork:
             kv_heads=config.num_key_value_heads,
             head_dim=config.head_dim,
             query_heads=config.num_attention_heads,
+            feed_forward=config.intermediate_size,
             weight_bytes=weight_bytes,
             kv_bytes=kv_bytes,
         )

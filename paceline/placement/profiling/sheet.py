@@ -4,6 +4,8 @@ A pass takes the longer of reading its bytes and doing its operations, at the pa
 (the roofline of Williams et al. 2009), shared by the devices of a group, and what these tell each other.
 """
 
+from math import gcd
+
 from paceline.errors import InvalidParameter
 from paceline.placement.profile import ModelProfile, ParallelConfig, Stages
 from paceline.placement.profiling.device import DeviceSheet
@@ -20,7 +22,7 @@ FREE = 0.9
 def profile_from_sheet(
     name: str, work: ModelWork, device: DeviceSheet, seats: int = 256, token_budget: int = 2048, scale: float = 1.0
 ) -> ModelProfile:
-    """All splits of `work` over the devices of one node that its weights fit.
+    """All splits of `work` over the devices of one node (`splits_of`) that its weights fit.
 
     Args:
         scale: of every time: measured over predicted, where somebody measured.
@@ -28,26 +30,42 @@ def profile_from_sheet(
     Raises:
         InvalidParameter: the model fits on no split.
     """
-    entries = {}
-    for split in splits_of(work, device):
-        weights = work.total_bytes / split.num_devices
-        if weights < FREE * device.memory:
-            entries[split] = _stages(work, device, split, seats, token_budget, scale)
+    splits = splits_of(work, device)
+    room = FREE * device.memory
+    entries = {
+        split: _stages(work, device, split, seats, token_budget, scale)
+        for split in splits
+        if fullest_bytes(work, split) < room
+    }
     if not entries:
-        problem = f"{name!r} needs {work.total_bytes:.3g} bytes, a node has {device.node_devices} x {device.memory:.3g}"
+        best = min(splits, key=lambda split: fullest_bytes(work, split))
+        problem = f"{name!r} takes {fullest_bytes(work, best):.3g} bytes of a device in its finest split over a node"
+        problem += f" ({best.tensor} x {best.pipeline}, tensor x pipeline), of {room:.3g} that weights may take there"
         raise InvalidParameter("device", problem, "give a larger device, or more devices per node")
     return ModelProfile(name, entries)
 
 
 def splits_of(work: ModelWork, device: DeviceSheet) -> list[ParallelConfig]:
-    """Powers of two that divide the heads and layers, up to a node's devices."""
-    powers = [2**i for i in range(device.node_devices.bit_length()) if 2**i <= device.node_devices]
+    """All over a node's devices: tensor degrees divide the heads and the feed-forward, stages have a layer or more."""
+    shared = gcd(work.kv_heads, work.query_heads, work.feed_forward)
     return [
         ParallelConfig(tensor, pipeline)
-        for tensor in powers
-        for pipeline in powers
-        if tensor * pipeline <= device.node_devices and work.kv_heads % tensor == 0 and work.num_layers % pipeline == 0
+        for tensor in range(1, device.node_devices + 1)
+        if shared % tensor == 0
+        for pipeline in range(1, min(device.node_devices // tensor, work.num_layers) + 1)
     ]
+
+
+def stage_layers(num_layers: int, num_stages: int) -> list[int]:
+    """Layers of each stage, as even as can be; the first stages have those that are left over."""
+    each, left = divmod(num_layers, num_stages)
+    return [each + (stage < left) for stage in range(num_stages)]
+
+
+def fullest_bytes(work: ModelWork, split: ParallelConfig) -> float:
+    """Weights on a device of the fullest stage; embedding and head are shared out like layers."""
+    most = max(stage_layers(work.num_layers, split.pipeline))
+    return work.total_bytes * most / work.num_layers / split.tensor
 
 
 def pass_seconds(work: ModelWork, device: DeviceSheet, split: ParallelConfig, rows: float, context: float) -> float:
@@ -74,14 +92,18 @@ def _stages(
         for context in CONTEXTS
     }
     each = work.bytes_per_token / (device.bandwidth * device.bandwidth_share * split.tensor)
+    shares = [layers / work.num_layers for layers in stage_layers(work.num_layers, split.pipeline)]
+    overlap = 1 / max(shares) if min(shares) < max(shares) else None
     tokens = TokenProfile(
         seconds,
         segment_seconds={context: scale * context * each for context in CONTEXTS},
         step_overhead=scale * device.step_overhead,
         seats=seats,
         token_budget=token_budget,
+        overlap=overlap,
+        prefill_overlap=overlap,
     )
-    weights = work.total_bytes / split.num_devices
-    kv_bytes = work.bytes_per_token / split.num_devices
-    part = tokens.pass_seconds(1) / split.pipeline
-    return Stages((part,) * split.pipeline, (weights,) * split.pipeline, tokens=tokens, kv_bytes=kv_bytes)
+    weights = tuple(work.total_bytes * share / split.tensor for share in shares)
+    kv_bytes = work.bytes_per_token * max(shares) / split.tensor
+    latency = tuple(tokens.pass_seconds(1) * share for share in shares)
+    return Stages(latency, weights, tokens=tokens, kv_bytes=kv_bytes)

@@ -65,11 +65,30 @@ def test_one_row_takes_its_bytes_and_many_rows_their_operations():
     assert tokens.pass_seconds(0, 1, 0, 2048) == pytest.approx(work().operations(2048, 0) / 1e14)
     more = tokens.pass_seconds(8, 8, 1024) - tokens.pass_seconds(8, 1, 1024)
     assert more == pytest.approx(7 * 1024 * work().bytes_per_token / 1e12)
-    assert {split.num_devices for split in made.entries} == {1, 2}  # 3 heads of keys and 30 layers
+    splits = {(split.tensor, split.pipeline) for split in made.entries}  # 3 heads of keys, 9 of queries, 30 layers
+    assert splits == {(1, n) for n in range(1, 9)} | {(3, 1), (3, 2)}
+
+
+def test_stages_may_have_a_layer_more_than_others():
+    sizes = work(SMOL | {"num_hidden_layers": 61})
+    made = profile_from_sheet("odd", sizes, ROUND)
+    stages = made.entries[ParallelConfig(1, 2)]
+    assert stages.weight_mem == pytest.approx([sizes.total_bytes * 31 / 61, sizes.total_bytes * 30 / 61])
+    assert stages.kv_bytes == pytest.approx(sizes.bytes_per_token * 31 / 61)
+    assert stages.latency[0] / stages.latency[1] == pytest.approx(31 / 30)
+    assert stages.tokens.overlap == stages.tokens.prefill_overlap == pytest.approx(61 / 31)
+    assert made.entries[ParallelConfig()].tokens.overlap is None
+    half = profile_from_sheet("odd", sizes, replace(ROUND, memory=sizes.total_bytes * 0.56)).entries
+    assert ParallelConfig(1, 2) not in half and ParallelConfig(1, 3) in half  # 31 layers are more than a half
+
+
+def test_ranks_share_heads_and_feed_forward_evenly():
+    made = profile_from_sheet("odd", work(SMOL | {"intermediate_size": 1000}), ROUND)
+    assert {split.tensor for split in made.entries} == {1}
 
 
 def test_what_fits_no_device_is_refused():
-    with pytest.raises(InvalidParameter, match="device"):
+    with pytest.raises(InvalidParameter, match=r"1.17e\+10 bytes .* \(1 x 8, .* of 9e\+08 that"):
         profile_from_sheet("big", work(MIXTRAL), replace(ROUND, memory=1e9))
     with pytest.raises(InvalidParameter, match="h100"):
         read_device("nothing")
