@@ -7,16 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from paceline.cli.terminal import show_table
+from paceline.cli.terminal import progress_bars, show_table
 from paceline.errors import InvalidParameter
 
 if TYPE_CHECKING:
+    from paceline.models.config import ModelConfig
     from paceline.placement import ModelProfile
     from paceline.placement.profiling import Comparison
 
 
 def profile(
-    config: Annotated[Path, typer.Argument(help="The model's config.json, or its folder.")],
+    model: Annotated[
+        str, typer.Argument(help="The model's config.json, its folder, or a built-in name, GGUF file or hub id.")
+    ],
     device: Annotated[
         str | None, typer.Option("--device", help="A data sheet: a name (h100, a100-80gb, l4, ...) or a file.")
     ] = None,
@@ -27,7 +30,7 @@ def profile(
         list[Path] | None,
         typer.Option("--benchmark", help="Results of vllm bench serve or guidellm, to be scaled by; repeatable."),
     ] = None,
-    name: Annotated[str | None, typer.Option("--name", help="Of the profile; the folder's by default.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Of the profile; the model's by default.")] = None,
     weight_bytes: Annotated[float, typer.Option("--weight-bytes", help="Of one parameter.")] = 2.0,
     kv_bytes: Annotated[float, typer.Option("--kv-bytes", help="Of one number in keys and values.")] = 2.0,
     seats: Annotated[int, typer.Option("--seats", help="Requests that an engine runs at once.")] = 256,
@@ -48,18 +51,18 @@ def profile(
 
         paceline profile llama-8b/ --device a100-80gb --benchmark c1.json --benchmark c64.json -o profiles.json
 
-        paceline profile smollm/ --tuned tuned.json --weight-bytes 1
+        paceline profile smollm2-135m --tuned tuned.json --weight-bytes 1
 
         paceline place --case case.yaml --profiles profiles.json
     """
     from paceline.cli.case_options import check_outputs
     from paceline.placement.profiling import ModelWork, compared, read_benchmarks
     from paceline.placement.profiling.compare import scale_of, typical_error
-    from paceline.placement.profiling.model_work import read_config
 
     check_outputs(output, None)
-    called = name or (config.resolve() if config.is_dir() else config.resolve().parent).name or "model"
-    work = ModelWork.of(read_config(config), weight_bytes, kv_bytes)
+    called, config = _config(model)
+    called = name or called
+    work = ModelWork.of(config, weight_bytes, kv_bytes)
     made, where = _made(called, work, device, tuned, seats, token_budget)
     runs = [run for path in benchmark or () for run in read_benchmarks(path)]
     tokens = made.entries[min(made.entries, key=lambda split: split.num_devices)].tokens
@@ -80,6 +83,19 @@ def profile(
     if found:
         show_table(_runs(found))
     print(_verdict(where, found, scale))
+
+
+def _config(model: str) -> "tuple[str, ModelConfig]":
+    """What the model is called by default, and its config; no weights are read."""
+    from paceline.models.resolve import resolve_config
+    from paceline.placement.profiling.model_work import read_config
+
+    path = Path(model).expanduser()
+    if path.is_dir() or path.suffix == ".json":
+        return (path.resolve() if path.is_dir() else path.resolve().parent).name or "model", read_config(path)
+    with progress_bars() as progress:
+        config = resolve_config(model, progress=lambda done, total: progress(f"fetching {model}", done, total))
+    return path.stem if path.is_file() else model.removeprefix("hf:").split("/")[-1], config
 
 
 def _made(

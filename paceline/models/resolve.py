@@ -13,10 +13,11 @@ from pathlib import Path
 
 from paceline.errors import DownloadFailed, ModelNotFound
 from paceline.models.checkpoint import Checkpoint
+from paceline.models.config import ModelConfig
 from paceline.models.download import BUILTIN_MODELS, fetch_builtin
 from paceline.models.gguf_file import GGUFCheckpoint
 from paceline.models.hub_copies import FOLDER_FILES, HubName, Pulled, hub_name, pulled
-from paceline.models.safetensors_folder import SafetensorsCheckpoint
+from paceline.models.safetensors_folder import SafetensorsCheckpoint, folder_config
 from paceline.models.tokenizer import Tokenizer
 from paceline.models.tokenizer_folder import tokenizer_from_folder
 from paceline.types import Progress
@@ -65,6 +66,40 @@ def resolve_model(name: str, *, progress: Progress | None = None) -> ModelSource
         return _from_folder(name, hub_folder(name, FOLDER_FILES, "no local folder, no local file, no built-in name"))
     found = (copy or _pull(hub, progress)).path
     return _from_folder(name, found) if found.is_dir() else _from_gguf(name, found)
+
+
+def resolve_config(name: str, *, progress: Progress | None = None) -> ModelConfig:
+    """The config of the model called `name`; no weights are read, nor any fetched from the hub.
+
+    Args:
+        name: as in `resolve_model`; of a folder, ``config.json`` is enough. Of a hub id ``owner/model`` that was not
+            pulled, that file alone is fetched, where the hub's client is installed.
+        progress: called with (bytes done, bytes in all) while a built-in model is fetched.
+
+    Raises:
+        ModelNotFound: the name is none of these, or was not pulled.
+        DownloadFailed, UnsupportedModel, CorruptWeights: see `resolve_model`.
+    """
+    path = Path(name).expanduser()
+    if name in BUILTIN_MODELS and not path.exists():
+        path = fetch_builtin(BUILTIN_MODELS[name], progress)
+    elif not name or not path.exists():
+        path = _hub_config(name)
+    return folder_config(path) if path.is_dir() else GGUFCheckpoint(path).config
+
+
+def _hub_config(name: str) -> Path:
+    """A pulled copy of a hub id, or a folder with its config."""
+    tried = "no local folder, no local file, no built-in name"
+    hub = hub_name(name)
+    if hub is None:
+        raise _not_found(name, f"{tried}, and not of a hub id's form owner/model")
+    copy = pulled(hub)
+    if copy is not None:
+        return copy.path
+    if name == hub.id and find_spec("huggingface_hub"):
+        return hub_folder(name, ("config.json",), tried)
+    raise _not_found(name, f"{tried}, and not pulled yet (paceline pull {hub})")
 
 
 def _from_gguf(name: str, path: Path) -> ModelSource:

@@ -185,6 +185,15 @@ class SafetensorsCheckpoint:
         }  # fmt: skip
 
 
+def folder_config(folder: Path) -> ModelConfig:
+    """The config in a model folder, whether its weights are there or not.
+
+    Raises:
+        ModelNotFound, UnsupportedModel, CorruptWeights: see `SafetensorsCheckpoint`.
+    """
+    return ModelConfig.from_hf(_config_values(folder))
+
+
 def _config_values(folder: Path) -> dict[str, Any]:
     """config.json, with the end-of-sequence ids of generation_config.json, which lists all of them."""
     path = folder / "config.json"

@@ -10,7 +10,7 @@ from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 from paceline.errors import DownloadFailed, ModelNotFound
 from paceline.models import resolve
 from paceline.models.gguf_file import GGUFCheckpoint
-from paceline.models.resolve import resolve_model
+from paceline.models.resolve import resolve_config, resolve_model
 
 from .converter import convert
 from .vocabularies import byte_level_gguf, transformers_twin
@@ -145,3 +145,28 @@ def test_names_that_lead_nowhere(name, tmp_path, monkeypatch):
 def test_an_empty_folder_is_no_model(tmp_path):
     with pytest.raises(ModelNotFound, match=r"config\.json: missing"):
         resolve_model(str(tmp_path))
+
+
+def test_configs_by_every_kind_of_name(folder, file, tmp_path, monkeypatch):
+    shutil.copy(folder / "config.json", tmp_path)  # no weights
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, allow_patterns: str(tmp_path))
+    sizes = {
+        (config.model_type, config.num_hidden_layers, config.hidden_size)
+        for config in map(resolve_config, (str(folder), str(tmp_path), str(file), "someone/model"))
+    }
+    assert len(sizes) == 1
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DownloadFailed, match="asked for smollm2-135m"):
+        resolve_config("smollm2-135m")
+
+
+def test_no_weights_are_fetched_for_a_config(monkeypatch):
+    asked = []
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, allow_patterns: asked.append(allow_patterns))
+    with pytest.raises(DownloadFailed):  # the answer is no path
+        resolve_config("someone/model")
+    assert asked == [["config.json"]]
+    with pytest.raises(ModelNotFound, match=r"not pulled yet .paceline pull hf:someone/model:Q4_K_M"):
+        resolve_config("hf:someone/model:Q4_K_M")
+    with pytest.raises(ModelNotFound, match="built-in models are smollm2-135m"):
+        resolve_config("nothing")

@@ -164,3 +164,12 @@ def test_a_device_is_named_once(tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps(SMOL))
     done = CliRunner().invoke(app, ["profile", str(tmp_path / "config.json")])
     assert isinstance(done.exception, InvalidParameter)
+
+
+def test_a_model_is_named_as_elsewhere(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("paceline.models.resolve.resolve_config", lambda name, progress: ModelConfig.from_hf(SMOL))
+    for name, called in (("smollm2-135m", "smollm2-135m"), ("hf:owner/odd:Q4_K_M", "odd:Q4_K_M")):
+        done = CliRunner().invoke(app, ["profile", name, "--device", "l4", "--json"])
+        assert done.exit_code == 0, done.output
+        assert list(json.loads(done.stdout)["profiles"]) == [called]
