@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from paceline.cli.terminal import output as standard_output
 from paceline.cli.terminal import progress_bars, show_table
 
 
@@ -64,7 +65,7 @@ def capacity(
     for each in found:
         numbers = each.rate, 1000 * each.between, 1000 * each.first, each.throughput
         table.add_row(str(each.token_budget), *("-" if value != value else f"{value:.4g}" for value in numbers))
-    show_table(table)
+    show_table(table, standard_output)
     if best.rate:
         print(f"{best.rate:.3g} requests per second with a token budget of {best.token_budget}")
     else:

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from paceline.cli import case_options as c
 from paceline.cli.groups import grouped
 from paceline.cli.terminal import messages, progress_bars, show_table
+from paceline.cli.terminal import output as standard_output
 from paceline.errors import InvalidParameter
 
 if TYPE_CHECKING:
@@ -176,11 +177,11 @@ def _show(found: _Found, price: float | None, told_cost: bool) -> None:
 
     case, plan = found.made.case, found.made.plan
     if found.made.places:
-        show_table(show.drafts_table(found.made))
-    show_table(show.group_table(case, plan.placement, plan.result))
-    show_table(show.model_table(case, plan.placement, plan.result))
+        show_table(show.drafts_table(found.made), standard_output)
+    show_table(show.group_table(case, plan.placement, plan.result), standard_output)
+    show_table(show.model_table(case, plan.placement, plan.result), standard_output)
     for table in explanation_tables(found.explanation) if found.explanation is not None else ():
-        show_table(table)
+        show_table(table, standard_output)
     print(show.summary(plan))
     if told_cost or price is not None or case.cluster.price:
         print(show.cost_summary(case.cluster, price, found.tried))

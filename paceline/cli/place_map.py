@@ -10,6 +10,7 @@ from rich.table import Table
 
 from paceline.cli import case_options as c
 from paceline.cli.groups import grouped
+from paceline.cli.terminal import output as standard_output
 from paceline.cli.terminal import progress_bars, show_table
 from paceline.errors import InvalidParameter
 
@@ -63,7 +64,7 @@ def place_map(
         table.add_column(column, justify="right")
     for name, *gains in found.table().rows:
         table.add_row(f"{name:g}", *(f"{gain:+.1f}" for gain in gains))
-    show_table(table)
+    show_table(table, standard_output)
     cells = [gain for row in found.gain for gain in row]
     print(f"model parallelism pays in {sum(gain > 0 for gain in cells)} of {len(cells)} cells")
 

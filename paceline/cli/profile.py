@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from paceline.cli.terminal import output as standard_output
 from paceline.cli.terminal import progress_bars, show_table
 from paceline.errors import InvalidParameter
 
@@ -79,9 +80,9 @@ def profile(
         runs_record = [{"run": c.run.source, "measured": c.run.per_token, "predicted": c.predicted} for c in found]
         print(json.dumps({"profiles": record, "source": where, "scale": scale, "runs": runs_record, **errors}))
         return
-    show_table(_splits(made))
+    show_table(_splits(made), standard_output)
     if found:
-        show_table(_runs(found))
+        show_table(_runs(found), standard_output)
     print(_verdict(where, found, scale))
 
 

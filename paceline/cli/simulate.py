@@ -8,6 +8,7 @@ import typer
 
 from paceline.cli import case_options as c
 from paceline.cli.groups import grouped
+from paceline.cli.terminal import output as standard_output
 from paceline.cli.terminal import show_table
 
 
@@ -42,6 +43,6 @@ def simulate(
     if as_json:
         print(json.dumps(result_record(loaded, result)))
         return
-    show_table(group_table(loaded, placement, result))
-    show_table(model_table(loaded, placement, result))
+    show_table(group_table(loaded, placement, result), standard_output)
+    show_table(model_table(loaded, placement, result), standard_output)
     print(f"{result.slo_attainment:.2%} of requests in time, mean latency {result.mean_latency_served:.3f} s")

@@ -1,7 +1,7 @@
 """The two streams of the command line: what is printed there is text, never markup, and tables keep their numbers.
 
-Standard output is for answers and JSON, standard error for progress, tables and remarks. Model names, prompts, paths
-and errors come from elsewhere: `[/red]` in them is printed as it stands.
+Standard output is for answers, JSON, and tables that were asked for; standard error for progress, remarks and tables
+beside an answer. Model names, prompts, paths and errors come from elsewhere: `[/red]` in them is printed as it stands.
 """
 
 from collections.abc import Iterator

@@ -82,6 +82,15 @@ def test_a_plan_file_goes_into_simulate(case_file, tmp_path):
     assert "in time" in invoke("simulate", "--plan", plan, "--case", case_file)
 
 
+def test_tables_go_where_the_summary_goes(case_file, tmp_path):
+    plan = tmp_path / "plan.json"
+    for said in (
+        invoke("place", "--case", case_file, "--output", plan),
+        invoke("simulate", "--plan", plan, "--case", case_file),
+    ):
+        assert said.startswith("groups") and "\nmodels" in said and "in time" in said
+
+
 def test_scaled_traffic_and_deadlines(case_file, tmp_path):
     plan = tmp_path / "plan.json"
     invoke("place", "--case", case_file, "--output", plan)
