@@ -35,7 +35,9 @@ def profile(
     weight_bytes: Annotated[float, typer.Option("--weight-bytes", help="Of one parameter.")] = 2.0,
     kv_bytes: Annotated[float, typer.Option("--kv-bytes", help="Of one number in keys and values.")] = 2.0,
     seats: Annotated[int, typer.Option("--seats", help="Requests that an engine runs at once.")] = 256,
-    token_budget: Annotated[int, typer.Option("--token-budget", help="Rows of a step.")] = 2048,
+    token_budget: Annotated[
+        int | None, typer.Option("--token-budget", help="Rows of a step; 2048, with --tuned what was tuned, or 512.")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the profiles here, for paceline place.")
     ] = None,
@@ -57,7 +59,7 @@ def profile(
         paceline place --case case.yaml --profiles profiles.json
     """
     from paceline.cli.case_options import check_outputs
-    from paceline.placement.profiling import ModelWork, compared, read_benchmarks
+    from paceline.placement.profiling import ModelWork, compared, read_all_benchmarks
     from paceline.placement.profiling.compare import scale_of, typical_error
 
     check_outputs(output, None)
@@ -65,7 +67,7 @@ def profile(
     called = name or called
     work = ModelWork.of(config, weight_bytes, kv_bytes)
     made, where = _made(called, work, device, tuned, seats, token_budget)
-    runs = [run for path in benchmark or () for run in read_benchmarks(path)]
+    runs = read_all_benchmarks(benchmark or ())
     tokens = made.entries[min(made.entries, key=lambda split: split.num_devices)].tokens
     assert tokens is not None
     found, scale = compared(tokens, runs), 1.0
@@ -100,7 +102,7 @@ def _config(model: str) -> "tuple[str, ModelConfig]":
 
 
 def _made(
-    name: str, work: Any, device: str | None, tuned: Path | None, seats: int, token_budget: int
+    name: str, work: Any, device: str | None, tuned: Path | None, seats: int, token_budget: int | None
 ) -> "tuple[ModelProfile, str]":
     """The profile, and in words where it is from."""
     from paceline.placement import ModelProfile, ParallelConfig, Stages
@@ -111,10 +113,13 @@ def _made(
     if (device is None) == (tuned is None):
         raise InvalidParameter("device", "give --device or --tuned, one of them", "e.g. --device h100")
     if device is not None:
-        made = profile_from_sheet(name, work, read_device(device), seats, token_budget)
+        made = profile_from_sheet(
+            name, work, read_device(device), seats, 2048 if token_budget is None else token_budget
+        )
         return made, f"the data sheet of {device}"
     assert tuned is not None
-    tokens = TokenProfile.of_tuned(Profile.read(tuned), seats=seats)
+    budget = {} if token_budget is None else {"token_budget": token_budget}
+    tokens = TokenProfile.of_tuned(Profile.read(tuned), seats=seats, **budget)
     stages = Stages((tokens.pass_seconds(1),), (work.total_bytes,), tokens=tokens, kv_bytes=work.bytes_per_token)
     return ModelProfile(name, {ParallelConfig(): stages}), f"measured passes ({tuned})"
 

@@ -3,7 +3,7 @@
 `paceline profile` is its command. Not for measuring (`evaluation/tune.py`).
 """
 
-from paceline.placement.profiling.benchmarks import Benchmark, read_benchmarks
+from paceline.placement.profiling.benchmarks import Benchmark, read_all_benchmarks, read_benchmarks
 from paceline.placement.profiling.compare import Comparison, calibrated, compared
 from paceline.placement.profiling.device import DEVICES, DeviceSheet, read_device
 from paceline.placement.profiling.model_work import ModelWork
@@ -18,6 +18,7 @@ __all__ = [
     "calibrated",
     "compared",
     "profile_from_sheet",
+    "read_all_benchmarks",
     "read_benchmarks",
     "read_device",
 ]

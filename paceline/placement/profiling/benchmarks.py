@@ -3,7 +3,7 @@
 Only means are read: they say what a step of a loaded engine takes, which is what a profile predicts.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,21 @@ class Benchmark:
         return self.concurrency * self.prompt_tokens / self.output_tokens
 
 
+def read_all_benchmarks(paths: Sequence[Path]) -> list[Benchmark]:
+    """The runs of several result files.
+
+    Raises:
+        InvalidParameter: as `read_benchmarks`, and for a file that is given twice: its runs would be held out against
+            themselves.
+    """
+    seen: set[Path] = set()
+    for path in paths:
+        if path.resolve() in seen:
+            raise InvalidParameter("benchmark", f"{path} is given twice", "give each file once")
+        seen.add(path.resolve())
+    return [run for path in paths for run in read_benchmarks(path)]
+
+
 def read_benchmarks(path: Path) -> list[Benchmark]:
     """The runs of a result file, by concurrency.
 
@@ -69,16 +84,22 @@ def read_benchmarks(path: Path) -> list[Benchmark]:
 
 
 def _of_vllm(values: Mapping[str, Any], source: str) -> Benchmark:
-    completed = number_of(values, "completed", where=source)
-    if not completed >= 1:
-        raise InvalidParameter("completed", f"{completed:g} in {source}", "bring a run with answers")
-    prompt = number_of(values, "total_input_tokens", where=source) / completed
-    output = number_of(values, "total_output_tokens", where=source) / completed
-    first = number_of(values, "mean_ttft_ms", where=source) / 1000
-    per_token = number_of(values, "mean_tpot_ms", where=source) / 1000
-    rate = completed / max(number_of(values, "duration", where=source), 1e-9)
+    completed = _positive(values, "completed", source)
+    prompt = _positive(values, "total_input_tokens", source) / completed
+    output = _positive(values, "total_output_tokens", source) / completed
+    first = _positive(values, "mean_ttft_ms", source) / 1000
+    per_token = _positive(values, "mean_tpot_ms", source) / 1000
+    rate = completed / _positive(values, "duration", source)
     concurrency = rate * (first + per_token * (output - 1))  # Little's law
     return Benchmark(source, concurrency, prompt, output, first, per_token)
+
+
+def _positive(values: Mapping[str, Any], name: str, source: str) -> float:
+    """A number above 0. Raises InvalidParameter, with the file's own name for it."""
+    number = number_of(values, name, where=source)
+    if not number > 0:
+        raise InvalidParameter(name, f"{number:g} in {source}", "bring a run with answers of two tokens or more")
+    return number
 
 
 def _of_guidellm(run: Any, source: str) -> Benchmark:
@@ -90,7 +111,7 @@ def _of_guidellm(run: Any, source: str) -> Benchmark:
         found: Any = metrics.get(name)
         for key in ("successful", "mean"):
             found = found.get(key) if isinstance(found, Mapping) else None
-        return number_of({name: found}, name, where=source)
+        return _positive({name: found}, name, source)
 
     per_token = mean("inter_token_latency_ms") / 1000  # its time_per_output_token_ms counts the first token too
     return Benchmark(

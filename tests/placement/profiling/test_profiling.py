@@ -19,6 +19,7 @@ from paceline.placement.profiling import (
     calibrated,
     compared,
     profile_from_sheet,
+    read_all_benchmarks,
     read_benchmarks,
     read_device,
 )
@@ -136,6 +137,40 @@ def test_what_is_no_result_file_is_refused(values, tmp_path: Path):
     (tmp_path / "r.json").write_text(json.dumps(values))
     with pytest.raises(InvalidParameter):
         read_benchmarks(tmp_path / "r.json")
+
+
+@pytest.mark.parametrize("field", ["mean_tpot_ms", "mean_ttft_ms", "duration", "total_output_tokens"])
+def test_a_number_that_is_none_is_named_as_the_file_names_it(field, tmp_path: Path):
+    (tmp_path / "r.json").write_text(json.dumps(VLLM | {field: -3}))
+    with pytest.raises(InvalidParameter, match=f"^{field}: -3 in .*r.json"):
+        read_benchmarks(tmp_path / "r.json")
+
+
+def test_a_run_is_not_held_out_against_itself(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("r.json").write_text(json.dumps(VLLM))
+    Path("s.json").write_text(json.dumps(VLLM | {"duration": 25.0}))
+    assert len(read_all_benchmarks([Path("r.json"), Path("s.json")])) == 2
+    with pytest.raises(InvalidParameter, match="given twice"):
+        read_all_benchmarks([Path("r.json"), tmp_path / "r.json"])
+
+
+TUNED = {
+    "format": "paceline-profile", "version": 1, "model": "m", "fingerprint": "f", "dtype": "int8",
+    "executor": "numba", "threads": 1, "machine": "here", "token_budget": 48,
+    "seconds": {"0": {"1": 0.01, "64": 0.02}}, "prefill_seconds": {"0": {"16": 0.012}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "budget"), [((), 48), (("--token-budget", "77"), 77)])
+def test_a_token_budget_goes_before_the_tuned_one(words, budget, tmp_path: Path):
+    (tmp_path / "config.json").write_text(json.dumps(SMOL))
+    (tmp_path / "tuned.json").write_text(json.dumps(TUNED))
+    done = CliRunner().invoke(app, [
+        "profile", str(tmp_path), "--tuned", str(tmp_path / "tuned.json"), "--name", "m", "--json", *words,
+    ])  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["profiles"]["m"][0]["tokens"]["token_budget"] == budget
 
 
 def test_the_command_writes_profiles_that_place_reads(tmp_path: Path):
