@@ -63,13 +63,13 @@ DEVICES = {
 
 
 def read_device(name: str) -> DeviceSheet:
-    """A device of `DEVICES`, or one of a JSON or YAML file with the fields of `DeviceSheet`.
+    """A device of `DEVICES`, in capitals or not, or one of a JSON or YAML file with the fields of `DeviceSheet`.
 
     Raises:
         InvalidParameter: neither, or a field that cannot be used.
     """
-    if name in DEVICES:
-        return DEVICES[name]
+    if name.lower() in DEVICES:
+        return DEVICES[name.lower()]
     path = Path(name)
     if not path.exists():
         raise InvalidParameter("device", f"there is no {name!r}", f"give a file, or one of {', '.join(DEVICES)}")

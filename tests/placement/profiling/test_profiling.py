@@ -95,6 +95,10 @@ def test_what_fits_no_device_is_refused():
         read_device("nothing")
 
 
+def test_a_device_is_known_in_capitals_too():
+    assert read_device("H100") == read_device("h100") == DEVICES["h100"]
+
+
 def run(n=8.0, per_token=0.01, prompt=100.0, output=50.0) -> Benchmark:
     return Benchmark("r", n, prompt, output, 0.1, per_token)
 
