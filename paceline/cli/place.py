@@ -30,6 +30,9 @@ POLICIES = (
 )
 """The planner's policies by name, written out because asking it would load a compiler for every `--help`."""
 
+LEAST_LINK = 1e-3
+"""GB/s: over anything slower the keys and values of one short prompt take seconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Search:
@@ -72,6 +75,8 @@ class Asked:
         """Refuse what cannot be told of this case."""
         if self.price is not None and not 0 < self.price < float("inf"):
             raise InvalidParameter("price", f"{self.price}", "give what a device costs per hour, above 0")
+        if self.pools is not None and not LEAST_LINK <= self.pools < float("inf"):
+            raise InvalidParameter("pools", f"{self.pools:g} GB/s", f"give what a link moves, {LEAST_LINK:g} or more")
         if not case.cluster.types:
             return
         for name, given in (("explain", self.why), ("pools", self.pools), ("price", self.price)):

@@ -233,6 +233,10 @@ def roles_record(found: SeparateRoles) -> dict[str, Any]:
 def roles_summary(found: SeparateRoles, attainment: float) -> str:
     """One line on the same, beside the plan's own attainment."""
     reads, writes = found.prefill.num_devices, found.decode.num_devices
+    if not reads or not writes:
+        return (
+            f"no devices that only read prompts or only generate answer a request in time ({found.tried} pairs tried)"
+        )
     verdict = "more" if found.slo_attainment > attainment else "no more"
     told = f"{_percent(found.slo_attainment)} of requests in time, {verdict} than where every group does both"
     return f"{reads} devices that only read prompts and {writes} that only generate: {told} ({found.tried} pairs tried)"

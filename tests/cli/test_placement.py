@@ -8,8 +8,11 @@ from typer.testing import CliRunner
 
 from paceline.cli.main import app
 from paceline.cli.place import POLICIES
+from paceline.cli.show_plan import roles_summary
 from paceline.errors import InvalidParameter
+from paceline.placement import Placement
 from paceline.placement.search import NAMES
+from paceline.placement.search.disaggregated import SeparateRoles
 
 runner = CliRunner()
 
@@ -185,6 +188,8 @@ def test_drafters_get_a_place_that_a_plan_file_keeps(tmp_path):
         (("--output", "/dev/null/plan.json"), "output", "/dev/null"),
         (("--plot", "/dev/null/plan.png"), "path", "/dev/null"),
         (("--time-budget", "nan"), "time_budget", "nan"),
+        (("--pools", "1e-12"), "pools", "1e-12 GB/s"),
+        (("--pools", "nan"), "pools", "nan"),
     ],
 )
 def test_bad_flags_are_refused_by_name_and_number(case_file, arguments, field, number):
@@ -227,6 +232,13 @@ def test_help_names_every_policy():
 @pytest.mark.parametrize("command", ["place", "simulate"])
 def test_help_shows_examples(command):
     assert "Examples" in invoke(command, "--help")
+
+
+def test_pools_that_answer_nothing_are_told_as_such():
+    found = SeparateRoles(Placement(), Placement(), 0.0, tried=3)
+    assert roles_summary(found, 0.5) == (
+        "no devices that only read prompts or only generate answer a request in time (3 pairs tried)"
+    )
 
 
 def test_the_fewest_devices_that_reach_an_attainment_and_what_they_cost(case_file, tmp_path):
