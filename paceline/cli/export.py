@@ -22,7 +22,8 @@ def export(
     """Write a plan's groups as another runtime has them.
 
     vLLM and Ray Serve LLM run one engine for each model of a group. Kubernetes and Compose run one
-    `paceline serve --cluster` for each group, with the group's part of the plan.
+    `paceline serve --cluster` for each group, with the group's part of the plan. Models that the plan leaves out, or
+    whose weights it does not name, are told on standard error.
 
     Examples:
 
@@ -32,12 +33,16 @@ def export(
     """
     from paceline.cli.case_options import check_outputs
     from paceline.cli.serve_options import named_models
+    from paceline.cli.terminal import messages
     from paceline.serving.cluster.export import export as exported
+    from paceline.serving.cluster.export import remarks
     from paceline.serving.cluster.plan import read_plan
 
     check_outputs(output)
     found = read_plan(plan).with_paths(named_models("weights", weights))
     text = exported(found, to, image, resource, devices_per_node)
+    for remark in remarks(found, to):
+        messages.print(remark, soft_wrap=True)
     if output is None:
         print(text, end="")
     else:

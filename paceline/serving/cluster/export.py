@@ -9,11 +9,13 @@ and Compose get one `paceline serve --cluster` per group, with the group's part 
 import json
 import shlex
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from paceline.errors import InvalidParameter
+from paceline.models.download import BUILTIN_MODELS
 from paceline.placement.placement import Group
 from paceline.serving.cluster.plan import ClusterPlan
 from paceline.serving.cluster.vllm_speculation import speculation_of
@@ -50,6 +52,18 @@ def export(
     if target not in TARGETS:
         raise InvalidParameter("to", f"{target!r}", f"use one of {', '.join(TARGETS)}")
     return TARGETS[target](plan, image, resource, devices_per_node)
+
+
+def remarks(plan: ClusterPlan, target: str) -> list[str]:
+    """Models of a plan whose weights it does not name, and those that no group holds, in words."""
+    ours = BUILTIN_MODELS if target in ("kubernetes", "compose") else ()
+    told = []
+    for index, spec in enumerate(plan.models):
+        if all(index not in group.models for group in plan.placement.groups):
+            told.append(f"{spec.name}: no group of the plan holds it, so it is left out")
+        elif spec.path == spec.name and spec.name not in ours and "/" not in spec.name and not Path(spec.name).exists():
+            told.append(f"{spec.name}: its weights are not known; name them with --weights '{spec.name}=MODEL'")
+    return told
 
 
 def _vllm(plan: ClusterPlan, image: str, resource: str, devices_per_node: int) -> str:

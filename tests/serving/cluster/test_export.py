@@ -5,10 +5,12 @@ import shlex
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from paceline.cli.main import app
 from paceline.errors import InvalidParameter
 from paceline.models.heads.files import save_head
-from paceline.serving.cluster.export import TARGETS, export, part_of
+from paceline.serving.cluster.export import TARGETS, export, part_of, remarks
 from paceline.serving.cluster.plan import plan_of
 from tests.models.heads.tiny_heads import OURS, THEIRS, random_head
 
@@ -40,6 +42,26 @@ def test_vllm_commands_have_the_splits_options_and_devices_of_the_plan():
     assert found[0][2]["--max-num-seqs"] == "16" and found[0][2]["--kv-cache-memory-bytes"] == "1000000000"
     assert float(found[1][2]["--gpu-memory-utilization"]) == 0.45  # it shares its devices with another engine
     assert len({options["--port"] for _, _, options in found}) == 4
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_models_without_weights_and_without_a_group_are_told(target, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = ["chat", "rare", "org/code", {"name": "own", "path": "own.gguf"}]
+    (tmp_path / "plan.json").write_text(json.dumps({"groups": [[1, 1, [0, 2, 3]]], "models": names}))
+    done = CliRunner().invoke(app, ["export", "plan.json", "--to", target])
+    assert done.exit_code == 0, done.output
+    assert done.stderr.splitlines() == [
+        "chat: its weights are not known; name them with --weights 'chat=MODEL'",
+        "rare: no group of the plan holds it, so it is left out",
+    ]
+    named = CliRunner().invoke(app, ["export", "plan.json", "--to", target, "--weights", "chat=org/chat"])
+    assert "chat" not in named.stderr and "org/chat" in named.stdout
+
+
+def test_only_our_own_engines_know_built_in_models():
+    plan = plan_of({"groups": [[1, 1, [0]]], "models": ["smollm2-135m"]})
+    assert [len(remarks(plan, target)) for target in ("vllm", "ray-serve", "kubernetes", "compose")] == [1, 1, 0, 0]
 
 
 def drafting(speculative, group=(1, 1, [0])):
