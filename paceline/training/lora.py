@@ -1,5 +1,8 @@
 """Low-rank updates of frozen matrices (LoRA, Hu et al. 2022): W + scale * B A, with B zero at the start."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -27,8 +30,11 @@ class LoraLinear(nn.Module):
         self.register_buffer("bias", bias, persistent=False)
         self.down = nn.Parameter(torch.randn(rank, layer.in_features) * layer.in_features**-0.5)
         self.up = nn.Parameter(torch.zeros(layer.out_features, rank))
+        self.is_updated = True
 
     def forward(self, x: Tensor) -> Tensor:
+        if not self.is_updated:
+            return functional.linear(x.to(self.frozen.dtype), self.frozen, self.bias)
         update = functional.linear(functional.linear(x, self.down), self.up)
         return functional.linear(x.to(self.frozen.dtype), self.frozen, self.bias) + _SCALE * update
 
@@ -50,6 +56,19 @@ def add_lora(net: nn.Module, rank: int, dtype: torch.dtype = torch.float32) -> N
         for name, layer in list(owner.named_children()):
             if isinstance(layer, nn.Linear):
                 setattr(owner, name, LoraLinear(layer, rank, dtype))
+
+
+@contextmanager
+def without_updates(net: nn.Module) -> Iterator[None]:
+    """Have `net` do what it did before any update, for as long as this lasts."""
+    layers = [layer for layer in net.modules() if isinstance(layer, LoraLinear)]
+    for layer in layers:
+        layer.is_updated = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.is_updated = True
 
 
 def merged_state(net: nn.Module) -> dict[str, Tensor]:

@@ -1,10 +1,10 @@
 """Medusa-2 (Cai et al. 2024, section 2.2.2) and joint blockwise training (Stern et al. 2018): the target learns too.
 
-    L = L_target + LAMBDA_0 * sum over k of decay**k * (-log p_k(y_{t+k+2}))
+    L = L_target + LAMBDA_0 * sum over k = 1..K of decay**k * (-log p_k(y_{t+k+1}))
 
 `L_target` keeps the target near what it was: by self-distillation KL(p_original || p), the paper's section 2.3, where
-the teacher is the same weights without the low-rank update; it wrote the text, so its states are in the store. The
-weight LAMBDA_0 of the heads rises from 0 over the first part of the run, since untrained heads would pull the target
+the teacher is the same weights without the low-rank update. The states in the store are not taken for it: they are
+those of the number format that wrote the text, whose rounding would be learnt, and told as drift. The weight LAMBDA_0 of the heads rises from 0 over the first part of the run, since untrained heads would pull the target
 away (their warm-up), and heads take four times the target's rate, both as in the paper. The target is CHANGED by this:
 its text is another one afterwards, by how much `drift` says.
 """
@@ -23,7 +23,7 @@ from paceline.training.heads.figures import Evaluation, figures
 from paceline.training.heads.losses import Read, fused_loss, logits_of
 from paceline.training.heads.recipes.base import Recipe
 from paceline.training.heads.shards import Document, TapStore
-from paceline.training.lora import add_lora, merged_state
+from paceline.training.lora import add_lora, merged_state, without_updates
 from paceline.training.run.trainee import Moment, Trainee
 
 LAMBDA_0, WARM_UP = 0.2, 0.3
@@ -61,18 +61,18 @@ class JointRecipe(Trainee):
         texts = _texts(store, documents, moment)
         states = self._states(texts)[texts.labelled]
         head = self._target.head
-        kept = fused_loss(Read(states), texts.normed[texts.labelled], head, texts.weights, self._criterion)
+        kept = fused_loss(Read(states), self._original(texts)[texts.labelled], head, texts.weights, self._criterion)
         weight = LAMBDA_0 * min(moment.done / WARM_UP, 1.0)
         return kept.loss + weight * self._heads_loss(states, texts)
 
     def _heads_loss(self, states: Tensor, texts: Texts) -> Tensor:
-        """sum over k of decay**k * cross entropy of the text's own tokens, over those that heads can name."""
+        """sum over k = 1..K of decay**k * cross entropy of the text's own tokens, over those that heads can name."""
         total = torch.zeros(())
         for step in range(self.num_steps):
             named, known = self._labels(texts, step)
             log_q = self._logits(step, states[known]).log_softmax(-1)
             losses = -log_q.gather(1, named[known, None])[:, 0]
-            total = total + self.recipe.decay**step * (losses * texts.weights[known]).sum()
+            total = total + self.recipe.decay ** (step + 1) * (losses * texts.weights[known]).sum()
         return total
 
     def _labels(self, texts: Texts, step: int) -> tuple[Tensor, Tensor]:
@@ -88,6 +88,12 @@ class JointRecipe(Trainee):
         """[N, hidden] float32 of the target with its updates."""
         with torch.autocast("cpu", torch.bfloat16, enabled=self._target.head.dtype == torch.bfloat16):
             return self._target(texts.tokens, texts.lengths).float()
+
+    @torch.no_grad()
+    def _original(self, texts: Texts) -> Tensor:
+        """[N, hidden] float32 of the target as it was."""
+        with without_updates(self._target):
+            return self._states(texts)
 
     def _logits(self, step: int, states: Tensor) -> Tensor:
         """[n, draft vocabulary] of head `step`; the rows are frozen."""
@@ -142,7 +148,7 @@ class JointRecipe(Trainee):
         for one in documents[:_MOST_MEASURED]:
             texts = _texts(store, [one], None)
             now = logits_of(Read(self._states(texts)[texts.labelled]), self._target.head)
-            before = logits_of(Read(texts.normed[texts.labelled].float()), self._target.head)
+            before = logits_of(Read(self._original(texts)[texts.labelled]), self._target.head)
             divergence += float(self._criterion(now, before.softmax(-1))[0].sum())
             changed += float((now.argmax(-1) != before.argmax(-1)).sum())
             places += len(now)

@@ -38,14 +38,14 @@ def moment(done=WARM_UP):
 @pytest.mark.parametrize("family", ["medusa", "blockwise"])
 @pytest.mark.parametrize("ids", [IDS, IDS[::2].copy()])
 def test_loss_and_step_are_the_papers(tmp_path, family, ids):
-    """mean over texts of mean over places of KL(p_original || p) + LAMBDA_0 sum of decay**k * -log p_k(y), k = 0, 1."""
+    """mean over texts of mean over places of KL(p_original || p) + LAMBDA_0 sum of decay**k * -log p_k(y), k = 1, 2."""
     recipe, twin, store = made(family, ids), made(family, ids), tiny_store(tmp_path)
     documents = store.documents[:2]
     loss = recipe.loss(store, documents, moment())
     total, decay, known = torch.zeros(()), recipe.recipe.decay, ids.tolist()
     for one in documents:
         tokens = torch.from_numpy(one.conversation.ids.astype(np.int64))
-        first = torch.from_numpy(store.rows([one], [1])[:, 0].view(np.int16)).view(torch.bfloat16).float()
+        first = net(None)(tokens[:-1], [LENGTH - 1]).detach()
         states = twin._target(tokens[:-1], [LENGTH - 1])
         for place in range(PROMPT - 1, LENGTH - 1):
             p = (first[place] @ twin._target.head.T).softmax(-1)
@@ -54,7 +54,7 @@ def test_loss_and_step_are_the_papers(tmp_path, family, ids):
             for k in range(STEPS):
                 if place + 2 + k < LENGTH and int(tokens[place + 2 + k]) in known:
                     row = (twin._heads.read(k, states[place : place + 1]) @ twin.recipe.rows.T).log_softmax(-1)[0]
-                    at_place = at_place - LAMBDA_0 * decay**k * row[known.index(int(tokens[place + 2 + k]))]
+                    at_place = at_place - LAMBDA_0 * decay ** (k + 1) * row[known.index(int(tokens[place + 2 + k]))]
             total = total + at_place / (LENGTH - PROMPT) / len(documents)
     torch.testing.assert_close(loss, total)
     loss.backward()
@@ -64,6 +64,22 @@ def test_loss_and_step_are_the_papers(tmp_path, family, ids):
     assert any(name.endswith(".up") for name in trained) and any(name.startswith("heads.") for name in trained)
     for name, mine in trained.items():
         torch.testing.assert_close(mine.grad, theirs[name].grad, msg=name, atol=1e-6, rtol=1e-3)
+
+
+def test_what_the_number_format_of_the_text_did_is_neither_learnt_nor_called_drift(tmp_path):
+    """A target that nothing was done to is where it was, whatever wrote the text."""
+    recipe, store = made(), tiny_store(tmp_path)
+    for layer in recipe._target.modules():
+        if isinstance(layer, LoraLinear):
+            layer.up.data.zero_()
+    for rows in store._maps.values():
+        assert rows.any()
+    store._maps = {number: np.zeros_like(rows) for number, rows in store._maps.items()}
+    assert recipe.loss(store, store.documents[:1], moment(0.0)).abs() < 1e-6
+    drift = recipe.drift(store, store.documents)
+    assert abs(drift["kl"]) < 1e-6 and drift["other_best_token"] == 0
+    recipe._target.layers[0].self_attn.q_proj.up.data.fill_(1.0)
+    assert recipe.drift(store, store.documents)["kl"] > 1e-4
 
 
 def test_heads_count_for_nothing_at_the_start(tmp_path):
