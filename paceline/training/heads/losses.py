@@ -1,8 +1,9 @@
 """Losses of draft heads against the target's law, fused with the product of the head.
 
-q is the head's law over its own vocabulary, p the target's over the same tokens. The rows of the head are frozen, so
-all that is needed of the backward pass is the gradient by the hidden state, which is computed with the loss, a few rows
-at a time: no logits are kept.
+q is the head's law over its own vocabulary, p the target's over the same tokens, made to sum to 1: the acceptance below
+is an upper estimate where the head's vocabulary leaves out a part of the target's law (evaluations take all of it:
+`evaluate.py`). The rows of the head are frozen, so all that is needed of the backward pass is the gradient by the
+hidden state, which is computed with the loss, a few rows at a time: no logits are kept.
 
 - soft cross entropy: -sum p log q.
 - LK hybrid (2602.23881): lam * soft cross entropy + (1 - lam) * (1 - a) with the acceptance a = sum min(p, q) and
