@@ -77,6 +77,7 @@ class Asked:
             raise InvalidParameter("price", f"{self.price}", "give what a device costs per hour, above 0")
         if self.pools is not None and not LEAST_LINK <= self.pools < float("inf"):
             raise InvalidParameter("pools", f"{self.pools:g} GB/s", f"give what a link moves, {LEAST_LINK:g} or more")
+        _check_drafters(case)
         if not case.cluster.types:
             return
         for name, given in (("explain", self.why), ("pools", self.pools), ("price", self.price)):
@@ -100,6 +101,21 @@ class _Found:
     honest: "tuple[HeldOut, tuple[float, float]] | None"
     explanation: "Explanation | None"
     apart: "SeparateRoles | None"
+
+
+def _check_drafters(case: "Case") -> None:
+    """Refuse drafters that no engine of the plan would have. The planner itself knows none."""
+    drafts = {model.name: model.speculative for model in case.models if model.speculative is not None}
+    if not drafts:
+        return
+    from paceline.config import SpeculativeConfig
+    from paceline.drafters.registry import check_drafter
+
+    for name, wanted in drafts.items():
+        try:
+            check_drafter(SpeculativeConfig.of(wanted))
+        except InvalidParameter as error:
+            raise error.about(f"speculative of model {name!r}") from None
 
 
 @grouped
@@ -185,8 +201,11 @@ def _show(found: _Found, price: float | None, told_cost: bool) -> None:
         show_table(show.drafts_table(found.made), standard_output)
     show_table(show.group_table(case, plan.placement, plan.result), standard_output)
     show_table(show.model_table(case, plan.placement, plan.result), standard_output)
-    for table in explanation_tables(found.explanation) if found.explanation is not None else ():
+    explained = [] if found.explanation is None else list(explanation_tables(found.explanation))
+    for table in explained:
         show_table(table, standard_output)
+    if found.explanation is not None and not explained:
+        print("no models share a group, so none costs another anything")
     print(show.summary(plan))
     if told_cost or price is not None or case.cluster.price:
         print(show.cost_summary(case.cluster, price, found.tried))

@@ -73,6 +73,12 @@ def drafter_names() -> tuple[str, ...]:
     return tuple(_DRAFTERS)
 
 
+def check_drafter(wanted: SpeculativeConfig | None) -> None:
+    """Refuse a drafter that there is not, without loading one that there is. Raises InvalidParameter."""
+    if wanted is not None and wanted.method != AUTO:
+        _path_of(wanted.method)
+
+
 def option_names(name: str) -> tuple[str, ...]:
     """Options that the drafter called `name` takes. Raises InvalidParameter for one that there is not."""
     return tuple(one for one in inspect.signature(_load(name)).parameters if one != "services")
@@ -140,13 +146,18 @@ def _is_required(parameter: inspect.Parameter) -> bool:
     return not variadic and parameter.default is parameter.empty
 
 
-def _load(name: str) -> Any:
-    """The class behind a name or a path."""
-    path = _DRAFTERS.get(name, name)
-    module, _, attribute = path.partition(":")
+def _path_of(name: str) -> tuple[str, str, str]:
+    """Module and attribute behind a name or a path, and what is known. Raises InvalidParameter for another name."""
+    module, _, attribute = _DRAFTERS.get(name, name).partition(":")
     remedy = f"use one of {', '.join(_DRAFTERS)}, or 'package.module:ClassName'"
     if not module or not attribute or module.startswith("."):
         raise InvalidParameter("drafter", f"{name!r} is unknown", remedy)
+    return module, attribute, remedy
+
+
+def _load(name: str) -> Any:
+    """The class behind a name or a path."""
+    module, attribute, remedy = _path_of(name)
     try:
         constructor = getattr(import_module(module), attribute)
     except ModuleNotFoundError as error:

@@ -225,6 +225,14 @@ def test_a_plan_for_other_models_is_refused(case_file, tmp_path):
     assert "for each window" in str(refusal("simulate", "--plan", plan, "--case", case_file))
 
 
+def test_a_drafter_that_there_is_not_is_refused_before_anything_is_planned(tmp_path):
+    path = tmp_path / "case.json"
+    models = [CASE["models"][0] | {"speculative": "nonsense"}, *CASE["models"][1:]]
+    path.write_text(json.dumps(CASE | {"models": models}))
+    error = refusal("place", "--case", path)
+    assert models[0]["name"] in error.field and "suffix" in error.remedy
+
+
 def test_help_names_every_policy():
     assert POLICIES.split(", ") == list(NAMES)
 

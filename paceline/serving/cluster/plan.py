@@ -19,6 +19,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from paceline.config import SpeculativeConfig
+from paceline.drafters.registry import check_drafter
 from paceline.errors import InvalidParameter
 from paceline.placement import Placement
 from paceline.placement.fields import field_of, number_of, only_known, read_mapping, shown, text_of, whole_of
@@ -188,6 +190,11 @@ def _model(index: int, value: Any) -> ModelSpec:
     tokens = {name: whole_of(given, name, where=where) for name in ("num_tokens", "prompt_tokens") if name in given}
     path = text_of(given, "path", value["name"], where)
     rest: dict[str, Any] = {"speculative": given.get("speculative")}
+    drafting = SpeculativeConfig.of(rest["speculative"])
+    try:
+        check_drafter(drafting)
+    except InvalidParameter as error:
+        raise error.about(f"{where}.speculative") from None
     rest |= {name: _seconds(f"{where}.{name}", given.get(name), float("inf")) for name in ("slo_first", "slo_token")}
     slo = float("inf") if slo >= NO_SLO else slo
     return ModelSpec(text_of(value, "name"), path, slo, engine, **tokens, **rest)
