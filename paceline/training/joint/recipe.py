@@ -5,8 +5,8 @@
 `L_target` keeps the target near what it was: by self-distillation KL(p_original || p), the paper's section 2.3, where
 the teacher is the same weights without the low-rank update. The states in the store are not taken for it: they are
 those of the number format that wrote the text, whose rounding would be learnt, and told as drift. The weight LAMBDA_0
-of the heads rises from 0 over the first part of the run, since untrained heads would pull the target away (their warm-
-up), and heads take four times the target's rate, both as in the paper. The target is CHANGED by this: its text is
+of the heads rises from 0 over the first part of the run, since untrained heads would pull the target away (their
+warm-up), and heads take four times the target's rate, both as in the paper. The target is CHANGED by this: its text is
 another one afterwards, by how much `drift` says.
 """
 
