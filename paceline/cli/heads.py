@@ -22,7 +22,6 @@ app = typer.Typer(help="Look at draft heads, convert them, check them.", no_args
 
 _LAYOUTS = {"vllm": None, "sglang": "sglang", "llama.cpp": None, "paceline": None}
 """Name of the layout for each program; None for the one that this project saves the family in."""
-_QUESTION = "Explain why the sky is blue."
 _READING = "Reading files that leave things open"
 
 Head = Annotated[str, typer.Argument(help="Name such as smollm2-135m/eagle3, folder, file, or hub id.")]
@@ -198,7 +197,7 @@ def verify(
     from paceline.models.heads.build import make_net
     from paceline.models.heads.files import store_in_card
     from paceline.models.heads.registry import head_path
-    from paceline.models.heads.self_check import KEY, make_check, own_text, run_self_check
+    from paceline.models.heads.self_check import KEY, make_check, own_opening, own_text, run_self_check
 
     config = EngineConfig(dtype=dtype, num_threads=threads, executor=executor)  # type: ignore[arg-type]
     with progress_bars() as progress:
@@ -206,7 +205,7 @@ def verify(
         record = _load(head, loaded.source, taps, norm_output, any_weights)
         net, card = make_net(record, loaded), record.card
         if store:
-            made = make_check(loaded.model, net, own_text(loaded.model, _opening(loaded.source)))
+            made = make_check(loaded.model, net, own_text(loaded.model, own_opening(loaded.source.tokenizer)))
             store_in_card(head_path(head), KEY, made)
             card = {KEY: made}
         check = run_self_check(loaded.model, net, card)
@@ -250,23 +249,17 @@ def _source(model: str) -> "ModelSource":
         return resolve_model(model, progress=lambda done, total: progress("downloading", done, total))
 
 
-def _opening(source: "ModelSource") -> list[int]:
-    """A question in the model's template, or the beginning of a text."""
-    if source.tokenizer.has_chat_template:
-        return source.tokenizer.encode_chat([{"role": "user", "content": _QUESTION}])
-    return source.tokenizer.encode(_QUESTION)
-
-
 def _with_one_norm(record: "HeadRecord", model: str | None) -> "HeadRecord":
     from paceline.config import EngineConfig
     from paceline.engine.build import load
     from paceline.models.heads.one_norm import with_one_norm
+    from paceline.models.heads.self_check import own_opening
 
     if model is None:
         raise InvalidParameter("model", "is missing, whose hidden states are measured", "name the target (-m)")
     with progress_bars() as progress:
         loaded = load(model, EngineConfig(), progress)
-    made = with_one_norm(record, loaded.model, _opening(loaded.source))
+    made = with_one_norm(record, loaded.model, own_opening(loaded.source.tokenizer))
     loaded.close()
     return made
 

@@ -26,7 +26,7 @@ from paceline.models.heads.build import make_net
 from paceline.models.heads.files import save_head
 from paceline.models.heads.record import HeadConfig, HeadRecord
 from paceline.models.heads.registry import load_head
-from paceline.models.heads.self_check import KEY, make_check
+from paceline.models.heads.self_check import KEY, make_check, own_opening, own_text
 from paceline.models.loaded import LoadedModel
 from paceline.theory.tree_shape import best_tree, expected_tree_tokens
 from paceline.training.heads.conversations import coverage, draft_vocabulary
@@ -123,8 +123,8 @@ def train_head(job: HeadJob, config: EngineConfig, progress: NamedProgress = sil
     weights = trainer.best_weights or trainer.mean.weights
     made = card(job, target, store, recipe, done) | first | _tree(recipe, weights, store)
     record = recipe.record(weights, made)
-    text = next(one.conversation.ids for one in store.documents if one.conversation.is_held_out)
-    check = make_check(loaded.model, make_net(record, loaded), text.tolist())
+    text = own_text(loaded.model, own_opening(loaded.source.tokenizer))  # not of the store, which may hold a user's
+    check = make_check(loaded.model, make_net(record, loaded), text)
     loaded.close()
     return replace(record, card={**record.card, KEY: check}), done
 

@@ -119,9 +119,21 @@ def test_a_head_goes_on_with_served_texts_and_is_never_worse_there(machine, tmp_
     before, after = read_head(folder), read_head(tmp_path / "second")
     assert np.array_equal(after.draft_ids, before.draft_ids) and after.config.num_steps == before.config.num_steps
     assert len(list((work / "runs").glob("medusa-resumed-*"))) == 1
+    assert_checked_on_text_of_nobody(machine, folder, tmp_path / "second")
     for wrong, complaint in ((wishes[2:], "--resume"), (["--resume", folder, "--text", prompts], "new head")):
         refused = run(*common, *wrong, *([] if "-o" in wrong else ["-o", tmp_path / "third"]))
         assert refused.exit_code and complaint in str(refused.exception or refused.output)
+
+
+def assert_checked_on_text_of_nobody(source, *folders):
+    """A card goes wherever its head goes: the text in it must be what the target says by itself, not a user's."""
+    from paceline.models.heads.self_check import own_opening, own_text
+    from paceline.models.torch_executor import TorchModel
+
+    said = own_text(TorchModel(source.checkpoint), own_opening(source.tokenizer))
+    for folder in folders:
+        check: Any = read_head(folder).card["check"]
+        assert check["tokens"] == said[-64:]
 
 
 def ending_after(steps, step):

@@ -13,12 +13,14 @@ from paceline.models.base import CausalLM, pages_for, slot_of
 from paceline.models.heads.nets import AutoregressiveNet, BlockNet, BlockOfRows, HalfAutoregressiveNet, StepNet
 from paceline.models.heads.record import HeadRecord
 from paceline.models.rows import Part, build_rows
+from paceline.models.tokenizer import Tokenizer
 
 Net = AutoregressiveNet | BlockNet | HalfAutoregressiveNet | StepNet
 
 KEY = "check"
 """Entry of a card that holds the tokens and the share."""
 NUM_TOKENS = 64
+_QUESTION = "Explain why the sky is blue."
 _LEAST_SHARE = 0.5
 """Of what the maker measured; less is told."""
 
@@ -57,7 +59,8 @@ def make_check(target: CausalLM, net: Net, tokens: Sequence[int]) -> dict[str, o
     """The entry `KEY` of a release's card.
 
     Args:
-        tokens: text of the target's own with its prompt; the last `NUM_TOKENS` are stored.
+        tokens: text of the target's own with its prompt; the last `NUM_TOKENS` are stored, for everybody who gets the
+            head to read: `own_text` after `own_opening` holds nothing of any user.
     """
     chosen = [int(token) for token in tokens[-NUM_TOKENS:]]
     return {"tokens": chosen, "acceptance": round(first_share(target, net, chosen), 4)}
@@ -66,6 +69,13 @@ def make_check(target: CausalLM, net: Net, tokens: Sequence[int]) -> dict[str, o
 def with_check(record: HeadRecord, target: CausalLM, net: Net, tokens: Sequence[int]) -> HeadRecord:
     """`record` with the check that `make_check` makes of `tokens` in its card."""
     return replace(record, card={**record.card, KEY: make_check(target, net, tokens)})
+
+
+def own_opening(tokenizer: Tokenizer) -> list[int]:
+    """Token ids of a question in the model's template, or of the beginning of a text; the same for every model."""
+    if tokenizer.has_chat_template:
+        return tokenizer.encode_chat([{"role": "user", "content": _QUESTION}])
+    return tokenizer.encode(_QUESTION)
 
 
 def own_text(target: CausalLM, prompt: Sequence[int], num_tokens: int = NUM_TOKENS) -> list[int]:
