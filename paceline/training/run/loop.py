@@ -1,8 +1,10 @@
-"""The loop: batches, losses, updates, evaluations, checkpoints; goes on bit for bit where it was ended.
+"""The loop: batches, losses, updates, evaluations, checkpoints; goes on where it was ended.
 
-What a step does follows from the checkpoint alone (weights, optimisers, order of documents, random state, planned
-number of steps), never from the clock. Only the planned number does, once, where a time budget is given: it is written
-to the first checkpoint.
+What an update does follows from the checkpoint alone: network, optimisers, mean, order of the text and random state
+are after every update bit for bit those of a run that was never ended, once the number of updates is planned. With
+`num_steps` evaluations are made after fixed numbers of updates, so the best of them, which is what is saved, and the
+end by patience are the same bit for bit too. With a time budget alone the clock decides when there are evaluations,
+hence which state is the best one and when patience is over, and plans, once, how many updates there are.
 """
 
 import sys
@@ -40,8 +42,9 @@ class LoopSettings:
         rows: least rows of a batch.
         share: of the answers' rows that become anchors.
         rate: highest learning rate.
-        evaluate_every: seconds between evaluations; a checkpoint is written with each.
-        patience: evaluations without a better one after which the loop ends.
+        evaluate_every: seconds between evaluations of a run by time; a checkpoint is written with each.
+        updates_between: updates between those of a run whose `num_steps` are given.
+        patience: evaluations without a better one after which the loop ends, for good.
         seed: of order and anchors.
     """
 
@@ -51,6 +54,7 @@ class LoopSettings:
     share: float = 0.5
     rate: float = 2e-3
     evaluate_every: float = 240.0
+    updates_between: int = 200
     patience: int = 4
     seed: int = 0
 
@@ -123,34 +127,33 @@ class Trainer:
         self._resume()
 
     def run(self) -> Progress:
-        """Train until the plan is done or the network no longer gets better.
+        """Train until the plan is done or the network no longer gets better; do nothing where that is so already.
 
         Raises:
-            KeyboardInterrupt: at Ctrl-C, after the update at hand and its checkpoint.
+            KeyboardInterrupt: at Ctrl-C, after the update or the evaluation at hand and its checkpoint.
         """
         with Interrupt() as interrupt:
-            began, last = time.monotonic(), time.monotonic()
+            began = last = time.monotonic()
             spent = self.progress.seconds
             cpu = self.progress.cpu_seconds - time.process_time()
-            while not self._planned or self.progress.step < self.progress.num_steps:
+            while True:
+                if interrupt.asked:
+                    self.save()
+                    done = f"{self.progress.step} updates are kept"
+                    raise KeyboardInterrupt(f"{done}; start the same command again to go on")
+                if self._is_due(time.monotonic() - last):
+                    self.save()  # an evaluation can be ended too, by a second Ctrl-C or for want of memory
+                    self.evaluate()
+                    last = time.monotonic()
+                    continue
+                if self._is_finished:
+                    return self.progress
                 self.step()
                 self.progress.seconds = spent + time.monotonic() - began
                 self.progress.cpu_seconds = cpu + time.process_time()
                 if not self._planned and self.progress.step >= _TIMED_STEPS:
                     self._plan()
                 self._watch(self.progress)
-                if interrupt.asked:
-                    self.save()
-                    done = f"{self.progress.step} updates are kept"
-                    raise KeyboardInterrupt(f"{done}; start the same command again to go on")
-                if time.monotonic() - last > self._settings.evaluate_every:
-                    self.evaluate()
-                    last = time.monotonic()
-                    if self._is_stale:
-                        break
-        if not self.progress.curve or self.progress.curve[-1]["step"] != self.progress.step:
-            self.evaluate()
-        return self.progress
 
     def step(self) -> None:
         """One update.
@@ -201,6 +204,19 @@ class Trainer:
     @property
     def _planned(self) -> bool:
         return self.progress.num_steps > 0
+
+    @property
+    def _is_finished(self) -> bool:
+        return self._is_stale or (self._planned and self.progress.step >= self.progress.num_steps)
+
+    def _is_due(self, seconds: float) -> bool:
+        """Whether to evaluate now, so many seconds after the last time; a state is evaluated once."""
+        step, settings = self.progress.step, self._settings
+        if step == (self.progress.curve[-1]["step"] if self.progress.curve else 0):
+            return False
+        if settings.num_steps is None:
+            return self._is_finished or seconds > settings.evaluate_every
+        return self._is_finished or step % settings.updates_between == 0
 
     @property
     def _is_stale(self) -> bool:

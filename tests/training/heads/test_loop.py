@@ -1,5 +1,7 @@
 """Training runs: they learn, end and go on as if they had not ended, and measure in the one definition."""
 
+import signal
+
 import numpy as np
 import pytest
 import torch
@@ -92,8 +94,39 @@ def test_a_finished_run_can_be_made_longer(tmp_path):
 def test_training_ends_when_nothing_gets_better(tmp_path):
     target = tiny_target()
     store = tiny_store(tmp_path / "taps", target)
-    run = trainer(tmp_path, "medusa", store, target, 50, rate=1e-30, evaluate_every=0.0, patience=2)
-    assert run.run().step == 3
+    wishes = {"rate": 1e-30, "updates_between": 1, "patience": 2}
+    assert trainer(tmp_path, "medusa", store, target, 50, **wishes).run().step == 3
+    again = trainer(tmp_path, "medusa", store, target, 50, **wishes).run()
+    assert again.step == 3 and [one["step"] for one in again.curve] == [1, 2, 3]  # and it stays ended
+
+
+def test_a_run_by_time_ends_when_nothing_gets_better_and_stays_ended(tmp_path):
+    target = tiny_target()
+    store = tiny_store(tmp_path / "taps", target)
+    settings = LoopSettings(seconds=1e6, rows=64, rate=1e-30, evaluate_every=0.0, patience=2)
+    for _ in range(2):
+        torch.manual_seed(0)
+        done = Trainer(RECIPES["medusa"](target, IDS, 3), store, settings, tmp_path / "run").run()
+        assert [one["step"] for one in done.curve] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("ended_after", [1, 2, 3, 5])
+def test_what_is_saved_of_a_run_by_updates_does_not_follow_the_clock(tmp_path, few, ended_after):
+    """Evaluations are those of the whole run wherever another was ended, and so is the best of them."""
+    target, wishes = tiny_target(), {"rate": 0.3, "updates_between": 2, "evaluate_every": 0.0}
+    whole = trainer(tmp_path / "a", "medusa", TapStore(few), target, 7, **wishes)
+    whole.run()
+    first = trainer(tmp_path / "b", "medusa", TapStore(few), target, 7, **wishes)
+    first._watch = lambda now: signal.raise_signal(signal.SIGINT) if now.step == ended_after else None
+    with pytest.raises(KeyboardInterrupt):
+        first.run()
+    second = trainer(tmp_path / "b", "medusa", TapStore(few), target, 7, **wishes)
+    second.run()
+    measured = [[{**one, "seconds": 0} for one in run.progress.curve] for run in (whole, second)]
+    assert measured[0] == measured[1] and [one["step"] for one in measured[0]] == [2, 4, 6, 7]
+    assert whole.best_weights is not None and second.best_weights is not None
+    for name, values in whole.best_weights.items():
+        assert torch.equal(values, second.best_weights[name]), name
 
 
 def test_too_little_text_is_refused(tmp_path):

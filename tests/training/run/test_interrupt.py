@@ -35,6 +35,27 @@ def test_a_run_ended_by_a_signal_goes_on_bit_for_bit(tmp_path):
         assert torch.equal(values, again.trainee.net.state_dict()[name]), name
 
 
+@pytest.mark.parametrize(("signals", "evaluations"), [(1, 1), (2, 0)])
+def test_a_run_ended_in_its_last_evaluation_keeps_its_updates(tmp_path, signals, evaluations):
+    """The first signal waits for the evaluation, the second one does not."""
+    target = tiny_target()
+    store = tiny_store(tmp_path / "taps", target)
+    ended = trainer(tmp_path, "medusa", store, target, 3)
+    evaluate = ended.trainee.evaluate
+
+    def signalled(*given):
+        for _ in range(signals):
+            signal.raise_signal(signal.SIGINT)
+        return evaluate(*given)
+
+    ended.trainee.evaluate = signalled
+    with pytest.raises(KeyboardInterrupt):
+        ended.run()
+    again = trainer(tmp_path, "medusa", store, target, 3)
+    assert again.progress.step == 3 and len(again.progress.curve) == evaluations
+    assert len(again.run().curve) == 1
+
+
 def test_the_second_signal_ends_at_once():
     with pytest.raises(KeyboardInterrupt), Interrupt() as interrupt:
         signal.raise_signal(signal.SIGINT)
