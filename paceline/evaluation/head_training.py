@@ -19,7 +19,7 @@ import torch
 from paceline.config import EngineConfig
 from paceline.engine.build import load, silent
 from paceline.errors import InvalidParameter
-from paceline.evaluation.long_text import long_store, pieces, read_long
+from paceline.evaluation.long_text import long_store, pieces, read_long, text_digest
 from paceline.evaluation.training_card import run_card, shown
 from paceline.evaluation.training_text import TextJob, open_served, open_store, text_card, write_text
 from paceline.models.heads.build import make_net
@@ -77,6 +77,10 @@ class HeadJob:
 
     def __post_init__(self) -> None:
         check_wishes(self.num_draft_tokens, self.draft_vocabulary)
+        if self.resume is None and self.served is not None:
+            raise InvalidParameter("served", "is for a head that there is already", "name it with --resume")
+        if self.resume is not None and self.long_text:
+            raise InvalidParameter("text", "is for a new head", "leave --text or --resume out")
 
 
 def check_wishes(num_draft_tokens: int, draft_vocabulary: int = 1) -> None:
@@ -96,9 +100,10 @@ def train_head(job: HeadJob, config: EngineConfig, progress: NamedProgress = sil
         InvalidParameter, UnsupportedModel: see `recipe_of`, `HeadWriter`, `training_target` and `Trainer`.
     """
     began, recipe_type = time.monotonic(), recipe_of(job.family)
+    long_text = pieces(job.long_text) if job.long_text else []
     loaded = load(job.text.model, config, progress)
     target, begun = training_target(loaded.source, config.device), _begun(job, loaded)
-    run = job.text.work / "runs" / _run_name(job, begun)
+    run = job.text.work / "runs" / _run_name(job, begun, long_text)
     store = open_store(job.text, loaded) if job.served is None else open_served(job.served, loaded)
     if job.served is None and not (run / "checkpoint.pt").exists():
         write_text(job.text, loaded, config, store, progress)
@@ -115,7 +120,7 @@ def train_head(job: HeadJob, config: EngineConfig, progress: NamedProgress = sil
         recipe.config = replace(recipe.config, max_positions=longest)
     spent = time.monotonic() - began
     loop = replace(job.loop, seconds=max(job.loop.seconds - spent, 1.0)) if job.loop.seconds else job.loop
-    first, loop = _first_stage(job, loaded, recipe, store, loop, progress, watch)
+    first, loop = _first_stage(job, long_text, loaded, recipe, store, loop, progress, watch)
     trainer = Trainer(recipe, store, loop, run, watch)
     if begun is not None and not trainer.progress.curve:
         trainer.evaluate()  # so that what is saved is never worse than what was begun with
@@ -178,32 +183,28 @@ def _differ(one: object, other: object, name: str) -> bool:
 def _begun(job: HeadJob, loaded: LoadedModel) -> HeadRecord | None:
     """The head to go on with, if any."""
     if job.resume is None:
-        if job.served is not None:
-            raise InvalidParameter("served", "is for a head that there is already", "name it with --resume")
         return None
-    if job.long_text:
-        raise InvalidParameter("text", "is for a new head", "leave --text or --resume out")
     begun = load_head(job.resume, loaded.source)
     check_family(recipe_of(job.family), begun)
     return begun
 
 
-def _run_name(job: HeadJob, begun: HeadRecord | None) -> str:
+def _run_name(job: HeadJob, begun: HeadRecord | None, long_text: Sequence[np.ndarray]) -> str:
     """Of the checkpoint's folder: going on with another head, or from other text, is another run."""
     if begun is None:
-        return f"{job.family}-two-stages" if job.long_text else job.family
+        return f"{job.family}-two-stages-{text_digest(long_text)}" if long_text else job.family
     digest = hashlib.sha256(str(job.served.resolve() if job.served else "").encode())
     for name in sorted(begun.tensors):
         digest.update(np.ascontiguousarray(begun.tensors[name]).tobytes())
     return f"{job.family}-resumed-{digest.hexdigest()[:12]}"
 
 
-def _first_stage(job: HeadJob, loaded: LoadedModel, recipe: Recipe, store: TapStore, loop: LoopSettings,
-                 progress: NamedProgress, watch: Watch) -> tuple[dict[str, Any], LoopSettings]:  # fmt: skip
+def _first_stage(job: HeadJob, documents: Sequence[np.ndarray], loaded: LoadedModel, recipe: Recipe, store: TapStore,
+                 loop: LoopSettings, progress: NamedProgress, watch: Watch,
+                 ) -> tuple[dict[str, Any], LoopSettings]:  # fmt: skip
     """Train on the long text, where there is one; what the card says of it, and what is left for the answers."""
-    if not job.long_text:
+    if not documents:
         return {}, loop
-    documents = pieces(job.long_text)
     text = long_store(job.text.work, documents, store.taps)
     read_long(loaded, documents, text, progress)
     first, second = (_part(loop, share) for share in (_FIRST_STAGE, 1 - _FIRST_STAGE))

@@ -40,7 +40,12 @@ def pieces(ids: Sequence[int]) -> list[np.ndarray]:
 
 def long_store(work: Path, documents: Sequence[np.ndarray], taps: Sequence[int]) -> TapStore:
     """The store of these documents, empty or filled in an earlier run; other text has another one."""
-    return TapStore(work / f"long-{zlib.crc32(np.concatenate(list(documents)).tobytes()):08x}", taps)
+    return TapStore(work / f"long-{text_digest(documents)}", taps)
+
+
+def text_digest(documents: Sequence[np.ndarray]) -> str:
+    """What tells this text from another in the names of folders."""
+    return f"{zlib.crc32(np.concatenate(list(documents)).tobytes()):08x}"
 
 
 def read_long(loaded: LoadedModel, documents: Sequence[np.ndarray], store: TapStore, progress: NamedProgress) -> None:

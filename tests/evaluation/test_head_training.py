@@ -164,6 +164,7 @@ def test_two_stages_end_and_go_on_bit_for_bit(machine, tmp_path, monkeypatch):
     book.write_text("the quick brown fox jumps over the lazy dog. " * 9)
     common = ["mlp_speculator", "--prompts", prompts, "--text", book, "--tokens", 60, "--threads", 1, "--steps", 10]
     assert run(*common, "--work", tmp_path / "a", "-o", tmp_path / "whole").exit_code == 0
+    names = {path.name for path in (tmp_path / "a" / "runs").iterdir()}
     step = Trainer.step
     for steps in (4, 5, 99):
         monkeypatch.setattr(Trainer, "step", ending_after(steps, Trainer.step))
@@ -175,8 +176,12 @@ def test_two_stages_end_and_go_on_bit_for_bit(machine, tmp_path, monkeypatch):
         np.testing.assert_array_equal(values, parts.tensors[name], err_msg=name)
     first: dict[str, Any] = whole.card["first_stage"]  # type: ignore[assignment]
     assert first["updates"] == 7 and whole.card["training"]["updates"] == 3  # type: ignore[index]
-    with pytest.raises(InvalidParameter, match="give a longer text"):
-        long_text.pieces([1, 2, 3])
+    assert {path.name for path in (tmp_path / "a" / "runs").iterdir()} == names
+    book.write_text("a first stage on another book is not thrown away after it. " * 9)
+    assert run(*common, "--work", tmp_path / "a", "-o", tmp_path / "other").exit_code == 0
+    assert len(list((tmp_path / "a" / "runs").iterdir())) == 4
+    other = read_head(tmp_path / "other").tensors
+    assert any(not np.array_equal(values, other[name]) for name, values in whole.tensors.items())
 
 
 def test_a_head_of_eagle_goes_on_with_chains_of_its_length(machine, tmp_path):
@@ -203,6 +208,7 @@ def test_a_head_of_eagle_goes_on_with_chains_of_its_length(machine, tmp_path):
         (["medusa", "--served", "nowhere"], "--resume"), (["medusa", "-o", "{file}"], "output: "),
         (["medusa", "--work", "{file}"], "work: "), (["medusa", "--prompts", "{file}"], "none of them would be held"),
         (["medusa", "--answers", "{odd}"], "answers: .*line 2 holds no prompt"),
+        (["medusa", "--text", "{file}"], "text: has 10 tokens, .*give a longer text"),
     ],
 )  # fmt: skip
 def test_bad_wishes_are_refused_before_anything_is_written(machine, tmp_path, wishes, complaint, monkeypatch):
