@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from paceline.cli import options as o
+from paceline.cli.case_options import check_seed
 from paceline.cli.prompts import prompt_ids, read_prompts
 from paceline.cli.terminal import messages, progress_bars, show_table
 from paceline.cli.terminal import output as standard_output
@@ -76,6 +77,7 @@ blue?"
     from paceline.training.conversation_files import read_all
     from paceline.training.memory import build_memory
 
+    check_seed(seed)
     config = EngineConfig(dtype=dtype, num_threads=threads, executor=executor)  # type: ignore[arg-type]
     with progress_bars() as progress:
         if answers:

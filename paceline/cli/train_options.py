@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import options as o
+from paceline.cli.case_options import check_seed
 from paceline.cli.prompts import prompt_ids, read_prompts, read_text
 from paceline.cli.terminal import messages, progress_bars
 from paceline.config import EngineConfig
@@ -79,6 +80,9 @@ class TrainingRun:
     dtype: o.Dtype = _DTYPE
     threads: o.Threads = None
     as_json: o.Json = False
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
 
     def text(self) -> "TextJob":
         """The text that is asked for; by default in the cache, where every command for the model finds it."""
@@ -163,6 +167,11 @@ def training_bars() -> "Iterator[NamedProgress]":
     except KeyboardInterrupt as end:
         messages.print(str(end) or "ended; start the same command again to go on")
         raise
+
+
+def remark(line: str) -> None:
+    """Something to know besides, on standard error."""
+    messages.print(line, soft_wrap=True)
 
 
 class TrainingBar:

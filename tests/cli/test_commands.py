@@ -111,6 +111,10 @@ def test_models_lists_the_default_model():
         (["generate", "--draft", "none", "-k", "4", "hi"], ["num_draft_tokens", "none"]),
         (["train", "disco", "--prompts", "x", "--draft-model", "y", "-o", "/"], ["output", "name a file"]),
         (["train", "head", "medusa", "--steps", "0"], ["steps", "at least 1"]),
+        (["train", "head", "medusa", "--seed", "-1"], ["seed", "-1", "0 or more"]),
+        (["train", "draft", "--seed", "-1"], ["seed", "-1", "0 or more"]),
+        (["train", "joint", "medusa", "-o", "x", "--seed", "-1"], ["seed", "-1", "0 or more"]),
+        (["train", "memory", "--seed", "-1"], ["seed", "-1", "0 or more"]),
         (["generate", "--model", "[/red]x", "hi"], ["[/red]x"]),
         (["generate", "--model", "x[bold]y:smile:", "hi"], ["x[bold]y:smile:"]),
         pytest.param(
