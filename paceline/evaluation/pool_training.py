@@ -3,6 +3,7 @@
 Not for what a draft learns from those before it (`training/drafts/boost.py`).
 """
 
+import hashlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -75,8 +76,7 @@ def train_pool(job: DraftJob, size: int, match: float | None, config: EngineConf
         recipes.append(recipe)
         runs.append(done)
         if number < size:
-            kept = run / f"hits-{done.step}.npy"
-            lessons = lessons.after(_hits(recipe, setup, lessons.documents, kept, progress))
+            lessons = lessons.after(_hits(recipe, setup, lessons.documents, run, progress))
     alone, merged = _worth(recipes, setup)
     setup.loaded.close()
     return PoolReport(
@@ -87,9 +87,10 @@ def train_pool(job: DraftJob, size: int, match: float | None, config: EngineConf
     )  # fmt: skip
 
 
-def _hits(recipe: DistillRecipe, setup: DraftSetup, documents: Sequence[Document], path: Path,
+def _hits(recipe: DistillRecipe, setup: DraftSetup, documents: Sequence[Document], run: Path,
           progress: NamedProgress) -> Sequence[Tensor]:  # fmt: skip
-    """What a trained draft names of the documents, as found now or in an earlier run."""
+    """What a trained draft names of the documents, as found now or, with the same weights, in an earlier run."""
+    path = run / f"hits-{_digest(recipe)}.npy"
     sizes = [len(one.conversation.answer) for one in documents]
     if path.exists():
         with suppress(ValueError, EOFError):  # cut short, or of other text: it is found again
@@ -100,6 +101,15 @@ def _hits(recipe: DistillRecipe, setup: DraftSetup, documents: Sequence[Document
     with writing("work", path):
         np.save(path, torch.cat(found).numpy())
     return found
+
+
+def _digest(recipe: DistillRecipe) -> str:
+    """What tells a draft's weights from others."""
+    digest = hashlib.sha256()
+    for name, values in sorted(recipe.net.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()[:16]
 
 
 def _worth(recipes: Sequence[DistillRecipe], setup: DraftSetup) -> tuple[list[float], float]:

@@ -228,12 +228,29 @@ def test_a_pool_that_was_ended_within_its_second_draft_goes_on_bit_for_bit(loade
     monkeypatch.setattr(Trainer, "step", ending_after(4, step := Trainer.step))
     assert run(*common, "--work", tmp_path / "b", "-o", tmp_path / "parts").exit_code
     monkeypatch.setattr(Trainer, "step", step)
-    [hits] = (tmp_path / "b" / "runs").glob("*-pool-places-1/hits-3.npy")
+    [hits] = (tmp_path / "b" / "runs").glob("*-pool-places-1/hits-*.npy")
     hits.write_bytes(hits.read_bytes()[:-2])
     assert run(*common, "--work", tmp_path / "b", "-o", tmp_path / "parts").exit_code == 0
     for number in "12":
         whole, parts = (tmp_path / name / number / "model.safetensors" for name in ("whole", "parts"))
         assert whole.read_bytes() == parts.read_bytes()
+
+
+def test_a_pool_begun_anew_takes_no_hits_of_the_draft_before(loaded, tmp_path, monkeypatch):
+    """What a draft names is found again for other weights, though they were made by as many updates."""
+    from paceline.evaluation import pool_training
+
+    found, find = [], pool_training.hits_on
+    monkeypatch.setattr(pool_training, "hits_on", lambda *given: found.append(1) or find(*given))
+    (tmp_path / "prompts.txt").write_text(PROMPTS)
+    common = ["--prompts", tmp_path / "prompts.txt", "--tokens", 100, "--threads", 1, "--layers", 1, "--pool", 2]
+    common += ["--steps", 2, "--work", tmp_path / "work", "-o", tmp_path / "pool"]
+    for more, times in (([], 1), ([], 1), (["--rate", 0.02], 2)):
+        if more:
+            for checkpoint in (tmp_path / "work" / "runs").glob("*/checkpoint.pt"):
+                checkpoint.unlink()
+        assert run(*common, *more).exit_code == 0
+        assert len(found) == times
 
 
 def test_a_pool_is_trained_and_gone_on_with(loaded, tmp_path):
@@ -244,7 +261,7 @@ def test_a_pool_is_trained_and_gone_on_with(loaded, tmp_path):
     first = json.loads(run(*common, *wishes, "--json").stdout)
     assert len(first["folders"]) == 2 and first["texts"][0] >= first["texts"][1] > 0
     assert first["merged"] >= max(first["alone"]) and resolve_model(str(folder / "2"))
-    assert (tmp_path / "work" / "runs" / "draft-1-forward_kl-0-pool-0.9-1" / "hits-1.npy").exists()
+    assert list((tmp_path / "work" / "runs" / "draft-1-forward_kl-0-pool-0.9-1").glob("hits-*.npy"))
     again = run(*common, *wishes)
     assert again.exit_code == 0 and "merged into one tree" in again.output and "-d specinfer" in again.output
     refused = run(*common, "--pool", 1, "--layers", 1)
