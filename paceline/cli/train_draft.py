@@ -143,8 +143,8 @@ def _show_pool(report: "PoolReport", as_json: bool) -> None:
         return
     table = Table("held-out greedy text", "learnt from", "tokens per pass")
     for folder, texts, places, alone in zip(report.folders, report.texts, report.places, report.alone, strict=True):
-        table.add_row(folder, f"{places:,} places of {texts:,} texts", _figure(alone))
-    table.add_row("merged into one tree", "", _figure(report.merged))
+        table.add_row(folder, f"{places:,} places of {texts:,} texts", t.figure(alone))
+    table.add_row("merged into one tree", "", t.figure(report.merged))
     show_table(table, standard_output)
     print(f"-d specinfer --draft-option 'models={json.dumps(report.folders)}'")
 
@@ -152,15 +152,10 @@ def _show_pool(report: "PoolReport", as_json: bool) -> None:
 def _show(before: dict, after: dict) -> None:
     table = Table("held-out text", "before", "after")
     for name, key in (("tokens per pass, temperature 0", "replayed"), ("expected at temperature 1", "sampled_eal")):
-        table.add_row(name, _figure(before[key]), _figure(after[key]))
+        table.add_row(name, t.figure(before[key]), t.figure(after[key]))
     for name, key in (("acceptance, temperature 0", "greedy"), ("acceptance, temperature 1", "sampled")):
         table.add_row(name, *(f"{point[key][0]:.3f}" if point[key] else "-" for point in (before, after)))
     show_table(table, standard_output)
-
-
-def _figure(tokens: float) -> str:
-    """Tokens per pass, "-" where no text was measured."""
-    return f"{tokens:.2f}" if tokens else "-"
 
 
 def _layers(text: str) -> int | tuple[int, ...]:

@@ -75,11 +75,9 @@ def head(
     if run.as_json:
         print(json.dumps({"output": str(folder), **asdict(done)}))
         return
-    best = done.best or {}
-    messages.print(
-        f"{folder}: {best.get('replayed', 0):.2f} tokens per pass on held-out greedy text, "
-        f"{best.get('sampled_eal', 0):.2f} expected at temperature 1; {done.step} updates"
-    )
+    sampled = t.figure((done.best or {}).get("sampled_eal", 0))
+    greedy = t.greedy_figure(done.best)
+    messages.print(f"{folder}: {greedy}, {sampled} expected at temperature 1; {done.step} updates")
 
 
 def _long_text(model: str, path: Path | None) -> list[int]:

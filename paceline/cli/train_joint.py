@@ -53,6 +53,6 @@ def joint(
         print(json.dumps({"output": str(output), "drift": drift, **asdict(done)}))
         return
     messages.print(
-        f"{output}: a CHANGED model and its heads, {(done.best or {}).get('replayed', 0):.2f} tokens per pass; "
+        f"{output}: a CHANGED model and its heads, {t.greedy_figure(done.best)}; "
         f"{drift['other_best_token']:.1%} of its most probable tokens are others than before (KL {drift['kl']:.4f})"
     )

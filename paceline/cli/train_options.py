@@ -15,7 +15,7 @@ from paceline.config import EngineConfig
 from paceline.errors import InvalidParameter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from paceline.evaluation.training_text import TextJob
     from paceline.models.tokenizer import Tokenizer
@@ -186,6 +186,18 @@ class TrainingBar:
             self._progress(self._name, 1, 1)
             self._name = name
         self._progress(name, now.step, max(now.num_steps, now.step + 1))
+
+
+def figure(tokens: float) -> str:
+    """Tokens per pass, "-" where no text was measured."""
+    return f"{tokens:.2f}" if tokens else "-"
+
+
+def greedy_figure(evaluation: "Mapping[str, Any] | None") -> str:
+    """Tokens per pass of an evaluation on greedy text, or that there was none."""
+    tokens = (evaluation or {}).get("replayed", 0)
+    where = "on held-out greedy text" if tokens else "(no greedy text was held out)"
+    return f"{figure(tokens)} tokens per pass {where}"
 
 
 def draw_curve(done: "Progress", what: str, path: Path) -> None:
