@@ -52,6 +52,20 @@ def head(
 
         paceline train head mlp_speculator --text book.txt -o my-speculator
 
+        paceline train head medusa -k 4 --time-budget 20m -o my-medusa
+
+        paceline train head blockwise -k 4 --time-budget 20m -o my-blockwise
+
+        paceline train head eagle --time-budget 60m -o my-eagle
+
+        paceline train head hass --time-budget 90m -o my-hass
+
+        paceline train head dspark -k 6 --time-budget 60m -o my-dspark
+
+        paceline train head falcon -k 4 --time-budget 60m -o my-falcon
+
+        paceline train head p_eagle -k 4 --time-budget 60m -o my-p-eagle
+
         paceline train head eagle3 --answers log.jsonl --tokens 300000 -o my-head
 
         paceline train head eagle3 -m Qwen/Qwen2.5-1.5B-Instruct --device cuda --time-budget 20m -o my-head

@@ -1,9 +1,10 @@
-"""What the training commands say: of texts that were not measured."""
+"""What the training commands say: of texts that were not measured, and how each recipe is asked for."""
 
 import pytest
 from typer.testing import CliRunner
 
 from paceline.cli.main import app
+from paceline.cli.train_head import head
 
 pytest.importorskip("torch")
 
@@ -28,3 +29,9 @@ def test_where_no_greedy_text_was_held_out_no_figure_is_shown(tmp_path, monkeypa
         else "- tokens per pass (no greedy text was held out)"
     )
     assert f" {shown}" in said and "0.00 tokens" not in said
+
+
+def test_the_help_has_an_example_for_every_recipe():
+    from paceline.training.heads.recipes import RECIPES
+
+    assert [name for name in RECIPES if f"paceline train head {name} " not in (head.__doc__ or "")] == []
