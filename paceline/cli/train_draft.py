@@ -12,6 +12,7 @@ from paceline.cli import train_options as t
 from paceline.cli.groups import grouped
 from paceline.cli.terminal import messages, show_table
 from paceline.cli.terminal import output as standard_output
+from paceline.cli.train_command import command_line
 from paceline.errors import InvalidParameter
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Wishes:
         if plot is not None and pool is not None:
             raise InvalidParameter("plot", "draws the training of one draft", "leave --plot or --pool out")
 
-    def job(self, run: t.TrainingRun) -> "DraftJob":
+    def job(self, run: t.TrainingRun, command: str) -> "DraftJob":
         """See `DraftJob`. Raises as it, and as what it is made of."""
         from paceline.evaluation.draft_training import DraftJob
         from paceline.models.feedback import Sparse
@@ -75,13 +76,14 @@ class Wishes:
         return DraftJob(
             run.text(), run.loop(rate=usual if self.rate is None else self.rate), self.begin_with,
             layers if self.layers is None else _layers(self.layers), self.divergence, self.on_policy,
-            self.num_draft_tokens, sparse, self.lora_rank,
+            self.num_draft_tokens, sparse, self.lora_rank, command,
         )  # fmt: skip
 
 
 @grouped
 def draft(
     *,
+    context: typer.Context,
     run: t.TrainingRun,
     wishes: Wishes,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the draft model [cache].")] = None,
@@ -119,7 +121,7 @@ def draft(
     from paceline.models.cache_dir import cache_dir
 
     wishes.check_pool(pool, match, run.plot)
-    job = wishes.job(run)
+    job = wishes.job(run, command_line(context))
     folder = t.check_places(output or cache_dir() / "drafts" / t.slug(run.model) / job.name, run.plot)
     with t.training_bars() as progress:
         config, bar = run.config(), t.TrainingBar(progress)

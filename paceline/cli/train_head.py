@@ -12,6 +12,7 @@ from paceline.cli import train_options as t
 from paceline.cli.groups import grouped
 from paceline.cli.prompts import read_text
 from paceline.cli.terminal import messages
+from paceline.cli.train_command import command_line
 
 _RESUMED_RATE = 2e-4
 
@@ -22,6 +23,7 @@ def head(
         str, typer.Argument(help="eagle3, dspark, mlp_speculator, medusa, blockwise, eagle, hass, falcon or p_eagle.")
     ],
     *,
+    context: typer.Context,
     run: t.TrainingRun,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the head [cache].")] = None,
     num_draft_tokens: Annotated[int, typer.Option("--num-draft-tokens", "-k", help="Length of the drafts.")] = 3,
@@ -78,7 +80,9 @@ def head(
 
     long_text = _long_text(run.model, text)
     loop = run.loop() if resume is None else run.loop(rate=_RESUMED_RATE)
-    job = HeadJob(family, run.text(), loop, num_draft_tokens, draft_vocabulary, long_text, resume, served)
+    job = HeadJob(
+        family, run.text(), loop, num_draft_tokens, draft_vocabulary, long_text, resume, served, command_line(context)
+    )
     folder = t.check_places(output or cache_dir() / "heads" / t.slug(run.model) / family, run.plot)
     with t.training_bars() as progress:
         record, done = train_head(job, run.config_on(device), progress, t.TrainingBar(progress))

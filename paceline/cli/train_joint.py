@@ -10,6 +10,7 @@ import typer
 from paceline.cli import train_options as t
 from paceline.cli.groups import grouped
 from paceline.cli.terminal import messages
+from paceline.cli.train_command import command_line
 
 _RATE = 5e-4
 """Of the target; heads take four times that, which is the rate at which they learn beside a frozen one."""
@@ -20,6 +21,7 @@ def joint(
     family: Annotated[str, typer.Argument(help="medusa (Medusa-2) or blockwise.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the new model and its heads.")],
     *,
+    context: typer.Context,
     run: t.TrainingRun,
     lora_rank: Annotated[
         int, typer.Option("--lora-rank", min=1, help="Rank of the updates of the model's matrices.")
@@ -43,7 +45,9 @@ def joint(
     """
     from paceline.evaluation.joint_training import JointJob, train_joint
 
-    job = JointJob(family, run.text(), run.loop(rate=_RATE), num_draft_tokens, draft_vocabulary, lora_rank)
+    job = JointJob(
+        family, run.text(), run.loop(rate=_RATE), num_draft_tokens, draft_vocabulary, lora_rank, command_line(context)
+    )
     t.check_places(output, run.plot)
     with t.training_bars() as progress:
         done, drift = train_joint(job, run.config(), output, progress, t.TrainingBar(progress))

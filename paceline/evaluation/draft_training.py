@@ -52,6 +52,7 @@ class DraftJob:
         num_draft_tokens: of a draft, for the figures.
         sparse: what rows of a draft with a feedback memory see (SPIRe); None for a plain draft.
         lora_rank: of updates that are trained in place of all weights; None trains all.
+        command: that the card says made it; empty for the least one.
     """
 
     text: TextJob
@@ -63,6 +64,7 @@ class DraftJob:
     num_draft_tokens: int = 4
     sparse: Sparse | None = None
     lora_rank: int | None = None
+    command: str = ""
 
     def __post_init__(self) -> None:
         criterion_of(self.divergence)
@@ -191,15 +193,16 @@ def train_draft(job: DraftJob, config: EngineConfig, folder: Path, progress: Nam
 
 def draft_card(job: DraftJob, store: TapStore, done: Progress) -> dict[str, Any]:
     """What a card says of how a draft was made, with its figures before and after."""
+    kept = "all layers" if job.layers is None else f"layers {job.layers}"
     return {
         "drafts_for": job.text.model,
-        "began_as": f"layers {job.layers} of {job.draft or job.text.model}",
+        "began_as": f"{kept} of {job.draft or job.text.model}",
         "divergence": job.divergence,
         "on_policy": job.on_policy,
         "lora_rank": job.lora_rank,
         "raw": job.text.raw,
-        "training": {"command": f"paceline train draft -m {job.text.model}", **text_card(job.text, store),
-                     **run_card(done)},
+        "training": {"command": job.command or f"paceline train draft -m {job.text.model}",
+                     **text_card(job.text, store), **run_card(done)},
         "before": shown(done.curve[0]),
         "held_out": shown(done.best or {}),
     }  # fmt: skip

@@ -64,6 +64,7 @@ class HeadJob:
         long_text: token ids of text to begin with, which the target did not write; none for no first stage.
         resume: a head to go on with, by name or path; its family and draft vocabulary are kept.
         served: folder of a ring of served texts, to learn from in place of text written for the purpose.
+        command: that the card says made it; empty for the least one.
     """
 
     family: str
@@ -74,6 +75,7 @@ class HeadJob:
     long_text: Sequence[int] = ()
     resume: str | None = None
     served: Path | None = None
+    command: str = ""
 
     def __post_init__(self) -> None:
         check_wishes(self.num_draft_tokens, self.draft_vocabulary)
@@ -233,7 +235,7 @@ def card(job: HeadJob, target: Target, store: TapStore, recipe: Recipe, done: Pr
     return {
         "licence": "as the target's: the text was written by it",
         "training": {
-            "command": f"paceline train head {job.family} -m {job.text.model}",
+            "command": job.command or f"paceline train head {job.family} -m {job.text.model}",
             **text_card(job.text, store),
             **run_card(done),
         },

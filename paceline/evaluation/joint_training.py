@@ -44,6 +44,7 @@ class JointJob:
         num_draft_tokens: heads.
         draft_vocabulary: most tokens that they name.
         rank: of the updates of the target's matrices.
+        command: that the card says made it; empty for the least one.
     """
 
     family: str
@@ -52,6 +53,7 @@ class JointJob:
     num_draft_tokens: int = 3
     draft_vocabulary: int = 8192
     rank: int = 16
+    command: str = ""
 
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
@@ -108,6 +110,7 @@ def _card(job: JointJob, done: Progress, drift: dict[str, float], text: dict[str
         "licence": "as that of the target it was made from",
         "changed_target": f"{job.text.model} with low-rank updates of rank {job.rank} merged in: it says other text",
         "drift": {name: round(value, 5) for name, value in drift.items()},
-        "training": {"command": f"paceline train joint {job.family} -m {job.text.model}", **text, **run_card(done)},
+        "training": {"command": job.command or f"paceline train joint {job.family} -m {job.text.model}", **text,
+                     **run_card(done)},
         "held_out": shown(done.best or {}),
-    }
+    }  # fmt: skip

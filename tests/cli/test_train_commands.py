@@ -35,3 +35,51 @@ def test_the_help_has_an_example_for_every_recipe():
     from paceline.training.heads.recipes import RECIPES
 
     assert [name for name in RECIPES if f"paceline train head {name} " not in (head.__doc__ or "")] == []
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("head medusa --steps 5", "head medusa -m smollm2-135m --steps 5"),
+        ("joint medusa -k 2 --threads 1", "joint medusa -m smollm2-135m --time-budget 60m -k 2"),
+        (
+            "head eagle -m smollm2-135m --time-budget 2m --seed 3 -k 5 --dtype bfloat16 --text {folder}/a.txt --json",
+            "head eagle -m smollm2-135m --time-budget 2m --seed 3 --dtype bfloat16 -k 5 --text a.txt",
+        ),
+        (
+            "head eagle --steps 2 --resume {folder}/parent --release",
+            "head eagle -m smollm2-135m --steps 2 --resume parent --release",
+        ),
+        ("draft --steps 5 --rate 0.01 --layers 2", "draft -m smollm2-135m --steps 5 --layers 2 --rate 0.01"),
+    ],
+)
+def test_the_card_keeps_the_options_that_are_not_as_by_default(tmp_path, monkeypatch, given, kept):
+    from paceline.cli import train_head
+    from paceline.evaluation import draft_training, head_training, joint_training
+
+    jobs = []
+
+    def ending(job, *_):
+        jobs.append(job)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train_head, "_long_text", lambda *_: [])
+    monkeypatch.setattr(head_training, "train_head", ending)
+    monkeypatch.setattr(joint_training, "train_joint", ending)
+    monkeypatch.setattr(draft_training, "train_draft", ending)
+    (tmp_path / "parent").mkdir()
+    arguments = given.format(folder=tmp_path).split()
+    CliRunner().invoke(app, ["train", *arguments, "-o", str(tmp_path / "made"), "--work", str(tmp_path / "work")])
+    assert [job.command for job in jobs] == [f"paceline train {kept}"]
+
+
+def test_a_draft_of_all_layers_says_so(tmp_path, monkeypatch):
+    from paceline.evaluation import draft_training
+    from paceline.evaluation.training_text import TextJob
+    from paceline.training.run.loop import LoopSettings, Progress
+
+    monkeypatch.setattr(draft_training, "text_card", lambda *_: {})
+    done = Progress(curve=[{"step": 0, "score": 1.0}])
+    for layers, said in ((None, "all layers of small"), (4, "layers 4 of small")):
+        job = draft_training.DraftJob(TextJob("m", tmp_path, 1), LoopSettings(1), "small", layers)
+        assert draft_training.draft_card(job, None, done)["began_as"] == said  # type: ignore[arg-type]
