@@ -126,7 +126,7 @@ def draft(
     with t.training_bars() as progress:
         config, bar = run.config(), t.TrainingBar(progress)
         report = None if pool is None else train_pool(job, pool, match, config, folder, progress, bar)
-        done = train_draft(job, config, folder, progress, bar) if report is None else report.runs[0]
+        done = train_draft(job, config, folder, progress, bar, t.remark) if report is None else report.runs[0]
     if report is not None:
         _show_pool(report, run.as_json)
         return

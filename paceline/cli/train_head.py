@@ -26,8 +26,12 @@ def head(
     context: typer.Context,
     run: t.TrainingRun,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the head [cache].")] = None,
-    num_draft_tokens: Annotated[int, typer.Option("--num-draft-tokens", "-k", help="Length of the drafts.")] = 3,
-    draft_vocabulary: Annotated[int, typer.Option("--draft-vocabulary", help="Most tokens the head can name.")] = 8192,
+    num_draft_tokens: Annotated[
+        int | None, typer.Option("--num-draft-tokens", "-k", help="Length of the drafts [3].")
+    ] = None,
+    draft_vocabulary: Annotated[
+        int | None, typer.Option("--draft-vocabulary", help="Most tokens the head can name [8192].")
+    ] = None,
     text: Annotated[
         Path | None, typer.Option("--text", help="Ordinary text to begin with, for 70 % of the updates.")
     ] = None,
@@ -85,7 +89,7 @@ def head(
     )
     folder = t.check_places(output or cache_dir() / "heads" / t.slug(run.model) / family, run.plot)
     with t.training_bars() as progress:
-        record, done = train_head(job, run.config_on(device), progress, t.TrainingBar(progress))
+        record, done = train_head(job, run.config_on(device), progress, t.TrainingBar(progress), t.remark)
     with writing("output", folder):
         save_trained(record, folder, release)
     if run.plot is not None:

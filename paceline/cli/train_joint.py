@@ -50,7 +50,7 @@ def joint(
     )
     t.check_places(output, run.plot)
     with t.training_bars() as progress:
-        done, drift = train_joint(job, run.config(), output, progress, t.TrainingBar(progress))
+        done, drift = train_joint(job, run.config(), output, progress, t.TrainingBar(progress), t.remark)
     if run.plot is not None:
         t.draw_curve(done, f"{family} and target", run.plot)
     if run.as_json:

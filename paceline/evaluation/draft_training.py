@@ -18,6 +18,7 @@ from paceline.engine.build import load, silent
 from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.evaluation.head_training import check_wishes
 from paceline.evaluation.training_card import run_card, shown
+from paceline.evaluation.training_remarks import Tell, no_remarks, tell_finished
 from paceline.evaluation.training_text import TextJob, open_store, text_card, write_text
 from paceline.models.base import checked_layers
 from paceline.models.config import ModelConfig
@@ -140,13 +141,14 @@ def set_up(job: DraftJob, config: EngineConfig, progress: NamedProgress, runs: S
 
 def train_member(job: DraftJob, setup: DraftSetup, loop: LoopSettings, run: Path, watch: Watch,
                  documents: Sequence[Document] | None = None,
-                 left_out: Mapping[tuple[int, int], torch.Tensor] = MappingProxyType({}),
+                 left_out: Mapping[tuple[int, int], torch.Tensor] = MappingProxyType({}), tell: Tell = no_remarks,
                  ) -> tuple[DistillRecipe, Progress]:  # fmt: skip
     """One draft with its best weights, and how its training went; its curve begins before it.
 
     Args:
         documents: to learn from; None for all that are not held out.
         left_out: places of them, see `DistillRecipe`.
+        tell: is told where the run was finished before.
     """
     teacher, ends = teacher_of(setup.loaded.model), setup.loaded.source.eos_token_ids
     checkpoint, layers = setup.origin.checkpoint, setup.layers
@@ -159,9 +161,11 @@ def train_member(job: DraftJob, setup: DraftSetup, loop: LoopSettings, run: Path
         left_out, weights_digest(setup.origin),
     )  # fmt: skip
     trainer = Trainer(recipe, setup.store, loop, run, watch, documents)
+    before = trainer.progress.step
     if not trainer.progress.curve:
         trainer.evaluate()
     done = trainer.run()
+    tell_finished(before, done, run, tell)
     net.load_state_dict(trainer.best_weights or trainer.mean.weights)
     return recipe, done
 
@@ -176,8 +180,11 @@ def save_draft(job: DraftJob, setup: DraftSetup, recipe: DistillRecipe, done: Pr
 
 
 def train_draft(job: DraftJob, config: EngineConfig, folder: Path, progress: NamedProgress = silent,
-                watch: Watch = lambda now: None) -> Progress:  # fmt: skip
+                watch: Watch = lambda now: None, tell: Tell = no_remarks) -> Progress:  # fmt: skip
     """Do the job, or what is left of it, write the best draft to `folder` and return how its training went.
+
+    Args:
+        tell: is given what the user should know besides, a line each.
 
     Raises:
         UnsupportedModel: a draft of another vocabulary, or a family that is not trained or written.
@@ -185,7 +192,7 @@ def train_draft(job: DraftJob, config: EngineConfig, folder: Path, progress: Nam
     """
     run = job.text.work / "runs" / job.name
     setup = set_up(job, config, progress, [run])
-    recipe, done = train_member(job, setup, setup.loop, run, watch)
+    recipe, done = train_member(job, setup, setup.loop, run, watch, tell=tell)
     save_draft(job, setup, recipe, done, folder)
     setup.loaded.close()
     return done

@@ -21,6 +21,7 @@ from paceline.engine.build import load, silent
 from paceline.errors import InvalidParameter
 from paceline.evaluation.long_text import long_store, pieces, read_long, text_digest
 from paceline.evaluation.training_card import run_card, shown
+from paceline.evaluation.training_remarks import Tell, no_remarks, tell_finished
 from paceline.evaluation.training_text import TextJob, open_served, open_store, text_card, write_text
 from paceline.models.heads.build import make_net
 from paceline.models.heads.files import save_head
@@ -42,6 +43,8 @@ from paceline.types import NamedProgress
 
 _FIRST_STAGE, _SECOND_RATE = 0.7, 0.1
 """Share of the updates on long text, and the rate on answers after them over that before (Wertheimer et al. 2024)."""
+_STEPS, _NAMED = 3, 8192
+"""Tokens of a draft, and most tokens that a head names, where nobody says."""
 _TREE_NODES = 16
 _MOST_MEASURED = 64
 _OF_LAYERS = (
@@ -59,30 +62,46 @@ class HeadJob:
         family: one of `RECIPES`.
         text: to learn from.
         loop: how long and how; its `seconds` are those of the whole job.
-        num_draft_tokens: of a draft.
-        draft_vocabulary: most tokens that the head names.
+        num_draft_tokens: of a draft; None for 3, or those of the head gone on with.
+        draft_vocabulary: most tokens that the head names; None for 8192, or those of the head gone on with.
         long_text: token ids of text to begin with, which the target did not write; none for no first stage.
         resume: a head to go on with, by name or path; its family and draft vocabulary are kept.
         served: folder of a ring of served texts, to learn from in place of text written for the purpose.
         command: that the card says made it; empty for the least one.
+
+    Raises:
+        InvalidParameter: wishes that do not go together, each by its name.
     """
 
     family: str
     text: TextJob
     loop: LoopSettings
-    num_draft_tokens: int = 3
-    draft_vocabulary: int = 8192
+    num_draft_tokens: int | None = None
+    draft_vocabulary: int | None = None
     long_text: Sequence[int] = ()
     resume: str | None = None
     served: Path | None = None
     command: str = ""
 
     def __post_init__(self) -> None:
-        check_wishes(self.num_draft_tokens, self.draft_vocabulary)
+        check_wishes(self.steps, self.most_named)
         if self.resume is None and self.served is not None:
             raise InvalidParameter("served", "is for a head that there is already", "name it with --resume")
         if self.resume is not None and self.long_text:
             raise InvalidParameter("text", "is for a new head", "leave --text or --resume out")
+        for name, given in (("answers", self.text.answers), ("prompts", self.text.prompts is not None)):
+            if self.served is not None and given:
+                raise InvalidParameter(name, "are not read beside served texts", f"leave --{name} or --served out")
+
+    @property
+    def steps(self) -> int:
+        """Tokens of a draft of a new head."""
+        return _STEPS if self.num_draft_tokens is None else self.num_draft_tokens
+
+    @property
+    def most_named(self) -> int:
+        """Most tokens that a new head names."""
+        return _NAMED if self.draft_vocabulary is None else self.draft_vocabulary
 
 
 def check_wishes(num_draft_tokens: int, draft_vocabulary: int = 1) -> None:
@@ -95,8 +114,11 @@ def check_wishes(num_draft_tokens: int, draft_vocabulary: int = 1) -> None:
 
 
 def train_head(job: HeadJob, config: EngineConfig, progress: NamedProgress = silent,
-               watch: Watch = lambda now: None) -> tuple[HeadRecord, Progress]:  # fmt: skip
+               watch: Watch = lambda now: None, tell: Tell = no_remarks) -> tuple[HeadRecord, Progress]:  # fmt: skip
     """Do the job, or what is left of it, and return the best head with how its training went.
+
+    Args:
+        tell: is given what the user should know besides, a line each.
 
     Raises:
         InvalidParameter, UnsupportedModel: see `recipe_of`, `HeadWriter`, `training_target` and `Trainer`.
@@ -105,17 +127,15 @@ def train_head(job: HeadJob, config: EngineConfig, progress: NamedProgress = sil
     long_text = pieces(job.long_text) if job.long_text else []
     loaded = load(job.text.model, config, progress)
     target, begun = training_target(loaded.source, config.device), _begun(job, loaded)
-    run = job.text.work / "runs" / _run_name(job, begun, long_text)
+    recipe = None if begun is None else resumed(recipe_type, target, begun, job.steps)
     store = open_store(job.text, loaded) if job.served is None else open_served(job.served, loaded)
+    run = job.text.work / "runs" / _run_name(job, begun, long_text, store)
     if job.served is None and not (run / "checkpoint.pt").exists():
         write_text(job.text, loaded, config, store, progress)
     torch.set_num_threads(config.num_threads or torch.get_num_threads())
     torch.manual_seed(job.loop.seed)
-    if begun is None:
-        ids, steps = chosen_vocabulary(job.draft_vocabulary, loaded, store, run), job.num_draft_tokens
-        recipe = recipe_type(target, ids, steps)
-    else:
-        recipe = resumed(recipe_type, target, begun, job.num_draft_tokens)
+    if recipe is None:
+        recipe = recipe_type(target, chosen_vocabulary(job.most_named, loaded, store, run), job.steps)
     if recipe.config.layer is not None:
         longest = max((len(one.conversation.ids) for one in store.documents), default=0)
         longest = longest if begun is None else max(longest, begun.config.max_positions)
@@ -124,9 +144,11 @@ def train_head(job: HeadJob, config: EngineConfig, progress: NamedProgress = sil
     loop = replace(job.loop, seconds=max(job.loop.seconds - spent, 1.0)) if job.loop.seconds else job.loop
     first, loop = _first_stage(job, long_text, loaded, recipe, store, loop, progress, watch)
     trainer = Trainer(recipe, store, loop, run, watch)
+    before = trainer.progress.step
     if begun is not None and not trainer.progress.curve:
         trainer.evaluate()  # so that what is saved is never worse than what was begun with
     done = trainer.run()
+    tell_finished(before, done, run, tell)
     weights = trainer.best_weights or trainer.mean.weights
     made = card(job, target, store, recipe, done) | first | _tree(recipe, weights, store)
     record = recipe.record(weights, made)
@@ -188,14 +210,28 @@ def _begun(job: HeadJob, loaded: LoadedModel) -> HeadRecord | None:
         return None
     begun = load_head(job.resume, loaded.source)
     check_family(recipe_of(job.family), begun)
+    steps = begun.config.num_steps
+    if job.num_draft_tokens not in (None, steps) and begun.config.family != "eagle":
+        problem = f"is {job.num_draft_tokens}, and the head gone on with drafts {steps}"
+        raise InvalidParameter("num_draft_tokens", problem, "leave it out, or train a new head")
+    size = loaded.source.checkpoint.config.vocab_size
+    named = size if begun.draft_ids is None else len(begun.draft_ids)
+    if job.draft_vocabulary is not None and _num_named(job.draft_vocabulary, _always_named(loaded), size) != named:
+        problem = f"is {job.draft_vocabulary} tokens, and the head gone on with names {named}"
+        raise InvalidParameter("draft_vocabulary", problem, "leave it out, or train a new head")
     return begun
 
 
-def _run_name(job: HeadJob, begun: HeadRecord | None, long_text: Sequence[np.ndarray]) -> str:
-    """Of the checkpoint's folder: going on with another head, or from other text, is another run."""
+def _run_name(job: HeadJob, begun: HeadRecord | None, long_text: Sequence[np.ndarray], store: TapStore) -> str:
+    """Of the checkpoint's folder: going on with another head, or from other text, is another run.
+
+    What was served since makes other text of a ring: a run that was finished would learn nothing of it.
+    """
     if begun is None:
         return f"{job.family}-two-stages-{text_digest(long_text)}" if long_text else job.family
-    digest = hashlib.sha256(str(job.served.resolve() if job.served else "").encode())
+    digest = hashlib.sha256()
+    for one in store.documents if job.served is not None else ():
+        digest.update(one.conversation.ids.tobytes() + b".")
     for name in sorted(begun.tensors):
         digest.update(np.ascontiguousarray(begun.tensors[name]).tobytes())
     return f"{job.family}-resumed-{digest.hexdigest()[:12]}"
@@ -260,11 +296,8 @@ def chosen_vocabulary(most: int, loaded: LoadedModel, store: TapStore, run: Path
     Raises:
         InvalidParameter: the checkpoint has another number of them.
     """
-    tokenizer, size = loaded.source.tokenizer, loaded.source.checkpoint.config.vocab_size
-    blank = [i for i in range(min(tokenizer.vocab_size, size)) if not tokenizer.decode([i]).strip()]
-    always = {*tokenizer.special_token_ids, *loaded.source.eos_token_ids, *blank}
-    always = sorted(i for i in always if i < size)
-    most = min(max(most, len(always)), size)
+    always, size = _always_named(loaded), loaded.source.checkpoint.config.vocab_size
+    most = _num_named(most, always, size)
     state = read_checkpoint(run)
     if state is None or "draft_ids" not in state:
         return draft_vocabulary(store.counts(size), most, always)
@@ -273,6 +306,19 @@ def chosen_vocabulary(most: int, loaded: LoadedModel, store: TapStore, run: Path
         problem = f"is {most} tokens, and the run in {run} has {len(ids)}"
         raise InvalidParameter("draft_vocabulary", problem, f"give {len(ids)}, or another --work, or delete that run")
     return ids
+
+
+def _always_named(loaded: LoadedModel) -> list[int]:
+    """Ascending ids that a head names whatever the text: special tokens and whitespace."""
+    tokenizer, size = loaded.source.tokenizer, loaded.source.checkpoint.config.vocab_size
+    blank = [i for i in range(min(tokenizer.vocab_size, size)) if not tokenizer.decode([i]).strip()]
+    always = {*tokenizer.special_token_ids, *loaded.source.eos_token_ids, *blank}
+    return sorted(i for i in always if i < size)
+
+
+def _num_named(most: int, always: Sequence[int], size: int) -> int:
+    """Tokens that a head names of `size` where `most` are asked for."""
+    return min(max(most, len(always)), size)
 
 
 def tree_card(accuracies: Sequence[Sequence[float]]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from paceline.engine.build import load, silent
 from paceline.errors import InvalidParameter
 from paceline.evaluation.head_training import check_wishes, chosen_vocabulary, tree_card
 from paceline.evaluation.training_card import run_card, shown
+from paceline.evaluation.training_remarks import Tell, no_remarks, tell_finished
 from paceline.evaluation.training_text import TextJob, open_store, text_card, write_text
 from paceline.models.heads.files import save_head
 from paceline.models.heads.fingerprint import target_print
@@ -63,8 +64,12 @@ class JointJob:
 
 
 def train_joint(job: JointJob, config: EngineConfig, folder: Path, progress: NamedProgress = silent,
-                watch: Watch = lambda now: None) -> tuple[Progress, dict[str, float]]:  # fmt: skip
+                watch: Watch = lambda now: None, tell: Tell = no_remarks,
+                ) -> tuple[Progress, dict[str, float]]:  # fmt: skip
     """Do the job, or what is left of it: the changed target goes to `folder`/target, its heads to `folder`/heads.
+
+    Args:
+        tell: is given what the user should know besides, a line each.
 
     Returns:
         how training went, and how far the target is from what it was (`JointRecipe.drift`).
@@ -89,7 +94,9 @@ def train_joint(job: JointJob, config: EngineConfig, folder: Path, progress: Nam
     spent = time.monotonic() - began
     loop = replace(job.loop, seconds=max(job.loop.seconds - spent, 1.0)) if job.loop.seconds else job.loop
     trainer = Trainer(recipe, store, loop, run, watch)
+    before = trainer.progress.step
     done = trainer.run()
+    tell_finished(before, done, run, tell)
     merged, weights = recipe.split(trainer.best_weights or trainer.mean.weights)
     held_out = [one for one in store.documents if one.conversation.is_held_out]
     drift = recipe.drift(store, held_out)

@@ -120,7 +120,19 @@ def test_a_head_goes_on_with_served_texts_and_is_never_worse_there(machine, tmp_
     assert np.array_equal(after.draft_ids, before.draft_ids) and after.config.num_steps == before.config.num_steps
     assert len(list((work / "runs").glob("medusa-resumed-*"))) == 1
     assert_checked_on_text_of_nobody(machine, folder, tmp_path / "second")
-    for wrong, complaint in ((wishes[2:], "--resume"), (["--resume", folder, "--text", prompts], "new head")):
+    again = run(*common, *wishes)
+    assert "this run was finished before, after 2 updates" in again.stderr
+    store = TapStore(work / "taps")
+    one = store.documents[0]
+    store.add([one.conversation], [store.rows([one], range(len(store.taps)))])
+    grown = run(*common, *wishes)
+    assert [one["step"] for one in json.loads(grown.stdout)["curve"]] == [0, 2] and "before" not in grown.stderr
+    assert len(list((work / "runs").glob("medusa-resumed-*"))) == 2
+    for wrong, complaint in (
+        (wishes[2:], "--resume"), (["--resume", folder, "--text", prompts], "new head"),
+        ([*wishes, "--prompts", prompts], "prompts: are not read"), ([*wishes, "-k", 5], "num_draft_tokens: is 5"),
+        ([*wishes, "--draft-vocabulary", 100], "draft_vocabulary: is 100"),
+    ):  # fmt: skip
         refused = run(*common, *wrong, *([] if "-o" in wrong else ["-o", tmp_path / "third"]))
         assert refused.exit_code and complaint in str(refused.exception or refused.output)
 
@@ -184,12 +196,27 @@ def test_two_stages_end_and_go_on_bit_for_bit(machine, tmp_path, monkeypatch):
     assert any(not np.array_equal(values, other[name]) for name, values in whole.tensors.items())
 
 
+def assert_refused_unwritten(config, common, prompts, folder):
+    """A head of a form that is not trained is refused before anything is written for it."""
+    (folder / "other").mkdir()
+    weights = (folder / "head" / "model.safetensors").read_bytes()
+    (folder / "other" / "model.safetensors").write_bytes(weights)
+    config["rms_norm_eps"] = 0.5
+    (folder / "other" / "config.json").write_text(json.dumps(config))
+    place = ["--work", folder / "unwritten", "--prompts", prompts, "-o", folder / "third"]
+    found = run(*common, "--resume", folder / "other", *place)
+    assert "another layer.norm_eps" in str(found.exception), found.output
+    assert not list(folder.glob("unwritten/taps/shard*"))
+
+
 def test_a_head_of_eagle_goes_on_with_chains_of_its_length(machine, tmp_path):
     """Its file does not say how long they were, nor do shorter texts make it forget how far it was trained."""
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\n".join(f"say {i}" for i in range(12)))
     common = ["hass", "--work", tmp_path / "work", "--tokens", 100, "--json", "--threads", 1, "-k", 2, "--steps", 1]
     assert run(*common, "--prompts", prompts, "-o", tmp_path / "head").exit_code == 0
+    other = json.loads((tmp_path / "head" / "config.json").read_text())
+    assert_refused_unwritten(other, common, prompts, tmp_path)
     (config := json.loads((tmp_path / "head" / "config.json").read_text()))["paceline"]["max_positions"] += 100
     (tmp_path / "head" / "config.json").write_text(json.dumps(config))
     found = run(*common, "--resume", tmp_path / "head", "-o", tmp_path / "second")
