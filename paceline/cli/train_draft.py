@@ -88,7 +88,11 @@ def draft(
     wishes: Wishes,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the draft model [cache].")] = None,
     pool: Annotated[
-        int | None, typer.Option("--pool", help="Boost-tune so many drafts, each on what those before it miss.")
+        int | None,
+        typer.Option(
+            "--pool",
+            help="Boost-tune so many drafts, each on what others miss: equal parts of the time, or --steps each.",
+        ),
     ] = None,
     match: Annotated[
         float | None,

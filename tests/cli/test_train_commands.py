@@ -83,3 +83,12 @@ def test_a_draft_of_all_layers_says_so(tmp_path, monkeypatch):
     for layers, said in ((None, "all layers of small"), (4, "layers 4 of small")):
         job = draft_training.DraftJob(TextJob("m", tmp_path, 1), LoopSettings(1), "small", layers)
         assert draft_training.draft_card(job, None, done)["began_as"] == said  # type: ignore[arg-type]
+
+
+def test_the_help_of_a_pool_says_what_steps_are():
+    from typing import get_type_hints
+
+    from paceline.cli.train_draft import draft
+
+    pool = get_type_hints(draft, include_extras=True)["pool"].__metadata__[0]
+    assert "equal parts of the time, or --steps each" in pool.help
