@@ -99,6 +99,10 @@ def write_text(job: TextJob, loaded: LoadedModel, config: EngineConfig, store: T
         return
     if job.prompts is not None:
         _check_held_out(job.prompts, store)
+    elif job.answers and not loaded.source.tokenizer.has_chat_template:
+        have, wish = f"the answers have {store.num_answer_tokens}", "a model without chat template asks itself nothing"
+        remedy = f"give --tokens {store.num_answer_tokens} or fewer, or --prompts FILE for the rest"
+        raise InvalidParameter("tokens", f"{job.tokens} are to be had, {have}, and {wish}", remedy)
     engine = build_engine(loaded, _writing(config), None, drafter=TapRecorder(store.taps))
     writer = HeadWriter(engine, loaded.source.tokenizer, store, job.prompts, set(job.benchmark), job.seed)
     limits = WritingLimits(job.tokens, job.seconds, job.answer_tokens)

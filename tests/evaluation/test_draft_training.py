@@ -266,3 +266,17 @@ def test_a_pool_is_trained_and_gone_on_with(loaded, tmp_path):
     assert again.exit_code == 0 and "merged into one tree" in again.output and "-d specinfer" in again.output
     refused = run(*common, "--pool", 1, "--layers", 1)
     assert "give 2 or more" in str(refused.exception or refused.output)
+
+
+def test_answers_that_are_too_few_for_a_model_without_template_are_counted(tmp_path, monkeypatch):
+    """The wish for more is named, not the prompts: two million tokens are the default."""
+    from types import SimpleNamespace
+
+    from paceline.evaluation import training_text
+
+    monkeypatch.setattr(training_text, "_read_given", lambda *_: None)
+    bare = SimpleNamespace(source=SimpleNamespace(tokenizer=SimpleNamespace(has_chat_template=False)))
+    job = training_text.TextJob("m", tmp_path, 2_000_000, answers=[([1], [2, 3, 4, 5])])
+    store = SimpleNamespace(num_answer_tokens=731)
+    with pytest.raises(InvalidParameter, match=r"^tokens: 2000000 .*the answers have 731.*give --tokens 731"):
+        training_text.write_text(job, bare, EngineConfig(), store, lambda *_: None)  # type: ignore[arg-type]
