@@ -273,6 +273,7 @@ def card(job: HeadJob, target: Target, store: TapStore, recipe: Recipe, done: Pr
         "training": {
             "command": job.command or f"paceline train head {job.family} -m {job.text.model}",
             **text_card(job.text, store),
+            **({} if job.served is None else {"prompts": "served"}),
             **run_card(done),
         },
         "draft_vocabulary": {"tokens": len(recipe.draft_ids), "coverage": coverage(counts, recipe.draft_ids)},

@@ -120,6 +120,7 @@ def test_a_head_goes_on_with_served_texts_and_is_never_worse_there(machine, tmp_
     assert np.array_equal(after.draft_ids, before.draft_ids) and after.config.num_steps == before.config.num_steps
     assert len(list((work / "runs").glob("medusa-resumed-*"))) == 1
     assert_checked_on_text_of_nobody(machine, folder, tmp_path / "second")
+    assert after.card["training"]["prompts"] == "served"  # type: ignore[index]
     again = run(*common, *wishes)
     assert "this run was finished before, after 2 updates" in again.stderr
     store = TapStore(work / "taps")
