@@ -15,7 +15,7 @@ from paceline.evaluation.head_data import HeadWriter, WritingLimits
 from paceline.models.base import NORMED
 from paceline.models.heads.fingerprint import weights_digest
 from paceline.models.loaded import LoadedModel
-from paceline.training.heads.conversations import HELD_OUT_SHARE, is_contaminated, is_held_out
+from paceline.training.heads.conversations import HELD_OUT_SHARE, NGRAM, is_contaminated, is_held_out
 from paceline.training.heads.recorder import TapRecorder
 from paceline.training.heads.shards import TapStore
 from paceline.training.heads.taps import eagle_taps
@@ -56,9 +56,27 @@ class TextJob:
 
 
 def open_store(job: TextJob, loaded: LoadedModel) -> TapStore:
-    """The text that is there, with the hidden states that any recipe reads. Raises as `TapStore`."""
+    """The text that is there, with the hidden states that any recipe reads.
+
+    Raises:
+        InvalidParameter: as `TapStore`, or texts are there that the benchmark holds.
+        CorruptWeights: as `TapStore`.
+    """
     taps = (*eagle_taps(loaded.model.config.num_hidden_layers), NORMED)
-    return _of_model(TapStore(job.work / "taps", taps, weights_digest(loaded.source)), "work", loaded)
+    store = _of_model(TapStore(job.work / "taps", taps, weights_digest(loaded.source)), "work", loaded)
+    check_clean(store, loaded, job.benchmark)
+    return store
+
+
+def check_clean(store: TapStore, loaded: LoadedModel, benchmark: frozenset[tuple[str, ...]]) -> None:
+    """Refuse text that was written without looking at the benchmark. Raises InvalidParameter."""
+    if not benchmark:
+        return
+    decode, words = loaded.source.tokenizer.decode, set(benchmark)
+    found = sum(is_contaminated(decode(one.conversation.ids.tolist()), words) for one in store.documents)
+    if found:
+        problem = f"{found} of the {len(store.documents)} texts in {store.folder} share {NGRAM} words in a row with it"
+        raise InvalidParameter("exclude", problem, "give another folder as --work, where text is written without them")
 
 
 def open_served(folder: Path, loaded: LoadedModel) -> TapStore:

@@ -8,12 +8,13 @@ from paceline.engine.build import build_engine
 from paceline.errors import InvalidParameter
 from paceline.evaluation import head_data
 from paceline.evaluation.head_data import HeadWriter, WritingLimits
+from paceline.evaluation.training_text import check_clean
 from paceline.models.base import NORMED, pages_for
 from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import ModelSource
 from paceline.models.rows import Part, build_rows
 from paceline.training.heads import openings
-from paceline.training.heads.conversations import ngrams_of
+from paceline.training.heads.conversations import Conversation, ngrams_of
 from paceline.training.heads.recorder import TapRecorder
 from paceline.training.heads.shards import TapStore, to_bfloat16
 from tests.fakes import ByteTokenizer, RandomCheckpoint, small_config
@@ -119,6 +120,17 @@ def test_texts_of_a_benchmark_are_kept_out(engine, loaded, tmp_path, monkeypatch
     store, _ = written(engine, loaded, tmp_path, prompts, ngrams_of([text]), tokens=1)
     kept = {bytes(one.conversation.ids[: one.conversation.num_prompt].tolist()) for one in store.documents}
     assert len(seen) == 2 and kept == {b"another prompt"}
+
+
+def test_text_that_is_there_and_holds_the_benchmark_is_refused(loaded, tmp_path):
+    text = " ".join(f"word{i}" for i in range(20))
+    ids = np.array(list(text.encode()), np.int32)
+    store = TapStore(tmp_path, (NORMED,))
+    store.add([Conversation(ids, 3, 0.0)], [np.zeros((len(ids) - 1, 1, 8), np.uint16)])
+    check_clean(store, loaded, frozenset())
+    check_clean(store, loaded, frozenset(ngrams_of([text.replace("word9 ", "other ")[:70]])))
+    with pytest.raises(InvalidParameter, match=r"exclude: 1 of the 1 texts .* --work"):
+        check_clean(store, loaded, frozenset(ngrams_of([text])))
 
 
 def test_writing_that_brings_nothing_ends(engine, loaded, tmp_path, monkeypatch):
