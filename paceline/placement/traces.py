@@ -23,8 +23,8 @@ MILLISECONDS = 1e11
 COLUMNS = {
     "time": ("time", "t", "timestamp"),
     "model": ("model",),
-    "prompt_tokens": ("prompt_tokens", "contexttokens"),
-    "output_tokens": ("output_tokens", "generatedtokens"),
+    "prompt_tokens": ("prompt_tokens", "prompt", "contexttokens"),
+    "output_tokens": ("output_tokens", "output", "answer", "generatedtokens"),
 }
 """Columns of arrivals, with what headers call them, in small letters."""
 
