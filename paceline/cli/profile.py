@@ -128,13 +128,12 @@ def _scaled(made: "ModelProfile", factor: float) -> "ModelProfile":
     from dataclasses import replace
 
     from paceline.placement import ModelProfile
-    from paceline.placement.profiling.compare import scaled
 
     entries = {}
     for split, stages in made.entries.items():
         assert stages.tokens is not None
         latency = tuple(factor * seconds for seconds in stages.latency)
-        entries[split] = replace(stages, latency=latency, tokens=scaled(stages.tokens, factor))
+        entries[split] = replace(stages, latency=latency, tokens=stages.tokens.scaled(factor))
     return ModelProfile(made.name, entries)
 
 

@@ -4,7 +4,7 @@ A profile is held against runs that it was not scaled by, where there are two or
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import exp, log
 
 from paceline.errors import InvalidParameter
@@ -83,19 +83,7 @@ def calibrated(profile: TokenProfile, runs: Sequence[Benchmark]) -> TokenProfile
     Raises:
         InvalidParameter: no runs.
     """
-    return scaled(profile, scale_of(profile, runs))
-
-
-def scaled(profile: TokenProfile, factor: float) -> TokenProfile:
-    """Every time of `profile` times `factor`."""
-    return replace(
-        profile,
-        seconds={c: {r: factor * s for r, s in table.items()} for c, table in profile.seconds.items()},
-        prefill_seconds={c: {r: factor * s for r, s in table.items()} for c, table in profile.prefill_seconds.items()},
-        segment_seconds={c: factor * s for c, s in profile.segment_seconds.items()},
-        step_overhead=factor * profile.step_overhead,
-        draft_seconds=factor * profile.draft_seconds,
-    )
+    return profile.scaled(scale_of(profile, runs))
 
 
 def typical_error(comparisons: Sequence[Comparison], held_out: bool = False) -> float | None:
