@@ -19,13 +19,19 @@ from pathlib import Path
 
 from common import console, finish, markdown, show
 
-HEADS = ("eagle", "hass", "eagle3", "medusa", "blockwise", "mlp_speculator", "dspark", "falcon", "p_eagle")
+HEADS = {
+    **{name: [name] for name in ("eagle", "hass", "eagle3", "medusa", "blockwise", "mlp_speculator", "dspark", "falcon",
+                                 "p_eagle")},
+    "mlp_speculator two stages": ["mlp_speculator", "--text"],
+}  # fmt: skip
 DRAFTS = {
-    "distillspec forward_kl": [], "distillspec tvd++": ["--divergence", "tvd++"],
+    **{f"distillspec {name}": ["--divergence", name] for name in ("forward_kl", "reverse_kl", "jsd", "tvd", "tvd++")},
     "distillspec on-policy": ["--on-policy", "0.5"], "spire": ["--sparse"],
 }  # fmt: skip
 JOINT = {"medusa-2": "medusa", "blockwise joint": "blockwise"}
 RECIPES = (*HEADS, *DRAFTS, *JOINT)
+STAGED = "mlp_speculator two stages"
+"""The recipe that begins with ordinary text (``--text``)."""
 TREES = {"eagle-2": ("eagle", 8, {"tree": "dynamic"}), "falcon, blocks": ("falcon", 8, {"tree": "blocks"})}
 """Arms besides each recipe's chain: whose head it is, drafted tokens, options."""
 
@@ -70,16 +76,16 @@ def trained(name: str, args: argparse.Namespace, place: Path, work: Path) -> dic
     console.print(f"training {name}")
     budget = ["--steps", str(args.steps)] if args.steps else []
     budget += ["--time-budget", "240h" if args.steps else args.time_budget]
-    command = ["train", *command_of(name), *budget, "-o", str(place / slug(name))]
+    command = ["train", *command_of(name, args), *budget, "-o", str(place / slug(name))]
     found = run(command, args, work)
     said.write_text(json.dumps(found))
     return found
 
 
-def command_of(name: str) -> list[str]:
+def command_of(name: str, args: argparse.Namespace) -> list[str]:
     """What follows ``paceline train`` for a recipe."""
     if name in HEADS:
-        return ["head", name]
+        return ["head", *HEADS[name], *([str(args.text)] if name == STAGED else [])]
     return ["joint", JOINT[name]] if name in JOINT else ["draft", "--layers", "4", *DRAFTS[name]]
 
 
@@ -205,7 +211,10 @@ def parse() -> argparse.Namespace:
     budget.add_argument("--time-budget", help="time of every recipe, as 60m")
     parser.add_argument("--tokens", type=int, default=700_000, help="answer tokens of the text")
     parser.add_argument("--answers", type=Path, help="what the model said before, in place of writing")
-    parser.add_argument("--only", nargs="+", choices=RECIPES, default=RECIPES)
+    parser.add_argument("--text", type=Path, help=f"ordinary text, for {STAGED} alone")
+    parser.add_argument(
+        "--only", nargs="+", choices=RECIPES, help="all but for what needs --text, unless told otherwise"
+    )
     parser.add_argument("--only-train", action="store_true", help="measure later, with the machine to itself")
     parser.add_argument("--per-family", type=int, default=6)
     parser.add_argument("--max-tokens", type=int, default=128)
@@ -213,7 +222,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--markdown", type=Path, help="write the tables there")
     parser.add_argument("--out", type=Path, required=True)
-    return parser.parse_args()
+    args = parser.parse_args()
+    args.only = args.only or [name for name in RECIPES if args.text or name != STAGED]
+    if STAGED in args.only and not args.text:
+        parser.error(f"{STAGED} needs --text FILE")
+    return args
 
 
 if __name__ == "__main__":
