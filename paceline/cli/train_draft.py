@@ -129,7 +129,7 @@ def draft(
     folder = t.check_places(output or cache_dir() / "drafts" / t.slug(run.model) / job.name, run.plot)
     with t.training_bars() as progress:
         config, bar = run.config(), t.TrainingBar(progress)
-        report = None if pool is None else train_pool(job, pool, match, config, folder, progress, bar)
+        report = None if pool is None else train_pool(job, pool, match, config, folder, progress, bar, t.remark)
         done = train_draft(job, config, folder, progress, bar, t.remark) if report is None else report.runs[0]
     if report is not None:
         _show_pool(report, run.as_json)

@@ -19,7 +19,7 @@ from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.evaluation.head_training import check_wishes
 from paceline.evaluation.training_card import run_card, shown
 from paceline.evaluation.training_remarks import Tell, no_remarks, tell_finished
-from paceline.evaluation.training_text import TextJob, open_store, text_card, write_text
+from paceline.evaluation.training_text import TextJob, open_store, ready_text, text_card
 from paceline.models.base import checked_layers
 from paceline.models.config import ModelConfig
 from paceline.models.feedback import KEY, Sparse
@@ -35,6 +35,7 @@ from paceline.training.drafts.texts import teacher_of
 from paceline.training.heads.shards import Document, TapStore
 from paceline.training.heads.target import training_target
 from paceline.training.lora import add_lora, merged_state
+from paceline.training.run.checkpoint import has_checkpoint
 from paceline.training.run.loop import LoopSettings, Progress, Trainer, Watch
 from paceline.types import NamedProgress
 
@@ -111,7 +112,8 @@ class DraftSetup:
     loop: LoopSettings
 
 
-def set_up(job: DraftJob, config: EngineConfig, progress: NamedProgress, runs: Sequence[Path]) -> DraftSetup:
+def set_up(job: DraftJob, config: EngineConfig, progress: NamedProgress, runs: Sequence[Path],
+           tell: Tell = no_remarks) -> DraftSetup:  # fmt: skip
     """Load the target and have its text written, unless one of `runs` has begun with what there is.
 
     Raises:
@@ -131,8 +133,7 @@ def set_up(job: DraftJob, config: EngineConfig, progress: NamedProgress, runs: S
     written = replace(sizes, num_hidden_layers=kept)
     config_values(written)  # refuses now what could not be written at the end
     store = open_store(job.text, loaded)
-    if not any((run / "checkpoint.pt").exists() for run in runs):
-        write_text(job.text, loaded, config, store, progress)
+    ready_text(job.text, loaded, config, store, progress, any(map(has_checkpoint, runs)), tell)
     torch.set_num_threads(config.num_threads or torch.get_num_threads())
     spent = time.monotonic() - began
     loop = replace(job.loop, seconds=max(job.loop.seconds - spent, 1.0)) if job.loop.seconds else job.loop
@@ -191,7 +192,7 @@ def train_draft(job: DraftJob, config: EngineConfig, folder: Path, progress: Nam
         InvalidParameter: see `DistillRecipe`, `HeadWriter` and `Trainer`.
     """
     run = job.text.work / "runs" / job.name
-    setup = set_up(job, config, progress, [run])
+    setup = set_up(job, config, progress, [run], tell)
     recipe, done = train_member(job, setup, setup.loop, run, watch, tell=tell)
     save_draft(job, setup, recipe, done, folder)
     setup.loaded.close()
@@ -209,7 +210,7 @@ def draft_card(job: DraftJob, store: TapStore, done: Progress) -> dict[str, Any]
         "lora_rank": job.lora_rank,
         "raw": job.text.raw,
         "training": {"command": job.command or f"paceline train draft -m {job.text.model}",
-                     **text_card(job.text, store), **run_card(done)},
+                     **text_card(store), **run_card(done)},
         "before": shown(done.curve[0]),
         "held_out": shown(done.best or {}),
     }  # fmt: skip

@@ -13,6 +13,7 @@ from paceline.evaluation.own_text import is_drawn, is_greedy
 from paceline.models.base import CausalLM, pages_for
 from paceline.models.rows import Part, build_rows
 from paceline.training.heads.conversations import Conversation
+from paceline.training.heads.origins import ANSWERED, Origin
 from paceline.training.heads.shards import TapStore, to_bfloat16
 from paceline.types import Progress
 
@@ -52,7 +53,7 @@ def read_answers(model: CausalLM, given: Sequence[Given], store: TapStore, most_
             num_foreign += found is None
             kept += [] if found is None else [found]
         if kept:
-            store.add([one for one, _ in kept], [states for _, states in kept])
+            store.add([one for one, _ in kept], [states for _, states in kept], Origin(ANSWERED))
         progress(min(start + _SHARD, len(fresh)), len(fresh))
     return num_foreign
 

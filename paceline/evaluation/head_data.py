@@ -15,6 +15,7 @@ from paceline.errors import InvalidParameter
 from paceline.models.tokenizer import Tokenizer
 from paceline.training.heads.conversations import Conversation, is_contaminated
 from paceline.training.heads.openings import own_prompts, writing_params
+from paceline.training.heads.origins import GIVEN, OWN, Origin
 from paceline.training.heads.recorder import TapRecorder
 from paceline.training.heads.shards import TapStore
 from paceline.types import Progress, SamplingParams
@@ -119,7 +120,8 @@ class HeadWriter:
                 kept.append((one, found[: len(one.ids) - 1]))
         self._seen |= {tuple(prompt) for prompt in prompts}
         if kept:
-            self._store.add([one for one, _ in kept], [found for _, found in kept])
+            origin = Origin(OWN if self._prompts is None else GIVEN, self._seed, limits.answer_tokens)
+            self._store.add([one for one, _ in kept], [found for _, found in kept], origin)
 
     def _is_wanted(self, one: Conversation) -> bool:
         text = self._tokenizer.decode(one.ids.tolist())

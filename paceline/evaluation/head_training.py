@@ -22,7 +22,7 @@ from paceline.errors import InvalidParameter
 from paceline.evaluation.long_text import long_store, pieces, read_long, text_digest
 from paceline.evaluation.training_card import run_card, shown
 from paceline.evaluation.training_remarks import Tell, no_remarks, tell_finished
-from paceline.evaluation.training_text import TextJob, open_served, open_store, text_card, write_text
+from paceline.evaluation.training_text import TextJob, open_served, open_store, ready_text, text_card
 from paceline.models.heads.build import make_net
 from paceline.models.heads.files import save_head
 from paceline.models.heads.record import HeadConfig, HeadRecord
@@ -37,7 +37,7 @@ from paceline.training.heads.recipes.base import Recipe, Target
 from paceline.training.heads.recipes.medusa import MedusaRecipe
 from paceline.training.heads.shards import TapStore
 from paceline.training.heads.target import training_target
-from paceline.training.run.checkpoint import read_checkpoint
+from paceline.training.run.checkpoint import has_checkpoint, read_checkpoint
 from paceline.training.run.loop import LoopSettings, Progress, Trainer, Watch
 from paceline.types import NamedProgress
 
@@ -128,10 +128,10 @@ def train_head(job: HeadJob, config: EngineConfig, progress: NamedProgress = sil
     loaded = load(job.text.model, config, progress)
     target, begun = training_target(loaded.source, config.device), _begun(job, loaded)
     recipe = None if begun is None else resumed(recipe_type, target, begun, job.steps)
-    store = open_store(job.text, loaded) if job.served is None else open_served(job.served, loaded)
+    store = open_store(job.text, loaded) if job.served is None else open_served(job.served, job.text, loaded)
     run = job.text.work / "runs" / _run_name(job, begun, long_text, store)
-    if job.served is None and not (run / "checkpoint.pt").exists():
-        write_text(job.text, loaded, config, store, progress)
+    if job.served is None:
+        ready_text(job.text, loaded, config, store, progress, has_checkpoint(run), tell)
     torch.set_num_threads(config.num_threads or torch.get_num_threads())
     torch.manual_seed(job.loop.seed)
     if recipe is None:
@@ -272,8 +272,7 @@ def card(job: HeadJob, target: Target, store: TapStore, recipe: Recipe, done: Pr
         "licence": "as the target's: the text was written by it",
         "training": {
             "command": job.command or f"paceline train head {job.family} -m {job.text.model}",
-            **text_card(job.text, store),
-            **({} if job.served is None else {"prompts": "served"}),
+            **text_card(store),
             **run_card(done),
         },
         "draft_vocabulary": {"tokens": len(recipe.draft_ids), "coverage": coverage(counts, recipe.draft_ids)},

@@ -18,7 +18,7 @@ from paceline.errors import InvalidParameter
 from paceline.evaluation.head_training import check_wishes, chosen_vocabulary, tree_card
 from paceline.evaluation.training_card import run_card, shown
 from paceline.evaluation.training_remarks import Tell, no_remarks, tell_finished
-from paceline.evaluation.training_text import TextJob, open_store, text_card, write_text
+from paceline.evaluation.training_text import TextJob, open_store, ready_text, text_card
 from paceline.models.heads.files import save_head
 from paceline.models.heads.fingerprint import target_print
 from paceline.models.resolve import resolve_model
@@ -27,6 +27,7 @@ from paceline.training.drafts.net import DraftNet, check_rank, check_trainable
 from paceline.training.heads.recipes import recipe_of
 from paceline.training.heads.target import training_target
 from paceline.training.joint.recipe import JointRecipe
+from paceline.training.run.checkpoint import has_checkpoint
 from paceline.training.run.loop import LoopSettings, Progress, Trainer, Watch
 from paceline.types import NamedProgress
 
@@ -83,8 +84,7 @@ def train_joint(job: JointJob, config: EngineConfig, folder: Path, progress: Nam
     check_rank(job.rank, loaded.source.checkpoint.config)
     config_values(loaded.source.checkpoint.config)  # refuses now what could not be written at the end
     store = open_store(job.text, loaded)
-    if not (run / "checkpoint.pt").exists():
-        write_text(job.text, loaded, config, store, progress)
+    ready_text(job.text, loaded, config, store, progress, has_checkpoint(run), tell)
     torch.set_num_threads(config.num_threads or torch.get_num_threads())
     torch.manual_seed(job.loop.seed)
     ids = chosen_vocabulary(job.draft_vocabulary, loaded, store, run)
@@ -100,9 +100,7 @@ def train_joint(job: JointJob, config: EngineConfig, folder: Path, progress: Nam
     merged, weights = recipe.split(trainer.best_weights or trainer.mean.weights)
     held_out = [one for one in store.documents if one.conversation.is_held_out]
     drift = recipe.drift(store, held_out)
-    card = _card(job, done, drift, text_card(job.text, store)) | {
-        "tree": tree_card(recipe.rank_accuracies(store, held_out))
-    }
+    card = _card(job, done, drift, text_card(store)) | {"tree": tree_card(recipe.rank_accuracies(store, held_out))}
     source = loaded.source
     with writing("output", folder):
         save_model(folder / "target", source.checkpoint.config, net.tensors(merged), source.tokenizer, card)

@@ -15,6 +15,7 @@ from paceline.models.base import pages_for
 from paceline.models.loaded import LoadedModel
 from paceline.models.rows import Part, build_rows
 from paceline.training.heads.conversations import Conversation
+from paceline.training.heads.origins import ORDINARY, Origin
 from paceline.training.heads.shards import TapStore, to_bfloat16
 from paceline.types import NamedProgress
 
@@ -53,7 +54,8 @@ def read_long(loaded: LoadedModel, documents: Sequence[np.ndarray], store: TapSt
     for start in range(len(store.documents), len(documents), _SHARD):
         progress("text read", start, len(documents))
         part = documents[start : start + _SHARD]
-        store.add([Conversation(ids, _HEAD, 1.0) for ids in part], [_states(loaded, ids, store.taps) for ids in part])
+        states = [_states(loaded, ids, store.taps) for ids in part]
+        store.add([Conversation(ids, _HEAD, 1.0) for ids in part], states, Origin(ORDINARY))
     progress("text read", len(documents), len(documents))
 
 

@@ -18,6 +18,7 @@ from paceline.disk import writing
 from paceline.engine.build import silent
 from paceline.errors import InvalidParameter
 from paceline.evaluation.draft_training import DraftJob, DraftSetup, save_draft, set_up, train_member
+from paceline.evaluation.training_remarks import Tell, no_remarks
 from paceline.training.drafts.boost import Lessons, hits_on, pool_tokens_per_pass
 from paceline.training.drafts.distill import DistillRecipe
 from paceline.training.heads.shards import Document
@@ -48,11 +49,13 @@ class PoolReport:
 
 
 def train_pool(job: DraftJob, size: int, match: float | None, config: EngineConfig, folder: Path,
-               progress: NamedProgress = silent, watch: Watch = lambda now: None) -> PoolReport:  # fmt: skip
+               progress: NamedProgress = silent, watch: Watch = lambda now: None, tell: Tell = no_remarks,
+               ) -> PoolReport:  # fmt: skip
     """Train `size` drafts within the job's budget, equal parts each, and write them to `folder`/1, `folder`/2, ...
 
     Args:
         match: see `Lessons`.
+        tell: is given what the user should know besides, a line each.
 
     Raises:
         InvalidParameter: fewer than 2 drafts, a `match` out of range, or a draft that leaves nothing to learn.
@@ -63,14 +66,14 @@ def train_pool(job: DraftJob, size: int, match: float | None, config: EngineConf
     Lessons((), match)
     label = "places" if match is None else f"{match:g}"
     folders = [job.text.work / "runs" / f"{job.name}-pool-{label}-{number}" for number in range(1, size + 1)]
-    setup = set_up(job, config, progress, folders)
+    setup = set_up(job, config, progress, folders, tell)
     loop = replace(setup.loop, seconds=None if setup.loop.seconds is None else setup.loop.seconds / size)
     learnt_from = [one for one in setup.store.documents if not one.conversation.is_held_out]
     lessons = Lessons(learnt_from, match, job.text.raw)
     recipes, runs, learnt = [], [], []
     for number, run in enumerate(folders, 1):
         learnt.append(lessons)
-        recipe, done = train_member(job, setup, loop, run, watch, lessons.documents, lessons.known)
+        recipe, done = train_member(job, setup, loop, run, watch, lessons.documents, lessons.known, tell)
         about = {"number": number, "of": size, "match": match, "places": lessons.num_places}
         save_draft(job, setup, recipe, done, folder / str(number), {"pool": about})
         recipes.append(recipe)

@@ -12,10 +12,12 @@ from paceline.engine.build import build_engine
 from paceline.errors import InvalidParameter
 from paceline.evaluation.given_answers import Given, read_answers
 from paceline.evaluation.head_data import HeadWriter, WritingLimits
+from paceline.evaluation.training_remarks import Tell
 from paceline.models.base import NORMED
 from paceline.models.heads.fingerprint import weights_digest
 from paceline.models.loaded import LoadedModel
 from paceline.training.heads.conversations import HELD_OUT_SHARE, NGRAM, is_contaminated, is_held_out
+from paceline.training.heads.origins import counted, unheeded
 from paceline.training.heads.recorder import TapRecorder
 from paceline.training.heads.shards import TapStore
 from paceline.training.heads.taps import eagle_taps
@@ -64,26 +66,26 @@ def open_store(job: TextJob, loaded: LoadedModel) -> TapStore:
     """
     taps = (*eagle_taps(loaded.model.config.num_hidden_layers), NORMED)
     store = _of_model(TapStore(job.work / "taps", taps, weights_digest(loaded.source)), "work", loaded)
-    check_clean(store, loaded, job.benchmark)
+    check_clean(store, loaded, job.benchmark, "give another folder as --work, where text is written without them")
     return store
 
 
-def check_clean(store: TapStore, loaded: LoadedModel, benchmark: frozenset[tuple[str, ...]]) -> None:
-    """Refuse text that was written without looking at the benchmark. Raises InvalidParameter."""
+def check_clean(store: TapStore, loaded: LoadedModel, benchmark: frozenset[tuple[str, ...]], remedy: str) -> None:
+    """Refuse text that was kept without looking at the benchmark: InvalidParameter, which ends with `remedy`."""
     if not benchmark:
         return
     decode, words = loaded.source.tokenizer.decode, set(benchmark)
     found = sum(is_contaminated(decode(one.conversation.ids.tolist()), words) for one in store.documents)
     if found:
         problem = f"{found} of the {len(store.documents)} texts in {store.folder} share {NGRAM} words in a row with it"
-        raise InvalidParameter("exclude", problem, "give another folder as --work, where text is written without them")
+        raise InvalidParameter("exclude", problem, remedy)
 
 
-def open_served(folder: Path, loaded: LoadedModel) -> TapStore:
+def open_served(folder: Path, job: TextJob, loaded: LoadedModel) -> TapStore:
     """What a server kept.
 
     Raises:
-        InvalidParameter: nothing, or hidden states of another model.
+        InvalidParameter: nothing, or hidden states of another model, or texts that the benchmark holds.
         CorruptWeights: a file of it is damaged.
     """
     try:
@@ -92,6 +94,7 @@ def open_served(folder: Path, loaded: LoadedModel) -> TapStore:
         raise error.about("served") from None
     if not store.documents:
         raise InvalidParameter("served", f"{folder} holds no texts yet", "serve more")
+    check_clean(store, loaded, job.benchmark, "keep what is served anew, or leave --exclude out")
     return _of_model(store, "served", loaded)
 
 
@@ -104,8 +107,44 @@ def _of_model(store: TapStore, field: str, loaded: LoadedModel) -> TapStore:
     return store
 
 
-def write_text(job: TextJob, loaded: LoadedModel, config: EngineConfig, store: TapStore,
-               progress: NamedProgress) -> None:  # fmt: skip
+def ready_text(job: TextJob, loaded: LoadedModel, config: EngineConfig, store: TapStore, progress: NamedProgress,
+               is_begun: bool, tell: Tell) -> None:  # fmt: skip
+    """Have the text that a job learns from: a run that `is_begun` goes on with what there is, others have it written.
+
+    Args:
+        tell: is told of wishes that the text which is there does not heed.
+
+    Raises:
+        InvalidParameter: as `_write`.
+    """
+    before = store.num_answer_tokens
+    if not is_begun:
+        _write(job, loaded, config, store, progress)
+    if store.num_answer_tokens == before:
+        _tell_unheeded(job, store, is_begun, tell)
+
+
+def _tell_unheeded(job: TextJob, store: TapStore, is_begun: bool, tell: Tell) -> None:
+    """Name the wishes of a job that its text, which was there, was not made by."""
+    said = {tuple(one.conversation.ids.tolist()): one.conversation.num_prompt for one in store.documents}
+    asked = {ids[:num_prompt] for ids, num_prompt in said.items()}
+    found = []
+    if job.prompts is not None and not any(tuple(one) in asked for one in job.prompts):
+        found.append("--prompts")
+    if job.answers and not any((*prompt, *answer) in said for prompt, answer in job.answers):
+        found.append("--answers")
+    wishes = unheeded((one.origin for one in store.documents), job.seed, job.answer_tokens)
+    found += [f"--{name.replace('_', '-')} {value}" for name, value in wishes.items()]
+    if is_begun and store.num_answer_tokens < job.tokens:
+        found.append(f"--tokens {job.tokens}")
+    if found:
+        there = f"{store.num_answer_tokens} answer tokens, {counted(one.origin for one in store.documents)}"
+        why = "this run goes on with the text it began with" if is_begun else "the text that is there is enough"
+        tell(f"{why} ({there}); not heeded: {', '.join(found)}. Give another --work than {job.work} for other text")
+
+
+def _write(job: TextJob, loaded: LoadedModel, config: EngineConfig, store: TapStore,
+           progress: NamedProgress) -> None:  # fmt: skip
     """Have the target read the answers that are at hand, and write what is missing.
 
     Raises:
@@ -151,18 +190,13 @@ def _read_given(job: TextJob, loaded: LoadedModel, store: TapStore, progress: Na
         raise InvalidParameter("answers", problem, "give what the model itself said, or leave it out")
 
 
-def text_card(job: TextJob, store: TapStore) -> dict[str, Any]:
+def text_card(store: TapStore) -> dict[str, Any]:
     """What a card says of the text."""
     return {
         "conversations": len(store.documents),
         "answer_tokens": store.num_answer_tokens,
-        "prompts": _prompts_of(job),
+        "prompts": counted(one.origin for one in store.documents),
     }
-
-
-def _prompts_of(job: TextJob) -> str:
-    written = "written by the target from its chat template" if job.prompts is None else "given"
-    return f"with the answers, {len(job.answers)} given; others {written}" if job.answers else written
 
 
 def _writing(config: EngineConfig) -> EngineConfig:

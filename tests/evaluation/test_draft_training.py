@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from paceline.cli.main import app
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.errors import CorruptWeights, InvalidParameter, PacelineError
+from paceline.evaluation.training_remarks import no_remarks
 from paceline.models.resolve import resolve_model
 from paceline.models.tokenizer import Tokenizer
 from paceline.types import SamplingParams
@@ -279,4 +280,4 @@ def test_answers_that_are_too_few_for_a_model_without_template_are_counted(tmp_p
     job = training_text.TextJob("m", tmp_path, 2_000_000, answers=[([1], [2, 3, 4, 5])])
     store = SimpleNamespace(num_answer_tokens=731)
     with pytest.raises(InvalidParameter, match=r"^tokens: 2000000 .*the answers have 731.*give --tokens 731"):
-        training_text.write_text(job, bare, EngineConfig(), store, lambda *_: None)  # type: ignore[arg-type]
+        training_text.ready_text(job, bare, EngineConfig(), store, lambda *_: None, False, no_remarks)  # type: ignore[arg-type]

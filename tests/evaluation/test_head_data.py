@@ -8,7 +8,7 @@ from paceline.engine.build import build_engine
 from paceline.errors import InvalidParameter
 from paceline.evaluation import head_data
 from paceline.evaluation.head_data import HeadWriter, WritingLimits
-from paceline.evaluation.training_text import check_clean
+from paceline.evaluation.training_text import TextJob, check_clean, open_served
 from paceline.models.base import NORMED, pages_for
 from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import ModelSource
@@ -127,10 +127,13 @@ def test_text_that_is_there_and_holds_the_benchmark_is_refused(loaded, tmp_path)
     ids = np.array(list(text.encode()), np.int32)
     store = TapStore(tmp_path, (NORMED,))
     store.add([Conversation(ids, 3, 0.0)], [np.zeros((len(ids) - 1, 1, 8), np.uint16)])
-    check_clean(store, loaded, frozenset())
-    check_clean(store, loaded, frozenset(ngrams_of([text.replace("word9 ", "other ")[:70]])))
-    with pytest.raises(InvalidParameter, match=r"exclude: 1 of the 1 texts .* --work"):
-        check_clean(store, loaded, frozenset(ngrams_of([text])))
+    check_clean(store, loaded, frozenset(), "go")
+    check_clean(store, loaded, frozenset(ngrams_of([text.replace("word9 ", "other ")[:70]])), "go")
+    with pytest.raises(InvalidParameter, match=r"exclude: 1 of the 1 texts .*; go"):
+        check_clean(store, loaded, frozenset(ngrams_of([text])), "go")
+    job = TextJob("random", tmp_path, 1, benchmark=frozenset(ngrams_of([text])))
+    with pytest.raises(InvalidParameter, match=r"exclude: 1 of the 1 texts .* leave --exclude out"):
+        open_served(tmp_path, job, loaded)
 
 
 def test_writing_that_brings_nothing_ends(engine, loaded, tmp_path, monkeypatch):

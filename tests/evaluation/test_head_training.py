@@ -76,6 +76,28 @@ def test_raw_prompts_are_gone_on_with_as_they_are_and_as_far_as_asked(machine, t
     assert {len(one.answer) for one in kept} == {9}
 
 
+def test_wishes_that_text_which_is_there_does_not_heed_are_named(machine, tmp_path):
+    first, second, log = (tmp_path / name for name in ("first.txt", "second.txt", "log.jsonl"))
+    first.write_text("\n".join(f"say {i}" for i in range(24)))
+    second.write_text("\n".join(f"tell {i}" for i in range(24)))
+    log.write_text(json.dumps({"prompt": "what", "answer": "this and that and more"}))
+    common = ["--steps", 1, "--threads", 1, "--tokens", 100, "-o", tmp_path / "head", "--work", tmp_path / "work"]
+    written = run("medusa", *common, "--prompts", first)
+    assert written.exit_code == 0 and "not heeded" not in written.stderr
+    again = run("blockwise", *common, "--prompts", first)
+    assert again.exit_code == 0 and "not heeded" not in again.stderr
+    other = run("mlp_speculator", *common, "--prompts", second, "--max-tokens", 9, "--seed", 3)
+    assert "the text that is there is enough" in other.stderr and "given)" in other.stderr
+    assert "not heeded: --prompts, --max-tokens 9, --seed 3." in other.stderr
+    assert "not heeded: --answers." in run("eagle", *common, "--answers", log).stderr
+    more = run("medusa", *common[:4], "--tokens", 10_000, *common[6:], "--prompts", first)
+    assert (
+        "this run goes on with the text it began with" in more.stderr and "not heeded: --tokens 10000." in more.stderr
+    )
+    card = read_head(tmp_path / "head").card["training"]
+    assert card["prompts"] == f"{card['conversations']} given"  # type: ignore[index]
+
+
 def test_a_head_learns_from_a_log(machine, tmp_path):
     prompts, log = tmp_path / "prompts.txt", tmp_path / "log.jsonl"
     prompts.write_text("\n".join(f"say {i}" for i in range(24)))
@@ -101,7 +123,7 @@ def test_a_head_learns_from_a_log(machine, tmp_path):
     assert found.exit_code == 0, found.exception
     read = {decode(one.conversation.ids) for one in TapStore(tmp_path / "read" / "taps").documents}
     assert len(said) > 3 and read >= {f"U:{one['prompt']}|A:{one['answer']}" for one in said}
-    assert f"{len(said)} given" in read_head(tmp_path / "head").card["training"]["prompts"]
+    assert f"{len(said)} given with the answers" in read_head(tmp_path / "head").card["training"]["prompts"]
 
 
 def test_a_head_goes_on_with_served_texts_and_is_never_worse_there(machine, tmp_path):
@@ -120,7 +142,7 @@ def test_a_head_goes_on_with_served_texts_and_is_never_worse_there(machine, tmp_
     assert np.array_equal(after.draft_ids, before.draft_ids) and after.config.num_steps == before.config.num_steps
     assert len(list((work / "runs").glob("medusa-resumed-*"))) == 1
     assert_checked_on_text_of_nobody(machine, folder, tmp_path / "second")
-    assert after.card["training"]["prompts"] == "served"  # type: ignore[index]
+    assert after.card["training"]["prompts"].endswith("given")  # type: ignore[index]
     again = run(*common, *wishes)
     assert "this run was finished before, after 2 updates" in again.stderr
     store = TapStore(work / "taps")

@@ -1,7 +1,8 @@
 """Conversations with the target's hidden states on disk: memory-mapped, in bfloat16, a few ten thousand rows a file.
 
 A conversation of n tokens has n - 1 rows: what the target knew after each token but the last. Its files are
-``shard-NNNN.npz`` (ids) and ``taps-NNNN.npy`` (uint16, the upper half of a float32). Not for torch (`batches.py`).
+``shard-NNNN.npz`` (ids, and how they came about) and ``taps-NNNN.npy`` (uint16, the upper half of a float32). Not for
+torch (`batches.py`).
 """
 
 import json
@@ -16,6 +17,7 @@ import numpy as np
 from paceline.disk import writing
 from paceline.errors import CorruptWeights, InvalidParameter
 from paceline.training.heads.conversations import Conversation
+from paceline.training.heads.origins import NOT_KEPT, Origin, read_origin
 
 _INDEX = "taps.json"
 SHARD_ROWS = 60_000
@@ -27,11 +29,13 @@ class Document:
 
     Attributes:
         shard, start: its file and first row there.
+        origin: how it came about.
     """
 
     conversation: Conversation
     shard: int
     start: int
+    origin: Origin
 
     @property
     def key(self) -> tuple[int, int]:
@@ -102,20 +106,23 @@ class TapStore:
         self._maps[number] = rows
         self.documents += documents
 
-    def add(self, conversations: Sequence[Conversation], states: Sequence[np.ndarray]) -> None:
+    def add(self, conversations: Sequence[Conversation], states: Sequence[np.ndarray],
+            origin: Origin = NOT_KEPT) -> None:  # fmt: skip
         """Write one shard.
 
         Args:
             states: per conversation [ids - 1, taps, hidden], uint16 (`to_bfloat16`).
+            origin: of all of them.
 
         Raises:
             InvalidParameter: it cannot be written; the shards before are as they were.
         """
         with writing("work", self.folder):
-            self._write(max(self._maps, default=-1) + 1, conversations, states)
+            self._write(max(self._maps, default=-1) + 1, conversations, states, origin)
         self.refresh()
 
-    def _write(self, number: int, conversations: Sequence[Conversation], states: Sequence[np.ndarray]) -> None:
+    def _write(self, number: int, conversations: Sequence[Conversation], states: Sequence[np.ndarray],
+               origin: Origin) -> None:  # fmt: skip
         part = self.folder / "partial.npy"
         np.save(part, np.concatenate(states))
         os.replace(part, self._taps_path(number))
@@ -127,6 +134,7 @@ class TapStore:
             rows=np.array([len(one) for one in states], np.int32),
             prompt=np.array([one.num_prompt for one in conversations], np.int32),
             temperature=np.array([one.temperature for one in conversations], np.float32),
+            origin=np.array(origin.to_json()),
         )
         os.replace(part, self.folder / f"shard-{number:04d}.npz")
 
@@ -188,9 +196,10 @@ def _documents(number: int, path: Path) -> list[Document]:
     with np.load(path) as data:
         ids, lengths, kept = data["ids"], data["length"], data["rows"]
         prompts, temperatures = data["prompt"], data["temperature"]
+        origin = read_origin(str(data["origin"])) if "origin" in data else NOT_KEPT
     documents, start, row = [], 0, 0
     for length, prompt, temperature, rows in zip(lengths, prompts, temperatures, kept, strict=True):
         own = ids[start : start + length].astype(np.int32)
-        documents.append(Document(Conversation(own, int(prompt), float(temperature)), number, row))
+        documents.append(Document(Conversation(own, int(prompt), float(temperature)), number, row, origin))
         start, row = start + length, row + int(rows)
     return documents

@@ -11,6 +11,7 @@ import numpy as np
 from paceline.disk import writing
 from paceline.errors import InvalidParameter
 from paceline.training.heads.conversations import Conversation
+from paceline.training.heads.origins import SERVED, Origin
 from paceline.training.heads.shards import TapStore
 
 MAX_TOKENS = 100_000
@@ -53,5 +54,5 @@ class ServedRing:
         if self._waiting:
             conversations, states = zip(*self._waiting, strict=True)
             self._waiting = []
-            self.store.add(conversations, states)
+            self.store.add(conversations, states, Origin(SERVED))
         self.store.drop_oldest(self._max_tokens)

@@ -25,15 +25,20 @@ def write_checkpoint(folder: Path, state: dict[str, Any]) -> None:
         os.replace(part, folder / _NAME)
 
 
+def has_checkpoint(folder: Path) -> bool:
+    """Whether a run has begun there."""
+    return (folder / _NAME).exists()
+
+
 def read_checkpoint(folder: Path) -> dict[str, Any] | None:
     """What was written last; None where nothing was.
 
     Raises:
         CorruptWeights: the file is damaged.
     """
-    path = folder / _NAME
-    if not path.exists():
+    if not has_checkpoint(folder):
         return None
+    path = folder / _NAME
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.errors import CorruptWeights, InvalidParameter
+from paceline.training.heads.origins import GIVEN, NOT_KEPT, Origin
 from paceline.training.heads.shards import TapStore
 from tests.training.heads.tiny import TAPS, conversation, states_of, tiny_store, tiny_target
 
@@ -77,3 +78,30 @@ def test_a_place_that_is_no_folder_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(InvalidParameter, match=r"^work: .*cannot be written"):
         TapStore(tmp_path / "file" / "taps", TAPS)
+
+
+def test_a_shard_says_how_its_texts_came_about(tmp_path):
+    target = tiny_target()
+    store = tiny_store(tmp_path / "taps", target, num=4)
+    one, origin = conversation(9, False), Origin(GIVEN, 3, 64)
+    store.add([one], [states_of(one, target)], origin)
+    *before, last = (each.origin for each in TapStore(store.folder).documents)
+    assert last == origin and set(before) == {NOT_KEPT}
+
+
+@pytest.mark.parametrize("text", ["", "3", "{}", '{"prompts": 3}', '{"prompts": "given", "seed": "a"}'])
+def test_an_origin_that_cannot_be_read_is_named(folder, text):
+    path = folder / "shard-0001.npz"
+    with np.load(path) as data:
+        entries = {**data, "origin": np.array(text)}
+    np.savez(path, **entries)
+    with pytest.raises(CorruptWeights, match=r"shard-0001.npz .*cannot be read"):
+        TapStore(folder)
+
+
+def test_a_shard_of_before_origins_were_kept_is_read(folder):
+    path = folder / "shard-0001.npz"
+    with np.load(path) as data:
+        entries = {name: data[name] for name in data if name != "origin"}
+    np.savez(path, **entries)
+    assert TapStore(folder).documents[-1].origin == NOT_KEPT
