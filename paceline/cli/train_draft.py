@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _RATE, _WHOLE_MODEL_RATE = 1e-3, 2e-4
 """Highest learning rates: of layers of the target or of low-rank updates, and of all weights of a whole model."""
+_SERVED_SHARE = 0.1
+"""Of those rates where a draft goes on with what was served, as of heads."""
 _LAYERS = 4
 
 
@@ -51,12 +53,18 @@ class Wishes:
     ] = None
     num_draft_tokens: Annotated[int, typer.Option("--num-draft-tokens", "-k", help="Drafts that are measured.")] = 4
     rate: Annotated[float | None, typer.Option("--rate", help="Highest learning rate [1e-3; 2e-4].")] = None
+    served: Annotated[
+        Path | None,
+        typer.Option("--served", help="With --begin-with: learn from what serve --keep-served kept, at a tenth of it."),
+    ] = None
 
     def check_pool(self, pool: int | None, match: float | None, plot: Path | None) -> None:
         """Raise InvalidParameter for options that do not go together."""
         if self.sparse and pool is not None:
             problem = "drafts with a memory are not merged into one tree"
             raise InvalidParameter("pool", problem, "leave --pool or --sparse out")
+        if self.served is not None and pool is not None:
+            raise InvalidParameter("pool", "is of new drafts", "leave --pool or --served out")
         if match is not None and pool is None:
             raise InvalidParameter("match", "is for the drafts of a pool", "give --pool too, or leave it out")
         if plot is not None and pool is not None:
@@ -71,12 +79,12 @@ class Wishes:
             raise InvalidParameter("window", "is for drafts with a memory", "give --sparse too, or leave it out")
         sparse = None if not self.sparse else Sparse() if self.window is None else Sparse(self.window)
         whole = self.begin_with is not None and self.lora_rank is None
-        usual = _WHOLE_MODEL_RATE if whole else _RATE
+        usual = (_WHOLE_MODEL_RATE if whole else _RATE) * (1.0 if self.served is None else _SERVED_SHARE)
         layers = None if self.begin_with is not None else _LAYERS
         return DraftJob(
             run.text(), run.loop(rate=usual if self.rate is None else self.rate), self.begin_with,
             layers if self.layers is None else _layers(self.layers), self.divergence, self.on_policy,
-            self.num_draft_tokens, sparse, self.lora_rank, command,
+            self.num_draft_tokens, sparse, self.lora_rank, self.served, command,
         )  # fmt: skip
 
 
@@ -113,6 +121,8 @@ def draft(
         paceline train draft -m target.gguf --begin-with small.gguf --divergence tvd --on-policy 0.5
 
         paceline train draft -m 1.5b.gguf --begin-with 0.5b.gguf --lora-rank 16 --time-budget 60m
+
+        paceline train draft -m smollm2-135m --begin-with my-draft --served served/ --time-budget 10m -o my-draft-2
 
         paceline train draft -m smollm2-135m --pool 3 --time-budget 3h -o pool
 

@@ -19,7 +19,14 @@ from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.evaluation.head_training import check_wishes
 from paceline.evaluation.training_card import run_card, shown
 from paceline.evaluation.training_remarks import Tell, no_remarks, tell_finished
-from paceline.evaluation.training_text import TextJob, open_store, ready_text, text_card
+from paceline.evaluation.training_text import (
+    TextJob,
+    check_nothing_given,
+    open_served,
+    open_store,
+    ready_text,
+    text_card,
+)
 from paceline.models.base import checked_layers
 from paceline.models.config import ModelConfig
 from paceline.models.feedback import KEY, Sparse
@@ -54,6 +61,8 @@ class DraftJob:
         num_draft_tokens: of a draft, for the figures.
         sparse: what rows of a draft with a feedback memory see (SPIRe); None for a plain draft.
         lora_rank: of updates that are trained in place of all weights; None trains all.
+        served: folder of a ring of served texts, to learn from in place of text written for the purpose (OSD, Liu et
+            al. 2024).
         command: that the card says made it; empty for the least one.
     """
 
@@ -66,6 +75,7 @@ class DraftJob:
     num_draft_tokens: int = 4
     sparse: Sparse | None = None
     lora_rank: int | None = None
+    served: Path | None = None
     command: str = ""
 
     def __post_init__(self) -> None:
@@ -78,10 +88,19 @@ class DraftJob:
             raise InvalidParameter(
                 "lora_rank", "a feedback memory is learnt whole", "leave --lora-rank or --sparse out"
             )
+        if self.served is not None:
+            self._check_served()
+
+    def _check_served(self) -> None:
+        check_nothing_given(self.text)
+        if self.draft is None:
+            raise InvalidParameter("served", "is for a draft that there is already", "name it with --begin-with")
+        if self.sparse is not None:
+            raise InvalidParameter("served", "drafts with a memory do not go on", "leave --served or --sparse out")
 
     @property
     def name(self) -> str:
-        """Of its checkpoint's folder: other settings are another run."""
+        """Of its checkpoint's folder: other settings are another run, see `run_of`."""
         kept = "all" if self.layers is None else self.layers
         kept = kept if isinstance(kept, (str, int)) else "-".join(map(str, kept))
         origin = "" if self.draft is None else "".join(c if c.isalnum() else "-" for c in self.draft)[-40:]
@@ -112,9 +131,14 @@ class DraftSetup:
     loop: LoopSettings
 
 
+def run_of(job: DraftJob, store: TapStore) -> Path:
+    """The checkpoint's folder: what was served since makes other text of a ring, and so another run."""
+    return job.text.work / "runs" / (job.name if job.served is None else f"{job.name}-served-{store.digest()[:12]}")
+
+
 def set_up(job: DraftJob, config: EngineConfig, progress: NamedProgress, runs: Sequence[Path],
            tell: Tell = no_remarks) -> DraftSetup:  # fmt: skip
-    """Load the target and have its text written, unless one of `runs` has begun with what there is.
+    """Load the target and have its text written, unless one of `runs` has begun with what there is, or it was served.
 
     Raises:
         As `train_draft`.
@@ -132,8 +156,11 @@ def set_up(job: DraftJob, config: EngineConfig, progress: NamedProgress, runs: S
     kept = sizes.num_hidden_layers if layers is None else len(checked_layers(layers, sizes.num_hidden_layers))
     written = replace(sizes, num_hidden_layers=kept)
     config_values(written)  # refuses now what could not be written at the end
-    store = open_store(job.text, loaded)
-    ready_text(job.text, loaded, config, store, progress, any(map(has_checkpoint, runs)), tell)
+    if job.served is None:
+        store = open_store(job.text, loaded)
+        ready_text(job.text, loaded, config, store, progress, any(map(has_checkpoint, runs)), tell)
+    else:
+        store = open_served(job.served, job.text, loaded)
     torch.set_num_threads(config.num_threads or torch.get_num_threads())
     spent = time.monotonic() - began
     loop = replace(job.loop, seconds=max(job.loop.seconds - spent, 1.0)) if job.loop.seconds else job.loop
@@ -191,9 +218,8 @@ def train_draft(job: DraftJob, config: EngineConfig, folder: Path, progress: Nam
         UnsupportedModel: a draft of another vocabulary, or a family that is not trained or written.
         InvalidParameter: see `DistillRecipe`, `HeadWriter` and `Trainer`.
     """
-    run = job.text.work / "runs" / job.name
-    setup = set_up(job, config, progress, [run], tell)
-    recipe, done = train_member(job, setup, setup.loop, run, watch, tell=tell)
+    setup = set_up(job, config, progress, [job.text.work / "runs" / job.name], tell)
+    recipe, done = train_member(job, setup, setup.loop, run_of(job, setup.store), watch, tell=tell)
     save_draft(job, setup, recipe, done, folder)
     setup.loaded.close()
     return done

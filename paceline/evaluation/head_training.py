@@ -22,7 +22,14 @@ from paceline.errors import InvalidParameter
 from paceline.evaluation.long_text import long_store, pieces, read_long, text_digest
 from paceline.evaluation.training_card import run_card, shown
 from paceline.evaluation.training_remarks import Tell, no_remarks, tell_finished
-from paceline.evaluation.training_text import TextJob, open_served, open_store, ready_text, text_card
+from paceline.evaluation.training_text import (
+    TextJob,
+    check_nothing_given,
+    open_served,
+    open_store,
+    ready_text,
+    text_card,
+)
 from paceline.models.heads.build import make_net
 from paceline.models.heads.files import save_head
 from paceline.models.heads.record import HeadConfig, HeadRecord
@@ -89,9 +96,8 @@ class HeadJob:
             raise InvalidParameter("served", "is for a head that there is already", "name it with --resume")
         if self.resume is not None and self.long_text:
             raise InvalidParameter("text", "is for a new head", "leave --text or --resume out")
-        for name, given in (("answers", self.text.answers), ("prompts", self.text.prompts is not None)):
-            if self.served is not None and given:
-                raise InvalidParameter(name, "are not read beside served texts", f"leave --{name} or --served out")
+        if self.served is not None:
+            check_nothing_given(self.text)
 
     @property
     def steps(self) -> int:
@@ -229,9 +235,7 @@ def _run_name(job: HeadJob, begun: HeadRecord | None, long_text: Sequence[np.nda
     """
     if begun is None:
         return f"{job.family}-two-stages-{text_digest(long_text)}" if long_text else job.family
-    digest = hashlib.sha256()
-    for one in store.documents if job.served is not None else ():
-        digest.update(one.conversation.ids.tobytes() + b".")
+    digest = hashlib.sha256(store.digest().encode() if job.served is not None else b"")
     for name in sorted(begun.tensors):
         digest.update(np.ascontiguousarray(begun.tensors[name]).tobytes())
     return f"{job.family}-resumed-{digest.hexdigest()[:12]}"

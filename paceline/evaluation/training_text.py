@@ -81,6 +81,13 @@ def check_clean(store: TapStore, loaded: LoadedModel, benchmark: frozenset[tuple
         raise InvalidParameter("exclude", problem, remedy)
 
 
+def check_nothing_given(job: TextJob) -> None:
+    """Raises InvalidParameter for text that nobody would read beside served texts."""
+    for name, given in (("answers", job.answers), ("prompts", job.prompts is not None)):
+        if given:
+            raise InvalidParameter(name, "are not read beside served texts", f"leave --{name} or --served out")
+
+
 def open_served(folder: Path, job: TextJob, loaded: LoadedModel) -> TapStore:
     """What a server kept.
 

@@ -13,6 +13,7 @@ from paceline.errors import CorruptWeights, InvalidParameter, PacelineError
 from paceline.evaluation.training_remarks import no_remarks
 from paceline.models.resolve import resolve_model
 from paceline.models.tokenizer import Tokenizer
+from paceline.training.heads.shards import TapStore
 from paceline.types import SamplingParams
 from tests.evaluation.test_head_training import ending_after
 from tests.fakes import RandomCheckpoint, small_config
@@ -110,6 +111,33 @@ def test_a_draft_of_low_rank_updates_is_written_whole(loaded, tmp_path):
     assert source.config == target.config
     for name in ("model.norm.weight", "model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight"):
         assert np.abs(source.tensor(name) - target.tensor(name)).max() < 0.02 * np.abs(target.tensor(name)).max()
+
+
+def test_a_draft_goes_on_with_served_texts(loaded, tmp_path):
+    """Text that was written stands for served text, which is kept alike; more of it is another run."""
+    prompts, work = tmp_path / "prompts.txt", tmp_path / "work"
+    prompts.write_text(PROMPTS)
+    common = ["--work", work, "--threads", 1, "--steps", 2, "--json"]
+    made = run(*common, "--prompts", prompts, "--tokens", 100, "--layers", "0,2", "-o", tmp_path / "begun")
+    assert made.exit_code == 0
+    store, common = TapStore(work / "taps"), [*common, "-o", tmp_path / "draft"]
+    wishes = ["--begin-with", tmp_path / "begun", "--served", work / "taps"]
+    found = run(*common, *wishes)
+    assert found.exit_code == 0, found.output
+    assert [one["step"] for one in json.loads(found.stdout)["curve"]] == [0, 2] and "written" not in found.stderr
+    assert json.loads((tmp_path / "draft" / "paceline.json").read_text())["training"]["conversations"] == len(
+        store.documents
+    )
+    assert "this run was finished before" in run(*common, *wishes).stderr
+    one = store.documents[0]
+    store.add([one.conversation], [store.rows([one], range(len(store.taps)))])
+    assert "before" not in run(*common, *wishes).stderr and len(list((work / "runs").glob("*-served-*"))) == 2
+    for wrong, complaint in (
+        (wishes[2:], "--begin-with"), ([*wishes, "--sparse"], "memory"), ([*wishes, "--pool", 2], "of new drafts"),
+        ([*wishes, "--prompts", prompts], "prompts: are not read"),
+    ):  # fmt: skip
+        refused = run(*common, *wrong)
+        assert refused.exit_code and complaint in str(refused.exception or refused.output)
 
 
 def test_a_sparse_draft_is_trained_written_and_drafts(loaded, tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ A conversation of n tokens has n - 1 rows: what the target knew after each token
 torch (`batches.py`).
 """
 
+import hashlib
 import json
 import os
 import zipfile
@@ -151,6 +152,13 @@ class TapStore:
         """[rows of all, len(columns), hidden] uint16 of those taps, by their place in `taps`."""
         parts = [self._maps[one.shard][one.start : one.start + one.num_rows] for one in documents]
         return np.concatenate([part[:, list(columns)] for part in parts])
+
+    def digest(self) -> str:
+        """What tells its texts from others."""
+        digest = hashlib.sha256()
+        for one in self.documents:
+            digest.update(one.conversation.ids.tobytes() + b".")
+        return digest.hexdigest()
 
     @property
     def width(self) -> int | None:
