@@ -280,7 +280,7 @@ def _show(predictions: "Sequence[Prediction]", record: dict[str, Any]) -> None:
         numbers = [f"{value:.2f}" for value in (one.predicted, one.tokens_per_pass, one.break_even)]
         losing = f"{100 * one.losing_share:.0f} %"
         table.add_row(one.draft, str(one.k), str(one.batch), numbers[0], interval, *numbers[1:], losing)
-    show_table(table)
+    show_table(table, output)
     if record["foreign_texts"]:
         remark = f"{record['foreign_texts']} logged answers are not this model's; it answered those prompts itself."
         messages.print(remark, soft_wrap=True)

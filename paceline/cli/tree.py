@@ -8,7 +8,7 @@ from rich.table import Table
 
 from paceline.cli import options as o
 from paceline.cli.prompts import prompt_ids, prompts_of
-from paceline.cli.terminal import messages, progress_bars, show_table
+from paceline.cli.terminal import messages, output, progress_bars, show_table
 from paceline.errors import InvalidParameter
 from paceline.types import SamplingParams
 
@@ -78,7 +78,7 @@ def _print(search, paths, num_nodes: int) -> None:
     for size in sorted({1, 2, 4, 8, 16, 32, num_nodes}):
         chain, best = search.chain(size), search.paths(size)
         table.add_row(str(size), f"{search.tokens_per_pass(chain):.3f}", f"{search.tokens_per_pass(best):.3f}")
-    show_table(table)
+    show_table(table, output)
     gain = search.tokens_per_pass(paths) / search.tokens_per_pass(search.chain(num_nodes))
     messages.print(
         f"With {num_nodes} nodes the best tree is expected to give {gain:.2f} times the tokens per pass of a chain."

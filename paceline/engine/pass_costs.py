@@ -6,7 +6,7 @@ scheduling, sampling and text are in the figures, and what compiles at a first s
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -26,8 +26,9 @@ from paceline.types import SamplingParams
 _REQUESTS, _PROMPTS = (1, 4, 16, 64), (1, 16, 64, 256)
 _TOKENS = 6
 """Of each answer: the first comes with the prompt's last pass, the median of the others' steps counts."""
-_TIMES = 3
-"""Prompts of each size that are read: of one alone nobody knows whether something else held it up."""
+_EACH, _RUNS = 1.0, 50
+"""Seconds of steps of each size, and most times that they are begun, in turns with the other sizes: what holds up the
+machine for a moment is in none of them alone."""
 _ENOUGH = 2.0
 """Seconds of steps after which nothing larger is tried, for decodes and for prompts each."""
 _FEW, _PROMPT = 4, 64
@@ -98,20 +99,26 @@ class _Trial:
     def costs(self) -> dict[str, Any]:
         """Tables of steps that decode, and of steps that read a prompt, by rows."""
         self._run(1, self._prompts[0])  # compiles and reads the weights
-        reading, context_seconds = {}, {}
-        for size in self._sizes(self._prompts):
-            steps = self._run(1, size)
-            reading[size], context_seconds[size] = steps[0], median(steps[1:])
-        reading = {size: self._median_of(first, size) for size, first in reading.items()}
-        decoding = {count: median(self._run(count, 1)[1:]) for count in self._sizes(self._requests)}
-        context = max(context_seconds)
-        further = max(0.0, context_seconds[context] - decoding[1])  # each request attends to its own context
+        runs = self._turns()
+        decoding = {count: _of_all(run[1:] for run in each) for (count, size), each in runs.items() if size == 1}
+        prompts = {size: each for (count, size), each in runs.items() if count == 1}
+        context = max(prompts)
+        further = max(0.0, _of_all(run[1:] for run in prompts[context]) - decoding[1])  # each attends to its own
         later = {count: seconds + count * further for count, seconds in decoding.items()}
+        reading = {size: median(run[0] for run in each) for size, each in prompts.items()}
         return {"seconds": {0: decoding, context: later}, "prefill_seconds": {0: reading}}
 
-    def _median_of(self, first: float, size: int) -> float:
-        """Median seconds of steps that read a prompt: `first` and some more."""
-        return median([first, *(self._run(1, size, 1)[0] for _ in range(_TIMES - 1))])
+    def _turns(self) -> dict[tuple[int, int], list[list[float]]]:
+        """Seconds of each step, by run, by (requests, tokens of their prompts)."""
+        runs: dict[tuple[int, int], list[list[float]]] = {}
+        for count in self._sizes(self._requests):
+            runs[count, 1] = [self._run(count, 1)]
+        for size in self._sizes(self._prompts):
+            runs.setdefault((1, size), []).append(self._run(1, size))
+        while again := [one for one, each in runs.items() if sum(map(sum, each)) < _EACH and len(each) < _RUNS]:
+            for one in again:
+                runs[one].append(self._run(*one))
+        return runs
 
     def decoding(self) -> float:
         """Median seconds of a step for a few requests."""
@@ -147,3 +154,8 @@ class _Trial:
                 raise EngineDead(f"a trial step failed: {errors[0]}")
         self._spent += sum(steps)
         return steps
+
+
+def _of_all(runs: Iterable[Sequence[float]]) -> float:
+    """Median of the steps of all runs."""
+    return median(step for run in runs for step in run)

@@ -4,7 +4,7 @@ Every way to share the devices out between two pools of equal groups is played (
 whose search is the same for one model). Not for plans that our engines run: these read and generate in every group.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.errors import InvalidParameter
 from paceline.placement.case import Case
@@ -53,15 +53,17 @@ def separate_roles(case: Case, link_bandwidth: float) -> SeparateRoles:
     evaluator = TokenEvaluator(case)
     facts, devices = Facts(evaluator), case.cluster.num_devices
     step = max(1, (devices - 1) // MOST_SHARES)
-    found, tried = SeparateRoles(Placement(), Placement(), 0.0, 0), 0
+    found, tried = None, 0
     for count in range(step, devices, step):
         for prefill in uniform_skeletons(facts, count):
             for decode in uniform_skeletons(facts, devices - count):
                 pair = filled(facts, prefill), filled(facts, decode)
                 reached, tried = _attainment(evaluator, *pair, link_bandwidth), tried + 1
-                if reached > found.slo_attainment:
+                if found is None or reached > found.slo_attainment:
                     found = SeparateRoles(*pair, reached, tried)
-    return SeparateRoles(found.prefill, found.decode, found.slo_attainment, tried)
+    if found is None:
+        raise InvalidParameter("pools", "no model fits a group", "give devices with more memory")
+    return replace(found, tried=tried)
 
 
 def filled(facts: Facts, splits: Splits) -> Placement:

@@ -49,7 +49,8 @@ class SimulationResult:
         group_attainment: float64 [groups], of the requests sent to the group; NaN when there were none.
         group_requests: int64 [groups], requests served.
         utilization: float64 [groups, stages], busy fraction of each stage over the workload's duration (NaN beyond the
-            group's last stage). Up to 1, a little above when work goes on after the last arrival.
+            group's last stage). Up to 1, a little above when work goes on after the last arrival. Of language models
+            over the time until the last answer.
         latencies: float64 [requests], seconds, NaN where a request was not served; None unless asked for.
         routes: int32 [requests], the group that served it or -1; None unless asked for.
     """

@@ -124,7 +124,7 @@ class TokenEvaluator:
         validate(placement, self.case.cluster, self.case.models, self.case.profiles)
         groups, count, models = placement.groups, self.workload.num_requests, self.workload.models
         latencies, routes, busy = np.full(count, np.nan), np.full(count, -1, np.int32), np.zeros(len(groups))
-        sent = np.zeros(len(groups), np.int64)
+        sent, seconds = np.zeros(len(groups), np.int64), self.workload.duration
         for members in components(groups):
             outcome = self._component(tuple(groups[g] for g in members))
             taken = outcome.routes >= 0
@@ -133,6 +133,9 @@ class TokenEvaluator:
             kept = outcome.numbers[outcome.in_time]
             latencies[kept], routes[kept] = outcome.latency[outcome.in_time], at[outcome.routes[outcome.in_time]]
             busy[at] = outcome.busy
+            if taken.any():
+                ends = self.workload.times[outcome.numbers[taken]] + outcome.latency[taken]
+                seconds = max(seconds, float(ends.max()))
         in_time = latencies[routes >= 0]
         served = np.bincount(routes[routes >= 0], minlength=len(groups))
         most = max((group.parallel.pipeline for group in groups), default=1)
@@ -146,7 +149,7 @@ class TokenEvaluator:
             model_attainment=fractions(np.bincount(models[routes >= 0], minlength=len(self.specs)), self.requests_of),
             group_attainment=fractions(served, sent),
             group_requests=served,
-            utilization=share / max(self.workload.duration, 1e-12),
+            utilization=share / max(seconds, 1e-12),
             latencies=latencies if keep_latencies else None,
             routes=routes if keep_latencies else None,
         )

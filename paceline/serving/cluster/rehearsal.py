@@ -16,8 +16,9 @@ from paceline.serving.cluster.group import GroupHandle
 from paceline.serving.job import Job
 from paceline.types import SamplingParams
 
-_TIMES = 4
-"""Times that requests are sent: once to warm caches, then as often as a median needs."""
+_LEAST, _SECONDS = 4, 6.0
+"""Times that requests are sent, at least: once to warm caches, then as often as a median needs. They are sent again
+until so many seconds have gone by: a machine is a tenth quicker or slower from one half second to the next."""
 _REQUESTS = 4
 """Requests for each model at once."""
 USUAL = 16, 24
@@ -38,7 +39,7 @@ async def rehearse(
 ) -> list[dict[str, float]]:
     """Seconds of every group over those of `profiles`, by model.
 
-    All groups, and all models of each, are asked at once, several times. The first warms caches; the median of
+    All groups, and all models of each, are asked at once, again and again. The first time warms caches; the median of
     the others counts.
 
     Args:
@@ -49,28 +50,24 @@ async def rehearse(
         Exception: whatever an answer ends with.
     """
     sizes = {name: (lengths or {}).get(name, USUAL) for held in profiles for name in held}
-    found = []
-    for number in range(_TIMES):
-        each = map(_scales, groups, profiles, repeat(sizes), repeat(number), repeat(clock))
-        found.append(await asyncio.gather(*each))
-    counted = zip(*found[1:], strict=True)
-    return [{name: median(one[name] for one in of_group) for name in of_group[0]} for of_group in counted]
+    return await asyncio.gather(*map(_scales, groups, profiles, repeat(sizes), repeat(clock)))
 
 
 async def _scales(
     group: GroupHandle,
     held: Mapping[str, TokenProfile],
     sizes: Mapping[str, tuple[int, int]],
-    time: int,
     clock: Callable[[], float],
 ) -> dict[str, float]:
     """Of one group's models, all at once."""
     if not held:
         return {}
-    began = clock()
-    await asyncio.gather(*(_whole(group, job) for job in _jobs(held, sizes, time)))
-    scale = (clock() - began) / _predicted(held, sizes)
-    return dict.fromkeys(held, min(max(scale, 1 / _MOST), _MOST))
+    predicted, found, end = _predicted(held, sizes), [], clock() + _SECONDS
+    while len(found) < _LEAST or clock() < end:
+        began = clock()
+        await asyncio.gather(*(_whole(group, job) for job in _jobs(held, sizes, len(found))))
+        found.append((clock() - began) / predicted)
+    return dict.fromkeys(held, min(max(median(found[1:]), 1 / _MOST), _MOST))
 
 
 def _jobs(held: Mapping[str, TokenProfile], sizes: Mapping[str, tuple[int, int]], time: int) -> list[Job]:

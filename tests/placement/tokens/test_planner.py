@@ -40,6 +40,12 @@ def test_one_device_is_enough_where_its_engine_runs_many_requests_at_once():
     assert alone[0] < 0.6 < alone[1]
 
 
+def test_a_group_is_busy_all_the_time_at_most():
+    """Requests that come faster than they are answered keep it busy long after the last of them came."""
+    busy = simulate(Placement.from_lists([[1, 1, [0]]]), case(rate=40.0, slo=600.0)).utilization
+    assert 0.9 < busy[0, 0] <= 1.0
+
+
 @pytest.mark.parametrize("rate", [2.0, 3.5])
 def test_simulated_attainment_is_that_of_the_engines_own_scheduler(rate):
     """The real scheduler, pass by pass, on the same arrivals, where nobody is turned away."""

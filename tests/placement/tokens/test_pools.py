@@ -59,6 +59,11 @@ def test_separate_pools_pay_where_prompts_break_the_promise_on_pace():
     assert separate_roles(case(), 1e5).slo_attainment < 0.1, "0.4 MB over such a link take 4 s"
 
 
+def test_pools_that_answer_nobody_in_time_still_have_devices():
+    found = separate_roles(case(), 1.0)
+    assert found.slo_attainment == 0 and found.prefill.groups and found.decode.groups and found.tried
+
+
 def test_in_one_group_that_reads_and_generates_the_same_requests_hold_each_other_up():
     requests = asked([0.0, 0.3], [64, 64], [9, 9])
     together = simulate_tokens(requests, [TokenModel("a")], [LEVEL])

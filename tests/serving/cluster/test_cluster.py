@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("ray", reason="the cluster needs Ray: pip install 'paceline[cluster]'")
 
 from paceline.errors import InvalidParameter, WorkerDied
+from paceline.serving.cluster import rehearsal
 from paceline.serving.cluster.controller import Health
 from paceline.serving.cluster.dispatcher import Dispatcher
 from paceline.serving.cluster.group import Supervision
@@ -23,7 +24,8 @@ WORDS = " ".join(map(str, range(12)))
 
 
 @pytest.fixture
-def groups():
+def groups(monkeypatch):
+    monkeypatch.setattr(rehearsal, "_SECONDS", 0.0)
     made = start_groups(plan([[1, 1, [0]], [1, 1, [0, 1]]]), num_cpus=1, open_model=open_echo)
     yield made
     stop_ray()
