@@ -33,7 +33,7 @@ async def measured(
     scales: Sequence[Mapping[str, float]] = [{}] * len(groups)
     try:
         async with asyncio.timeout(timeout):
-            scales = await rehearse(groups, held, clock, _lengths(plan))
+            scales = await rehearse(groups, held, clock, _lengths(plan), plan.overhead)
     except Exception as error:
         events.record("not_rehearsed", reason=f"{type(error).__name__}: {error}")
     return replace(

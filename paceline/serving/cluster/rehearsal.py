@@ -1,14 +1,16 @@
 """`rehearse`: how much longer answers take through a whole group than its engines' steps say.
 
-Steps are timed one model at a time, and by the engine alone. What comes on top is the same for all requests: streams,
-Ray's own threads and processes, and caches that hold the weights of one model at best. Hence some requests for every
-model of every group at once, before anybody else asks. Not for what passes cost (`engine/pass_costs.py`).
+Steps are timed one model at a time, and by the engine alone. What comes on top depends on who asks meanwhile: streams,
+Ray's own threads and processes, engines that wake up for one request, caches that hold the weights of one model at
+best. Hence traffic for every group, all at once, before anybody else asks. Not for what passes cost
+(`engine/pass_costs.py`).
 """
 
 import asyncio
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from itertools import repeat
+from dataclasses import dataclass
 from statistics import median
 
 from paceline.placement.tokens import TokenAsk, TokenGroup, TokenProfile
@@ -16,11 +18,12 @@ from paceline.serving.cluster.group import GroupHandle
 from paceline.serving.job import Job
 from paceline.types import SamplingParams
 
-_LEAST, _SECONDS = 4, 6.0
-"""Times that requests are sent, at least: once to warm caches, then as often as a median needs. They are sent again
-until so many seconds have gone by: a machine is a tenth quicker or slower from one half second to the next."""
 _REQUESTS = 4
-"""Requests for each model at once."""
+"""Requests for each model at once, which warm caches and are not counted."""
+_LOAD = 0.6
+"""Of the pace at which those would be answered one after the other: some requests come alone, some meet others."""
+_SECONDS, _LEAST = 8.0, 12
+"""How long that traffic lasts, and how many requests each group gets at least."""
 USUAL = 16, 24
 """Tokens of their prompts and answers, where nobody says how long these will be."""
 MOST = 256, 24
@@ -31,55 +34,79 @@ _MOST = 2.0
 """More than this many times as slow, or as fast, is no overhead: something else held it up."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request that was answered: when it came, from the beginning, and after how many seconds it was answered."""
+
+    at: float
+    ask: TokenAsk
+    seconds: float
+
+
 async def rehearse(
     groups: Sequence[GroupHandle],
     profiles: Sequence[Mapping[str, TokenProfile]],
     clock: Callable[[], float],
     lengths: Mapping[str, tuple[int, int]] | None = None,
+    overhead: float = 0.0,
 ) -> list[dict[str, float]]:
     """Seconds of every group over those of `profiles`, by model.
 
-    All groups, and all models of each, are asked at once, again and again. The first time warms caches; the median of
-    the others counts.
+    Requests come at random to all groups at once. A group's speed is the one at which the rule that queues and
+    simulator play (`placement/tokens`) has half of them take longer than they took, and half shorter.
 
     Args:
         clock: seconds, monotonic.
         lengths: tokens of prompts and answers that are expected, by model; `USUAL` where it says nothing.
+        overhead: seconds between the last token and the answer.
 
     Raises:
         Exception: whatever an answer ends with.
     """
     sizes = {name: (lengths or {}).get(name, USUAL) for held in profiles for name in held}
-    return await asyncio.gather(*map(_scales, groups, profiles, repeat(sizes), repeat(clock)))
+    gaps = [_gap(held, sizes) for held in profiles]
+    seconds = max([_SECONDS, *(_LEAST * gap for gap in gaps)])
+    found = [
+        _rehearsed(group, held, sizes, seconds, gap, clock) if held else _nobody()
+        for group, held, gap in zip(groups, profiles, gaps, strict=True)
+    ]
+    return [
+        dict.fromkeys(held, _speed(held, asked, overhead))
+        for held, asked in zip(profiles, await asyncio.gather(*found), strict=True)
+    ]
 
 
-async def _scales(
-    group: GroupHandle,
-    held: Mapping[str, TokenProfile],
-    sizes: Mapping[str, tuple[int, int]],
-    clock: Callable[[], float],
-) -> dict[str, float]:
-    """Of one group's models, all at once."""
-    if not held:
-        return {}
-    predicted, found, end = _predicted(held, sizes), [], clock() + _SECONDS
-    while len(found) < _LEAST or clock() < end:
-        began = clock()
-        await asyncio.gather(*(_whole(group, job) for job in _jobs(held, sizes, len(found))))
-        found.append((clock() - began) / predicted)
-    return dict.fromkeys(held, min(max(median(found[1:]), 1 / _MOST), _MOST))
+async def _nobody() -> list[_Asked]:
+    return []
 
 
-def _jobs(held: Mapping[str, TokenProfile], sizes: Mapping[str, tuple[int, int]], time: int) -> list[Job]:
-    """Requests for each model, no two alike: what a prefix cache knows is not read."""
-    rng, jobs = random.Random(time), []
-    for model, profile in held.items():
-        prompt, tokens = sizes[model]
-        params = SamplingParams(temperature=0.0, max_tokens=tokens, min_tokens=tokens, ignore_eos=True)
-        for number in range(min(_REQUESTS, profile.seats)):
-            name = f"rehearsal-{time}-{number}"
-            jobs.append(Job(name, model, tuple(rng.choices(_IDS, k=prompt)), params=params))
-    return jobs
+async def _rehearsed(
+    group: GroupHandle, held: Mapping[str, TokenProfile], sizes: Mapping[str, tuple[int, int]], seconds: float,
+    gap: float, clock: Callable[[], float],
+) -> list[_Asked]:  # fmt: skip
+    """One group's requests for `seconds`, a mean of `gap` apart."""
+    rng, models = random.Random(0), list(held)
+    await asyncio.gather(*(_whole(group, _job(model, sizes, rng)) for model in models for _ in range(_REQUESTS)))
+    began, tasks, at = clock(), [], rng.expovariate(1 / gap)
+
+    async def asked(job: Job) -> _Asked:
+        start = clock()
+        await _whole(group, job)
+        prompt, tokens = sizes[job.model]
+        return _Asked(start - began, TokenAsk(job.model, prompt, tokens), clock() - start)
+
+    while at < seconds or len(tasks) < _LEAST:
+        await asyncio.sleep(began + at - clock())
+        tasks.append(asyncio.create_task(asked(_job(models[len(tasks) % len(models)], sizes, rng))))
+        at += rng.expovariate(1 / gap)
+    return sorted(await asyncio.gather(*tasks), key=lambda one: one.at)
+
+
+def _job(model: str, sizes: Mapping[str, tuple[int, int]], rng: random.Random) -> Job:
+    """A request, no two alike: what a prefix cache knows is not read."""
+    prompt, tokens = sizes[model]
+    params = SamplingParams(temperature=0.0, max_tokens=tokens, min_tokens=tokens, ignore_eos=True)
+    return Job(f"rehearsal-{rng.getrandbits(64):x}", model, tuple(rng.choices(_IDS, k=prompt)), params=params)
 
 
 async def _whole(group: GroupHandle, job: Job) -> None:
@@ -87,12 +114,31 @@ async def _whole(group: GroupHandle, job: Job) -> None:
         pass
 
 
-def _predicted(held: Mapping[str, TokenProfile], sizes: Mapping[str, tuple[int, int]]) -> float:
-    """Seconds until the last answer by the rule that queues and simulator play."""
-    group, number = TokenGroup(held), 0
-    for model, profile in held.items():
-        prompt, tokens = sizes[model]
-        for _ in range(min(_REQUESTS, profile.seats)):
-            group.join(number, TokenAsk(model, prompt, tokens), 0.0, tokens)
-            number += 1
-    return max(end for _, _, end in group.advance(1e12))
+def _gap(held: Mapping[str, TokenProfile], sizes: Mapping[str, tuple[int, int]]) -> float:
+    """Mean seconds between requests."""
+    if not held:
+        return 0.0
+    asks = [TokenAsk(model, *sizes[model]) for model in held for _ in range(_REQUESTS)]
+    return max(_seconds(held, [(0.0, ask) for ask in asks], 1.0)) / len(asks) / _LOAD
+
+
+def _speed(held: Mapping[str, TokenProfile], asked: Sequence[_Asked], overhead: float) -> float:
+    """By halving: the rule's seconds grow with it."""
+    requests, low, high = [(one.at, one.ask) for one in asked], 1 / _MOST, _MOST
+    for _ in range(20 if held else 0):
+        tried = math.sqrt(low * high)
+        told = zip(asked, _seconds(held, requests, tried), strict=True)
+        is_slower = median((one.seconds - overhead) / rule for one, rule in told) > 1
+        low, high = (tried, high) if is_slower else (low, tried)
+    return math.sqrt(low * high)
+
+
+def _seconds(held: Mapping[str, TokenProfile], requests: Sequence[tuple[float, TokenAsk]], speed: float) -> list[float]:
+    """Of each request, which come in order, by the rule at that speed."""
+    group, ended = TokenGroup(held), {}
+    group.scale = speed
+    for number, (at, ask) in enumerate(requests):
+        ended |= {done: end for done, _, end in group.advance(at)}
+        group.join(number, ask, at, ask.expected_tokens)
+    ended |= {done: end for done, _, end in group.advance(1e12)}
+    return [ended[number] - at for number, (at, _) in enumerate(requests)]
