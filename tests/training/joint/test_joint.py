@@ -82,6 +82,14 @@ def test_what_the_number_format_of_the_text_did_is_neither_learnt_nor_called_dri
     assert recipe.drift(store, store.documents)["kl"] > 1e-4
 
 
+@pytest.mark.parametrize("rounded", [-1e-7, -0.0])
+def test_a_drift_is_never_below_0(tmp_path, rounded):
+    """KL of equal laws is rounded to a little below 0, and a card said -0.0."""
+    recipe, store = made(), tiny_store(tmp_path)
+    recipe._criterion = lambda logits, target: (torch.full((len(logits),), rounded), logits, logits)
+    assert str(recipe.drift(store, store.documents)["kl"]) == "0.0"
+
+
 def test_heads_count_for_nothing_at_the_start(tmp_path):
     recipe, store = made(), tiny_store(tmp_path)
     recipe.loss(store, store.documents[:1], moment(0.0)).backward()
