@@ -9,6 +9,7 @@ from fractions import Fraction
 import numpy as np
 
 from paceline.errors import InvalidParameter
+from paceline.limits import is_whole
 
 Number = float | Fraction
 """A scalar of the closed forms. Fractions in, Fractions out; a float anywhere makes the result a float."""
@@ -38,9 +39,12 @@ def check_positive(field: str, value: Number) -> None:
 
 
 def check_count(field: str, value: int, least: int = 0) -> None:
-    """Refuse a number of tokens, children or passes below `least`."""
+    """Refuse a number of tokens, children or passes that is below `least`, or not whole."""
+    remedy = f"give a whole number of at least {least}"
+    if not is_whole(value):
+        raise InvalidParameter(field, f"{value!r} is no whole number", remedy)
     if value < least:
-        raise InvalidParameter(field, f"{value} is less than {least}", f"give a whole number of at least {least}")
+        raise InvalidParameter(field, f"{value} is less than {least}", remedy)
 
 
 def as_law(field: str, probs: Probs) -> np.ndarray:
