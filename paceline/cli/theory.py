@@ -4,8 +4,6 @@ Not the place for measured numbers, which `paceline bench` makes.
 """
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
@@ -15,7 +13,9 @@ import typer
 from rich.table import Table as RichTable
 
 from paceline.cli.terminal import output, show_table
-from paceline.errors import InvalidParameter, PacelineError
+from paceline.cli.theory_long_context import EXAMPLES, long_context
+from paceline.cli.theory_output import AsJson, examples, print_table, usage_errors
+from paceline.errors import InvalidParameter
 from paceline.theory.acceptance import acceptance_rate_for, expected_tokens
 from paceline.theory.checks import check_cost
 from paceline.theory.curves import CURVES
@@ -37,7 +37,7 @@ from paceline.theory.speedup import (
     measured_speedup,
     oracle_speedup,
 )
-from paceline.theory.tables import TABLES, Table
+from paceline.theory.tables import TABLES
 from paceline.theory.two_models import CHARTS, two_models, two_models_table
 
 Built = TypeVar("Built")
@@ -47,16 +47,10 @@ app = typer.Typer(help="What the closed forms say: tables, predictions, plots.",
 Alphas = Annotated[list[float] | None, typer.Option("--alpha", "-a", help="Acceptance rate; repeat for several.")]
 Costs = Annotated[list[float] | None, typer.Option("--cost-ratio", "-c", help="Draft step / target pass; repeatable.")]
 Longest = Annotated[int, typer.Option("--max-length", help="Longest speculation length shown.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-
-
-def _examples(*commands: str) -> str:
-    """Help text that shows `commands`, one to a line."""
-    return "\n\n".join(["Examples:", *(f"paceline theory {command}" for command in commands)])
 
 
 @app.command(
-    epilog=_examples(
+    epilog=examples(
         "table",
         "table best-length -c 0.02 -c 0.1",
         "table speed-up -a 0.6 -a 0.8 -c 0.05 --json",
@@ -70,7 +64,7 @@ def table(
     as_json: AsJson = False,
 ) -> None:
     """Print expected tokens, speed-up, best length and arithmetic by acceptance rate and speculation length."""
-    with _usage_errors():
+    with usage_errors():
         grid = _grid(alpha, cost_ratio, max_length)
         builders = [_named(name, TABLES)] if name else TABLES.values()
         tables = [build(grid) for build in builders]
@@ -78,11 +72,11 @@ def table(
         typer.echo(json.dumps([asdict(each) for each in tables]))
         return
     for each in tables:
-        _print_table(each)
+        print_table(each)
 
 
 @app.command(
-    epilog=_examples(
+    epilog=examples(
         "predict --alpha 0.7 --cost-ratio 0.05",
         "predict --acceptance-length 2.8 -k 4 --cost-ratio 0.05",
         "predict --alpha 0.6 --cost-ratio 0 --row-cost 0.03 -k 4 --json",
@@ -102,7 +96,7 @@ def predict(
     as_json: AsJson = False,
 ) -> None:
     """Predict the speed-up from an acceptance rate (or measured acceptance length) and what a draft costs."""
-    with _usage_errors():
+    with usage_errors():
         rate = _rate(alpha, acceptance_length, length)
         prediction = _predict(rate, cost_ratio, row_cost, length)
     if as_json:
@@ -116,7 +110,7 @@ def predict(
     show_table(lines, output)
 
 
-@app.command(epilog=_examples("plot speed-up -o speedup.png", "plot best-speed-up -c 0.02 -c 0.1 -o oracle.svg"))
+@app.command(epilog=examples("plot speed-up -o speedup.png", "plot best-speed-up -c 0.02 -c 0.1 -o oracle.svg"))
 def plot(
     name: Annotated[str, typer.Argument(help=f"One of {', '.join(CURVES)}.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write: .png, .svg or .pdf.")],
@@ -126,14 +120,14 @@ def plot(
     as_json: AsJson = False,
 ) -> None:
     """Draw a named plot into a file (needs the extra named plots); --json prints its points as well."""
-    with _usage_errors():
+    with usage_errors():
         chart = _named(name, CURVES)(_grid(alpha, cost_ratio, max_length))
         path = draw(chart, output)
     typer.echo(json.dumps(asdict(chart)) if as_json else f"wrote {path}")
 
 
 @app.command(
-    epilog=_examples(
+    epilog=examples(
         "distributed",
         "distributed --draft-parameters 4e9 --draft-layers 36 --alpha 0.8",
         "distributed --target-parameters 8e9 --target-layers 32 --target-size 2 --bandwidth 3.35e12 --peak 990e12",
@@ -158,7 +152,7 @@ def distributed(
 
     Two bytes per parameter. The defaults are the pair of Chen et al. 2023 on 16 TPU v4.
     """
-    with _usage_errors():
+    with usage_errors():
         chip = Chip(bandwidth, peak, hop)
         draft, target = ModelSize(draft_parameters, draft_layers), ModelSize(target_parameters, target_layers)
         sizes = sorted({size for size in TENSOR_PARALLEL_SIZES if size < target_size} | {target_size})
@@ -169,14 +163,14 @@ def distributed(
     if as_json:
         typer.echo(json.dumps({"plans": [asdict(plan) for plan in plans], "best": asdict(best)}))
         return
-    _print_table(plans_table(plans))
+    print_table(plans_table(plans))
     chips = "chip" if best.tensor_parallel_size == 1 else "chips"
     gain = f"{best.speedup:.2f} times plain decoding with {best.num_draft_tokens} drafted tokens"
     typer.echo(f"run the draft on {best.tensor_parallel_size} {chips}: {gain}" if best.speedup > 1 else "do not draft")
 
 
 @app.command(
-    epilog=_examples(
+    epilog=examples(
         "parallel",
         "parallel --rate 3 --seconds 0.395",
         "parallel --rate 3 --seconds 0.395 --share 0.2 --communication 1.05 --json",
@@ -198,7 +192,7 @@ def parallel(
     Without --rate and --seconds a table over the load (requests per pass): the overheads that model parallelism may
     have before it no longer pays, and mean latencies in passes.
     """
-    with _usage_errors():
+    with usage_errors():
         if (rate is None) != (seconds is None):
             raise typer.BadParameter("--rate and --seconds go together")
         if output is not None:
@@ -208,12 +202,15 @@ def parallel(
     if as_json:
         typer.echo(json.dumps(_finite(asdict(shown if found is None else found))))
     elif found is None:
-        _print_table(shown)
+        print_table(shown)
     else:
         better = "share a pipeline" if found.gain > 1 else "keep a device each"
         typer.echo(
             f"{better}: mean latency {found.apart:.4g} s apart, {found.together:.4g} s together ({found.gain:.2f}x)"
         )
+
+
+app.command("long-context", epilog=EXAMPLES)(long_context)
 
 
 def _finite(value: Any) -> Any:
@@ -223,15 +220,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(each) for each in value]
     return None if isinstance(value, float) and not isfinite(value) else value
-
-
-@contextmanager
-def _usage_errors() -> Iterator[None]:
-    """Turn Paceline's own errors into usage errors: one line, exit code 2."""
-    try:
-        yield
-    except PacelineError as error:
-        raise typer.BadParameter(str(error)) from error
 
 
 def _named(name: str, known: dict[str, Built]) -> Built:
@@ -289,21 +277,3 @@ def _verdict(speedup: float, best_speedup: float) -> str:
     if speedup > 1:
         return "speculation pays"
     return "this length does not pay, the best one does" if best_speedup > 1 else "speculation does not pay"
-
-
-def _print_table(table: Table) -> None:
-    """One rich table on standard output."""
-    cells = [[_cell(*pair) for pair in zip(table.columns, row, strict=True)] for row in table.rows]
-    shown = RichTable(title=table.title, title_justify="left")
-    for name in table.columns:
-        shown.add_column(name, justify="right")
-    for row in cells:
-        shown.add_row(*row)
-    show_table(shown, output)
-
-
-def _cell(column: str, value: float) -> str:
-    """Inputs as they were given, counts bare, results to three digits after the decimal point."""
-    if column in ("alpha", "cost ratio") or isinstance(value, int):
-        return f"{value:g}"
-    return f"{value:.3f}"

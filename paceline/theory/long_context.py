@@ -8,15 +8,19 @@ share a key head, numbers of 2 bytes:
     weights 2 (10 d^2 + 2 d^2 / g) bytes;  keys and values of a token 4 d / g bytes
     products 2 (10 d^2 + 2 d^2 / g) operations a row;  attention 4 d a row and key
 
-The draft reads at most `window` keys a request, whatever its context is. Not for measured passes (`round.py`).
+The draft reads at most `window` keys a request, whatever its context is. Where all layers share one feedback memory
+(Fan et al. 2021; SPIRe), keys and values are made once a token, of one pair of matrices, and count once. Not for
+measured passes (`round.py`).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from paceline.errors import InvalidParameter
 from paceline.theory.acceptance import expected_tokens
 from paceline.theory.checks import check_count, check_positive
 from paceline.theory.speedup import BestLength
+from paceline.theory.tables import Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +43,22 @@ class Shape:
         hidden_size, num_layers: d, and how many.
         queries_per_key: g, query heads that share a key head.
         window: keys that a row attends to, at most; None for all.
+        shared_memory: all layers attend to the same keys and values. They are taken to be read once a step, which asks
+            for a machine that keeps them between layers; on others only their size is smaller.
+
+    Raises:
+        InvalidParameter: a number that is not whole, or below 1.
     """
 
     hidden_size: int
     num_layers: int
     queries_per_key: int = 1
     window: int | None = None
+    shared_memory: bool = False
 
     def __post_init__(self) -> None:
         for name in ("hidden_size", "num_layers", "queries_per_key"):
-            check_positive(name, getattr(self, name))
+            check_count(name, getattr(self, name), 1)
         if self.window is not None:
             check_count("window", self.window, 1)
 
@@ -56,12 +66,16 @@ class Shape:
     def weight_bytes(self) -> float:
         """Of all layers."""
         size = self.hidden_size
-        return self.num_layers * 2 * (10 * size**2 + 2 * size**2 / self.queries_per_key)
+        return 2 * (self.num_layers * 10 * size**2 + self._num_caches * 2 * size**2 / self.queries_per_key)
 
     @property
     def cache_bytes_per_token(self) -> float:
         """Keys and values of a token in all layers."""
-        return self.num_layers * 4 * self.hidden_size / self.queries_per_key
+        return self._num_caches * 4 * self.hidden_size / self.queries_per_key
+
+    @property
+    def _num_caches(self) -> int:
+        return 1 if self.shared_memory else self.num_layers
 
     def keys(self, context: int) -> int:
         """That a row of a request with this context attends to."""
@@ -72,10 +86,11 @@ def step_seconds(shape: Shape, contexts: Sequence[int], machine: Machine, rows: 
     """Seconds of a pass over `rows` rows of each request, of contexts [requests] tokens.
 
     Raises:
-        InvalidParameter: a negative count.
+        InvalidParameter: a count that is negative or not whole, or no request.
     """
     check_count("rows", rows)
-    keys = sum(shape.keys(check_context(context)) for context in contexts)
+    check_contexts(contexts)
+    keys = sum(map(shape.keys, contexts))
     read = shape.weight_bytes + keys * shape.cache_bytes_per_token
     products = rows * len(contexts) * shape.weight_bytes
     attention = rows * keys * shape.num_layers * 4 * shape.hidden_size
@@ -87,7 +102,11 @@ def throughput_multiplier(alpha: float, num_draft_tokens: int, target: Shape, dr
     """Tokens per second over those of plain decoding: E tokens for `num_draft_tokens` draft steps and one verify pass.
 
     Requests with other contexts in one batch gain together: the draft's part does not grow with them.
+
+    Raises:
+        InvalidParameter: as `step_seconds`, and an `alpha` outside [0, 1].
     """
+    check_count("num_draft_tokens", num_draft_tokens)
     plain = step_seconds(target, contexts, machine)
     drafting = num_draft_tokens * step_seconds(draft, contexts, machine)
     verifying = step_seconds(target, contexts, machine, num_draft_tokens + 1)
@@ -103,7 +122,44 @@ def best_multiplier(alpha: float, target: Shape, draft: Shape, contexts: Sequenc
     return BestLength(best, found[best])
 
 
-def check_context(context: int) -> int:
-    """`context` itself. Raises InvalidParameter for a negative one."""
-    check_count("contexts", context)
-    return context
+@dataclass(frozen=True, slots=True)
+class BatchGain:
+    """What drafting brings for one batch.
+
+    Attributes:
+        num_requests: of the batch.
+        mean_context: tokens.
+        cost_ratio: a draft step over a plain pass of the target.
+        num_draft_tokens: the best draft length; 0 where drafting does not pay.
+        multiplier: tokens per second over those of plain decoding, at that length.
+    """
+
+    num_requests: int
+    mean_context: float
+    cost_ratio: float
+    num_draft_tokens: int
+    multiplier: float
+
+
+def batch_gain(alpha: float, target: Shape, draft: Shape, contexts: Sequence[int], machine: Machine,
+               most: int = 16) -> BatchGain:  # fmt: skip
+    """`best_multiplier` with what it follows from. Raises as it."""
+    best = best_multiplier(alpha, target, draft, contexts, machine, most)
+    ratio = step_seconds(draft, contexts, machine) / step_seconds(target, contexts, machine)
+    mean = sum(contexts) / len(contexts)
+    return BatchGain(len(contexts), mean, ratio, best.num_draft_tokens, float(best.speedup))
+
+
+def gains_table(gains: Sequence[BatchGain]) -> Table:
+    """One row per batch."""
+    columns = ("requests", "mean context", "draft step / pass", "best length", "speed-up")
+    rows = tuple((g.num_requests, round(g.mean_context), g.cost_ratio, g.num_draft_tokens, g.multiplier) for g in gains)
+    return Table("Drafting over part of the context", columns, rows)
+
+
+def check_contexts(contexts: Sequence[int]) -> None:
+    """Raises InvalidParameter for no request, and for a context that is negative or not whole."""
+    if len(contexts) == 0:
+        raise InvalidParameter("contexts", "is empty", "give the context of one request or more")
+    for context in contexts:
+        check_count("contexts", context)

@@ -1,5 +1,7 @@
 """The roofline of long contexts: bytes as published, order of the gains, and requests of different lengths."""
 
+from typing import Any
+
 import pytest
 
 from paceline.errors import InvalidParameter
@@ -8,6 +10,7 @@ from paceline.theory.long_context import Machine, Shape, best_multiplier, step_s
 
 A100S = Machine(8 * 1.555e12, 8 * 312e12)
 TARGET, DRAFT = Shape(4096, 32), Shape(4096, 32, window=512)
+HALF: Any = 2.5
 
 
 def test_bytes_of_a_layer_are_those_of_magicdec():
@@ -52,12 +55,42 @@ def test_different_contexts_count_by_their_sum():
     )
 
 
-def test_no_draft_is_plain_decoding_and_bad_numbers_are_refused():
+def test_a_memory_that_all_layers_share_counts_once():
+    """By hand: L of 10 d^2 weights, one pair of 2 d^2 / g, one key and value; every layer attends all the same."""
+    shape, plain = Shape(8, 3, 2, shared_memory=True), Shape(8, 3, 2)
+    assert shape.weight_bytes == 2 * (3 * 10 * 64 + 64) and shape.cache_bytes_per_token == 4 * 8 / 2
+    assert plain.cache_bytes_per_token == 3 * shape.cache_bytes_per_token
+    slow = Machine(1e15, 1.0)  # operations decide
+    attention = 10 * 3 * 4 * 8
+    assert step_seconds(shape, [10], slow) == shape.weight_bytes + attention
+    assert step_seconds(plain, [10], slow) == plain.weight_bytes + attention
+    one_layer = Shape(64, 1, 1, shared_memory=True)
+    assert one_layer.weight_bytes == Shape(64, 1).weight_bytes
+
+
+def test_no_draft_is_plain_decoding():
     assert throughput_multiplier(0.5, 0, TARGET, DRAFT, [100], A100S) == pytest.approx(1.0)
     assert best_multiplier(0.0, TARGET, DRAFT, [100], A100S).num_draft_tokens == 0
-    for wrong in (
-        lambda: Machine(0, 1), lambda: Shape(0, 1), lambda: step_seconds(TARGET, [-1], A100S),
-        lambda: Shape(64, 1, window=0), lambda: best_multiplier(0.5, TARGET, DRAFT, [100], A100S, most=-1),
-    ):  # fmt: skip
-        with pytest.raises(InvalidParameter):
-            wrong()
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        ("bytes_per_second", lambda: Machine(0, 1)),
+        ("hidden_size", lambda: Shape(0, 1)),
+        ("num_layers", lambda: Shape(4096, HALF)),
+        ("queries_per_key", lambda: Shape(4096, 2, HALF)),
+        ("window", lambda: Shape(64, 1, window=0)),
+        ("contexts", lambda: step_seconds(TARGET, [-1], A100S)),
+        ("contexts", lambda: step_seconds(TARGET, [HALF], A100S)),
+        ("contexts", lambda: throughput_multiplier(0.8, 3, TARGET, DRAFT, [], A100S)),
+        ("rows", lambda: step_seconds(TARGET, [10], A100S, HALF)),
+        ("num_draft_tokens", lambda: throughput_multiplier(0.8, HALF, TARGET, DRAFT, [100], A100S)),
+        ("num_draft_tokens", lambda: expected_tokens(0.8, HALF)),
+        ("most", lambda: best_multiplier(0.5, TARGET, DRAFT, [100], A100S, most=-1)),
+        ("most", lambda: best_multiplier(0.5, TARGET, DRAFT, [100], A100S, most=True)),
+    ],
+)
+def test_bad_numbers_are_refused_by_name(field, wrong):
+    with pytest.raises(InvalidParameter, match=f"^{field}: "):
+        wrong()

@@ -6,6 +6,7 @@ from typer.testing import CliRunner
 from paceline.cli.theory import app
 from paceline.theory import best_length, wall_time_factor
 from paceline.theory.curves import CURVES
+from paceline.theory.long_context import Machine, Shape, best_multiplier
 from paceline.theory.tables import TABLES
 
 
@@ -115,7 +116,29 @@ def test_distributed_says_where_to_run_the_draft(tmp_path):
     assert "hop_seconds" in run("distributed", "--hop", -1, fails=True)
 
 
-@pytest.mark.parametrize("command", ["table", "predict", "plot", "distributed"])
+def test_long_context_says_what_a_draft_over_part_of_the_context_brings():
+    """The figures of docs/theory.md: 1.06, 2.2 and 3.5 times plain decoding."""
+    printed = run("long-context")
+    assert "1.062" in printed and "2.235" in printed and "3.545" in printed
+    machine, target = Machine(3e12, 9e14), Shape(2048, 24, 4)
+    given = ("--hidden-size", 2048, "--layers", 24, "--queries-per-key", 4, "--bandwidth", 3e12, "--peak", 9e14)
+    given += ("--draft-layers", 6, "--window", 100, "-a", 0.7, "--context", 500, "--context", 9000, "--requests", 2)
+    one, other = json.loads(run("long-context", *given, "--json"))
+    draft = Shape(2048, 6, 4, 100)
+    for found, contexts in ((one, [500] * 2), (other, [9000] * 2)):
+        best = best_multiplier(0.7, target, draft, contexts, machine)
+        assert (found["num_draft_tokens"], found["multiplier"]) == (best.num_draft_tokens, best.speedup)
+        assert (found["num_requests"], found["mean_context"]) == (2, contexts[0])
+    [mixed] = json.loads(run("long-context", *given, "--mixed", "--json"))
+    assert mixed["multiplier"] == best_multiplier(0.7, target, draft, [500, 500, 9000, 9000], machine).speedup
+    assert mixed["num_requests"] == 4 and mixed["mean_context"] == 4750
+    shared, _ = json.loads(run("long-context", *given, "--shared-memory", "--json"))
+    assert shared["cost_ratio"] < one["cost_ratio"]
+    for wrong in (("--requests", 0), ("--window", 0), ("--layers", 0), ("--alpha", 2), ("--context", -1)):
+        assert wrong[0].strip("-") in run("long-context", *wrong, fails=True).split("Invalid value")[1]
+
+
+@pytest.mark.parametrize("command", ["table", "predict", "plot", "distributed", "long-context"])
 def test_help_shows_examples(command):
     assert f"paceline theory {command}" in run(command, "--help")
 

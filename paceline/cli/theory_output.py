@@ -1,0 +1,46 @@
+"""What the commands of `paceline theory` share: examples in help texts, tables on standard output, usage errors."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+from rich.table import Table as RichTable
+
+from paceline.cli.terminal import output, show_table
+from paceline.errors import PacelineError
+from paceline.theory.tables import Table
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def examples(*commands: str) -> str:
+    """Help text that shows `commands`, one to a line."""
+    return "\n\n".join(["Examples:", *(f"paceline theory {command}" for command in commands)])
+
+
+@contextmanager
+def usage_errors() -> Iterator[None]:
+    """Turn Paceline's own errors into usage errors: one line, exit code 2."""
+    try:
+        yield
+    except PacelineError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def print_table(table: Table) -> None:
+    """One rich table on standard output."""
+    cells = [[_cell(*pair) for pair in zip(table.columns, row, strict=True)] for row in table.rows]
+    shown = RichTable(title=table.title, title_justify="left")
+    for name in table.columns:
+        shown.add_column(name, justify="right")
+    for row in cells:
+        shown.add_row(*row)
+    show_table(shown, output)
+
+
+def _cell(column: str, value: float) -> str:
+    """Inputs as they were given, counts bare, results to three digits after the decimal point."""
+    if column in ("alpha", "cost ratio") or isinstance(value, int):
+        return f"{value:g}"
+    return f"{value:.3f}"
