@@ -23,6 +23,7 @@ MAY_NEED = {
     "paceline.evaluation.joint_training": {"torch"},
     "paceline.evaluation.pool_training": {"torch"},
     "paceline.evaluation.training_card": {"torch"},
+    "paceline.evaluation.served_runs": {"torch"},
     "paceline.evaluation.training_remarks": {"torch"},
     "paceline.evaluation.training_text": {"torch"},
     "paceline.serving": {"pydantic", "starlette", "uvicorn", "prometheus_client", "httpx"},

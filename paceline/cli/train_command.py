@@ -29,5 +29,5 @@ def command_line(context: typer.Context) -> str:
 
 
 def _word(name: str, value: Any) -> str:
-    is_file = isinstance(value, Path) or (name in ("resume", "begin_with") and Path(value).exists())
+    is_file = isinstance(value, Path) or (name in ("model", "resume", "begin_with") and Path(value).exists())
     return Path(value).name if is_file else str(value)

@@ -150,7 +150,7 @@ def draft(
         print(json.dumps({"output": str(folder), **asdict(done)}))
         return
     _show(done.curve[0], done.best or done.curve[0])
-    messages.print(f"{folder}: a draft model for {run.model}, {done.step} updates")
+    messages.print(f"{folder}: a draft model for {run.model}, {t.updates(done)}")
 
 
 def _show_pool(report: "PoolReport", as_json: bool) -> None:

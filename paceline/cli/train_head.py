@@ -99,7 +99,7 @@ def head(
         return
     sampled = t.figure((done.best or {}).get("sampled_eal", 0))
     greedy = t.greedy_figure(done.best)
-    messages.print(f"{folder}: {greedy}, {sampled} expected at temperature 1; {done.step} updates")
+    messages.print(f"{folder}: {greedy}, {sampled} expected at temperature 1; {t.updates(done)}")
 
 
 def _long_text(model: str, path: Path | None) -> list[int]:

@@ -1,5 +1,6 @@
 """What the commands that train have in common: options, times, the bar, the plot."""
 
+import json
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -89,7 +90,6 @@ class TrainingRun:
         from paceline.evaluation.training_text import TextJob
         from paceline.models.cache_dir import cache_dir
         from paceline.models.resolve import resolve_model
-        from paceline.training.heads.conversations import ngrams_of
 
         if self.raw and self.prompts is None and self.answers is None:
             problem = "says how prompts are put, and the model makes its own"
@@ -101,7 +101,7 @@ class TrainingRun:
         answers = [] if self.answers is None else _answers(resolve_model(self.model).tokenizer, self.answers, self.raw)
         benchmark = frozenset[tuple[str, ...]]()
         if self.exclude:
-            benchmark = frozenset(ngrams_of(read_text("exclude", self.exclude).splitlines()))
+            benchmark = _benchmark(self.exclude)
         place = self.work or cache_dir() / "head-training" / slug(self.model)
         seconds = seconds_of(self.time_budget) * _WRITING_SHARE
         return TextJob(
@@ -122,6 +122,31 @@ class TrainingRun:
         """The same on a device, whose executor knows no 8-bit activations unless they are asked for."""
         dtype = "auto" if device.startswith("cuda") and self.dtype == _DTYPE else self.dtype
         return replace(self.config(), device=device, dtype=dtype)
+
+
+def _benchmark(path: Path) -> frozenset[tuple[str, ...]]:
+    """Runs of words of a text file, or of every text in one of JSON lines. Raises InvalidParameter for none."""
+    from paceline.training.heads.conversations import NGRAM, ngrams_of
+
+    text = read_text("exclude", path)
+    try:
+        texts = list(_strings([json.loads(line) for line in text.splitlines() if line.strip()]))
+    except ValueError:
+        texts = [text]
+    found = ngrams_of(texts)
+    if not found:
+        problem = f"{path} has no {NGRAM} words in a row, which are what is looked for"
+        raise InvalidParameter("exclude", problem, "give the benchmark's texts, whole")
+    return frozenset(found)
+
+
+def _strings(value: Any) -> "Iterator[str]":
+    """Every text in what JSON holds."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (list, dict)):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _strings(one)
 
 
 def _answers(tokenizer: "Tokenizer", path: Path, raw: bool) -> list[tuple[list[int], list[int]]]:
@@ -191,6 +216,12 @@ class TrainingBar:
 def figure(tokens: float) -> str:
     """Tokens per pass, "-" where no text was measured."""
     return f"{tokens:.2f}" if tokens else "-"
+
+
+def updates(done: "Progress") -> str:
+    """How many were made, and after how many the best evaluation, whose weights are saved."""
+    best = (done.best or {}).get("step", done.step)
+    return f"{done.step} updates" + ("" if best == done.step else f", saved as it was after {best}")
 
 
 def greedy_figure(evaluation: "Mapping[str, Any] | None") -> str:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from paceline.drafters.base import DraftContext
 from paceline.drafters.common_tokens import CommonTokens, common_tokens
 from paceline.drafters.draft_ranks import DraftRanks
-from paceline.drafters.draft_runner import DraftRunner, grow_all, load_draft
+from paceline.drafters.draft_runner import DraftRunner, grow_all, load_plain_draft
 from paceline.drafters.greedy_chain import chains_at_once, greedy_chains
 from paceline.drafters.services import DraftServices
 from paceline.drafters.trees.growth import TreeShape
@@ -93,7 +93,7 @@ def make_draft_model(
         InvalidParameter: the options describe no tree, or a vocabulary below 1.
     """
     shape = tree_shape(tree, expansion=expansion, paths=paths, topk=topk, depth=depth, replacement=replacement)
-    draft = load_draft(services, model, dtype, draft_tensor_parallel_size)
+    draft = load_plain_draft(services, model, dtype, draft_tensor_parallel_size)
     common = common_tokens(draft.model, draft_vocab_size)
     cost_ratio = services.cost_ratio([(draft, dtype)], None if common is None else len(common.ids))
     return DraftModel(draft.model, services.num_pages, max_prefill_rows, shape, cost_ratio, common)

@@ -18,9 +18,10 @@ from paceline.drafters.draft_pages import DraftPages, Kept, common_prefix
 from paceline.drafters.draft_ranks import DraftRanks, ranks_of_draft
 from paceline.drafters.services import DraftServices
 from paceline.drafters.trees.growth import Growth
-from paceline.errors import UnsupportedModel
+from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.models.base import PAGE_SIZE, CausalLM, slot_of
 from paceline.models.chains import DraftsChains, GreedyDraft
+from paceline.models.feedback import has_memory
 from paceline.models.loaded import LoadedModel
 from paceline.models.rows import Logits, Part, build_rows, compaction
 from paceline.sampling.law import Law
@@ -255,6 +256,21 @@ def _law_below(growth: Growth, node: int, logits: np.ndarray) -> Law | None:
         return growth.law_below(node, logits)
     except NothingAllowed:
         return None
+
+
+def load_plain_draft(
+    services: DraftServices, name: str, dtype: str | None = None, ranks: DraftRanks = 1
+) -> LoadedModel:
+    """`load_draft` of a model that drafts by its layers alone.
+
+    Raises:
+        InvalidParameter: as it, or a draft whose layers read a feedback memory.
+    """
+    draft = load_draft(services, name, dtype, ranks)
+    if has_memory(draft.source.checkpoint):
+        problem = f"{name} drafts with a feedback memory, which plain layers do not read"
+        raise InvalidParameter("model", problem, "draft with method='spire'")
+    return draft
 
 
 def load_draft(services: DraftServices, name: str, dtype: str | None = None, ranks: DraftRanks = 1) -> LoadedModel:

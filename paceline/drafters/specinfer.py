@@ -14,7 +14,7 @@ text. Not the place for training such a pool (boost-tuning).
 from collections.abc import Sequence
 
 from paceline.drafters.base import DraftContext
-from paceline.drafters.draft_runner import DraftRunner, grow_all, load_draft
+from paceline.drafters.draft_runner import DraftRunner, grow_all, load_plain_draft
 from paceline.drafters.services import DraftServices
 from paceline.drafters.trees.drawn import Drawn, Expansion
 from paceline.drafters.trees.options import checked_expansion, num_nodes
@@ -97,7 +97,7 @@ def make_specinfer(
         raise InvalidParameter("dtypes", f"{dtypes!r} is no list of {len(models)} dtypes", "give one for each model")
     expansions = _expansions(expansion, len(models))
     wanted = list(zip(models, dtypes or [None] * len(models), strict=True))
-    loaded = {each: load_draft(services, *each) for each in dict.fromkeys(wanted)}
+    loaded = {each: load_plain_draft(services, *each) for each in dict.fromkeys(wanted)}
     models_loaded = [loaded[each] for each in wanted]
     cost_ratio = services.cost_ratio([(model, dtype) for model, (_, dtype) in zip(models_loaded, wanted, strict=True)])
     passes = [each.model for each in models_loaded]

@@ -17,7 +17,8 @@ from paceline.disk import writing
 from paceline.engine.build import load, silent
 from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.evaluation.head_training import check_wishes
-from paceline.evaluation.training_card import run_card, shown
+from paceline.evaluation.served_runs import run_on_ring
+from paceline.evaluation.training_card import name_of, run_card, shown
 from paceline.evaluation.training_remarks import Tell, no_remarks, tell_finished
 from paceline.evaluation.training_text import (
     TextJob,
@@ -29,7 +30,7 @@ from paceline.evaluation.training_text import (
 )
 from paceline.models.base import checked_layers
 from paceline.models.config import ModelConfig
-from paceline.models.feedback import KEY, Sparse
+from paceline.models.feedback import KEY, Sparse, has_memory
 from paceline.models.heads.fingerprint import weights_digest
 from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import ModelSource, resolve_model
@@ -42,7 +43,6 @@ from paceline.training.drafts.texts import teacher_of
 from paceline.training.heads.shards import Document, TapStore
 from paceline.training.heads.target import training_target
 from paceline.training.lora import add_lora, merged_state
-from paceline.training.run.checkpoint import has_checkpoint
 from paceline.training.run.loop import LoopSettings, Progress, Trainer, Watch
 from paceline.types import NamedProgress
 
@@ -100,7 +100,7 @@ class DraftJob:
 
     @property
     def name(self) -> str:
-        """Of its checkpoint's folder: other settings are another run, see `run_of`."""
+        """Of its checkpoint's folder: other settings are another run."""
         kept = "all" if self.layers is None else self.layers
         kept = kept if isinstance(kept, (str, int)) else "-".join(map(str, kept))
         origin = "" if self.draft is None else "".join(c if c.isalnum() else "-" for c in self.draft)[-40:]
@@ -131,11 +131,6 @@ class DraftSetup:
     loop: LoopSettings
 
 
-def run_of(job: DraftJob, store: TapStore) -> Path:
-    """The checkpoint's folder: what was served since makes other text of a ring, and so another run."""
-    return job.text.work / "runs" / (job.name if job.served is None else f"{job.name}-served-{store.digest()[:12]}")
-
-
 def set_up(job: DraftJob, config: EngineConfig, progress: NamedProgress, runs: Sequence[Path],
            tell: Tell = no_remarks) -> DraftSetup:  # fmt: skip
     """Load the target and have its text written, unless one of `runs` has begun with what there is, or it was served.
@@ -158,7 +153,7 @@ def set_up(job: DraftJob, config: EngineConfig, progress: NamedProgress, runs: S
     config_values(written)  # refuses now what could not be written at the end
     if job.served is None:
         store = open_store(job.text, loaded)
-        ready_text(job.text, loaded, config, store, progress, any(map(has_checkpoint, runs)), tell)
+        ready_text(job.text, loaded, config, store, progress, runs, tell)
     else:
         store = open_served(job.served, job.text, loaded)
     torch.set_num_threads(config.num_threads or torch.get_num_threads())
@@ -218,8 +213,10 @@ def train_draft(job: DraftJob, config: EngineConfig, folder: Path, progress: Nam
         UnsupportedModel: a draft of another vocabulary, or a family that is not trained or written.
         InvalidParameter: see `DistillRecipe`, `HeadWriter` and `Trainer`.
     """
-    setup = set_up(job, config, progress, [job.text.work / "runs" / job.name], tell)
-    recipe, done = train_member(job, setup, setup.loop, run_of(job, setup.store), watch, tell=tell)
+    runs = job.text.work / "runs"
+    setup = set_up(job, config, progress, [runs / job.name], tell)
+    run = runs / job.name if job.served is None else run_on_ring(runs, job.name, setup.store, tell)
+    recipe, done = train_member(job, setup, setup.loop, run, watch, tell=tell)
     save_draft(job, setup, recipe, done, folder)
     setup.loaded.close()
     return done
@@ -229,13 +226,13 @@ def draft_card(job: DraftJob, store: TapStore, done: Progress) -> dict[str, Any]
     """What a card says of how a draft was made, with its figures before and after."""
     kept = "all layers" if job.layers is None else f"layers {job.layers}"
     return {
-        "drafts_for": job.text.model,
-        "began_as": f"{kept} of {job.draft or job.text.model}",
+        "drafts_for": name_of(job.text.model),
+        "began_as": f"{kept} of {name_of(job.draft or job.text.model)}",
         "divergence": job.divergence,
         "on_policy": job.on_policy,
         "lora_rank": job.lora_rank,
         "raw": job.text.raw,
-        "training": {"command": job.command or f"paceline train draft -m {job.text.model}",
+        "training": {"command": job.command or f"paceline train draft -m {name_of(job.text.model)}",
                      **text_card(store), **run_card(done)},
         "before": shown(done.curve[0]),
         "held_out": shown(done.best or {}),
@@ -252,6 +249,9 @@ def _origin(job: DraftJob, target: ModelSource) -> ModelSource:
     if job.draft is None:
         return target
     found = resolve_model(job.draft)
+    if has_memory(found.checkpoint):
+        problem = f"{job.draft} is a draft with a feedback memory, which does not go on learning"
+        raise InvalidParameter("begin_with", problem, "make a new one with --sparse")
     if not found.tokenizer.same_vocabulary(target.tokenizer):
         raise UnsupportedModel(
             f"{job.draft}: its vocabulary is not that of {job.text.model}; take a smaller model of the same family"

@@ -68,16 +68,17 @@ class HeadWriter:
         known = (one.conversation for one in store.documents)
         self._seen = {tuple(one.ids[: one.num_prompt].tolist()) for one in known}
 
-    def write(self, limits: WritingLimits, progress: Progress) -> None:
+    def write(self, limits: WritingLimits, progress: Progress) -> bool:
         """Write shard by shard until a limit is reached; `progress` is told of answer tokens.
 
-        Ends as well when a few rounds in a row have brought nothing: the model does not end its prompts, or all that it
-        says is in the benchmark.
+        Returns:
+            False where it ended because a few rounds in a row had brought nothing: the model does not end its prompts,
+            or all that it says is in the benchmark.
         """
         fruitless, end = 0, time.monotonic() + limits.seconds if limits.seconds is not None else None
         while self._store.num_answer_tokens < limits.tokens and (end is None or time.monotonic() < end):
             if fruitless == _MOST_FRUITLESS:
-                return
+                return False
             before = len(self._store.documents)
             rng = np.random.default_rng([self._seed, before, *([fruitless] if fruitless else [])])
             size = min(_ROUND, max(_LEAST_ROUND, _ROUND_TOKENS // limits.answer_tokens))
@@ -85,6 +86,7 @@ class HeadWriter:
             self._write_shard(prompts, limits, progress, rng)
             fruitless = fruitless + 1 if len(self._store.documents) == before else 0
             progress(min(self._store.num_answer_tokens, limits.tokens), limits.tokens)
+        return True
 
     def _new_prompts(self, size: int, rng: np.random.Generator) -> list[list[int]]:
         """Prompts that the model made up and has not answered yet."""

@@ -19,8 +19,9 @@ import torch
 from paceline.config import EngineConfig
 from paceline.engine.build import load, silent
 from paceline.errors import InvalidParameter
-from paceline.evaluation.long_text import long_store, pieces, read_long, text_digest
-from paceline.evaluation.training_card import run_card, shown
+from paceline.evaluation.long_text import clean_pieces, long_store, read_long, text_digest
+from paceline.evaluation.served_runs import run_on_ring
+from paceline.evaluation.training_card import name_of, run_card, shown
 from paceline.evaluation.training_remarks import Tell, no_remarks, tell_finished
 from paceline.evaluation.training_text import (
     TextJob,
@@ -44,7 +45,7 @@ from paceline.training.heads.recipes.base import Recipe, Target
 from paceline.training.heads.recipes.medusa import MedusaRecipe
 from paceline.training.heads.shards import TapStore
 from paceline.training.heads.target import training_target
-from paceline.training.run.checkpoint import has_checkpoint, read_checkpoint
+from paceline.training.run.checkpoint import read_checkpoint
 from paceline.training.run.loop import LoopSettings, Progress, Trainer, Watch
 from paceline.types import NamedProgress
 
@@ -130,25 +131,28 @@ def train_head(job: HeadJob, config: EngineConfig, progress: NamedProgress = sil
         InvalidParameter, UnsupportedModel: see `recipe_of`, `HeadWriter`, `training_target` and `Trainer`.
     """
     began, recipe_type = time.monotonic(), recipe_of(job.family)
-    long_text = pieces(job.long_text) if job.long_text else []
     loaded = load(job.text.model, config, progress)
+    long_text = clean_pieces(job.long_text, loaded, job.text.benchmark) if job.long_text else []
     target, begun = training_target(loaded.source, config.device), _begun(job, loaded)
     recipe = None if begun is None else resumed(recipe_type, target, begun, job.steps)
     store = open_store(job.text, loaded) if job.served is None else open_served(job.served, job.text, loaded)
-    run = job.text.work / "runs" / _run_name(job, begun, long_text, store)
+    runs, name = job.text.work / "runs", _run_name(job, begun, long_text)
+    run = runs / name if job.served is None else run_on_ring(runs, name, store, tell)
+    first_run = runs / f"{job.family}-long-{text_digest(long_text)}" if long_text else run
+    begun_run = None
     if job.served is None:
-        ready_text(job.text, loaded, config, store, progress, has_checkpoint(run), tell)
+        begun_run = ready_text(job.text, loaded, config, store, progress, [run, first_run], tell)
     torch.set_num_threads(config.num_threads or torch.get_num_threads())
     torch.manual_seed(job.loop.seed)
     if recipe is None:
-        recipe = recipe_type(target, chosen_vocabulary(job.most_named, loaded, store, run), job.steps)
+        recipe = recipe_type(target, chosen_vocabulary(job.most_named, loaded, store, begun_run or run), job.steps)
     if recipe.config.layer is not None:
         longest = max((len(one.conversation.ids) for one in store.documents), default=0)
         longest = longest if begun is None else max(longest, begun.config.max_positions)
         recipe.config = replace(recipe.config, max_positions=longest)
     spent = time.monotonic() - began
     loop = replace(job.loop, seconds=max(job.loop.seconds - spent, 1.0)) if job.loop.seconds else job.loop
-    first, loop = _first_stage(job, long_text, loaded, recipe, store, loop, progress, watch)
+    first, loop = _first_stage(job, long_text, loaded, recipe, store, loop, first_run, progress, watch)
     trainer = Trainer(recipe, store, loop, run, watch)
     before = trainer.progress.step
     if begun is not None and not trainer.progress.curve:
@@ -228,21 +232,18 @@ def _begun(job: HeadJob, loaded: LoadedModel) -> HeadRecord | None:
     return begun
 
 
-def _run_name(job: HeadJob, begun: HeadRecord | None, long_text: Sequence[np.ndarray], store: TapStore) -> str:
-    """Of the checkpoint's folder: going on with another head, or from other text, is another run.
-
-    What was served since makes other text of a ring: a run that was finished would learn nothing of it.
-    """
+def _run_name(job: HeadJob, begun: HeadRecord | None, long_text: Sequence[np.ndarray]) -> str:
+    """Of the checkpoint's folder: going on with another head, or from other text, is another run."""
     if begun is None:
         return f"{job.family}-two-stages-{text_digest(long_text)}" if long_text else job.family
-    digest = hashlib.sha256(store.digest().encode() if job.served is not None else b"")
+    digest = hashlib.sha256()
     for name in sorted(begun.tensors):
         digest.update(np.ascontiguousarray(begun.tensors[name]).tobytes())
     return f"{job.family}-resumed-{digest.hexdigest()[:12]}"
 
 
 def _first_stage(job: HeadJob, documents: Sequence[np.ndarray], loaded: LoadedModel, recipe: Recipe, store: TapStore,
-                 loop: LoopSettings, progress: NamedProgress, watch: Watch,
+                 loop: LoopSettings, run: Path, progress: NamedProgress, watch: Watch,
                  ) -> tuple[dict[str, Any], LoopSettings]:  # fmt: skip
     """Train on the long text, where there is one; what the card says of it, and what is left for the answers."""
     if not documents:
@@ -250,7 +251,7 @@ def _first_stage(job: HeadJob, documents: Sequence[np.ndarray], loaded: LoadedMo
     text = long_store(job.text.work, documents, store.taps)
     read_long(loaded, documents, text, progress)
     first, second = (_part(loop, share) for share in (_FIRST_STAGE, 1 - _FIRST_STAGE))
-    trainer = Trainer(recipe, text, first, job.text.work / "runs" / f"{job.family}-{text.folder.name}", watch)
+    trainer = Trainer(recipe, text, first, run, watch)
     done = trainer.run()
     recipe.net.load_state_dict(trainer.best_weights or trainer.mean.weights)
     card = {"first_stage": {"tokens": sum(map(len, documents)), **run_card(done), **shown(done.best or {})}}
@@ -275,7 +276,7 @@ def card(job: HeadJob, target: Target, store: TapStore, recipe: Recipe, done: Pr
     return {
         "licence": "as the target's: the text was written by it",
         "training": {
-            "command": job.command or f"paceline train head {job.family} -m {job.text.model}",
+            "command": job.command or f"paceline train head {job.family} -m {name_of(job.text.model)}",
             **text_card(store),
             **run_card(done),
         },

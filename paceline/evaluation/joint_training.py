@@ -16,7 +16,7 @@ from paceline.disk import writing
 from paceline.engine.build import load, silent
 from paceline.errors import InvalidParameter
 from paceline.evaluation.head_training import check_wishes, chosen_vocabulary, tree_card
-from paceline.evaluation.training_card import run_card, shown
+from paceline.evaluation.training_card import name_of, run_card, shown
 from paceline.evaluation.training_remarks import Tell, no_remarks, tell_finished
 from paceline.evaluation.training_text import TextJob, open_store, ready_text, text_card
 from paceline.models.heads.files import save_head
@@ -27,7 +27,6 @@ from paceline.training.drafts.net import DraftNet, check_rank, check_trainable
 from paceline.training.heads.recipes import recipe_of
 from paceline.training.heads.target import training_target
 from paceline.training.joint.recipe import JointRecipe
-from paceline.training.run.checkpoint import has_checkpoint
 from paceline.training.run.loop import LoopSettings, Progress, Trainer, Watch
 from paceline.types import NamedProgress
 
@@ -84,7 +83,7 @@ def train_joint(job: JointJob, config: EngineConfig, folder: Path, progress: Nam
     check_rank(job.rank, loaded.source.checkpoint.config)
     config_values(loaded.source.checkpoint.config)  # refuses now what could not be written at the end
     store = open_store(job.text, loaded)
-    ready_text(job.text, loaded, config, store, progress, has_checkpoint(run), tell)
+    ready_text(job.text, loaded, config, store, progress, [run], tell)
     torch.set_num_threads(config.num_threads or torch.get_num_threads())
     torch.manual_seed(job.loop.seed)
     ids = chosen_vocabulary(job.draft_vocabulary, loaded, store, run)
@@ -111,11 +110,12 @@ def train_joint(job: JointJob, config: EngineConfig, folder: Path, progress: Nam
 
 
 def _card(job: JointJob, done: Progress, drift: dict[str, float], text: dict[str, Any]) -> dict[str, object]:
+    model = name_of(job.text.model)
     return {
         "licence": "as that of the target it was made from",
-        "changed_target": f"{job.text.model} with low-rank updates of rank {job.rank} merged in: it says other text",
+        "changed_target": f"{model} with low-rank updates of rank {job.rank} merged in: it says other text",
         "drift": {name: round(value, 5) for name, value in drift.items()},
-        "training": {"command": job.command or f"paceline train joint {job.family} -m {job.text.model}", **text,
+        "training": {"command": job.command or f"paceline train joint {job.family} -m {model}", **text,
                      **run_card(done)},
         "held_out": shown(done.best or {}),
     }  # fmt: skip

@@ -14,7 +14,7 @@ from paceline.errors import InvalidParameter
 from paceline.models.base import pages_for
 from paceline.models.loaded import LoadedModel
 from paceline.models.rows import Part, build_rows
-from paceline.training.heads.conversations import Conversation
+from paceline.training.heads.conversations import Conversation, is_contaminated
 from paceline.training.heads.origins import ORDINARY, Origin
 from paceline.training.heads.shards import TapStore, to_bfloat16
 from paceline.types import NamedProgress
@@ -37,6 +37,19 @@ def pieces(ids: Sequence[int]) -> list[np.ndarray]:
     if not found:
         raise InvalidParameter("text", f"has {len(ids)} tokens, a document has {PIECE}", "give a longer text")
     return found
+
+
+def clean_pieces(ids: Sequence[int], loaded: LoadedModel, benchmark: frozenset[tuple[str, ...]]) -> list[np.ndarray]:
+    """`pieces` without those that share a run of words with the benchmark.
+
+    Raises:
+        InvalidParameter: as `pieces`, or all of them do.
+    """
+    decode, found = loaded.source.tokenizer.decode, pieces(ids)
+    kept = [one for one in found if not is_contaminated(decode(one.tolist()), set(benchmark))]
+    if not kept:
+        raise InvalidParameter("text", "is in the benchmark that --exclude names, all of it", "give another text")
+    return kept
 
 
 def long_store(work: Path, documents: Sequence[np.ndarray], taps: Sequence[int]) -> TapStore:

@@ -1,6 +1,7 @@
 """What a trained network's card says of its run."""
 
 import platform
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,6 +10,11 @@ from paceline import __version__
 from paceline.training.run.loop import Progress
 
 _SHOWN = ("step", "greedy", "eal", "replayed", "sampled", "sampled_eal", "num_places")
+
+
+def name_of(model: str) -> str:
+    """A model as cards call it: a file or folder without those around it."""
+    return Path(model).name if Path(model).exists() else model
 
 
 def run_card(done: Progress) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The text that a training job learns from: written by the target once, used by every job for the same model."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from paceline.config import EngineConfig
+from paceline.disk import check_folder, writing
 from paceline.engine.build import build_engine
-from paceline.errors import InvalidParameter
+from paceline.errors import CorruptWeights, InvalidParameter
 from paceline.evaluation.given_answers import Given, read_answers
 from paceline.evaluation.head_data import HeadWriter, WritingLimits
 from paceline.evaluation.training_remarks import Tell
@@ -21,7 +23,11 @@ from paceline.training.heads.origins import counted, unheeded
 from paceline.training.heads.recorder import TapRecorder
 from paceline.training.heads.shards import TapStore
 from paceline.training.heads.taps import eagle_taps
+from paceline.training.run.checkpoint import has_checkpoint
 from paceline.types import NamedProgress
+
+_NOTE = "text.json"
+"""In a run's folder: what it began with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,44 +121,76 @@ def _of_model(store: TapStore, field: str, loaded: LoadedModel) -> TapStore:
 
 
 def ready_text(job: TextJob, loaded: LoadedModel, config: EngineConfig, store: TapStore, progress: NamedProgress,
-               is_begun: bool, tell: Tell) -> None:  # fmt: skip
-    """Have the text that a job learns from: a run that `is_begun` goes on with what there is, others have it written.
+               runs: Sequence[Path], tell: Tell) -> Path | None:  # fmt: skip
+    """Have the text that a job learns from: a run goes on with what it began with, a new one has it written.
 
     Args:
-        tell: is told of wishes that the text which is there does not heed.
+        runs: folders of the job's checkpoints, the main one first.
+        tell: is told of wishes that the text does not heed.
+
+    Returns:
+        The run that has begun, if any.
 
     Raises:
-        InvalidParameter: as `_write`.
+        InvalidParameter: as `_write`; the work folder cannot be written.
     """
-    before = store.num_answer_tokens
-    if not is_begun:
-        _write(job, loaded, config, store, progress)
-    if store.num_answer_tokens == before:
-        _tell_unheeded(job, store, is_begun, tell)
+    check_folder("work", job.work)
+    begun, note = next(filter(has_checkpoint, runs), None), runs[0] / _NOTE
+    if begun is not None:
+        began = _read_note(note)
+        store.keep_first(began.get("texts", len(store.documents)))
+        more = [f"--tokens {job.tokens}"] if job.tokens > began.get("tokens", job.tokens) else []
+        _tell_unheeded(job, store, "this run goes on with the text it began with", more, tell)
+        return begun
+    before, is_fruitful = store.num_answer_tokens, _write(job, loaded, config, store, progress)
+    with writing("work", note):
+        note.parent.mkdir(parents=True, exist_ok=True)
+        note.write_text(json.dumps({"texts": len(store.documents), "tokens": job.tokens}))
+    if not is_fruitful:
+        there = f"{store.num_answer_tokens} answer tokens are there"
+        tell(f"nothing more could be kept of what the model says: too short, cut off, or in --exclude; {there}")
+    elif store.num_answer_tokens == before:
+        _tell_unheeded(job, store, "the text that is there is enough", [], tell)
+    return None
 
 
-def _tell_unheeded(job: TextJob, store: TapStore, is_begun: bool, tell: Tell) -> None:
-    """Name the wishes of a job that its text, which was there, was not made by."""
-    said = {tuple(one.conversation.ids.tolist()): one.conversation.num_prompt for one in store.documents}
-    asked = {ids[:num_prompt] for ids, num_prompt in said.items()}
+def _read_note(path: Path) -> dict[str, int]:
+    """How many texts a run began with, and the tokens that were asked for; empty where it is older than this."""
+    try:
+        found = json.loads(path.read_text())
+        return {name: int(found[name]) for name in ("texts", "tokens")}
+    except OSError:
+        return {}
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptWeights(f"{path}: cannot be read ({error}); delete its folder to begin anew") from None
+
+
+def _tell_unheeded(job: TextJob, store: TapStore, why: str, more: Sequence[str], tell: Tell) -> None:
+    """Name the wishes of a job that its text was not made by, `more` among them. Defaults are no wishes."""
     found = []
-    if job.prompts is not None and not any(tuple(one) in asked for one in job.prompts):
-        found.append("--prompts")
-    if job.answers and not any((*prompt, *answer) in said for prompt, answer in job.answers):
-        found.append("--answers")
+    if job.prompts is not None or job.answers:
+        asked, said = {tuple(one) for one in job.prompts or ()}, {(*prompt, *one) for prompt, one in job.answers}
+        texts = [one.conversation for one in store.documents]
+        heeded = sum(tuple(one.ids[: one.num_prompt]) in asked or tuple(one.ids) in said for one in texts)
+        names = "--prompts and --answers" if asked and said else "--prompts" if asked else "--answers"
+        found += [f"{names} ({heeded} of {len(texts)} texts are of them)"] if heeded < len(texts) else []
     wishes = unheeded((one.origin for one in store.documents), job.seed, job.answer_tokens)
-    found += [f"--{name.replace('_', '-')} {value}" for name, value in wishes.items()]
-    if is_begun and store.num_answer_tokens < job.tokens:
-        found.append(f"--tokens {job.tokens}")
+    default = TextJob("", job.work, 0)
+    for name, value, usual in (
+        ("max_tokens", job.answer_tokens, default.answer_tokens),
+        ("seed", job.seed, default.seed),
+    ):
+        if name in wishes and value != usual:
+            found.append(f"--{name.replace('_', '-')} {value}" + (" (of the text)" if name == "seed" else ""))
+    found += more
     if found:
         there = f"{store.num_answer_tokens} answer tokens, {counted(one.origin for one in store.documents)}"
-        why = "this run goes on with the text it began with" if is_begun else "the text that is there is enough"
         tell(f"{why} ({there}); not heeded: {', '.join(found)}. Give another --work than {job.work} for other text")
 
 
 def _write(job: TextJob, loaded: LoadedModel, config: EngineConfig, store: TapStore,
-           progress: NamedProgress) -> None:  # fmt: skip
-    """Have the target read the answers that are at hand, and write what is missing.
+           progress: NamedProgress) -> bool:  # fmt: skip
+    """Have the target read the answers that are at hand, and write what is missing; whether there was anything to keep.
 
     Raises:
         InvalidParameter: as `HeadWriter`; answers of another model; or so few prompts that training would be refused.
@@ -160,7 +198,7 @@ def _write(job: TextJob, loaded: LoadedModel, config: EngineConfig, store: TapSt
     if job.answers:
         _read_given(job, loaded, store, progress)
     if store.num_answer_tokens >= job.tokens:
-        return
+        return True
     if job.prompts is not None:
         _check_held_out(job.prompts, store)
     elif job.answers and not loaded.source.tokenizer.has_chat_template:
@@ -170,7 +208,7 @@ def _write(job: TextJob, loaded: LoadedModel, config: EngineConfig, store: TapSt
     engine = build_engine(loaded, _writing(config), None, drafter=TapRecorder(store.taps))
     writer = HeadWriter(engine, loaded.source.tokenizer, store, job.prompts, set(job.benchmark), job.seed)
     limits = WritingLimits(job.tokens, job.seconds, job.answer_tokens)
-    writer.write(limits, lambda done, total: progress("text written", done, total))
+    return writer.write(limits, lambda done, total: progress("text written", done, total))
 
 
 def _check_held_out(prompts: Sequence[Sequence[int]], store: TapStore) -> None:

@@ -39,6 +39,14 @@ class Sparse:
     num_sinks: int = 4
 
 
+def has_memory(checkpoint: Checkpoint) -> bool:
+    """Whether the card beside a model says that it drafts with a feedback memory."""
+    try:
+        return KEY in json.loads((checkpoint.path / CARD).read_text(encoding="utf-8"))  # type: ignore[attr-defined]
+    except (AttributeError, OSError, TypeError, ValueError):
+        return False
+
+
 def read_card(checkpoint: Checkpoint) -> tuple[Sparse, np.ndarray]:
     """What the ``paceline.json`` beside a draft's weights says: who sees whom, and `mix` [layers, layers + 1] float32.
 

@@ -295,6 +295,8 @@ def _outcome(grant: Grant, result: StepResult, count: int) -> RequestOutcome:
         num_computed = grant.num_prefill_tokens or count
         outcome.taps = {tap: states[:num_computed] for tap, states in result.taps.items()}
         outcome.first_tapped = grant.start
+        outcome.num_prompt_tokens, outcome.salt = request.num_prompt_tokens, request.salt
+        outcome.temperature = request.params.temperature
     return outcome
 
 

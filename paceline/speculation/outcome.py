@@ -34,6 +34,8 @@ class RequestOutcome:
         taps: tap to the hidden states [n, hidden] of the committed tokens that this step computed, for drafters that
             name taps; None where nobody does.
         first_tapped: position of the first of them.
+        num_prompt_tokens, temperature, salt: of the request, told with taps: how much of `token_ids` is its prompt, how
+            its answer is drawn, and whose texts must not be used for others (`cache_salt`).
         finished: these tokens are its last.
         is_own: the draft was the request's own (a prediction), and says nothing about the drafter.
     """
@@ -56,6 +58,9 @@ class RequestOutcome:
     picks: Any = None
     taps: Any = None
     first_tapped: int = 0
+    num_prompt_tokens: int = 0
+    temperature: float = 0.0
+    salt: bytes = b""
     finished: bool = False
     is_own: bool = False
 

@@ -131,7 +131,9 @@ def test_a_draft_goes_on_with_served_texts(loaded, tmp_path):
     assert "this run was finished before" in run(*common, *wishes).stderr
     one = store.documents[0]
     store.add([one.conversation], [store.rows([one], range(len(store.taps)))])
-    assert "before" not in run(*common, *wishes).stderr and len(list((work / "runs").glob("*-served-*"))) == 2
+    grown = run(*common, *wishes)
+    assert "has changed since the last run" in grown.stderr and "finished before" not in grown.stderr
+    assert len(list((work / "runs").glob("*-served-*"))) == 1
     for wrong, complaint in (
         (wishes[2:], "--begin-with"), ([*wishes, "--sparse"], "memory"), ([*wishes, "--pool", 2], "of new drafts"),
         ([*wishes, "--prompts", prompts], "prompts: are not read"),
@@ -164,6 +166,8 @@ def test_a_sparse_draft_is_trained_written_and_drafts(loaded, tmp_path, monkeypa
         drafted = engine.metrics.spec_decode_num_draft_tokens
     assert texts[0] == texts[1] and drafted > 0
     assert engine.drafter.name == "spire"
+    with pytest.raises(InvalidParameter, match=r"feedback memory.*method='spire'"):
+        build_engine(loaded, EngineConfig(profile="none"), SpeculativeConfig("draft_model", 3, str(folder)))
     (folder / "paceline.json").write_text("{}")
     with pytest.raises(CorruptWeights, match="--sparse"):
         build_engine(loaded, EngineConfig(max_model_len=64, profile="none"), spec)
@@ -308,4 +312,4 @@ def test_answers_that_are_too_few_for_a_model_without_template_are_counted(tmp_p
     job = training_text.TextJob("m", tmp_path, 2_000_000, answers=[([1], [2, 3, 4, 5])])
     store = SimpleNamespace(num_answer_tokens=731)
     with pytest.raises(InvalidParameter, match=r"^tokens: 2000000 .*the answers have 731.*give --tokens 731"):
-        training_text.ready_text(job, bare, EngineConfig(), store, lambda *_: None, False, no_remarks)  # type: ignore[arg-type]
+        training_text.ready_text(job, bare, EngineConfig(), store, lambda *_: None, [tmp_path / "run"], no_remarks)  # type: ignore[arg-type]

@@ -9,12 +9,14 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.cli.main import app
+from paceline.cli.train_options import _benchmark as benchmark_of
 from paceline.cli.train_options import seconds_of
 from paceline.errors import InvalidParameter
 from paceline.models.base import NORMED
 from paceline.models.heads.files import read_head
 from paceline.models.heads.fingerprint import target_print
 from paceline.training.heads import conversations
+from paceline.training.heads.conversations import Conversation
 from paceline.training.heads.recipes import RECIPES
 from paceline.training.heads.shards import TapStore
 from tests.evaluation.test_head_data import ChattyTokenizer
@@ -88,8 +90,11 @@ def test_wishes_that_text_which_is_there_does_not_heed_are_named(machine, tmp_pa
     assert again.exit_code == 0 and "not heeded" not in again.stderr
     other = run("mlp_speculator", *common, "--prompts", second, "--max-tokens", 9, "--seed", 3)
     assert "the text that is there is enough" in other.stderr and "given)" in other.stderr
-    assert "not heeded: --prompts, --max-tokens 9, --seed 3." in other.stderr
-    assert "not heeded: --answers." in run("eagle", *common, "--answers", log).stderr
+    texts = len(TapStore(tmp_path / "work" / "taps").documents)
+    unheeded = f"not heeded: --prompts (0 of {texts} texts are of them), --max-tokens 9, --seed 3 (of the text)."
+    assert unheeded in other.stderr
+    assert f"not heeded: --answers (0 of {texts} texts" in run("eagle", *common, "--answers", log).stderr
+    assert "not heeded" not in run("dspark", *common).stderr, "defaults are no wishes"
     more = run("medusa", *common[:4], "--tokens", 10_000, *common[6:], "--prompts", first)
     assert (
         "this run goes on with the text it began with" in more.stderr and "not heeded: --tokens 10000." in more.stderr
@@ -150,7 +155,7 @@ def test_a_head_goes_on_with_served_texts_and_is_never_worse_there(machine, tmp_
     store.add([one.conversation], [store.rows([one], range(len(store.taps)))])
     grown = run(*common, *wishes)
     assert [one["step"] for one in json.loads(grown.stdout)["curve"]] == [0, 2] and "before" not in grown.stderr
-    assert len(list((work / "runs").glob("medusa-resumed-*"))) == 2
+    assert len(list((work / "runs").glob("medusa-resumed-*"))) == 1 and "has changed since" in grown.stderr
     for wrong, complaint in (
         (wishes[2:], "--resume"), (["--resume", folder, "--text", prompts], "new head"),
         ([*wishes, "--prompts", prompts], "prompts: are not read"), ([*wishes, "-k", 5], "num_draft_tokens: is 5"),
@@ -183,6 +188,77 @@ def ending_after(steps, step):
         step(self)
 
     return ending
+
+
+def test_a_run_goes_on_with_the_texts_it_began_with(machine, tmp_path):
+    """Another command has written more meanwhile: places, figures and card are still those of the first texts."""
+    prompts, work = tmp_path / "prompts.txt", tmp_path / "work"
+    prompts.write_text("\n".join(f"say {i}" for i in range(24)))
+    common = ["medusa", "--threads", 1, "--tokens", 100, "--work", work, "--prompts", prompts, "--json"]
+    assert run(*common, "--steps", 2, "-o", tmp_path / "head").exit_code == 0
+    store = TapStore(work / "taps")
+    count = len(store.documents)
+    states = [store.rows([one], range(len(store.taps))) for one in store.documents]
+    store.add([one.conversation for one in store.documents], states)
+    more = run(*common, "--steps", 4, "-o", tmp_path / "head")
+    curve = json.loads(more.stdout)["curve"]
+    assert curve[0]["num_places"] == curve[-1]["num_places"] and [one["step"] for one in curve] == [2, 4]
+    assert read_head(tmp_path / "head").card["training"]["conversations"] == count  # type: ignore[index]
+
+
+def test_a_first_stage_that_was_ended_goes_on_with_its_vocabulary(machine, tmp_path, monkeypatch):
+    """Text written meanwhile would name other tokens, which the rows of the first stage were not trained for."""
+    from paceline.evaluation import long_text
+    from paceline.training.run.checkpoint import read_checkpoint
+    from paceline.training.run.loop import Trainer
+
+    monkeypatch.setattr(long_text, "PIECE", 20)
+    prompts, book, work = tmp_path / "prompts.txt", tmp_path / "book.txt", tmp_path / "work"
+    prompts.write_text("\n".join(f"say {i}" for i in range(24)))
+    book.write_text("the quick brown fox jumps over the lazy dog. " * 9)
+    common = ["dspark", "--threads", 1, "--tokens", 100, "--work", work, "--prompts", prompts, "--text", book]
+    common += ["--steps", 10, "--draft-vocabulary", 60, "-o", tmp_path / "head", "--json"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "step", ending_after(3, Trainer.step))
+        assert run(*common).exit_code
+    (first,) = (work / "runs").glob("dspark-long-*")
+    before = read_checkpoint(first)
+    ids, store = np.arange(64, 128, dtype=np.int32), TapStore(work / "taps")  # tokens that no answer had
+    states = np.zeros((len(ids) - 1, len(store.taps), store.width), np.uint16)
+    store.add([Conversation(ids, 4, 0.0)] * 40, [states] * 40)
+    found = run(*common)
+    assert found.exit_code == 0, found.exception
+    assert before is not None and before["progress"]["step"] == 3
+    assert np.array_equal(read_head(tmp_path / "head").draft_ids, before["draft_ids"])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("wrapped.txt", "one two three four five six seven\neight nine ten eleven twelve thirteen fourteen"),
+        ("lines.jsonl", '{"turns": ["one two three four five six seven\\neight nine ten eleven twelve thirteen"]}'),
+        ("deep.jsonl", '{"a": {"b": "one two three\\u0020four five six seven eight nine ten eleven twelve thirteen"}}'),
+    ],
+)
+def test_a_benchmark_is_found_however_it_is_written(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    words = "one two three four five six seven eight nine ten eleven twelve thirteen"
+    assert conversations.is_contaminated(f"so {words} it goes", set(benchmark_of(tmp_path / name)))
+
+
+def test_a_benchmark_without_text_is_refused(tmp_path):
+    (tmp_path / "short.txt").write_text("a few words")
+    with pytest.raises(InvalidParameter, match=r"^exclude: .*no 13 words in a row"):
+        benchmark_of(tmp_path / "short.txt")
+
+
+def test_ordinary_text_is_kept_clean_too(machine, tmp_path):
+    prompts, book = tmp_path / "prompts.txt", tmp_path / "book.txt"
+    prompts.write_text("\n".join(f"say {i}" for i in range(24)))
+    book.write_text(" ".join(f"w{i}" for i in range(200)))
+    common = ["medusa", "--prompts", prompts, "--work", tmp_path / "work", "--tokens", 100, "-o", tmp_path / "head"]
+    with pytest.raises(InvalidParameter, match=r"^text: .*in the benchmark"):
+        raise run(*common, "--text", book, "--exclude", book).exception or AssertionError
 
 
 def test_two_stages_end_and_go_on_bit_for_bit(machine, tmp_path, monkeypatch):

@@ -8,19 +8,22 @@ torch (`batches.py`).
 import hashlib
 import json
 import os
+import re
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from filelock import FileLock
 
 from paceline.disk import writing
 from paceline.errors import CorruptWeights, InvalidParameter
 from paceline.training.heads.conversations import Conversation
 from paceline.training.heads.origins import NOT_KEPT, Origin, read_origin
 
-_INDEX = "taps.json"
+_INDEX, _LOCK = "taps.json", "taps.lock"
+_NAME = re.compile(r"(shard-\d+\.npz|taps-\d+\.npy|taps\.(json|lock)|partial-.*)")
 SHARD_ROWS = 60_000
 
 
@@ -55,8 +58,13 @@ def to_bfloat16(values: np.ndarray) -> np.ndarray:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
+def is_of_store(path: Path) -> bool:
+    """Whether a store makes files of that name."""
+    return _NAME.fullmatch(path.name) is not None
+
+
 class TapStore:
-    """The shards of one folder.
+    """The shards of one folder. Several programs may add to it: each takes the next number that is free.
 
     Args:
         folder: made when missing.
@@ -88,10 +96,13 @@ class TapStore:
 
     def refresh(self) -> None:
         """Take in the shards that have come since."""
-        for path in sorted(self.folder.glob("shard-*.npz")):
-            number = int(path.stem.removeprefix("shard-"))
+        for number, path in sorted(_shards(self.folder).items()):
             if number not in self._maps:
                 self._take(number, path)
+
+    def keep_first(self, count: int) -> None:
+        """Forget all but the first `count` texts, which stay on disk."""
+        self.documents = self.documents[:count]
 
     def _take(self, number: int, path: Path) -> None:
         states = self._taps_path(number)
@@ -118,16 +129,16 @@ class TapStore:
         Raises:
             InvalidParameter: it cannot be written; the shards before are as they were.
         """
-        with writing("work", self.folder):
-            self._write(max(self._maps, default=-1) + 1, conversations, states, origin)
+        with writing("work", self.folder), FileLock(self.folder / _LOCK):
+            self._write(max(_shards(self.folder), default=-1) + 1, conversations, states, origin)
         self.refresh()
 
     def _write(self, number: int, conversations: Sequence[Conversation], states: Sequence[np.ndarray],
                origin: Origin) -> None:  # fmt: skip
-        part = self.folder / "partial.npy"
+        part = self.folder / f"partial-{number}.npy"
         np.save(part, np.concatenate(states))
         os.replace(part, self._taps_path(number))
-        part = self.folder / "partial.npz"
+        part = self.folder / f"partial-{number}.npz"
         np.savez(
             part,
             ids=np.concatenate([one.ids for one in conversations]).astype(np.int32),
@@ -182,6 +193,12 @@ class TapStore:
         return self.folder / f"taps-{number:04d}.npy"
 
 
+def _shards(folder: Path) -> dict[int, Path]:
+    """Those with their states beside them or not, by number; files of other names are nobody's business here."""
+    names = (path for path in folder.glob("shard-*.npz") if is_of_store(path))
+    return {int(path.stem.removeprefix("shard-")): path for path in names}
+
+
 def _index(path: Path) -> tuple[tuple[int, ...], str]:
     """The taps, and the digest of the model, empty where a folder does not say."""
     try:
@@ -195,9 +212,10 @@ def _index(path: Path) -> tuple[tuple[int, ...], str]:
 def _write_index(path: Path, values: dict[str, object]) -> None:
     with writing("work", path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"partial-{path.name}")
-        part.write_text(json.dumps(values))
-        os.replace(part, path)
+        with FileLock(path.parent / _LOCK):
+            part = path.with_name(f"partial-{path.name}")
+            part.write_text(json.dumps(values))
+            os.replace(part, path)
 
 
 def _documents(number: int, path: Path) -> list[Document]:

@@ -1,8 +1,8 @@
 """`Recorded`: any drafter, while finished requests with the target's hidden states go into a ring to learn from.
 
 What is proposed is the drafter's own, and what is said is the target's, so no text changes. Left out are requests with
-a cache salt, whose owner wants nothing shared, those that ended with an error or were given up, and those that nobody
-drafted for. Of a request whose beginning came from the prefix cache the rest is kept.
+a cache salt, whose owner wants nothing shared, and those that ended with an error or were given up. Of a request whose
+beginning came from the prefix cache the rest is kept.
 """
 
 import weakref
@@ -33,14 +33,13 @@ METHOD = "paceline.training.online.recorded:make_recorded"
 
 @dataclass(slots=True)
 class _Request:
-    """What is known of a request: states in pieces from position `first` to `end`, and what its first draft told."""
+    """States of a request, in pieces from position `first` to `end`, and what its conversation says of it."""
 
+    num_prompt: int
+    temperature: float
     first: int
     end: int
     pieces: list[np.ndarray] = field(default_factory=list)
-    num_prompt: int = 0
-    temperature: float = 0.0
-    is_private: bool = False
 
 
 class Recorded:
@@ -60,17 +59,12 @@ class Recorded:
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
         """What the drafter proposes."""
-        for context in contexts:
-            request = self._requests.get(context.request_id)
-            if request is not None:
-                request.num_prompt, request.temperature = context.num_prompt_tokens, context.params.temperature
-                request.is_private = bool(context.salt)
         return self._drafter.propose(contexts)
 
     def observe(self, outcome: RequestOutcome) -> None:
         """Keep the states of the step; the whole text, once it has ended."""
         self._drafter.observe(outcome)
-        if outcome.taps and not self._is_full:
+        if outcome.taps and not outcome.salt and not self._is_full:
             self._keep(outcome)
         if outcome.finished:
             self._end(outcome)
@@ -83,8 +77,8 @@ class Recorded:
     def _keep(self, outcome: RequestOutcome) -> None:
         request = self._requests.get(outcome.request_id)
         if request is None or request.end != outcome.first_tapped:  # new, or begun anew after preemption
-            told = request or _Request(0, 0)
-            request = replace(told, first=outcome.first_tapped, end=outcome.first_tapped, pieces=[])
+            start = outcome.first_tapped
+            request = _Request(outcome.num_prompt_tokens, outcome.temperature, start, start)
             self._requests[outcome.request_id] = request
         states = np.stack([outcome.taps[tap] for tap in self.ring.store.taps], axis=1)
         states = states[: len(outcome.token_ids) - request.end]
@@ -93,7 +87,7 @@ class Recorded:
 
     def _end(self, outcome: RequestOutcome) -> None:
         request = self._requests.pop(outcome.request_id, None)
-        if request is None or request.is_private or not request.num_prompt:
+        if request is None:
             return
         rows = min(request.end, len(outcome.token_ids) - 1) - request.first
         num_prompt = max(request.num_prompt - request.first, 1)

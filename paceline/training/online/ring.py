@@ -11,17 +11,18 @@ import numpy as np
 from paceline.disk import writing
 from paceline.errors import InvalidParameter
 from paceline.training.heads.conversations import Conversation
-from paceline.training.heads.origins import SERVED, Origin
-from paceline.training.heads.shards import TapStore
+from paceline.training.heads.origins import NOT_KEPT, SERVED, Origin
+from paceline.training.heads.shards import TapStore, is_of_store
 
 MAX_TOKENS = 100_000
+_REMEDY = "name a new folder, or one that a server kept texts in: old texts of a ring are deleted"
 
 
 class ServedRing:
     """What was served last.
 
     Args:
-        folder: made when missing, for its owner only.
+        folder: made when missing, for its owner only; one that holds anything else is refused.
         taps: hidden states of a row, in order.
         max_tokens: rows kept, at most, by whole files.
         shard_rows: of a file; texts wait in memory until there are as many.
@@ -37,9 +38,14 @@ class ServedRing:
         if max_tokens < 1:
             raise InvalidParameter("max_tokens", f"{max_tokens} is less than 1", "give at least 1")
         with writing("keep_served", folder):
+            others = [path.name for path in folder.iterdir() if not is_of_store(path)] if folder.is_dir() else []
+            if others:
+                raise InvalidParameter("keep_served", f"{folder} holds other things ({min(others)})", _REMEDY)
             folder.mkdir(parents=True, exist_ok=True)
             folder.chmod(0o700)
         self.store = TapStore(folder, taps, target)
+        if any(one.origin not in (Origin(SERVED), NOT_KEPT) for one in self.store.documents):
+            raise InvalidParameter("keep_served", f"{folder} holds texts that were not served", _REMEDY)
         self._max_tokens, self._shard_rows = max_tokens, min(shard_rows, max(max_tokens // 4, 1))
         self._waiting: list[tuple[Conversation, np.ndarray]] = []
 

@@ -41,5 +41,5 @@ def read_checkpoint(folder: Path) -> dict[str, Any] | None:
     path = folder / _NAME
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise CorruptWeights(f"{path}: cannot be read ({error}); delete it to begin anew") from None
+    except Exception:  # what torch says of it speaks of other things
+        raise CorruptWeights(f"{path}: cannot be read (it is damaged); delete it to begin anew") from None

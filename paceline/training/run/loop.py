@@ -239,6 +239,8 @@ class Trainer:
         remedy = "repeat the options it was begun with, give another folder, or delete it to begin anew"
         known, own = state.get("about", {}), self.trainee.about()
         other = [name for name, value in known.items() if own.get(name) != value]
+        ours = self.trainee.kept()
+        other += [name for name in ours if name in state and not torch.equal(state[name], ours[name])]
         if other:
             raise InvalidParameter("work", f"{self._folder} holds a run with another {', '.join(other)}", remedy)
         try:

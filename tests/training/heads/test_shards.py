@@ -105,3 +105,27 @@ def test_a_shard_of_before_origins_were_kept_is_read(folder):
         entries = {name: data[name] for name in data if name != "origin"}
     np.savez(path, **entries)
     assert TapStore(folder).documents[-1].origin == NOT_KEPT
+
+
+def test_two_programs_that_write_at_once_lose_nothing(folder):
+    target, one = tiny_target(), conversation(10, False)
+    first, second = TapStore(folder), TapStore(folder)
+    first.add([one], [states_of(one, target)], Origin(GIVEN, 1, 8))
+    second.add([one], [states_of(one, target)], Origin(GIVEN, 2, 8))
+    first.add([one], [states_of(one, target)], Origin(GIVEN, 3, 8))
+    assert [each.origin.seed for each in TapStore(folder).documents[-3:]] == [1, 2, 3]
+    assert [each.origin.seed for each in first.documents[-3:]] == [1, 2, 3]
+
+
+def test_files_of_other_names_are_left_alone(folder):
+    count = len(TapStore(folder).documents)
+    (folder / "shard-x.npz").touch()
+    (folder / "shard-0001.npz.bak").touch()
+    assert len(TapStore(folder).documents) == count
+
+
+def test_texts_that_came_later_can_be_forgotten(folder):
+    store = TapStore(folder)
+    store.keep_first(2)
+    assert len(store.documents) == 2 and len(TapStore(folder).documents) > 2
+    assert store.rows(store.documents, [0]).shape[0] == sum(one.num_rows for one in store.documents)

@@ -19,8 +19,12 @@ from paceline.engine.build import build_engine
 from paceline.errors import DrafterWarning, InvalidParameter
 from paceline.evaluation.head_training import HeadJob, resumed, train_head
 from paceline.evaluation.training_text import TextJob
+from paceline.models.base import NORMED
 from paceline.models.heads.files import read_head, save_head
+from paceline.speculation.outcome import RequestOutcome
+from paceline.speculation.traits import DrafterTraits
 from paceline.training.heads.conversations import Conversation
+from paceline.training.heads.origins import GIVEN, Origin
 from paceline.training.heads.recipes import RECIPES
 from paceline.training.heads.shards import TapStore
 from paceline.training.heads.target import training_target
@@ -131,6 +135,42 @@ def test_private_requests_are_not_kept(target, tmp_path, monkeypatch):
     with pytest.raises(InvalidParameter, match="no texts yet"):
         train_head(job, EngineConfig())
     assert stat.S_IMODE((tmp_path / "kept").stat().st_mode) == 0o700
+
+
+def test_texts_are_kept_where_nobody_drafts_for_them(tmp_path):
+    """As where the length policy has left drafts off: the drafter hears of every step, and is asked for nothing."""
+    taps = {tap: np.ones((4, 8), np.float32) for tap in (0, NORMED)}
+    drafter = Recorded(Silent((0, NORMED)), ServedRing(tmp_path / "kept", (0, NORMED)))
+    about = {"taps": taps, "num_prompt_tokens": 3, "temperature": 0.5}
+    drafter.observe(RequestOutcome("r", [5, 6, 7, 8, 9], num_new=2, finished=True, **about))
+    drafter.observe(RequestOutcome("private", [5, 6, 7, 8, 9], num_new=2, finished=True, salt=b"mine", **about))
+    drafter.ring.flush()
+    (one,) = (each.conversation for each in drafter.ring.store.documents)
+    assert (one.ids.tolist(), one.num_prompt, one.temperature) == ([5, 6, 7, 8, 9], 3, 0.5)
+
+
+class Silent:
+    """A drafter that is never asked."""
+
+    name = "silent"
+
+    def __init__(self, taps):
+        self.traits = DrafterTraits(taps=taps)
+
+    def observe(self, outcome):
+        pass
+
+
+def test_a_folder_of_other_things_is_no_ring(tmp_path):
+    (tmp_path / "photo.jpg").touch()
+    tmp_path.chmod(0o755)
+    with pytest.raises(InvalidParameter, match=r"^keep_served: .*holds other things \(photo.jpg\)"):
+        ServedRing(tmp_path, (0,))
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
+    one = Conversation(np.arange(9, dtype=np.int32), 3, 0.0)
+    TapStore(tmp_path / "taps", (0,)).add([one], [np.zeros((8, 1, 8), np.uint16)], Origin(GIVEN, 0, 8))
+    with pytest.raises(InvalidParameter, match=r"^keep_served: .*texts that were not served"):
+        ServedRing(tmp_path / "taps", (0,))
 
 
 def test_nothing_is_kept_unless_it_is_asked_for():
