@@ -42,7 +42,7 @@ class LoopSettings:
         rows: least rows of a batch.
         share: of the answers' rows that become anchors.
         rate: highest learning rate.
-        evaluate_every: seconds between evaluations of a run by time; a checkpoint is written with each.
+        evaluate_every: seconds between evaluations of a run by time, and between checkpoints of any run.
         updates_between: updates between those of a run whose `num_steps` are given.
         patience: evaluations without a better one after which the loop ends, for good.
         seed: of order and anchors.
@@ -133,7 +133,7 @@ class Trainer:
             KeyboardInterrupt: at Ctrl-C, after the update or the evaluation at hand and its checkpoint.
         """
         with Interrupt() as interrupt:
-            began = last = time.monotonic()
+            began = last = saved = time.monotonic()
             spent = self.progress.seconds
             cpu = self.progress.cpu_seconds - time.process_time()
             while True:
@@ -144,10 +144,13 @@ class Trainer:
                 if self._is_due(time.monotonic() - last):
                     self.save()  # an evaluation can be ended too, by a second Ctrl-C or for want of memory
                     self.evaluate()
-                    last = time.monotonic()
+                    last = saved = time.monotonic()
                     continue
                 if self._is_finished:
                     return self.progress
+                if time.monotonic() - saved > self._settings.evaluate_every:
+                    self.save()
+                    saved = time.monotonic()
                 self.step()
                 self.progress.seconds = spent + time.monotonic() - began
                 self.progress.cpu_seconds = cpu + time.process_time()

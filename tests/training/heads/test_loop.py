@@ -71,6 +71,29 @@ def test_an_ended_run_goes_on_bit_for_bit(tmp_path, few, family):
         assert torch.equal(whole.mean.weights[name], second.mean.weights[name]), name
 
 
+def test_a_killed_run_by_updates_goes_on_from_a_checkpoint_between_evaluations(tmp_path, few, monkeypatch):
+    """Nothing is done at its end, and no evaluation was due yet; what is saved is that of a run that was not killed."""
+    target, store = tiny_target(), TapStore(few)
+    whole = trainer(tmp_path / "a", "medusa", store, target, 6)
+    whole.run()
+    killed, step = trainer(tmp_path / "b", "medusa", store, target, 6, evaluate_every=0.0), Trainer.step
+
+    def step_or_die(self):
+        if self.progress.step == 4:
+            raise SystemExit
+        step(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "step", step_or_die)
+        with pytest.raises(SystemExit):
+            killed.run()
+    second = trainer(tmp_path / "b", "medusa", store, target, 6)
+    assert second.progress.step == 4
+    second.run()
+    for name, weights in whole.mean.weights.items():
+        assert torch.equal(weights, second.mean.weights[name]), name
+
+
 def test_a_time_budget_becomes_a_number_of_updates(tmp_path):
     target = tiny_target()
     store = tiny_store(tmp_path / "taps", target)
