@@ -295,8 +295,12 @@ def test_a_pool_is_trained_and_gone_on_with(loaded, tmp_path):
     assert len(first["folders"]) == 2 and first["texts"][0] >= first["texts"][1] > 0
     assert first["merged"] >= max(first["alone"]) and resolve_model(str(folder / "2"))
     assert list((tmp_path / "work" / "runs" / "draft-1-forward_kl-0-pool-0.9-1").glob("hits-*.npy"))
+    store = TapStore(tmp_path / "work" / "taps")  # what another command writes meanwhile is not the pool's
+    states = [store.rows([one], range(len(store.taps))) for one in store.documents]
+    store.add([one.conversation for one in store.documents], states)
     again = run(*common, *wishes)
     assert again.exit_code == 0 and "merged into one tree" in again.output and "-d specinfer" in again.output
+    assert "finished before" in again.stderr
     refused = run(*common, "--pool", 1, "--layers", 1)
     assert "give 2 or more" in str(refused.exception or refused.output)
 
