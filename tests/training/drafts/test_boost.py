@@ -1,5 +1,6 @@
 """Boost-tuning: what is dropped, what merged chains are worth, and a pool above its best member."""
 
+from collections.abc import Mapping
 from types import MappingProxyType
 
 import numpy as np
@@ -80,8 +81,8 @@ def test_a_merged_tree_goes_as_far_as_its_best_chain():
     assert merged == replayed([[2, 2, 2, 1, 1]]) > max(alone)
 
 
-def trained(store, documents, folder, left_out=MappingProxyType({}), origin="", steps=20):
-    found = net()
+def trained(store, documents, folder, left_out: Mapping = MappingProxyType({}), origin="", steps=20, layers=(0,)):
+    found = net(layers)
     recipe = DistillRecipe(found, found.head, num_steps=3, left_out=left_out, origin=origin)
     settings = LoopSettings(num_steps=steps, rows=20, rate=2e-2, share=1.0)
     run = Trainer(recipe, store, settings, folder, documents=documents)
@@ -105,6 +106,20 @@ def test_a_boosted_draft_names_more_of_what_the_first_misses_than_another_of_all
     assert found[0] > found[1]
     alone, merged = pool_tokens_per_pass([hits, hits_on(boosted, store, texts)], 3)
     assert merged > max(alone)
+
+
+def test_a_pool_learns_its_texts_by_heart(tmp_path, quick_rise):
+    """The second draft all places that the first one misses, so that one of the two names any."""
+    store = tiny_store(tmp_path / "taps", 4, 1, own_text=True)
+    texts = [one for one in store.documents if not one.conversation.is_held_out]
+    first = hits_on(trained(store, texts, tmp_path / "first", steps=3, layers=(0, 1)), store, texts)
+    lessons = Lessons(texts).after(first)
+    boosted = trained(store, lessons.documents, tmp_path / "second", lessons.known, steps=40, layers=(0, 1))
+    second = hits_on(boosted, store, texts)
+    missed, named = ~torch.cat(first), torch.cat(second)
+    assert 5 <= int(missed.sum()) == lessons.num_places
+    assert named[missed].float().mean() > 0.95 and (named | ~missed).float().mean() > 0.95
+    assert named[~missed].float().mean() < 0.95  # these it was not taught
 
 
 def test_a_run_that_began_otherwise_is_not_gone_on_with(tmp_path):
