@@ -26,21 +26,19 @@ async def measured(
         events: where it is written that a group cannot be measured.
     """
     found = await asyncio.gather(*(_profiles_of(each, timeout, g, events) for g, each in enumerate(groups)))
-    held = [
+    held: Sequence[Mapping[str, TokenProfile]] = [
         {spec.name: by_name[spec.name] for spec in plan.held_by(g) if spec.name in by_name}
         for g, by_name in enumerate(found)
     ]
-    scales: Sequence[Mapping[str, float]] = [{}] * len(groups)
     try:
         async with asyncio.timeout(timeout):
-            scales = await rehearse(groups, held, clock, _lengths(plan), plan.overhead)
+            held = await rehearse(groups, held, clock, _lengths(plan), plan.overhead)
     except Exception as error:
         events.record("not_rehearsed", reason=f"{type(error).__name__}: {error}")
     return replace(
         plan,
         pass_profiles=tuple(
-            tuple(_scaled(profiles.get(spec.name), by.get(spec.name, 1.0)) for spec in plan.held_by(g))
-            for g, (profiles, by) in enumerate(zip(held, scales, strict=True))
+            tuple(profiles.get(spec.name) for spec in plan.held_by(g)) for g, profiles in enumerate(held)
         ),
     )
 
@@ -60,7 +58,3 @@ def _lengths(plan: ClusterPlan) -> dict[str, tuple[int, int]]:
     """Tokens of prompts and answers to try each model with: those it is planned for, as far as that is no long wait."""
     wanted = {m.name: (m.prompt_tokens or USUAL[0], m.num_tokens or USUAL[1]) for m in plan.models}
     return {name: (min(prompt, MOST[0]), min(tokens, MOST[1])) for name, (prompt, tokens) in wanted.items()}
-
-
-def _scaled(profile: TokenProfile | None, factor: float) -> TokenProfile | None:
-    return None if profile is None else profile.scaled(factor)

@@ -10,7 +10,7 @@ import asyncio
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from paceline.placement.tokens import TokenAsk, TokenGroup, TokenProfile
@@ -18,8 +18,9 @@ from paceline.serving.cluster.group import GroupHandle
 from paceline.serving.job import Job
 from paceline.types import SamplingParams
 
-_REQUESTS = 4
-"""Requests for each model at once, which warm caches and are not counted."""
+_REQUESTS, _CROWDS = 4, 3
+"""Requests for each model at once, which warm caches and are not counted; and how often a pipeline gets one request
+for a model and as many at once, which tell how far its passes go by at once."""
 _LOAD = 0.6
 """Of the pace at which those would be answered one after the other: some requests come alone, some meet others."""
 _SECONDS, _LEAST = 8.0, 12
@@ -43,17 +44,29 @@ class _Asked:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """What a group did: requests that came at random, in order; of a pipeline, before them, by model, the seconds of
+    requests that came alone and those of crowds."""
+
+    asked: Sequence[_Asked] = ()
+    alone: Sequence[tuple[str, float]] = ()
+    crowds: Sequence[tuple[str, float]] = ()
+
+
 async def rehearse(
     groups: Sequence[GroupHandle],
     profiles: Sequence[Mapping[str, TokenProfile]],
     clock: Callable[[], float],
     lengths: Mapping[str, tuple[int, int]] | None = None,
     overhead: float = 0.0,
-) -> list[dict[str, float]]:
-    """Seconds of every group over those of `profiles`, by model.
+) -> list[dict[str, TokenProfile]]:
+    """`profiles` of every group, by model, as answers go through it.
 
     Requests come at random to all groups at once. A group's speed is the one at which the rule that queues and
-    simulator play (`placement/tokens`) has half of them take longer than they took, and half shorter.
+    simulator play (`placement/tokens`) has half of them take longer than they took, and half shorter. How far a
+    pipeline's passes go by at once (`overlap`) is what crowds show beside requests that come alone: passes that were
+    timed beside each other had no streams between them.
 
     Args:
         clock: seconds, monotonic.
@@ -71,22 +84,29 @@ async def rehearse(
         for group, held, gap in zip(groups, profiles, gaps, strict=True)
     ]
     return [
-        dict.fromkeys(held, _speed(held, asked, overhead))
-        for held, asked in zip(profiles, await asyncio.gather(*found), strict=True)
+        _corrected(held, shown, sizes, overhead) if held else {}
+        for held, shown in zip(profiles, await asyncio.gather(*found), strict=True)
     ]
 
 
-async def _nobody() -> list[_Asked]:
-    return []
+async def _nobody() -> _Shown:
+    return _Shown()
 
 
 async def _rehearsed(
     group: GroupHandle, held: Mapping[str, TokenProfile], sizes: Mapping[str, tuple[int, int]], seconds: float,
     gap: float, clock: Callable[[], float],
-) -> list[_Asked]:  # fmt: skip
-    """One group's requests for `seconds`, a mean of `gap` apart."""
+) -> _Shown:  # fmt: skip
+    """One group's crowds, and its requests for `seconds`, a mean of `gap` apart."""
     rng, models = random.Random(0), list(held)
-    await asyncio.gather(*(_whole(group, _job(model, sizes, rng)) for model in models for _ in range(_REQUESTS)))
+    alone: list[tuple[str, float]] = []
+    crowds: list[tuple[str, float]] = []
+    await _crowd(group, models, sizes, rng)
+    for model in [model for model in models if held[model].stages > 1] * _CROWDS:
+        for kept, count in ((alone, 1), (crowds, _REQUESTS)):
+            start = clock()
+            await _crowd(group, [model], sizes, rng, count)
+            kept.append((model, clock() - start))
     began, tasks, at = clock(), [], rng.expovariate(1 / gap)
 
     async def asked(job: Job) -> _Asked:
@@ -99,7 +119,15 @@ async def _rehearsed(
         await asyncio.sleep(began + at - clock())
         tasks.append(asyncio.create_task(asked(_job(models[len(tasks) % len(models)], sizes, rng))))
         at += rng.expovariate(1 / gap)
-    return sorted(await asyncio.gather(*tasks), key=lambda one: one.at)
+    return _Shown(sorted(await asyncio.gather(*tasks), key=lambda one: one.at), alone, crowds)
+
+
+async def _crowd(
+    group: GroupHandle, models: Sequence[str], sizes: Mapping[str, tuple[int, int]], rng: random.Random,
+    count: int = _REQUESTS,
+) -> None:  # fmt: skip
+    """`count` requests for each model, all at once, to the end of the last one."""
+    await asyncio.gather(*(_whole(group, _job(model, sizes, rng)) for model in models for _ in range(count)))
 
 
 def _job(model: str, sizes: Mapping[str, tuple[int, int]], rng: random.Random) -> Job:
@@ -122,10 +150,46 @@ def _gap(held: Mapping[str, TokenProfile], sizes: Mapping[str, tuple[int, int]])
     return max(_seconds(held, [(0.0, ask) for ask in asks], 1.0)) / len(asks) / _LOAD
 
 
+def _corrected(
+    held: Mapping[str, TokenProfile], shown: _Shown, sizes: Mapping[str, tuple[int, int]], overhead: float
+) -> dict[str, TokenProfile]:
+    """Profiles with the overlap, and at the speed, that a group showed."""
+    if shown.crowds:
+        told = {model: _seconds(held, [(0.0, TokenAsk(model, *sizes[model]))], 1.0)[0] for model, _ in shown.alone}
+        alone = median((seconds - overhead) / told[model] for model, seconds in shown.alone)
+        held = _overlapping(held, shown.crowds, sizes, overhead, alone)
+    speed = _speed(held, shown.asked, overhead)
+    return {name: profile.scaled(speed) for name, profile in held.items()}
+
+
+def _overlapping(
+    held: Mapping[str, TokenProfile], crowds: Sequence[tuple[str, float]], sizes: Mapping[str, tuple[int, int]],
+    overhead: float, speed: float,
+) -> dict[str, TokenProfile]:  # fmt: skip
+    """Profiles whose passes go by at once as far as crowds showed, at most as far as was measured. By halving."""
+    low, high = 0.0, 1.0
+    for _ in range(12):
+        tried = _with_overlap(held, (low + high) / 2)
+        told = {m: max(_seconds(tried, [(0.0, TokenAsk(m, *sizes[m]))] * _REQUESTS, speed)) for m, _ in crowds}
+        is_slower = median((seconds - overhead) / told[model] for model, seconds in crowds) > 1
+        low, high = (low, (low + high) / 2) if is_slower else ((low + high) / 2, high)
+    return _with_overlap(held, high)
+
+
+def _with_overlap(held: Mapping[str, TokenProfile], share: float) -> dict[str, TokenProfile]:
+    """Profiles with so much of their overlap: 0 is one pass at a time, 1 what they have."""
+    found = {}
+    for name, one in held.items():
+        whole = [one.overlap or one.stages, one.prefill_overlap or one.stages]
+        decodes, reads = (1 + share * (overlap - 1) for overlap in whole)
+        found[name] = replace(one, overlap=decodes, prefill_overlap=reads) if one.stages > 1 else one
+    return found
+
+
 def _speed(held: Mapping[str, TokenProfile], asked: Sequence[_Asked], overhead: float) -> float:
     """By halving: the rule's seconds grow with it."""
     requests, low, high = [(one.at, one.ask) for one in asked], 1 / _MOST, _MOST
-    for _ in range(20 if held else 0):
+    for _ in range(20):
         tried = math.sqrt(low * high)
         told = zip(asked, _seconds(held, requests, tried), strict=True)
         is_slower = median((one.seconds - overhead) / rule for one, rule in told) > 1

@@ -1,6 +1,7 @@
 """Groups that take longer than their engines' steps say: by how much is found out before anybody asks."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -45,7 +46,9 @@ def rehearsed(groups, held, **more):
     async def scene():
         return await rehearse(groups, held, asyncio.get_running_loop().time, **more)
 
-    return run(scene())
+    found = run(scene())
+    return [{name: one.seconds[0][1] / before[name].seconds[0][1] for name, one in each.items()}
+            for each, before in zip(found, held, strict=True)]  # fmt: skip
 
 
 def test_how_much_longer_answers_take_is_told_for_each_group():
@@ -64,6 +67,19 @@ def test_models_of_a_pipeline_are_asked_at_once_and_what_they_cost_each_other_is
     group = RuledGroup(held, 1.25)
     assert rehearsed([group], [held]) == [pytest.approx({"a": 1.25, "b": 1.25}, rel=0.02)]
     assert {one.model for one in group.jobs} == {"a", "b"}
+
+
+def test_passes_of_a_pipeline_go_by_at_once_as_far_as_crowds_show():
+    """Timed beside each other they had no streams between them."""
+    held = {name: replace(PROFILE.in_pipeline(2), overlap=1.9, prefill_overlap=1.9) for name in "ab"}
+    real = {name: replace(one, overlap=1.3, prefill_overlap=1.3) for name, one in held.items()}
+
+    async def scene():
+        return await rehearse([RuledGroup(real, 1.1)], [held], asyncio.get_running_loop().time)
+
+    ((first, _),) = ([*each.values()] for each in run(scene()))
+    assert first.overlap == pytest.approx(1.3, abs=0.06)
+    assert first.seconds[0][1] == pytest.approx(1.1 * held["a"].seconds[0][1], rel=0.03)
 
 
 def test_what_comes_after_the_last_token_is_no_speed():
