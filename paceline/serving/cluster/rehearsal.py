@@ -157,7 +157,7 @@ def _corrected(
     if shown.crowds:
         told = {model: _seconds(held, [(0.0, TokenAsk(model, *sizes[model]))], 1.0)[0] for model, _ in shown.alone}
         alone = median((seconds - overhead) / told[model] for model, seconds in shown.alone)
-        held = _overlapping(held, shown.crowds, sizes, overhead, alone)
+        held = _overlapping(held, shown.crowds, sizes, overhead, min(max(alone, 1 / _MOST), _MOST))
     speed = _speed(held, shown.asked, overhead)
     return {name: profile.scaled(speed) for name, profile in held.items()}
 

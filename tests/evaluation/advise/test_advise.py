@@ -170,7 +170,7 @@ def test_files_without_rates_are_refused(command, tmp_path):
 def test_people_get_a_table_and_what_was_measured(command):
     result = command("--validate", "0.001", "--candidates", "ngram")
     assert result.exit_code == 0, result.output
-    assert "break-even" in result.stderr
+    assert "break-even" in result.stdout
     assert "paceline serve" in result.stdout
 
 
