@@ -45,8 +45,8 @@ def clean_pieces(ids: Sequence[int], loaded: LoadedModel, benchmark: frozenset[t
     Raises:
         InvalidParameter: as `pieces`, or all of them do.
     """
-    decode, found = loaded.source.tokenizer.decode, pieces(ids)
-    kept = [one for one in found if not is_contaminated(decode(one.tolist()), set(benchmark))]
+    found, decode, words = pieces(ids), loaded.source.tokenizer.decode, set(benchmark)
+    kept = [one for one in found if not (words and is_contaminated(decode(one.tolist()), words))]
     if not kept:
         raise InvalidParameter("text", "is in the benchmark that --exclude names, all of it", "give another text")
     return kept
