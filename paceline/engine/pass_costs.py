@@ -23,13 +23,13 @@ from paceline.models.loaded import LoadedModel
 from paceline.scheduling import SchedulerConfig
 from paceline.types import SamplingParams
 
-_REQUESTS, _PROMPTS = (1, 4, 16, 64), (1, 16, 64, 256)
+_REQUESTS, _PROMPTS = (1, 2, 4, 8, 16, 64), (1, 16, 64, 256)
 _TOKENS = 6
 """Of each answer: the first comes with the prompt's last pass, the median of the others' steps counts."""
 _EACH, _RUNS = 1.0, 50
 """Seconds of steps of each size, and most times that they are begun, in turns with the other sizes: what holds up the
 machine for a moment is in none of them alone."""
-_ENOUGH = 2.0
+_ENOUGH = 4.0
 """Seconds of steps after which nothing larger is tried, for decodes and for prompts each."""
 _FEW, _PROMPT = 4, 64
 """Requests that decode, and tokens of a prompt, in the steps that are timed beside those of other engines."""

@@ -14,8 +14,8 @@ from paceline.placement.tokens import TokenProfile
 class Timed:
     """A model whose passes take a millisecond per row and two more, by its own clock."""
 
-    def __init__(self, model, fails=False):
-        self._model, self._fails, self.now = model, fails, 0.0
+    def __init__(self, model, fails=False, more=None):
+        self._model, self._fails, self._more, self.now = model, fails, more or {}, 0.0
 
     def __getattr__(self, name):
         return getattr(self._model, name)
@@ -26,7 +26,7 @@ class Timed:
     def forward(self, rows, cache, taps=()):
         if self._fails:
             raise ValueError("no such rows")
-        self.now += 0.002 + 0.001 * len(rows.token_ids)
+        self.now += 0.002 + 0.001 * len(rows.token_ids) + self._more.get(len(rows.token_ids), 0.0)
         return self._model.forward(rows, cache, taps)
 
 
@@ -40,6 +40,14 @@ def test_steps_are_timed_and_the_engine_is_left_alone(tiny, engine_for):
     for rows in (1, 8, 16, 40):
         assert profile.pass_seconds(0, 1, 0, rows) == pytest.approx(0.002 + 0.001 * rows)
     assert not engine.has_unfinished_requests and engine.metrics.num_passes == 0
+
+
+def test_few_rows_may_take_longer_than_more_of_them(tiny, engine_for):
+    """As two rows do in torch, whose products of four are others."""
+    engine, model = engine_for(max_num_seqs=16), Timed(tiny.model, more={2: 0.004})
+    config = EngineConfig(max_num_seqs=16, profile="none")
+    seconds = pass_costs(engine, replace(tiny, model=model), config, model.clock)["seconds"][0]
+    assert [seconds[requests] for requests in (1, 2, 4, 8)] == pytest.approx([0.003, 0.008, 0.006, 0.010])
 
 
 def test_a_model_that_cannot_run_says_why(tiny, engine_for):

@@ -18,13 +18,20 @@ from paceline.serving.cluster.group import GroupHandle
 from paceline.serving.job import Job
 from paceline.types import SamplingParams
 
-_REQUESTS, _CROWDS = 4, 3
-"""Requests for each model at once, which warm caches and are not counted; and how often a pipeline gets one request
-for a model and as many at once, which tell how far its passes go by at once."""
+_REQUESTS = 4
+"""Requests for each model at once, which warm caches and are not counted."""
+_CROWDS, _TIMES = (1, 2, 4, 8), 2
+"""Requests for a model at once that a pipeline gets, and how often: crowds beside the first of these, a request alone,
+tell how far passes go by at once. Of several sizes, since costs between those that were timed are interpolated."""
+_WARM, _MOST_WARMING = 0.05, 12
+"""A pipeline is warm once such a crowd takes as long as the fastest before it, by this share; and how many it gets at
+most. Seen with two stages in torch: 1.58 of the predicted seconds at first, 1.34 after ten."""
 _LOAD = 0.6
 """Of the pace at which those would be answered one after the other: some requests come alone, some meet others."""
-_SECONDS, _LEAST = 8.0, 12
-"""How long that traffic lasts, and how many requests each group gets at least."""
+_SECONDS, _PIPELINE_SECONDS, _LEAST = 8.0, 30.0, 12
+"""How long that traffic lasts, with a pipeline among the groups too, and how many requests each group gets at least.
+A pipeline's stages and whoever feeds them share processors, and its speed differs by a fifth from one quarter of a
+minute to the next."""
 USUAL = 16, 24
 """Tokens of their prompts and answers, where nobody says how long these will be."""
 MOST = 256, 24
@@ -46,12 +53,11 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """What a group did: requests that came at random, in order; of a pipeline, before them, by model, the seconds of
-    requests that came alone and those of crowds."""
+    """What a group did: requests that came at random, in order; of a pipeline, after them, (model, requests, seconds)
+    of crowds for one model."""
 
-    asked: Sequence[_Asked] = ()
-    alone: Sequence[tuple[str, float]] = ()
-    crowds: Sequence[tuple[str, float]] = ()
+    asked: list[_Asked]
+    crowds: list[tuple[str, int, float]]
 
 
 async def rehearse(
@@ -78,7 +84,8 @@ async def rehearse(
     """
     sizes = {name: (lengths or {}).get(name, USUAL) for held in profiles for name in held}
     gaps = [_gap(held, sizes) for held in profiles]
-    seconds = max([_SECONDS, *(_LEAST * gap for gap in gaps)])
+    least = _PIPELINE_SECONDS if any(_is_pipeline(one) for held in profiles for one in held.values()) else _SECONDS
+    seconds = max([least, *(_LEAST * gap for gap in gaps)])
     found = [
         _rehearsed(group, held, sizes, seconds, gap, clock) if held else _nobody()
         for group, held, gap in zip(groups, profiles, gaps, strict=True)
@@ -90,23 +97,17 @@ async def rehearse(
 
 
 async def _nobody() -> _Shown:
-    return _Shown()
+    return _Shown([], [])
 
 
 async def _rehearsed(
     group: GroupHandle, held: Mapping[str, TokenProfile], sizes: Mapping[str, tuple[int, int]], seconds: float,
     gap: float, clock: Callable[[], float],
 ) -> _Shown:  # fmt: skip
-    """One group's crowds, and its requests for `seconds`, a mean of `gap` apart."""
+    """One group's requests for `seconds`, a mean of `gap` apart; then a pipeline's crowds."""
     rng, models = random.Random(0), list(held)
-    alone: list[tuple[str, float]] = []
-    crowds: list[tuple[str, float]] = []
-    await _crowd(group, models, sizes, rng)
-    for model in [model for model in models if held[model].stages > 1] * _CROWDS:
-        for kept, count in ((alone, 1), (crowds, _REQUESTS)):
-            start = clock()
-            await _crowd(group, [model], sizes, rng, count)
-            kept.append((model, clock() - start))
+    pipelines = [model for model in models if _is_pipeline(held[model])]
+    await _warm(group, models, sizes, rng, clock, _MOST_WARMING if pipelines else 1)
     began, tasks, at = clock(), [], rng.expovariate(1 / gap)
 
     async def asked(job: Job) -> _Asked:
@@ -119,15 +120,34 @@ async def _rehearsed(
         await asyncio.sleep(began + at - clock())
         tasks.append(asyncio.create_task(asked(_job(models[len(tasks) % len(models)], sizes, rng))))
         at += rng.expovariate(1 / gap)
-    return _Shown(sorted(await asyncio.gather(*tasks), key=lambda one: one.at), alone, crowds)
+    shown = _Shown(sorted(await asyncio.gather(*tasks), key=lambda one: one.at), [])
+    for model in pipelines * _TIMES:
+        for count in _CROWDS:
+            shown.crowds.append((model, count, await _crowd(group, [model], sizes, rng, clock, count)))
+    return shown
+
+
+async def _warm(
+    group: GroupHandle, models: Sequence[str], sizes: Mapping[str, tuple[int, int]], rng: random.Random,
+    clock: Callable[[], float], most: int,
+) -> None:  # fmt: skip
+    """Crowds until one is no faster than those before it, `most` at most."""
+    fastest = math.inf
+    for _ in range(most):
+        seconds = await _crowd(group, models, sizes, rng, clock)
+        if seconds > fastest * (1 - _WARM):
+            return
+        fastest = seconds
 
 
 async def _crowd(
     group: GroupHandle, models: Sequence[str], sizes: Mapping[str, tuple[int, int]], rng: random.Random,
-    count: int = _REQUESTS,
-) -> None:  # fmt: skip
-    """`count` requests for each model, all at once, to the end of the last one."""
+    clock: Callable[[], float], count: int = _REQUESTS,
+) -> float:  # fmt: skip
+    """Seconds of `count` requests for each model, all at once, to the end of the last one."""
+    start = clock()
     await asyncio.gather(*(_whole(group, _job(model, sizes, rng)) for model in models for _ in range(count)))
+    return clock() - start
 
 
 def _job(model: str, sizes: Mapping[str, tuple[int, int]], rng: random.Random) -> Job:
@@ -140,6 +160,10 @@ def _job(model: str, sizes: Mapping[str, tuple[int, int]], rng: random.Random) -
 async def _whole(group: GroupHandle, job: Job) -> None:
     async for _ in group.generate(job):
         pass
+
+
+def _is_pipeline(profile: TokenProfile) -> bool:
+    return profile.stages > 1
 
 
 def _gap(held: Mapping[str, TokenProfile], sizes: Mapping[str, tuple[int, int]]) -> float:
@@ -155,25 +179,36 @@ def _corrected(
 ) -> dict[str, TokenProfile]:
     """Profiles with the overlap, and at the speed, that a group showed."""
     if shown.crowds:
-        told = {model: _seconds(held, [(0.0, TokenAsk(model, *sizes[model]))], 1.0)[0] for model, _ in shown.alone}
-        alone = median((seconds - overhead) / told[model] for model, seconds in shown.alone)
-        held = _overlapping(held, shown.crowds, sizes, overhead, min(max(alone, 1 / _MOST), _MOST))
+        alone = _late(held, [one for one in shown.crowds if one[1] == 1], sizes, overhead, 1.0)
+        crowds = [one for one in shown.crowds if one[1] > 1]
+        held = _overlapping(held, crowds, sizes, overhead, min(max(alone, 1 / _MOST), _MOST))
     speed = _speed(held, shown.asked, overhead)
     return {name: profile.scaled(speed) for name, profile in held.items()}
 
 
 def _overlapping(
-    held: Mapping[str, TokenProfile], crowds: Sequence[tuple[str, float]], sizes: Mapping[str, tuple[int, int]],
+    held: Mapping[str, TokenProfile], crowds: Sequence[tuple[str, int, float]], sizes: Mapping[str, tuple[int, int]],
     overhead: float, speed: float,
 ) -> dict[str, TokenProfile]:  # fmt: skip
     """Profiles whose passes go by at once as far as crowds showed, at most as far as was measured. By halving."""
     low, high = 0.0, 1.0
     for _ in range(12):
-        tried = _with_overlap(held, (low + high) / 2)
-        told = {m: max(_seconds(tried, [(0.0, TokenAsk(m, *sizes[m]))] * _REQUESTS, speed)) for m, _ in crowds}
-        is_slower = median((seconds - overhead) / told[model] for model, seconds in crowds) > 1
-        low, high = (low, (low + high) / 2) if is_slower else ((low + high) / 2, high)
+        tried = (low + high) / 2
+        is_slower = _late(_with_overlap(held, tried), crowds, sizes, overhead, speed) > 1
+        low, high = (low, tried) if is_slower else (tried, high)
     return _with_overlap(held, high)
+
+
+def _late(
+    held: Mapping[str, TokenProfile], crowds: Sequence[tuple[str, int, float]], sizes: Mapping[str, tuple[int, int]],
+    overhead: float, speed: float,
+) -> float:  # fmt: skip
+    """Median of crowds' seconds over the rule's at that speed."""
+    told = {
+        (model, count): max(_seconds(held, [(0.0, TokenAsk(model, *sizes[model]))] * count, speed))
+        for model, count, _ in crowds
+    }
+    return median((seconds - overhead) / told[model, count] for model, count, seconds in crowds)
 
 
 def _with_overlap(held: Mapping[str, TokenProfile], share: float) -> dict[str, TokenProfile]:
@@ -182,7 +217,7 @@ def _with_overlap(held: Mapping[str, TokenProfile], share: float) -> dict[str, T
     for name, one in held.items():
         whole = [one.overlap or one.stages, one.prefill_overlap or one.stages]
         decodes, reads = (1 + share * (overlap - 1) for overlap in whole)
-        found[name] = replace(one, overlap=decodes, prefill_overlap=reads) if one.stages > 1 else one
+        found[name] = replace(one, overlap=decodes, prefill_overlap=reads) if _is_pipeline(one) else one
     return found
 
 

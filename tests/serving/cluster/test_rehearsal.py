@@ -82,6 +82,34 @@ def test_passes_of_a_pipeline_go_by_at_once_as_far_as_crowds_show():
     assert first.seconds[0][1] == pytest.approx(1.1 * held["a"].seconds[0][1], rel=0.03)
 
 
+def test_a_pipeline_is_warm_before_its_answers_count():
+    held = {name: PROFILE.in_pipeline(2) for name in "ab"}
+
+    class Warming(RuledGroup):
+        """Its first 24 requests, three crowds for both models, take longer, less and less so."""
+
+        async def generate(self, job):
+            await asyncio.sleep(0.3 * max(0, 24 - len(self.jobs)) / 24)
+            async for chunk in super().generate(job):
+                yield chunk
+
+    group = Warming(held, 1.1)
+    assert rehearsed([group], [held]) == [pytest.approx({"a": 1.1, "b": 1.1}, rel=0.02)]
+
+
+def test_costs_between_requests_that_were_timed_do_not_change_what_crowds_show():
+    """In torch two rows take longer than four: a crowd of four, two in each lane, is as slow as one of eight."""
+    uneven = replace(PROFILE, seconds={0: {1: 0.004, 2: 0.009, 4: 0.007, 8: 0.008, 64: 0.016}}).in_pipeline(2)
+    real = {"a": replace(uneven, overlap=1.7, prefill_overlap=1.7)}
+    held = {"a": replace(uneven, overlap=1.9, prefill_overlap=1.9)}
+
+    async def scene():
+        return await rehearse([RuledGroup(real, 1.0)], [held], asyncio.get_running_loop().time)
+
+    ((found,),) = ([*each.values()] for each in run(scene()))
+    assert found.overlap == pytest.approx(1.7, abs=0.06)
+
+
 def test_what_comes_after_the_last_token_is_no_speed():
     held = {"a": PROFILE}
     (found,) = rehearsed([RuledGroup(held, 1.2, overhead=0.05)], [held], overhead=0.05)
