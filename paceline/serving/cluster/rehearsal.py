@@ -24,8 +24,8 @@ _CROWDS, _TIMES = (1, 2, 4, 8), 2
 """Requests for a model at once that a pipeline gets, and how often: crowds beside the first of these, a request alone,
 tell how far passes go by at once. Of several sizes, since costs between those that were timed are interpolated."""
 _WARM, _MOST_WARMING = 0.05, 12
-"""A pipeline is warm once such a crowd takes as long as the fastest before it, by this share; and how many it gets at
-most. Seen with two stages in torch: 1.58 of the predicted seconds at first, 1.34 after ten."""
+"""A pipeline is warm once such a crowd is not faster by this share than all before it; and how many it gets at most.
+Seen with two stages in torch: 1.58 of the predicted seconds at first, 1.34 after ten."""
 _LOAD = 0.6
 """Of the pace at which those would be answered one after the other: some requests come alone, some meet others."""
 _SECONDS, _PIPELINE_SECONDS, _LEAST = 8.0, 30.0, 12
