@@ -97,8 +97,8 @@ def test_a_pipeline_is_warm_before_its_answers_count():
     assert rehearsed([group], [held]) == [pytest.approx({"a": 1.1, "b": 1.1}, rel=0.02)]
 
 
-def test_costs_between_requests_that_were_timed_do_not_change_what_crowds_show():
-    """In torch two rows take longer than four: a crowd of four, two in each lane, is as slow as one of eight."""
+def test_how_far_passes_go_by_at_once_is_found_beside_uneven_costs():
+    """In torch two rows, a crowd of four in two lanes, take longer than four."""
     uneven = replace(PROFILE, seconds={0: {1: 0.004, 2: 0.009, 4: 0.007, 8: 0.008, 64: 0.016}}).in_pipeline(2)
     real = {"a": replace(uneven, overlap=1.7, prefill_overlap=1.7)}
     held = {"a": replace(uneven, overlap=1.9, prefill_overlap=1.9)}
