@@ -52,7 +52,6 @@ class Wishes:
         int | None, typer.Option("--window", min=1, help="With --sparse: tokens that a draft sees [512].")
     ] = None
     num_draft_tokens: Annotated[int, typer.Option("--num-draft-tokens", "-k", help="Drafts that are measured.")] = 4
-    rate: Annotated[float | None, typer.Option("--rate", help="Highest learning rate [1e-3; 2e-4].")] = None
     served: Annotated[
         Path | None,
         typer.Option("--served", help="With --begin-with: learn from what serve --keep-served kept, at a tenth of it."),
@@ -82,7 +81,7 @@ class Wishes:
         usual = (_WHOLE_MODEL_RATE if whole else _RATE) * (1.0 if self.served is None else _SERVED_SHARE)
         layers = None if self.begin_with is not None else _LAYERS
         return DraftJob(
-            run.text(), run.loop(rate=usual if self.rate is None else self.rate), self.begin_with,
+            run.text(), run.loop(usual), self.begin_with,
             layers if self.layers is None else _layers(self.layers), self.divergence, self.on_policy,
             self.num_draft_tokens, sparse, self.lora_rank, self.served, command,
         )  # fmt: skip

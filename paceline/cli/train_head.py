@@ -14,7 +14,8 @@ from paceline.cli.prompts import read_text
 from paceline.cli.terminal import messages
 from paceline.cli.train_command import command_line
 
-_RESUMED_RATE = 2e-4
+_RATE, _RESUMED_RATE = 2e-3, 2e-4
+"""Highest learning rates: of a new head, and of one that is gone on with."""
 
 
 @grouped
@@ -83,7 +84,7 @@ def head(
     from paceline.models.cache_dir import cache_dir
 
     long_text = _long_text(run.model, text)
-    loop = run.loop() if resume is None else run.loop(rate=_RESUMED_RATE)
+    loop = run.loop(_RATE if resume is None else _RESUMED_RATE)
     job = HeadJob(
         family, run.text(), loop, num_draft_tokens, draft_vocabulary, long_text, resume, served, command_line(context)
     )

@@ -46,7 +46,7 @@ def joint(
     from paceline.evaluation.joint_training import JointJob, train_joint
 
     job = JointJob(
-        family, run.text(), run.loop(rate=_RATE), num_draft_tokens, draft_vocabulary, lora_rank, command_line(context)
+        family, run.text(), run.loop(_RATE), num_draft_tokens, draft_vocabulary, lora_rank, command_line(context)
     )
     t.check_places(output, run.plot)
     with t.training_bars() as progress:

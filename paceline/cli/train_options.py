@@ -39,6 +39,7 @@ Exclude = Annotated[
     Path | None, typer.Option("--exclude", help="Benchmark whose texts (13 words in a row) are kept out.")
 ]
 Steps = Annotated[int | None, typer.Option("--steps", help="Updates, in place of what the time allows.")]
+Rate = Annotated[float | None, typer.Option("--rate", help="Highest learning rate [by what is trained].")]
 Work = Annotated[Path | None, typer.Option("--work", help="Folder of text and checkpoints [cache].")]
 Plot = Annotated[Path | None, typer.Option("--plot", help="Draw the learning curve (.png, .svg).")]
 Seed = Annotated[int, typer.Option("--seed", help="Of text, order and start.")]
@@ -75,6 +76,7 @@ class TrainingRun:
     max_tokens: MaxTokens = 384
     exclude: Exclude = None
     steps: Steps = None
+    rate: Rate = None
     work: Work = None
     plot: Plot = None
     seed: Seed = 0
@@ -108,11 +110,12 @@ class TrainingRun:
             self.model, place, self.tokens, seconds, self.seed, given, benchmark, answers, self.max_tokens, self.raw
         )
 
-    def loop(self, **more: Any) -> "LoopSettings":
-        """How long to train; `more` as of `LoopSettings`."""
+    def loop(self, usual_rate: float) -> "LoopSettings":
+        """How long to train, and how fast: at most `usual_rate` where nobody says."""
         from paceline.training.run.loop import LoopSettings
 
-        return LoopSettings(num_steps=self.steps, seconds=seconds_of(self.time_budget), seed=self.seed, **more)
+        rate = usual_rate if self.rate is None else self.rate
+        return LoopSettings(num_steps=self.steps, seconds=seconds_of(self.time_budget), seed=self.seed, rate=rate)
 
     def config(self) -> EngineConfig:
         """Of the engine that writes the text."""

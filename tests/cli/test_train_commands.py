@@ -50,12 +50,12 @@ def test_the_help_has_an_example_for_every_recipe():
             "head eagle --steps 2 --resume {folder}/parent --release",
             "head eagle -m smollm2-135m --steps 2 --resume parent --release",
         ),
-        ("draft --steps 5 --rate 0.01 --layers 2", "draft -m smollm2-135m --steps 5 --layers 2 --rate 0.01"),
+        ("draft --steps 5 --rate 0.01 --layers 2", "draft -m smollm2-135m --steps 5 --rate 0.01 --layers 2"),
+        ("joint medusa --steps 5 --rate 0.01", "joint medusa -m smollm2-135m --steps 5 --rate 0.01"),
     ],
 )
 def test_the_card_keeps_the_options_that_are_not_as_by_default(tmp_path, monkeypatch, given, kept):
     from paceline.cli import train_head
-    from paceline.evaluation import draft_training, head_training, joint_training
 
     jobs = []
 
@@ -63,14 +63,46 @@ def test_the_card_keeps_the_options_that_are_not_as_by_default(tmp_path, monkeyp
         jobs.append(job)
         raise KeyboardInterrupt
 
+    _end_with(ending, monkeypatch)
     monkeypatch.setattr(train_head, "_long_text", lambda *_: [])
-    monkeypatch.setattr(head_training, "train_head", ending)
-    monkeypatch.setattr(joint_training, "train_joint", ending)
-    monkeypatch.setattr(draft_training, "train_draft", ending)
     (tmp_path / "parent").mkdir()
     arguments = given.format(folder=tmp_path).split()
     CliRunner().invoke(app, ["train", *arguments, "-o", str(tmp_path / "made"), "--work", str(tmp_path / "work")])
     assert [job.command for job in jobs] == [f"paceline train {kept}"]
+
+
+@pytest.mark.parametrize(
+    ("given", "rate"),
+    [
+        ("head medusa", 2e-3),
+        ("head medusa --resume parent", 2e-4),
+        ("head medusa --resume parent --rate 1e-3", 1e-3),
+        ("joint medusa", 5e-4),
+        ("joint medusa --rate 1e-3", 1e-3),
+        ("draft", 1e-3),
+        ("draft --begin-with parent", 2e-4),
+        ("draft --begin-with parent --rate 1e-3", 1e-3),
+    ],
+)
+def test_the_rate_is_that_of_what_is_trained_unless_it_is_given(tmp_path, monkeypatch, given, rate):
+    rates = []
+
+    def ending(job, *_):
+        rates.append(job.loop.rate)
+        raise KeyboardInterrupt
+
+    _end_with(ending, monkeypatch)
+    CliRunner().invoke(app, ["train", *given.split(), "-o", str(tmp_path / "made"), "--work", str(tmp_path / "work")])
+    assert rates == [rate]
+
+
+def _end_with(ending, monkeypatch):
+    """Have `ending` called in place of every training."""
+    from paceline.evaluation import draft_training, head_training, joint_training
+
+    monkeypatch.setattr(head_training, "train_head", ending)
+    monkeypatch.setattr(joint_training, "train_joint", ending)
+    monkeypatch.setattr(draft_training, "train_draft", ending)
 
 
 def test_a_draft_of_all_layers_says_so(tmp_path, monkeypatch):
