@@ -84,8 +84,9 @@ class Machine:
             need = (num_rows, num_asked, longer, num_operations)
             self._room = tuple(max(n, r) for n, r in zip(need, self._room, strict=True))
             self._work = self._new_work(*self._room)
-            # Two sets in turn: a thread may still be leaving the last barrier of one run when the next begins.
-            self._counters = [np.zeros(self._room[3] + 1, np.int64) for _ in range(2)]
+            # Two sets in turn: a thread may still be leaving the last barrier of one run when the next begins. Runs
+            # alone have their own, for nobody waits for the other threads in them.
+            *self._counters, self._counters_alone = (np.zeros(self._room[3] + 1, np.int64) for _ in range(3))
         self._extend_tables(context)
 
     def floats(self, buffer: Buffer, num_rows: int) -> np.ndarray:
@@ -101,9 +102,11 @@ class Machine:
             alone: this thread does all of it: waking the others takes longer than a megabyte of weights.
         """
         assert self._work is not None
-        self._counters.reverse()
-        self._counters[0][:] = 0
-        work = self._work._replace(counters=self._counters[0])
+        if not alone:
+            self._counters.reverse()
+        counters = self._counters_alone if alone else self._counters[0]
+        counters[:] = 0
+        work = self._work._replace(counters=counters)
         keys, values = (self._no_cache, self._no_cache) if cache is None else (flat(cache.keys), flat(cache.values))
         rest = table, self.shape, self._eps, self.store, batch, work, keys, values
         if self._run is None:
