@@ -213,6 +213,9 @@ def bench(
     file = BenchFile(files.resume, known | _settings(asked, arms, plan, specs))
     with progress_bars() as progress:
         ended = run_bench(arms, plan, file, progress)
+    if ended == "minutes" and not file.measurements:
+        problem = f"{stop.minutes:g} were over before the first prompt was answered by every arm"
+        raise InvalidParameter("minutes", problem, "give more, or leave it out for no limit")
     if not file.measurements:
         messages.print("stopped before the first prompt was answered by every arm")
         raise typer.Exit(130)

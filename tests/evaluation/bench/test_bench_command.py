@@ -124,6 +124,12 @@ def test_what_would_fail_after_the_bench_is_refused_before_it(command, monkeypat
     assert result.exception.field == field
 
 
+def test_minutes_that_end_before_the_first_answer_are_named(command):
+    result = command("--drafts", "ngram", "--minutes", "1e-9")
+    assert isinstance(result.exception, InvalidParameter)
+    assert result.exception.field == "minutes"
+
+
 def test_a_family_that_was_not_reached_fails_its_gate():
     assert Gate("suffix", 1.0, "qa").failures([]) == ["suffix on qa: not measured"]
 
