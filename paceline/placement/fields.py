@@ -8,7 +8,7 @@ import difflib
 import json
 import math
 import reprlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +120,28 @@ def read_mapping(path: Path, field: str = "case") -> dict[str, Any]:
 def _parse_yaml(text: str) -> Any:
     import yaml  # its import takes longer than reading a JSON case
 
+    loader = yaml.SafeLoader(text)
     try:
-        return yaml.safe_load(text)
+        node = loader.get_single_node()
+        for pairs in _mappings(node, set()):
+            unrepeated(pairs)
+        return None if node is None else loader.construct_document(node)
     except yaml.YAMLError as error:
         raise ValueError(error) from None
+    finally:
+        loader.dispose()
+
+
+def _mappings(node: Any, seen: set[int]) -> Iterator[list[tuple[str, str]]]:
+    """Keys of every mapping below a YAML node, with their types: PyYAML keeps the last of those given twice.
+
+    What `<<` brings is not among them and may be given anew.
+    """
+    if node is None or id(node) in seen or isinstance(node.value, str):
+        return
+    seen.add(id(node))
+    if node.id == "mapping":
+        yield [(key.value, key.tag) for key, _ in node.value if isinstance(key.value, str) and key.value != "<<"]
+    for child in node.value:
+        for one in child if node.id == "mapping" else [child]:
+            yield from _mappings(one, seen)

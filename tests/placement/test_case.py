@@ -7,6 +7,7 @@ import pytest
 
 from paceline.errors import InvalidParameter
 from paceline.placement import NO_SLO, Cluster, ModelProfile, ParallelConfig, PlacedModel, Stages, read_case
+from paceline.placement.fields import read_mapping
 from tests.placement.cases import GB, make_case
 
 VALUES = {
@@ -166,3 +167,19 @@ def test_bad_parts_are_refused(call, field):
     with pytest.raises(InvalidParameter) as refused:
         call()
     assert refused.value.field == field
+
+
+@pytest.mark.parametrize("text", ["a: 1\nb: {c: 1, d: 2, c: 3}", "a: 1\na: 1", "- 1\n- {x: [{y: 1, y: 2}]}"])
+def test_a_key_that_is_given_twice_in_yaml_is_refused(tmp_path, text):
+    path = tmp_path / "case.yaml"
+    path.write_text(text)
+    with pytest.raises(InvalidParameter, match="is given twice"):
+        read_mapping(path)
+
+
+def test_yaml_may_give_anew_what_it_merges(tmp_path):
+    path = tmp_path / "case.yaml"
+    path.write_text("a: &a {x: 1, y: 2}\nb: &b {<<: *a, y: 3}\nc: {<<: *b, y: 4}\nd: *a")
+    assert read_mapping(path) == {
+        "a": {"x": 1, "y": 2}, "b": {"x": 1, "y": 3}, "c": {"x": 1, "y": 4}, "d": {"x": 1, "y": 2}
+    }  # fmt: skip
