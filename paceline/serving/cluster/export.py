@@ -168,6 +168,12 @@ def _kubernetes(plan: ClusterPlan, image: str, resource: str, devices_per_node: 
     return "---\n".join(_yaml(part) for part in parts)
 
 
+def _serve(plan: str, keys: str, group: Group, resource: str) -> list[str]:
+    """Arguments of a container that serves `group` on its devices: a processor's limit does not show inside it."""
+    on = ["--num-cpus", str(group.parallel.num_devices)] if resource == "cpu" else ["--device", "cuda"]
+    return ["serve", "--cluster", plan, "--host", "0.0.0.0", "--api-key-file", keys, *on]
+
+
 def _stateful_set(name: str, labels: dict[str, str], group: Group, image: str, resource: str) -> dict[str, Any]:
     need = {resource: str(group.parallel.num_devices)}
     ready = {"httpGet": {"path": "/ready", "port": FIRST_PORT}, "periodSeconds": 5}
@@ -175,7 +181,7 @@ def _stateful_set(name: str, labels: dict[str, str], group: Group, image: str, r
     container = {
         "name": "paceline",
         "image": image,
-        "args": ["serve", "--cluster", "/plan/plan.json", "--host", "0.0.0.0", "--api-key-file", "/keys/keys"],
+        "args": _serve("/plan/plan.json", "/keys/keys", group, resource),
         "ports": [{"containerPort": FIRST_PORT}],
         "resources": {"limits": need, "requests": need},
         "startupProbe": ready | {"failureThreshold": 180},
@@ -216,7 +222,7 @@ def _compose(plan: ClusterPlan, image: str, resource: str, devices_per_node: int
         configs[name] = {"content": json.dumps(part_of(plan, index)).replace("$", "$$")}
         service: dict[str, Any] = {
             "image": image,
-            "command": ["serve", "--cluster", "/plan.json", "--host", "0.0.0.0", "--api-key-file", "/run/secrets/keys"],
+            "command": _serve("/plan.json", "/run/secrets/keys", group, resource),
             "ports": [f"127.0.0.1:{FIRST_PORT + index}:{FIRST_PORT}"],
             "configs": [{"source": name, "target": "/plan.json"}],
             "secrets": ["keys"],

@@ -205,6 +205,18 @@ def test_compose_runs_every_group_on_devices_of_its_own():
     assert devices == [str(i) for i in range(6)]
 
 
+@pytest.mark.parametrize(
+    ("resource", "wanted"), [("nvidia.com/gpu", ["--device", "cuda"]), ("cpu", ["--num-cpus", "2"])]
+)
+def test_containers_run_on_the_devices_that_they_ask_for(resource, wanted):
+    sets = [p for p in yaml.safe_load_all(export(PLAN, "kubernetes", resource=resource)) if p["kind"] == "StatefulSet"]
+    commands = [part["spec"]["template"]["spec"]["containers"][0]["args"] for part in sets]
+    commands += [
+        one["command"] for one in yaml.safe_load(export(PLAN, "compose", resource=resource))["services"].values()
+    ]
+    assert [command[-2:] for command in commands] == [wanted] * 6
+
+
 def test_each_target_says_where_a_type_of_devices_is():
     typed = plan_of({"groups": [[1, 1, [0], "l4"], [1, 2, [1], "h100"], [1, 1, [0], "h100"]], "models": ["a", "b"]})
     (application,) = yaml.safe_load(export(typed, "ray-serve"))["applications"]
