@@ -18,6 +18,9 @@ MAX_REQUESTS = 200_000_000
 LEAST_CV = 1e-6
 """Gaps more even than this are a clock's."""
 
+MOST_CV = 1000.0
+"""Of drawn gaps: beyond it they are below what a float can add to a time, and a stream would never end."""
+
 LEAST_GAPS = 2
 """Gaps a window must have before its burstiness is believed; sparser ones count as Poisson."""
 
@@ -35,11 +38,13 @@ def gamma_times(rate: float, cv: float, duration: float, rng: np.random.Generato
     (cv^2 - 1) / 2 requests more than its rate says, which counts when windows are short.
 
     Raises:
-        InvalidParameter: a negative or infinite rate, cv or duration.
+        InvalidParameter: a negative or infinite rate, cv or duration, or a cv above `MOST_CV`.
     """
     for field, value in (("rate", rate), ("cv", cv), ("duration", duration)):
         if not 0 <= value < float("inf"):
             raise InvalidParameter(field, f"{value} is not 0 or more", "give a finite number, 0 or more")
+    if cv > MOST_CV:
+        raise InvalidParameter("cv", f"{cv:g} leaves all arrivals at one time", f"give at most {MOST_CV:g}")
     if rate == 0 or duration == 0:
         return np.empty(0)
     if rate * duration > MAX_REQUESTS:

@@ -103,3 +103,9 @@ def test_workloads():
 def test_bad_workloads_are_refused(times, models, problem):
     with pytest.raises(InvalidParameter, match=problem):
         Workload(np.array(times), np.array(models))
+
+
+def test_streams_so_bursty_that_they_would_never_end_are_refused():
+    with pytest.raises(InvalidParameter, match="cv: 1e\\+06 leaves all arrivals at one time"):
+        gamma_times(2.0, 1e6, 10.0, generator())
+    assert len(gamma_times(2.0, 1000.0, 10.0, generator())) >= 0
