@@ -213,10 +213,10 @@ def bench(
     file = BenchFile(files.resume, known | _settings(asked, arms, plan, specs))
     with progress_bars() as progress:
         ended = run_bench(arms, plan, file, progress)
-    if ended == "minutes" and not file.measurements:
-        problem = f"{stop.minutes:g} were over before the first prompt was answered by every arm"
-        raise InvalidParameter("minutes", problem, "give more, or leave it out for no limit")
     if not file.measurements:
+        if ended == "minutes":
+            problem = f"{stop.minutes:g} were over before the first prompt was answered by every arm"
+            raise InvalidParameter("minutes", problem, "give more, or leave it out for no limit")
         messages.print("stopped before the first prompt was answered by every arm")
         raise typer.Exit(130)
     tables = tables_of(file.measurements, *bases_of(arms), stop.narrow, slo)
