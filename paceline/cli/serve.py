@@ -15,6 +15,8 @@ from paceline.cli.groups import Drafting, grouped
 from paceline.cli.serve_audit import AuditBeside
 from paceline.cli.serve_options import AuditOptions, ClusterOptions, Front, KeepingOptions, ServedOn, named_models
 from paceline.cli.terminal import messages, progress_bars
+from paceline.config import SpeculativeConfig
+from paceline.disk import check_file
 from paceline.errors import InvalidParameter
 from paceline.serving.settings import Settings
 
@@ -95,15 +97,16 @@ def serve(
     speculative = keeping.around(drafting.config())
     need_extras()
     settings = front.settings(devices.max_num_seqs)
+    for field, log in (("request_log", front.request_log), ("events", plan.events)):
+        if log is not None and str(log) != "-":
+            check_file(field, log)
     where = {"host": front.host, "port": front.port, "log": front.request_log, "otel": front.otel}
     listen = partial(_listen, settings=settings, **where)
     if keeping.keep_served is not None and (plan.cluster is not None or also):
         raise InvalidParameter("keep_served", "is for one model", "leave --cluster and --also out")
     if plan.cluster is not None:
-        plan.check_alone(model or also, devices, auditing.audit_rate)
-        options = {"speculative": speculative, "dtype": devices.dtype, "executor": devices.executor}
-        options["device"] = devices.device
-        _serve_cluster(plan.cluster, plan, options, settings, listen)
+        plan.check_alone(model or also, served_model_name, devices, auditing.audit_rate)
+        _serve_cluster(plan.cluster, plan, devices.engine(), speculative, settings, front, listen)
         return
     rate = auditing.audit_rate
     audit = None if rate is None else AuditBeside(rate, auditing.audit_ledger)
@@ -133,30 +136,34 @@ def _serve_here(
 
 
 def _serve_cluster(
-    path: Path, wanted: ClusterOptions, options: dict[str, Any], settings: Settings,
-    listen: Callable[..., Awaitable[None]],
+    path: Path, wanted: ClusterOptions, engine: dict[str, Any], speculative: SpeculativeConfig | None,
+    settings: Settings, front: Front, listen: Callable[..., Awaitable[None]],
 ) -> None:  # fmt: skip
     from paceline.serving.cluster.dispatcher import Dispatcher
     from paceline.serving.cluster.group import Supervision
     from paceline.serving.cluster.plan import read_plan
     from paceline.serving.cluster.preflight import check_loadable
+    from paceline.serving.model_spec import FROM_THE_PLAN
 
-    plan = read_plan(path).with_paths(wanted.paths())
+    own = {name: value for name, value in engine.items() if name not in FROM_THE_PLAN}
+    plan = read_plan(path).with_paths(wanted.paths()).with_engine(own)
     supervision = Supervision(heartbeat=wanted.heartbeat, max_restarts=wanted.max_restarts)
     with progress_bars() as progress:
         check_loadable(plan, progress)
     from paceline.serving.cluster.ray_groups import start_groups, stop_ray
-    from paceline.serving.run import run
+    from paceline.serving.run import bind, run
+
+    bound = bind(front.host, front.port)
 
     async def serve_groups() -> None:
         with _event_log(wanted.events) as log:
             dispatcher = Dispatcher(plan, groups, supervision, log)
             await dispatcher.start()
-            await listen(dispatcher, settings=replace(settings, max_running=plan.num_seats))
+            await listen(dispatcher, settings=replace(settings, max_running=plan.num_seats), bound=bound)
 
     messages.print(f"starting {len(plan.placement.groups)} groups with {len(plan.held)} models")
     try:
-        groups = start_groups(plan, wanted.num_cpus, address=wanted.ray_address, **options)
+        groups = start_groups(plan, wanted.num_cpus, address=wanted.ray_address, speculative=speculative)
         run(serve_groups())
     finally:
         stop_ray()
@@ -211,7 +218,7 @@ def _request_log(path: Path | None):
 def _event_log(path: Path | None):
     from paceline.serving.cluster.events import EventLog
 
-    if path is None:
+    if path is None or str(path) == "-":
         yield EventLog(messages.file)
     else:
         with path.open("a", encoding="utf-8") as stream:

@@ -89,10 +89,14 @@ class ClusterOptions:
         Path | None, typer.Option("--events", help="Write what happens to the cluster here, not to standard error.")
     ] = None
 
-    def check_alone(self, model: str | list[str] | None, devices: Devices, audit_rate: float | None) -> None:
-        """Raise InvalidParameter for what a plan decides, or cannot have."""
+    def check_alone(
+        self, model: str | list[str] | None, name: str | None, devices: Devices, audit_rate: float | None
+    ) -> None:
+        """Raise InvalidParameter for what a plan decides, or cannot have. `name` is that of ``--served-model-name``."""
         if model:
             raise InvalidParameter("model", f"{model} is given beside --cluster", "the plan names its models")
+        if name is not None:
+            raise InvalidParameter("served_model_name", "is given beside --cluster", "name models in the plan")
         if audit_rate is not None:
             raise InvalidParameter("audit_rate", "is given beside --cluster", "audit one engine, without --cluster")
         if devices.threads is not None or devices.tensor_parallel_size * devices.pipeline_parallel_size > 1:

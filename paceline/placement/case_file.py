@@ -221,7 +221,10 @@ def _read_entry(row: dict[str, Any], where: str) -> tuple[ParallelConfig, Stages
     if "tokens" in row:
         if "latency" in row or "batch_latency" in row:
             raise InvalidParameter(where, "has tokens and latency", "give tokens, or seconds of one pass")
-        tokens, kv_bytes = TokenProfile.read(row["tokens"], f"{where}.tokens"), number_of(row, "kv_bytes", 0.0, where)
+        tokens, kv_bytes = (
+            TokenProfile.read(row["tokens"], f"{where}.tokens", parallel.pipeline),
+            number_of(row, "kv_bytes", 0.0, where),
+        )
         each = tokens.pass_seconds(1) / max(1, len(memory))
         return parallel, Stages((each,) * len(memory), memory, tokens=tokens, kv_bytes=kv_bytes)
     latency = numbers_of(row, "latency", where, most=MAX_SECONDS)

@@ -10,7 +10,8 @@ from paceline.errors import InvalidParameter
 DECODED = 8
 """Rows of a prompt that cost about as much as a token that is generated: passes that decode read all weights for a few
 rows."""
-_FROM_THE_PLAN = ("tensor_parallel_size", "pipeline_parallel_size", "num_threads")
+FROM_THE_PLAN = ("tensor_parallel_size", "pipeline_parallel_size", "num_threads")
+"""Options of engines that groups decide."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class ModelSpec:
             count = getattr(self, name)
             if count is not None and count < 1:
                 raise InvalidParameter(f"{where}.{name}", f"{count}", "give 1 or more, or leave it out")
-        for key in _FROM_THE_PLAN:
+        for key in FROM_THE_PLAN:
             if key in self.engine:
                 raise InvalidParameter(f"{where}.engine", f"{key} is given", "leave it out: groups decide it")
         from_mapping(EngineConfig, self.engine)

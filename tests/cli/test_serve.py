@@ -1,18 +1,20 @@
 """`paceline serve` before anything is started: its help, and what it refuses."""
 
 import json
+import socket
 
 import pytest
 from typer.testing import CliRunner
 
 from paceline.cli.main import app
 from paceline.cli.show_plan import plan_record
-from paceline.errors import InvalidParameter
+from paceline.errors import InvalidParameter, WorkerDied
 from paceline.placement.case_file import case_from
 from paceline.placement.search import NAMES, plan
 from paceline.serving.cluster.plan import plan_of
 
 PLAN = {"groups": [[1, 1, [0]]], "models": ["a"]}
+BOTH = [[1, 1, [0, 1]]]
 
 
 def test_it_explains_itself():
@@ -29,6 +31,10 @@ def test_it_explains_itself():
         (["--cluster", "PLAN", "--threads", "2"], "cluster"),
         (["--cluster", "PLAN", "--weights", "a"], "weights"),
         (["--cluster", "PLAN", "--weights", "b=x"], "model"),
+        (["--cluster", "PLAN", "--served-model-name", "x"], "served_model_name"),
+        (["--cluster", "PLAN", "--max-model-len", "0"], "max_model_len"),
+        (["--cluster", "PLAN", "--events", "."], "events"),
+        (["some-model", "--request-log", "."], "request_log"),
     ],
 )
 def test_what_cannot_be_started_is_refused(arguments, field, tmp_path):
@@ -37,6 +43,41 @@ def test_what_cannot_be_started_is_refused(arguments, field, tmp_path):
     result = CliRunner().invoke(app, ["serve", *(str(path) if a == "PLAN" else a for a in arguments)])
     assert isinstance(result.exception, InvalidParameter)
     assert result.exception.field == field
+
+
+def test_engines_of_a_plan_have_the_options_of_the_command_and_their_own_go_first(tmp_path, monkeypatch):
+    ray_groups = pytest.importorskip("paceline.serving.cluster.ray_groups", exc_type=InvalidParameter)
+    monkeypatch.setattr("paceline.serving.cluster.preflight.check_loadable", lambda *_: None)
+    seen = {}
+
+    def start(plan, *_, **options):
+        seen.update(plan=plan, **options)
+        raise WorkerDied("enough seen")
+
+    monkeypatch.setattr(ray_groups, "start_groups", start)
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(PLAN | {"models": [{"name": "a", "engine": {"max_num_seqs": 3}}, "b"], "groups": BOTH}))
+    limits = ["--max-num-seqs", "5", "--max-model-len", "640", "--no-parse-special-tokens", "--scheduler", "orca"]
+    result = CliRunner().invoke(app, ["serve", "--port", "0", "--cluster", str(path), *limits, "--draft", "suffix"])
+    assert isinstance(result.exception, WorkerDied), result.exception
+    assert [spec.seats for spec in seen["plan"].models] == [3, 5]
+    for spec in seen["plan"].models:
+        assert (spec.engine["max_model_len"], spec.engine["scheduler"]) == (640, "orca")
+        assert not spec.engine["parse_special_tokens"]
+    assert seen["speculative"].method == "suffix"
+
+
+def test_a_port_that_is_taken_is_told_of_before_groups_are_started(tmp_path, monkeypatch):
+    ray_groups = pytest.importorskip("paceline.serving.cluster.ray_groups", exc_type=InvalidParameter)
+    monkeypatch.setattr("paceline.serving.cluster.preflight.check_loadable", lambda *_: None)
+    monkeypatch.setattr(ray_groups, "start_groups", lambda *_, **__: pytest.fail("groups were started"))
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(PLAN))
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = str(held.getsockname()[1])
+        result = CliRunner().invoke(app, ["serve", "--cluster", str(path), "--port", port])
+    assert isinstance(result.exception, InvalidParameter)
+    assert result.exception.field == "port"
 
 
 def test_what_the_planner_writes_can_be_started(tmp_path):

@@ -100,6 +100,7 @@ def _stages(
         step_overhead=scale * device.step_overhead,
         seats=seats,
         token_budget=token_budget,
+        stages=split.pipeline,
         overlap=overlap,
         prefill_overlap=overlap,
     )

@@ -22,6 +22,8 @@ Table = Mapping[int, Mapping[int, float]]
 """Context to rows to seconds."""
 
 MOST_DRAFTED = 1024
+MOST_ROWS = 2**31
+"""Rows or tokens of context of a table."""
 _FAR = 4
 """Tables reach this many times beyond their last row, on its line."""
 _KEYS = (
@@ -80,8 +82,9 @@ class TokenProfile:
             raise InvalidParameter("tokens_per_pass", problem, "give at most a token per row, its own included")
         for name in ("overlap", "prefill_overlap"):
             value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise InvalidParameter(name, f"{value}", "give a number above 0, 1 to the number of stages")
+            if value is not None and not 1 <= value <= self.stages:
+                problem = f"{value:g} with {self.stages} stages"
+                raise InvalidParameter(name, problem, "give 1 (a pass at a time) to the number of stages")
         if any(not 0 <= seconds < float("inf") for seconds in self.segment_seconds.values()):
             raise InvalidParameter("segment_seconds", shown(dict(self.segment_seconds)), "give seconds, 0 or more")
 
@@ -95,8 +98,12 @@ class TokenProfile:
         )  # fmt: skip
 
     @classmethod
-    def read(cls, values: Any, where: str) -> "TokenProfile":
-        """From the object of a file. Raises InvalidParameter, with the field."""
+    def read(cls, values: Any, where: str, stages: int | None = None) -> "TokenProfile":
+        """From the object of a file, for a split of so many stages (None: as many as it says).
+
+        Raises:
+            InvalidParameter: a field cannot be used, or it was profiled with another number of stages.
+        """
         if not isinstance(values, dict):
             raise InvalidParameter(where, f"{shown(values)} is no object", "give seconds, see docs/placement.md")
         only_known(values, _KEYS, where)
@@ -110,6 +117,11 @@ class TokenProfile:
         for name in ("seats", "token_budget", "stages"):
             if name in values:
                 given[name] = whole_of(values, name, where=where, most=2**31)
+        if stages is not None:
+            if given.get("stages", stages) not in (1, stages):
+                problem = f"{given['stages']} for a split of {stages}"
+                raise InvalidParameter(f"{where}.stages", problem, "leave it out: the split decides it")
+            given["stages"] = stages
         for name in ("overlap", "prefill_overlap"):
             if values.get(name) is not None:
                 given[name] = number_of(values, name, where=where)
@@ -118,7 +130,8 @@ class TokenProfile:
                 given[name] = number_of(values, name, where=where)
         given |= _speculation(values, where)
         try:
-            return cls(**given)
+            read = cls(**given)
+            return read.in_pipeline(read.stages)
         except InvalidParameter as error:
             raise error.about(where if error.field == "seconds_by_rows" else f"{where}.{error.field}") from None
 
@@ -140,7 +153,10 @@ class TokenProfile:
 
     def in_pipeline(self, stages: int) -> "TokenProfile":
         """The same in a pipeline of that many stages; an engine that drafts has one pass in flight all the same."""
-        return replace(self, stages=stages if self.tokens_per_pass == 1 else 1)
+        stages = stages if self.tokens_per_pass == 1 else 1
+        most = {name: None if getattr(self, name) is None else min(getattr(self, name), stages)
+                for name in ("overlap", "prefill_overlap")}  # fmt: skip
+        return replace(self, stages=stages, **most)
 
     def pass_seconds(
         self, rows: float, requests: float = 1, context: float = 0, prompt_rows: float = 0, behind: float = 0
@@ -158,15 +174,6 @@ class TokenProfile:
         contexts = sorted(self.segment_seconds)
         extra = np.interp(context, contexts, [self.segment_seconds[c] for c in contexts]) if contexts else 0.0
         return cost + (requests - 1) * float(extra) + self.step_overhead + (self.draft_seconds if rows else 0.0)
-
-    def reading_seconds(
-        self, prompt_tokens: float, chunk: float, rows: float = 0, requests: float = 1, context: float = 0
-    ) -> float:
-        """Seconds of the steps that read a prompt `chunk` tokens at a time; the rest as `pass_seconds`."""
-        whole, rest = divmod(prompt_tokens, chunk)
-        mean = chunk * max(whole - 1, 0) / 2
-        seconds = whole * self.pass_seconds(rows, requests, context, chunk, mean)
-        return seconds + (self.pass_seconds(rows, requests, context, rest, whole * chunk) if rest else 0.0)
 
     @cached_property
     def tables(self) -> "PassTables":
@@ -280,6 +287,9 @@ def _numbers(values: Mapping[Any, Any], where: str) -> dict[int, float]:
 
 def _whole_key(key: Any, where: str) -> int:
     try:
-        return int(str(key))
+        number = int(str(key))
+        if abs(number) > MOST_ROWS:
+            raise ValueError(key)
     except ValueError:
-        raise InvalidParameter(where, f"key {shown(key)}", "use whole numbers as keys") from None
+        raise InvalidParameter(where, f"key {shown(key)}", f"use whole numbers up to {MOST_ROWS} as keys") from None
+    return number

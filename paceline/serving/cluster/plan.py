@@ -48,7 +48,8 @@ class ClusterPlan:
             token; None where it is not known.
 
     Raises:
-        InvalidParameter: no groups, equal names, an index without a model, or stage times that do not fit the groups.
+        InvalidParameter: no groups, or one without models; equal names, an index without a model, or stage times that
+            do not fit the groups.
     """
 
     models: tuple[ModelSpec, ...]
@@ -69,6 +70,8 @@ class ClusterPlan:
                 if not 0 <= model < len(self.models):
                     problem = f"group {index} holds model {model}, there are {len(self.models)}"
                     raise InvalidParameter("groups", problem, f"use indices 0 to {len(self.models) - 1}")
+            if not group.models:
+                raise InvalidParameter("groups", f"group {index} holds no model", "name its models, or leave it out")
         if self.stage_seconds is not None:
             self._check_stage_seconds()
         if self.pass_profiles is not None:
@@ -127,6 +130,10 @@ class ClusterPlan:
         for name in paths:
             self.model(name)
         return replace(self, models=tuple(replace(m, path=paths.get(m.name, m.path)) for m in self.models))
+
+    def with_engine(self, options: Mapping[str, Any]) -> "ClusterPlan":
+        """The same where engines have `options` of `EngineConfig`, as far as the plan does not say otherwise."""
+        return replace(self, models=tuple(replace(m, engine={**options, **m.engine}) for m in self.models))
 
     def _check_stage_seconds(self) -> None:
         assert self.stage_seconds is not None
@@ -214,22 +221,22 @@ def _pass_profiles(values: Any, placement: Placement) -> tuple[tuple[TokenProfil
         problem = f"{len(values)} entries for {len(placement.groups)} groups"
         raise InvalidParameter("pass_profiles", problem, "give one per group, or leave it out")
     return tuple(
-        tuple(_pass_profile(value, f"pass_profiles[{g}][{m}]", group.parallel.pipeline) for m, value in enumerate(held))
+        tuple(
+            TokenProfile.read(value, f"pass_profiles[{g}][{m}]", group.parallel.pipeline)
+            for m, value in enumerate(held)
+        )
         for g, (held, group) in enumerate(zip(values, placement.groups, strict=True))
     )
 
 
-def _pass_profile(value: Any, where: str, stages: int) -> TokenProfile:
-    profile = TokenProfile.read(value, where)
-    return profile if "stages" in value else profile.in_pipeline(stages)
-
-
 def _stage_seconds(values: Any) -> tuple[tuple[tuple[float, ...], ...], ...]:
-    try:
-        return tuple(
-            tuple(tuple(_seconds("stage_seconds", each, 0.0) for each in stages) for stages in models)
-            for models in values
-        )
-    except TypeError:
-        remedy = "give [groups][models of the group][stages] seconds"
-        raise InvalidParameter("stage_seconds", f"{shown(values)} cannot be read", remedy) from None
+    def listed(value: Any) -> list[Any]:
+        if not isinstance(value, list):
+            remedy = "give [groups][models of the group][stages] seconds"
+            raise InvalidParameter("stage_seconds", f"{shown(value)} is no list", remedy)
+        return value
+
+    return tuple(
+        tuple(tuple(_seconds("stage_seconds", each, 0.0) for each in listed(stages)) for stages in listed(models))
+        for models in listed(values)
+    )

@@ -241,8 +241,9 @@ def start_groups(
 ) -> list[RayGroup]:
     """Start a Ray of this machine, or join an existing one, and reserve a place for every group of `plan`.
 
-    The CPUs are shared evenly by the plan's devices, in fractions if there are fewer CPUs than devices. With the option
-    ``device="cuda"`` every device is a GPU. In an existing Ray, weights must be found on every node by their paths.
+    The CPUs are shared evenly by the plan's devices, in fractions if there are fewer CPUs than devices. Devices of a
+    group with a model whose engine runs on ``device="cuda"`` are GPUs. In an existing Ray, weights must be found on
+    every node by their paths.
 
     Args:
         num_cpus: CPUs for all groups together; None takes those of the machine, or of the existing Ray.
@@ -259,10 +260,11 @@ def start_groups(
     if typed and address is None:
         problem = f"of type {typed!r} are planned for, those of one machine are alike"
         raise InvalidParameter("devices", problem, "join a Ray that has them (--ray-address)")
-    gpus = 1.0 if options.get("device") == "cuda" else 0.0
+    gpus = [_has_gpus(plan.held_by(index), options) for index in range(len(plan.placement.groups))]
     if address is None:
         found = float(num_cpus or len(os.sched_getaffinity(0)))
-        start_ray(int(found), plan.placement.num_devices if gpus else 0)
+        pairs = zip(plan.placement.groups, gpus, strict=True)
+        start_ray(int(found), sum(group.parallel.num_devices for group, has in pairs if has))
     else:
         _join_ray(address)
         found = float(num_cpus or ray.cluster_resources().get("CPU", 1.0))
@@ -277,9 +279,14 @@ def start_groups(
             num_threads=max(1, int(cpus * degrees.num_devices)),
             **options,
         )
-        held = plan.held_by(index)
-        groups.append(RayGroup(held, opener, cpus, degrees.num_devices, gpus, address is not None, degrees.device))
+        where = {"gpus": float(gpus[index]), "may_span": address is not None, "device": degrees.device}
+        groups.append(RayGroup(plan.held_by(index), opener, cpus, degrees.num_devices, **where))
     return groups
+
+
+def _has_gpus(models: Sequence[ModelSpec], options: Mapping[str, Any]) -> bool:
+    """Whether each device of a group is a GPU: one of its models runs there."""
+    return any(str({**options, **spec.engine}.get("device", "cpu")).startswith("cuda") for spec in models)
 
 
 def stop_ray() -> None:

@@ -160,7 +160,10 @@ def test_arrivals_may_say_how_long_requests_are(tmp_path):
     [
         ({"latency": [0.1]}, "tokens and latency"),
         ({"tokens": {"seconds": {"0": {}}}}, "no table"),
-        ({"tokens": {"seconds": {"0": {"one": 1}}}}, "whole numbers as keys"),
+        ({"tokens": {"seconds": {"0": {"one": 1}}}}, "whole numbers up to 2147483648 as keys"),
+        ({"tokens": {"seconds": {str(10**400): {"1": 1}}}}, "as keys"),
+        ({"tokens": {"seconds": {"0": {"1": 1}}, "stages": 10**9}}, "for a split of 1"),
+        ({"tokens": {"seconds": {"0": {"1": 1}}, "overlap": 0.5}}, "overlap: 0.5 with 1 stages"),
         ({"tokens": {"seconds": {"0": {"1": 1}}, "seat": 3}}, "did you mean 'seats'"),
         ({"kv_bytes": -1}, "kv_bytes"),
     ],

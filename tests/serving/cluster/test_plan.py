@@ -76,6 +76,9 @@ def test_a_drafter_on_a_device_of_its_own_cannot_be_started():
         ({"stage_seconds": [[[0.1]], [[0.06], [0.2, 0.2]]]}, "stage_seconds[1]"),
         ({"stage_seconds": [[[0.0]], [[0.06, 0.1], [0.2, 0.2]]]}, "stage_seconds[0]"),
         ({"stage_seconds": [["x"]]}, "stage_seconds"),
+        ({"stage_seconds": [["1"], [["0.06", 0.1], [0.2, 0.2]]]}, "stage_seconds"),
+        ({"stage_seconds": [[{"0.1": 1}], [[0.06, 0.1], [0.2, 0.2]]]}, "stage_seconds"),
+        ({"groups": [[1, 1, [0, 1]], [1, 2, []]], "stage_seconds": None}, "groups"),
         ({"overhead": -1}, "overhead"),
         (
             {"groups": [[1, 1, [0]]], "stage_seconds": None, "pass_profiles": [[{"seconds": {0: {1: -2}}}]]},
