@@ -13,8 +13,7 @@ from paceline.errors import InvalidParameter
 if TYPE_CHECKING:
     from paceline.placement import Case
 
-FIT_WINDOW = 60.0
-"""Seconds in which a trace's rates and burstiness are taken as constant."""
+Seed = Annotated[int | None, typer.Option("--seed", help="Of the arrivals that are drawn, instead of the case's.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +37,17 @@ class GivenCase:
         """Whether nothing was given."""
         return all(getattr(self, each.name) in (None, []) for each in fields(GivenCase))
 
-    def load(self, seed: int = 0) -> "Case":
-        """The case. Raises InvalidParameter where nothing was given, and as `case_from`."""
+    def load(self, seed: int | None = None) -> "Case":
+        """The case; `seed`, where it is given, is that of drawn arrivals, in place of the case's.
+
+        Raises:
+            InvalidParameter: nothing was given, and as `case_from`.
+        """
         from paceline.placement.case_file import case_from
         from paceline.placement.fields import read_mapping
 
-        check_seed(seed)
+        if seed is not None:
+            check_seed(seed)
         values = {} if self.case is None else read_mapping(self.case)
         if self.profiles is not None:
             given = read_mapping(self.profiles, "profiles")
@@ -55,7 +59,8 @@ class GivenCase:
         if self.duration is not None or self.model:
             for described in ("arrivals", "n_requests", "arrivals_sha256"):
                 values.pop(described, None)
-            values.setdefault("seed", seed)
+        if values and seed is not None:
+            values["seed"] = seed
         if not values:
             remedy = "give --case FILE, or --num-devices, --mem-budget, --profiles, --model and --duration"
             raise InvalidParameter("case", "nothing to place", remedy)
@@ -74,26 +79,24 @@ class ScaledCase(GivenCase):
     ] = 1.0
     slo_scale: Annotated[float, typer.Option("--slo-scale", help="Every deadline times this.")] = 1.0
 
-    def load(self, seed: int = 0) -> "Case":
-        """The case. Another burstiness means other arrivals, drawn from `seed`."""
+    def load(self, seed: int | None = None) -> "Case":
+        """The case. Another burstiness means other arrivals, drawn from `seed` (0 where it is not given)."""
         case = GivenCase.load(self, seed)
         for name in ("rate_scale", "cv_scale", "slo_scale"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise InvalidParameter(name, f"{getattr(self, name)} is not above 0", "give a factor above 0")
         if self.cv_scale != 1.0:
-            import numpy as np
+            from paceline.placement.arrivals import burstier
 
-            from paceline.placement.arrivals import fit
-
-            fitted = fit(case.workload, FIT_WINDOW, len(case.models))
-            case = case.with_workload(fitted.resample(np.random.default_rng(seed), cv_scale=self.cv_scale))
+            case = case.with_workload(burstier(case.workload, self.cv_scale, len(case.models), seed or 0))
         return (case if self.rate_scale == 1.0 else case.scale_rate(self.rate_scale)).scale_slo(self.slo_scale)
 
 
-def check_seed(seed: int) -> None:
-    """Raise InvalidParameter for a seed that generators refuse."""
+def check_seed(seed: int) -> int:
+    """`seed`. Raises InvalidParameter for one that generators refuse."""
     if seed < 0:
         raise InvalidParameter("seed", f"{seed}", "give 0 or more")
+    return seed
 
 
 def check_outputs(output: Path | None, plot: Path | None = None) -> None:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,7 +41,9 @@ class Search:
     policy: Annotated[str, typer.Option("--policy", help=f"One of {POLICIES}.")] = "auto"
     time_budget: Annotated[float | None, typer.Option("--time-budget", help="Seconds; the best until then.")] = None
     effort: Annotated[int | None, typer.Option("--effort", help="Simulated requests that annealing may spend.")] = None
-    seed: Annotated[int, typer.Option("--seed", help="Same seed and effort, same plan.")] = 0
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Of drawn arrivals and of the search: same seed and effort, same plan.")
+    ] = None
     window: Annotated[float, typer.Option("--window", help="Seconds of a window of clockwork++ and replan.")] = 60.0
     allow_unplaceable: Annotated[
         bool, typer.Option("--allow-unplaceable", help="Plan without models that no group can serve.")
@@ -142,7 +144,7 @@ def place(*, given: c.ScaledCase, search: Search, asked: Asked) -> None:
         paceline place --profiles p.yaml --num-devices 8 --mem-budget 13e9 --duration 600 --model "small rate=2 slo=0.5"
     """
     c.check_outputs(asked.output, asked.plot)
-    case = given.load(search.seed)
+    case, search = given.load(search.seed), replace(search, seed=search.seed or 0)
     asked.check(case)
     found = _find(case, search, asked)
     record = _record(found, asked)
@@ -246,11 +248,11 @@ def _held_out(case: "Case", made: "Plan", search: Search) -> "tuple[HeldOut, tup
     half = None if search.time_budget is None else search.time_budget / 2
     with messages.status("planning on one half of the arrivals, judging on the other"):
         try:
-            found = held_out(case, made.policy, time_budget=half, effort=search.effort, seed=search.seed,
+            found = held_out(case, made.policy, time_budget=half, effort=search.effort, seed=search.seed or 0,
                              allow_unplaceable=search.allow_unplaceable)  # fmt: skip
         except InvalidParameter:  # no requests in one half, or for no model that could be served
             return None
-        return found, confidence(case, made.placement, search.seed)
+        return found, confidence(case, made.placement, search.seed or 0)
 
 
 def _separate_roles(case: "Case", gigabytes: float) -> "SeparateRoles":

@@ -24,7 +24,7 @@ def place_map(
     over: Annotated[str, typer.Option("--over", help="Two of memory, rate, cv, slo: x,y.")] = "rate,cv",
     x: Factors = None,
     y: Factors = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of the arrivals that are drawn.")] = 0,
+    seed: c.Seed = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Plot here: .png, .svg or .pdf.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
@@ -44,16 +44,15 @@ def place_map(
     from paceline.placement.parallel_map import example_case, parallel_map
     from paceline.theory.plots import draw
 
-    c.check_seed(seed)
     c.check_outputs(None, output)
-    loaded = example_case(seed=seed) if given.is_empty else given.load(seed)
+    loaded = example_case(seed=c.check_seed(seed or 0)) if given.is_empty else given.load(seed)
     across, comma, down = (word.strip() for word in over.partition(","))
     if not comma:
         raise InvalidParameter("over", repr(over), "name two axes, e.g. rate,cv")
     axes = across, down
     factors = {axis: _numbers(axis, text) for axis, text in zip(axes, (x, y), strict=True) if text is not None}
     with progress_bars() as progress:
-        found = parallel_map(loaded, axes, factors, seed, lambda done, total: progress("searching", done, total))
+        found = parallel_map(loaded, axes, factors, seed or 0, lambda done, total: progress("searching", done, total))
     if output is not None:
         draw(found.heat_map(), output)
     if as_json:

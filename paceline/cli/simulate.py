@@ -17,7 +17,7 @@ def simulate(
     plan: Annotated[Path, typer.Option("--plan", help="Plan file of `paceline place --output`.")],
     *,
     given: c.ScaledCase,
-    seed: Annotated[int, typer.Option("--seed", help="Of the arrivals that are drawn.")] = 0,
+    seed: c.Seed = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Play arrivals through a plan: attainment, latency and load, per model and per group.

@@ -4,22 +4,19 @@ Every draw takes a NumPy generator, so a seed makes it reproducible.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from paceline.errors import InvalidParameter
-from paceline.placement.model import PlacedModel
-from paceline.placement.workload import Workload, merge
-
-MAX_REQUESTS = 200_000_000
-"""Of one drawn stream: 2.4 GB with its models."""
+from paceline.placement.model import MAX_CV, PlacedModel
+from paceline.placement.workload import MAX_REQUESTS, Workload, merge
 
 LEAST_CV = 1e-6
 """Gaps more even than this are a clock's."""
 
-MOST_CV = 1000.0
-"""Of drawn gaps: beyond it they are below what a float can add to a time, and a stream would never end."""
+FIT_WINDOW = 60.0
+"""Seconds in which a trace's rates and burstiness are taken as constant."""
 
 LEAST_GAPS = 2
 """Gaps a window must have before its burstiness is believed; sparser ones count as Poisson."""
@@ -38,13 +35,13 @@ def gamma_times(rate: float, cv: float, duration: float, rng: np.random.Generato
     (cv^2 - 1) / 2 requests more than its rate says, which counts when windows are short.
 
     Raises:
-        InvalidParameter: a negative or infinite rate, cv or duration, or a cv above `MOST_CV`.
+        InvalidParameter: a negative or infinite rate, cv or duration, or a cv above `MAX_CV`.
     """
     for field, value in (("rate", rate), ("cv", cv), ("duration", duration)):
         if not 0 <= value < float("inf"):
             raise InvalidParameter(field, f"{value} is not 0 or more", "give a finite number, 0 or more")
-    if cv > MOST_CV:
-        raise InvalidParameter("cv", f"{cv:g} leaves all arrivals at one time", f"give at most {MOST_CV:g}")
+    if cv > MAX_CV:
+        raise InvalidParameter("cv", f"{cv:g} leaves all arrivals at one time", f"give at most {MAX_CV:g}")
     if rate == 0 or duration == 0:
         return np.empty(0)
     if rate * duration > MAX_REQUESTS:
@@ -133,3 +130,20 @@ def fit(workload: Workload, window: float, num_models: int | None = None) -> Fit
             if len(gaps) >= LEAST_GAPS and gaps.mean() > 0:
                 cvs[index, model] = gaps.std() / gaps.mean()
     return FittedWorkload(window, rates, cvs)
+
+
+def burstier(workload: Workload, cv_scale: float, num_models: int, seed: int = 0) -> Workload:
+    """New arrivals like those of `workload`, window by window, with `cv_scale` times their burstiness.
+
+    Where tokens of prompts and answers are known, each new request has those of a recorded one for the same model.
+    """
+    rng = np.random.default_rng(seed)
+    drawn = fit(workload, FIT_WINDOW, num_models).resample(rng, cv_scale=cv_scale)
+    if workload.prompt_tokens is None or workload.output_tokens is None:
+        return drawn
+    like = np.empty(drawn.num_requests, np.int64)
+    for model in range(num_models):
+        asked = drawn.models == model
+        if asked.any():
+            like[asked] = rng.choice(np.flatnonzero(workload.models == model), int(asked.sum()))
+    return replace(drawn, prompt_tokens=workload.prompt_tokens[like], output_tokens=workload.output_tokens[like])

@@ -11,8 +11,8 @@ NO_SLO = 1e9
 
 
 MAX_WEIGHT = 1e6
-MAX_CV = 100.0
-"""Burstier arrivals than this come as a few bursts in years."""
+MAX_CV = 1000.0
+"""Of gaps: beyond it they are below what a float can add to a time, and a drawn stream would never end."""
 
 
 @dataclass(frozen=True, slots=True)

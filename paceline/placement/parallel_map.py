@@ -7,10 +7,8 @@ Both sides are searched anew for each cell: every group split over several devic
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from paceline.errors import InvalidParameter
-from paceline.placement.arrivals import draw_for_models, fit
+from paceline.placement.arrivals import burstier, draw_for_models
 from paceline.placement.case import Case
 from paceline.placement.cluster import Cluster
 from paceline.placement.model import PlacedModel
@@ -27,9 +25,6 @@ FACTORS: dict[str, tuple[float, ...]] = {
     "slo": (0.3, 0.5, 1.0, 2.0, 4.0),
 }
 """The axes, and what the case's own values are multiplied by along them unless told otherwise."""
-
-FIT_WINDOW = 60.0
-"""Seconds in which arrivals are taken as stationary when their burstiness is scaled."""
 
 
 @dataclass(frozen=True)
@@ -152,8 +147,7 @@ def _without_single_devices(case: Case) -> Case:
 
 def _scaled(case: Case, scales: Mapping[str, float], seed: int) -> Case:
     if "cv" in scales:
-        fitted = fit(case.workload, FIT_WINDOW, len(case.models))
-        case = case.with_workload(fitted.resample(np.random.default_rng(seed), cv_scale=scales["cv"]))
+        case = case.with_workload(burstier(case.workload, scales["cv"], len(case.models), seed))
     case = replace(case, cluster=case.cluster.scale_memory(scales.get("memory", 1.0)))
     return case.scale_rate(scales.get("rate", 1.0)).scale_slo(scales.get("slo", 1.0))
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from paceline.errors import InvalidParameter
-from paceline.placement.workload import MAX_SECONDS, Workload
+from paceline.placement.workload import MAX_REQUESTS, MAX_SECONDS, Workload
 
 MILLISECONDS = 1e11
 """Times from here on are no seconds since 1970, but milliseconds."""
@@ -50,13 +50,17 @@ def read_arrivals(path: str | Path, names: Sequence[str] = ()) -> Workload:
         return read_functions_2019(path, max(1, len(names)))
     if header[:3] == ["app", "func", "end_timestamp"]:
         return read_functions_2021(path, max(1, len(names)))
-    if not header or _is_number(header[0]):
-        columns = dict(zip(COLUMNS, range(len(header)), strict=False))
-        return _read_columns(path, names, columns, len(header), skip=0)
-    return _read_columns(path, names, _named_columns(path, header, len(names)), len(header), skip=1)
+    if not header or _is_time(header[0]):
+        columns, skip = dict(zip(COLUMNS, range(len(header)), strict=False)), 0
+    else:
+        columns, skip = _named_columns(path, header), 1
+    if header and "model" not in columns and len(names) > 1:
+        problem = f"{path} does not say which of {len(names)} models is asked for"
+        raise InvalidParameter("arrivals", problem, "add a column model, or give a case of one model")
+    return _read_columns(path, names, columns, len(header), skip)
 
 
-def _named_columns(path: str | Path, header: Sequence[str], num_models: int) -> dict[str, int]:
+def _named_columns(path: str | Path, header: Sequence[str]) -> dict[str, int]:
     """Column to its number. Raises InvalidParameter for a name that means nothing, and a column that is missing."""
     found: dict[str, int] = {}
     named = {name: column for column, all_names in COLUMNS.items() for name in all_names}
@@ -75,9 +79,6 @@ def _named_columns(path: str | Path, header: Sequence[str], num_models: int) -> 
     if ("prompt_tokens" in found) != ("output_tokens" in found):
         problem = f"{path} has tokens of prompts or of answers, not of both"
         raise InvalidParameter("arrivals", problem, "give prompt_tokens and output_tokens, or neither")
-    if "model" not in found and num_models > 1:
-        problem = f"{path} does not say which of {num_models} models is asked for"
-        raise InvalidParameter("arrivals", problem, "add a column model, or give a case of one model")
     return found
 
 
@@ -90,7 +91,7 @@ def _read_columns(
     for line, row in _rows(path, skip):
         cells = [cell.strip() for cell in row]
         try:
-            if len(cells) != width or width < 2 or (width == 3 and not skip):
+            if len(cells) != width or (width == 3 and not skip):
                 raise ValueError
             read_time = read_time or (_finite if _is_number(cells[columns["time"]]) else _stamp)
             times.append(read_time(cells[columns["time"]]))
@@ -126,7 +127,7 @@ def read_functions_2019(path: str | Path, num_models: int, seed: int = 0) -> Wor
     Raises:
         InvalidParameter: it cannot be read, or a count is none.
     """
-    rng, streams, models = np.random.default_rng(seed), [], []
+    rng, streams, models, total = np.random.default_rng(seed), [], [], 0
     for model, (line, row) in zip(cycle(range(num_models)), _rows(path, 1), strict=False):
         try:
             counts = np.array([_index(cell) for cell in row[4:]], np.int64)
@@ -135,6 +136,10 @@ def read_functions_2019(path: str | Path, num_models: int, seed: int = 0) -> Wor
         except ValueError:
             problem = f"{path}, line {line} has no {MINUTES_PER_DAY} counts"
             raise InvalidParameter("arrivals", problem, "give the invocations of each minute") from None
+        total += int(counts.sum())
+        if total > MAX_REQUESTS:
+            problem = f"{path} has {total:g} requests until line {line}"
+            raise InvalidParameter("arrivals", problem, f"give up to {MAX_REQUESTS:g}, e.g. of some functions only")
         starts = np.repeat(np.arange(len(counts)) * MINUTE, counts)
         streams.append(starts + MINUTE * rng.random(len(starts)))
         models.append(np.full(len(starts), model, np.int32))
@@ -225,6 +230,12 @@ def _from_zero(path: str | Path, times: np.ndarray) -> np.ndarray:
         problem = f"{path} has times from {times[0]:g} to {times[-1]:g}"
         raise InvalidParameter("arrivals", problem, "give seconds, not milliseconds")
     return times - times[0]
+
+
+def _is_time(text: str) -> bool:
+    with suppress(ValueError):
+        return _is_number(text) or bool(_stamp(text))
+    return False
 
 
 def _is_number(text: str) -> bool:

@@ -10,6 +10,9 @@ from paceline.errors import InvalidParameter
 MAX_SECONDS = 1e9
 """Thirty years: times beyond are seconds since an epoch, or milliseconds."""
 
+MAX_REQUESTS = 200_000_000
+"""Of a stream: 2.4 GB with its models."""
+
 PART = 4_000_000
 """Requests looked at in one go: what is computed besides the arrays themselves stays small beside them."""
 

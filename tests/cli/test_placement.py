@@ -6,6 +6,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from paceline.cli.case_options import ScaledCase
 from paceline.cli.main import app
 from paceline.cli.place import POLICIES
 from paceline.cli.show_plan import roles_summary
@@ -103,6 +104,31 @@ def test_scaled_traffic_and_deadlines(case_file, tmp_path):
 
     assert attainment("--rate-scale", 3) < attainment() < attainment("--slo-scale", 3)
     assert attainment("--cv-scale", 3) < attainment("--cv-scale", 0.5)
+
+
+def test_a_seed_is_that_of_drawn_arrivals_in_place_of_the_cases(tmp_path):
+    def means(seed, *flags):
+        case = tmp_path / "seeded.json"
+        case.write_text(json.dumps(CASE | ({} if seed is None else {"seed": seed})))
+        return json.loads(invoke("place", "--case", case, "--policy", "sr-greedy", "--json", *flags))[
+            "mean_latency_served"
+        ]
+
+    assert means(None) == means(0) == means(7, "--seed", 0)
+    assert means(7) == means(None, "--seed", 7) != means(0)
+
+
+def test_burstier_traffic_keeps_the_lengths_of_its_requests(tmp_path):
+    tokens = {"tokens": {"seconds": {"0": {"1": 0.01}}}, "weight_mem": [1e9], "kv_bytes": 1.0}
+    rows = [f"{at / 4},a,400,100" if at % 2 else f"{at / 4},b,9,2" for at in range(400)]
+    (tmp_path / "trace.csv").write_text("\n".join(rows))
+    models = [{"name": "a", "type": "t", "slo": 9}, {"name": "b", "type": "t", "slo": 9}]
+    case = {"num_devices": 1, "mem_budget": 9e9, "models": models, "profiles": {"t": [tokens]}, "arrivals": "trace.csv"}
+    (tmp_path / "case.json").write_text(json.dumps(case))
+    workload = ScaledCase(case=tmp_path / "case.json", cv_scale=2.0).load().workload
+    lengths = {0: (400, 100), 1: (9, 2)}
+    found = zip(workload.models, workload.prompt_tokens, workload.output_tokens, strict=True)
+    assert workload.num_requests > 200 and all(lengths[m] == (p, o) for m, p, o in found)
 
 
 def test_flags_replace_a_file(case_file, tmp_path):

@@ -88,6 +88,23 @@ def test_a_file_without_a_header_keeps_its_first_row(tmp_path):
     assert read_arrivals(write(tmp_path, "0.5,1\n2,0\n")).times.tolist() == [0.5, 2.0]
 
 
+def test_times_alone_are_the_arrivals_of_one_model(tmp_path):
+    for text in ("0.5\n2\n", "time\n0.5\n2\n"):
+        assert read_arrivals(write(tmp_path, text), names=["chat"]).times.tolist() == [0.5, 2.0]
+        with pytest.raises(InvalidParameter, match="which of 2 models"):
+            read_arrivals(write(tmp_path, text), names=["chat", "code"])
+
+
+def test_a_file_of_dates_without_a_header_keeps_its_first_row(tmp_path):
+    assert read_arrivals(write(tmp_path, "2023-11-16 18:15:46,0\n2023-11-16 18:15:47,0\n")).times.tolist() == [0, 1]
+
+
+def test_more_invocations_than_fit_are_refused_before_they_are_drawn(tmp_path):
+    header = "HashOwner,HashApp,HashFunction,Trigger,1,2"
+    with pytest.raises(InvalidParameter, match="requests until line 3"):
+        read_arrivals(write(tmp_path, f"{header}\no,a,f,http,1,2\no,a,g,http,2000000000,2\n"))
+
+
 def test_seconds_since_an_epoch_count_from_the_first_request(tmp_path):
     assert read_arrivals(write(tmp_path, "time,model\n1700000000.5,0\n1700000002,0\n")).times.tolist() == [0.0, 1.5]
     with pytest.raises(InvalidParameter, match="milliseconds"):

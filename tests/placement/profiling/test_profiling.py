@@ -16,14 +16,13 @@ from paceline.placement.profiling import (
     Benchmark,
     DeviceSheet,
     ModelWork,
-    calibrated,
     compared,
     profile_from_sheet,
     read_all_benchmarks,
     read_benchmarks,
     read_device,
 )
-from paceline.placement.profiling.compare import step_seconds, typical_error
+from paceline.placement.profiling.compare import scale_of, step_seconds, typical_error
 from paceline.placement.search import plan
 
 SMOL = {
@@ -109,7 +108,7 @@ def test_an_engine_that_takes_twice_as_long_scales_the_profile_by_two():
     found = compared(tokens, runs)
     assert [c.error for c in found] == pytest.approx([-0.5] * 3)
     assert [c.held_out_error for c in found] == pytest.approx([0.0] * 3, abs=1e-9)
-    assert typical_error(compared(calibrated(tokens, runs), runs)) == pytest.approx(0.0, abs=1e-9)
+    assert typical_error(compared(tokens.scaled(scale_of(tokens, runs)), runs)) == pytest.approx(0.0, abs=1e-9)
     assert compared(tokens, runs[:1])[0].held_out_error is None
 
 
