@@ -8,11 +8,13 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from paceline.config import EngineConfig, from_mapping
 from paceline.placement.tokens import TokenProfile
 from paceline.serving.cluster.events import EventLog
 from paceline.serving.cluster.group import GroupHandle
 from paceline.serving.cluster.plan import ClusterPlan
 from paceline.serving.cluster.rehearsal import MOST, USUAL, rehearse
+from paceline.serving.model_spec import ModelSpec
 
 
 async def measured(
@@ -26,15 +28,15 @@ async def measured(
         events: where it is written that a group cannot be measured.
     """
     found = await asyncio.gather(*(_profiles_of(each, timeout, g, events) for g, each in enumerate(groups)))
-    held: Sequence[Mapping[str, TokenProfile]] = [
+    held = [
         {spec.name: by_name[spec.name] for spec in plan.held_by(g) if spec.name in by_name}
         for g, by_name in enumerate(found)
     ]
-    try:
-        async with asyncio.timeout(timeout):
-            held = await rehearse(groups, held, clock, _lengths(plan), plan.overhead)
-    except Exception as error:
-        events.record("not_rehearsed", reason=f"{type(error).__name__}: {error}")
+    for g, shown in enumerate(await rehearse(groups, held, clock, _lengths(plan), plan.overhead, timeout)):
+        if isinstance(shown, Exception):
+            events.record("not_rehearsed", group=g, reason=f"{type(shown).__name__}: {shown}")
+        else:
+            held[g] = shown
     return replace(
         plan,
         pass_profiles=tuple(
@@ -56,5 +58,10 @@ async def _profiles_of(group: GroupHandle, timeout: float, number: int, events: 
 
 def _lengths(plan: ClusterPlan) -> dict[str, tuple[int, int]]:
     """Tokens of prompts and answers to try each model with: those it is planned for, as far as that is no long wait."""
-    wanted = {m.name: (m.prompt_tokens or USUAL[0], m.num_tokens or USUAL[1]) for m in plan.models}
-    return {name: (min(prompt, MOST[0]), min(tokens, MOST[1])) for name, (prompt, tokens) in wanted.items()}
+    return {spec.name: _length(spec) for spec in plan.models}
+
+
+def _length(spec: ModelSpec) -> tuple[int, int]:
+    most = from_mapping(EngineConfig, spec.engine).max_model_len or sum(MOST)
+    tokens = max(1, min(spec.num_tokens or USUAL[1], MOST[1], most // 2))
+    return max(1, min(spec.prompt_tokens or USUAL[0], MOST[0], most - tokens)), tokens

@@ -9,9 +9,11 @@ best. Hence traffic for every group, all at once, before anybody else asks. Not 
 import asyncio
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import Any
 
 from paceline.placement.tokens import TokenAsk, TokenGroup, TokenProfile
 from paceline.serving.cluster.group import GroupHandle
@@ -66,8 +68,9 @@ async def rehearse(
     clock: Callable[[], float],
     lengths: Mapping[str, tuple[int, int]] | None = None,
     overhead: float = 0.0,
-) -> list[dict[str, TokenProfile]]:
-    """`profiles` of every group, by model, as answers go through it.
+    timeout: float | None = None,
+) -> list[dict[str, TokenProfile] | Exception]:
+    """`profiles` of every group, by model, as answers go through it; or what one of its answers ended with.
 
     Requests come at random to all groups at once. A group's speed is the one at which the rule that queues and
     simulator play (`placement/tokens`) has half of them take longer than they took, and half shorter. How far a
@@ -78,26 +81,39 @@ async def rehearse(
         clock: seconds, monotonic.
         lengths: tokens of prompts and answers that are expected, by model; `USUAL` where it says nothing.
         overhead: seconds between the last token and the answer.
-
-    Raises:
-        Exception: whatever an answer ends with.
+        timeout: seconds that a group's requests may take together.
     """
     sizes = {name: (lengths or {}).get(name, USUAL) for held in profiles for name in held}
     gaps = [_gap(held, sizes) for held in profiles]
     least = _PIPELINE_SECONDS if any(_is_pipeline(one) for held in profiles for one in held.values()) else _SECONDS
     seconds = max([least, *(_LEAST * gap for gap in gaps)])
-    found = [
-        _rehearsed(group, held, sizes, seconds, gap, clock) if held else _nobody()
+    found = (
+        _tried(_rehearsed(group, held, sizes, seconds, gap, clock), timeout) if held else _nobody()
         for group, held, gap in zip(groups, profiles, gaps, strict=True)
-    ]
+    )
     return [
-        _corrected(held, shown, sizes, overhead) if held else {}
+        shown if isinstance(shown, Exception) else _corrected(held, shown, sizes, overhead)
         for held, shown in zip(profiles, await asyncio.gather(*found), strict=True)
     ]
 
 
 async def _nobody() -> _Shown:
     return _Shown([], [])
+
+
+async def _tried(rehearsed: Coroutine[Any, Any, _Shown], timeout: float | None) -> _Shown | Exception:
+    """A group whose answers fail holds up no other one."""
+    try:
+        async with asyncio.timeout(timeout):
+            return await rehearsed
+    except ExceptionGroup as errors:
+        return _first(errors)
+    except Exception as error:
+        return error
+
+
+def _first(error: Exception) -> Exception:
+    return _first(error.exceptions[0]) if isinstance(error, ExceptionGroup) else error
 
 
 async def _rehearsed(
@@ -116,11 +132,12 @@ async def _rehearsed(
         prompt, tokens = sizes[job.model]
         return _Asked(start - began, TokenAsk(job.model, prompt, tokens), clock() - start)
 
-    while at < seconds or len(tasks) < _LEAST:
-        await asyncio.sleep(began + at - clock())
-        tasks.append(asyncio.create_task(asked(_job(models[len(tasks) % len(models)], sizes, rng))))
-        at += rng.expovariate(1 / gap)
-    shown = _Shown(sorted(await asyncio.gather(*tasks), key=lambda one: one.at), [])
+    async with asyncio.TaskGroup() as traffic:
+        while at < seconds or len(tasks) < _LEAST:
+            await asyncio.sleep(began + at - clock())
+            tasks.append(traffic.create_task(asked(_job(models[len(tasks) % len(models)], sizes, rng))))
+            at += rng.expovariate(1 / gap)
+    shown = _Shown(sorted((task.result() for task in tasks), key=lambda one: one.at), [])
     for model in pipelines * _TIMES:
         for count in _CROWDS:
             shown.crowds.append((model, count, await _crowd(group, [model], sizes, rng, clock, count)))
@@ -146,7 +163,9 @@ async def _crowd(
 ) -> float:  # fmt: skip
     """Seconds of `count` requests for each model, all at once, to the end of the last one."""
     start = clock()
-    await asyncio.gather(*(_whole(group, _job(model, sizes, rng)) for model in models for _ in range(count)))
+    async with asyncio.TaskGroup() as crowd:
+        for model in (model for model in models for _ in range(count)):
+            crowd.create_task(_whole(group, _job(model, sizes, rng)))
     return clock() - start
 
 
@@ -158,8 +177,13 @@ def _job(model: str, sizes: Mapping[str, tuple[int, int]], rng: random.Random) -
 
 
 async def _whole(group: GroupHandle, job: Job) -> None:
-    async for _ in group.generate(job):
-        pass
+    try:
+        async for _ in group.generate(job):
+            pass
+    except asyncio.CancelledError:
+        with suppress(Exception):  # a group that is gone has nothing left to end
+            await group.abort(job)
+        raise
 
 
 def _is_pipeline(profile: TokenProfile) -> bool:
@@ -178,6 +202,8 @@ def _corrected(
     held: Mapping[str, TokenProfile], shown: _Shown, sizes: Mapping[str, tuple[int, int]], overhead: float
 ) -> dict[str, TokenProfile]:
     """Profiles with the overlap, and at the speed, that a group showed."""
+    if not held:
+        return {}
     if shown.crowds:
         alone = _late(held, [one for one in shown.crowds if one[1] == 1], sizes, overhead, 1.0)
         crowds = [one for one in shown.crowds if one[1] > 1]

@@ -7,8 +7,10 @@ import pytest
 
 from paceline.placement.tokens import TokenAsk, TokenGroup, TokenProfile
 from paceline.serving.cluster.dispatcher import Dispatcher
+from paceline.serving.cluster.measured import _lengths
 from paceline.serving.cluster.rehearsal import rehearse
 from paceline.serving.job import Chunk
+from paceline.serving.model_spec import ModelSpec
 from tests.serving.fakes import QUICK, EchoGroup, job, plan, say
 from tests.serving.virtual_time import run
 
@@ -47,6 +49,7 @@ def rehearsed(groups, held, **more):
         return await rehearse(groups, held, asyncio.get_running_loop().time, **more)
 
     found = run(scene())
+    assert not any(isinstance(each, Exception) for each in found), found
     return [{name: one.seconds[0][1] / before[name].seconds[0][1] for name, one in each.items()}
             for each, before in zip(found, held, strict=True)]  # fmt: skip
 
@@ -126,6 +129,52 @@ def test_requests_are_as_long_as_those_that_are_expected():
     group = RuledGroup(held, 1.0)
     rehearsed([group], [held], lengths={"b": (40, 4)})
     assert {(one.model, len(one.prompt), one.params.max_tokens) for one in group.jobs} == {("a", 16, 24), ("b", 40, 4)}
+
+
+class FailingGroup(RuledGroup):
+    """Its tenth request ends with an error, at once."""
+
+    async def generate(self, job):
+        if len(self.jobs) == 9:
+            raise ValueError("max_model_len")
+        async for chunk in super().generate(job):
+            yield chunk
+
+
+def test_a_request_that_fails_leaves_other_groups_their_speed_and_nothing_under_way():
+    held = {"a": PROFILE}
+    groups = [FailingGroup(held, 1.0), RuledGroup(held, 1.5)]
+
+    async def scene():
+        before = asyncio.all_tasks()
+        found = await rehearse(groups, [held] * 2, asyncio.get_running_loop().time)
+        assert asyncio.all_tasks() == before
+        return found
+
+    failed, found = run(scene())
+    assert isinstance(failed, ValueError)
+    assert not isinstance(found, Exception)
+    assert found["a"].seconds[0][1] == pytest.approx(1.5 * 0.004, rel=0.02)
+    under_way = {each.request_id for each in groups[0].jobs[9 - len(groups[0].aborted) :]}
+    assert set(groups[0].aborted) <= under_way
+
+
+def test_a_group_that_takes_too_long_is_given_up_alone():
+    held = {"a": PROFILE}
+    groups = [RuledGroup(held, 1.0, held_up=range(1000)), RuledGroup(held, 1.5)]
+
+    async def scene():
+        return await rehearse(groups, [held] * 2, asyncio.get_running_loop().time, timeout=30.0)
+
+    slow, found = run(scene())
+    assert isinstance(slow, TimeoutError)
+    assert groups[0].aborted
+    assert not isinstance(found, Exception) and found["a"].seconds[0][1] == pytest.approx(0.006, rel=0.02)
+
+
+def test_rehearsals_are_no_longer_than_what_engines_take():
+    held = ModelSpec("a", "a", engine={"max_model_len": 32}, prompt_tokens=300), ModelSpec("b", "b", num_tokens=5)
+    assert _lengths(replace(plan([[1, 1, [0, 1]]]), models=held)) == {"a": (16, 16), "b": (16, 5)}
 
 
 def test_the_dispatcher_goes_by_it():
