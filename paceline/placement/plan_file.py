@@ -37,7 +37,7 @@ def read_placement(path: Path, models: Sequence[PlacedModel]) -> tuple[Placement
         problem = f"{values.get('policy', 'it')} has a placement for each window"
         raise InvalidParameter("plan", problem, "simulate the plan of another policy")
     _check_models(values, models)
-    places = field_of(values, "drafts", dict) if "drafts" in values else {}
+    places = field_of(values, "drafts", dict) if values.get("drafts") is not None else {}
     names = {model.name for model in models}
     if unknown := [name for name in places if name not in names]:
         raise InvalidParameter("plan", f"places the drafter of {unknown[0]!r}", "simulate the case that was planned")

@@ -4,7 +4,7 @@
 """
 
 from paceline.placement.profiling.benchmarks import Benchmark, read_all_benchmarks, read_benchmarks
-from paceline.placement.profiling.compare import Comparison, calibrated, compared
+from paceline.placement.profiling.compare import Comparison, compared
 from paceline.placement.profiling.device import DEVICES, DeviceSheet, read_device
 from paceline.placement.profiling.model_work import ModelWork
 from paceline.placement.profiling.sheet import profile_from_sheet
@@ -15,7 +15,6 @@ __all__ = [
     "Comparison",
     "DeviceSheet",
     "ModelWork",
-    "calibrated",
     "compared",
     "profile_from_sheet",
     "read_all_benchmarks",

@@ -19,12 +19,10 @@ class Comparison:
     Attributes:
         predicted: seconds per further token, by the profile. held_out: by the same profile, scaled by the other runs;
             None where there are none.
-        first: seconds to the first token of a request that need not wait for a seat.
     """
 
     run: Benchmark
     predicted: float
-    first: float
     held_out: float | None
 
     @property
@@ -48,12 +46,6 @@ def step_seconds(profile: TokenProfile, run: Benchmark) -> float:
     return profile.pass_seconds(rows, run.concurrency, run.context, run.prompt_rows, behind) / profile.tokens_per_pass
 
 
-def first_seconds(profile: TokenProfile, run: Benchmark) -> float:
-    """Seconds until a prompt is read beside the run's decodes, chunk by chunk."""
-    rows = run.concurrency * profile.rows_per_request
-    return profile.reading_seconds(run.prompt_tokens, _chunk(profile, rows), rows, run.concurrency, run.context)
-
-
 def _chunk(profile: TokenProfile, rows: float) -> float:
     """Rows of prompts that a pass reads beside `rows` decoded ones."""
     return max(1.0, profile.token_budget - rows)
@@ -73,17 +65,8 @@ def compared(profile: TokenProfile, runs: Sequence[Benchmark]) -> list[Compariso
         others = [other for j, other in enumerate(runs) if j != i]
         seconds = step_seconds(profile, run)
         held_out = seconds * scale_of(profile, others) if others else None
-        found.append(Comparison(run, seconds, first_seconds(profile, run), held_out))
+        found.append(Comparison(run, seconds, held_out))
     return found
-
-
-def calibrated(profile: TokenProfile, runs: Sequence[Benchmark]) -> TokenProfile:
-    """`profile` with every time scaled to the runs.
-
-    Raises:
-        InvalidParameter: no runs.
-    """
-    return profile.scaled(scale_of(profile, runs))
 
 
 def typical_error(comparisons: Sequence[Comparison], held_out: bool = False) -> float | None:

@@ -34,6 +34,8 @@ _SHARED = {
     "kv_cache_memory_bytes": "--kv-cache-memory-bytes",
 }
 """Our engine's options that vLLM has too."""
+_DTYPES = ("auto", "bfloat16", "float16", "float32")
+"""Ours that vLLM has too."""
 
 
 def export(
@@ -55,7 +57,7 @@ def export(
 
 
 def remarks(plan: ClusterPlan, target: str) -> list[str]:
-    """Models of a plan whose weights it does not name, and those that no group holds, in words."""
+    """In words: models whose weights the plan does not name, those that no group holds, and options that are lost."""
     ours = BUILTIN_MODELS if target in ("kubernetes", "compose") else ()
     told = []
     for index, spec in enumerate(plan.models):
@@ -63,18 +65,29 @@ def remarks(plan: ClusterPlan, target: str) -> list[str]:
             told.append(f"{spec.name}: no group of the plan holds it, so it is left out")
         elif spec.path == spec.name and spec.name not in ours and "/" not in spec.name and not Path(spec.name).exists():
             told.append(f"{spec.name}: its weights are not known; name them with --weights '{spec.name}=MODEL'")
+        if target in ("vllm", "ray-serve") and (lost := _not_in_vllm(spec)):
+            told.append(f"{spec.name}: {', '.join(lost)} of its engine is left out, which vLLM does not have")
     return told
 
 
+def _not_in_vllm(spec: ModelSpec) -> list[str]:
+    """Options of its engine that have no flag there."""
+    return [
+        f"{option}={value}"
+        for option, value in spec.engine.items()
+        if option not in _SHARED and not (option == "dtype" and value in _DTYPES) and value is not None
+    ]
+
+
 def _vllm(plan: ClusterPlan, image: str, resource: str, devices_per_node: int) -> str:
-    """A shell script; engines of one group share its devices."""
-    lines = ["#!/bin/sh", "# One engine per model and group. Put a router in front that knows the ports."]
-    port, nodes = FIRST_PORT, dict[str, list[int]]()
+    """A shell script; engines of one group share its devices. For several nodes it is run on each, with its name."""
+    port, rooms, nodes = FIRST_PORT, dict[str, list[int]](), dict[str, list[str]]()
     for index, group in enumerate(plan.placement.groups):
         split = group.parallel
-        node, first = _room(nodes.setdefault(split.device, []), split.num_devices, devices_per_node, index)
+        node, first = _room(rooms.setdefault(split.device, []), split.num_devices, devices_per_node, index)
         devices = ",".join(str(first + i) for i in range(split.num_devices))
-        lines += ["", f"# group {index}, {split.device} node {node}".replace("  ", " ")]
+        lines = nodes.setdefault(f"{split.device}-{node}" if split.device else str(node), [])
+        lines.append(f"# group {index}")
         for spec in plan.held_by(index):
             words = ["vllm", "serve", spec.path, "--served-model-name", spec.name, "--port", str(port)]
             for flag, value in _engine_flags(spec, group).items():
@@ -83,7 +96,21 @@ def _vllm(plan: ClusterPlan, image: str, resource: str, devices_per_node: int) -
                 lines.append(f"# {PIPELINED}")
             lines.append(f"CUDA_VISIBLE_DEVICES={devices} {shlex.join(words)} &")
             port += 1
-    return "\n".join([*lines, "", "wait", ""])
+    return "\n".join([*_SCRIPT, *_by_node(nodes), "wait", ""])
+
+
+_SCRIPT = ("#!/bin/sh", "# One engine per model and group. Put a router in front that knows the ports.", "")
+
+
+def _by_node(nodes: dict[str, list[str]]) -> list[str]:
+    """Lines of a script that starts the engines of the node that it is told; of the only one without being told."""
+    if len(nodes) == 1:
+        return [*next(iter(nodes.values())), ""]
+    names = ", ".join(nodes)
+    lines = [f"# Run it on every node with the node's name: one of {names}.", 'case "$1" in']
+    for name, engines in nodes.items():
+        lines += [f"{name})", *(f"    {line}" for line in engines), "    ;;"]
+    return [*lines, f'*) echo "usage: sh $0 NODE, one of {names}" >&2; exit 2 ;;', "esac", ""]
 
 
 def _room(nodes: list[int], count: int, devices_per_node: int, index: int) -> tuple[int, int]:
@@ -103,6 +130,8 @@ def _engine_flags(spec: ModelSpec, group: Group) -> dict[str, Any]:
         "--tensor-parallel-size": group.parallel.tensor,
         "--pipeline-parallel-size": group.parallel.pipeline,
     }
+    if spec.engine.get("dtype") in _DTYPES:
+        flags["--dtype"] = spec.engine["dtype"]
     flags |= {flag: spec.engine[option] for option, flag in _SHARED.items() if spec.engine.get(option) is not None}
     if "--kv-cache-memory-bytes" not in flags:
         flags["--gpu-memory-utilization"] = round(MEMORY_SHARE / len(group.models), 3)

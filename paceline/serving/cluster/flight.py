@@ -33,7 +33,7 @@ class Flight:
     Attributes:
         turn: done once it may run.
         chunks: what its client reads next.
-        deaths: of groups, while it ran there. More than one makes it a suspect, too many end it.
+        deaths: of groups, while it ran there. One makes it a suspect, too many end it.
         killed: those groups.
     """
 

@@ -72,10 +72,6 @@ class TokenQueue:
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._tickets
 
-    def ticket(self, request_id: str) -> Ticket:
-        """An open request's."""
-        return self._tickets[request_id][1]
-
     @property
     def models(self) -> tuple[str, ...]:
         """See `Queue.models`."""

@@ -1,7 +1,9 @@
 """Plans for other runtimes, read back: the same groups, models, splits and options."""
 
 import json
+import os
 import shlex
+import subprocess
 
 import pytest
 import yaml
@@ -32,8 +34,13 @@ def words(line):
     return devices.removeprefix("CUDA_VISIBLE_DEVICES="), parts[2], dict(zip(parts[3::2], parts[4::2], strict=True))
 
 
+def commands(plan, **options):
+    lines = map(str.strip, export(plan, "vllm", **options).splitlines())
+    return [line for line in lines if line.startswith("CUDA")]
+
+
 def test_vllm_commands_have_the_splits_options_and_devices_of_the_plan():
-    lines = [line for line in export(PLAN, "vllm", devices_per_node=4).splitlines() if line.startswith("CUDA")]
+    lines = commands(PLAN, devices_per_node=4)
     found = [words(line) for line in lines]
     assert [devices for devices, _, _ in found] == ["0,1", "0,1", "2,3", "0,1"]  # the last on another node
     assert [path for _, path, _ in found] == ["org/chat", "co de.gguf", "org/chat", "org/chat"]
@@ -42,6 +49,33 @@ def test_vllm_commands_have_the_splits_options_and_devices_of_the_plan():
     assert found[0][2]["--max-num-seqs"] == "16" and found[0][2]["--kv-cache-memory-bytes"] == "1000000000"
     assert float(found[1][2]["--gpu-memory-utilization"]) == 0.45  # it shares its devices with another engine
     assert len({options["--port"] for _, _, options in found}) == 4
+
+
+def test_a_script_for_several_nodes_starts_what_is_on_the_one_it_is_told(tmp_path):
+    (tmp_path / "vllm").write_text('#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES $2"\n')
+    (tmp_path / "vllm").chmod(0o755)
+    (tmp_path / "start.sh").write_text(export(PLAN, "vllm", devices_per_node=4))
+
+    def run(*node):
+        told = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        return subprocess.run(["sh", tmp_path / "start.sh", *node], env=told, capture_output=True, text=True)
+
+    assert sorted(run("0").stdout.splitlines()) == ["0,1 co de.gguf", "0,1 org/chat", "2,3 org/chat"]
+    assert run("1").stdout.splitlines() == ["0,1 org/chat"]
+    for wrong in ((), ("2",)):
+        assert run(*wrong).returncode == 2 and "one of 0, 1" in run(*wrong).stderr
+
+
+def test_options_that_vllm_does_not_have_are_told_and_types_that_it_has_are_kept():
+    engines = [{"dtype": "w8a8", "scheduler": "orca"}, {"dtype": "float16", "max_num_seqs": 4}]
+    models = [{"name": f"org/{i}", "engine": engine} for i, engine in enumerate(engines)]
+    plan = plan_of({"groups": [[1, 1, [0]], [1, 1, [1]]], "models": models})
+    assert remarks(plan, "vllm") == [
+        "org/0: dtype=w8a8, scheduler=orca of its engine is left out, which vLLM does not have"
+    ]
+    assert remarks(plan, "kubernetes") == []
+    first, second = (words(line)[2] for line in commands(plan))
+    assert "--dtype" not in first and second["--dtype"] == "float16"
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -95,7 +129,7 @@ HEAD = {"method": "eagle3", "num_draft_tokens": 3, "options": {"model": "heads/e
 )
 def test_vllm_and_ray_serve_draft_as_the_plan_says(speculative, wanted):
     plan = drafting(speculative)
-    (line,) = [line for line in export(plan, "vllm").splitlines() if line.startswith("CUDA")]
+    (line,) = commands(plan)
     told = words(line)[2].get("--speculative-config")
     assert (told and json.loads(told)) == wanted
     (application,) = yaml.safe_load(export(plan, "ray-serve"))["applications"]
@@ -227,8 +261,8 @@ def test_each_target_says_where_a_type_of_devices_is():
     pods = [part["spec"]["template"]["spec"] for part in parts if part["kind"] == "StatefulSet"]
     assert [pod["nodeSelector"] for pod in pods] == [{"paceline/device": each} for each in ("l4", "h100", "h100")]
     script = export(typed, "vllm", devices_per_node=2).splitlines()
-    places = ["# group 0, l4 node 0", "# group 1, h100 node 0", "# group 2, h100 node 1"]
-    assert [line for line in script if line.startswith("# group")] == places
+    places = ["l4-0)", "# group 0", "h100-0)", "# group 1", "h100-1)", "# group 2"]
+    assert [line.strip() for line in script if line.strip() in places] == places
     with pytest.raises(InvalidParameter, match="'l4'"):
         export(typed, "compose")
 

@@ -48,7 +48,7 @@ def replay(requests):
             continue
         controller.start(group, float(now))
         routes.append(group)
-        expected = queues[group].ticket(str(number)).expected_tokens
+        expected = queues[group]._tickets[str(number)][1].expected_tokens
         engines[group].join(number, TokenAsk(name, prompt, expected), float(now), requests.output_tokens[number])
     return routes, controller
 
