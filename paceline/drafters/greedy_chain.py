@@ -39,7 +39,12 @@ class Peak:
     """A belief of which only the largest probability is known."""
 
     def __init__(self, prob: float) -> None:
-        self.probs = np.array([prob])
+        self._prob = prob
+
+    @property
+    def probs(self) -> np.ndarray:
+        """[1] that probability."""
+        return np.array([self._prob])
 
 
 def greedy_chains(runner: ChainRunner, growths: Sequence[Growth]) -> dict[str, TokenTree]:

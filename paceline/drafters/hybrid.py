@@ -246,7 +246,7 @@ class Hybrid:
             drafted = len(laws)
             if drafted + 1 >= len(prices) or not context.keep_drafting(laws):
                 return False
-            return one_more_pays(laws, acceptance, float(prices[drafted]), float(prices[drafted + 1]))
+            return one_more_pays(laws, acceptance, prices[drafted], prices[drafted + 1])
 
         return replace(lent, keep_drafting=keep, asks_beliefs=True)
 
@@ -289,7 +289,7 @@ class Hybrid:
             request.num_tries[child] = 0
         elif request.records[child].steps_since_draft >= _EXPLORE_EVERY << request.num_tries.get(child, 0):
             request.num_tries[child] = request.num_tries.get(child, 0) + 1
-            promised = (1 + PRIOR_RATE) / float(step.of[child][1])
+            promised = (1 + PRIOR_RATE) / step.of[child][1]
         if promised <= worth:
             return False
         num_said = len(context.token_ids) - context.num_prompt_tokens
@@ -320,7 +320,7 @@ class Hybrid:
             return free.kept
         if drawn.chances is not None and self._unite:
             tree, levels = by_chance(drawn, drawing.chances, free.tree, free.chances), max(drawn.depths)
-            spent = float(step.of[drawing.child][levels] - step.rows[levels])
+            spent = step.of[drawing.child][levels] - step.rows[levels]
             return tree.prune(step.best_nodes(tree.chances or (), spent).size)
         if not len(plan.beside) or drawn.draw == "without_replacement":
             return drawn

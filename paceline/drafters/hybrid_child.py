@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from paceline.drafters.base import Drafter
 from paceline.drafters.registry import make_drafter, option_names
 from paceline.drafters.services import DraftServices
@@ -45,13 +43,11 @@ class Child:
         """Whether it only looks things up."""
         return self.traits.is_lookup
 
-    def draft_seconds(self, batch: BatchStats, longest: int) -> np.ndarray:
+    def draft_seconds(self, batch: BatchStats, longest: int) -> list[float]:
         """[longest + 1] seconds in which every request of `batch` drafts 0, 1, ... levels with this child."""
         size = max(1, batch.num_decodes)
         first, later = (self.draft_level(level, size, batch.mean_context) for level in (0, 1))
-        seconds = first + later * np.arange(-1.0, longest)
-        seconds[0] = 0.0
-        return seconds
+        return [0.0, *(first + later * level for level in range(longest))]
 
     def learn_price(self, depth: int, num_requests: int, seconds: float, context: float) -> None:
         """Drafts of `depth` levels for `num_requests` requests took `seconds`."""

@@ -5,7 +5,7 @@ beginning came from the prefix cache or too many waited, the target computes the
 writing the keys and values that are already there. Not for running heads (the runners of this folder).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,32 +15,37 @@ from paceline.models.base import CausalLM, KVCache
 from paceline.models.rows import Part, build_rows
 from paceline.speculation.outcome import RequestOutcome
 
+Piece = tuple[np.ndarray, ...]
+
 _MOST = 2048
 """Tokens whose states wait for a request that nobody drafts for; older ones are computed anew should they be asked."""
 
 
 @dataclass(slots=True)
 class _Held:
-    """States [n, taps * hidden] in pieces, those of the tokens from position `first` on."""
+    """States in pieces, [n, hidden] for each tap, those of the tokens from position `first` on.
+
+    They are put side by side when a head takes them, not in every step.
+    """
 
     first: int
-    pieces: list[np.ndarray] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
 
     @property
     def end(self) -> int:
         """Position after the last."""
-        return self.first + sum(map(len, self.pieces))
+        return self.first + sum([len(piece[0]) for piece in self.pieces])
 
     def drop_before(self, position: int) -> None:
         """Forget the states of tokens before `position`."""
         while self.pieces and self.first < position:
             piece = self.pieces[0]
-            gone = min(position - self.first, len(piece))
+            gone = min(position - self.first, len(piece[0]))
             self.first += gone
-            if gone == len(piece):
+            if gone == len(piece[0]):
                 del self.pieces[0]
             else:
-                self.pieces[0] = piece[gone:]
+                self.pieces[0] = tuple([states[gone:] for states in piece])
 
 
 class HiddenStates:
@@ -65,7 +70,7 @@ class HiddenStates:
             held = self._held.get(outcome.request_id)
             if held is None or held.end != outcome.first_tapped:
                 held = self._held[outcome.request_id] = _Held(outcome.first_tapped)
-            held.pieces.append(self._joined(outcome.taps))
+            held.pieces.append(self._piece(outcome.taps))
             held.drop_before(held.end - _MOST)
 
     def take(self, context: DraftContext, first: int, last: int) -> np.ndarray:
@@ -77,7 +82,8 @@ class HiddenStates:
         held.drop_before(first)
         before = self._computed(context, first, min(held.first, last))
         after = self._computed(context, max(first, held.end), last)
-        states = np.concatenate([*before, *held.pieces, *after])[: last - first]
+        by_tap = zip(*before, *held.pieces, *after, strict=True)
+        states = np.concatenate([np.concatenate(states) for states in by_tap], axis=1)[: last - first]
         held.drop_before(last - 1)
         return states
 
@@ -87,20 +93,20 @@ class HiddenStates:
         if held is None or held.end != position + 1:
             return None
         held.drop_before(position)
-        return held.pieces[-1][-1]
+        return np.concatenate([states[-1] for states in held.pieces[-1]])
 
     def release(self, request_id: str) -> None:
         """Forget a request."""
         self._held.pop(request_id, None)
 
-    def _computed(self, context: DraftContext, first: int, last: int) -> list[np.ndarray]:
+    def _computed(self, context: DraftContext, first: int, last: int) -> list[Piece]:
         """States at positions `first` to `last` - 1 by passes of the target."""
         found, tokens = [], context.token_ids
         for start in range(first, last, self._max_rows):
             end = min(start + self._max_rows, last)
             part = Part(context.page_table, start, tokens[start:end], logits="none")
-            found.append(self._joined(self._target.forward(build_rows([part]), self._cache, self.taps).taps))
+            found.append(self._piece(self._target.forward(build_rows([part]), self._cache, self.taps).taps))
         return found
 
-    def _joined(self, taps: dict[int, np.ndarray]) -> np.ndarray:
-        return np.concatenate([taps[tap] for tap in self.taps], axis=1)
+    def _piece(self, taps: Mapping[int, np.ndarray]) -> Piece:
+        return tuple([taps[tap] for tap in self.taps])

@@ -7,6 +7,7 @@ normalises both, reduces them, and goes on with a plain layer (DeepSeek-AI 2024)
 
 import numpy as np
 
+from paceline.models.numba_executor.heads.interpret import Batch
 from paceline.models.numba_executor.heads.layers import Layer, LayerBuffers, add_layer, add_plain_layer
 from paceline.models.numba_executor.heads.machine import Machine, Tables, batch_of_states
 from paceline.models.numba_executor.heads.material import Material
@@ -104,15 +105,18 @@ class Projection:
         self._norms = [material.vector("input_norm.weight")] if config.norm_before_fc else []
         if config.fc_norm:
             self._norms = [material.vector(f"fc_norm.{i}.weight") for i in range(self._num_taps)]
-        self._tables = Tables(self._program)
+        self._tables, self._batches = Tables(self._program), dict[int, Batch]()
 
     def run(self, machine: Machine, taps: np.ndarray) -> np.ndarray:
         """[n, hidden] of taps [n, taps * target hidden]."""
-        table = self._tables()
-        machine.reserve(len(taps), 0, 1, len(table))
-        machine.floats(self.taps, len(taps))[:] = taps
-        machine.run(table, batch_of_states(np.zeros(len(taps), np.int32)), None, alone=len(taps) <= _FEW_ROWS)
-        return machine.floats(self.result, len(taps))
+        table, count = self._tables(), len(taps)
+        batch = self._batches.get(count)
+        if batch is None:
+            batch = self._batches[count] = batch_of_states(np.zeros(count, np.int32))
+        machine.reserve(count, 0, 1, len(table))
+        machine.floats(self.taps, count)[:] = taps
+        machine.run(table, batch, None, alone=count <= _FEW_ROWS)
+        return machine.floats(self.result, count)
 
     def add(self, program: Program, span: int) -> None:
         """`result` = the projection of the taps' buffer."""

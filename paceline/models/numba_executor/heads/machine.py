@@ -175,26 +175,45 @@ def batch_of(rows: Rows, asked: np.ndarray, num_levels: int = 1) -> Batch:
 
     The rows of span 1 + l hold what is drafted at level l: a token, which goes one position and one slot further than
     the row above it. `asked` [K] picks the rows of span 0 that the first of them come from.
+
+    In lists and one array, for the reason that `models/rows` gives.
     """
-    num_rows, num_asked = len(rows.token_ids), len(asked)
-    levels = np.arange(1, num_levels + 1)[:, None]
-    segments = rows.segments[asked]
-    positions = (rows.positions[asked] + levels).reshape(-1)
-    tables = np.tile(segments, num_levels)
-    pages = rows.page_tables[tables, np.minimum(positions // PAGE_SIZE, rows.page_tables.shape[1] - 1)]
-    drafted = num_levels * num_asked
-    spans = [(0, num_rows), *((num_rows + level * num_asked, num_asked) for level in range(num_levels))]
+    tokens, positions, slots, segments, natural, lengths = (
+        column.tolist()
+        for column in (
+            rows.token_ids, rows.positions, rows.slots, rows.segments, rows.natural_lengths, rows.lengths
+        )
+    )  # fmt: skip
+    picks, above, spans = [0] * len(tokens), asked.tolist(), [(0, len(tokens))]
+    pages = rows.page_tables.tolist() if above else []
+    for level in range(1, num_levels + 1):
+        spans.append((len(tokens), len(above)))
+        for row in above:
+            position, table = positions[row] + level, pages[segments[row]]
+            tokens.append(0)
+            positions.append(position)
+            slots.append(table[min(position // PAGE_SIZE, len(table) - 1)] * PAGE_SIZE + position % PAGE_SIZE)
+            segments.append(segments[row])
+            natural.append(position + 1)
+            lengths.append(position + 1)
+            picks.append(row)
+    numbers = np.array((tokens, positions, slots, picks, segments, natural, lengths), np.int32)
+    drafted, branches = len(tokens) - len(rows.token_ids), rows.branch_slots
     return Batch(
-        token_ids=_longer(rows.token_ids, np.zeros(drafted, np.int32)),
-        positions=_longer(rows.positions, positions),
-        slots=_longer(rows.slots, pages * PAGE_SIZE + positions % PAGE_SIZE),
-        picks=_longer(np.zeros(num_rows, np.int32), np.tile(asked, num_levels)),
-        top_probs=np.zeros(num_rows + drafted, np.float32),
-        segments=_longer(rows.segments, tables),
+        token_ids=numbers[0],
+        positions=numbers[1],
+        slots=numbers[2],
+        picks=numbers[3],
+        top_probs=np.zeros(len(tokens), np.float32),
+        segments=numbers[4],
         page_tables=np.ascontiguousarray(rows.page_tables, np.int32),
-        natural_lengths=_longer(rows.natural_lengths, positions + 1),
-        branch_slots=np.pad(rows.branch_slots, ((0, drafted), (0, 0)), constant_values=-1),
-        num_keys=_longer(rows.lengths, positions + 1),
+        natural_lengths=numbers[5],
+        branch_slots=(
+            np.pad(branches, ((0, drafted), (0, 0)), constant_values=-1)
+            if branches.shape[1]
+            else np.empty((len(tokens), 0), np.int32)
+        ),
+        num_keys=numbers[6],
         spans=np.array(spans, np.int64),
     )
 
