@@ -11,6 +11,7 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from paceline.cli import case_options as c
+from paceline.cli.durations import seconds_of
 from paceline.cli.groups import grouped
 from paceline.cli.terminal import messages, progress_bars, show_table
 from paceline.cli.terminal import output as standard_output
@@ -39,7 +40,9 @@ class Search:
     """How a plan is searched."""
 
     policy: Annotated[str, typer.Option("--policy", help=f"One of {POLICIES}.")] = "auto"
-    time_budget: Annotated[float | None, typer.Option("--time-budget", help="Seconds; the best until then.")] = None
+    time_budget: Annotated[
+        str | None, typer.Option("--time-budget", help="The best until then: seconds, or 90s, 5m.")
+    ] = None
     effort: Annotated[int | None, typer.Option("--effort", help="Simulated requests that annealing may spend.")] = None
     seed: Annotated[
         int | None, typer.Option("--seed", help="Of drawn arrivals and of the search: same seed and effort, same plan.")
@@ -51,6 +54,11 @@ class Search:
     reach: Annotated[
         float | None, typer.Option("--reach", help="Plan for the fewest devices that reach it, e.g. 0.99.")
     ] = None
+
+    @property
+    def seconds(self) -> float | None:
+        """`time_budget`. Raises InvalidParameter for what is no time."""
+        return None if self.time_budget is None else seconds_of("time_budget", self.time_budget)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +168,8 @@ def place(*, given: c.ScaledCase, search: Search, asked: Asked) -> None:
 
 def _find(case: "Case", search: Search, asked: Asked) -> _Found:
     with _progress() as progress:
-        options = {name: getattr(search, name) for name in ("effort", "seed", "window", "time_budget")}
-        options |= {"allow_unplaceable": search.allow_unplaceable, "progress": progress}
+        options = {name: getattr(search, name) for name in ("effort", "seed", "window", "allow_unplaceable")}
+        options |= {"time_budget": search.seconds, "progress": progress}
         made, tried = _planned(case, search.policy, search.reach, options)
     return _Found(
         made,
@@ -245,7 +253,7 @@ def _held_out(case: "Case", made: "Plan", search: Search) -> "tuple[HeldOut, tup
 
     if made.windows or made.sample is not None:
         return None
-    half = None if search.time_budget is None else search.time_budget / 2
+    half = None if search.seconds is None else search.seconds / 2
     with messages.status("planning on one half of the arrivals, judging on the other"):
         try:
             found = held_out(case, made.policy, time_budget=half, effort=search.effort, seed=search.seed or 0,

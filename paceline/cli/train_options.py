@@ -10,6 +10,7 @@ import typer
 
 from paceline.cli import options as o
 from paceline.cli.case_options import check_seed
+from paceline.cli.durations import seconds_of
 from paceline.cli.prompts import prompt_ids, read_prompts, read_text
 from paceline.cli.terminal import messages, progress_bars
 from paceline.config import EngineConfig
@@ -48,19 +49,6 @@ _DTYPE = "w8a8"
 """How the target's weights are stored while it writes, on CPUs."""
 _WRITING_SHARE = 0.4
 """Of a time budget, at most."""
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-
-
-def seconds_of(text: str) -> float:
-    """Seconds of ``90s``, ``60m``, ``1.5h`` or a plain number of seconds. Raises InvalidParameter for others."""
-    number, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS else (text, "s")
-    try:
-        found = float(number) * _UNITS[unit]
-    except ValueError:
-        found = 0.0
-    if not 0 < found < 1e9:
-        raise InvalidParameter("time_budget", f"{text!r} is no time", "write 90s, 60m or 1.5h")
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +93,7 @@ class TrainingRun:
         if self.exclude:
             benchmark = _benchmark(self.exclude)
         place = self.work or cache_dir() / "head-training" / slug(self.model)
-        seconds = seconds_of(self.time_budget) * _WRITING_SHARE
+        seconds = seconds_of("time_budget", self.time_budget) * _WRITING_SHARE
         return TextJob(
             self.model, place, self.tokens, seconds, self.seed, given, benchmark, answers, self.max_tokens, self.raw
         )
@@ -115,7 +103,9 @@ class TrainingRun:
         from paceline.training.run.loop import LoopSettings
 
         rate = usual_rate if self.rate is None else self.rate
-        return LoopSettings(num_steps=self.steps, seconds=seconds_of(self.time_budget), seed=self.seed, rate=rate)
+        return LoopSettings(
+            num_steps=self.steps, seconds=seconds_of("time_budget", self.time_budget), seed=self.seed, rate=rate
+        )
 
     def config(self) -> EngineConfig:
         """Of the engine that writes the text."""
