@@ -8,7 +8,7 @@ be held against probabilities.
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle
 from math import comb, inf
 
@@ -62,7 +62,7 @@ def remote_audit(
         same_texts("greedy", prompts, Texts(said(first), said(second), said(alone)), gap),
         same_texts("company", prompts, Texts(said(first), said(crowd), said(together)), gap),
         same_draws(Texts(said(ask(plain, 1, seeded)), said(ask(plain, 1, seeded)), said(drawn))),
-        Check("law", "UNTESTED", _NO_LAW),
+        Check("law", "UNTESTED", _NO_LAW, arises=False),
     ]
     drafted = drafted_tokens([*alone, *together, *drawn], before, counters(spec.url))
     return [_if_drafted(check, drafted) for check in checks]
@@ -116,10 +116,10 @@ def same_draws(texts: Texts) -> Check:
     evidence = {"compared": count, "different": wrong, "plain_differs_from_itself": unsteady}
     if unsteady:
         says = f"the plain server says another text for the same seed in {unsteady} of {count}"
-        return Check("coupled", "UNTESTED", says, evidence)
+        return Check("coupled", "UNTESTED", says, evidence, arises=False)
     if wrong:
         says = f"{wrong} of {count} sampled texts are not the plain server's for that seed, which no law forbids"
-        return Check("coupled", "UNTESTED", says, evidence)
+        return Check("coupled", "UNTESTED", says, evidence, arises=False)
     says = f"all of {count} sampled texts are the plain server's for that seed{rate_below(count)}"
     return Check("coupled", "CONSISTENT", says, evidence | {"rate_below": 3 / count})
 
@@ -157,7 +157,7 @@ def _if_drafted(check: Check, drafted: int | None) -> Check:
     """A server that tells what it drafts and drafted nothing was not tested."""
     if check.name == "law" or drafted is None:
         return check
-    evidence = check.evidence | {"drafted": drafted}
+    told = replace(check, evidence=check.evidence | {"drafted": drafted})
     if drafted or check.verdict == "LOSSY":
-        return Check(check.name, check.verdict, check.says, evidence)
-    return Check(check.name, "UNTESTED", "the server says that it drafted nothing", evidence)
+        return told
+    return replace(told, verdict="UNTESTED", says="the server says that it drafted nothing")

@@ -162,7 +162,8 @@ class _Audit:
 
     def _coupled(self) -> Check:
         if self.rule not in _KEEP_SEEDS:
-            return Check("coupled", "UNTESTED", f"rule {self.rule!r} promises the law, not the same text for a seed")
+            says = f"rule {self.rule!r} promises the law, not the same text for a seed"
+            return Check("coupled", "UNTESTED", says, arises=False)
         return coupled_check(self.plain, self.spec, self._some("coupled", 3), self.plan.max_tokens)
 
     def _load(self) -> Check:

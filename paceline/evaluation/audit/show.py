@@ -5,7 +5,7 @@ from typing import Any
 
 from paceline.evaluation import html
 from paceline.evaluation.audit.run import Audit
-from paceline.evaluation.audit.verdict import Check, Verdict
+from paceline.evaluation.audit.verdict import Check, Verdict, unanswered
 
 QUESTIONS = {
     "rows": "Does a token's score depend on what else is in its pass?",
@@ -38,9 +38,11 @@ def title_of(model: str, drafter: str) -> str:
     return f"Audit of {model} with drafts by {drafter}"
 
 
-def verdict_line(verdict: Verdict, excluded: float | None) -> str:
-    """The verdict, and the smallest effect that it excludes."""
+def verdict_line(verdict: Verdict, checks: Sequence[Check], excluded: float | None) -> str:
+    """The verdict, the checks that it lacks, and the smallest effect that it excludes."""
     text = f"{verdict}. {MEANINGS[verdict]}"
+    if verdict == "UNTESTED" and (missing := unanswered(checks)):
+        text = f"{verdict}. The audit is inconclusive, for want of evidence in: {', '.join(missing)}."
     if excluded is not None and verdict not in ("LOSSY", "UNTESTED"):
         text += f" Drafts kept {excluded:g} times too readily, or more so, would have shown (95 %)."
     return text
@@ -48,7 +50,7 @@ def verdict_line(verdict: Verdict, excluded: float | None) -> str:
 
 def lines(title: str, verdict: Verdict, checks: Sequence[Check], excluded: float | None, seconds: float) -> list[str]:
     """The page, as text."""
-    shown = [title, "", INTRODUCTION, "", verdict_line(verdict, excluded), ""]
+    shown = [title, "", INTRODUCTION, "", verdict_line(verdict, checks, excluded), ""]
     for check in checks:
         shown += [f"{check.verdict:<11} {QUESTIONS.get(check.name, check.name)}", f"{'':<11} {check.says}."]
         shown += [f"{'':<11} {line}" for line in examples(check)[:1]]
@@ -74,7 +76,7 @@ def page(title: str, verdict: Verdict, checks: Sequence[Check], excluded: float 
     rows = [(QUESTIONS.get(check.name, check.name), check.verdict, check.says) for check in checks]
     sections = [
         html.paragraph(INTRODUCTION),
-        html.paragraph(verdict_line(verdict, excluded), "verdict"),
+        html.paragraph(verdict_line(verdict, checks, excluded), "verdict"),
         html.table(("question", "verdict", "why"), rows),
         html.heading("What the verdicts mean"),
         html.table(("verdict", "meaning"), list(MEANINGS.items())),

@@ -21,24 +21,28 @@ class Check:
         verdict: see `Verdict`.
         says: one sentence for people.
         evidence: numbers behind it, JSON-ready.
+        arises: the question does, so that an audit without an answer to it is inconclusive.
     """
 
     name: str
     verdict: Verdict
     says: str
     evidence: dict[str, Any] = field(default_factory=dict)
+    arises: bool = True
 
 
 def overall(checks: Sequence[Check]) -> Verdict:
-    """The verdict of an audit: any loss is a loss; else the weakest of what was tested, controls left out."""
-    tested = [check.verdict for check in checks if check.name != "controls" and check.verdict != "UNTESTED"]
-    if "LOSSY" in tested:
+    """The verdict of an audit: any loss is a loss; else the weakest answer to a question that arises."""
+    if any(check.verdict == "LOSSY" for check in checks):
         return "LOSSY"
-    if not tested:
-        return "UNTESTED"
-    if "NUMERIC" in tested:
-        return "NUMERIC"
-    return "CONSISTENT" if "CONSISTENT" in tested else "PROVED"
+    answers = [check.verdict for check in checks if check.arises or check.verdict != "UNTESTED"]
+    weakest: tuple[Verdict, ...] = ("UNTESTED", "NUMERIC", "CONSISTENT", "PROVED")
+    return min(answers, key=weakest.index, default="UNTESTED")
+
+
+def unanswered(checks: Sequence[Check]) -> list[str]:
+    """Names of the checks that leave an audit inconclusive."""
+    return [check.name for check in checks if check.arises and check.verdict == "UNTESTED"]
 
 
 def without_blind(checks: Sequence[Check], blind: Collection[str]) -> list[Check]:

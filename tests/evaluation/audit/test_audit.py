@@ -13,11 +13,12 @@ from paceline.cli.main import app
 from paceline.config import EngineConfig
 from paceline.engine.llm import LLM
 from paceline.errors import InvalidParameter
-from paceline.evaluation.audit import identity
+from paceline.evaluation.audit import identity, run
+from paceline.evaluation.audit.controls import Control
 from paceline.evaluation.audit.recorder import Recorder
 from paceline.evaluation.audit.remote import Texts, fisher, remote_audit, same_draws
 from paceline.evaluation.audit.rule import case_of, rule_check
-from paceline.evaluation.audit.run import AuditPlan, audit
+from paceline.evaluation.audit.run import CHECKS, AuditPlan, audit
 from paceline.evaluation.audit.show import lines
 from paceline.evaluation.audit.verdict import Check, exit_code, overall, without_blind
 from paceline.evaluation.endpoint import connect
@@ -164,7 +165,7 @@ def test_drafts_are_written_down_place_by_place():
 
 def test_the_object_that_scripts_read(command, tmp_path):
     page, ledger = tmp_path / "audit.html", tmp_path / "ledger.json"
-    result = command("--json", "--html", str(page), "--ledger", str(ledger))
+    result = command("--json", "--html", str(page), "--ledger", str(ledger), "--max-tokens", "40")
     assert result.exit_code == 0, result.output
     record = json.loads(result.stdout.splitlines()[-1])
     assert record["verdict"] == "CONSISTENT"
@@ -214,6 +215,7 @@ def test_servers_are_held_against_their_own_plain_text(command):
     assert checks["greedy"]["different"] == 4
     assert checks["greedy"]["examples"][0]["speculative"].endswith("!")
     assert checks["greedy"]["verdict"] == "UNTESTED", "4 of 4 against 0 of 4 has p = 1/70"
+    assert different.exit_code == 3
 
 
 @pytest.mark.parametrize(("gap", "verdict"), [(0.01, "NUMERIC"), (1.0, "LOSSY"), (None, "LOSSY")])
@@ -255,12 +257,52 @@ def test_what_a_verdict_means_for_a_build():
 
     assert verdict("PROVED", "CONSISTENT", "LOSSY", "UNTESTED") == "LOSSY"
     assert verdict("PROVED", "NUMERIC", "CONSISTENT") == "NUMERIC"
-    assert verdict("PROVED", "UNTESTED") == "PROVED"
-    assert verdict("UNTESTED") == "UNTESTED"
+    assert verdict("PROVED", "CONSISTENT") == "CONSISTENT"
+    assert verdict("PROVED", "UNTESTED", "NUMERIC") == "UNTESTED"
+    assert verdict("UNTESTED") == verdict() == "UNTESTED"
+    assert overall([Check("law", "UNTESTED", "", arises=False), Check("greedy", "PROVED", "")]) == "PROVED"
+    assert overall([Check("law", "UNTESTED", "", arises=False)]) == "UNTESTED"
     assert [exit_code(v) for v in ("PROVED", "CONSISTENT", "NUMERIC", "LOSSY", "UNTESTED")] == [0, 0, 0, 1, 3]
     assert exit_code("NUMERIC", strict=True) == 3
     [law] = without_blind([Check("law", "CONSISTENT", "x")], {"law"})
     assert law.verdict == "UNTESTED"
+
+
+@pytest.mark.parametrize(
+    "draft", [NGRAM | {"options": {"prompt_lookup_min": 30, "prompt_lookup_max": 30}}], ids=["never"]
+)
+def test_an_audit_in_which_nothing_is_drafted_is_inconclusive(plain, draft):
+    found = audit(plain, PROMPTS, AuditPlan(draft, minutes=0.02, checks=CHECKS[:-1], max_tokens=8))
+    checks = by_name(found)
+    assert {name for name, check in checks.items() if check.verdict == "UNTESTED"} == {"greedy", "coupled", "law"}
+    assert checks["rule"].verdict == "PROVED"
+    assert (found.verdict, found.exit_code()) == ("UNTESTED", 3)
+    page = "\n".join(lines("title", found.verdict, found.checks, None, 1.0))
+    assert "inconclusive, for want of evidence in: greedy, coupled, law." in page
+
+
+def test_an_audit_that_a_fault_escaped_is_inconclusive(plain, monkeypatch):
+    monkeypatch.setattr(run, "greedy_control", lambda *_: Control("a fault", "greedy", found=False))
+    plan = AuditPlan(NGRAM, minutes=0.02, checks=("rows", "rule", "greedy", "controls"), max_tokens=24)
+    found = audit(plain, PROMPTS, plan)
+    checks = by_name(found)
+    assert (checks["rule"].verdict, checks["greedy"].verdict, checks["controls"].verdict) == (
+        "PROVED", "UNTESTED", "UNTESTED",
+    )  # fmt: skip
+    assert (found.verdict, found.exit_code()) == ("UNTESTED", 3)
+
+
+def test_controls_without_a_check_to_try_are_no_proof(plain):
+    found = audit(plain, PROMPTS, AuditPlan(NGRAM, minutes=0.02, checks=("rows", "controls"), max_tokens=8))
+    assert "no fault was put in" in by_name(found)["controls"].says
+    assert found.exit_code() == 3
+
+
+def test_what_a_rule_does_not_promise_leaves_no_gap(plain):
+    plan = AuditPlan(NGRAM | {"rule": "block"}, minutes=0.02, checks=("rows", "coupled"), max_tokens=8)
+    found = audit(plain, PROMPTS, plan)
+    assert by_name(found)["coupled"].verdict == "UNTESTED"
+    assert (found.verdict, found.exit_code()) == ("PROVED", 0)
 
 
 def test_a_blind_law_check_excludes_nothing(plain, monkeypatch):
