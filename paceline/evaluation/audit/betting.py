@@ -72,18 +72,20 @@ class Bets:
         """The rival with the largest wealth."""
         return max(self.log_wealth, key=lambda name: self.log_wealth[name])
 
-    def feed(self, p: Law, q: Law | None, token: int) -> None:
+    def feed(self, p: Law, q: Law | None, token: int, reads_draft: bool = True) -> None:
         """One token that was said.
 
         Args:
             p: the law it should have been drawn from.
             q: the draft's law at the place, known before the token; None where nothing was drafted.
+            reads_draft: False where the rule accepts by blocks: that a round goes on then says something of its tokens.
         """
         self.num_tokens += 1
         self.num_drafted += q is not None
         if not p.prob(token) > 0:
             self.peak = float("inf")
             return
+        q = q if reads_draft else None
         gains = ratios(p, q, token)
         for name, gain in zip(_NAMES, gains.tolist(), strict=True):
             self.log_wealth[name] += log((1 - HEDGE) * gain + HEDGE)

@@ -22,16 +22,14 @@ Place = tuple[Law, Law | None, int]
 
 
 def places_of(
-    llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingParams, reads_drafts: bool = True,
-    scored_as: SamplingParams | None = None,
-) -> Iterator[Place]:  # fmt: skip
+    llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingParams, scored_as: SamplingParams | None = None
+) -> Iterator[Place]:
     """Every output token of fresh answers to `prompts`, with the laws that were known before it.
 
     Args:
         llm: what is audited.
         prompts: token ids; answered together.
         params: without a seed.
-        reads_drafts: False where the rule accepts by blocks: a place's round then says something about its token.
         scored_as: settings whose law the answers are held against; `params` unless a fault is put in.
     """
     recorder = Recorder(llm.engine.drafter)
@@ -43,7 +41,7 @@ def places_of(
         drafts = recorder.draft_laws(output.request_id, text, first)
         laws = laws_of(loaded.model, text, first, scored_as or params, loaded.source.eos_token_ids)
         for (token, law), draft in zip(laws, drafts, strict=True):
-            yield law, draft if reads_drafts else None, token
+            yield law, draft, token
 
 
 def bet(
@@ -54,6 +52,7 @@ def bet(
     is_enough: Callable[[Bets], bool] = lambda bets: False,
     may_give_up: Callable[[Bets], bool] = lambda bets: True,
     clock: Callable[[], float] = time.monotonic,
+    reads_drafts: bool = True,
 ) -> Bets:
     """Feed `bets` until a fault is found, enough is known, or the time is up.
 
@@ -62,23 +61,24 @@ def bet(
         deadline: on `clock`.
         is_enough: asked after every batch.
         may_give_up: asked when the time is up; False to go on whatever the time.
+        reads_drafts: see `Bets.feed`.
     """
     for batch in batches:
         for law, draft, token in batch:
-            bets.feed(law, draft, token)
+            bets.feed(law, draft, token, reads_drafts)
         if bets.peak >= -log_alpha or (clock() > deadline and may_give_up(bets)) or is_enough(bets):
             break
     return bets
 
 
 def answers_without_end(
-    llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingParams, reads_drafts: bool = True
+    llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingParams
 ) -> Iterator[Iterator[Place]]:
     """Batches of places of answers to `prompts`, round and round."""
     waiting = cycle(prompts)
     while True:
         batch = [next(waiting) for _ in range(min(BATCH, len(prompts)))]
-        yield places_of(llm, batch, params, reads_drafts)
+        yield places_of(llm, batch, params)
 
 
 def law_check(bets: Bets, log_alpha: float) -> Check:
@@ -104,7 +104,7 @@ def law_check(bets: Bets, log_alpha: float) -> Check:
         return Check("law", "UNTESTED", says, evidence)
     text = f"{bets.num_tokens} sampled tokens, {bets.num_drafted} of them drafted for, follow the model's probabilities"
     if excluded is None:
-        return Check("law", "CONSISTENT", f"{text}; too few to tell how small a fault would have shown", evidence)
+        return Check("law", "CONSISTENT", f"{text}; not enough to tell how small a fault would have shown", evidence)
     says = f"{text}; drafts kept {excluded:g} times too readily, or more so, would have shown (95 %)"
     return Check("law", "CONSISTENT", says, evidence)
 

@@ -170,7 +170,7 @@ class LiveAudit:
         laws = laws_of(self._loaded.model, text, first, taken.params, self._loaded.source.eos_token_ids)
         for place, ((token, law), draft) in enumerate(zip(laws, drafts, strict=True)):
             if place:  # the first token was known when the request was taken
-                self.bets.feed(law, None if self._rule == "block" else draft, token)
+                self.bets.feed(law, draft, token, self._rule != "block")
         self.num_answers += 1
 
     def prometheus_text(self, model: str) -> bytes:

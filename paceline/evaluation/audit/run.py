@@ -193,9 +193,9 @@ class _Audit:
             excluded = bets.smallest_excluded()
             return detect is not None and excluded is not None and excluded <= detect
 
-        batches = answers_without_end(self.spec, self.prompts, params, reads_drafts=self.rule != "block")
-        deadline = self.started + 60 * self.plan.minutes
-        bet(batches, self.bets, log(self.plan.alpha), deadline, is_enough, clock=self.clock)
+        batches = answers_without_end(self.spec, self.prompts, params)
+        deadline, reads_drafts = self.started + 60 * self.plan.minutes, self.rule != "block"
+        bet(batches, self.bets, log(self.plan.alpha), deadline, is_enough, clock=self.clock, reads_drafts=reads_drafts)
         return law_check(self.bets, log(self.plan.alpha))
 
     def _places(self) -> list[Case]:

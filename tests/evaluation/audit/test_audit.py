@@ -299,10 +299,14 @@ def test_controls_without_a_check_to_try_are_no_proof(plain):
 
 
 def test_what_a_rule_does_not_promise_leaves_no_gap(plain):
-    plan = AuditPlan(NGRAM | {"rule": "block"}, minutes=0.02, checks=("rows", "coupled"), max_tokens=8)
+    plan = AuditPlan(NGRAM | {"rule": "block"}, minutes=0.02, checks=("rows", "coupled", "law"), max_tokens=24)
     found = audit(plain, PROMPTS, plan)
-    assert by_name(found)["coupled"].verdict == "UNTESTED"
-    assert (found.verdict, found.exit_code()) == ("PROVED", 0)
+    checks = by_name(found)
+    assert checks["coupled"].verdict == "UNTESTED"
+    assert checks["law"].evidence["drafted_tokens"] > 0
+    wealth = checks["law"].evidence["log_wealth"]
+    assert wealth["lenience 2"] == 0.0 != wealth["temperature 0.9"], "the rule block hides the draft from the bets"
+    assert (found.verdict, found.exit_code()) == ("CONSISTENT", 0)
 
 
 def test_a_blind_law_check_excludes_nothing(plain, monkeypatch):
