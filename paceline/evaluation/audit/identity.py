@@ -1,19 +1,18 @@
 """Checks by identity: the same logits in any company, the same texts alone and under load, honest counts."""
 
 from collections.abc import Sequence
+from math import isfinite
 
 import numpy as np
 
 from paceline.engine.llm import LLM
-from paceline.engine.score import logits_of, margin
+from paceline.engine.score import logits_of
+from paceline.evaluation.audit.ties import NEAR_TIE, gap_where_they_part
 from paceline.evaluation.audit.verdict import Check
 from paceline.evaluation.load import differences, make_load, run_alone, run_together
 from paceline.models.base import CausalLM, pages_for
 from paceline.models.rows import Part, build_rows
 from paceline.types import CompletionOutput, RequestOutput, SamplingParams
-
-NEAR_TIE = 1e-3
-"""Largest gap between the two best logits at which a greedy difference counts as one of arithmetic."""
 
 
 def rows_check(model: CausalLM, seed: int = 0) -> Check:
@@ -57,23 +56,39 @@ def load_check(
     """Whether requests together, with arrivals, cancellations and mixed settings, say what plain ones say alone."""
     requests = make_load(prompts, 2 * len(prompts), max_tokens, greedy=not seeds_hold)
     together = run_together(spec.engine, requests)
-    wrong = differences(together, list(run_alone(plain.engine, requests)))
-    return _verdict("load", len(requests), len(wrong), [], "requests under load")
+    alone = list(run_alone(plain.engine, requests))
+    gaps = []
+    for number, sample in differences(together, alone):
+        asked = requests[number]
+        truth, other = (outputs[number].outputs[sample].token_ids for outputs in (alone, together))
+        params = asked.params.sample(sample)
+        gaps.append(gap_where_they_part(plain, asked.prompt_token_ids, truth, other, params))
+    return _verdict("load", plain, len(requests), gaps, "requests under load")
 
 
 def accounting_check(plain: LLM, spec: LLM, prompts: Sequence[Sequence[int]], max_tokens: int) -> Check:
     """Whether stops, lengths, counters and provenance agree with the tokens, and nothing leaks after a stop."""
     wrong: list[str] = []
+    gaps: list[float] = []
     count = 0
     for prompt in prompts:
         whole = plain.generate([list(prompt)], SamplingParams(temperature=0, max_tokens=max_tokens))[0]
         for params in _with_stops(whole, max_tokens):
             ours, theirs = (llm.generate([list(prompt)], params)[0] for llm in (spec, plain))
             count += 1
-            wrong += _miscounted(ours.outputs[0], params) + _differing(ours, theirs)
+            wrong += _miscounted(ours.outputs[0], params)
+            if ours.token_ids != theirs.token_ids:
+                gaps.append(gap_where_they_part(plain, prompt, theirs.token_ids, ours.token_ids, params))
+            else:
+                wrong += _differing(ours, theirs)
+    texts = _verdict("accounting", plain, count, gaps, "answers")
+    if texts.verdict == "LOSSY":
+        wrong.insert(0, texts.says)
     if wrong:
         return Check("accounting", "LOSSY", f"{len(wrong)} faults, the first: {wrong[0]}", {"faults": wrong[:20]})
     says = f"stops, lengths, counters and provenance are right in {count} answers"
+    if texts.verdict == "NUMERIC":
+        return Check("accounting", "NUMERIC", f"{says}; {texts.says}", texts.evidence)
     return Check("accounting", "CONSISTENT", says, {"answers": count, "rate_below": 3 / count})
 
 
@@ -84,14 +99,14 @@ def _same_texts(
     expected = plain.generate(ids, list(params))
     together = spec.generate(ids, list(params))
     alone = [spec.generate([prompt], each)[0] for prompt, each in zip(ids, params, strict=True)]
-    wrong, gaps = 0, []
-    for truth, *others in zip(expected, alone, together, strict=True):
-        for other in others:
-            if other.token_ids != truth.token_ids:
-                wrong += 1
-                gaps.append(_gap_at_divergence(plain, truth, other))
+    gaps = [
+        gap_where_they_part(plain, truth.prompt_token_ids, truth.token_ids, other.token_ids, asked)
+        for truth, asked, *others in zip(expected, params, alone, together, strict=True)
+        for other in others
+        if other.token_ids != truth.token_ids
+    ]
     drafted = sum(output.stats.num_draft_tokens for output in (*alone, *together))
-    check = _verdict(name, 2 * len(ids), wrong, gaps, "texts", near_tie(plain.loaded.model) if gaps else NEAR_TIE)
+    check = _verdict(name, plain, 2 * len(ids), gaps, "texts")
     if not drafted and check.verdict == "CONSISTENT":
         says = "the texts are the same, and nothing was drafted: give prompts to copy from"
         return Check(name, "UNTESTED", says, check.evidence)
@@ -112,14 +127,19 @@ def _trades_invariance(model: CausalLM) -> bool:
     return not getattr(model, "deterministic", True)
 
 
-def _verdict(
-    name: str, count: int, wrong: int, gaps: Sequence[float], what: str, tie: float = NEAR_TIE
-) -> Check:  # fmt: skip
-    evidence = {"compared": count, "different": wrong, "gaps": [round(gap, 6) for gap in gaps]}
+def _verdict(name: str, plain: LLM, count: int, gaps: Sequence[float], what: str) -> Check:
+    """What `count` comparisons say, of which those with `gaps` differ."""
+    wrong = len(gaps)
+    evidence = {
+        "compared": count,
+        "different": wrong,
+        "gaps": [round(gap, 6) if isfinite(gap) else None for gap in gaps],
+    }
     if not wrong:
         says = f"all of {count} {what} are plain decoding's{rate_below(count)}"
         return Check(name, "CONSISTENT", says, evidence | {"rate_below": 3 / count})
-    if gaps and max(gaps) < tie:
+    tie = near_tie(plain.loaded.model)
+    if max(gaps) < tie:
         says = f"{wrong} of {count} {what} differ, each first at a near tie (gap below {tie:.2g})"
         return Check(name, "NUMERIC", says, evidence)
     return Check(name, "LOSSY", f"{wrong} of {count} {what} are not plain decoding's", evidence)
@@ -128,17 +148,6 @@ def _verdict(
 def rate_below(count: int) -> str:
     """What `count` answers without a difference say of the rate of differences: the rule of three."""
     return f", so fewer than {300 / count:.2g} in 100 differ (95 %)" if count > 3 else ""
-
-
-def _gap_at_divergence(llm: LLM, truth: RequestOutput, other: RequestOutput) -> float:
-    """Difference of the two largest logits where the texts part; infinite where one only ends sooner."""
-    pairs = enumerate(zip(truth.token_ids, other.token_ids, strict=False))
-    place = next((i for i, (ours, theirs) in pairs if ours != theirs), None)
-    if place is None:
-        return float("inf")
-    text = [*truth.prompt_token_ids, *truth.token_ids[: place + 1]]
-    *_, logits = logits_of(llm.loaded.model, text, len(text) - 1)
-    return margin(logits)
 
 
 def _beside(model: CausalLM, text: Sequence[int], other: Sequence[int]) -> np.ndarray:

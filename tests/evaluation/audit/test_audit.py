@@ -10,8 +10,6 @@ from typer.testing import CliRunner
 
 from paceline.cli import options
 from paceline.cli.main import app
-from paceline.config import EngineConfig
-from paceline.engine.llm import LLM
 from paceline.errors import InvalidParameter
 from paceline.evaluation.audit import identity, run
 from paceline.evaluation.audit.controls import Control
@@ -24,19 +22,10 @@ from paceline.evaluation.audit.verdict import Check, exit_code, overall, without
 from paceline.evaluation.endpoint import connect
 from paceline.sampling import Law, TokenTree, resolve, verify
 from paceline.types import SamplingParams
+from tests.evaluation.audit.conftest import NGRAM, PROMPTS
 from tests.evaluation.bench.openai_server import Fake, serving
 
-PROMPTS = [list(b"abcabcabcabc"), list(b"one two one two one"), list(b"xyxyxyxy"), list(b"the cat the cat")]
 SERVERS = ["--url", "http://127.0.0.1:9", "--plain-url", "http://127.0.0.1:9"]
-NGRAM = {"method": "ngram", "options": {"prompt_lookup_min": 1}, "num_draft_tokens": 4, "policy": "fixed"}
-
-
-@pytest.fixture
-def plain(tiny):
-    llm = LLM.__new__(LLM)
-    config = EngineConfig(dtype="float32", kv_cache_memory_bytes=1 << 21, profile="none")
-    llm._set_up(tiny, config, None, lambda *_: None)
-    return llm
 
 
 @pytest.fixture
