@@ -48,14 +48,15 @@ class Bets:
         bets = cls(num_tokens=record["tokens"], num_drafted=record["drafted_tokens"])
         for own, name in ((bets.log_wealth, "log_wealth"), (bets.log_pure, "log_pure")):
             own |= {rival: float(record[name].get(rival, 0.0)) for rival in own}
-        bets.peak = max(0.0, bets.log_e)
+        bets.peak = max(0.0, bets.log_e, float(record.get("peak", 0.0)))
         return bets
 
     def as_record(self) -> dict[str, Any]:
         """JSON-ready, without infinities."""
         wealth = {name: {rival: max(value, -1e9) for rival, value in own.items()}
                   for name, own in (("log_wealth", self.log_wealth), ("log_pure", self.log_pure))}  # fmt: skip
-        return {"tokens": self.num_tokens, "drafted_tokens": self.num_drafted, **wealth}
+        counts = {"tokens": self.num_tokens, "drafted_tokens": self.num_drafted}
+        return {**counts, "peak": min(self.peak, 1e9), **wealth}
 
     @property
     def log_e(self) -> float:

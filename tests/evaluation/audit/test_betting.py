@@ -97,6 +97,22 @@ def test_an_impossible_token_is_a_fault_at_once():
     assert bets.peak == float("inf")
 
 
+@pytest.mark.parametrize("night", [[(1, 4)], [(30, 0), (30, 3)]], ids=["an impossible token", "won and lost again"])
+def test_a_ledger_keeps_the_largest_wealth(tmp_path, night):
+    path, bets = tmp_path / "ledger.json", Bets()
+    p = Law.one_hot(3) if len(night) == 1 else Law(np.array([0, 3]), np.array([0.6, 0.4]))
+    for times, token in night:
+        for _ in range(times):
+            bets.feed(p, None, token)
+    assert bets.peak > max(0.0, bets.log_e) + 0.01
+    write_bets(path, "key", bets)
+    again = read_bets(path, "key")
+    assert again.peak == pytest.approx(min(bets.peak, 1e9))
+    assert again.p_value == pytest.approx(bets.p_value)
+    again.feed(Law.one_hot(3), None, 3)
+    assert again.p_value == pytest.approx(bets.p_value)
+
+
 def test_evidence_adds_up_in_a_ledger(tmp_path):
     path, key = tmp_path / "ledger.json", fingerprint("weights", {"method": "suffix"})
     assert read_bets(path, key).num_tokens == 0
