@@ -2,12 +2,14 @@
 
 import json
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.cli import options as o
+from paceline.cli.given import options_of, refuse_given
 from paceline.cli.groups import Drafting, Machine, grouped
 from paceline.cli.terminal import output, progress_bars
 from paceline.disk import check_file
@@ -54,6 +56,7 @@ class Question:
 
 @grouped
 def audit(
+    context: typer.Context,
     model: Annotated[str, typer.Argument(help="Built-in name, GGUF file, folder or hub id.")] = o.DEFAULT_MODEL,
     *,
     question: Question,
@@ -84,7 +87,7 @@ def audit(
         check_file("html", question.html)
     texts = [prompt.text for prompt in load_prompts(question.prompts)]
     if question.url is not None:
-        result = _remote(question.url, texts, question)
+        result = _remote(question.url, _plain_url(context, model, question), texts, question)
     else:
         result = _local(model, drafting, texts, machine, question)
     title, verdict, found, excluded, seconds, code = result
@@ -114,7 +117,8 @@ def _local(model: str, drafting: Drafting, texts: list[str], machine: Machine, q
         raise InvalidParameter("plain_url", "is given without --url", "name the server that speculates with --url")
     spec_of, ledger, least = _speculation(drafting), question.ledger, _lenience(question.detect)
     checks = o.names(question.checks) or CHECKS
-    plan = AuditPlan({}, question.minutes, checks, question.alpha, least, question.max_tokens)
+    asked = {"rule": drafting.rule}
+    plan = AuditPlan(asked, question.minutes, checks, question.alpha, least, question.max_tokens)
     if ledger:
         check_ledger(ledger)
     plain = o.load_llm(model, None, **machine.engine())
@@ -146,7 +150,19 @@ def _speculation(drafting: Drafting) -> "Callable[[LLM], dict[str, Any]]":
     return lambda plain: asdict(resolve_drafter(config, plain.loaded) or config)
 
 
-def _remote(url: str, texts: list[str], question: Question) -> Found:
+def _plain_url(context: typer.Context, model: str, question: Question) -> str:
+    """Where the plain server is. Raises InvalidParameter for what is given and has no say with servers."""
+    if question.plain_url is None:
+        remedy = "start it a second time without speculation and name that"
+        raise InvalidParameter("plain_url", "is missing: a server's text is held against its own plain text", remedy)
+    names = options_of(Drafting, Machine) | {"checks", "detect", "alpha", "minutes", "ledger"}
+    problem = "is given beside --url: the texts of servers are compared, which run already; their laws are not known"
+    remedy = "leave it out, or audit the weights here; --prompts and --max-tokens say how much is asked"
+    refuse_given(context, names if model == o.NONE else names | {"model"}, problem, remedy)
+    return question.plain_url
+
+
+def _remote(url: str, plain_url: str, texts: list[str], question: Question) -> Found:
     """An audit of a server; as `_local`."""
     import time
 
@@ -154,15 +170,8 @@ def _remote(url: str, texts: list[str], question: Question) -> Found:
     from paceline.evaluation.audit.verdict import exit_code, overall
     from paceline.evaluation.endpoint import connect_to
 
-    if question.plain_url is None:
-        remedy = "start it a second time without speculation and name that"
-        raise InvalidParameter("plain_url", "is missing: a server's text is held against its own plain text", remedy)
-    for name, value in (("detect", question.detect), ("checks", question.checks), ("ledger", question.ledger)):
-        if value is not None:
-            problem = "is given beside --url: a server's texts are compared, its probabilities are not known"
-            raise InvalidParameter(name, problem, "leave it out, or audit the weights here")
     started = time.monotonic()
-    spec, plain = connect_to(url), connect_to(question.plain_url)
+    spec, plain = connect_to(url), connect_to(plain_url)
     checks = remote_audit(spec, plain, texts, question.max_tokens, raw=question.raw)
     verdict = overall(checks)
     title = f"Audit of {spec.model} at {url} ({spec.dialect})"
@@ -174,7 +183,7 @@ def _lenience(text: str | None) -> float | None:
         return None
     name, _, value = text.partition("=")
     try:
-        if name != "lenience" or not float(value) > 1:
+        if name != "lenience" or not 1 < float(value) < inf:
             raise ValueError
     except ValueError:
         raise InvalidParameter("detect", f"{text!r} cannot be read", "write e.g. lenience=1.05") from None

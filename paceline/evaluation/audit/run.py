@@ -25,6 +25,7 @@ from paceline.evaluation.audit.identity import (
     rows_check,
 )
 from paceline.evaluation.audit.law import answers_without_end, bet, law_check
+from paceline.evaluation.audit.rivals import LENIENCES
 from paceline.evaluation.audit.rule import Case, case_of, rule_check
 from paceline.evaluation.audit.verdict import Check, Verdict, exit_code, overall, without_blind
 from paceline.sampling import AUTO, Verifier, is_lossy, resolve
@@ -68,6 +69,19 @@ class AuditPlan:
             raise InvalidParameter("max_tokens", f"{self.max_tokens} is below 1", "answers need tokens to be compared")
         if not 0 < self.alpha < 1:
             raise InvalidParameter("alpha", f"{self.alpha} is not in (0, 1)", "1e-6 is usual")
+        if self.detect is not None:
+            self._check_detect(self.detect)
+
+    def _check_detect(self, least: float) -> None:
+        """Raise InvalidParameter for an effect that no text, however long, would exclude."""
+        if least < LENIENCES[0]:
+            problem = f"lenience={least:g} is less than any that is bet on"
+            raise InvalidParameter("detect", problem, f"the smallest that can be excluded is {LENIENCES[0]:g}")
+        if "law" not in self.checks:
+            raise InvalidParameter("detect", "needs the check law, which is not asked for", "add law to the checks")
+        if self.speculative.get("rule") == "block":
+            remedy = "leave it out, or use rule auto or p/q"
+            raise InvalidParameter("detect", "under the rule block bets must not read the draft", remedy)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,11 +29,16 @@ SERVERS = ["--url", "http://127.0.0.1:9", "--plain-url", "http://127.0.0.1:9"]
 
 
 @pytest.fixture
-def command(plain, monkeypatch, tmp_path):
+def question(tmp_path):
     path = tmp_path / "prompts.txt"
     path.write_text("\n".join(bytes(prompt).decode() for prompt in PROMPTS))
+    return str(path)
+
+
+@pytest.fixture
+def command(plain, monkeypatch, question):
     monkeypatch.setattr(options, "load_llm", lambda name, speculative, **engine: plain)
-    arguments = ["audit", "any", "--prompts", str(path), "--max-tokens", "12", "--draft", "ngram", "-k", "4"]
+    arguments = ["audit", "any", "--prompts", question, "--max-tokens", "12", "--draft", "ngram", "-k", "4"]
     arguments += ["--policy", "fixed", "--draft-option", "prompt_lookup_min=1", "--minutes", "0.02"]
     return lambda *more: CliRunner().invoke(app, [*arguments, *more])
 
@@ -171,7 +176,7 @@ def test_people_get_a_page_and_builds_an_exit_code(command):
     assert result.exit_code == 1, result.output
     assert "LOSSY. Speculation changes what this model says." in result.stdout
     assert "docs/audit.md" in result.stdout
-    assert command("--checks", "rows,law", "--detect", "lenience=1.001", "--alpha", "1e-9").exit_code == 3
+    assert command("--checks", "rows,law", "--detect", "lenience=1.02", "--alpha", "1e-9").exit_code == 3
 
 
 @pytest.mark.parametrize(
@@ -181,7 +186,9 @@ def test_people_get_a_page_and_builds_an_exit_code(command):
      (["--draft", "nope"], "drafter"), (["--minutes", "inf"], "minutes"), (["--alpha", "1"], "alpha"),
      (["--max-tokens", "0"], "max_tokens"), (["--html", "/dev/null/x.html"], "html"), (["--ledger", "."], "ledger"),
      (["--plain-url", "http://127.0.0.1:9"], "plain_url"), (["--prompts", "/no/such/file"], "prompts"),
-     ([*SERVERS, "--detect", "lenience=1.1"], "detect"), ([*SERVERS, "--checks", "law"], "checks")],
+     (["--detect", "lenience=1.01"], "detect"), (["--detect", "lenience=inf"], "detect"),
+     (["--detect", "lenience=1.1", "--checks", "greedy"], "detect"),
+     (["--detect", "lenience=1.1", "--rule", "block"], "detect")],
 )  # fmt: skip
 def test_bad_input_names_its_field_before_a_model_is_loaded(command, monkeypatch, arguments, field):
     monkeypatch.setattr(options, "load_llm", lambda *_, **__: pytest.fail("loaded first"))
@@ -190,7 +197,26 @@ def test_bad_input_names_its_field_before_a_model_is_loaded(command, monkeypatch
     assert result.exception.field == field
 
 
-def test_servers_are_held_against_their_own_plain_text(command):
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [(["--detect", "lenience=1.1"], "detect"), (["--checks", "law"], "checks"), (["--minutes", "5"], "minutes"),
+     (["--alpha", "0.01"], "alpha"), (["-k", "4"], "num_draft_tokens"), (["--draft", "ngram"], "draft"),
+     (["--policy", "fixed"], "policy"), (["--rule", "block"], "rule"), (["--draft-option", "a=1"], "draft_option"),
+     (["--ledger", "x.json"], "ledger"), (["--dtype", "float32"], "dtype"), (["--threads", "1"], "threads"),
+     (["smollm2-135m"], "model")],
+)  # fmt: skip
+def test_what_has_no_say_beside_servers_is_refused_before_they_are_asked(arguments, field):
+    result = CliRunner().invoke(app, ["audit", *SERVERS, *arguments])
+    assert isinstance(result.exception, InvalidParameter)
+    assert result.exception.field == field
+    result = CliRunner().invoke(app, ["audit", *SERVERS])
+    assert getattr(result.exception, "field", None) == "url", "nobody listens there"
+
+
+def test_servers_are_held_against_their_own_plain_text(question):
+    def command(*arguments):
+        return CliRunner().invoke(app, ["audit", "none", "--prompts", question, "--max-tokens", "12", *arguments])
+
     honest = Fake(lambda body: list(body["messages"][0]["content"]))
     broken = Fake(lambda body: [*body["messages"][0]["content"][:-1], "!"])
     with serving(honest) as plain, serving(Fake(honest.say)) as spec, serving(broken) as wrong:
