@@ -251,7 +251,7 @@ def _record(advice: "Advice", size: int, engines: list[str], checked: list[dict[
     from paceline.evaluation.provenance import provenance
 
     best = best_of(advice.predictions, size)
-    flags = all_flags(engines, advice.method_of(best) if best else None, best.k if best else 0)
+    flags = all_flags(engines, advice.spec_of(best) if best else None, best.k if best else 0)
     return {
         "candidates": [asdict(one) for one in advice.predictions], "advice": advice_of(advice.predictions, size),
         "flags": flags, "texts": len(advice.texts), "foreign_texts": advice.num_foreign, "validation": checked,

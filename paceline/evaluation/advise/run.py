@@ -67,10 +67,9 @@ class Advice:
     candidates: Sequence[Candidate]
     predictions: Sequence[Prediction]
 
-    def method_of(self, one: Prediction) -> str:
-        """The drafter of a prediction as engines name it: ``draft_model:NAME`` where it has a model."""
-        spec = next(each.spec for each in self.candidates if (each.draft, each.k) == (one.draft, one.k))
-        return f"{spec['method']}:{spec['model']}" if spec.get("model") else str(spec["method"])
+    def spec_of(self, one: Prediction) -> Mapping[str, Any]:
+        """The configuration of a prediction, as `SpeculativeConfig` takes it."""
+        return next(each.spec for each in self.candidates if (each.draft, each.k) == (one.draft, one.k))
 
     def in_order(self) -> list[Candidate]:
         """Candidates, those that promise most first."""

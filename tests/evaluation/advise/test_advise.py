@@ -12,7 +12,6 @@ from paceline.config import EngineConfig
 from paceline.engine.llm import LLM
 from paceline.errors import InvalidParameter
 from paceline.evaluation.advise import run
-from paceline.evaluation.advise.flags import engine_names, flags_for
 from paceline.evaluation.advise.predict import advice_of, best_of, predict
 from paceline.evaluation.advise.prices import MeasuredPrices
 from paceline.evaluation.advise.replay import Text, replay_chain
@@ -71,22 +70,6 @@ def test_the_best_is_the_largest_that_surely_gains():
     assert best_of([few, sure]) == sure
     assert "x, 3 drafted tokens" in advice_of([few, sure])
     assert advice_of([few]).startswith("too few texts")
-
-
-@pytest.mark.parametrize("engine", engine_names())
-def test_flags_of_every_engine(engine):
-    told = flags_for(engine, "draft_model:small.gguf", 5)
-    assert "small.gguf" in told["flags"]
-    assert "5" in told["flags"]
-    assert "4" in flags_for(engine, "ngram", 4)["flags"]
-    assert flags_for(engine, None)["flags"]
-    assert flags_for(engine, "layer_skip", 4)["flags"] is None
-    assert told["source"]
-
-
-def test_vllm_takes_json():
-    flags = flags_for("vllm", "ngram", 4)["flags"]
-    assert json.loads(flags.split("'")[1]) == {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}
 
 
 @pytest.fixture
