@@ -161,7 +161,7 @@ def advise(
         advice = _ask_server(model, times, asked)
     else:
         advice = _ask(llm, question, asked, machine, is_traced=wishes.export is not None)
-    checked = _validate(llm, advice, asked.prompts, question.raw, wishes.validate) if llm and wishes.validate else None
+    checked = _validate(llm, advice, asked, question.raw, wishes.validate) if llm and wishes.validate else None
     record = _record(advice, asked.sizes[0], o.names(wishes.engines), checked)
     if wishes.export:
         _export(advice, wishes.export, model, question.temperature)
@@ -183,6 +183,7 @@ class _Asked:
 def _asked(question: Question, times: Times, wishes: Wishes) -> _Asked:
     """Raises InvalidParameter for whatever can be refused without the model."""
     from paceline.evaluation.advise.candidates import check_names
+    from paceline.evaluation.advise.validate import cells_to_validate
     from paceline.scheduling.profile import Profile
 
     if times.url is not None and wishes.validate is not None:
@@ -196,7 +197,10 @@ def _asked(question: Question, times: Times, wishes: Wishes) -> _Asked:
     check_names(question.wanted())
     profile = Profile.read(times.profile) if times.profile else None
     known = question.known(times.draft_ms)
-    return _Asked(question.prompts(), question.params(), question.wanted, known, question.at_once, profile)
+    asked = _Asked(question.prompts(), question.params(), question.wanted, known, question.at_once, profile)
+    if wishes.validate is not None:
+        cells_to_validate(asked.prompts, asked.params, asked.sizes[0])
+    return asked
 
 
 def _counts(field: str, text: str) -> list[int]:
@@ -260,13 +264,13 @@ def _record(advice: "Advice", size: int, engines: list[str], checked: list[dict[
 
 
 def _validate(
-    llm: "LLM", advice: "Advice", prompts: "list[Prompt]", raw: bool, minutes: float
+    llm: "LLM", advice: "Advice", asked: _Asked, raw: bool, minutes: float
 ) -> list[dict[str, Any]]:  # fmt: skip
     """The best candidates and two others, measured against plain decoding: predicted and measured side by side."""
     from paceline.evaluation.advise.validate import validate
 
     with progress_bars() as progress:
-        return validate(llm, advice, prompts, minutes, raw, progress)
+        return validate(llm, advice, asked.prompts, asked.sizes[0], minutes, raw, progress)
 
 
 def _show(predictions: "Sequence[Prediction]", record: dict[str, Any]) -> None:
@@ -285,7 +289,9 @@ def _show(predictions: "Sequence[Prediction]", record: dict[str, Any]) -> None:
         remark = f"{record['foreign_texts']} logged answers are not this model's; it answered those prompts itself."
         messages.print(remark, soft_wrap=True)
     for one in record["validation"] or ():
-        output.print(f"{one['draft']} k={one['k']}: predicted {one['predicted']:.2f}, measured {one['measured']:.2f}")
+        measured = f"not measured, {one['why']}" if one["measured"] is None else f"measured {one['measured']:.2f}"
+        text = f"{one['draft']} k={one['k']}, {one['batch']} at once: predicted {one['predicted']:.2f}, {measured}"
+        output.print(text, soft_wrap=True)
     output.print(record["advice"], soft_wrap=True)
     for engine, told in record["flags"].items():
         text = told["flags"] or "cannot express this drafter"

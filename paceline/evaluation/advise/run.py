@@ -106,9 +106,12 @@ def take_advice(
 def specs_to_validate(
     predictions: Sequence[Prediction], candidates: Sequence[Candidate], count: int = 4
 ) -> dict[str, Mapping[str, Any]]:
-    """Label to configuration of the winner, the runner-up and two of the rest, spread evenly, at fixed lengths."""
-    alone = [one for one in predictions if one.batch == min(p.batch for p in predictions)]
-    rest = alone[2:]
-    chosen = alone[:2] + rest[:: max(1, len(rest) // max(1, count - 2))][: count - 2]
+    """Label to configuration of the winner, the runner-up and two of the rest, spread evenly, at fixed lengths.
+
+    Args:
+        predictions: for one number of requests at once, best first.
+    """
+    rest = predictions[2:]
+    chosen = [*predictions[:2], *rest[:: max(1, len(rest) // max(1, count - 2))][: count - 2]]
     specs = {(one.draft, one.k): {**one.spec, "num_draft_tokens": one.k} for one in candidates}
     return {f"{one.draft} k={one.k}": specs[one.draft, one.k] for one in chosen}

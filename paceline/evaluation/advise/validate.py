@@ -5,35 +5,47 @@ from typing import Any
 
 from paceline.engine.llm import LLM
 from paceline.evaluation.advise.run import Advice, specs_to_validate
+from paceline.evaluation.bench.arms import Cell
 from paceline.evaluation.bench.own_arms import bases_of, own_arms
 from paceline.evaluation.bench.record import BenchFile
 from paceline.evaluation.bench.run import Plan, cells_of, run_bench
 from paceline.evaluation.bench.summary import tables_of
 from paceline.evaluation.prompts import Prompt
-from paceline.types import NamedProgress
+from paceline.types import NamedProgress, SamplingParams
+
+
+def cells_to_validate(prompts: Sequence[Prompt], params: SamplingParams, batch: int) -> list[Cell]:
+    """What is asked. Raises InvalidParameter where no family has prompts for `batch` requests at once."""
+    seed = None if params.is_greedy else 0
+    return cells_of(prompts, [params.temperature], [batch], seed, params.max_tokens)
 
 
 def validate(
-    llm: LLM, advice: Advice, prompts: Sequence[Prompt], minutes: float, raw: bool, progress: NamedProgress
+    llm: LLM, advice: Advice, prompts: Sequence[Prompt], batch: int, minutes: float, raw: bool, progress: NamedProgress
 ) -> list[dict[str, Any]]:
-    """Predicted and measured, side by side, for one request at a time.
+    """Predicted and measured, side by side, for `batch` requests at a time; ``why`` where nothing was measured.
 
     Args:
         prompts: those of the advice.
         minutes: after which no prompt begins.
     """
-    params = advice.params
-    arms, _ = own_arms(llm, specs_to_validate(advice.predictions, advice.candidates), raw)
-    seed = None if params.is_greedy else 0
-    cells = cells_of(prompts, [params.temperature], seed=seed, max_tokens=params.max_tokens)
+    own = [one for one in advice.predictions if one.batch == batch]
+    specs = specs_to_validate(own, advice.candidates)
+    arms, skipped = own_arms(llm, specs, raw)
     file = BenchFile(None, {"arms": [arm.label for arm in arms]})
-    run_bench(arms, Plan(cells, minutes=minutes), file, progress)
-    if not file.measurements:
-        return []
-    measured = {one.arm: one.decode for one in tables_of(file.measurements, *bases_of(arms))[0].arms}
-    return [
-        {"draft": one.draft, "k": one.k, "predicted": one.predicted, "low": one.low, "high": one.high,
-         "measured": interval.ratio, "measured_low": interval.low, "measured_high": interval.high}
-        for one in advice.predictions
-        if one.batch == 1 and (interval := measured.get(f"{one.draft} k={one.k}")) is not None
-    ]  # fmt: skip
+    run_bench(arms, Plan(cells_to_validate(prompts, advice.params, batch), minutes=minutes), file, progress)
+    tables = tables_of(file.measurements, *bases_of(arms)) if file.measurements else []
+    measured = {one.arm: one.decode for one in (tables[0].arms if tables else ())}
+    found: list[dict[str, Any]] = []
+    for one in own:
+        label = f"{one.draft} k={one.k}"
+        if label not in specs:
+            continue
+        told = {name: getattr(one, name) for name in ("draft", "k", "batch", "predicted", "low", "high")}
+        interval, why = measured.get(label), skipped.get(label)
+        if interval is None:
+            found.append(told | {"measured": None, "why": why or f"no prompt was answered in {minutes:g} minutes"})
+        else:
+            ends = {"measured_low": interval.low, "measured_high": interval.high}
+            found.append(told | {"measured": interval.ratio, **ends})
+    return found

@@ -150,8 +150,29 @@ def test_files_without_rates_are_refused(command, tmp_path):
         assert result.exception.field == "acceptance"
 
 
+@pytest.mark.parametrize("batch", [1, 3])
+def test_what_is_advised_is_measured_at_as_many_requests(command, batch):
+    result = command("--validate", "1", "--candidates", "ngram", "-c", f"{batch},2", "--json")
+    assert result.exit_code == 0, result.output
+    checked = json.loads(result.stdout.splitlines()[-1])["validation"]
+    assert {(one["draft"], one["k"], one["batch"]) for one in checked} == {("ngram", 2, batch), ("ngram", 4, batch)}
+    assert all(one["measured"] > 0 for one in checked)
+    shown = command("--validate", "1", "--candidates", "ngram", "-c", str(batch)).stdout
+    assert shown.count(f"{batch} at once: predicted") == 2
+
+
+def test_what_was_not_measured_is_said(command, tmp_path):
+    path = tmp_path / "elsewhere.json"
+    path.write_text('{"marginal_accept_rates": [0.5], "num_speculative_tokens": 1, "method": "from another engine"}')
+    result = command("--validate", "1", "--candidates", "", "--acceptance", str(path), "-c", "1")
+    assert "from another engine (file) k=1, 1 at once: predicted" in result.stdout
+    assert "not measured, drafter: 'from another engine' is unknown" in result.stdout
+    short = command("--validate", "0.0000001", "--candidates", "ngram", "-k", "2", "-c", "1")
+    assert "not measured, no prompt was answered in 1e-07 minutes" in short.stdout
+
+
 def test_people_get_a_table_and_what_was_measured(command):
-    result = command("--validate", "0.001", "--candidates", "ngram")
+    result = command("--validate", "0.001", "--candidates", "ngram", "-c", "1")
     assert result.exit_code == 0, result.output
     assert "break-even" in result.stdout
     assert "paceline serve" in result.stdout
@@ -176,6 +197,7 @@ def test_what_this_model_cannot_replay_is_refused_before_it_answers(command, mon
         (["--candidates", "nope"], "drafter"), (["--validate", "0"], "validate"), (["--draft-ms", "nan"], "draft_ms"),
         (["--export", "/dev/null/x.json"], "export"), (["--max-tokens", "0"], "max_tokens"),
         (["--temperature", "-1"], "temperature"), (["--traffic", "/no/such/log.jsonl"], "prompts"),
+        (["--validate", "1", "-c", "9"], "concurrency"),
     ],
 )  # fmt: skip
 def test_bad_input_names_its_field_before_a_model_is_loaded(command, monkeypatch, arguments, field):
