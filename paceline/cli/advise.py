@@ -68,6 +68,9 @@ class Question:
         """How it is answered."""
         from paceline.types import SamplingParams
 
+        if self.max_tokens == 1:
+            problem = "1 leaves nothing to draft: the first token comes with the prompt"
+            raise InvalidParameter("max_tokens", problem, "give at least 2")
         return SamplingParams(temperature=self.temperature, max_tokens=self.max_tokens)
 
     def wanted(self, default: "Sequence[str]" = ()) -> "list[Wanted]":
@@ -75,6 +78,9 @@ class Question:
         from paceline.evaluation.advise.candidates import wanted_of
 
         named = o.names(self.candidates) if self.candidates is not None else default
+        if self.candidates is not None and not (named or self.spec or self.acceptance):
+            remedy = "name some, e.g. ngram,suffix, or leave it out for what fits the model"
+            raise InvalidParameter("candidates", f"{self.candidates!r} names no drafter", remedy)
         return wanted_of(named, _counts("num_draft_tokens", self.lengths), self.spec or ())
 
     def known(self, draft_ms: float) -> "Callable[[Sequence[Text]], list[Candidate]]":

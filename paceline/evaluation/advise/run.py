@@ -11,7 +11,7 @@ from paceline.evaluation.advise.predict import Prediction, predict
 from paceline.evaluation.advise.prices import CandidatePrices, MeasuredPrices, RehearsedPrices, Stand, stands_of
 from paceline.evaluation.advise.rehearsal import Rehearsal, rehearse
 from paceline.evaluation.advise.replay import Text
-from paceline.evaluation.advise.texts import texts_of
+from paceline.evaluation.advise.texts import check_texts, texts_of
 from paceline.evaluation.prompts import Prompt
 from paceline.scheduling.profile import Profile
 from paceline.types import NamedProgress, SamplingParams
@@ -96,8 +96,9 @@ def take_advice(
     check_replayable(llm, wanted)
     measured = profile or profile_of(llm.loaded, config, progress)
     texts, num_foreign = texts_of(llm, prompts, params, raw, progress)
+    check_texts(texts)
     found = replayed(llm, wanted, texts, params, config, measured, progress, traced, batches)
-    timed = rehearsed(llm, wanted, found, texts, params, batches, progress) if profile is None and texts else None
+    timed = rehearsed(llm, wanted, found, texts, params, batches, progress) if profile is None and found else None
     found += known(texts)
     predictions = predictions_of(found, texts, measured, batches, llm.dtype, timed)
     return Advice(params, texts, num_foreign, found, predictions)

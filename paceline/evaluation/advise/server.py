@@ -19,6 +19,7 @@ from paceline.errors import InvalidParameter
 from paceline.evaluation.advise.candidates import Candidate, Wanted
 from paceline.evaluation.advise.replay import Text, replay_chain, standing
 from paceline.evaluation.advise.run import Advice, predictions_of
+from paceline.evaluation.advise.texts import check_texts
 from paceline.evaluation.advise.walk import replay_lookup
 from paceline.evaluation.endpoint import Server, complete
 from paceline.evaluation.endpoint_tokens import tokens_of
@@ -117,6 +118,7 @@ def take_server_advice(
     texts = texts_of_server(server, prompts, params, tokenizer, progress)
     most = max(batches) * (1 + max((one.k or 8 for one in wanted), default=8))
     profile = profile_of_server(server, [size for size in SIZES if size <= most], progress)
+    check_texts(texts)
     draft_sizes = [size for size in SIZES if size <= max(batches)]
     draft = None if draft_server is None else profile_of_server(draft_server, draft_sizes, progress)
     found = [_candidate(one, texts, params, draft, progress) for one in wanted] + known(texts)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from paceline.engine.llm import LLM
 from paceline.engine.score import score
+from paceline.errors import InvalidParameter
 from paceline.evaluation.advise.replay import Text
 from paceline.evaluation.own_text import is_drawn, is_greedy
 from paceline.evaluation.prompts import Prompt
@@ -52,6 +53,13 @@ def texts_of(
             texts[number] = Text(output.prompt_token_ids, output.token_ids, is_cut, prompts[number].family, seed)
     progress("answering", len(waiting), len(waiting))
     return [text for text in texts if text is not None and text.num_decoded], num_foreign
+
+
+def check_texts(texts: Sequence[Text]) -> None:
+    """Raise InvalidParameter where there is nothing to replay."""
+    if not texts:
+        problem = "no answer has a second token, and the first one comes with the prompt"
+        raise InvalidParameter("traffic", problem, "give prompts with longer answers")
 
 
 def is_on_policy(llm: LLM, text: Text, params: SamplingParams) -> bool:

@@ -73,18 +73,25 @@ def test_the_best_is_the_largest_that_surely_gains():
 
 
 @pytest.fixture
-def command(tiny, monkeypatch, tmp_path):
+def unpriced(tiny, monkeypatch, tmp_path):
+    """The command without a profile."""
     llm = LLM.__new__(LLM)
     config = EngineConfig(dtype="float32", kv_cache_memory_bytes=1 << 21, profile="none")
     llm._set_up(tiny, config, None, lambda *_: None)
     monkeypatch.setattr(options, "load_llm", lambda name, speculative, **engine: llm)
-    log, own = tmp_path / "log.jsonl", tmp_path / "profile.json"
-    own.write_text(json.dumps(profile().as_dict()))
+    log = tmp_path / "log.jsonl"
     lines = [{"prompt": f"abcabcabc {i}", "category": "x"} for i in range(6)]
     lines.append({"prompt": "someone else", "answer": "said this, and it is not what this model says", "category": "x"})
     log.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    arguments = ["advise", "any", "--traffic", str(log), "--profile", str(own), "--max-tokens", "20", "-k", "2,4"]
+    arguments = ["advise", "any", "--traffic", str(log), "--max-tokens", "20", "-k", "2,4"]
     return lambda *more: CliRunner().invoke(app, [*arguments, *more])
+
+
+@pytest.fixture
+def command(unpriced, tmp_path):
+    own = tmp_path / "profile.json"
+    own.write_text(json.dumps(profile().as_dict()))
+    return lambda *more: unpriced("--profile", str(own), *more)
 
 
 def test_the_object_that_scripts_read(command, tmp_path):
@@ -161,6 +168,23 @@ def test_what_is_advised_is_measured_at_as_many_requests(command, batch):
     assert shown.count(f"{batch} at once: predicted") == 2
 
 
+def test_what_was_measured_elsewhere_needs_no_rehearsal(unpriced, monkeypatch, tmp_path):
+    path = tmp_path / "elsewhere.json"
+    path.write_text('{"marginal_accept_rates": [0.5], "num_speculative_tokens": 1, "method": "suffix"}')
+    monkeypatch.setattr(run, "profile_of", lambda *_: profile())
+    result = unpriced("--candidates", "", "--acceptance", str(path), "-c", "1", "--json")
+    assert result.exit_code == 0, result.output
+    [one] = json.loads(result.stdout.splitlines()[-1])["candidates"]
+    assert one["draft"] == "suffix (file)"
+
+
+def test_answers_of_one_token_cannot_be_replayed(command, monkeypatch):
+    monkeypatch.setattr(run, "texts_of", lambda *_: ([], 0))
+    result = command("--candidates", "ngram")
+    assert isinstance(result.exception, InvalidParameter)
+    assert result.exception.field == "traffic"
+
+
 def test_what_was_not_measured_is_said(command, tmp_path):
     path = tmp_path / "elsewhere.json"
     path.write_text('{"marginal_accept_rates": [0.5], "num_speculative_tokens": 1, "method": "from another engine"}')
@@ -197,7 +221,8 @@ def test_what_this_model_cannot_replay_is_refused_before_it_answers(command, mon
         (["--candidates", "nope"], "drafter"), (["--validate", "0"], "validate"), (["--draft-ms", "nan"], "draft_ms"),
         (["--export", "/dev/null/x.json"], "export"), (["--max-tokens", "0"], "max_tokens"),
         (["--temperature", "-1"], "temperature"), (["--traffic", "/no/such/log.jsonl"], "prompts"),
-        (["--validate", "1", "-c", "9"], "concurrency"),
+        (["--validate", "1", "-c", "9"], "concurrency"), (["--candidates", ""], "candidates"),
+        (["--candidates", " , "], "candidates"), (["--max-tokens", "1"], "max_tokens"),
     ],
 )  # fmt: skip
 def test_bad_input_names_its_field_before_a_model_is_loaded(command, monkeypatch, arguments, field):

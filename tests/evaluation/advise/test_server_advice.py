@@ -52,6 +52,15 @@ def test_logged_answers_are_not_asked_for(tmp_path):
     assert not [body for body in fake.bodies if body["messages"][0]["content"].startswith("p ")]
 
 
+def test_logged_answers_of_one_token_are_refused(tmp_path):
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(json.dumps({"prompt": f"p {i}", "answer": "a"}) + "\n" for i in range(6)))
+    with serving(Fake(words, "vllm", posts=POSTS)) as url:
+        result = ask(url, "--traffic", str(log))
+    assert isinstance(result.exception, InvalidParameter)
+    assert result.exception.field == "traffic"
+
+
 @pytest.mark.parametrize(
     ("fake", "arguments", "field"),
     [
