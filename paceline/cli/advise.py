@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from paceline.cli import options as o
+from paceline.cli.given import options_of, refuse_given
 from paceline.cli.groups import Machine, grouped
 from paceline.cli.terminal import messages, output, progress_bars, show_table
 from paceline.disk import check_file
@@ -134,6 +135,7 @@ class Wishes:
 
 @grouped
 def advise(
+    context: typer.Context,
     model: Annotated[str, typer.Argument(help="Built-in name, GGUF file, folder or hub id.")] = o.DEFAULT_MODEL,
     *,
     question: Question,
@@ -161,6 +163,7 @@ def advise(
     from paceline.evaluation.advise.flags import all_flags
 
     all_flags(o.names(wishes.engines), None)
+    _check_given(context, question, times)
     asked = _asked(question, times, wishes)
     llm = None if times.url is not None else o.load_llm(model, None, **machine.engine())
     if llm is None:
@@ -186,21 +189,38 @@ class _Asked:
     profile: "Profile | None"
 
 
+def _check_given(context: typer.Context, question: Question, times: Times) -> None:
+    """Raise InvalidParameter for an option that was given and would have no say in what is asked."""
+    if times.url is not None:
+        refuse_given(context, {"validate"}, "is given beside --url", "measure the server with paceline bench --url")
+        names = options_of(Machine) | {"profile", "raw"}
+        refuse_given(
+            context, names, "is given beside --url: a server runs already and tells its own pace", "leave it out"
+        )
+    else:
+        remedy = "name the server that it would draft for with --url, or leave it out"
+        refuse_given(context, {"draft_url"}, "is given without --url", remedy)
+    if question.acceptance is None:
+        remedy = "name the file of candidates that it prices, or leave it out: other drafts are timed"
+        refuse_given(context, {"draft_ms"}, "is given without --acceptance", remedy)
+
+
 def _asked(question: Question, times: Times, wishes: Wishes) -> _Asked:
     """Raises InvalidParameter for whatever can be refused without the model."""
     from paceline.evaluation.advise.candidates import check_names
     from paceline.evaluation.advise.validate import cells_to_validate
     from paceline.scheduling.profile import Profile
 
-    if times.url is not None and wishes.validate is not None:
-        raise InvalidParameter("validate", "is given beside --url", "measure the server with paceline bench --url")
     if wishes.validate is not None and not 0 < wishes.validate < inf:
         raise InvalidParameter("validate", f"{wishes.validate} is not above 0", "give minutes")
     if not 0 <= times.draft_ms < inf:
         raise InvalidParameter("draft_ms", f"{times.draft_ms} is no time", "give milliseconds")
     if wishes.export is not None:
         check_file("export", wishes.export)
-    check_names(question.wanted())
+    wanted = question.wanted()
+    check_names(wanted)
+    if times.draft_url is not None and not any(one.spec["method"] == "draft_model" for one in wanted):
+        raise InvalidParameter("draft_url", "is given, and no candidate is a draft model", "add draft_model:NAME")
     profile = Profile.read(times.profile) if times.profile else None
     known = question.known(times.draft_ms)
     asked = _Asked(question.prompts(), question.params(), question.wanted, known, question.at_once, profile)
@@ -214,6 +234,8 @@ def _counts(field: str, text: str) -> list[int]:
     found = o.numbers(field, text, int)
     if not found or min(found) < 1:
         raise InvalidParameter(field, f"{text!r} has no number, or one below 1", "write e.g. 1,4,8")
+    if len(set(found)) < len(found):
+        raise InvalidParameter(field, f"{text!r} has a number twice", "name each once")
     return found
 
 

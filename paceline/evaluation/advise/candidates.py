@@ -19,7 +19,7 @@ from paceline.engine.profiles import cached_profile, dtype_of
 from paceline.engine.score import score
 from paceline.errors import InvalidParameter
 from paceline.evaluation.advise.company import replay_in_company
-from paceline.evaluation.advise.exchange import ELSEWHERE, as_profile, rounds_by_rate
+from paceline.evaluation.advise.exchange import ELSEWHERE, as_profile, name_of, rounds_by_rate
 from paceline.evaluation.advise.reading import Reader
 from paceline.evaluation.advise.replay import Offer, Rounds, Text, replay_chain, standing
 from paceline.evaluation.advise.walk import offers_along, replay_drafter, replay_lookup
@@ -95,7 +95,13 @@ class Wanted:
 
 
 def wanted_of(drafts: Sequence[str], lengths: Sequence[int], spec_texts: Sequence[str] = ()) -> list[Wanted]:
-    """Candidates as a user names them: drafters, each at every length, and configurations ``LABEL={...}``."""
+    """Candidates as a user names them: drafters, each at every length, and configurations ``LABEL={...}``.
+
+    Raises:
+        InvalidParameter: a configuration that cannot be read, or a name twice.
+    """
+    _check_once("candidates", drafts)
+    _check_once("spec", [*drafts, *(text.partition("={")[0] for text in spec_texts)])
     found = [
         Wanted(draft, k, next(iter(specs_of([draft], [k], policy="fixed").values())))
         for draft in drafts
@@ -104,6 +110,13 @@ def wanted_of(drafts: Sequence[str], lengths: Sequence[int], spec_texts: Sequenc
     for label, spec in specs_of([], [], spec_texts, policy="fixed").items():
         found.append(Wanted(label, spec.get("num_draft_tokens"), spec))
     return found
+
+
+def _check_once(field: str, names: Sequence[str]) -> None:
+    """Raise InvalidParameter for a name that two candidates would have: one would stand for both."""
+    again = next((name for number, name in enumerate(names) if name in names[:number]), None)
+    if again is not None:
+        raise InvalidParameter(field, f"{again!r} names two candidates", "call each by a name of its own")
 
 
 def check_names(wanted: Sequence[Wanted]) -> None:
@@ -255,7 +268,7 @@ def from_profiles(profiles: Sequence[Mapping[str, Any]], texts: Sequence[Text], 
     """
     found = []
     for one in profiles:
-        k, name = one["num_speculative_tokens"], str(one.get("draft") or one.get("method") or "from the file")
+        k, name = one["num_speculative_tokens"], name_of(one)
         spec = {"method": one.get("method") or name, "num_draft_tokens": k, "policy": "fixed"}
         spec |= {"model": one["model"]} if one.get("model") else {}
         rounds = rounds_by_rate(texts, one["stands"], k, step_seconds)

@@ -53,10 +53,20 @@ def read_profiles(path: Path) -> list[dict[str, Any]]:
         for one in found:
             one["num_speculative_tokens"] = int(one["num_speculative_tokens"])
             one["stands"] = _conditional([float(rate) for rate in one["marginal_accept_rates"]])
-        return found
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         remedy = "give marginal_accept_rates and num_speculative_tokens, as paceline advise --export writes them"
         raise InvalidParameter("acceptance", f"{path} cannot be read ({error!r})", remedy) from None
+    keys = [(name_of(one), one["num_speculative_tokens"]) for one in found]
+    again = next((key for number, key in enumerate(keys) if key in keys[:number]), None)
+    if again is not None:
+        problem = f"{path} has two profiles of {again[0]!r} with {again[1]} tokens"
+        raise InvalidParameter("acceptance", problem, "give each a name of its own in the field draft")
+    return found
+
+
+def name_of(profile: Mapping[str, Any]) -> str:
+    """The candidate that a profile is of."""
+    return str(profile.get("draft") or profile.get("method") or "from the file")
 
 
 def rounds_by_rate(texts: Sequence[Text], stands: Sequence[float], k: int, step_seconds: float = 0.0) -> list[Rounds]:

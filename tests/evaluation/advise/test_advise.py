@@ -150,7 +150,10 @@ def test_a_trace_of_an_advice_runs_in_the_simulator(command, tmp_path):
 
 def test_files_without_rates_are_refused(command, tmp_path):
     path = tmp_path / "x.json"
-    for text in ("{}", '{"marginal_accept_rates": [2], "num_speculative_tokens": 1}'):
+    twice = [{"draft": "x", "marginal_accept_rates": [0.5], "num_speculative_tokens": 1}] * 2
+    for text in (
+        "{}", '{"marginal_accept_rates": [2], "num_speculative_tokens": 1}', json.dumps({"profiles": twice}),
+    ):  # fmt: skip
         path.write_text(text)
         result = command("--acceptance", str(path))
         assert isinstance(result.exception, InvalidParameter)
@@ -218,11 +221,16 @@ def test_what_this_model_cannot_replay_is_refused_before_it_answers(command, mon
     [
         (["--for", "nope"], "for"), (["-c", "x"], "concurrency"), (["-c", "0"], "concurrency"),
         (["-k", "0"], "num_draft_tokens"), (["-k", ""], "num_draft_tokens"), (["--candidates", "none"], "drafter"),
-        (["--candidates", "nope"], "drafter"), (["--validate", "0"], "validate"), (["--draft-ms", "nan"], "draft_ms"),
+        (["--candidates", "nope"], "drafter"), (["--validate", "0"], "validate"),
+        (["--acceptance", "x", "--draft-ms", "nan"], "draft_ms"),
         (["--export", "/dev/null/x.json"], "export"), (["--max-tokens", "0"], "max_tokens"),
         (["--temperature", "-1"], "temperature"), (["--traffic", "/no/such/log.jsonl"], "prompts"),
         (["--validate", "1", "-c", "9"], "concurrency"), (["--candidates", ""], "candidates"),
-        (["--candidates", " , "], "candidates"), (["--max-tokens", "1"], "max_tokens"),
+        (["--candidates", " , "], "candidates"), (["--candidates", "ngram,ngram"], "candidates"),
+        (["--spec", 'x={"method": "ngram"}', "--spec", 'x={"method": "suffix"}'], "spec"),
+        (["--candidates", "ngram", "--spec", 'ngram={"method": "suffix"}'], "spec"),
+        (["-k", "4,4"], "num_draft_tokens"), (["-c", "1,1"], "concurrency"), (["--draft-ms", "0"], "draft_ms"),
+        (["--draft-url", "http://127.0.0.1:9"], "draft_url"), (["--max-tokens", "1"], "max_tokens"),
     ],
 )  # fmt: skip
 def test_bad_input_names_its_field_before_a_model_is_loaded(command, monkeypatch, arguments, field):

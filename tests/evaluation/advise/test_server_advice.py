@@ -71,9 +71,16 @@ def test_logged_answers_of_one_token_are_refused(tmp_path):
         (Fake(words, posts=POSTS), ("--candidates", "draft_model:x", "-t", "1"), "candidates"),
         (Fake(words, posts=POSTS), ("--candidates", "draft_model:x"), "draft_url"),
         (Fake(words, posts=POSTS), ("--validate", "1"), "validate"),
+        (Fake(words, posts=POSTS), ("--profile", "any.json"), "profile"),
+        (Fake(words, posts=POSTS), ("--raw",), "raw"),
+        (Fake(words, posts=POSTS), ("--threads", "1"), "threads"),
+        (Fake(words, posts=POSTS), ("--draft-url", "http://127.0.0.1:9"), "draft_url"),
     ],
-    ids=["it drafts", "one token", "no tokens", "head", "sampled draft", "no times of the draft", "validate"],
-)
+    ids=[
+        "it drafts", "one token", "no tokens", "head", "sampled draft", "no times of the draft", "validate", "profile",
+        "raw", "machine", "no draft model",
+    ],
+)  # fmt: skip
 def test_what_cannot_be_known_is_refused(fake, arguments, field):
     with serving(fake) as url:
         result = ask(url, *arguments)
