@@ -85,11 +85,6 @@ def speedup(
     return tokens_per_round * plain / round_seconds(one, prices, overhead)
 
 
-def break_even_tokens(one: Round, prices: RoundPrices, overhead: float = 0) -> float:
-    """Tokens a round must bring to each request so that it is as fast as plain decoding."""
-    return 1.0 / speedup(1.0, one, prices, overhead)
-
-
 @dataclass(frozen=True, slots=True)
 class PlainPrices:
     """Prices from a curve t(rows, context) and one price for every draft step.

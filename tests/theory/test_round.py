@@ -8,7 +8,7 @@ from paceline.errors import InvalidParameter
 from paceline.speculation import BatchStats, CostProfile, FixedPrices
 from paceline.speculation.best_draft import step_seconds
 from paceline.theory import expected_tokens, measured_speedup, wall_time_factor
-from paceline.theory.round import PlainPrices, Round, break_even_tokens, draft_seconds, round_seconds, speedup
+from paceline.theory.round import PlainPrices, Round, draft_seconds, round_seconds, speedup
 
 PRICES = FixedPrices(lambda rows, context: 1 + rows / 10 + context / 100, lambda requests, context: requests / 5)
 
@@ -26,11 +26,6 @@ def test_half_a_level_costs_half_of_it():
 
 def test_a_round_without_a_draft_is_plain_decoding():
     assert speedup(1, Round(4), PRICES, overhead=0.3) == 1
-
-
-def test_break_even_is_where_the_speed_up_is_one():
-    one = Round(num_nodes=4, levels=4)
-    assert speedup(break_even_tokens(one, PRICES, 0.1), one, PRICES, 0.1) == pytest.approx(1)
 
 
 def test_a_verify_pass_at_the_price_of_a_plain_one_is_theorem_3_8():

@@ -5,7 +5,6 @@ text, with min(1, q(x)/p(x)), and the expected rounds follow by dynamic programm
 asked for real, round after round (lookups, heads, trees, hybrids), are in `walk.py`.
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -152,13 +151,3 @@ def _chances(stands: Sequence[float] | np.ndarray, size: int) -> list[float]:
         chances.append(survival * (1.0 - float(chance)))
         survival *= float(chance)
     return [*chances, survival]
-
-
-def acceptance_by_place(rounds: Sequence[Rounds]) -> list[float]:
-    """Share accepted of what was tested at each place of the draft, over all texts."""
-    tested: Counter[int] = Counter()
-    accepted: Counter[int] = Counter()
-    for one in rounds:
-        tested.update(dict(enumerate(one.tested)))  # type: ignore[arg-type]
-        accepted.update(dict(enumerate(one.accepted)))  # type: ignore[arg-type]
-    return [accepted[level] / tested[level] for level in sorted(tested) if tested[level]]

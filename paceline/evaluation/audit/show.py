@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.evaluation import html
-from paceline.evaluation.audit.run import Audit
 from paceline.evaluation.audit.verdict import Check, Verdict, unanswered
 
 QUESTIONS = {
@@ -107,8 +106,3 @@ def as_json(verdict: Verdict, checks: Sequence[Check], excluded: float | None, *
         "smallest_effect_excluded": excluded,
         **more,
     }
-
-
-def of_audit(found: Audit) -> tuple[Verdict, Sequence[Check], float | None]:
-    """The arguments that the functions here share."""
-    return found.verdict, found.checks, found.smallest_effect_excluded

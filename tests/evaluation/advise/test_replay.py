@@ -7,7 +7,7 @@ from paceline.drafters.registry import make_drafter
 from paceline.engine.score import score
 from paceline.errors import InvalidParameter
 from paceline.evaluation.advise.company import in_company, replay_in_company
-from paceline.evaluation.advise.replay import Text, acceptance_by_place, replay_chain, standing
+from paceline.evaluation.advise.replay import Text, replay_chain, standing
 from paceline.evaluation.advise.walk import replay_lookup
 from paceline.types import SamplingParams
 from tests.engine.conftest import PROMPTS, load_random, run_all
@@ -90,10 +90,8 @@ def test_expected_rounds_are_the_mean_of_simulated_ones():
     assert sum(expected.accepted) + expected.count == pytest.approx(40), "every round adds what it accepts and one more"
 
 
-def test_rates_are_conditional_by_place():
+def test_a_draft_that_always_stands_and_one_that_never_does():
     always, never = replay_chain(np.ones(12), 3), replay_chain(np.zeros(12), 3)
-    assert acceptance_by_place([always]) == [1.0, 1.0, 1.0]
-    assert acceptance_by_place([always, never])[0] == pytest.approx(sum(always.accepted[:1]) / (always.tested[0] + 11))
     assert (always.count, never.count) == (3, 12)
 
 
