@@ -279,14 +279,16 @@ def _ask(llm: "LLM", question: Question, asked: _Asked, machine: Machine, is_tra
 def _record(advice: "Advice", size: int, engines: list[str], checked: list[dict[str, Any]] | None) -> dict[str, Any]:
     """The object that scripts read."""
     from paceline.evaluation.advise.flags import all_flags
-    from paceline.evaluation.advise.predict import advice_of, best_of
+    from paceline.evaluation.advise.predict import advice_of, best_of, pays_up_to, regret_of
     from paceline.evaluation.provenance import provenance
 
     best = best_of(advice.predictions, size)
     flags = all_flags(engines, advice.spec_of(best) if best else None, best.k if best else 0)
+    predictions, regret = advice.predictions, regret_of(advice.predictions, size)
     return {
-        "candidates": [asdict(one) for one in advice.predictions], "advice": advice_of(advice.predictions, size),
-        "flags": flags, "texts": len(advice.texts), "foreign_texts": advice.num_foreign, "validation": checked,
+        "candidates": [asdict(one) | {"pays_up_to": pays_up_to(predictions, one)} for one in predictions],
+        "advice": advice_of(predictions, size), "regret": asdict(regret) if regret else None, "flags": flags,
+        "texts": len(advice.texts), "foreign_texts": advice.num_foreign, "validation": checked,
         "provenance": provenance(),
     }  # fmt: skip
 
@@ -304,14 +306,16 @@ def _validate(
 def _show(predictions: "Sequence[Prediction]", record: dict[str, Any]) -> None:
     """The table, the advice and the flags."""
     table = Table(
-        "drafter", "k", "at once", "predicted", "95 %", "tokens/pass", "break-even", "texts that lose",
+        "drafter", "k", "at once", "predicted", "95 %", "tokens/pass", "break-even", "texts that lose", "pays up to",
         title="Predicted speed-up over plain decoding", title_justify="left",
     )  # fmt: skip
-    for one in predictions[: _SHOWN * len({p.batch for p in predictions})]:
+    shown = _SHOWN * len({one.batch for one in predictions})
+    for one, told in list(zip(predictions, record["candidates"], strict=True))[:shown]:
         interval = "-" if one.low is None or one.high is None else f"[{one.low:.2f}, {one.high:.2f}]"
         numbers = [f"{value:.2f}" for value in (one.predicted, one.tokens_per_pass, one.break_even)]
         losing = f"{100 * one.losing_share:.0f} %"
-        table.add_row(one.draft, str(one.k), str(one.batch), numbers[0], interval, *numbers[1:], losing)
+        until = str(told["pays_up_to"] or "-")
+        table.add_row(one.draft, str(one.k), str(one.batch), numbers[0], interval, *numbers[1:], losing, until)
     show_table(table, output)
     if record["foreign_texts"]:
         remark = f"{record['foreign_texts']} logged answers are not this model's; it answered those prompts itself."
@@ -321,6 +325,11 @@ def _show(predictions: "Sequence[Prediction]", record: dict[str, Any]) -> None:
         text = f"{one['draft']} k={one['k']}, {one['batch']} at once: predicted {one['predicted']:.2f}, {measured}"
         output.print(text, soft_wrap=True)
     output.print(record["advice"], soft_wrap=True)
+    if (regret := record["regret"]) is not None:
+        against = f"if {regret['against']} is as fast as its interval allows, and the advice as slow"
+        output.print(
+            f"At worst the advice loses {100 * regret['share']:.0f} % of the best speed: {against}", soft_wrap=True
+        )
     for engine, told in record["flags"].items():
         text = told["flags"] or "cannot express this drafter"
         output.print(f"{engine}: {text}  ({told['source']}) {told['remark']}", soft_wrap=True)

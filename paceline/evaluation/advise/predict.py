@@ -137,6 +137,42 @@ def best_of(predictions: Sequence[Prediction], batch: int = 1) -> Prediction | N
     return max(sure, key=lambda one: one.predicted, default=None)
 
 
+@dataclass(frozen=True, slots=True)
+class Regret:
+    """What an advice may lose where predictions are off.
+
+    Attributes:
+        share: of the best speed, if what is advised lies at the low end of its interval and `against` at its high end.
+        against: the candidate that would be the best then; plain decoding has the speed-up 1.
+    """
+
+    share: float
+    against: str
+
+
+def regret_of(predictions: Sequence[Prediction], batch: int = 1) -> Regret | None:
+    """The most that the advice at `batch` loses within all intervals; None where there are none."""
+    some = [one for one in predictions if one.batch == batch and one.high is not None]
+    if not some:
+        return None
+    best = best_of(some, batch)
+    own = 1.0 if best is None or best.low is None else best.low
+    rivals = {"plain decoding": 1.0} | {f"{one.draft} k={one.k}": one.high or 0.0 for one in some if one is not best}
+    against = max(rivals, key=lambda name: rivals[name])
+    return Regret(max(0.0, 1 - own / rivals[against]), against)
+
+
+def pays_up_to(predictions: Sequence[Prediction], one: Prediction) -> int:
+    """The largest number of requests at once, of those asked for, up to which a drafter gains; 0: it never does."""
+    own = sorted((each.batch, each.predicted) for each in predictions if (each.draft, each.k) == (one.draft, one.k))
+    until = 0
+    for batch, predicted in own:
+        if predicted <= 1:
+            break
+        until = batch
+    return until
+
+
 def advice_of(predictions: Sequence[Prediction], batch: int = 1) -> str:
     """One sentence."""
     some = [one for one in predictions if one.batch == batch]

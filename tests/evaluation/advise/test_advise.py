@@ -12,7 +12,7 @@ from paceline.config import EngineConfig
 from paceline.engine.llm import LLM
 from paceline.errors import InvalidParameter
 from paceline.evaluation.advise import run
-from paceline.evaluation.advise.predict import advice_of, best_of, predict
+from paceline.evaluation.advise.predict import Prediction, Regret, advice_of, best_of, pays_up_to, predict, regret_of
 from paceline.evaluation.advise.prices import MeasuredPrices
 from paceline.evaluation.advise.replay import Text, replay_chain
 from paceline.placement.acceptance import Trace
@@ -72,6 +72,27 @@ def test_the_best_is_the_largest_that_surely_gains():
     assert advice_of([few]).startswith("too few texts")
 
 
+def prediction(draft, predicted, low, high, batch=1):
+    return Prediction(draft, 4, batch, "float32", predicted, low, high, 2.0, 1.5, 0.0)
+
+
+def test_regret_is_the_most_that_an_advice_loses_within_the_intervals():
+    good, unsure = prediction("a", 1.5, 1.2, 1.8), prediction("b", 1.3, 0.8, 2.4)
+    assert regret_of([good, unsure]) == Regret(pytest.approx(0.5), "b k=4")
+    assert regret_of([good]) == Regret(0.0, "plain decoding")
+    assert regret_of([unsure]) == Regret(pytest.approx(1 - 1 / 2.4), "b k=4"), "plain decoding is advised"
+    assert regret_of([prediction("a", 0.8, 0.7, 0.9)]) == Regret(0.0, "plain decoding")
+    assert regret_of([prediction("a", 1.5, None, None)]) is None
+    assert regret_of([good], batch=2) is None
+
+
+def test_where_drafting_stops_to_pay():
+    found = [prediction("a", ratio, None, None, batch) for batch, ratio in ((1, 1.4), (4, 1.1), (8, 0.9), (16, 1.2))]
+    never = prediction("b", 0.9, None, None)
+    assert pays_up_to([*reversed(found), never], found[0]) == 4
+    assert pays_up_to([*found, never], never) == 0
+
+
 @pytest.fixture
 def unpriced(tiny, monkeypatch, tmp_path):
     """The command without a profile."""
@@ -105,7 +126,9 @@ def test_the_object_that_scripts_read(command, tmp_path):
     for one in record["candidates"]:
         assert one["low"] <= one["predicted"] <= one["high"]
         assert one["dtype"] == "float32"
+        assert one["pays_up_to"] in (0, 1, 4)
     assert record["advice"]
+    assert 0 <= record["regret"]["share"] < 1
     assert record["foreign_texts"] == 1
     assert set(record["flags"]) == {"paceline", "vllm", "sglang"}
     kept = json.loads(export.read_text())
@@ -202,6 +225,7 @@ def test_people_get_a_table_and_what_was_measured(command):
     result = command("--validate", "0.001", "--candidates", "ngram", "-c", "1")
     assert result.exit_code == 0, result.output
     assert "break-even" in result.stdout
+    assert "At worst the advice loses" in result.stdout
     assert "paceline serve" in result.stdout
 
 
