@@ -35,9 +35,12 @@ def overall(checks: Sequence[Check]) -> Verdict:
     """The verdict of an audit: any loss is a loss; else the weakest answer to a question that arises."""
     if any(check.verdict == "LOSSY" for check in checks):
         return "LOSSY"
-    answers = [check.verdict for check in checks if check.arises or check.verdict != "UNTESTED"]
+    answers = {check.verdict for check in checks if check.arises or check.verdict != "UNTESTED"}
     weakest: tuple[Verdict, ...] = ("UNTESTED", "NUMERIC", "CONSISTENT", "PROVED")
-    return min(answers, key=weakest.index, default="UNTESTED")
+    for verdict in weakest:
+        if verdict in answers:
+            return verdict
+    return "UNTESTED"
 
 
 def unanswered(checks: Sequence[Check]) -> list[str]:
