@@ -1,7 +1,7 @@
 """`paceline bench`: ways of decoding side by side on your prompts, with intervals and the machine's own noise."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -98,7 +98,7 @@ class Arms:
     spec: Annotated[
         list[str] | None, o.option(WHAT, "--spec", help='LABEL={"method": ...}: a configuration; repeatable.')
     ] = None
-    lengths: Annotated[
+    num_draft_tokens: Annotated[
         str | None, o.option(WHAT, "--num-draft-tokens", "-k", help="2,4,8: an arm of every drafter for each.")
     ] = None
     url: Annotated[
@@ -114,7 +114,7 @@ class Arms:
         """Label to configuration of the own ones."""
         from paceline.evaluation.bench.own_arms import specs_of
 
-        every = o.numbers("num_draft_tokens", self.lengths or "", int)
+        every = o.numbers("num_draft_tokens", self.num_draft_tokens or "", int)
         return specs_of(o.names(self.drafts), every, self.spec or [], rule=self.rule, policy=self.policy)
 
 
@@ -203,14 +203,14 @@ def bench(
     gates, specs = [Gate.of(text) for text in stop.gate or []], compared.specs()
     slo = Slo.of(asked.slo) if asked.slo is not None else None
     plan = Plan(asked.cells(), stop.rounds, stop.minutes, stop.narrow)
-    for name, path in (("html", files.html), ("markdown", files.markdown)):
+    for name, path in (("resume", files.resume), ("html", files.html), ("markdown", files.markdown)):
         if path is not None:
             check_file(name, path)
     arms, skipped, dtype = _arms(model, specs, compared, asked.raw, machine)
     known = {"model": model, "dtype": dtype}
     for gate in gates:
         gate.check([arm.label for arm in arms], {cell.family for cell in plan.cells})
-    file = BenchFile(files.resume, known | _settings(asked, arms, plan, specs))
+    file = BenchFile(files.resume, known | _settings(asked, compared, machine, arms, plan))
     with progress_bars() as progress:
         ended = run_bench(arms, plan, file, progress)
     if not file.measurements:
@@ -232,12 +232,21 @@ def bench(
         raise typer.Exit(1)
 
 
-def _settings(asked: Prompts, arms: "list[Arm]", plan: "Plan", specs: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """What must agree for a run to go on."""
-    return {
-        "arms": [arm.label for arm in arms], "prompts": asked.prompts, "cells": len(plan.cells), "rounds": plan.rounds,
-        "seed": None if asked.unseeded else asked.seed, "max_tokens": asked.max_tokens,
-        "temperatures": asked.temperatures, "concurrency": asked.at_once, "rates": asked.rates or None, "specs": specs,
+def _settings(asked: Prompts, compared: Arms, machine: BenchMachine, arms: "list[Arm]", plan: "Plan") -> dict[str, Any]:
+    """All that decides what is measured, by the options' names: these must agree for a run to go on."""
+    from paceline.evaluation.bench.record import digest_of
+
+    given = asdict(asked) | asdict(compared) | asdict(machine)
+    for name in (
+        "families",
+        "per_family",
+        "turns",
+        "slo",
+    ):  # the digest has the first three; times are judged afterwards
+        del given[name]
+    return given | {
+        "prompts": digest_of(plan.cells), "temperature": asked.temperatures, "concurrency": asked.at_once,
+        "rate": asked.rates, "rounds": plan.rounds, "arms": [arm.label for arm in arms],
     }  # fmt: skip
 
 

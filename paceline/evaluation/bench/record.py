@@ -6,16 +6,16 @@ A run that is resumed reads its own lines and goes on where they end. Not for fi
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from paceline.disk import cut_off, whole_lines
+from paceline.disk import cut_off, whole_lines, writing
 from paceline.errors import InvalidParameter
-from paceline.evaluation.bench.arms import Answer
+from paceline.evaluation.bench.arms import Answer, Cell
 
-FORMAT, VERSION = "paceline-bench", 1
-_ALIKE = ("model", "dtype", "arms", "cells", "rounds", "seed", "max_tokens", "temperatures", "concurrency", "rates")
-"""Settings that must agree for a run to be resumed."""
+FORMAT, VERSION = "paceline-bench", 2
+_ANOTHER = "give the same options, or name another file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class BenchFile:
 
     Args:
         path: None keeps everything in memory.
-        settings: what the bench was asked for; a file of other settings is refused.
+        settings: all that decides a figure; a file that was begun with others is refused.
 
     Raises:
         InvalidParameter: the file is none of a bench, or of another one.
@@ -119,32 +119,55 @@ class BenchFile:
 
     def _append(self, record: Mapping[str, Any]) -> None:
         if self.path is not None:
-            with self.path.open("a", encoding="utf-8") as file:
+            with writing("resume", self.path), self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
     def _read(self, path: Path) -> None:
-        try:
-            head, *lines = whole_lines(path)
-            first = json.loads(head)
-        except ValueError:
-            raise InvalidParameter("resume", f"{path} is no bench", "name another file") from None
-        if not isinstance(first, dict) or first.get("format") != FORMAT or first.get("version") != VERSION:
-            raise InvalidParameter("resume", f"{path} is no bench of version {VERSION}", "name another file")
-        other = [name for name in _ALIKE if first["settings"].get(name) != _plain(self.settings.get(name))]
-        if other:
-            problem = f"{path} was begun with other {', '.join(other)}"
-            raise InvalidParameter("resume", problem, "give the same options, or another file")
-        for number, line in enumerate(lines):
+        head, *lines = whole_lines(path) or [""]
+        self._check(path, head)
+        for number, line in enumerate(lines, 2):
             try:
-                values = json.loads(line)
-            except ValueError:
-                raise InvalidParameter("resume", f"{path}, line {number + 2} is damaged", "remove it") from None
-            answers = tuple(Answer.of_dict(answer) for answer in values.pop("answers"))
-            self.measurements.append(Measurement(**values, answers=answers))
+                self.measurements.append(_measurement(json.loads(line)))
+            except (ValueError, KeyError, TypeError, AttributeError):
+                raise InvalidParameter("resume", f"{path}, line {number} is damaged", "remove it") from None
         cut_off(path)
         whole = self.done()
         latest = {(one.round, one.cell, one.arm): one for one in self.measurements}  # a cell may have been begun twice
         self.measurements = [one for one in latest.values() if (one.round, one.cell) in whole]
+
+    def _check(self, path: Path, head: str) -> None:
+        """Raise InvalidParameter unless the first line is that of a bench of the same settings."""
+        try:
+            first = json.loads(head)
+        except ValueError:
+            first = None
+        if not isinstance(first, dict) or first.get("format") != FORMAT:
+            raise InvalidParameter("resume", f"{path} is no bench", "name another file")
+        begun = first.get("settings")
+        if first.get("version") != VERSION or not isinstance(begun, dict):
+            problem = f"{path} is a bench of another version of Paceline, which kept other settings"
+            raise InvalidParameter("resume", problem, "name another file")
+        now = _plain(self.settings)
+        other = [name for name in now | begun if begun.get(name) != now.get(name)]
+        if other:
+            raise InvalidParameter("resume", f"{path} was begun with other {', '.join(other)}", _ANOTHER)
+
+
+def digest_of(cells: Iterable[Cell]) -> str:
+    """SHA-256 of the prompts in their order and families: files of the same name may hold others."""
+    return sha256(json.dumps([(cell.family, cell.prompts) for cell in cells]).encode()).hexdigest()
+
+
+def _measurement(values: Mapping[str, Any]) -> Measurement:
+    """A line of the file. Raises ValueError, KeyError, TypeError or AttributeError for what is none."""
+    answers = tuple(Answer.of_dict(answer) for answer in values["answers"])
+    one = Measurement(**(dict(values) | {"answers": answers}))
+    kinds = {"round": int, "cell": int, "arm": str, "family": str, "temperature": int | float, "concurrency": int}
+    if not all(isinstance(getattr(one, name), kind) for name, kind in kinds.items()):
+        raise TypeError
+    if min(one.decode_seconds, one.whole_seconds, one.tokens) < 0:
+        raise ValueError
+    return one
 
 
 def _plain(value: Any) -> Any:

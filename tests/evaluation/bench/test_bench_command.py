@@ -58,6 +58,33 @@ def test_the_object_that_scripts_read(command, tmp_path):
     assert json.loads(re.search(r'id="data">(.*?)</script>', text, re.S)[1])["arms"] == record["arms"]
 
 
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [(["--rule", "p/q"], "rule"), (["--raw"], "raw"), (["--max-tokens", "9"], "max_tokens"), (["-k", "2"], "num_draft"),
+     (["--per-family", "2"], "prompts"), (["--threads", "1"], "threads"), (["--unseeded"], "unseeded")],
+)  # fmt: skip
+def test_a_run_goes_on_only_with_all_that_decides_a_figure(command, tmp_path, more, named):
+    file = str(tmp_path / "run.jsonl")
+    assert command("--drafts", "ngram", "-o", file, "--slo", "ttft=1s").exit_code == 0
+    assert command("--drafts", "ngram", "-o", file, "--html", str(tmp_path / "x.html")).exit_code == 0
+    assert named in str(command("--drafts", "ngram", "-o", file, *more).exception)
+
+
+def test_other_prompts_in_a_file_of_the_same_name_are_other_prompts(command, tmp_path):
+    file, prompts = str(tmp_path / "run.jsonl"), tmp_path / "prompts.jsonl"
+    assert command("--drafts", "ngram", "-o", file).exit_code == 0
+    prompts.write_text(prompts.read_text().replace("cat", "dog"))
+    found = command("--drafts", "ngram", "-o", file).exception
+    assert isinstance(found, InvalidParameter)
+    assert "other prompts" in str(found)
+
+
+def test_a_folder_is_no_file_to_keep_answers_in(command, tmp_path):
+    found = command("-o", str(tmp_path)).exception
+    assert isinstance(found, InvalidParameter)
+    assert found.field == "resume"
+
+
 def test_a_gate_fails_the_command_and_says_why(command):
     result = command("--drafts", "ngram", "--gate", "ngram>=50@b")
     assert result.exit_code == 1

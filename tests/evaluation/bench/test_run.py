@@ -10,7 +10,7 @@ from paceline.engine.llm import LLM
 from paceline.errors import InvalidParameter
 from paceline.evaluation.bench.arms import Cell, EngineArm
 from paceline.evaluation.bench.own_arms import bases_of
-from paceline.evaluation.bench.record import BenchFile
+from paceline.evaluation.bench.record import FORMAT, VERSION, BenchFile
 from paceline.evaluation.bench.run import Plan, cells_of, run_bench
 from paceline.evaluation.bench.schedule import balanced_orders
 from paceline.evaluation.bench.summary import tables_of
@@ -120,6 +120,36 @@ def test_a_file_of_something_else_is_refused(tmp_path):
         path.write_text(text)
         with pytest.raises(InvalidParameter, match="resume"):
             BenchFile(path, {"arms": []})
+
+
+def test_a_file_of_an_older_version_is_refused(tmp_path):
+    path = tmp_path / "x.jsonl"
+    for head in ({"version": 1, "settings": {"arms": []}}, {"version": VERSION}):
+        path.write_text(json.dumps({"format": FORMAT} | head) + "\n")
+        with pytest.raises(InvalidParameter, match=r"resume.*another version.*another file"):
+            BenchFile(path, {"arms": []})
+
+
+def test_any_setting_that_is_new_gone_or_changed_is_named(tmp_path):
+    path = tmp_path / "x.jsonl"
+    BenchFile(path, {"arms": [], "rule": None, "raw": True})
+    with pytest.raises(InvalidParameter, match=r"other rule, new, raw; .*another file"):
+        BenchFile(path, {"arms": [], "rule": "p/q", "new": 1})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"answers": None}, {"answers": []}, {"answers": [3]}, {"answers": [{"tokens": 3}]}, {"seconds": "x"}, {"arm": []},
+     {"temperature": None}, {"what": 1}, "a text"],
+)  # fmt: skip
+def test_a_line_that_lacks_something_is_named_and_no_traceback(tmp_path, change):
+    path, some = tmp_path / "x.jsonl", arms()
+    run_bench(some, Plan(cells(2)), BenchFile(path, settings(some)))
+    head, line, *more = path.read_text().splitlines()
+    line = json.dumps(json.loads(line) | change if isinstance(change, dict) else change)
+    path.write_text("\n".join([head, line, *more, ""]))
+    with pytest.raises(InvalidParameter, match=r"resume.*line 2 is damaged"):
+        BenchFile(path, settings(some))
 
 
 def test_a_drafter_remembers_nothing_of_another_setting(tiny):
