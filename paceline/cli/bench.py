@@ -225,9 +225,9 @@ def bench(
         "ended": ended, "resumed": file.num_resumed, "skipped": skipped, "precision": stop.narrow,
         "provenance": provenance(),
     }  # fmt: skip
-    _write(tables, file, more, stop.narrow, files)
+    _write(tables, file, more, files)
     failures = [failure for each in gates for failure in each.failures(tables)]
-    _tell(tables, more, stop.narrow, failures, files.as_json)
+    _tell(tables, more, failures, files.as_json)
     if failures:
         raise typer.Exit(1)
 
@@ -250,22 +250,18 @@ def _settings(asked: Prompts, compared: Arms, machine: BenchMachine, arms: "list
     }  # fmt: skip
 
 
-def _tell(
-    tables: "list[Table]", more: dict[str, Any], narrow: float | None, failures: list[str], as_json: bool
-) -> None:
+def _tell(tables: "list[Table]", more: dict[str, Any], failures: list[str], as_json: bool) -> None:
     """Tables and the verdict for people, then markdown or one object."""
     from paceline.evaluation.bench import show
 
     for table in tables:
         _print(table)
-    messages.print(show.verdict_of(tables[0], narrow), soft_wrap=True)
+    messages.print(show.verdict_of(tables[0]), soft_wrap=True)
     for label in more["drafted_nothing"]:
         messages.print(f"{label} drafted nothing: its speculation is off, or these prompts give it nothing to draft")
     for failure in failures:
         messages.print(f"gate: {failure}", style="red", soft_wrap=True)
-    print(
-        json.dumps(show.as_json(tables, **more, gate_failures=failures)) if as_json else show.markdown(tables, narrow)
-    )
+    print(json.dumps(show.as_json(tables, **more, gate_failures=failures)) if as_json else show.markdown(tables))
 
 
 def _arms(
@@ -299,18 +295,16 @@ def _arms(
     return arms, skipped, dtype
 
 
-def _write(
-    tables: list["Table"], file: "BenchFile", more: dict[str, Any], precision: float | None, files: Files
-) -> None:
+def _write(tables: list["Table"], file: "BenchFile", more: dict[str, Any], files: Files) -> None:
     """The files that were asked for."""
     from paceline.evaluation.bench import show
 
     if files.html:
         title = f"paceline bench: {more['model']}"
-        files.html.write_text(show.page(title, tables, file.measurements, more, precision), encoding="utf-8")
+        files.html.write_text(show.page(title, tables, file.measurements, more), encoding="utf-8")
         messages.print(f"page: {files.html}")
     if files.markdown:
-        files.markdown.write_text(show.markdown(tables, precision), encoding="utf-8")
+        files.markdown.write_text(show.markdown(tables), encoding="utf-8")
 
 
 def _print(table: "Table") -> None:

@@ -48,10 +48,11 @@ class Gate:
             return [f"{self.arm} on {self.family}: not measured"]
         failures = []
         for table, one in some:
-            low = one.decode.low
-            if low is None or low < self.least:
-                shown = "too few prompts for an interval" if low is None else f"its interval begins at {low:.3f}"
-                failures.append(
-                    f"{self.arm} on {self.family}, temperature {table.temperature:g}: {shown}, not {self.least:g}"
-                )
+            low, shown = one.decode.low, table.noise
+            if low is None:
+                shown = "too few prompts for an interval"
+            elif low < self.least:
+                shown = f"its interval begins at {low:.3f}, not {self.least:g}"
+            if shown is not None:
+                failures.append(f"{self.arm} on {self.family}, temperature {table.temperature:g}: {shown}")
         return failures

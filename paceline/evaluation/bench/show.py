@@ -62,16 +62,13 @@ def title_of(table: Table) -> str:
     return f"{family}, temperature {table.temperature:g}{at_once}"
 
 
-def verdict_of(table: Table, precision: float | None = None) -> str:
+def verdict_of(table: Table) -> str:
     """One sentence that says whether speculation pays."""
     drafting = [one for one in table.arms if one.verdict not in ("baseline", "the baseline again: noise")]
     floor = table.noise_floor
     noise = "" if floor is None else f" Plain decoding against itself is within {100 * floor:.1f} % of 1 (noise)."
-    if floor is not None and precision is not None and floor > precision:
-        return (
-            f"NOISY: plain decoding differs from itself by up to {100 * floor:.1f} %, more than the "
-            f"{100 * precision:.1f} % that were asked for. No verdict; run it longer, or on a quiet machine."
-        )
+    if table.noise is not None:
+        return f"NOISY: {table.noise}. No verdict; run it longer, or on a quiet machine."
     if not drafting:
         return "Nothing was compared with plain decoding." + noise
     best = max(drafting, key=lambda one: one.decode.ratio)
@@ -85,7 +82,7 @@ def verdict_of(table: Table, precision: float | None = None) -> str:
     return f"No gain shown: the best, {best.arm}, {_times(best.decode)}. {text}{noise}"
 
 
-def markdown(tables: Sequence[Table], precision: float | None = None) -> str:
+def markdown(tables: Sequence[Table]) -> str:
     """All tables, the first with its verdict under it."""
     parts = []
     for table in tables:
@@ -94,7 +91,7 @@ def markdown(tables: Sequence[Table], precision: float | None = None) -> str:
         body = "\n".join("| " + " | ".join(row) + " |" for row in rows_of(table))
         parts.append(f"**{title_of(table)}**\n\n{head}\n{body}\n")
         if table.family == ALL:
-            parts.append(verdict_of(table, precision) + "\n")
+            parts.append(verdict_of(table) + "\n")
     return "\n".join(parts)
 
 
@@ -120,15 +117,9 @@ def as_json(tables: Sequence[Table], **more: Any) -> dict[str, Any]:
     }
 
 
-def page(
-    title: str,
-    tables: Sequence[Table],
-    measurements: Sequence[Measurement],
-    more: dict[str, Any],
-    precision: float | None = None,
-) -> str:
+def page(title: str, tables: Sequence[Table], measurements: Sequence[Measurement], more: dict[str, Any]) -> str:
     """One HTML file: verdicts, tables, and plots of ratios, acceptance by position, draft shares and drift."""
-    sections = [html.paragraph(verdict_of(tables[0], precision), "verdict"), html.paragraph(_READING, "note")]
+    sections = [html.paragraph(verdict_of(tables[0]), "verdict"), html.paragraph(_READING, "note")]
     for table in tables:
         sections.append(html.heading(title_of(table)))
         sections.append(html.table(header_of(table), rows_of(table)))

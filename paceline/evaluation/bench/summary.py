@@ -84,6 +84,7 @@ class Table:
     Attributes:
         rate: requests a second, in an open loop; `concurrency` is then the requests of a cell.
         noise_floor: how far from 1 the interval of plain decoding over itself reaches; None with too few prompts.
+        precision: the noise floor that was asked for; None where any will do.
     """
 
     family: str
@@ -92,6 +93,18 @@ class Table:
     arms: tuple[ArmSummary, ...]
     noise_floor: float | None
     rate: float | None = None
+    precision: float | None = None
+
+    @property
+    def noise(self) -> str | None:
+        """What is wrong with the machine where it is too noisy for any verdict, None where it is not."""
+        floor, most = self.noise_floor, self.precision
+        if floor is None or most is None or floor <= most:
+            return None
+        return (
+            f"plain decoding differs from itself by up to {100 * floor:.1f} %, more than the "
+            f"{100 * most:.1f} % that were asked for"
+        )
 
 
 def tables_of(
@@ -116,10 +129,10 @@ def tables_of(
         families = sorted({one.family for one in inside})
         for family in [ALL, *(families if len(families) > 1 else [])]:
             some = [one for one in inside if family in (ALL, one.family)]
-            arms = [_summary(label, base, some, slo) for label, base in bases.items()]
+            arms = tuple(_summary(label, base, some, slo) for label, base in bases.items())
             floor = _noise_floor(arms, again)
-            judged = _judged(arms, bases, again, floor, precision)
-            tables.append(Table(family, temperature, concurrency, judged, floor, rate or None))
+            table = Table(family, temperature, concurrency, arms, floor, rate or None, precision)
+            tables.append(replace(table, arms=_judged(table, bases, again)))
     return tables
 
 
@@ -244,22 +257,14 @@ def _reach(interval: Interval) -> float | None:
     return max(abs(interval.high - 1), abs(1 - interval.low))
 
 
-def _judged(
-    arms: Sequence[ArmSummary],
-    bases: dict[str, str],
-    again: dict[str, str],
-    floor: float | None,
-    precision: float | None,
-) -> tuple[ArmSummary, ...]:
-    """The same with verdicts, corrected for how many are compared."""
-    compared = [one for one in arms if one.arm not in (*again, *again.values()) and one.decode.p is not None]
+def _judged(table: Table, bases: dict[str, str], again: dict[str, str]) -> tuple[ArmSummary, ...]:
+    """Its arms with verdicts, corrected for how many are compared."""
+    compared = [one for one in table.arms if one.arm not in (*again, *again.values()) and one.decode.p is not None]
     corrected = dict(zip((one.arm for one in compared), holm([one.decode.p or 0.0 for one in compared]), strict=True))
-    noisy = precision is not None and floor is not None and floor > precision
     judged = []
-    for one in arms:
-        verdict = _verdict(
-            one, corrected.get(one.arm), noisy, is_base=bases[one.arm] == one.arm or one.arm in again.values()
-        )
+    for one in table.arms:
+        is_base = bases[one.arm] == one.arm or one.arm in again.values()
+        verdict = _verdict(one, corrected.get(one.arm), table.noise is not None, is_base)
         judged.append(replace(one, verdict=verdict))
     return tuple(judged)
 

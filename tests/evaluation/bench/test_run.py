@@ -9,10 +9,12 @@ from paceline.config import EngineConfig
 from paceline.engine.llm import LLM
 from paceline.errors import InvalidParameter
 from paceline.evaluation.bench.arms import Cell, EngineArm
+from paceline.evaluation.bench.gate import Gate
 from paceline.evaluation.bench.own_arms import bases_of
 from paceline.evaluation.bench.record import FORMAT, VERSION, BenchFile
 from paceline.evaluation.bench.run import Plan, cells_of, run_bench
 from paceline.evaluation.bench.schedule import balanced_orders
+from paceline.evaluation.bench.show import as_json, markdown, page, verdict_of
 from paceline.evaluation.bench.summary import tables_of
 from paceline.evaluation.prompts import Prompt
 from tests.evaluation.bench.simulated import arms, cells
@@ -95,6 +97,10 @@ def test_noise_above_the_precision_withholds_verdicts():
         [table] = tables_of(file.measurements, *bases_of(some), precision)
         assert table.noise_floor > 0.01
         assert table.arms[2].verdict == verdict
+        is_noisy = precision is not None
+        told = (verdict_of(table), markdown([table]), as_json([table])["verdict"], page("t", [table], [], {}))
+        assert [("NOISY" in text, "Speculation pays" in text) for text in told] == [(is_noisy, not is_noisy)] * 4
+        assert bool(Gate("fast", 1.0).failures([table])) is is_noisy
 
 
 def test_requests_at_once_are_of_one_family():
