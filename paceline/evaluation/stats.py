@@ -2,8 +2,8 @@
 
 Prompts are the clusters: rounds and tokens of one prompt are not independent, so whole prompts are left out in turn,
 with all of their rounds. Families of prompts are strata, held fixed. Student's t after a jackknife covers what it
-promises with a dozen prompts, where intervals from drawing prompts again are too narrow. numpy only. Not for what to
-measure (`bench/`).
+promises with a dozen prompts, where intervals from drawing prompts again are too narrow. Where one or two prompts took
+nearly all of the time, as after a stall, no interval is given. numpy only. Not for what to measure (`bench/`).
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,10 @@ import numpy as np
 
 LEAST_PROMPTS = 6
 """With fewer prompts no interval is given."""
+LEAST_FREEDOM = 2.0
+"""Degrees of freedom at which Student's t has no variance: up to it an interval says nothing, be it 10 or 10^9 wide."""
 CONFIDENCE = 0.95
+TOO_FEW, TOO_UNEVEN = "too few prompts", "too uneven"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +26,9 @@ class Interval:
 
     Attributes:
         ratio: the estimate.
-        low, high: of the 95 % interval; None with too few prompts.
+        low, high: of the 95 % interval; None where `lacking` says why there is none.
         num_prompts: prompts behind it.
-        p: two-sided, that the true ratio is 1; None with too few prompts.
+        p: two-sided, that the true ratio is 1; None likewise.
     """
 
     ratio: float
@@ -33,6 +36,13 @@ class Interval:
     high: float | None
     num_prompts: int
     p: float | None = None
+
+    @property
+    def lacking(self) -> str | None:
+        """Why there is no interval: ``too few prompts``, or ``too uneven``: a few took nearly all of the time."""
+        if self.low is not None:
+            return None
+        return TOO_FEW if self.num_prompts < LEAST_PROMPTS else TOO_UNEVEN
 
     @property
     def half_width(self) -> float:
@@ -64,13 +74,13 @@ def time_ratio(pairs: Pairs) -> Interval:
         base = (kept @ pairs.base_seconds) / (kept @ pairs.base_tokens)
         return np.log(base / ((kept @ pairs.seconds) / (kept @ pairs.tokens)))
 
-    return _jackknifed(estimate, pairs.base_seconds, pairs.strata)
+    return _jackknifed(estimate, [pairs.base_seconds, pairs.seconds], pairs.strata)
 
 
 def typical_ratio(pairs: Pairs) -> Interval:
     """Geometric mean of the prompts' own ratios: what a user sees whose prompts are like these."""
     logs = np.log((pairs.base_seconds / pairs.base_tokens) / (pairs.seconds / pairs.tokens))
-    return _jackknifed(lambda kept: (kept @ logs) / kept.sum(-1), np.ones(len(logs)), pairs.strata)
+    return _jackknifed(lambda kept: (kept @ logs) / kept.sum(-1), [np.ones(len(logs))], pairs.strata)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -83,15 +93,18 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-def _jackknifed(estimate: Callable[[np.ndarray], np.ndarray], weights: np.ndarray, strata: Sequence[str]) -> Interval:
+def _jackknifed(
+    estimate: Callable[[np.ndarray], np.ndarray], weights: Sequence[np.ndarray], strata: Sequence[str]
+) -> Interval:
     """`estimate` of all prompts, with Student's t interval from leaving out one prompt after the other.
 
     The squared deviations of a stratum of m prompts count m / (m - 1) times (Jones 1974, stratified jackknife). Degrees
-    of freedom are those of as many prompts of equal weight as would estimate as well (Kish 1965).
+    of freedom are those of as many prompts of equal weight as would estimate as well (Kish 1965), on the side of the
+    ratio where these are fewer.
 
     Args:
         estimate: [..., prompts], 1 for each prompt that counts and 0 for others, to [...] logarithms of the ratio.
-        weights: [prompts] how much each prompt counts in the estimate.
+        weights: for each side of the ratio, [prompts] how much each prompt counts in it.
         strata: [prompts] family of each prompt.
     """
     count = len(strata)
@@ -102,8 +115,10 @@ def _jackknifed(estimate: Callable[[np.ndarray], np.ndarray], weights: np.ndarra
     groups = _strata(strata)
     without = estimate(1 - np.eye(count)) * (count - 1) / count
     spread = sqrt(sum(len(group) * float(without[group].var(ddof=1)) for group in groups))
-    effective = float(weights.sum() ** 2 / (weights**2).sum())
-    freedom = max(1.0, effective * (count - len(groups)) / count)
+    effective = min(float(side.sum() ** 2 / (side**2).sum()) for side in weights)
+    freedom = effective * (count - len(groups)) / count
+    if freedom <= LEAST_FREEDOM:
+        return Interval(ratio, None, None, count)
     reach = spread * t_quantile(1 - (1 - CONFIDENCE) / 2, freedom)
     p = t_tail(abs(log_ratio) / spread, freedom) if spread else float(ratio == 1.0)
     return Interval(ratio, exp(log_ratio - reach), exp(log_ratio + reach), count, p)

@@ -73,8 +73,8 @@ def verdict_of(table: Table) -> str:
         return "Nothing was compared with plain decoding." + noise
     best = max(drafting, key=lambda one: one.decode.ratio)
     text = f"{best.identical} of {best.num_cells} answers are plain decoding's, word for word."
-    if best.verdict == "too few prompts":
-        return f"{best.arm} {_times(best.decode)}; too few prompts for an interval. {text}{noise}"
+    if best.decode.lacking:
+        return f"{best.arm} {_times(best.decode)}; {best.decode.lacking} for an interval. {text}{noise}"
     if best.verdict == "faster":
         return f"Speculation pays: {best.arm} {_times(best.decode)}. {text}{noise}"
     if best.verdict == "slower":

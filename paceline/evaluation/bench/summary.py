@@ -10,7 +10,7 @@ import numpy as np
 from paceline.evaluation.bench.arms import Answer
 from paceline.evaluation.bench.record import Measurement
 from paceline.evaluation.bench.slo import Slo
-from paceline.evaluation.stats import Interval, Pairs, holm, time_ratio, typical_ratio
+from paceline.evaluation.stats import TOO_FEW, TOO_UNEVEN, Interval, Pairs, holm, time_ratio, typical_ratio
 
 ALL = "all"
 LEVEL = 0.05
@@ -52,7 +52,8 @@ class ArmSummary:
         in_time: share of answers that keep the service's times; None where none were named.
         goodput: answers in time per second of its cells; likewise.
         joules_per_token: of the processor, prompts included; None where that cannot be read.
-        verdict: ``faster``, ``slower``, ``no difference shown``, ``too few prompts``, ``too noisy``, ``baseline``.
+        verdict: ``faster``, ``slower``, ``no difference shown``, ``too noisy``, ``baseline``, or what an
+            interval lacks.
     """
 
     arm: str
@@ -83,7 +84,7 @@ class Table:
 
     Attributes:
         rate: requests a second, in an open loop; `concurrency` is then the requests of a cell.
-        noise_floor: how far from 1 the interval of plain decoding over itself reaches; None with too few prompts.
+        noise_floor: how far from 1 the interval of plain decoding over itself reaches; None where it cannot be told.
         precision: the noise floor that was asked for; None where any will do.
     """
 
@@ -99,8 +100,11 @@ class Table:
     def noise(self) -> str | None:
         """What is wrong with the machine where it is too noisy for any verdict, None where it is not."""
         floor, most = self.noise_floor, self.precision
-        if floor is None or most is None or floor <= most:
+        if most is None or (floor is not None and floor <= most):
             return None
+        if floor is None:
+            is_uneven = any(one.decode.lacking == TOO_UNEVEN for one in self.arms)
+            return "how far plain decoding differs from itself cannot be told: an answer stalled" if is_uneven else None
         return (
             f"plain decoding differs from itself by up to {100 * floor:.1f} %, more than the "
             f"{100 * most:.1f} % that were asked for"
@@ -247,7 +251,7 @@ def _sum(values: Any) -> int | None:
 def _noise_floor(arms: Sequence[ArmSummary], again: dict[str, str]) -> float | None:
     floors = [_reach(one.decode) for one in arms if one.arm in again.values()]
     known = [floor for floor in floors if floor is not None]
-    return max(known) if known else None
+    return max(known) if known and len(known) == len(floors) else None
 
 
 def _reach(interval: Interval) -> float | None:
@@ -273,7 +277,7 @@ def _verdict(one: ArmSummary, p: float | None, noisy: bool, is_base: bool) -> st
     if is_base:
         return "baseline" if one.base == one.arm else "the baseline again: noise"
     if one.decode.low is None or p is None:
-        return "too few prompts"
+        return one.decode.lacking or TOO_FEW
     if noisy:
         return "too noisy"
     if p >= LEVEL or one.decode.low <= 1 <= (one.decode.high or 0):

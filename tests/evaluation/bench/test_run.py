@@ -1,6 +1,7 @@
 """The loop and its file: balanced orders, whole cells, a run that goes on, and the three ways to end."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -101,6 +102,22 @@ def test_noise_above_the_precision_withholds_verdicts():
         told = (verdict_of(table), markdown([table]), as_json([table])["verdict"], page("t", [table], [], {}))
         assert [("NOISY" in text, "Speculation pays" in text) for text in told] == [(is_noisy, not is_noisy)] * 4
         assert bool(Gate("fast", 1.0).failures([table])) is is_noisy
+
+
+@pytest.mark.parametrize("stalled", ["plain", "plain (again)", "fast"])
+def test_a_stall_leaves_no_verdict_that_rests_on_it(stalled):
+    some, file = arms(3, speedup=2.0), BenchFile(None, {"arms": ["plain", "plain (again)", "fast"]})
+    run_bench(some, Plan(cells(12)), file)
+    file.measurements = [
+        replace(one, seconds=900.0) if (one.arm, one.cell) == (stalled, 5) else one for one in file.measurements
+    ]
+    [table] = tables_of(file.measurements, *bases_of(some), 0.5)
+    _, again, fast = table.arms
+    assert (again.decode.lacking is None) == (stalled == "fast")
+    assert fast.verdict == ("too noisy" if stalled == "plain (again)" else "too uneven")
+    assert ("NOISY" in verdict_of(table)) == (stalled != "fast")
+    assert ("too uneven" in verdict_of(table)) == (stalled == "fast")
+    assert Gate("fast", 0.001).failures([table])
 
 
 def test_requests_at_once_are_of_one_family():

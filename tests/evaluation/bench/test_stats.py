@@ -7,7 +7,7 @@ from paceline.evaluation.bench.own_arms import bases_of
 from paceline.evaluation.bench.record import BenchFile
 from paceline.evaluation.bench.run import Plan, run_bench
 from paceline.evaluation.bench.summary import pairs_of
-from paceline.evaluation.stats import Pairs, holm, t_quantile, t_tail, time_ratio, typical_ratio
+from paceline.evaluation.stats import TOO_UNEVEN, Pairs, holm, t_quantile, t_tail, time_ratio, typical_ratio
 from tests.evaluation.bench.simulated import arms, cells
 
 
@@ -73,6 +73,36 @@ def test_students_t_by_the_tables():
     for freedom, quantile in ((5, 2.5706), (9, 2.2622), (30, 2.0423), (1, 12.706)):
         assert t_quantile(0.975, freedom) == pytest.approx(quantile, rel=2e-4)
         assert t_tail(quantile, freedom) == pytest.approx(0.05, rel=1e-3)
+
+
+def test_a_stalled_answer_gives_no_interval_on_either_side():
+    rng, ones = np.random.default_rng(3), np.ones(12)
+    calm, stalled = np.exp(0.03 * rng.standard_normal((2, 12)))
+    stalled[4] *= 300
+    for first, second in ((calm, stalled), (stalled, calm)):
+        found = time_ratio(Pairs(first, ones, second, ones, ["a"] * 12))
+        assert (found.low, found.high, found.p, found.lacking) == (None, None, None, TOO_UNEVEN)
+    assert time_ratio(Pairs(calm, ones, calm[::-1], ones, ["a"] * 12)).lacking is None
+
+
+def test_the_interval_of_a_ratio_turned_over_is_the_interval_turned_over():
+    rng, ones = np.random.default_rng(4), np.ones(12)
+    first, second = np.exp(rng.standard_normal((2, 12)))
+    found, turned = (time_ratio(Pairs(a, ones, b, ones, ["a"] * 12)) for a, b in ((first, second), (second, first)))
+    assert (found.low, found.high) == pytest.approx((1 / turned.high, 1 / turned.low))
+
+
+def test_intervals_that_are_given_among_stalls_cover_1_and_say_something():
+    """1,000 comparisons of equal arms of which one answer in 16 takes 5 seconds and more in place of 1."""
+    rng, ones, found = np.random.default_rng(5), np.ones(8), []
+    for _ in range(1000):
+        sides = np.exp(0.03 * rng.standard_normal((2, 8)))
+        sides += (rng.random((2, 8)) < 1 / 16) * 5 / rng.random((2, 8))
+        found.append(time_ratio(Pairs(sides[0], ones, sides[1], ones, ["a"] * 8)))
+    given = [one for one in found if one.low is not None]
+    assert len(given) > 500
+    assert np.mean([one.low <= 1 <= one.high for one in given]) >= 0.93
+    assert max(one.high / one.ratio for one in given) < 1000
 
 
 def test_holm_by_hand():
