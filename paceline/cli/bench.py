@@ -237,14 +237,8 @@ def _settings(asked: Prompts, compared: Arms, machine: BenchMachine, arms: "list
     from paceline.evaluation.bench.record import digest_of
 
     given = asdict(asked) | asdict(compared) | asdict(machine)
-    for name in (
-        "families",
-        "per_family",
-        "turns",
-        "slo",
-    ):  # the digest has the first three; times are judged afterwards
-        del given[name]
-    return given | {
+    told = ("families", "per_family", "turns", "slo")  # by the digest of the prompts; times are judged afterwards
+    return {name: value for name, value in given.items() if name not in told} | {
         "prompts": digest_of(plan.cells), "temperature": asked.temperatures, "concurrency": asked.at_once,
         "rate": asked.rates, "rounds": plan.rounds, "arms": [arm.label for arm in arms],
     }  # fmt: skip

@@ -72,6 +72,8 @@ def forest(rows: Sequence[tuple[str, float, float | None, float | None]], captio
     Args:
         rows: (name, estimate, low, high); no line without an interval.
     """
+    if not rows:
+        return ""
     ends = [value for _, ratio, low, high in rows for value in (ratio, low or ratio, high or ratio, 1.0)]
     least, most = min(ends) / 1.05, max(ends) * 1.05
     left, width = 230, 560

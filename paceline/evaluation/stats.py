@@ -17,7 +17,7 @@ LEAST_PROMPTS = 6
 LEAST_FREEDOM = 2.0
 """Degrees of freedom at which Student's t has no variance: up to it an interval says nothing, be it 10 or 10^9 wide."""
 CONFIDENCE = 0.95
-TOO_FEW, TOO_UNEVEN = "too few prompts", "too uneven"
+TOO_FEW, TOO_UNEVEN, NOTHING = "too few prompts", "too uneven", "nothing measured"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Interval:
     """A ratio with what is known about it.
 
     Attributes:
-        ratio: the estimate.
+        ratio: the estimate; not a number where nothing was measured.
         low, high: of the 95 % interval; None where `lacking` says why there is none.
         num_prompts: prompts behind it.
         p: two-sided, that the true ratio is 1; None likewise.
@@ -39,9 +39,11 @@ class Interval:
 
     @property
     def lacking(self) -> str | None:
-        """Why there is no interval: ``too few prompts``, or ``too uneven``: a few took nearly all of the time."""
+        """Why there is no interval: nothing measured, too few prompts, or too uneven: a few took nearly all time."""
         if self.low is not None:
             return None
+        if not self.num_prompts:
+            return NOTHING
         return TOO_FEW if self.num_prompts < LEAST_PROMPTS else TOO_UNEVEN
 
     @property
@@ -93,6 +95,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
+_NONE = Interval(float("nan"), None, None, 0)
+"""Of no prompts."""
+
+
 def _jackknifed(
     estimate: Callable[[np.ndarray], np.ndarray], weights: Sequence[np.ndarray], strata: Sequence[str]
 ) -> Interval:
@@ -108,6 +114,8 @@ def _jackknifed(
         strata: [prompts] family of each prompt.
     """
     count = len(strata)
+    if not count:
+        return _NONE
     log_ratio = float(estimate(np.ones(count)))
     ratio = exp(log_ratio)
     if count < LEAST_PROMPTS:

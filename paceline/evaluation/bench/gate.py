@@ -50,7 +50,7 @@ class Gate:
         for table, one in some:
             low, shown = one.decode.low, table.noise
             if low is None:
-                shown = f"{one.decode.lacking} for an interval"
+                shown = f"{one.decode.lacking}, so there is no interval"
             elif low < self.least:
                 shown = f"its interval begins at {low:.3f}, not {self.least:g}"
             if shown is not None:

@@ -39,6 +39,11 @@ class Plan:
             raise InvalidParameter("prompts", "there are none", "give at least one")
         if self.rounds < 1:
             raise InvalidParameter("rounds", f"{self.rounds} is less than 1", "ask everything at least once")
+        for cell in self.cells:
+            cell.params(len(cell.prompts) - 1)  # refuses what no request may ask for, before a model is loaded
+            if cell.max_tokens < 2:
+                problem = f"{cell.max_tokens} leaves nothing to decode: the first token comes of reading the prompt"
+                raise InvalidParameter("max_tokens", problem, "let answers have at least 2")
         for name, value in (("minutes", self.minutes), ("precision", self.precision)):
             if value is not None and not value > 0:
                 raise InvalidParameter(name, f"{value} is not above 0", "leave it out for no limit")

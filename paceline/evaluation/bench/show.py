@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from math import isnan
 from typing import Any
 
 from paceline.evaluation import html
@@ -29,7 +30,7 @@ def rows_of(table: Table) -> list[list[str]]:
     """Cells under `header_of`; what an arm cannot tell is a dash."""
     return [
         [
-            one.arm, f"{one.decode.ratio:.2f}", _range(one.decode), f"{one.whole.ratio:.2f}",
+            one.arm, _number(one.decode.ratio), _range(one.decode), _number(one.whole.ratio),
             f"{one.tokens_per_second:.1f}", _number(one.tokens_per_pass), _number(one.acceptance),
             _share(one.draft_share), f"{one.first_token_seconds:.3f}", *_tails(one, table),
             *(shown(getattr(one, field)) for _, field, shown in _more(table)),
@@ -71,7 +72,10 @@ def verdict_of(table: Table) -> str:
         return f"NOISY: {table.noise}. No verdict; run it longer, or on a quiet machine."
     if not drafting:
         return "Nothing was compared with plain decoding." + noise
-    best = max(drafting, key=lambda one: one.decode.ratio)
+    measured = [one for one in drafting if one.decode.num_prompts]
+    if not measured:
+        return "Nothing was measured: no answer went on after its first token."
+    best = max(measured, key=lambda one: one.decode.ratio)
     text = f"{best.identical} of {best.num_cells} answers are plain decoding's, word for word."
     if best.decode.lacking:
         return f"{best.arm} {_times(best.decode)}; {best.decode.lacking} for an interval. {text}{noise}"
@@ -124,7 +128,9 @@ def page(title: str, tables: Sequence[Table], measurements: Sequence[Measurement
         sections.append(html.heading(title_of(table)))
         sections.append(html.table(header_of(table), rows_of(table)))
         forest = [
-            (one.arm, one.decode.ratio, one.decode.low, one.decode.high) for one in table.arms if one.arm != one.base
+            (one.arm, one.decode.ratio, one.decode.low, one.decode.high)
+            for one in table.arms
+            if one.arm != one.base and one.decode.num_prompts
         ]
         sections.append(html.forest(forest, "Tokens per second of decoding over plain decoding, with 95 % intervals"))
     sections += _plots(tables, measurements)
@@ -174,7 +180,12 @@ def _by_concurrency(tables: Sequence[Table]) -> list[tuple[str, list[float], lis
         return []
     sizes = [float(table.concurrency) for table in whole]
     ratios = {
-        one.arm: [each.decode.ratio for table in whole for each in table.arms if each.arm == one.arm]
+        one.arm: [
+            each.decode.ratio
+            for table in whole
+            for each in table.arms
+            if each.arm == one.arm and each.decode.num_prompts
+        ]
         for one in whole[0].arms
     }
     return [(arm, sizes, values) for arm, values in ratios.items() if len(values) == len(sizes)]
@@ -196,9 +207,9 @@ def _drift(measurements: Sequence[Measurement], table: Table) -> tuple[str, list
 
 def _arm(one: ArmSummary) -> dict[str, Any]:
     return {
-        "ratio": one.decode.ratio, "low": one.decode.low, "high": one.decode.high,
-        "end_to_end": one.whole.ratio, "end_to_end_low": one.whole.low, "end_to_end_high": one.whole.high,
-        "typical": one.typical.ratio, "prompts": one.decode.num_prompts, "base": one.base,
+        "ratio": _known(one.decode.ratio), "low": one.decode.low, "high": one.decode.high,
+        "end_to_end": _known(one.whole.ratio), "end_to_end_low": one.whole.low, "end_to_end_high": one.whole.high,
+        "typical": _known(one.typical.ratio), "prompts": one.decode.num_prompts, "base": one.base,
         "tokens_per_second": one.tokens_per_second, "tokens_per_pass": one.tokens_per_pass,
         "acceptance_rate": one.acceptance, "draft_share": one.draft_share, "wasted": one.wasted,
         "first_token_seconds": one.first_token_seconds, "first_token_95": one.first_token_95,
@@ -218,8 +229,13 @@ def _range(interval: Interval) -> str:
     return "-" if interval.low is None or interval.high is None else f"[{interval.low:.2f}, {interval.high:.2f}]"
 
 
+def _known(ratio: float) -> float | None:
+    """As JSON has it: null where nothing was measured."""
+    return None if isnan(ratio) else ratio
+
+
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+    return "-" if value is None or isnan(value) else f"{value:.2f}"
 
 
 def _share(value: float | None) -> str:

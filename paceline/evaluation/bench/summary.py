@@ -181,9 +181,9 @@ def _summary(label: str, base: str, measurements: Sequence[Measurement], slo: Sl
     return ArmSummary(
         arm=label,
         base=base,
-        decode=time_ratio(decoding) if len(decoding.strata) else _NOTHING,
-        whole=time_ratio(whole) if len(whole.strata) else _NOTHING,
-        typical=typical_ratio(decoding) if len(decoding.strata) else _NOTHING,
+        decode=time_ratio(decoding),
+        whole=time_ratio(whole),
+        typical=typical_ratio(decoding),
         tokens_per_second=tokens / seconds,
         tokens_per_pass=(emitted or (passes + (accepted or 0))) / passes if passes else None,
         acceptance=_ratio(accepted, accepted, rejected),
@@ -199,9 +199,6 @@ def _summary(label: str, base: str, measurements: Sequence[Measurement], slo: Sl
         goodput=slo.share(answers) * len(answers) / sum(one.seconds for one in own) if slo else None,
         joules_per_token=_joules_per_token(own),
     )  # fmt: skip
-
-
-_NOTHING = Interval(1.0, None, None, 0)
 
 
 def _joules_per_token(own: Sequence[Measurement]) -> float | None:

@@ -151,6 +151,32 @@ def test_what_would_fail_after_the_bench_is_refused_before_it(command, monkeypat
     assert result.exception.field == field
 
 
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [(["-n", "1"], "max_tokens"), (["-n", "0"], "max_tokens"), (["--temperature=-1"], "temperature")],
+)  # fmt: skip
+def test_what_no_request_may_ask_for_is_refused_before_the_model_is_loaded(command, monkeypatch, arguments, field):
+    monkeypatch.setattr(options, "load_llm", lambda *_, **__: pytest.fail("loaded first"))
+    result = command("--drafts", "ngram", *arguments)
+    assert isinstance(result.exception, InvalidParameter)
+    assert result.exception.field == field
+
+
+def test_answers_of_one_token_are_not_called_a_ratio_of_1(tmp_path):
+    page = tmp_path / "page.html"
+    with serving(Fake(lambda body: ["a"])) as url:
+        servers = ["--url", f"x={url}", "--plain-url", f"x={url}"]
+        arguments = ["bench", "none", "-c", "1,2", *servers, "--gate", "x>=0.1", "--html", str(page), "--json"]
+        result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 1, result.output
+    record = json.loads(result.stdout.splitlines()[-1])
+    assert {arm["ratio"] for arm in record["arms"].values()} == {None}
+    assert record["arms"]["x"]["verdict"] == "nothing measured"
+    assert record["verdict"].startswith("Nothing was measured")
+    assert "nothing measured" in record["gate_failures"][0]
+    assert not re.search(r"\bnan\b", page.read_text(), re.I)
+
+
 def test_minutes_that_end_before_the_first_answer_are_named(command):
     result = command("--drafts", "ngram", "--minutes", "1e-9")
     assert isinstance(result.exception, InvalidParameter)
