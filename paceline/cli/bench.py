@@ -80,7 +80,7 @@ class Prompts:
     @property
     def rates(self) -> list[float]:
         """A table for each, in an open loop."""
-        return o.numbers("rate", self.rate or "", float)
+        return [] if self.rate is None else o.numbers("rate", self.rate, float)
 
     @property
     def at_once(self) -> list[int]:
@@ -114,7 +114,8 @@ class Arms:
         """Label to configuration of the own ones."""
         from paceline.evaluation.bench.own_arms import specs_of
 
-        every = o.numbers("num_draft_tokens", self.num_draft_tokens or "", int)
+        lengths = self.num_draft_tokens
+        every = [] if lengths is None else o.numbers("num_draft_tokens", lengths, int)
         return specs_of(o.names(self.drafts), every, self.spec or [], rule=self.rule, policy=self.policy)
 
 

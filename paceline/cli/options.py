@@ -236,9 +236,11 @@ def names(text: str | None) -> list[str]:
 
 
 def numbers(field: str, text: str, kind: Callable[[str], Number]) -> list[Number]:
-    """``1,2,4`` as numbers of `kind`. Raises InvalidParameter for what is none."""
+    """``1,2,4`` as numbers of `kind`, at least one. Raises InvalidParameter for what is none."""
     try:
-        return [kind(each) for each in names(text)]
+        if found := [kind(each) for each in names(text)]:
+            return found
+        raise ValueError
     except ValueError:
         raise InvalidParameter(field, f"{text!r} is no list of numbers", "write e.g. 1,4,8") from None
 

@@ -53,8 +53,10 @@ def load_prompts(
         all_turns: later turns of a conversation are prompts too, each by itself.
 
     Raises:
-        InvalidParameter: the file cannot be read, a line holds no prompt, or nothing is left.
+        InvalidParameter: the file cannot be read, a line holds no prompt, nothing is left, or `per_family` is below 1.
     """
+    if per_family is not None and per_family < 1:
+        raise InvalidParameter("per_family", f"{per_family} is less than 1", "leave it out for all of them")
     if source.startswith(_LONG):
         prompts = _stretches(source.removeprefix(_LONG), per_family or _STRETCHES)
     else:

@@ -116,9 +116,8 @@ def _groups(prompts: Sequence[Prompt], size: int) -> list[tuple[str, tuple[str, 
             groups.append((prompt.family, tuple(waiting)))
             waiting.clear()
     if not groups:
-        raise InvalidParameter(
-            "concurrency", f"no family has {size} prompts", "give more prompts, or ask fewer at once"
-        )
+        problem = f"no family has {size} prompts, the largest {max(map(len, families.values()), default=0)}"
+        raise InvalidParameter("concurrency", problem, "name a file with more as --prompts, or ask fewer at once")
     return groups
 
 

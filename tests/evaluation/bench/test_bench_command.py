@@ -2,11 +2,13 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from paceline.cli import options
+from paceline.cli.bench import Prompts
 from paceline.cli.main import app
 from paceline.config import EngineConfig
 from paceline.engine.llm import LLM
@@ -131,7 +133,9 @@ def test_a_server_whose_speculation_is_off_is_named():
     [(["--families", "nope"], "families"), (["--precision", "3"], "precision"), (["-c", "x"], "concurrency"),
      (["--gate", "x>y"], "gate"), (["--spec", "x={"], "spec"), (["--rounds", "0"], "rounds"),
      (["--slo", "ttft=5"], "slo"), (["--drafts", "nope"], "drafts"), (["--prompts", "long:x"], "prompts"),
-     (["--turns", "last"], "turns"), (["--prompts", "/dev/null"], "prompts")],
+     (["--turns", "last"], "turns"), (["--prompts", "/dev/null"], "prompts"), (["--per-family", "-1"], "per_family"),
+     (["--per-family", "0"], "per_family"), (["--temperature", ""], "temperature"), (["-c", ""], "concurrency"),
+     (["--rate", ""], "rate"), (["-k", ""], "num_draft_tokens")],
 )  # fmt: skip
 def test_bad_input_names_its_field(command, arguments, field):
     result = command(*arguments)
@@ -196,6 +200,13 @@ def test_without_a_model_there_must_be_a_server():
 def test_gates_are_read():
     assert Gate.of("suffix k=4 >= 1.2 @ qa") == Gate("suffix k=4", 1.2, "qa")
     assert Gate.of("x>=1") == Gate("x", 1.0, "all")
+
+
+def test_commands_of_the_page_ask_for_no_more_at_once_than_the_built_in_prompts_allow():
+    page = (Path(__file__).parents[3] / "docs" / "bench.md").read_text()
+    found = re.findall(r"^paceline bench(?!.*--prompts).*--concurrency (\S+)", page, re.M)
+    assert found
+    assert all(Prompts(concurrency=each).cells() for each in found)
 
 
 def test_it_explains_itself():

@@ -127,7 +127,7 @@ def test_requests_at_once_are_of_one_family():
     assert [cell.prompts for cell in four] == [("0", "2", "4", "6")] * 2 + [("1", "3", "5", "7")] * 2
     assert len(found) == 2 * 9 + 4
     assert [cell.number for cell in found] == list(range(len(found)))
-    with pytest.raises(InvalidParameter, match="concurrency"):
+    with pytest.raises(InvalidParameter, match=r"concurrency: no family has 6 prompts, the largest 5"):
         cells_of(prompts, concurrency=(6,))
 
 
