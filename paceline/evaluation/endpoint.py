@@ -11,14 +11,17 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from http.client import HTTPException
 from typing import Any
 
-from paceline.errors import InvalidParameter
+from paceline.errors import InvalidParameter, first_line
 from paceline.evaluation.bench.arms import Answer
 from paceline.types import SamplingParams
 
 TIMEOUT = 600.0
 _QUICK = 10.0
+_FAILURES = (OSError, ValueError, HTTPException)
+"""Of a request: nobody there, no JSON, and what is no HTTP or ends in its middle."""
 _PROBES = (
     ("llama-server", "/props"),
     ("sglang", "/get_server_info"),
@@ -41,16 +44,18 @@ class Server:
         model: name to ask for.
         dialect: ``vllm``, ``sglang``, ``llama-server``, ``ollama``, ``paceline`` or ``openai``.
         has_metrics: counters of speculation can be read.
+        field: the option that names it, for errors.
     """
 
     url: str
     model: str
     dialect: str = "openai"
     has_metrics: bool = False
+    field: str = "url"
 
 
-def connect(url: str, model: str | None = None) -> Server:
-    """The server at `url`, its dialect and the model it serves.
+def connect(url: str, model: str | None = None, field: str = "url") -> Server:
+    """The server at `url`, which the option `field` names, its dialect and the model it serves.
 
     Raises:
         InvalidParameter: nothing answers there, or it lists no model and none is named.
@@ -58,27 +63,28 @@ def connect(url: str, model: str | None = None) -> Server:
     base = url.rstrip("/").removesuffix("/v1")
     listed = _get_json(base + "/v1/models")
     if listed is None and model is None:
-        raise InvalidParameter("url", f"{url} does not answer GET /v1/models", "start the server, or check the address")
-    names = [entry.get("id") for entry in (listed or {}).get("data", [])] if isinstance(listed, Mapping) else []
-    name = model or (names[0] if names else None)
+        raise InvalidParameter(field, f"{url} does not answer GET /v1/models", "start the server, or check the address")
+    name = model or next((entry.get("id") for entry in _entries(listed)), None)
     if name is None:
-        raise InvalidParameter("url", f"{url} lists no model", "name one: LABEL=URL#MODEL")
-    return Server(base, str(name), dialect_of(base, listed), counters(base) is not None)
+        raise InvalidParameter(field, f"{url} lists no model", "name one: LABEL=URL#MODEL")
+    return Server(base, str(name), dialect_of(base, listed), counters(base) is not None, field)
 
 
-def connect_to(address: str) -> Server:
+def connect_to(address: str, field: str = "url") -> Server:
     """`connect` to ``URL`` or ``URL#MODEL``."""
     url, _, model = address.partition("#")
-    return connect(url, model or None)
+    return connect(url, model or None, field)
+
+
+def _entries(listed: Any) -> list[Mapping[str, Any]]:
+    """The models that a server lists; none where its answer has another form."""
+    found = listed.get("data") if isinstance(listed, Mapping) else None
+    return [entry for entry in found if isinstance(entry, Mapping)] if isinstance(found, list) else []
 
 
 def dialect_of(base: str, listed: Any = None) -> str:
     """Which server speaks at `base`; ``openai`` where nothing gives it away."""
-    owners = (
-        {str(entry.get("owned_by")) for entry in (listed or {}).get("data", [])}
-        if isinstance(listed, Mapping)
-        else set()
-    )
+    owners = {str(entry.get("owned_by")) for entry in _entries(listed)}
     for known, name in (("llamacpp", "llama-server"), ("vllm", "vllm"), ("sglang", "sglang"), ("paceline", "paceline")):
         if known in owners:
             return name
@@ -120,9 +126,9 @@ def complete(
     timings: Mapping[str, Any] = {}
     started = clock()
     first = last = None
-    for event in _events(server.url + path, body):
+    for event in _events(server, path, body):
         if event.get("error"):
-            raise InvalidParameter("url", f"{server.url} failed: {event['error']}", "see the server's log")
+            raise InvalidParameter(server.field, f"{server.url} failed: {event['error']}", "see the server's log")
         piece = _piece(event)
         if piece:
             last = clock()
@@ -170,30 +176,38 @@ def _piece(event: Mapping[str, Any]) -> str:
     return delta.get("content") or delta.get("reasoning_content") or choice.get("text") or ""
 
 
-def _events(url: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _events(server: Server, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The objects of a stream of server-sent events; a server that does not stream sends one."""
+    url = server.url + path
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
             if "event-stream" not in response.headers.get("Content-Type", ""):
-                yield _as_event(json.loads(response.read()))
+                yield _as_event(_object(response.read()))
                 return
             for line in response:
                 text = line.decode("utf-8", "replace").strip()
                 if text.startswith("data:") and text != "data: [DONE]":
-                    yield json.loads(text.removeprefix("data:"))
+                    yield _object(text.removeprefix("data:"))
     except urllib.error.HTTPError as error:
         words = error.read().decode("utf-8", "replace")[:300]
-        raise InvalidParameter("url", f"{url} answers {error.code}: {words}", "see the server's log") from None
-    except (OSError, ValueError) as error:
-        raise InvalidParameter(
-            "url", f"{url} cannot be asked ({error})", "start the server, or check the address"
-        ) from None
+        raise InvalidParameter(server.field, f"{url} answers {error.code}: {words}", "see the server's log") from None
+    except _FAILURES as error:
+        problem = f"{url} cannot be asked ({first_line(error)})"
+        raise InvalidParameter(server.field, problem, "start the server, or check the address") from None
+
+
+def _object(text: str | bytes) -> dict[str, Any]:
+    """An object of JSON. Raises ValueError for what is none."""
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError(f"{str(found)[:60]!r} is no object")
+    return found
 
 
 def _as_event(body: Mapping[str, Any]) -> dict[str, Any]:
     """A whole answer in the shape of one event."""
-    choices = [dict(choice) | {"delta": choice.get("message") or {}} for choice in body.get("choices", [])]
+    choices = [dict(choice) | {"delta": choice.get("message") or {}} for choice in body.get("choices") or []]
     return dict(body) | {"choices": choices}
 
 
@@ -203,7 +217,7 @@ def post_json(url: str, body: Mapping[str, Any], seconds: float = _QUICK) -> Any
     try:
         with urllib.request.urlopen(request, timeout=seconds) as response:
             return json.loads(response.read())
-    except (OSError, ValueError):
+    except _FAILURES:
         return None
 
 
@@ -211,7 +225,7 @@ def _get(url: str) -> str | None:
     try:
         with urllib.request.urlopen(url, timeout=_QUICK) as response:
             return response.read().decode("utf-8", "replace")
-    except (OSError, ValueError):
+    except _FAILURES:
         return None
 
 

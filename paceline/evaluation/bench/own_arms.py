@@ -75,7 +75,10 @@ def url_arms(
     Raises:
         InvalidParameter: a text that cannot be read, a plain URL without its partner, nothing to compare with.
     """
-    named, plain = dict(map(_labelled, urls)), dict(map(_labelled, plain_urls))
+    named, plain = (
+        dict(_labelled("url", each) for each in urls),
+        dict(_labelled("plain_url", each) for each in plain_urls),
+    )
     for label in plain:
         if label not in named:
             raise InvalidParameter("plain_url", f"{label!r} has no --url", f"name it --url {label}=...")
@@ -83,7 +86,7 @@ def url_arms(
     for label, url in named.items():
         base = PLAIN
         if label in plain:
-            base, server = f"{label} {PLAIN}", connect_to(plain[label])
+            base, server = f"{label} {PLAIN}", connect_to(plain[label], "plain_url")
             arms += [EndpointArm(server, base, base, raw), EndpointArm(server, f"{base} (again)", base, raw)]
         elif not has_own:
             raise InvalidParameter("url", f"{label!r} has nothing to be compared with", f"add --plain-url {label}=URL")
@@ -103,10 +106,10 @@ def takes_model(method: str) -> bool:
     return "model" in option_names(method)
 
 
-def _labelled(text: str) -> tuple[str, str]:
+def _labelled(field: str, text: str) -> tuple[str, str]:
     label, equals, url = text.partition("=")
-    if not equals or "://" not in url:
-        raise InvalidParameter("url", f"{text!r} is not LABEL=URL", "write e.g. vllm=http://localhost:8000")
+    if not label or not equals or "://" not in url:
+        raise InvalidParameter(field, f"{text!r} is not LABEL=URL", "write e.g. vllm=http://localhost:8000")
     return label, url
 
 

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import StreamRequestHandler, ThreadingTCPServer
 
 
 class Fake:
@@ -24,6 +25,28 @@ class Fake:
         self.gap = gap
         self.say, self.owner, self.pages, self.timings, self.posts = say, owner, pages or {}, timings, posts or {}
         self.bodies: list[dict] = []
+
+
+@contextmanager
+def saying(answer: bytes):
+    """The URL of something that answers every request with these bytes and hangs up."""
+
+    class Handler(StreamRequestHandler):
+        def handle(self):
+            length = 0
+            while (line := self.rfile.readline()).strip():
+                if line.lower().startswith(b"content-length:"):
+                    length = int(line.split(b":")[1])
+            self.rfile.read(length)
+            self.wfile.write(answer)
+
+    server = ThreadingTCPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 @contextmanager

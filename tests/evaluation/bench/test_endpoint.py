@@ -8,9 +8,9 @@ from paceline.errors import InvalidParameter
 from paceline.evaluation.bench.arms import Cell
 from paceline.evaluation.bench.own_arms import bases_of, url_arms
 from paceline.evaluation.bench.server_arm import EndpointArm, answers_from_a_cache
-from paceline.evaluation.endpoint import complete, connect, counters
+from paceline.evaluation.endpoint import Server, complete, connect, counters
 from paceline.types import SamplingParams
-from tests.evaluation.bench.openai_server import Fake, serving
+from tests.evaluation.bench.openai_server import Fake, saying, serving
 
 CELL = Cell(0, ("one", "two"), "all", temperature=0.5, seed=3, max_tokens=9)
 
@@ -85,6 +85,38 @@ def test_what_is_no_server_is_refused():
         url_arms(["http//x"], [])
     with pytest.raises(InvalidParameter, match=r"^plain_url"):
         url_arms([], ["x=http://127.0.0.1:9"])
+    with pytest.raises(InvalidParameter, match=r"^plain_url.*LABEL=URL"):
+        url_arms(["x=http://127.0.0.1:9"], ["x"])
+
+
+def test_the_option_that_names_a_server_is_named_when_it_is_gone():
+    with serving(Fake(words)) as url:
+        with pytest.raises(InvalidParameter, match=r"^plain_url.*does not answer"):
+            url_arms([f"x={url}"], ["x=http://127.0.0.1:9"])
+        [plain, *_] = url_arms([f"x={url}"], [f"x={url}"])
+    with pytest.raises(InvalidParameter, match=r"^plain_url.*cannot be asked"):
+        plain.begin(0)
+
+
+@pytest.mark.parametrize("listed", ["null", "3", '{"data": null}', '{"data": 3}', '{"data": [null]}', "{}"])
+def test_lists_of_models_of_another_form_list_none(listed):
+    with serving(Fake(words, pages={"/v1/models": listed})) as url:
+        with pytest.raises(InvalidParameter, match="url"):
+            connect(url)
+        assert connect(url, "tiny").model == "tiny"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"SSH-2.0-OpenSSH_9.6\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{", b"HTTP/1.1 200 OK\r\n\r\n[]",
+     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n5\r\ndata:\r\n",
+     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: 3\n\n"],
+)  # fmt: skip
+def test_what_is_no_answer_is_an_error_that_names_the_url(said):
+    with saying(said) as url:
+        assert counters(url) is None
+        with pytest.raises(InvalidParameter, match=r"^url.*cannot be asked"):
+            complete(Server(url, "tiny"), "hi", SamplingParams(temperature=0, max_tokens=4))
 
 
 def test_a_server_that_answers_from_a_cache_is_found():
