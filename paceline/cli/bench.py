@@ -1,6 +1,7 @@
 """`paceline bench`: ways of decoding side by side on your prompts, with intervals and the machine's own noise."""
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +22,14 @@ if TYPE_CHECKING:
     from paceline.evaluation.bench.summary import Table
 
 WHAT, STOP, FILES = "What is measured", "When it ends", "Files"
+
+
+def _distinct(field: str, text: str, kind: Callable[[str], o.Number]) -> list[o.Number]:
+    """`options.numbers`, each once: what is asked for twice would count as two in one table."""
+    found = o.numbers(field, text, kind)
+    if len(set(found)) < len(found):
+        raise InvalidParameter(field, f"{text!r} has a number twice", "give each once; --rounds asks everything again")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +84,17 @@ class Prompts:
     @property
     def temperatures(self) -> list[float]:
         """A table for each."""
-        return o.numbers("temperature", self.temperature, float)
+        return _distinct("temperature", self.temperature, float)
 
     @property
     def rates(self) -> list[float]:
         """A table for each, in an open loop."""
-        return [] if self.rate is None else o.numbers("rate", self.rate, float)
+        return [] if self.rate is None else _distinct("rate", self.rate, float)
 
     @property
     def at_once(self) -> list[int]:
         """A table for each."""
-        return o.numbers("concurrency", self.concurrency, int)
+        return _distinct("concurrency", self.concurrency, int)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +121,12 @@ class Arms:
 
     def specs(self) -> dict[str, dict[str, Any]]:
         """Label to configuration of the own ones."""
-        from paceline.evaluation.bench.own_arms import specs_of
+        from paceline.evaluation.bench.own_arms import AGAIN, PLAIN, specs_of
 
         lengths = self.num_draft_tokens
-        every = [] if lengths is None else o.numbers("num_draft_tokens", lengths, int)
-        return specs_of(o.names(self.drafts), every, self.spec or [], rule=self.rule, policy=self.policy)
+        every = [] if lengths is None else _distinct("num_draft_tokens", lengths, int)
+        drafts, texts, taken = o.names(self.drafts), self.spec or [], (PLAIN, AGAIN)
+        return specs_of(drafts, every, texts, taken, rule=self.rule, policy=self.policy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,13 +273,14 @@ def _arms(
     model: str, specs: dict[str, dict[str, Any]], compared: Arms, raw: bool, machine: BenchMachine
 ) -> tuple[list["Arm"], dict[str, str], str | None]:
     """(all arms, what was left out and why, the dtype of the own ones)."""
-    from paceline.evaluation.bench.own_arms import own_arms, url_arms
+    from paceline.evaluation.bench.own_arms import AGAIN, PLAIN, own_arms, url_arms
     from paceline.evaluation.bench.server_arm import answers_from_a_cache
 
     arms: list[Arm] = []
     skipped: dict[str, str] = {}
     dtype = None
-    servers = url_arms(compared.url or [], compared.plain_url or [], raw, has_own=model != o.NONE)
+    own = () if model == o.NONE else (PLAIN, AGAIN, *specs)
+    servers = url_arms(compared.url or [], compared.plain_url or [], raw, own)
     if model != o.NONE:
         llm = o.load_llm(model, None, **machine.engine())
         dtype = llm.dtype

@@ -1,7 +1,7 @@
 """From what a user writes to arms: drafters by name, configurations as JSON, URLs; plain decoding always twice."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from paceline.drafters.registry import option_names
@@ -16,14 +16,16 @@ _PLAIN_SPEC = {"method": "plain", "num_draft_tokens": 0}
 
 
 def specs_of(
-    drafts: Sequence[str], lengths: Sequence[int] = (), spec_texts: Sequence[str] = (), **shared: Any
-) -> dict[str, dict[str, Any]]:
+    drafts: Sequence[str], lengths: Sequence[int] = (), spec_texts: Sequence[str] = (), taken: Collection[str] = (),
+    **shared: Any,
+) -> dict[str, dict[str, Any]]:  # fmt: skip
     """Label to speculative configuration.
 
     Args:
         drafts: names of drafters; ``NAME:MODEL`` lends a draft model.
         lengths: numbers of draft tokens, an arm for each; none leaves the drafter's own.
         spec_texts: ``LABEL={...}``, configurations as JSON.
+        taken: labels of other arms.
         shared: fields for all of them that they do not name, e.g. ``rule="p/q"``.
 
     Raises:
@@ -35,9 +37,11 @@ def specs_of(
         spec: dict[str, Any] = {"method": method} | ({"model": model} if model else {})
         for length in lengths or [None]:
             label = draft if length is None else f"{draft} k={length}"
+            _check_free("drafts", label, (*specs, *taken))
             specs[label] = spec if length is None else spec | {"num_draft_tokens": length}
     for text in spec_texts:
         label, brace, config = text.partition("={")
+        _check_free("spec", label, (*specs, *taken))
         try:
             specs[label] = json.loads(brace[1:] + config)
         except ValueError:
@@ -64,31 +68,31 @@ def own_arms(llm: LLM, specs: Mapping[str, Mapping[str, Any]], raw: bool = False
 
 
 def url_arms(
-    urls: Sequence[str], plain_urls: Sequence[str], raw: bool = False, has_own: bool = True
+    urls: Sequence[str], plain_urls: Sequence[str], raw: bool = False, own: Collection[str] = ()
 ) -> list[EndpointArm]:
     """Arms of servers, each compared with its own plain server where one is named, else with plain decoding here.
 
     Args:
         urls, plain_urls: ``LABEL=URL`` or ``LABEL=URL#MODEL``; a plain server has the label of the one it is plain for.
-        has_own: there is plain decoding here.
+        own: labels of the arms that run here, plain decoding among them; none where nothing runs here.
 
     Raises:
-        InvalidParameter: a text that cannot be read, a plain URL without its partner, nothing to compare with.
+        InvalidParameter: a text that cannot be read, a plain URL without its partner, nothing to compare with, or a
+            label of two arms.
     """
-    named, plain = (
-        dict(_labelled("url", each) for each in urls),
-        dict(_labelled("plain_url", each) for each in plain_urls),
-    )
+    named, plain = _addresses("url", urls, own), _addresses("plain_url", plain_urls)
     for label in plain:
         if label not in named:
             raise InvalidParameter("plain_url", f"{label!r} has no --url", f"name it --url {label}=...")
+        for each in (PLAIN, AGAIN):
+            _check_free("plain_url", f"{label} {each}", (*named, *own))
     arms: list[EndpointArm] = []
     for label, url in named.items():
         base = PLAIN
         if label in plain:
             base, server = f"{label} {PLAIN}", connect_to(plain[label], "plain_url")
-            arms += [EndpointArm(server, base, base, raw), EndpointArm(server, f"{base} (again)", base, raw)]
-        elif not has_own:
+            arms += [EndpointArm(server, base, base, raw), EndpointArm(server, f"{label} {AGAIN}", base, raw)]
+        elif not own:
             raise InvalidParameter("url", f"{label!r} has nothing to be compared with", f"add --plain-url {label}=URL")
         arms.append(EndpointArm(connect_to(url), label, base, raw))
     return arms
@@ -106,11 +110,22 @@ def takes_model(method: str) -> bool:
     return "model" in option_names(method)
 
 
-def _labelled(field: str, text: str) -> tuple[str, str]:
-    label, equals, url = text.partition("=")
-    if not label or not equals or "://" not in url:
-        raise InvalidParameter(field, f"{text!r} is not LABEL=URL", "write e.g. vllm=http://localhost:8000")
-    return label, url
+def _addresses(field: str, texts: Sequence[str], taken: Collection[str] = ()) -> dict[str, str]:
+    """Label to address."""
+    found: dict[str, str] = {}
+    for text in texts:
+        label, equals, url = text.partition("=")
+        if not label or not equals or "://" not in url:
+            raise InvalidParameter(field, f"{text!r} is not LABEL=URL", "write e.g. vllm=http://localhost:8000")
+        _check_free(field, label, (*found, *taken))
+        found[label] = url
+    return found
+
+
+def _check_free(field: str, label: str, taken: Collection[str]) -> None:
+    """Raise InvalidParameter for the name of another arm: figures of two would be one's."""
+    if label in taken:
+        raise InvalidParameter(field, f"{label!r} is the name of another arm too", "give each a name of its own")
 
 
 def _is_class(draft: str) -> bool:

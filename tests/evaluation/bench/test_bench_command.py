@@ -166,6 +166,28 @@ def test_what_no_request_may_ask_for_is_refused_before_the_model_is_loaded(comma
     assert result.exception.field == field
 
 
+_HERE = "http://127.0.0.1:9"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [(["--drafts", "ngram,ngram"], "drafts"), (["--drafts", "plain"], "drafts"), (["-k", "2,2"], "num_draft_tokens"),
+     (["--spec", 'ngram={"method": "ngram"}'], "spec"), (["--spec", 'plain={"method": "ngram"}'], "spec"),
+     (["--spec", 'x={"method": "ngram"}', "--spec", 'x={"method": "suffix"}'], "spec"),
+     (["--url", f"ngram={_HERE}"], "url"), (["--url", f"plain={_HERE}"], "url"),
+     (["--url", f"x={_HERE}", "--url", f"x={_HERE}"], "url"),
+     (["--url", f"x={_HERE}", "--plain-url", f"x={_HERE}", "--plain-url", f"x={_HERE}"], "plain_url"),
+     (["--url", f"x={_HERE}", "--plain-url", f"x={_HERE}", "--url", f"x plain={_HERE}"], "plain_url"),
+     (["-t", "0,0.0"], "temperature"), (["-c", "1,1"], "concurrency"), (["--rate", "2,2"], "rate")],
+)  # fmt: skip
+def test_what_is_given_twice_is_refused_before_anything_is_asked(command, monkeypatch, arguments, field):
+    monkeypatch.setattr(options, "load_llm", lambda *_, **__: pytest.fail("loaded first"))
+    result = command(*(() if "--drafts" in arguments else ("--drafts", "ngram")), *arguments)
+    assert isinstance(result.exception, InvalidParameter)
+    assert result.exception.field == field
+    assert "another arm" in str(result.exception) or "twice" in str(result.exception)
+
+
 def test_answers_of_one_token_are_not_called_a_ratio_of_1(tmp_path):
     page = tmp_path / "page.html"
     with serving(Fake(lambda body: ["a"])) as url:

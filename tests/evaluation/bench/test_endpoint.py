@@ -67,15 +67,15 @@ def test_dialects_by_their_pages():
 
 def test_servers_are_compared_with_their_own_plain_server():
     with serving(Fake(words)) as url, serving(Fake(words)) as plain:
-        arms = url_arms([f"x={url}"], [f"x={plain}#other"], has_own=False)
+        arms = url_arms([f"x={url}"], [f"x={plain}#other"])
         assert bases_of(arms) == (
             {"x plain": "x plain", "x plain (again)": "x plain", "x": "x plain"},
             {"x plain": "x plain (again)"},
         )
         assert arms[0].server.model == "other"
-        assert url_arms([f"x={url}"], [], has_own=True)[0].base == "plain"
+        assert url_arms([f"x={url}"], [], own=["plain"])[0].base == "plain"
         with pytest.raises(InvalidParameter, match=r"^url: 'x' has nothing"):
-            url_arms([f"x={url}"], [], has_own=False)
+            url_arms([f"x={url}"], [])
 
 
 def test_what_is_no_server_is_refused():
