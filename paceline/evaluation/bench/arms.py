@@ -1,7 +1,7 @@
 """Arms: ways to answer prompts that are measured side by side. Here those of an engine; URLs are in `endpoint.py`."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Protocol
 
@@ -198,8 +198,3 @@ def _waited(answer: Answer, late: float) -> Answer:
     return replace(
         answer, first_token_seconds=answer.first_token_seconds + late, seconds=answer.seconds + late
     )  # fmt: skip
-
-
-def answers_equal(ours: Sequence[Answer], theirs: Sequence[Answer]) -> bool:
-    """Whether every answer of one arm is the other's."""
-    return len(ours) == len(theirs) and all(one.says(other) for one, other in zip(ours, theirs, strict=True))

@@ -4,7 +4,6 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from paceline.drafters.registry import option_names
 from paceline.engine.llm import LLM
 from paceline.errors import InvalidParameter
 from paceline.evaluation.bench.arms import WARM_UP, Arm, EngineArm
@@ -103,11 +102,6 @@ def bases_of(arms: Sequence[Arm]) -> tuple[dict[str, str], dict[str, str]]:
     bases = {arm.label: arm.base for arm in arms}
     again = {base: f"{base} (again)" for base in bases.values() if f"{base} (again)" in bases}
     return bases, again
-
-
-def takes_model(method: str) -> bool:
-    """Whether a drafter takes a draft model."""
-    return "model" in option_names(method)
 
 
 def _addresses(field: str, texts: Sequence[str], taken: Collection[str] = ()) -> dict[str, str]:
