@@ -31,12 +31,23 @@ def show_table(table: Table, console: Console = messages) -> None:
 
     A table whose numbers alone are wider than the terminal runs past its edge.
     """
-    for column in table.columns:
-        column.min_width = _least_width(column)
-    padding = 3 * len(table.columns) + 1  # a line and two blanks to a column, and the last line
-    needed = sum(column.min_width or 0 for column in table.columns) + padding
+    least = [_least_width(column) for column in table.columns]
+    padding = 3 * len(least) + 1  # a line and two blanks to a column, and the last line
+    needed = sum(least) + padding
+    wanted = [_whole_width(column) - width for column, width in zip(table.columns, least, strict=True)]
+    spare = max(0, console.width - needed)
+    for left, number in enumerate(sorted(range(len(least)), key=lambda i: wanted[i]), -len(least)):
+        more = min(wanted[number], spare // -left)  # an equal share, of which those that want little leave some
+        table.columns[number].width = least[number] + more
+        spare -= more
     wide = console if needed <= console.width else Console(file=console.file, width=needed, **_PLAIN)
     wide.print(table)
+
+
+def _whole_width(column: Column) -> int:
+    """Cells of its longest line."""
+    lines = [line for text in (*column._cells, column.header) for line in str(text).splitlines()]
+    return max(map(cell_len, lines), default=0)
 
 
 def _least_width(column: Column) -> int:

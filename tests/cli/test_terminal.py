@@ -54,6 +54,18 @@ def test_no_number_of_a_table_is_cut(width):
         assert part in shown
 
 
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
+def test_no_column_of_a_table_is_cut_off(width):
+    table = Table("arm", "decoding", "95 %", "end to end", "tokens/pass", "acceptance", "first token (s)", "verdict")
+    table.add_row("plain (again)", "1.00", "[0.99, 1.02]", "0.98", "-", "-", "0.003", "the baseline again: noise")
+    table.add_row("x", "1.50", "[1.39, 1.62]", "1.48", "2.10", "0.61", "0.003", "faster")
+    console = screen(width)
+    show_table(table, console)
+    shown = console.file.getvalue()
+    for word in ("verdict", "faster", "baseline", "noise", "acceptance", "(again)"):
+        assert word in shown
+
+
 def test_words_that_were_printed_stay_where_they_are():
     console = screen(20, terminal=True)
     printer = TokenPrinter(console)
