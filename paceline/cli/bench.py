@@ -11,7 +11,7 @@ from rich.table import Table as RichTable
 
 from paceline.cli import options as o
 from paceline.cli.groups import Machine, grouped
-from paceline.cli.terminal import messages, progress_bars, show_table
+from paceline.cli.terminal import messages, output, progress_bars, show_table
 from paceline.disk import check_file
 from paceline.errors import InvalidParameter
 
@@ -256,17 +256,20 @@ def _settings(asked: Prompts, compared: Arms, machine: BenchMachine, arms: "list
 
 
 def _tell(tables: "list[Table]", more: dict[str, Any], failures: list[str], as_json: bool) -> None:
-    """Tables and the verdict for people, then markdown or one object."""
+    """Tables with their verdicts or one object; remarks are for standard error."""
     from paceline.evaluation.bench import show
+    from paceline.evaluation.bench.summary import ALL
 
-    for table in tables:
+    if as_json:
+        print(json.dumps(show.as_json(tables, **more, gate_failures=failures)))
+    for table in () if as_json else tables:
         _print(table)
-    messages.print(show.verdict_of(tables[0]), soft_wrap=True)
+        if table.family == ALL:
+            output.print(show.verdict_of(table), soft_wrap=True)
     for label in more["drafted_nothing"]:
         messages.print(f"{label} drafted nothing: its speculation is off, or these prompts give it nothing to draft")
     for failure in failures:
         messages.print(f"gate: {failure}", style="red", soft_wrap=True)
-    print(json.dumps(show.as_json(tables, **more, gate_failures=failures)) if as_json else show.markdown(tables))
 
 
 def _arms(
@@ -319,4 +322,4 @@ def _print(table: "Table") -> None:
     shown = RichTable(*show.header_of(table), title=show.title_of(table), title_justify="left")
     for row in show.rows_of(table):
         shown.add_row(*row)
-    show_table(shown)
+    show_table(shown, output)

@@ -91,7 +91,19 @@ def test_a_gate_fails_the_command_and_says_why(command):
     result = command("--drafts", "ngram", "--gate", "ngram>=50@b")
     assert result.exit_code == 1
     assert "gate: ngram on b" in result.stderr
-    assert "| ngram |" in result.stdout
+    assert "verdict" in result.stdout
+
+
+def test_tables_are_printed_once_and_the_object_alone(command, tmp_path):
+    found, document = command("--drafts", "ngram"), tmp_path / "tables.md"
+    for text in ("all prompts, temperature 0", "a, temperature 0", "acceptance", "Plain decoding against itself"):
+        assert text in found.stdout
+        assert text not in found.stderr
+    assert found.stdout.count("all prompts, temperature 0") == 1
+    found = command("--drafts", "ngram", "--json", "--markdown", str(document))
+    assert [line[:1] for line in found.stdout.splitlines()] == ["{"]
+    assert "temperature 0" not in found.stderr
+    assert "| ngram |" in document.read_text()
 
 
 def test_temperatures_and_requests_at_once_have_tables_of_their_own(command):
