@@ -69,11 +69,15 @@ class Prompts:
     def cells(self) -> "list[Cell]":
         """What all arms answer, in order."""
         from paceline.evaluation.bench.run import cells_of, open_cells_of
+        from paceline.evaluation.bench.summary import ALL
         from paceline.evaluation.prompts import load_prompts
 
         if self.turns not in ("first", "all"):
             raise InvalidParameter("turns", f"{self.turns!r} is unknown", "use first or all")
         chosen = load_prompts(self.prompts, o.names(self.families), self.per_family, self.turns == "all")
+        if {prompt.family for prompt in chosen} > {ALL}:
+            problem = f"{self.prompts} has a category {ALL!r} beside others, the name of the table of all prompts"
+            raise InvalidParameter("prompts", problem, "give that category another name, or choose --families")
         own = None if self.unseeded else self.seed
         if self.rates and self.at_once != [1]:
             raise InvalidParameter("rate", "arrivals decide how many run at once", "leave out --concurrency")

@@ -18,6 +18,8 @@ from paceline.errors import InvalidParameter
 CHAT = frozenset({"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"})
 """MT-Bench's categories, which Spec-Bench counts as one family."""
 BUILTIN = "builtin"
+UNNAMED = "no category"
+"""The family of prompts that name none."""
 _LAYOUTS = ("spec-bench", "speed-bench")
 _LONG = "long:"
 _STRETCHES = 6
@@ -36,7 +38,7 @@ class Prompt:
     """
 
     text: str
-    family: str = "all"
+    family: str = UNNAMED
     answer: str | None = None
 
 
@@ -121,7 +123,7 @@ def _of_record(line: str, place: str, merge_chat: bool, all_turns: bool) -> list
     try:
         record: Any = json.loads(line)
         texts = _texts(record)
-        family = str(record.get("category") or record.get("family") or "all")
+        family = str(record.get("category") or record.get("family") or UNNAMED)
         answer = next((record[name] for name in _ANSWERS if isinstance(record.get(name), str)), None)
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):
         remedy = 'write {"prompt": ...}, {"turns": [...]} or {"messages": [...]} on each line'

@@ -254,13 +254,28 @@ def test_prompts_of_every_layout(tmp_path):
     path.write_text("\n".join(map(json.dumps, lines)))
     found = load_prompts(f"spec-bench:{path}", all_turns=True)
     assert {(p.text, p.family, p.answer) for p in found} == {
-        ("a", "conversation", None), ("b", "conversation", None), ("c", "all", None), ("d", "qa", "e"),
+        ("a", "conversation", None), ("b", "conversation", None), ("c", "no category", None), ("d", "qa", "e"),
     }  # fmt: skip
     assert [p.family for p in load_prompts("builtin", per_family=1)] == ["copying", "code", "reading", "free"]
     assert [p.text for p in load_prompts(str(path), ["qa"])] == ["d"]
     path.write_text('{"x": 1}')
     with pytest.raises(InvalidParameter, match=r"prompts.*line 1"):
         load_prompts(str(path))
+
+
+def test_prompts_without_a_category_are_a_family_and_the_total_is_none(command, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    lines = [{"prompt": f"abc abc {i}"} | ({"category": "qa"} if i % 2 else {}) for i in range(4)]
+    prompts.write_text("\n".join(map(json.dumps, lines)))
+    result = command("--drafts", "ngram", "--json")
+    tables = json.loads(result.stdout)["tables"]
+    found = {table["family"]: table["arms"]["plain"]["prompts"] for table in tables}
+    assert (len(tables), found) == (3, {"all": 4, "no category": 2, "qa": 2})
+    prompts.write_text(prompts.read_text().replace("qa", "all"))
+    result = command("--drafts", "ngram", "--json")
+    assert isinstance(result.exception, InvalidParameter)
+    assert result.exception.field == "prompts"
+    assert command("--drafts", "ngram", "--families", "all", "--json").exit_code == 0
 
 
 def test_stretches_of_a_text_are_prompts(tmp_path):
