@@ -161,7 +161,8 @@ def digest_of(cells: Iterable[Cell]) -> str:
 def _measurement(values: Mapping[str, Any]) -> Measurement:
     """A line of the file. Raises ValueError, KeyError, TypeError or AttributeError for what is none."""
     answers = tuple(Answer.of_dict(answer) for answer in values["answers"])
-    one = Measurement(**(dict(values) | {"answers": answers}))
+    plain: dict[str, Any] = dict(values) | {"answers": answers}
+    one = Measurement(**plain)
     kinds = {"round": int, "cell": int, "arm": str, "family": str, "temperature": int | float, "concurrency": int}
     if not all(isinstance(getattr(one, name), kind) for name, kind in kinds.items()):
         raise TypeError
