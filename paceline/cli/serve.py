@@ -15,7 +15,7 @@ from paceline.cli.groups import Drafting, grouped
 from paceline.cli.serve_audit import AuditBeside
 from paceline.cli.serve_options import AuditOptions, ClusterOptions, Front, KeepingOptions, ServedOn, named_models
 from paceline.cli.terminal import messages, progress_bars
-from paceline.config import SpeculativeConfig
+from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.disk import check_file
 from paceline.errors import InvalidParameter
 from paceline.serving.settings import Settings
@@ -95,6 +95,7 @@ def serve(
         curl localhost:8000/v1/models
     """
     speculative = keeping.around(drafting.config())
+    EngineConfig(**devices.engine())  # what no engine can have is told of by the option's name, before anything starts
     need_extras()
     settings = front.settings(devices.max_num_seqs)
     for field, log in (("request_log", front.request_log), ("events", plan.events)):
@@ -139,12 +140,14 @@ def _serve_cluster(
     path: Path, wanted: ClusterOptions, engine: dict[str, Any], speculative: SpeculativeConfig | None,
     settings: Settings, front: Front, listen: Callable[..., Awaitable[None]],
 ) -> None:  # fmt: skip
+    from paceline.drafters.registry import check_drafter
     from paceline.serving.cluster.dispatcher import Dispatcher
     from paceline.serving.cluster.group import Supervision
     from paceline.serving.cluster.plan import read_plan
     from paceline.serving.cluster.preflight import check_loadable
     from paceline.serving.model_spec import FROM_THE_PLAN
 
+    check_drafter(speculative)
     own = {name: value for name, value in engine.items() if name not in FROM_THE_PLAN}
     plan = read_plan(path).with_paths(wanted.paths()).with_engine(own)
     supervision = Supervision(heartbeat=wanted.heartbeat, max_restarts=wanted.max_restarts)

@@ -138,7 +138,7 @@ def _check_devices(splits: Sequence[ParallelConfig], cluster: Cluster) -> None:
     if needed > cluster.num_devices:
         of_type = f" of type {splits[0].device!r}" if splits[0].device else ""
         problem = f"need {needed} devices{of_type}, the cluster has {cluster.num_devices}"
-        raise InvalidParameter("groups", problem, "use fewer or smaller groups")
+        raise InvalidParameter("groups", problem, f"use fewer or smaller groups, or {needed} devices")
     if not cluster.has_nodes_for(split.tensor for split in splits for _ in range(split.pipeline)):
         problem = f"tensor degrees up to {max(split.tensor for split in splits)} do not fit nodes of {cluster.per_node}"
         raise InvalidParameter("groups", problem, "use degrees that divide a node's devices")

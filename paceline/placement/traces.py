@@ -47,6 +47,9 @@ def read_arrivals(path: str | Path, names: Sequence[str] = ()) -> Workload:
     """
     header = [cell.strip() for cell in next(_rows(path, 0), (0, []))[1]]
     if header[:3] == ["HashOwner", "HashApp", "HashFunction"]:
+        if header[3:] != ["Trigger", *map(str, range(1, len(header) - 3))]:
+            problem = f"{path} has other columns than Trigger and the minutes from 1 after HashFunction"
+            raise InvalidParameter("arrivals", problem, "bring the file as Azure has it")
         return read_functions_2019(path, max(1, len(names)))
     if header[:3] == ["app", "func", "end_timestamp"]:
         return read_functions_2021(path, max(1, len(names)))

@@ -179,6 +179,10 @@ class Backend(Protocol):
         """``status`` (``ok``, ``degraded`` or ``down``) and whatever tells more."""
         ...
 
+    def describe(self, model: str) -> Mapping[str, Any]:
+        """What is known of a model, for people and clients: ``max_model_len`` at least, ``drafter`` and the like."""
+        ...
+
     async def metrics(self) -> bytes:
         """Prometheus text."""
         ...
@@ -197,10 +201,6 @@ class TextBackend(Backend, Protocol):
 
     async def detokenize(self, model: str, token_ids: Sequence[int]) -> str:
         """The text of `token_ids`. Raises InvalidParameter for an unknown model or id."""
-        ...
-
-    def describe(self, model: str) -> Mapping[str, Any]:
-        """``max_model_len``, ``drafter`` and the like, for people and clients."""
         ...
 
     async def state(self) -> Mapping[str, Any]:

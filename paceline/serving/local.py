@@ -51,7 +51,7 @@ class LocalBackend:
         return await self._worker.detokenize(model, token_ids)
 
     def describe(self, model: str) -> Mapping[str, Any]:
-        """See `TextBackend.describe`."""
+        """See `Backend.describe`."""
         self._check(model)
         return self._worker.describe(model)
 

@@ -16,11 +16,8 @@ def model_routes(front: Front) -> list[Route]:
     """What requests may ask for."""
 
     def entry(name: str) -> dict[str, Any]:
-        more = {} if front.text is None else front.text.describe(name)
-        return {
-            "id": name, "object": "model", "created": 0, "owned_by": "paceline",
-            "max_model_len": more.get("max_model_len"),
-        }  # fmt: skip
+        longest = front.backend.describe(name)["max_model_len"]
+        return {"id": name, "object": "model", "created": 0, "owned_by": "paceline", "max_model_len": longest}
 
     async def models(_: Request) -> Response:
         return JSONResponse({"object": "list", "data": [entry(name) for name in front.backend.models]})

@@ -100,7 +100,7 @@ class Worker:
         return tokenizer.decode(token_ids, skip_special=False)
 
     def describe(self, model: str) -> Mapping[str, Any]:
-        """See `TextBackend.describe`."""
+        """See `Backend.describe`."""
         return self._llms[model].describe()
 
     async def state(self) -> Mapping[str, Any]:
@@ -129,6 +129,10 @@ class Worker:
     async def metrics(self) -> bytes:
         """Prometheus text of all engines, every family once."""
         return merged([await llm.prometheus_text(name) for name, llm in self._llms.items()])
+
+    async def max_model_lens(self) -> Mapping[str, int]:
+        """Tokens of the longest request of every model."""
+        return {name: llm.describe()["max_model_len"] for name, llm in self._llms.items()}
 
     async def pass_profiles(self) -> Mapping[str, TokenProfile]:
         """What passes of every model cost, as `paceline tune` measured or by a few passes now."""

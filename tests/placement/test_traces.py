@@ -99,6 +99,13 @@ def test_a_file_of_dates_without_a_header_keeps_its_first_row(tmp_path):
     assert read_arrivals(write(tmp_path, "2023-11-16 18:15:46,0\n2023-11-16 18:15:47,0\n")).times.tolist() == [0, 1]
 
 
+@pytest.mark.parametrize("columns", ["1,2", "Trigger,2,1", "Trigger,1,3"])
+def test_functions_of_2019_with_other_columns_are_refused(tmp_path, columns):
+    text = f"HashOwner,HashApp,HashFunction,{columns}\no,a,f,7,0,1\n"
+    with pytest.raises(InvalidParameter, match="other columns than Trigger and the minutes"):
+        read_arrivals(write(tmp_path, text))
+
+
 def test_more_invocations_than_fit_are_refused_before_they_are_drawn(tmp_path):
     header = "HashOwner,HashApp,HashFunction,Trigger,1,2"
     with pytest.raises(InvalidParameter, match="requests until line 3"):

@@ -17,6 +17,9 @@ class EchoModel:
 
     tokenizer = SimpleNamespace(thinks=False)
 
+    def describe(self):
+        return {"max_model_len": 512}
+
     def take_turns(self, turns):
         pass
 

@@ -77,6 +77,9 @@ class TokenProfile:
             value = getattr(self, name)
             if not least <= value < float("inf"):
                 raise InvalidParameter(name, f"{value}", f"give {least} or more")
+        for name in ("seats", "token_budget", "stages"):
+            if getattr(self, name) > MOST_ROWS:
+                raise InvalidParameter(name, f"{getattr(self, name)}", f"give at most {MOST_ROWS}")
         if self.tokens_per_pass > self.rows_per_request:
             problem = f"{self.tokens_per_pass:g} from {self.rows_per_request:g} rows_per_request"
             raise InvalidParameter("tokens_per_pass", problem, "give at most a token per row, its own included")
@@ -116,7 +119,7 @@ class TokenProfile:
             given["segment_seconds"] = _numbers(segments, f"{where}.segment_seconds")
         for name in ("seats", "token_budget", "stages"):
             if name in values:
-                given[name] = whole_of(values, name, where=where, most=2**31)
+                given[name] = whole_of(values, name, where=where, most=MOST_ROWS)
         if stages is not None:
             if given.get("stages", stages) not in (1, stages):
                 problem = f"{given['stages']} for a split of {stages}"

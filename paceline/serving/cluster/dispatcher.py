@@ -56,6 +56,7 @@ class Dispatcher:
         self._is_closing = self._is_over = False
         self._suspects = asyncio.Lock()
         self._prompts = PromptSizes()
+        self._max_model_lens: dict[str, int] = {}
 
     @property
     def models(self) -> Sequence[str]:
@@ -72,6 +73,7 @@ class Dispatcher:
         try:
             await self._load(0)
             await asyncio.gather(*(self._load(group) for group in range(1, len(self.groups))))
+            await self._ask_for_lengths()
             await self._ask_for_profiles()
         except BaseException:
             await self._kill_all()
@@ -124,6 +126,10 @@ class Dispatcher:
         all_ready = all(state is Health.READY for state in states)
         status = "down" if set(self.models) - served else "ok" if all_ready else "degraded"
         return {"status": status, "groups": groups, "requests": dict(self.controller.counts)}
+
+    def describe(self, model: str) -> Mapping[str, Any]:
+        """See `Backend.describe`; the least of all groups that hold the model."""
+        return {"max_model_len": self._max_model_lens.get(model)}
 
     async def metrics(self) -> bytes:
         """The controller's figures, and those of all engines that answer, each with its group."""
@@ -300,10 +306,10 @@ class Dispatcher:
             flight = self._flights[ticket.request_id]
             if flight.turn.done():
                 flight.turn = asyncio.get_running_loop().create_future()
-        why = "the cluster shut down" if self._is_closing else "any more"
+        why = "the cluster shut down" if self._is_closing else "all have ended"
         for ticket in moves.lost:
             flight = self._flights.pop(ticket.request_id)
-            flight.chunks.put_nowait(GroupLost(f"no group that holds {ticket.model!r} is alive, {why}"))
+            flight.chunks.put_nowait(GroupLost(f"no group that holds {ticket.model!r} is alive: {why}"))
             assert flight.task is not None
             flight.task.cancel()
         for ticket, target in moves.moved:
@@ -337,6 +343,14 @@ class Dispatcher:
         life.load_seconds = life.since - started
         names = [model.name for model in self.plan.held_by(group)]
         self.events.record("group_ready", group=group, models=names, seconds=round(life.load_seconds, 3))
+
+    async def _ask_for_lengths(self) -> None:
+        """The longest request of each model, of groups that can say."""
+        asks = [ask for group in self.groups if (ask := getattr(group, "max_model_lens", None))]
+        async with asyncio.timeout(self._supervision.start_timeout):
+            for found in await asyncio.gather(*(ask() for ask in asks)):
+                for model, longest in found.items():
+                    self._max_model_lens[model] = min(longest, self._max_model_lens.get(model, longest))
 
     async def _ask_for_profiles(self) -> None:
         """Let engines say what their passes cost, where the plan does not."""

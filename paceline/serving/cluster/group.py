@@ -11,7 +11,8 @@ from paceline.serving.job import Chunk, Job
 class GroupHandle(Protocol):
     """A group seen from outside. Every method but `kill` raises WorkerDied when the group is gone.
 
-    It may also have ``pass_profiles()``, a `TokenProfile` by model, and ``metrics()``, Prometheus text.
+    It may also have ``pass_profiles()``, a `TokenProfile` by model, ``max_model_lens()``, tokens of the longest request
+    by model, and ``metrics()``, Prometheus text.
     """
 
     async def start(self) -> None:

@@ -27,6 +27,7 @@ from paceline.placement.fields import field_of, number_of, only_known, read_mapp
 from paceline.placement.model import NO_SLO
 from paceline.placement.plan_file import PLAN_KEYS
 from paceline.placement.tokens import TokenProfile
+from paceline.placement.workload import MAX_SECONDS
 from paceline.serving.cluster.controller import Queue
 from paceline.serving.cluster.group_queue import GroupQueue
 from paceline.serving.cluster.token_queue import TokenQueue
@@ -210,7 +211,7 @@ def _model(index: int, value: Any) -> ModelSpec:
 def _seconds(name: str, value: Any, default: float) -> float:
     if value is None:
         return default
-    return number_of({name: value}, name)
+    return number_of({name: value}, name, most=MAX_SECONDS)
 
 
 def _pass_profiles(values: Any, placement: Placement) -> tuple[tuple[TokenProfile, ...], ...]:

@@ -8,6 +8,7 @@ what happens when one dies, is decided elsewhere (`dispatcher.py`).
 import asyncio
 import logging
 import os
+import re
 import secrets
 import socket
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from paceline.serving.worker import OpenModel, Worker, open_model
 try:
     import ray
     from ray._private import ray_constants
+    from ray._private.services import canonicalize_bootstrap_address_or_die
     from ray.exceptions import RayError, RayTaskError
     from ray.util.placement_group import placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -45,6 +47,8 @@ CONNECT_SECONDS = 5.0
 """In which the head of an existing Ray must take a connection."""
 READY_TIMEOUT = 60.0
 """Seconds until a placement group must have what it reserves."""
+_OWN_NAME = re.compile(r"^paceline\.errors\.\w+: ")
+"""Before the message of an error of this project, as Ray tells it."""
 READY_SECONDS = 5.0
 """In which Ray tells that an actor has ended."""
 
@@ -195,6 +199,10 @@ class RayGroup:
         """See `Worker.pass_profiles`."""
         return await self._call("pass_profiles")
 
+    async def max_model_lens(self) -> Mapping[str, int]:
+        """See `Worker.max_model_lens`."""
+        return await self._call("max_model_lens")
+
     async def metrics(self) -> bytes:
         """See `Worker.metrics`."""
         return await self._call("metrics")
@@ -228,7 +236,7 @@ def _translated() -> Iterator[None]:
         raise (error.cause if isinstance(error.cause, Exception) else WorkerDied(str(error))) from error
     except RayError as error:
         lines = str(error).split("creation task, ", 1)[1:]  # what it raised when it was made
-        why = f": {lines[0].strip().splitlines()[-1]}" if lines and lines[0].strip() else ""
+        why = f": {_OWN_NAME.sub('', lines[0].strip().splitlines()[-1])}" if lines and lines[0].strip() else ""
         raise WorkerDied(f"the group's process is gone ({type(error).__name__}){why}") from error
 
 
@@ -297,10 +305,13 @@ def stop_ray() -> None:
 
 def _join_ray(address: str) -> None:
     """Connect to a Ray that runs already; its groups' places are given back when this process leaves."""
-    if address != "auto":
-        _check_listening(address)
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        found = canonicalize_bootstrap_address_or_die(address) if address == "auto" else address
+    except ConnectionError as error:
+        raise _unreachable(address, error) from error
+    _check_listening(found)
+    try:
+        ray.init(address=found, log_to_driver=False, logging_level=logging.ERROR)
     except (RayError, ConnectionError, OSError, RuntimeError, ValueError) as error:
         raise _unreachable(address, error) from error
 

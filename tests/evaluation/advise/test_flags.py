@@ -13,7 +13,7 @@ from paceline.config import SpeculativeConfig
 from paceline.drafters.registry import drafter_names
 from paceline.evaluation.advise.candidates import default_candidates, wanted_of
 from paceline.evaluation.advise.flags import engine_names, flags_for
-from paceline.evaluation.bench.own_arms import takes_model
+from paceline.drafters.registry import option_names
 
 SMALL = {"method": "draft_model", "model": "small.gguf"}
 OPTIONS = {
@@ -36,7 +36,7 @@ def read_back(flags):
 
 def wanted():
     """Every drafter by its name, and configurations."""
-    named = [f"{name}:small" if takes_model(name) and name != "head" else name for name in drafter_names()]
+    named = [f"{name}:small" if "model" in option_names(name) and name != "head" else name for name in drafter_names()]
     return wanted_of([*(name for name in named if name != "plain"), "auto"], [5])
 
 

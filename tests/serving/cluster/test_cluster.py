@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("ray", reason="the cluster needs Ray: pip install 'paceline[cluster]'")
 
 from paceline.errors import InvalidParameter, WorkerDied
-from paceline.serving.cluster import rehearsal
+from paceline.serving.cluster import ray_groups, rehearsal
 from paceline.serving.cluster.controller import Health
 from paceline.serving.cluster.dispatcher import Dispatcher
 from paceline.serving.cluster.group import Supervision
@@ -36,6 +36,7 @@ def test_a_group_killed_under_load_loses_nothing_and_returns(groups):
         dispatcher = Dispatcher(plan([[1, 1, [0]], [1, 1, [0, 1]]]), groups, SUPERVISION)
         await dispatcher.start()
         _nobody_else_reaches_ray()
+        assert dispatcher.describe("b") == {"max_model_len": 512}
         long = " ".join([WORDS] * 12)  # still being answered when a group dies
         jobs = [job(str(i), "a", long, stream=i % 2 == 0) for i in range(16)]
         answers = [asyncio.create_task(say(dispatcher, one)) for one in jobs]
@@ -110,10 +111,30 @@ def test_a_ray_that_is_not_there_is_named_at_once(address, complaint):
     assert found.value.field == "ray_address" and time.monotonic() - began < 2 * CONNECT_SECONDS
 
 
+def test_a_ray_that_is_found_and_does_not_listen_is_named_at_once(monkeypatch):
+    """Such as the private one of another server, which listens at 127.0.0.1 alone."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+        monkeypatch.setattr(ray_groups, "canonicalize_bootstrap_address_or_die", lambda _: address)
+        with pytest.raises(InvalidParameter, match=f"'{address}' cannot be reached"):
+            start_groups(plan([[1, 1, [0]]]), address="auto")
+
+
+def test_where_no_ray_runs_auto_says_so(monkeypatch):
+    def find(_):
+        raise ConnectionError("Could not find any running Ray instance.")
+
+    monkeypatch.setattr(ray_groups, "canonicalize_bootstrap_address_or_die", find)
+    with pytest.raises(InvalidParameter, match="'auto' cannot be reached .Could not find any") as found:
+        start_groups(plan([[1, 1, [0]]]), address="auto")
+    assert found.value.field == "ray_address"
+
+
 def test_a_group_that_cannot_be_made_says_why():
     made = start_groups(plan([[1, 1, [0]]]), num_cpus=1, open_model=open_nothing)
     try:
-        with pytest.raises(WorkerDied, match="'a' has no weights; name others"):
+        with pytest.raises(WorkerDied, match=r"\(ActorDiedError\): [^:]*: 'a' has no weights; name others"):
             asyncio.run(made[0].start())
     finally:
         stop_ray()

@@ -80,6 +80,7 @@ def test_a_drafter_on_a_device_of_its_own_cannot_be_started():
         ({"stage_seconds": [[{"0.1": 1}], [[0.06, 0.1], [0.2, 0.2]]]}, "stage_seconds"),
         ({"groups": [[1, 1, [0, 1]], [1, 2, []]], "stage_seconds": None}, "groups"),
         ({"overhead": -1}, "overhead"),
+        ({"overhead": 1e300}, "overhead"),
         (
             {"groups": [[1, 1, [0]]], "stage_seconds": None, "pass_profiles": [[{"seconds": {0: {1: -2}}}]]},
             "pass_profiles[0][0]",
