@@ -10,10 +10,9 @@ from typer.main import get_command
 from paceline.cli.main import app
 from paceline.cli.options import speculative_config
 from paceline.config import SpeculativeConfig
-from paceline.drafters.registry import drafter_names
+from paceline.drafters.registry import drafter_names, option_names
 from paceline.evaluation.advise.candidates import default_candidates, wanted_of
 from paceline.evaluation.advise.flags import engine_names, flags_for
-from paceline.drafters.registry import option_names
 
 SMALL = {"method": "draft_model", "model": "small.gguf"}
 OPTIONS = {
