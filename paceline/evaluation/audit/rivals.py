@@ -70,6 +70,13 @@ def _soft_top(p: np.ndarray, q: np.ndarray) -> np.ndarray:
     return recovered(accepted, np.maximum(p - q, 0))
 
 
+def _merged_duplicates(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """Two independent draws from q, a token drawn twice tested once, as if it came with its chance to be among them."""
+    accepts = np.minimum(1.0, p / np.maximum(1 - (1 - q) ** 2, np.finfo(float).tiny))
+    refused = q * (1 - accepts)
+    return recovered(q * accepts * (1 + refused.sum() - refused), np.maximum(p - q, 0))
+
+
 def _temperature(value: float) -> Emitted:
     def emitted(p: np.ndarray, _q: np.ndarray) -> np.ndarray:
         weights = p ** (1 / value)
@@ -105,6 +112,7 @@ RIVALS = (
     Rival("draft leaks 1 %", _leak(0.01)),
     Rival("draft leaks 10 %", _leak(0.1)),
     Rival("top child judged as drawn", _soft_top),
+    Rival("merged duplicates", _merged_duplicates),
     *(Rival(f"temperature {value:g}", _temperature(value), False) for value in (0.5, 0.9, 0.98, 1.02, 1.1)),
     *(Rival(f"no token below {least:g} of the peak", _without_tail(least), False) for least in (1e-3, 3e-2)),
 )
