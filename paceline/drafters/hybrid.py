@@ -233,11 +233,13 @@ class Hybrid:
     def _lent(
         self, child: int, context: DraftContext, record: TrackRecord, budget: int, step: StepPrices
     ) -> DraftContext:
-        """The context as a child sees it: noise of its own; with a model, a draft that ends when it stops paying."""
-        randomness = Apart(context.randomness, child * _NODES_PER_CHILD)
-        lent = replace(context, budget=budget, randomness=randomness)
+        """The context as a child sees it: noise of its own, and a draft that ends when it stops paying.
+
+        One without a model draws nothing, and is asked for all of the budget.
+        """
         if child in self._free:
-            return lent
+            return context
+        lent = replace(context, budget=budget, randomness=Apart(context.randomness, child * _NODES_PER_CHILD))
         if self._takes_nodes(child, context):
             return replace(lent, asks_beliefs=True)  # what of the chain is verified, is decided when it is known
         prices, acceptance = step.of[child], record.rates.acceptance
