@@ -50,7 +50,7 @@ def main() -> None:
     whole = milliseconds(run_target, lambda: None, args.repeat)
     console.print(f"a pass of the target: {whole:.2f} ms")
     for record in records(target.model.config, args.num_tokens):
-        draft = chain(make_net(record, target), record.config, args.num_tokens)
+        draft = chain(make_net(record, target, None), record.config, args.num_tokens)
         took = milliseconds(draft, run_target, args.repeat)
         console.print(
             f"{record.config.family}: {took:.2f} ms for {args.num_tokens} tokens, {took / whole:.1%} of a pass"

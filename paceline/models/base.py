@@ -265,7 +265,8 @@ class RunsHeads(Protocol):
     """What a `CausalLM` has besides when draft heads can run beside it.
 
     Attributes:
-        head_builder: module with a `make_net(record, target, dtype)`; see `models/heads/build.py`.
+        head_builder: module with `make_net(record, target, dtype)` and `draft_dtype(record)`; see
+            `models/heads/build.py`.
     """
 
     head_builder: str

@@ -107,7 +107,7 @@ def head_of(
     """The drafter around a head that fits the target, with a cache as large as the target's.
 
     Args:
-        dtype: how its weights are stored; None as the target's.
+        dtype: how its weights are stored; None as its drafts are quickest, ``auto`` as the target's.
 
     Raises:
         UnsupportedModel: the target's executor cannot run it, or hand out its taps.
@@ -116,7 +116,7 @@ def head_of(
         HeadWarning: over the text on its card it does far worse than its maker saw.
     """
     target = services.target
-    net = make_net(record, target, dtype or "auto")
+    net = make_net(record, target, dtype)
     check = run_self_check(target.model, net, record.card)
     if check is not None and not check.passed:
         warnings.warn(str(check), HeadWarning, stacklevel=2)

@@ -29,7 +29,7 @@ def _maker(family: Family | None) -> Callable[..., HeadDrafter]:
 
         Args:
             model: a name (``smollm2-135m/eagle3``), a path, or ``auto``: the best head for the target.
-            dtype: how its weights are stored, by default as the target's.
+            dtype: how its weights are stored, by default as its drafts are quickest; ``auto`` as the target's.
 
         Raises:
             ModelNotFound: there is no head for this target, or none of that name.

@@ -9,11 +9,11 @@ from paceline.models.heads.record import HeadRecord
 from paceline.models.loaded import LoadedModel
 
 
-def make_net(record: HeadRecord, target: LoadedModel, dtype: str = "auto") -> Any:
+def make_net(record: HeadRecord, target: LoadedModel, dtype: str | None = "auto") -> Any:
     """An `AutoregressiveNet`, `BlockNet` or `StepNet` beside `target`.
 
     Args:
-        dtype: how its weights are stored; ``auto`` as the target's.
+        dtype: how its weights are stored; ``auto`` as the target's, None as its drafts are quickest.
 
     Raises:
         UnsupportedModel: the target's executor runs no heads, or not this family.
@@ -23,4 +23,5 @@ def make_net(record: HeadRecord, target: LoadedModel, dtype: str = "auto") -> An
     if not isinstance(model, RunsHeads):
         problem = f"executor: {type(model).__name__} runs no draft heads"
         raise UnsupportedModel(f"{problem}; run the target in one process, or draft with suffix or ngram")
-    return import_module(model.head_builder).make_net(record, target, dtype)
+    builder = import_module(model.head_builder)
+    return builder.make_net(record, target, builder.draft_dtype(record) if dtype is None else dtype)

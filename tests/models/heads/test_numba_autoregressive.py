@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from paceline.errors import InvalidParameter, UnsupportedModel
+from paceline.models.heads.build import make_net as build_net
 from paceline.models.numba_executor.heads.build import make_net
 from paceline.models.rows import Part, build_rows
 
@@ -194,3 +195,14 @@ def test_what_the_kernels_do_not_cover_is_refused_with_the_way_out(target):
         make_net(records.eagle3(), target, "float8")
     with pytest.raises(UnsupportedModel, match=r"head_dim: 16.*torch"):
         make_net(records.eagle3(layer=records.draft_layer(head_dim=16, num_attention_heads=4)), target, "w8a8")
+
+
+def test_where_nobody_says_heads_are_stored_as_their_drafts_are_quickest(target):
+    """But for those that read all rows of the target's head, which are there in its own format, and odd widths."""
+    of_all, odd = (
+        records.reduced("eagle"),
+        records.eagle3(layer=records.draft_layer(head_dim=16, num_attention_heads=4)),
+    )
+    for record, rounds in ((HEADS["eagle3.1"], True), (of_all, False), (odd, False)):
+        net = build_net(record, target, None)
+        assert net._machine._rounds == rounds

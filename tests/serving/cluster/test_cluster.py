@@ -126,7 +126,7 @@ def test_where_no_ray_runs_auto_says_so(monkeypatch):
         raise ConnectionError("Could not find any running Ray instance.")
 
     monkeypatch.setattr(ray_groups, "canonicalize_bootstrap_address_or_die", find)
-    with pytest.raises(InvalidParameter, match="'auto' cannot be reached .Could not find any") as found:
+    with pytest.raises(InvalidParameter, match=r"'auto' cannot be reached \(Could not find any") as found:
         start_groups(plan([[1, 1, [0]]]), address="auto")
     assert found.value.field == "ray_address"
 

@@ -47,6 +47,11 @@ def make_net(record: HeadRecord, target: LoadedModel, dtype: str = "auto") -> An
     return _PAGED[shape](record, net, kind, model.attention, capture)
 
 
+def draft_dtype(record: HeadRecord) -> str:
+    """See `models/heads/build.make_net`: heads have the target's here."""
+    return "auto"
+
+
 def _tables(model: CudaModel, target: LoadedModel) -> tuple[Tensor, Tensor]:
     """The target's own embedding and head on its device, or in blocks' case the file's in its activations' format."""
     stack = model.stack

@@ -10,7 +10,7 @@ from paceline.models.numba_executor.heads.autoregressive import NumbaAutoregress
 from paceline.models.numba_executor.heads.block import NumbaBlockNet
 from paceline.models.numba_executor.heads.falcon import NumbaFalcon
 from paceline.models.numba_executor.heads.hydra import NumbaHydra
-from paceline.models.numba_executor.heads.material import Material
+from paceline.models.numba_executor.heads.material import HEAD, Material, covers
 from paceline.models.numba_executor.heads.medusa import NumbaBlockwise, NumbaMedusa
 from paceline.models.numba_executor.heads.mlp_speculator import NumbaMlpSpeculator
 from paceline.models.numba_executor.heads.parallel_eagle import NumbaParallelEagle
@@ -42,6 +42,15 @@ def make_net(record: HeadRecord, target: LoadedModel, dtype: str = "auto") -> An
     if family in NETS:
         return NETS[family](material)
     raise UnsupportedModel(f'family: the CPU kernels do not run {family!r}; use executor="torch"')
+
+
+def draft_dtype(record: HeadRecord) -> str:
+    """Storage with which a head drafts quickest: the fewest bytes. A drafter's rounding alters no text.
+
+    Where all rows of the target's output head are read they stay as they are, and so does the rest: no second copy.
+    """
+    shares_head = record.draft_ids is None and HEAD not in record.tensors
+    return "auto" if shares_head or not covers(record, "w8a8") else "w8a8"
 
 
 def _dtype_of(target: LoadedModel, dtype: str) -> str:

@@ -5,8 +5,6 @@ whole rows of the same storage are wanted; rows picked for a draft vocabulary ar
 network computes.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from paceline.errors import InvalidParameter, UnsupportedModel
@@ -55,7 +53,12 @@ class Material:
         self._target, self._model = target, target.model
         self._shares = self._model.dtype_choice.name == dtype
         self._uses_head = False
-        _check_widths(record, dtype)
+        for name, value, size in _widths(record, dtype):
+            if value % size:
+                raise UnsupportedModel(
+                    f"{name}: {value} of a draft head is not a multiple of {size} as the CPU kernels need it; "
+                    'run the head with executor="torch"'
+                )
 
     @property
     def layer(self) -> ModelConfig:
@@ -164,16 +167,18 @@ def _empty(dtype: np.typing.DTypeLike) -> np.ndarray:
     return empty
 
 
-def _check_widths(record: HeadRecord, dtype: str) -> None:
-    layer = record.config.layer
-    widths: Sequence[tuple[str, int, int]] = () if layer is None else (
+def covers(record: HeadRecord, dtype: str) -> bool:
+    """Whether the kernels run a head of these widths whose weights are stored so."""
+    return not any(value % size for _, value, size in _widths(record, dtype))
+
+
+def _widths(record: HeadRecord, dtype: str) -> list[tuple[str, int, int]]:
+    """(field, value, what it must be a multiple of)."""
+    layer, inner = record.config.layer, ("inner_size", record.config.inner_size, PANEL)
+    if layer is None:
+        return [inner]
+    return [
         ("hidden_size", layer.hidden_size, PANEL), ("intermediate_size", layer.intermediate_size, PANEL),
         ("head_dim", layer.head_dim, PANEL if dtype == "w8a8" else 16),
-        ("num_attention_heads * head_dim", layer.num_attention_heads * layer.head_dim, PANEL),
-    )  # fmt: skip
-    for name, value, size in (*widths, ("inner_size", record.config.inner_size, PANEL)):
-        if value % size:
-            raise UnsupportedModel(
-                f"{name}: {value} of a draft head is not a multiple of {size} as the CPU kernels need it; "
-                'run the head with executor="torch"'
-            )
+        ("num_attention_heads * head_dim", layer.num_attention_heads * layer.head_dim, PANEL), inner,
+    ]  # fmt: skip

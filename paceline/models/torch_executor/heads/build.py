@@ -25,6 +25,11 @@ def make_net(record: HeadRecord, target: LoadedModel, dtype: str = "auto") -> An
     return net_of(record, *tables_of(target), device=getattr(target.model, "device", torch.device("cpu")))
 
 
+def draft_dtype(record: HeadRecord) -> str:
+    """See `models/heads/build.make_net`: heads have the target's here."""
+    return "auto"
+
+
 def tables_of(target: LoadedModel) -> tuple[Tensor, Tensor]:
     """The target's embedding and the rows of its head, [vocabulary, hidden] each, on the CPU."""
     checkpoint = target.source.checkpoint
