@@ -15,6 +15,7 @@ from paceline.errors import InvalidParameter
 from paceline.models.base import NORMED, RunsHeads
 from paceline.models.heads.registry import best_head
 from paceline.models.loaded import LoadedModel
+from paceline.models.size import bytes_per_pass
 from paceline.option_types import check_types
 from paceline.speculation.traits import DrafterTraits
 
@@ -48,20 +49,25 @@ _DRAFTERS = {
 
 AUTO = "auto"
 """The drafter that is used when none is named."""
+LEAST_BYTES = 200e6
+"""That a pass of the target reads where ``auto`` takes a head. With less, what a step takes beside its kernels and what
+drafted levels read cost more than a head saves: seen with 81 million bytes, not with 269 (docs/drafters.md)."""
 
 
 def resolve_drafter(wanted: SpeculativeConfig | None, target: LoadedModel) -> SpeculativeConfig | None:
     """`wanted` with ``auto`` replaced by a drafter for `target`; the one place that decides.
 
-    The draft model where one is named. Else, where a head was trained for these weights and the executor runs heads, a
-    hybrid of lookups and that head, which asks the head only where it pays; else ``suffix``, which needs no training,
-    learns from the conversation as it goes, and proposes nothing where it has seen nothing.
+    The draft model where one is named. Else, where a head was trained for these weights, the executor runs heads and a
+    pass is long beside a head's drafts, a hybrid of lookups and that head, which asks the head only where it pays; else
+    ``suffix``, which needs no training, learns from the conversation as it goes, and proposes nothing where it has seen
+    nothing.
     """
     if wanted is None or wanted.method != AUTO:
         return wanted
     if wanted.model:
         return replace(wanted, method="draft_model")
-    ref = best_head(target.source) if isinstance(target.model, RunsHeads) else None
+    has_time = bytes_per_pass(target.model.config, target.dtype or AUTO) >= LEAST_BYTES
+    ref = best_head(target.source) if isinstance(target.model, RunsHeads) and has_time else None
     if ref is None:
         return replace(wanted, method="suffix")
     children = ["suffix", {"method": "head", "model": str(ref.path)}]

@@ -58,8 +58,7 @@ def find_profile(loaded: LoadedModel, config: EngineConfig) -> Profile | None:
 
 def dtype_of(loaded: LoadedModel, asked: str) -> str:
     """The dtype that a model runs in, where `asked` may be ``auto``."""
-    choice = getattr(loaded.model, "dtype_choice", None)
-    return choice.name if choice and asked == AUTO else asked
+    return loaded.dtype or asked if asked == AUTO else asked
 
 
 def executor_name(model: CausalLM) -> str:

@@ -13,6 +13,12 @@ class LoadedModel:
     source: ModelSource
     model: CausalLM
 
+    @property
+    def dtype(self) -> str | None:
+        """How its weights are stored, where its executor chose that."""
+        choice = getattr(self.model, "dtype_choice", None)
+        return choice.name if choice else None
+
     def close(self) -> None:
         """End what the model keeps running: its threads, or the other processes of a parallel run."""
         end = getattr(self.model, "close", None)

@@ -116,6 +116,10 @@ def test_auto_is_the_default_and_one_place_says_what_it_means(tiny, monkeypatch)
     assert resolve_drafter(None, tiny) is None
     monkeypatch.setattr(registry, "best_head", lambda source: SimpleNamespace(path="heads/own"))
     chosen = resolve_drafter(SpeculativeConfig("auto"), tiny)
+    assert chosen == SpeculativeConfig("suffix"), "beside passes this short a head costs more than it saves"
+    monkeypatch.setattr(registry, "bytes_per_pass", lambda config, dtype: 1e9)
+    chosen = resolve_drafter(SpeculativeConfig("auto"), tiny)
     children = ["suffix", {"method": "head", "model": "heads/own"}]
     assert chosen == SpeculativeConfig("hybrid", options={"drafters": children})
-    assert resolve_drafter(SpeculativeConfig("auto"), replace(tiny, model=object())) == SpeculativeConfig("suffix")
+    no_heads = replace(tiny, model=SimpleNamespace(config=tiny.model.config))
+    assert resolve_drafter(SpeculativeConfig("auto"), no_heads) == SpeculativeConfig("suffix")
