@@ -230,12 +230,10 @@ def _asked(question: Question, times: Times, wishes: Wishes) -> _Asked:
 
 
 def _counts(field: str, text: str) -> list[int]:
-    """``1,2,4``, at least one number and each at least 1."""
-    found = o.numbers(field, text, int)
-    if not found or min(found) < 1:
-        raise InvalidParameter(field, f"{text!r} has no number, or one below 1", "write e.g. 1,4,8")
-    if len(set(found)) < len(found):
-        raise InvalidParameter(field, f"{text!r} has a number twice", "name each once")
+    """``1,2,4``, each once and at least 1."""
+    found = o.distinct_numbers(field, text, int)
+    if min(found) < 1:
+        raise InvalidParameter(field, f"{text!r} has a number below 1", "write e.g. 1,4,8")
     return found
 
 

@@ -1,7 +1,6 @@
 """`paceline bench`: ways of decoding side by side on your prompts, with intervals and the machine's own noise."""
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,14 +21,6 @@ if TYPE_CHECKING:
     from paceline.evaluation.bench.summary import Table
 
 WHAT, STOP, FILES = "What is measured", "When it ends", "Files"
-
-
-def _distinct(field: str, text: str, kind: Callable[[str], o.Number]) -> list[o.Number]:
-    """`options.numbers`, each once: what is asked for twice would count as two in one table."""
-    found = o.numbers(field, text, kind)
-    if len(set(found)) < len(found):
-        raise InvalidParameter(field, f"{text!r} has a number twice", "give each once; --rounds asks everything again")
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +79,17 @@ class Prompts:
     @property
     def temperatures(self) -> list[float]:
         """A table for each."""
-        return _distinct("temperature", self.temperature, float)
+        return o.distinct_numbers("temperature", self.temperature, float)
 
     @property
     def rates(self) -> list[float]:
         """A table for each, in an open loop."""
-        return [] if self.rate is None else _distinct("rate", self.rate, float)
+        return [] if self.rate is None else o.distinct_numbers("rate", self.rate, float)
 
     @property
     def at_once(self) -> list[int]:
         """A table for each."""
-        return _distinct("concurrency", self.concurrency, int)
+        return o.distinct_numbers("concurrency", self.concurrency, int)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +119,7 @@ class Arms:
         from paceline.evaluation.bench.own_arms import AGAIN, PLAIN, specs_of
 
         lengths = self.num_draft_tokens
-        every = [] if lengths is None else _distinct("num_draft_tokens", lengths, int)
+        every = [] if lengths is None else o.distinct_numbers("num_draft_tokens", lengths, int)
         drafts, texts, taken = o.names(self.drafts), self.spec or [], (PLAIN, AGAIN)
         return specs_of(drafts, every, texts, taken, rule=self.rule, policy=self.policy)
 

@@ -245,6 +245,14 @@ def numbers(field: str, text: str, kind: Callable[[str], Number]) -> list[Number
         raise InvalidParameter(field, f"{text!r} is no list of numbers", "write e.g. 1,4,8") from None
 
 
+def distinct_numbers(field: str, text: str, kind: Callable[[str], Number]) -> list[Number]:
+    """`numbers`, each once: what is asked for twice would count as two in one table."""
+    found = numbers(field, text, kind)
+    if len(set(found)) < len(found):
+        raise InvalidParameter(field, f"{text!r} has a number twice", "name each once")
+    return found
+
+
 def share(field: str, text: str) -> float:
     """``3%`` or ``0.03`` as a share. Raises InvalidParameter for what is none, or not above 0."""
     try:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from paceline.cli.durations import seconds_of
 from paceline.cli.main import app
 from paceline.cli.train_options import _benchmark as benchmark_of
-from paceline.cli.train_options import seconds_of
 from paceline.errors import InvalidParameter
 from paceline.models.base import NORMED
 from paceline.models.heads.files import read_head
@@ -378,13 +378,13 @@ def test_text_of_another_model_is_refused(machine, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("60m", 3600), ("1.5h", 5400), ("12", 12)])
 def test_times(text, seconds):
-    assert seconds_of(text) == seconds
+    assert seconds_of("time_budget", text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "m", "-3m", "0", "nan", "soon", "1e12h"])
 def test_no_times(text):
     with pytest.raises(InvalidParameter, match=r"write 90s, 60m or 1\.5h"):
-        seconds_of(text)
+        seconds_of("time_budget", text)
 
 
 @pytest.mark.parametrize("family", list(RECIPES))
