@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -152,7 +152,7 @@ def place(*, given: c.ScaledCase, search: Search, asked: Asked) -> None:
         paceline place --profiles p.yaml --num-devices 8 --mem-budget 13e9 --duration 600 --model "small rate=2 slo=0.5"
     """
     c.check_outputs(asked.output, asked.plot)
-    case, search = given.load(search.seed), replace(search, seed=search.seed or 0)
+    case = given.load(search.seed)
     asked.check(case)
     found = _find(case, search, asked)
     record = _record(found, asked)
@@ -168,8 +168,8 @@ def place(*, given: c.ScaledCase, search: Search, asked: Asked) -> None:
 
 def _find(case: "Case", search: Search, asked: Asked) -> _Found:
     with _progress() as progress:
-        options = {name: getattr(search, name) for name in ("effort", "seed", "window", "allow_unplaceable")}
-        options |= {"time_budget": search.seconds, "progress": progress}
+        options = {name: getattr(search, name) for name in ("effort", "window", "allow_unplaceable")}
+        options |= {"seed": search.seed or 0, "time_budget": search.seconds, "progress": progress}
         made, tried = _planned(case, search.policy, search.reach, options)
     return _Found(
         made,

@@ -119,7 +119,7 @@ class TokenProfile:
             given["segment_seconds"] = _numbers(segments, f"{where}.segment_seconds")
         for name in ("seats", "token_budget", "stages"):
             if name in values:
-                given[name] = whole_of(values, name, where=where, most=MOST_ROWS)
+                given[name] = whole_of(values, name, where=where)
         if stages is not None:
             if given.get("stages", stages) not in (1, stages):
                 problem = f"{given['stages']} for a split of {stages}"

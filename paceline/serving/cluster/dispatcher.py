@@ -73,7 +73,6 @@ class Dispatcher:
         try:
             await self._load(0)
             await asyncio.gather(*(self._load(group) for group in range(1, len(self.groups))))
-            await self._ask_for_lengths()
             await self._ask_for_profiles()
         except BaseException:
             await self._kill_all()
@@ -336,21 +335,17 @@ class Dispatcher:
         try:
             async with asyncio.timeout(limit):
                 await self.groups[group].start()
+                ask = getattr(self.groups[group], "max_model_lens", None)
+                lengths: Mapping[str, int] = await ask() if ask else {}
         except TimeoutError:
             raise WorkerDied(f"group {group} did not start within {limit:g} s") from None
+        for model, longest in lengths.items():
+            self._max_model_lens[model] = min(longest, self._max_model_lens.get(model, longest))
         life = self._lives[group]
         life.since = self._clock()
         life.load_seconds = life.since - started
         names = [model.name for model in self.plan.held_by(group)]
         self.events.record("group_ready", group=group, models=names, seconds=round(life.load_seconds, 3))
-
-    async def _ask_for_lengths(self) -> None:
-        """The longest request of each model, of groups that can say."""
-        asks = [ask for group in self.groups if (ask := getattr(group, "max_model_lens", None))]
-        async with asyncio.timeout(self._supervision.start_timeout):
-            for found in await asyncio.gather(*(ask() for ask in asks)):
-                for model, longest in found.items():
-                    self._max_model_lens[model] = min(longest, self._max_model_lens.get(model, longest))
 
     async def _ask_for_profiles(self) -> None:
         """Let engines say what their passes cost, where the plan does not."""
