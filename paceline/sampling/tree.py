@@ -244,6 +244,8 @@ def _check_laws(tree: TokenTree) -> None:
 
 
 def _check_distinct(tree: TokenTree) -> None:
+    if len(set(zip(tree.parents, tree.tokens, strict=True))) == len(tree.tokens):
+        return
     for parent in range(ROOT_PARENT, len(tree)):
         siblings = [tree.tokens[node] for node in tree.children(parent)]
         if len(set(siblings)) != len(siblings):
