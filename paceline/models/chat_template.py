@@ -97,6 +97,7 @@ def _now(form: str) -> str:
     return datetime.now().strftime(form)
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
-    """Templates expect plain JSON; Jinja's own filter escapes it for HTML."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | str | None = None,
+             separators: tuple[str, str] | None = None, sort_keys: bool = False) -> str:  # fmt: skip
+    """Templates expect plain JSON, and transformers' arguments; Jinja's own filter escapes it for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -10,6 +10,8 @@ from typing import Any
 
 from jinja2 import Template, nodes
 from jinja2.compiler import CodeGenerator
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from paceline.models.template_meter import (
@@ -47,6 +49,17 @@ class _Code(CodeGenerator):
         self.write("))")
 
 
+class _Generation(Extension):
+    """``{% generation %}``: around what an assistant said, for those who train; here its text."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """See `Extension`."""
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
     """Jinja's sandbox, with bounds on texts and on numbers that make texts."""
 
@@ -55,8 +68,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def __init__(self) -> None:
         # Without the optimiser, which would compute constant expressions while it compiles.
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"], optimized=False,
-                         finalize=_output)  # fmt: skip
+        super().__init__(trim_blocks=True, lstrip_blocks=True, optimized=False, finalize=_output,
+                         extensions=["jinja2.ext.loopcontrols", _Generation])  # fmt: skip
         for name, each in list(self.filters.items()):
             self.add_filter(name, each)
         for name in _DROPPED:
@@ -148,8 +161,7 @@ def _with_list(args: tuple[Any, ...], at: int) -> tuple[Any, ...]:
 
 
 def _check_text_filter(name: str, value: tuple[Any, ...], others: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    indent = kwargs.get("indent", 0) if name == "tojson" else 0
-    text_size((value, others), indent if isinstance(indent, int) else 0)
+    text_size((value, others), _written_per_item(others, kwargs) if name == "tojson" else 0)
     if name == "join":
         between = others[0] if others and isinstance(others[0], str) else ""
         check_method("join", between, value)
@@ -158,3 +170,11 @@ def _check_text_filter(name: str, value: tuple[Any, ...], others: tuple[Any, ...
             check_operands("%", value[0], kwargs or others)
         else:
             check_method(name, value[0], others)
+
+
+def _written_per_item(others: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Characters that ``tojson`` writes around an item: its indent, a number or a text, and its separators."""
+    named = dict(zip(("ensure_ascii", "indent", "separators"), others, strict=False)) | kwargs
+    indent, separators = named.get("indent"), named.get("separators")
+    width = len(indent) if isinstance(indent, str) else indent if isinstance(indent, int) else 0
+    return width + (text_size(separators) if separators else 0)

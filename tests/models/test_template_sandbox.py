@@ -71,6 +71,9 @@ NAMES = "{% set ns = namespace(l=[], n=7) %}"
         "{{ ('\\n' * 16000000)|indent(1000000)|length }}",
         "{{ ('\\t' * 16000000).expandtabs(1000000)|length }}",
         "{{ ([1] * 100000)|tojson(indent=1000000)|length }}",
+        "{{ ([1] * 3000)|tojson(false, 1000000)|length }}",
+        "{{ ([1] * 3000)|tojson(indent='x' * 1000000)|length }}",
+        "{{ ([1] * 3000)|tojson(separators=('x' * 1000000, ':'))|length }}",
         "{{ ([[1] * 1000] * 1000000)|sum(start=[])|length }}",
         "{{ 'a'.encode() }}",
         "{{ lipsum(n=1000000) }}",
@@ -117,6 +120,16 @@ def test_an_ordinary_template_says_what_it_always_said():
     text = ChatTemplate(source, {"bos_token": "<s>"}).render(MESSAGES)
     ordinary = '<|user|>hi\n---   73x1[{"role": "user", "content": "hi"}]user<s>'
     assert text == ordinary + 'iac0x, yb5%a\n  b{\n "k": [\n  1\n ]\n}3xNone1.5'
+
+
+def test_what_templates_have_from_transformers():
+    """Blocks that mark what an assistant said, and all arguments of its ``tojson``."""
+    source = (
+        "{% for m in messages %}{% generation %}{% set x = 1 %}{{ m.role }}{{ loop.last }}{% endgeneration %}"
+        "{% endfor %}{{ x }}"
+        "{{ ['é', {'b': 1, 'a': 2}] | tojson(ensure_ascii=true, separators=(',', ':'), sort_keys=true) }}"
+    )
+    assert ChatTemplate(source, {}).render(MESSAGES) == r'userTrue["\u00e9",{"a":2,"b":1}]'
 
 
 def test_a_long_conversation_is_within_the_bounds():
