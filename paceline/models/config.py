@@ -25,6 +25,8 @@ SUPPORTED_MODEL_TYPES = tuple(FAMILIES)
 
 _SLIDING = "sliding_attention"
 _MOST_EOS = 64
+_WIDEST_HEAD = 1 << 16
+"""Numbers; tables of positions are as wide, before a weight is seen. The widest of the families have 256."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +163,7 @@ def _from_hf(family: Family, values: Mapping[str, Any]) -> ModelConfig:
         fields.expect(activation, *family.activation)
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     layers = fields.whole("num_hidden_layers", most=MOST_LAYERS)
-    head_dim = fields.whole("head_dim", max(hidden // heads, 1))
+    head_dim = fields.whole("head_dim", max(hidden // heads, 1), most=_WIDEST_HEAD)
     longest = fields.whole("max_position_embeddings")
     bias = fields.flag("attention_bias", False)
     default_width = {"default": 4 * hidden} if family.model_type == "gpt2" else {}
@@ -244,7 +246,7 @@ def _from_gguf(family: Family, metadata: Mapping[str, Any], shapes: Mapping[str,
     own = Fields({key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)})
     heads, hidden = own.whole("attention.head_count"), own.whole("embedding_length")
     layers = own.whole("block_count", most=MOST_LAYERS)
-    head_dim = own.whole("attention.key_length", max(hidden // heads, 1))
+    head_dim = own.whole("attention.key_length", max(hidden // heads, 1), most=_WIDEST_HEAD)
     own.expect("attention.value_length", head_dim)
     longest = own.whole("context_length")
     experts, inner = experts_from_gguf(family.model_type, own) or (None, own.whole("feed_forward_length"))

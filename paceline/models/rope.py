@@ -15,6 +15,8 @@ from paceline.models.fields import Fields, refuse, shown
 DEFAULT_THETA = 10000.0
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _KINDS = "default, linear, llama3, yarn, longrope"
+_LEAST = 1e-6
+"""What a number that others are divided by must be above; model files have none below 0.1."""
 _GROWTH_ROUNDING = 1e-3
 """Of a growth that a file repeats in few digits."""
 
@@ -45,8 +47,15 @@ def rope_from_hf(fields: Fields, head_dim: int, longest: int) -> dict[str, Any]:
     out: dict[str, Any] = {"rope_theta": theta, "rotary_dim": rotary_dim if rotary_dim < head_dim else None}
     if "rope_theta" in local or "rope_local_base_freq" in fields:
         out["rope_local_theta"] = local.number("rope_theta", fields.get("rope_local_base_freq", theta), above=1.0)
-    kind = scaling.text("rope_type", scaling.get("type", "default"))
+    kind = _kind(scaling)
+    if _kind(local) != "default":
+        raise refuse(f"rope_parameters.{_SLIDING}", f"{shown(_kind(local))} is not implemented there, only 'default'")
     return out | _scaled(kind, scaling, fields, theta, rotary_dim, longest)
+
+
+def _kind(scaling: Fields) -> str:
+    """As new and old files name it."""
+    return scaling.text("rope_type", scaling.get("type", "default"))
 
 
 def _scaled(kind: str, scaling: Fields, fields: Fields, theta: float, dim: int, longest: int) -> dict[str, Any]:
@@ -54,7 +63,7 @@ def _scaled(kind: str, scaling: Fields, fields: Fields, theta: float, dim: int, 
     if kind in ("default", "dynamic"):
         return {}
     if kind == "linear":
-        return {"rope_inv_freq_scale": (1.0 / scaling.number("factor"),) * (dim // 2)}
+        return {"rope_inv_freq_scale": (1.0 / scaling.number("factor", above=_LEAST),) * (dim // 2)}
     if kind == "llama3":
         return {"rope_inv_freq_scale": _llama3_scale(scaling, inverse_frequencies(theta, dim))}
     if kind == "yarn":
@@ -76,7 +85,7 @@ def rope_from_gguf(own: Fields, head_dim: int, longest: int, factors: tuple[floa
     if dim % 2 or kind not in ("none", "linear", "yarn", "longrope"):
         raise refuse("rope.scaling.type", f"{shown(kind)} over {dim} is not implemented, only none, {_KINDS}")
     out: dict[str, Any] = {"rope_theta": theta, "rotary_dim": dim if dim < head_dim else None}
-    factor = own.number("rope.scaling.factor", 1.0) if kind in ("linear", "yarn") else 1.0
+    factor = own.number("rope.scaling.factor", 1.0, above=_LEAST) if kind in ("linear", "yarn") else 1.0
     original = own.whole("rope.scaling.original_context_length", longest)
     if kind == "yarn":
         if factors is not None:
@@ -94,7 +103,7 @@ def _yarn_from_gguf(own: Fields, factor: float, original: int, theta: float, dim
     """YaRN as llama.cpp reads it: ``attn_factor`` multiplies the growth, of which a ``yarn_log_multiplier`` takes."""
     prefix = "rope.scaling."
     named = {"beta_fast": f"{prefix}yarn_beta_fast", "beta_slow": f"{prefix}yarn_beta_slow"}
-    asked = {ours: own.number(theirs) for ours, theirs in named.items() if theirs in own}
+    asked = {ours: own.number(theirs, above=_LEAST) for ours, theirs in named.items() if theirs in own}
     yarn = {"factor": factor, "original_max_position_embeddings": original, **asked}
     own.expect(f"{prefix}yarn_ext_factor", 1.0)
     found, total = _yarn(Fields(yarn), theta, dim, original), f"{prefix}yarn_attn_factor"
@@ -105,14 +114,14 @@ def _yarn_from_gguf(own: Fields, factor: float, original: int, theta: float, dim
 
 
 def _divided(name: str, factors: tuple[float, ...], dim: int, linear: float = 1.0) -> tuple[float, ...]:
-    if len(factors) != dim // 2 or not all(0 < f < math.inf for f in factors):
+    if len(factors) != dim // 2 or not all(_LEAST < f < math.inf for f in factors):
         raise refuse(name, f"{len(factors)} factors, not {dim // 2} positive ones")
     return tuple(1.0 / (linear * f) for f in factors)
 
 
 def _llama3_scale(scaling: Fields, inv_freq: np.ndarray) -> tuple[float, ...]:
     """Llama 3.1's rule: short wavelengths stay, long ones are divided by `factor`, those between are blended."""
-    factor, low, high = (scaling.number(k) for k in ("factor", "low_freq_factor", "high_freq_factor"))
+    factor, low, high = (scaling.number(k, above=_LEAST) for k in ("factor", "low_freq_factor", "high_freq_factor"))
     if not high > low:
         raise refuse("high_freq_factor", f"{high} is not above low_freq_factor {low}")
     context = scaling.number("original_max_position_embeddings")
@@ -123,9 +132,9 @@ def _llama3_scale(scaling: Fields, inv_freq: np.ndarray) -> tuple[float, ...]:
 
 def _yarn(scaling: Fields, theta: float, dim: int, longest: int) -> dict[str, Any]:
     """YaRN, sections 3.2 and 3.4: many turns stay, few are divided by `factor`; vectors grow by 0.1 ln(factor) + 1."""
-    factor = scaling.number("factor")
-    original = scaling.number("original_max_position_embeddings", longest)
-    fast, slow = scaling.number("beta_fast", 32.0), scaling.number("beta_slow", 1.0)
+    factor = scaling.number("factor", above=_LEAST)
+    original = scaling.number("original_max_position_embeddings", longest, above=_LEAST)
+    fast, slow = (scaling.number(k, turns, above=_LEAST) for k, turns in (("beta_fast", 32.0), ("beta_slow", 1.0)))
     ends = [dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta)) for turns in (fast, slow)]
     if scaling.flag("truncate", True):
         ends = [math.floor(ends[0]), math.ceil(ends[1])]

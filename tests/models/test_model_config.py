@@ -25,6 +25,9 @@ GGUF = {
     "llama.embedding_length": 64, "llama.feed_forward_length": 96, "llama.attention.head_count": 8,
     "llama.attention.head_count_kv": 2, "llama.attention.layer_norm_rms_epsilon": 1e-5,
 }  # fmt: skip
+MIXTURE = LLAMA | {"model_type": "qwen2_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+GEMMA3 = LLAMA | {"model_type": "gemma3_text", "hidden_act": None, "head_dim": 8}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 FULL = "full_attention"
 GGUF_SHAPES = {"token_embd.weight": (100, 64)}
 
@@ -90,9 +93,8 @@ def test_windows_are_on_the_layers_that_transformers_gives_them(model_type, extr
 def test_other_positions_in_layers_with_a_window():
     positions = {"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
                  "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}  # fmt: skip
-    gemma = LLAMA | {"model_type": "gemma3_text", "hidden_act": None, "head_dim": 8}
-    new = ModelConfig.from_hf(gemma | {"rope_parameters": positions})
-    old = ModelConfig.from_hf(gemma | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}})
+    new = ModelConfig.from_hf(GEMMA3 | {"rope_parameters": positions})
+    old = ModelConfig.from_hf(GEMMA3 | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}})
     assert new == old and (new.rope_theta, new.rope_local_theta) == (1e6, 1e4)
     assert [rope_table_of(replace(new, windows=(9, 0, 9)), layer) for layer in range(3)] == [1, 0, 1]
 
@@ -119,11 +121,10 @@ def test_yarn_in_gguf_means_what_llama_cpp_makes_of_it():
     names = {"type": "yarn", "factor": 4.0, "original_context_length": 128}
     prefix = "llama.rope.scaling."
     base = GGUF | {prefix + name: value for name, value in names.items()}
-    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 
     def both(asked, theirs):
         ours = ModelConfig.from_gguf(base | {prefix + name: value for name, value in asked.items()}, GGUF_SHAPES)
-        want = ModelConfig.from_hf(LLAMA | {"rope_scaling": yarn | theirs})
+        want = ModelConfig.from_hf(LLAMA | {"rope_scaling": YARN | theirs})
         assert ours.rope_inv_freq_scale == want.rope_inv_freq_scale
         return ours.rope_factor, want.rope_factor
 
@@ -187,6 +188,10 @@ def test_both_spellings_of_rope_settings_mean_the_same():
         (LLAMA, {"rope_theta": True}, "rope_theta"),
         (LLAMA, {"rope_theta": 1e400}, "rope_theta"),
         (LLAMA, {"rope_scaling": ["linear"]}, "rope_scaling"),
+        (LLAMA, {"rope_scaling": {"rope_type": "linear", "factor": 1e-320}}, "factor"),
+        (LLAMA, {"rope_scaling": YARN | {"original_max_position_embeddings": 5e-324}}, "original_max_position"),
+        (LLAMA, {"rope_scaling": YARN | {"beta_slow": 5e-324}}, "beta_slow"),
+        (GEMMA3, {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}}, "sliding.*linear"),
         (LLAMA, {"eos_token_id": 2.0}, "eos_token_id"),
         (LLAMA, {"eos_token_id": [2, "3"]}, "eos_token_id"),
         (LLAMA, {"eos_token_id": 100}, "eos_token_id.*vocabulary of 100"),
@@ -200,6 +205,8 @@ def test_both_spellings_of_rope_settings_mean_the_same():
         (LLAMA, {"num_hidden_layers": 0}, "num_hidden_layers"),
         (LLAMA, {"num_key_value_heads": 3}, "num_key_value_heads"),
         (LLAMA, {"head_dim": 7}, "head_dim"),
+        (LLAMA, {"head_dim": 2**31 - 2, "rope_scaling": YARN}, "head_dim"),
+        (LLAMA, {"hidden_size": 2**30, "rope_scaling": YARN}, "head_dim"),
         (LLAMA, {"rms_norm_eps": 0}, "rms_norm_eps"),
         (GPT2, {"activation_function": "relu"}, "activation_function"),
         (GPT2, {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
@@ -230,9 +237,6 @@ def test_what_cannot_be_run_is_refused_by_name(base, change, named):
 def test_what_a_gguf_file_cannot_ask_for(change, factors, named):
     with pytest.raises(UnsupportedModel, match=named):
         ModelConfig.from_gguf(GGUF | change, GGUF_SHAPES, factors)
-
-
-MIXTURE = LLAMA | {"model_type": "qwen2_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
 
 
 def test_every_supported_type_can_be_read():
