@@ -207,6 +207,8 @@ def test_both_spellings_of_rope_settings_mean_the_same():
         (LLAMA, {"head_dim": 7}, "head_dim"),
         (LLAMA, {"head_dim": 2**31 - 2, "rope_scaling": YARN}, "head_dim"),
         (LLAMA, {"hidden_size": 2**30, "rope_scaling": YARN}, "head_dim"),
+        (LLAMA, {"model_type": "smollm3", "sliding_window": 9, "use_sliding_window": True}, "layer_types"),
+        (MIXTURE, {"model_type": "qwen2_moe", "sliding_window": 9, "use_sliding_window": True}, "layer_types"),
         (LLAMA, {"rms_norm_eps": 0}, "rms_norm_eps"),
         (GPT2, {"activation_function": "relu"}, "activation_function"),
         (GPT2, {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
@@ -257,6 +259,13 @@ def test_a_mixture_is_read_under_each_familys_names():
     assert mixtral.intermediate_size == LLAMA["intermediate_size"]
     assert mixtral.windows == (32, 32, 32)
     assert ModelConfig.from_hf(LLAMA).experts is None
+
+
+def test_what_a_mixture_leaves_unsaid_is_what_transformers_takes_it_for():
+    mixtral = LLAMA | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+    assert ModelConfig.from_hf(mixtral).rope_theta == 1e6
+    shared = ModelConfig.from_hf(MIXTURE).experts
+    assert shared is not None and shared.shared_intermediate_size == 5632
 
 
 @pytest.mark.parametrize(
