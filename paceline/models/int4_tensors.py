@@ -34,9 +34,10 @@ Read = Callable[[str], np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class Int4Matrix:
-    """A linear layer [n, k]: codes uint8 [n, k], scales float16 [n, groups], zeros uint8 [n, groups].
+    """A linear layer [n, k]: codes uint8 [n, k], scales float32 [n, groups], zeros uint8 [n, groups].
 
-    `order` [k] is the group of every input where these are not runs of equal length.
+    `blocks` keep scales as float16, `values` as they are. `order` [k] is the group of every input where these are not
+    runs of equal length.
     """
 
     codes: np.ndarray
@@ -54,9 +55,9 @@ class Int4Matrix:
         n, k = self.codes.shape
         if self.order is not None:
             zeros, scales = self.zeros[:, self.order], self.scales[:, self.order]
-            return (self.codes.astype(np.float32) - zeros) * scales.astype(np.float32)
+            return (self.codes.astype(np.float32) - zeros) * scales
         whole = self.codes.reshape(n, -1, self.group).astype(np.float32) - self.zeros[:, :, None]
-        return (whole * self.scales.astype(np.float32)[:, :, None]).reshape(n, k)
+        return (whole * self.scales[:, :, None]).reshape(n, k)
 
     def blocks(self) -> StoredBlocks | None:
         """Rows of blocks of 32 codes; None where groups are no runs."""
@@ -66,7 +67,7 @@ class Int4Matrix:
         repeat = self.group // _BLOCK
         halves = self.codes.reshape(n, k // _BLOCK, 2, _BLOCK // 2)
         nibbles = halves[:, :, 0] | halves[:, :, 1] << 4
-        heads = [np.repeat(self.scales, repeat, axis=1)]
+        heads = [np.repeat(self.scales.astype(np.float16), repeat, axis=1)]
         symmetric = bool((self.zeros == _MIDDLE).all())
         if not symmetric:
             heads.append(np.repeat(self.zeros.astype(np.float16), repeat, axis=1))
@@ -111,7 +112,8 @@ class Int4Scheme:
             found = replace(found, order=self._order(layer, read, names, found))
         except (KeyError, ValueError) as error:
             raise CorruptWeights(f"{layer}: its 4-bit parts do not fit together ({error}); download it again") from None
-        finite(found.scales, "scales", layer)
+        with np.errstate(over="ignore"):
+            finite(found.scales.astype(np.float16), "scales", layer)
         if found.codes.shape[1] % found.scales.shape[1] or found.group % _BLOCK:
             raise UnsupportedModel(
                 f"group_size: {layer} has groups of {found.group}, not a multiple of {_BLOCK}; take one with 128"
@@ -243,14 +245,14 @@ def _transposed(codes: np.ndarray, scales: np.ndarray, zeros: np.ndarray) -> Int
     """Of [k, n], [groups, n], [groups, n]."""
     if zeros.shape != scales.shape or codes.shape[1] != scales.shape[1]:
         raise ValueError(f"codes {codes.shape}, scales {scales.shape}, zero points {zeros.shape}")
-    parts = (codes, scales.astype(np.float16), zeros)
+    parts = (codes, scales, zeros)
     return Int4Matrix(*(np.ascontiguousarray(part.T) for part in parts))
 
 
 def _compressed(layer: str, read: Read, names: Mapping[str, Any], zeros_less_one: bool) -> Int4Matrix:
     rows, columns = (int(size) for size in read(f"{layer}.weight_shape"))
     codes = _along_columns(read(f"{layer}.weight_packed"))[:, :columns]
-    scales = read(f"{layer}.weight_scale").astype(np.float16).reshape(rows, -1)
+    scales = read(f"{layer}.weight_scale").reshape(rows, -1)
     zeros = np.full(scales.shape, _MIDDLE, np.uint8)
     if f"{layer}.weight_zero_point" in names:
         zeros = _along_rows(read(f"{layer}.weight_zero_point"))[:rows].reshape(scales.shape)

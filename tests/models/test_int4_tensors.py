@@ -156,6 +156,31 @@ def test_an_order_that_was_never_filled_in_is_none(tmp_path):
     assert checkpoint.blocks(f"{name}.weight") is not None and checkpoint.storage == "INT4"
 
 
+@pytest.mark.parametrize(("scheme", "part"), [("gptq", "scales"), ("awq", "scales"), ("compressed", "weight_scale")])
+def test_scales_that_float16_rounds_are_rounded_in_blocks_only(scheme, part, tmp_path):
+    """Stored as float32, and one far below what float16 can hold."""
+    name, small = "model.layers.0.mlp.up_proj", np.float32(1e-9)
+
+    def widen(tensors):
+        scales = tensors[f"{name}.{part}"].astype(np.float32) * np.float32(1.0001)
+        scales.reshape(-1)[0] = small
+        tensors[f"{name}.{part}"] = scales
+
+    write(tmp_path, scheme, widen)
+    checkpoint = SafetensorsCheckpoint(tmp_path)
+    matrix = checkpoint._int4_matrix(f"{name}.weight")
+    spread = [np.repeat(x.astype(np.float32), GROUP, axis=1) for x in (matrix.scales, matrix.zeros)]
+    expected = spread[0] * (matrix.codes - spread[1])
+    assert matrix.scales[0, 0] == small and expected[0, :GROUP].any()
+    np.testing.assert_array_equal(checkpoint.tensor(f"{name}.weight"), expected)
+    stored = checkpoint.blocks(f"{name}.weight")
+    assert stored is not None
+    form = FORMATS[stored.storage]
+    np.testing.assert_allclose(
+        unpack(stored.rows, form, stored.block_bytes).values(form), expected, rtol=6e-4, atol=3e-7
+    )
+
+
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
 @pytest.mark.parametrize(("scheme", "part"), [("gptq", "scales"), ("awq", "scales"), ("compressed", "weight_scale")])
 def test_scales_that_are_not_finite_are_refused_in_blocks_too(scheme, part, wrong, tmp_path):
