@@ -103,7 +103,7 @@ def load_weights(checkpoint: Checkpoint, dtype: str, progress: Progress | None =
         PacelineError: the disk is full; nothing half-written stays behind.
     """
     if dtype not in (*STORED, BLOCKS):
-        raise InvalidParameter("dtype", f"{dtype!r} is unknown", f"use one of {', '.join(STORED)}, {BLOCKS}")
+        raise InvalidParameter("dtype", f"{dtype!r} is unknown", f"use one of auto, {', '.join(STORED)}, {BLOCKS}")
     shape_of(checkpoint.config)
     _check_rounding(checkpoint, dtype)
     folder = cache_dir() / "converted" / f"{checkpoint.fingerprint}-{dtype}-{LAYOUT}"
