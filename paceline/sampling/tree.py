@@ -4,6 +4,7 @@ Trees are immutable and know nothing of models, caches or texts. Not the place f
 choice of a tree's shape (the drafters).
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -244,10 +245,10 @@ def _check_laws(tree: TokenTree) -> None:
 
 
 def _check_distinct(tree: TokenTree) -> None:
-    if len(set(zip(tree.parents, tree.tokens, strict=True))) == len(tree.tokens):
+    nodes = tuple(zip(tree.parents, tree.tokens, strict=True))
+    if len(set(nodes)) == len(nodes):
         return
-    for parent in range(ROOT_PARENT, len(tree)):
-        siblings = [tree.tokens[node] for node in tree.children(parent)]
-        if len(set(siblings)) != len(siblings):
-            problem = f"children {siblings} of node {parent} repeat a token under draw={tree.draw!r}"
-            raise InvalidParameter("tokens", problem, "merge deterministic duplicates with TokenTree.trie")
+    parent = min(parent for (parent, _), times in Counter(nodes).items() if times > 1)
+    siblings = [tree.tokens[node] for node in tree.children(parent)]
+    problem = f"children {siblings} of node {parent} repeat a token under draw={tree.draw!r}"
+    raise InvalidParameter("tokens", problem, "merge deterministic duplicates with TokenTree.trie")
