@@ -194,13 +194,13 @@ def _from_hf(family: Family, values: Mapping[str, Any]) -> ModelConfig:
 def _windows_from_hf(family: Family, fields: Fields, layers: int, longest: int) -> tuple[int, ...]:
     """Keys that a row sees, per layer; empty where every layer sees all of them."""
     window = fields.whole("sliding_window", 0, least=0)
-    asked = not ("asked" in family.window or family.window == "listed") or fields.flag("use_sliding_window", False)
+    asked = "asked" not in family.window or fields.flag("use_sliding_window", False)
     if family.window == "none" or not window or not asked or (window >= longest and family.window != "typed"):
         return ()
     if family.window.startswith("all"):
         return (window,) * layers
     kinds = fields.list("layer_types", str, MOST_LAYERS)
-    if not kinds and family.window == "listed":
+    if not kinds and family.window.startswith("listed"):
         raise refuse("layer_types", "missing, though use_sliding_window asks for windows in some layers")
     if not kinds:
         every = fields.whole("sliding_window_pattern", family.window_every or 1)

@@ -39,8 +39,8 @@ class Family:
         norm_shift: what is added to the weights of norms in transformers' files (GGUF has it added).
         activation: values of ``hidden_act`` that are meant by the `mlp` of the parts.
         window: which layers obey ``sliding_window``: ``all``, ``typed`` (by ``layer_types``), ``asked`` (typed where
-            ``use_sliding_window`` says so), ``listed`` (the same, and ``layer_types`` must be there), ``all asked``
-            (all where it says so) or ``none``.
+            ``use_sliding_window`` says so), ``listed asked`` (the same, and ``layer_types`` must be there),
+            ``all asked`` (all where it says so) or ``none``.
         turns_part: whether ``partial_rotary_factor`` counts.
         window_every: without ``layer_types``, a full layer comes after this many less one.
         parts: fields of `ModelConfig` that differ, from ``config.json``. gguf_parts: the same from GGUF.
@@ -229,7 +229,7 @@ FAMILIES: Mapping[str, Family] = {
         ),
         Family("qwen2", "qwen2", "biases on queries, keys and values; Qwen 2 and 2.5", window="asked", defaults=_QWEN,
                parts=_biased_queries),
-        Family("qwen2_moe", "qwen2moe", "qwen2 with experts, one of them shared", window="listed",
+        Family("qwen2_moe", "qwen2moe", "qwen2 with experts, one of them shared", window="listed asked",
                defaults={**_QWEN, "shared_expert_intermediate_size": 5632},
                parts=_biased_queries),
         Family("qwen3", "qwen3", "norms of queries and keys per head", defaults=_QWEN3, window="asked",
@@ -266,7 +266,7 @@ FAMILIES: Mapping[str, Family] = {
             stacked={"self_attn.qkv_proj": _QKV, "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")},
             gguf_stacked={"attn_qkv": _QKV, "ffn_up": ("mlp.gate_proj", "mlp.up_proj")},
         ),
-        Family("smollm3", "smollm3", "every fourth layer without positions", pairs=True, window="listed",
+        Family("smollm3", "smollm3", "every fourth layer without positions", pairs=True, window="listed asked",
                defaults={"tie_word_embeddings": True, "rope_theta": 2e6}, parts=_smollm3, gguf_parts=_smollm3_gguf),
         Family("olmo2", "olmo2", "norms after attention and feed-forward, none before; one norm over all queries and "
                "one over all keys", names={k: v for k, v in _POST_NORMS.items() if "out_norm" in k}, parts=_olmo2,
