@@ -32,5 +32,5 @@ def _shown(value: object) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_shown(item)}" for key, item in value.items())
     if isinstance(value, (list, tuple)):
-        return ", ".join(_shown(item) for item in value)
+        return ", ".join(f"[{_shown(item)}]" if isinstance(item, (list, tuple)) else _shown(item) for item in value)
     return str(value)

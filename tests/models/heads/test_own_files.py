@@ -8,6 +8,7 @@ import pytest
 from safetensors import safe_open
 
 from paceline.errors import CorruptWeights, InvalidParameter
+from paceline.models.heads.card import card_text
 from paceline.models.heads.draft_ids import to_mask
 from paceline.models.heads.files import check_record, read_head, save_head
 from paceline.models.heads.record import HeadRecord
@@ -63,6 +64,14 @@ def test_the_card_says_how_the_head_is_to_be_run(tmp_path: Path) -> None:
     card = (tmp_path / "CARD.md").read_text()
     for line in ("taps: 2, 3, 3", "norm before fc: per tap", "fed back: after the last norm", "licence**: Apache-2.0"):
         assert line in card
+
+
+def test_a_card_keeps_lists_within_a_list_apart() -> None:
+    record = random_head(OURS["medusa"])
+    card = card_text(
+        HeadRecord(record.config, record.tensors, record.draft_ids, {"tree": {"paths": [[0], [1], [0, 2]]}})
+    )
+    assert "paths: [0], [1], [0, 2]\n" in card
 
 
 def test_a_record_without_one_of_its_tensors_is_not_saved(tmp_path: Path) -> None:
