@@ -146,4 +146,4 @@ def test_what_a_drafter_chose_to_spend_once_keeps_nobody_from_asking_it(engine_f
     run_all(engine, ["a chat"], SamplingParams(temperature=0, max_tokens=60, ignore_eos=True))
     before = reader.num_asked
     run_all(engine, ["a text that repeats itself"], SamplingParams(temperature=0, max_tokens=60, ignore_eos=True))
-    assert (reader.num_asked - before > 50) == is_asked
+    assert (reader.num_asked - before > 3) == is_asked
