@@ -1,0 +1,90 @@
+"""Make a trained head one that is shipped: 8-bit weights, and a card with what was measured of it in the engine.
+
+    python benchmarks/acceptance.py --prompts spec-bench:spec_bench.jsonl --families conversation --temperature 0 \
+        --spec 'head={"method": "head", "model": "heads/dspark", "num_draft_tokens": 3}' > greedy.json
+    python tools/release_head.py heads/dspark smollm2-135m/dspark --measured "conversations, greedy=greedy.json"
+
+The head is checked against its target first. What `paceline train head` wrote on the card stays there, what the shipped
+head of that name said of its text, licence and weak spots too, and what is given here replaces it.
+"""
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from paceline.models.heads.files import CARD, CONFIG, save_head
+from paceline.models.heads.registry import load_head, shipped_heads
+from paceline.models.resolve import ModelSource, resolve_model
+
+Said = dict[str, str | None]
+
+
+def main() -> None:
+    args = parse()
+    target, _, folder = args.name.rpartition("/")
+    told = {"licence": args.licence, "weak_spots": args.weak_spots}
+    told_of_training = {"prompts": args.prompts, "kept_out": args.kept_out}
+    destination = args.into / Path(target).name / folder
+    release(args.folder, resolve_model(target), destination, told, told_of_training, dict(args.measured))
+    print((destination / CARD).read_text())
+
+
+def release(
+    folder: Path, target: ModelSource, destination: Path, told: Said, told_of_training: Said, accepted: dict[str, Any]
+) -> None:
+    """Write the head of `folder` to `destination`; what is not told is taken from the card of the head there."""
+    head, before, own = load_head(folder, target), card_of(destination), card_of(folder)
+    card = own | said(told, before) | {"accepted": accepted}
+    card["training"] = own["training"] | said(told_of_training, before.get("training", {}))
+    save_head(replace(head, card=rounded(card)), destination, storage="int8")
+
+
+def said(told: Said, before: dict[str, Any]) -> dict[str, Any]:
+    """Each of `told`, or what was said of it before; nothing of what neither says."""
+    found = {key: value or before.get(key) for key, value in told.items()}
+    return {key: value for key, value in found.items() if value}
+
+
+def card_of(folder: Path) -> dict[str, Any]:
+    """The card of the head there, empty where there is none."""
+    path = folder / CONFIG
+    return json.loads(path.read_text())["paceline"]["card"] if path.exists() else {}
+
+
+def measured(text: str) -> tuple[str, dict[str, Any]]:
+    """LABEL=FILE, what `benchmarks/acceptance.py` printed for one drafter, as a line of the card."""
+    label, _, name = text.rpartition("=")
+    lines = Path(name).read_text().splitlines()
+    result = json.loads(lines[-1])
+    if not label or len(result["drafters"]) != 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no LABEL=FILE with one drafter")
+    [found] = result["drafters"].values()
+    return label, {"tokens_per_pass": found["tokens_per_pass"], "error": found["error"], "passes": found["passes"]}
+
+
+def rounded(value: Any) -> Any:
+    """Numbers to four places: a card is read by people."""
+    if isinstance(value, float):
+        return round(value, 4)
+    if isinstance(value, dict):
+        return {key: rounded(each) for key, each in value.items()}
+    return [rounded(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="that `paceline train head` wrote")
+    parser.add_argument("name", help="TARGET/NAME that it is shipped under")
+    parser.add_argument("--measured", type=measured, action="append", default=[], help="LABEL=FILE of acceptance.py")
+    parser.add_argument("--licence", help="of the head and of the text it was trained on")
+    parser.add_argument("--prompts", help="where the prompts of the training text come from")
+    parser.add_argument("--kept-out", help="what was kept out of the training text")
+    parser.add_argument("--weak-spots", help="where the head is worth little")
+    parser.add_argument("--into", type=Path, default=shipped_heads(), help="folder of shipped heads")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
