@@ -18,7 +18,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from paceline.models.base import PAGE_SIZE
-from paceline.models.numba_executor import isa
+from paceline.models.numba_executor import halves, isa
 from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.kernel import kernel
 from paceline.models.numba_executor.kv_cache import GROUP, SCALE_BYTES
@@ -71,7 +71,7 @@ def _score_pages(
                 offset = builder.mul(i, _I64(PAGE_SIZE))
                 for soon in value_pages + next_pages:
                     v.prefetch_ir(builder, builder.gep(soon, [offset]))
-                columns = [v.load_widened(builder, keys.dtype, builder.gep(k, [offset])) for k in key_pages]
+                columns = [v.load_widened(context, builder, keys.dtype, builder.gep(k, [offset])) for k in key_pages]
                 values = [v.splat_ir(builder, builder.load(builder.gep(one, [i]))) for one in queries]
                 pairs = [(value, column) for value in values for column in columns]
                 return [v.fma_ir(builder, *pair, old) for pair, old in zip(pairs, sums, strict=True)]
@@ -81,7 +81,9 @@ def _score_pages(
                 first = builder.mul(number, _I64(GROUP))
                 new = v.accumulate_ir(builder, _I64(GROUP), zeros, lambda i, old: step(builder.add(first, i), old))
                 row = builder.add(builder.mul(dim, _I64(PAGE_SIZE)), builder.mul(number, _I64(SCALE_BYTES * PAGE_SIZE)))
-                scales = [v.load_widened(builder, types.int16, builder.gep(k, [row])) for k in key_pages] * num_heads
+                scales = [
+                    v.load_widened(context, builder, types.int16, builder.gep(k, [row])) for k in key_pages
+                ] * num_heads
                 return [v.fma_ir(builder, *pair, old) for *pair, old in zip(new, scales, sums, strict=True)]
 
             zeros = [v.ZERO] * (num_heads * len(numbers))
@@ -115,18 +117,18 @@ def _that_fit(context, each: int, count: int) -> int:
     return count
 
 
-def _value_lanes(builder, dtype, row, first_column, num_vectors, dim):
+def _value_lanes(context, builder, dtype, row, first_column, num_vectors, dim):
     """Vectors of a token's value from `first_column` on, a multiple of 32 where there is more than one."""
     out, scale = [], None
     for number in range(num_vectors):
         column = builder.add(first_column, _I64(number * v.LANES))
-        lanes = v.load_widened(builder, dtype, builder.gep(row, [column]))
+        lanes = v.load_widened(context, builder, dtype, builder.gep(row, [column]))
         if dtype == types.int8:
             if number % (GROUP // v.LANES) == 0:
                 group = builder.sdiv(column, _I64(GROUP))
                 at = builder.gep(row, [builder.add(dim, builder.mul(group, _I64(SCALE_BYTES)))])
                 half = builder.load(builder.bitcast(at, ir.HalfType().as_pointer()), align=1)
-                scale = v.splat_ir(builder, builder.fpext(half, ir.FloatType()))
+                scale = v.splat_ir(builder, halves.widen_ir(context, builder, half))
             lanes = builder.fmul(lanes, scale)
         out.append(lanes)
     return out
@@ -163,7 +165,7 @@ def _mix_columns(
                     soon = v.element_pointer(context, builder, values, v_array, builder.load(soon))
                     for number in range(0, at_once, CACHE_LINE * 8 // (v.LANES * values.dtype.bitwidth)):
                         v.prefetch_ir(builder, builder.gep(soon, [builder.add(first_column, _I64(number * v.LANES))]))
-                    row = _value_lanes(builder, values.dtype, at, first_column, at_once, dim)
+                    row = _value_lanes(context, builder, values.dtype, at, first_column, at_once, dim)
                     for h in range(num_heads):
                         place = builder.add(builder.add(s_start, builder.mul(s_stride, _I64(h))), j)
                         weight = builder.load(v.element_pointer(context, builder, scores, s_array, place))
@@ -172,7 +174,7 @@ def _mix_columns(
                 return new
 
             pointers = [sum_pointer(i, first_column) for i in range(2 * num_heads * at_once)]
-            old = [v.load_widened(builder, sums.dtype, pointer) for pointer in pointers]
+            old = [v.load_widened(context, builder, sums.dtype, pointer) for pointer in pointers]
             for value, pointer in zip(v.accumulate_ir(builder, end, old, step), pointers, strict=True):
                 v.store_ir(builder, value, pointer)
 

@@ -110,7 +110,9 @@ def _sums_of_floats(context, builder, w, w_pointer, depth, count, row_of) -> lis
             k = builder.add(first, k)
             panel = builder.gep(w_pointer, [builder.mul(k, _I64(PANEL))])
             v.prefetch_ir(builder, builder.gep(panel, [_I64(PREFETCH_BYTES // w.dtype.bitwidth * 8)]))
-            weights = [v.load_widened(builder, w.dtype, builder.gep(panel, [_I64(h * v.LANES)])) for h in halves]
+            weights = [
+                v.load_widened(context, builder, w.dtype, builder.gep(panel, [_I64(h * v.LANES)])) for h in halves
+            ]
             activations = [v.splat_ir(builder, builder.load(builder.gep(x_rows[row], [k]))) for row in rows]
             return _pairwise(lambda *triple: v.fma_ir(builder, *triple), weights, activations, sums)
 

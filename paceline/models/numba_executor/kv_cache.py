@@ -21,6 +21,7 @@ from numba.extending import intrinsic, overload
 
 from paceline.errors import InvalidParameter
 from paceline.models.base import PAGE_SIZE
+from paceline.models.numba_executor import halves
 from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.kernel import OPTIONS, kernel
 
@@ -215,9 +216,9 @@ def _store_scale(typingctx, array, index, value):
 
     def emit(context, builder, sig, args):
         pointer = v.element_pointer(context, builder, array, args[0], args[1])
-        half = builder.fptrunc(args[2], _HALF_IR)
+        half = halves.narrow_ir(context, builder, args[2])
         builder.store(half, builder.bitcast(pointer, _HALF_IR.as_pointer()), align=1)
-        return builder.fpext(half, ir.FloatType())
+        return halves.widen_ir(context, builder, half)
 
     return types.float32(array, types.intp, types.float32), emit
 

@@ -16,6 +16,8 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic, models, register_model
 
+from paceline.models.numba_executor import halves
+
 LANES = 16
 
 _F32 = ir.FloatType()
@@ -56,12 +58,14 @@ def element_pointer(
     return builder.gep(data, [index])
 
 
-def load_widened(builder: ir.IRBuilder, dtype: types.Type, pointer: ir.Value) -> ir.Value:
+def load_widened(context: Any, builder: ir.IRBuilder, dtype: types.Type, pointer: ir.Value) -> ir.Value:
     """Sixteen stored elements as float32: float32 as is, int16 as float16, uint16 as bfloat16, int8 as itself."""
     if dtype == types.float32:
         return builder.load(builder.bitcast(pointer, VECTOR_IR.as_pointer()), align=4)
     if dtype == types.int16:
-        return builder.fpext(builder.load(builder.bitcast(pointer, _HALVES_IR.as_pointer()), align=2), VECTOR_IR)
+        return halves.widen_ir(
+            context, builder, builder.load(builder.bitcast(pointer, _HALVES_IR.as_pointer()), align=2)
+        )
     stored = ir.VectorType(ir.IntType(dtype.bitwidth), LANES)
     raw = builder.load(builder.bitcast(pointer, stored.as_pointer()), align=dtype.bitwidth // 8)
     wide = ir.VectorType(_I32, LANES)
@@ -71,24 +75,9 @@ def load_widened(builder: ir.IRBuilder, dtype: types.Type, pointer: ir.Value) ->
     return builder.sitofp(builder.sext(raw, wide), VECTOR_IR)
 
 
-def widen_half_ir(builder: ir.IRBuilder, halves: ir.Value, has_instruction: bool) -> ir.Value:
-    """Sixteen float16 numbers as float32; without an instruction for it by moving their bits (finite numbers only).
-
-    The bits of a half, moved to a float's place, are a number 2^112 times too small, denormal ones among them.
-    """
-    if has_instruction:
-        return builder.fpext(halves, VECTOR_IR)
-    wide = ir.VectorType(_I32, LANES)
-    bits = builder.zext(builder.bitcast(halves, ir.VectorType(ir.IntType(16), LANES)), wide)
-    sign = builder.shl(builder.and_(bits, ir.Constant(wide, [0x8000] * LANES)), ir.Constant(wide, [16] * LANES))
-    rest = builder.shl(builder.and_(bits, ir.Constant(wide, [0x7FFF] * LANES)), ir.Constant(wide, [13] * LANES))
-    value = builder.fmul(builder.bitcast(rest, VECTOR_IR), ir.Constant(VECTOR_IR, [2.0**112] * LANES))
-    return builder.bitcast(builder.or_(builder.bitcast(value, wide), sign), VECTOR_IR)
-
-
-def narrow_ir(builder: ir.IRBuilder, dtype: types.Type, value: ir.Value) -> ir.Value:
+def narrow_ir(context: Any, builder: ir.IRBuilder, dtype: types.Type, value: ir.Value) -> ir.Value:
     """A vector as it is stored in an array of float32, or of int16 that holds float16, rounded to nearest even."""
-    return builder.fptrunc(value, _HALVES_IR) if dtype == types.int16 else value
+    return halves.narrow_ir(context, builder, value) if dtype == types.int16 else value
 
 
 def store_ir(builder: ir.IRBuilder, value: ir.Value, pointer: ir.Value) -> None:
@@ -254,7 +243,7 @@ def load(typingctx, array, index):
     """load(array, index) -> sixteen consecutive elements, widened to float32 (see `load_widened`)."""
 
     def emit(context, builder, sig, args):
-        return load_widened(builder, array.dtype, element_pointer(context, builder, array, *args))
+        return load_widened(context, builder, array.dtype, element_pointer(context, builder, array, *args))
 
     return vector(array, types.intp), emit
 
@@ -264,7 +253,7 @@ def store(typingctx, array, index, value):
     """store(array, index, vector): sixteen consecutive elements, see `narrow_ir`."""
 
     def emit(context, builder, sig, args):
-        stored = narrow_ir(builder, array.dtype, args[2])
+        stored = narrow_ir(context, builder, array.dtype, args[2])
         pointer = element_pointer(context, builder, array, args[0], args[1])
         builder.store(stored, builder.bitcast(pointer, stored.type.as_pointer()), align=array.dtype.bitwidth // 8)
         return context.get_dummy_value()
@@ -277,7 +266,7 @@ def scatter(typingctx, array, index, stride, value):
     """scatter(array, index, stride, vector): lane i to element index + i * stride, see `narrow_ir`."""
 
     def emit(context, builder, sig, args):
-        stored = narrow_ir(builder, array.dtype, args[3])
+        stored = narrow_ir(context, builder, array.dtype, args[3])
         pointer = element_pointer(context, builder, array, args[0], args[1])
         pointer = builder.bitcast(pointer, stored.type.element.as_pointer())
         for i in range(LANES):

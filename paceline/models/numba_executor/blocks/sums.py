@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 
-from paceline.models.numba_executor import dot8, isa
+from paceline.models.numba_executor import dot8, halves
 from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.blocks.formats import GROUP, HALF, LINE, STEPS, BlockFormat
 from paceline.models.numba_executor.blocks.lookup import look_up
@@ -225,8 +225,7 @@ class _Emitter:
 
     def _floats_at(self, start: ir.Value, at: int) -> ir.Value:
         stored = self._load(ir.VectorType(ir.HalfType(), v.LANES), self.builder.gep(start, [_I64(at)]))
-        widens = any(isa.has_feature(self.context, feature) for feature in ("f16c", "neon"))
-        return v.widen_half_ir(self.builder, stored, widens)
+        return halves.widen_ir(self.context, self.builder, stored)
 
     def _powers_at(self, start: ir.Value) -> ir.Value:
         """2^(e - 128) for the sixteen bytes e at `start`: a float's exponent, but for the denormal ones."""
