@@ -56,6 +56,11 @@ def choose_dtype(asked: str, checkpoint: Checkpoint, executor: Literal["numba", 
     return DtypeChoice("float32", f"holds the file's {stored} unrounded; bfloat16 takes half the bytes")
 
 
+def has_blocks(checkpoint: Checkpoint) -> bool:
+    """Whether any matrix is stored in blocks that kernels multiply, if not most."""
+    return isinstance(checkpoint, KeepsBlocks) and not checkpoint.storages.isdisjoint(FORMATS)
+
+
 def activations_beside_blocks(device: str) -> str:
     """The dtype of activations where a GPU multiplies blocks: bfloat16 where it computes in it, else float16."""
     if not device.startswith("cuda"):

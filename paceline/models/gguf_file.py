@@ -75,11 +75,11 @@ class GGUFCheckpoint:
 
     @property
     def storage(self) -> str:
-        """The storage type with the most bytes."""
-        num_bytes: Counter[str] = Counter()
+        """The storage type with the most values."""
+        num_values: Counter[str] = Counter()
         for entry in self._header.tensors.values():
-            num_bytes[entry.storage] += entry.num_bytes
-        return num_bytes.most_common(1)[0][0]
+            num_values[entry.storage] += math.prod(entry.shape)
+        return num_values.most_common(1)[0][0]
 
     @property
     def storages(self) -> frozenset[str]:

@@ -20,6 +20,7 @@ from paceline.errors import InvalidParameter, PacelineError, UnsupportedModel
 from paceline.models.cache_dir import cache_dir
 from paceline.models.checkpoint import Checkpoint, LetsGo
 from paceline.models.config import ModelConfig
+from paceline.models.dtypes import has_blocks
 from paceline.models.intact import is_sealed, seal
 from paceline.models.numba_executor.blocks.formats import FORMATS
 from paceline.models.numba_executor.blocks.store import no_matrix, read_matrix, write_matrix
@@ -117,7 +118,7 @@ def _check_rounding(checkpoint: Checkpoint, dtype: str) -> None:
     if dtype in ROUNDS and checkpoint.config.head_dim % GROUP:
         problem = f"{dtype} rounds {GROUP} values together, and {checkpoint.config.head_dim} per head cannot be cut so"
         raise InvalidParameter("dtype", problem, "use int8")
-    if dtype == BLOCKS and checkpoint.storage not in FORMATS:
+    if dtype == BLOCKS and not has_blocks(checkpoint):
         problem = (
             f"gguf multiplies blocks as a file has them ({', '.join(FORMATS)}), and this one has {checkpoint.storage}"
         )
