@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.errors import CorruptWeights, UnsupportedModel
+from paceline.errors import CorruptWeights, InvalidParameter, UnsupportedModel
 from paceline.models.checkpoint import StoredBlocks, finite
 from paceline.models.fields import shown
 
@@ -27,6 +27,8 @@ borrows from its neighbour."""
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of eight neighbouring columns each nibble of an AWQ word holds, lowest first."""
 _INT4_BYTES, _Q4_0_BYTES = 20, 18
+_ENDLESS = 65520
+"""What float16 rounds to infinity."""
 
 Read = Callable[[str], np.ndarray]
 """Name of a stored tensor to its values as they are."""
@@ -59,10 +61,18 @@ class Int4Matrix:
         whole = self.codes.reshape(n, -1, self.group).astype(np.float32) - self.zeros[:, :, None]
         return (whole * self.scales[:, :, None]).reshape(n, k)
 
-    def blocks(self) -> StoredBlocks | None:
-        """Rows of blocks of 32 codes; None where groups are no runs."""
+    def blocks(self, layer: str) -> StoredBlocks | None:
+        """Rows of blocks of 32 codes; None where groups are no runs.
+
+        Raises:
+            InvalidParameter: naming `layer`, when a scale is too large for float16.
+        """
         if self.order is not None:
             return None
+        largest = np.abs(self.scales).max()
+        if largest >= _ENDLESS:
+            problem = f"gguf keeps scales as float16, which ends at 65504, and {layer} has one of {largest:g}"
+            raise InvalidParameter("dtype", problem, "use bfloat16 or float32")
         n, k = self.codes.shape
         repeat = self.group // _BLOCK
         halves = self.codes.reshape(n, k // _BLOCK, 2, _BLOCK // 2)
@@ -104,7 +114,7 @@ class Int4Scheme:
         """The layer called `layer` (without ``.weight``) of the folder whose stored tensors are `names`.
 
         Raises:
-            CorruptWeights: parts are missing or do not fit together, or a scale is not finite in float16.
+            CorruptWeights: parts are missing or do not fit together, or a scale is not finite.
             UnsupportedModel: groups that are no multiple of 32.
         """
         try:
@@ -112,8 +122,7 @@ class Int4Scheme:
             found = replace(found, order=self._order(layer, read, names, found))
         except (KeyError, ValueError) as error:
             raise CorruptWeights(f"{layer}: its 4-bit parts do not fit together ({error}); download it again") from None
-        with np.errstate(over="ignore"):
-            finite(found.scales.astype(np.float16), "scales", layer)
+        finite(found.scales, "scales", layer)
         if found.codes.shape[1] % found.scales.shape[1] or found.group % _BLOCK:
             raise UnsupportedModel(
                 f"group_size: {layer} has groups of {found.group}, not a multiple of {_BLOCK}; take one with 128"

@@ -112,7 +112,7 @@ class SafetensorsCheckpoint:
     def blocks(self, name: str) -> StoredBlocks | None:
         """See `KeepsBlocks`: layers of 4-bit codes; None for the others."""
         source = self._source(name)
-        stored = self._int4_matrix(source.name).blocks() if self._is_int4(source.name) else None
+        stored = self._int4_matrix(source.name).blocks(name) if self._is_int4(source.name) else None
         return replace(stored, rows=source.rows(stored.rows)) if stored else None
 
     def names(self) -> Sequence[str]:

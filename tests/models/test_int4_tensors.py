@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from paceline.errors import CorruptWeights, UnsupportedModel
+from paceline.errors import CorruptWeights, InvalidParameter, UnsupportedModel
 from paceline.models.dtypes import choose_dtype
 from paceline.models.int4_tensors import scheme_of
 from paceline.models.numba_executor.blocks.formats import FORMATS
@@ -179,6 +179,24 @@ def test_scales_that_float16_rounds_are_rounded_in_blocks_only(scheme, part, tmp
     np.testing.assert_allclose(
         unpack(stored.rows, form, stored.block_bytes).values(form), expected, rtol=6e-4, atol=3e-7
     )
+
+
+@pytest.mark.parametrize(("scheme", "part"), [("gptq", "scales"), ("awq", "scales"), ("compressed", "weight_scale")])
+def test_scales_beyond_float16_have_values_and_blocks_say_why_not(scheme, part, tmp_path):
+    name = "model.layers.0.mlp.up_proj"
+
+    def enlarge(tensors, to):
+        scales = tensors[f"{name}.{part}"].astype(np.float32)
+        scales.reshape(-1)[0] = to
+        tensors[f"{name}.{part}"] = scales
+
+    write(tmp_path, scheme, lambda tensors: enlarge(tensors, 65519))
+    assert SafetensorsCheckpoint(tmp_path).blocks(f"{name}.weight")
+    write(tmp_path, scheme, lambda tensors: enlarge(tensors, -1e6))
+    checkpoint = SafetensorsCheckpoint(tmp_path)
+    assert np.abs(checkpoint.tensor(f"{name}.weight")).max() > 1e6
+    with pytest.raises(InvalidParameter, match=r"dtype: .*65504.*layers\.0\.mlp\.up_proj.* 1e\+06.*use bfloat16"):
+        checkpoint.blocks(f"{name}.weight")
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
