@@ -119,6 +119,8 @@ class Int4Scheme:
         """
         try:
             found = _READERS[self.method](layer, read, names, self.zeros_less_one)
+            if found.scales.dtype.kind != "f":
+                raise ValueError(f"scales stored as {found.scales.dtype}")
             found = replace(found, order=self._order(layer, read, names, found))
         except (KeyError, ValueError) as error:
             raise CorruptWeights(f"{layer}: its 4-bit parts do not fit together ({error}); download it again") from None
@@ -133,16 +135,21 @@ class Int4Scheme:
         """Whether the groups of all layers are runs of inputs, so that all have blocks."""
         end = f".{self.order}"
         orders = [read(name) for name in names if name.endswith(end)]
-        return all(not order.any() or _in_runs(order, int(order.max()) + 1) for order in orders)
+        return all(_is_order(order) and (not order.any() or _in_runs(order, int(order.max()) + 1)) for order in orders)
 
     def _order(self, layer: str, read: Read, names: Mapping[str, Any], found: Int4Matrix) -> np.ndarray | None:
         name = f"{layer}.{self.order}"
         if name not in names:
             return None
         order, count = read(name), found.scales.shape[1]
-        if order.shape != found.codes.shape[1:] or order.min() < 0 or order.max() >= count:
+        if not _is_order(order) or order.shape != found.codes.shape[1:] or order.max() >= count:
             raise ValueError(f"{self.order} {order.shape} for {count} groups")
         return None if not order.any() or _in_runs(order, count) else order  # all 0: never filled in, see ExLlamaV2
+
+
+def _is_order(order: np.ndarray) -> bool:
+    """Whether these can be numbers of groups."""
+    return order.ndim == 1 and len(order) > 0 and order.dtype.kind == "i" and bool(order.min() >= 0)
 
 
 def _in_runs(order: np.ndarray, count: int) -> bool:
@@ -214,9 +221,9 @@ def _kind_of(quantization: Mapping[str, Any]) -> str:
 
 
 def _nibbles(words: np.ndarray) -> np.ndarray:
-    """[.., m] int32 as [.., m, 8] codes, lowest bits first. Raises ValueError for words of another type."""
-    if words.dtype not in (np.int32, np.uint32):
-        raise ValueError(f"codes stored as {words.dtype}")
+    """[n, m] int32 as [n, m, 8] codes, lowest bits first. Raises ValueError for words of another type or shape."""
+    if words.dtype not in (np.int32, np.uint32) or words.ndim != 2:
+        raise ValueError(f"codes stored as {words.dtype} {words.shape}")
     shifts = np.arange(_PER_WORD, dtype=np.uint32) * 4
     return (words.view(np.uint32)[..., None] >> shifts & 15).astype(np.uint8)
 
@@ -259,7 +266,10 @@ def _transposed(codes: np.ndarray, scales: np.ndarray, zeros: np.ndarray) -> Int
 
 
 def _compressed(layer: str, read: Read, names: Mapping[str, Any], zeros_less_one: bool) -> Int4Matrix:
-    rows, columns = (int(size) for size in read(f"{layer}.weight_shape"))
+    shape = read(f"{layer}.weight_shape")
+    if shape.dtype.kind != "i" or shape.shape != (2,) or shape.min() <= 0:
+        raise ValueError(f"weight_shape {shape}")
+    rows, columns = (int(size) for size in shape)
     codes = _along_columns(read(f"{layer}.weight_packed"))[:, :columns]
     scales = read(f"{layer}.weight_scale").reshape(rows, -1)
     zeros = np.full(scales.shape, _MIDDLE, np.uint8)

@@ -233,10 +233,23 @@ def test_orders_and_parts_that_do_not_fit_are_named(tmp_path):
     name = "model.layers.0.mlp.up_proj"
     changes = [
         {f"{name}.g_idx": np.full(64, 2, np.int32)}, {f"{name}.g_idx": np.full(64, -1, np.int32)},
-        {f"{name}.g_idx": np.zeros(40, np.int32)}, {f"{name}.qweight": np.ones((8, 96), np.float32)},
-        {f"{name}.scales": np.ones((2, 95), np.float16)},
+        {f"{name}.g_idx": np.zeros(40, np.int32)}, {f"{name}.g_idx": np.zeros(0, np.int32)},
+        {f"{name}.g_idx": np.full(64, np.nan, np.float32)}, {f"{name}.g_idx": np.zeros((64, 1), np.int32)},
+        {f"{name}.qweight": np.ones((8, 96), np.float32)}, {f"{name}.scales": np.ones((2, 95), np.float16)},
+        {f"{name}.scales": np.ones((2, 96), np.int32)}, {f"{name}.qzeros": np.ones((2, 6, 2), np.int32)},
     ]  # fmt: skip
     for change in changes:
         write(tmp_path, "gptq", lambda tensors, change=change: tensors.update(change))
+        checkpoint = SafetensorsCheckpoint(tmp_path)
+        assert checkpoint.storage in ("INT4", "F32")
         with pytest.raises(CorruptWeights, match=r"up_proj.*do not fit"):
-            SafetensorsCheckpoint(tmp_path).tensor(f"{name}.weight")
+            checkpoint.tensor(f"{name}.weight")
+
+
+@pytest.mark.parametrize("shape", [[np.inf, 64.0], [np.nan, 64.0], [96.0, 64.0], [96], [-96, 64], [0, 64], [95, 64]])
+def test_shapes_that_no_layer_has_are_named(shape, tmp_path):
+    name = "model.layers.0.mlp.up_proj"
+    stored = np.array(shape, np.float32 if isinstance(shape[0], float) else np.int64)
+    write(tmp_path, "compressed", lambda tensors: tensors.update({f"{name}.weight_shape": stored}))
+    with pytest.raises(CorruptWeights, match=r"up_proj.*do not fit"):
+        SafetensorsCheckpoint(tmp_path).tensor(f"{name}.weight")
