@@ -7,7 +7,7 @@ tokenizer in the same folder (`tokenizer_folder.py`).
 import math
 import mmap
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -61,8 +61,9 @@ class SafetensorsCheckpoint:
         self._folder = Path(folder)
         values = _config_values(self._folder)
         self._config, self._int4 = ModelConfig.from_hf(values), scheme_of(values)
-        self._files = _weight_files(self._folder)
-        entries = {name: entry for path in self._files for name, entry in _read_header(path).items()}
+        weight_map = _weight_map(self._folder)
+        self._files = _weight_files(self._folder, weight_map)
+        entries = _read_headers(self._files, weight_map)
         self._entries = _with_prefix(entries, base_prefix(self._config))
         check_depth(self._config, len(entries), self._folder)
         found = {name: e.shape for name, e in self._entries.items()}
@@ -205,24 +206,40 @@ def _config_values(folder: Path) -> dict[str, Any]:
     return values if eos is None else values | {"eos_token_id": eos}
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def _weight_map(folder: Path) -> dict[str, Path]:
+    """Tensor to its file, by the index; empty where one file holds all."""
     index = folder / _INDEX
     if (folder / _SINGLE).is_file():
-        return [folder / _SINGLE]
+        return {}
     if not index.is_file():
         raise CorruptWeights(f"{folder}: has neither {_SINGLE} nor {_INDEX}; save or download it as safetensors")
     weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict):
+    if not isinstance(weight_map, dict) or not weight_map:
         raise CorruptWeights(f"{index}: has no weight_map; download the model again")
-    names = weight_map.values()
-    for name in names:
+    for name in weight_map.values():
         if not _is_inside(name):
             raise CorruptWeights(f"{index}: {shown(name)} is no file of this folder; download the model again")
-    files = [folder / name for name in sorted(set(names))]
+    return {tensor: folder / name for tensor, name in weight_map.items()}
+
+
+def _weight_files(folder: Path, weight_map: Mapping[str, Path]) -> list[Path]:
+    files = sorted(set(weight_map.values())) or [folder / _SINGLE]
     missing = [path.name for path in files if not path.is_file()]
     if missing:
         raise CorruptWeights(f"{folder}: {', '.join(missing)} of the index is missing; download the model again")
     return files
+
+
+def _read_headers(files: Sequence[Path], weight_map: Mapping[str, Path]) -> dict[str, _Entry]:
+    """The tensors of all files; of one that stands in two of them the one that the index means."""
+    found: dict[str, _Entry] = {}
+    for path in files:
+        for name, entry in _read_header(path).items():
+            if name in found and name not in weight_map:
+                raise CorruptWeights(f"{path}: {shown(name)} stands in another file too; download the model again")
+            if name not in found or weight_map[name] == path:
+                found[name] = entry
+    return found
 
 
 def _is_inside(name: object) -> bool:

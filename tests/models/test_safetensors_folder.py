@@ -89,11 +89,42 @@ def test_missing_shard(folder):
         SafetensorsCheckpoint(folder)
 
 
+def test_a_tensor_in_two_shards_is_the_one_of_the_index(tiny_models, folder):
+    weights = states(tiny_models["llama"][1])
+    (folder / "model.safetensors").unlink()
+    save_file(weights, folder / "a.safetensors")
+    save_file({"model.norm.weight": weights["model.norm.weight"] * 2}, folder / "b.safetensors")
+    for means, times in (("a", 1), ("b", 2)):
+        own = {"model.norm.weight": f"{means}.safetensors", "unused.a": "a.safetensors", "unused.b": "b.safetensors"}
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": own}))
+        found = SafetensorsCheckpoint(folder).tensor("model.norm.weight")
+        np.testing.assert_array_equal(found, times * weights["model.norm.weight"].numpy())
+    own.pop("model.norm.weight")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": own}))
+    with pytest.raises(CorruptWeights, match=r"b\.safetensors: .model\.norm\.weight. stands in another file too"):
+        SafetensorsCheckpoint(folder)
+
+
+def test_an_index_in_any_order_and_one_that_lacks_a_shard(tiny_models, tmp_path):
+    tiny_models["qwen2"][1].save_pretrained(tmp_path, max_shard_size="20KB")
+    index = tmp_path / "model.safetensors.index.json"
+    weight_map = json.loads(index.read_text())["weight_map"]
+    want = SafetensorsCheckpoint(tmp_path)
+    index.write_text(json.dumps({"weight_map": dict(reversed(weight_map.items()))}))
+    found = SafetensorsCheckpoint(tmp_path)
+    assert all(np.array_equal(found.tensor(name), want.tensor(name)) for name in want.names())
+    last = max(weight_map.values())
+    index.write_text(json.dumps({"weight_map": {n: file for n, file in weight_map.items() if file != last}}))
+    with pytest.raises(CorruptWeights, match="tensors are missing, first"):
+        SafetensorsCheckpoint(tmp_path)
+
+
 def test_index_without_a_map(folder):
     (folder / "model.safetensors").unlink()
-    (folder / "model.safetensors.index.json").write_text("{}")
-    with pytest.raises(CorruptWeights, match="weight_map"):
-        SafetensorsCheckpoint(folder)
+    for text in ("{}", '{"weight_map": {}}', '{"weight_map": []}'):
+        (folder / "model.safetensors.index.json").write_text(text)
+        with pytest.raises(CorruptWeights, match="weight_map"):
+            SafetensorsCheckpoint(folder)
 
 
 def test_missing_tensor(tiny_models, folder):
