@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from paceline.errors import PacelineError
 from paceline.models.cache_dir import PARTIAL, cache_dir
 from paceline.models.fields import Fields
@@ -104,16 +106,50 @@ def unfinished() -> list[tuple[Path, int]]:
 
 
 def reuse(name: HubName, commit: str, file: HubFile) -> None:
-    """Where an earlier commit had the same content, take it from there: most commits change a page of text only."""
+    """Take from earlier commits what they have of a file: most commits change a page of text only.
+
+    Of whole copies that is a file of the same content. What an interrupted pull left is checked like anything that
+    arrives (`transfer.py`).
+    """
     target = name.folder / commit / file.name
     if file.sha256 is None or target.exists():
         return
-    for copy in filter(None, (_as_pulled(name, record) for record in _records(name.folder).values())):
-        if file in copy.files:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with suppress(OSError):  # a disk without links: it is fetched
-                os.link(name.folder / copy.commit / file.name, target)
-            return
+    copies = filter(None, (_as_pulled(name, record) for record in _records(name.folder).values()))
+    same = [name.folder / copy.commit / file.name for copy in copies if file in copy.files]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(OSError):  # a disk without links, or one that is full: it is fetched
+        if found := same or _left_whole(name, commit, file):
+            os.link(found[0], target)
+        else:
+            _take_part(name, commit, file)
+
+
+def _left_whole(name: HubName, commit: str, file: HubFile) -> list[Path]:
+    """Files of this size in what interrupted pulls of other commits left."""
+    noted = _paths(name, _records(name.folder))
+    found = [folder / file.name for folder in _others(name, commit)]
+    return [p for p in found if p not in noted and p.is_file() and p.stat().st_size == file.num_bytes]
+
+
+def _take_part(name: HubName, commit: str, file: HubFile) -> None:
+    """Go on with the part of a file that an interrupted pull of another commit left, unless it is running now."""
+    target = name.folder / commit / file.name
+    mine = target.with_name(f"{target.name}{PARTIAL}")
+    for folder in _others(name, commit):
+        left = folder / file.name
+        part = left.with_name(f"{left.name}{PARTIAL}")
+        if mine.exists() or not part.is_file():
+            continue
+        with suppress(Timeout), FileLock(left.with_name(f"{left.name}.lock"), timeout=0):
+            for end in (".etag", ""):
+                if (found := part.with_name(part.name + end)).is_file():
+                    os.replace(found, mine.with_name(mine.name + end))
+
+
+def _others(name: HubName, commit: str) -> list[Path]:
+    """Folders of other commits."""
+    folders = [p for p in name.folder.iterdir() if p.is_dir() and COMMIT.fullmatch(p.name) and p.name != commit]
+    return sorted(folders, key=lambda folder: folder.stat().st_mtime, reverse=True)
 
 
 def note_pulled(name: HubName, commit: str, load: str, files: Sequence[HubFile]) -> None:

@@ -37,6 +37,7 @@ _LONGEST_WAIT = 60.0
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 _BROKEN = (http.client.HTTPException, TimeoutError, ConnectionError, ssl.SSLError, urllib.error.URLError)
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_ALL_OF_IT = re.compile(r"bytes .*/(\d+)")
 _LONGEST_ANSWER = 1 << 26
 """Bytes of a listing."""
 
@@ -133,9 +134,12 @@ class _Download:
                 self._etag.unlink(missing_ok=True)
                 return
             self._forget()
-        raise DownloadFailed(
-            f"{self._remote.url}: what arrived is not what its owner published (size or sha256 differ); try again, "
-            "and if it stays so tell whoever runs the server or the proxy in between"
+        raise self._another_file("size or sha256 differ")
+
+    def _another_file(self, problem: str) -> DownloadFailed:
+        return DownloadFailed(
+            f"{self._remote.url}: what arrived is not what its owner published ({problem}); try again, and if it stays "
+            "so tell whoever runs the server or the proxy in between"
         )
 
     def _complete(self) -> None:
@@ -163,6 +167,7 @@ class _Download:
         """Seconds that the server wants us to wait. Raises where waiting does not help."""
         if error.code == 416:  # more is here than the file has
             self._forget()
+            self._check_size(error.headers, whole=False)
             return 0.0
         if error.code not in _TRANSIENT:
             raise DownloadFailed(f"{self._remote.url}: HTTP {error.code} {error.reason}") from error
@@ -181,6 +186,7 @@ class _Download:
                 self._forget()
                 return
             have = have if answer.status == 206 else 0
+            self._check_size(answer.headers, whole=answer.status == 200)
             self._note_etag(answer.headers.get("ETag"))
             self._take(answer, have)
 
@@ -190,6 +196,18 @@ class _Download:
         if found is None or int(found[1]) != have or found[3] not in ("*", str(self._remote.num_bytes)):
             return False
         return not etag or headers.get("ETag", etag) == etag
+
+    def _check_size(self, headers: Mapping[str, str], whole: bool) -> None:
+        """Refuse a file of another size before it is here: a longer one would be cut, a shorter one asked for again.
+
+        Args:
+            whole: whether the answer is all of the file, and not a part.
+        """
+        length = headers.get("Content-Length", "") if whole and "Content-Encoding" not in headers else ""
+        found = _ALL_OF_IT.fullmatch(headers.get("Content-Range", ""))
+        size = length if length.isdigit() else found[1] if found else ""
+        if size and int(size) != self._remote.num_bytes:
+            raise self._another_file(f"it has {size} bytes there, not {self._remote.num_bytes}")
 
     def _take(self, answer: Any, have: int) -> None:
         """Write what comes from byte `have` on, but no more than the file has."""

@@ -1,8 +1,10 @@
 """Pulling models: which files, what is fetched again, what the cache says, from a hub on this machine."""
 
 import json
+import os
 
 import pytest
+from filelock import FileLock
 from typer.testing import CliRunner
 
 from paceline.cli.main import app
@@ -13,7 +15,7 @@ from paceline.models.hub_copies import HubName, all_pulled, hub_name, pulled, un
 from paceline.models.resolve import resolve_model
 
 from .converter import convert
-from .hub_server import Hub, serving
+from .hub_server import COMMIT, Hub, serving
 from .vocabularies import byte_level_gguf, transformers_twin
 
 QUANTISED = {f"tiny-{kind}.gguf": kind.encode() for kind in ("Q4_K_M", "q8_0", "UD-Q4_K_XL", "IQ4_XS", "BF16")}
@@ -168,3 +170,60 @@ def test_the_command_and_the_list(hub):
     assert "hf:o/m:Q8_0" in shown and "pull it again" in shown
     with pytest.raises(ModelNotFound, match="not of the form hf:owner/model"):
         CliRunner().invoke(app, ["pull", "nonsense"], catch_exceptions=False)
+
+
+def interrupted(name, at):
+    """A pull that its user ends after `at` bytes."""
+
+    def stop(done, total):
+        if done >= at:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pull(name, stop)
+
+
+SHARDS = {f"model-0000{i}-of-00002.safetensors": os.urandom(2 << 20) for i in (1, 2)}
+
+
+def asked_again(hub):
+    """(file, from which byte on) of what was asked for since the last call."""
+    found = [(path.rsplit("/", 1)[1], asked and asked.removesuffix("-")) for path, asked, *_ in hub.asked]
+    hub.asked.clear()
+    return found
+
+
+@pytest.mark.parametrize("commit", [COMMIT, "d" * 40])
+def test_an_interrupted_pull_goes_on_where_it_stopped(hub, commit):
+    """Also when only a page of text changed meanwhile, and so the commit; nothing is left of the first try."""
+    hub.files, name = {"config.json": b"{}"} | SHARDS, HubName("o/m")
+    interrupted(name, 3 << 20)
+    [(left, have)] = unfinished()
+    assert pulled(name) is None and have >= 1 << 20
+    asked_again(hub)
+    hub.commit = commit
+    copy = pull(name)
+    second = "model-00002-of-00002.safetensors"
+    assert left.name == second and asked_again(hub) == [(second, f"bytes={have}")]
+    assert {file.name: (copy.path / file.name).read_bytes() for file in copy.files} == hub.files
+    assert unfinished() == [] and copy.path.name == commit
+
+
+def test_a_file_that_changed_after_an_interrupted_pull_is_fetched_anew(hub):
+    hub.files, name = {"config.json": b"{}"} | SHARDS, HubName("o/m")
+    interrupted(name, 3 << 20)
+    hub.commit, hub.files = "e" * 40, {file: content[::-1] for file, content in hub.files.items()}
+    copy = pull(name)
+    assert {file.name: (copy.path / file.name).read_bytes() for file in copy.files} == hub.files
+    assert unfinished() == []
+
+
+def test_a_part_that_another_process_works_on_is_left_to_it(hub):
+    hub.files, name = {"config.json": b"{}"} | SHARDS, HubName("o/m")
+    interrupted(name, 3 << 20)
+    [(left, have)] = unfinished()
+    hub.commit = "f" * 40
+    with FileLock(left.with_name(f"{left.name}.lock")):
+        copy = pull(name)
+    assert unfinished() == [(left, have)]
+    assert {file.name: (copy.path / file.name).read_bytes() for file in copy.files} == hub.files

@@ -122,12 +122,23 @@ def test_other_content_than_was_published_is_refused(hub, target):
     assert [path.name for path in target.parent.iterdir()] == ["file.lock"]
 
 
+@pytest.mark.parametrize("checked", [True, False])
 @pytest.mark.parametrize("size", [1 << 20, (3 << 20) + 1])
-def test_a_file_of_another_size_is_refused(hub, target, size):
+def test_a_file_of_another_size_is_refused_before_it_is_here(hub, target, size, checked):
     hub.files["file"] = os.urandom(size)
-    with pytest.raises(DownloadFailed, match=r"bytes are here|not what its owner"):
+    with pytest.raises(
+        DownloadFailed, match=rf"not what its owner published \(it has {size} bytes there, not {3 << 20}"
+    ):
+        fetch_file(remote(hub, checked), target)
+    assert not target.exists() and len(hub.asked) == 1
+
+
+def test_a_file_that_became_shorter_than_what_is_here_is_refused(hub, target):
+    interrupted(hub, target, 2 << 20)
+    hub.files["file"], hub.ranges = CONTENT[: 1 << 20], "careless"
+    with pytest.raises(DownloadFailed, match=rf"it has {1 << 20} bytes there"):
         fetch_file(remote(hub), target)
-    assert not target.exists()
+    assert not target.exists() and len(hub.asked) == 2
 
 
 def test_a_busy_server_is_asked_again_and_a_firm_one_is_not(hub, target):
