@@ -1,4 +1,4 @@
-"""`GGUFCheckpoint`: a model in one GGUF file, memory-mapped and dequantised tensor by tensor.
+"""`GGUFCheckpoint`: a model in a GGUF file or its parts, memory-mapped and dequantised tensor by tensor.
 
 What the format does differently (names, stacked tensors, the row order of Llama's queries and keys) is told by
 `sources.py`. Not for the vocabulary (`gguf_vocabulary.py`) and not for running anything.
@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from paceline.errors import CorruptWeights, ModelNotFound, UnsupportedModel
+from paceline.errors import CorruptWeights
 from paceline.models.checkpoint import StoredBlocks, finite
 from paceline.models.config import ModelConfig
-from paceline.models.fields import Fields
 from paceline.models.fingerprint import fingerprint_of
-from paceline.models.gguf_header import BLOCKS, GGUFHeader, TensorEntry, read_header
+from paceline.models.gguf_header import BLOCKS, TensorEntry
+from paceline.models.gguf_parts import read_parts
 from paceline.models.sources import Source, check_complete, gguf_sources
 from paceline.models.tensor_names import check_depth
 
@@ -27,23 +27,20 @@ _ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight")
 
 
 class GGUFCheckpoint:
-    """Weights and metadata of the GGUF file at `path`.
+    """Weights and metadata of the GGUF file at `path`, with all other parts where it is one of several.
 
     Raises:
         ModelNotFound: there is no such file.
-        CorruptWeights: truncated, damaged, or without a tensor its architecture needs.
+        CorruptWeights: truncated, damaged, or without a part or a tensor that its architecture needs.
         UnsupportedModel: an architecture, setting or storage type that cannot be run.
     """
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
-        self._data = _map_file(self._path)
-        self._header: GGUFHeader = read_header(self._data, self._path)
-        if Fields(self.metadata).whole("split.count", 1, least=0) > 1:
-            raise UnsupportedModel(
-                f"{self._path}: one of several parts; merge them into one file with gguf-split --merge"
-            )
-        shapes = {name: entry.shape for name, entry in self._header.tensors.items()}
+        self._parts = read_parts(self._path)
+        self._entries = {name: entry for part in self._parts for name, entry in part.header.tensors.items()}
+        self._part_of = {name: part for part in self._parts for name in part.header.tensors}
+        shapes = {name: entry.shape for name, entry in self._entries.items()}
         self._config = ModelConfig.from_gguf(self.metadata, shapes, self._rope_factors())
         check_depth(self._config, len(shapes), self._path)
         sources = gguf_sources(self._config, shapes.__contains__)
@@ -55,7 +52,7 @@ class GGUFCheckpoint:
 
     @property
     def path(self) -> Path:
-        """The file."""
+        """The file, or the part that was named."""
         return self._path
 
     @property
@@ -66,25 +63,25 @@ class GGUFCheckpoint:
     @property
     def metadata(self) -> Mapping[str, Any]:
         """The file's key-value pairs; the vocabulary is among them."""
-        return self._header.metadata
+        return self._parts[0].header.metadata
 
     @property
     def fingerprint(self) -> str:
         """See `Checkpoint.fingerprint`."""
-        return fingerprint_of([self._path])
+        return fingerprint_of([part.path for part in self._parts])
 
     @property
     def storage(self) -> str:
         """The storage type with the most values."""
         num_values: Counter[str] = Counter()
-        for entry in self._header.tensors.values():
+        for entry in self._entries.values():
             num_values[entry.storage] += math.prod(entry.shape)
         return num_values.most_common(1)[0][0]
 
     @property
     def storages(self) -> frozenset[str]:
         """See `KeepsBlocks`."""
-        return frozenset(entry.storage for entry in self._header.tensors.values())
+        return frozenset(entry.storage for entry in self._entries.values())
 
     def names(self) -> Sequence[str]:
         """See `Checkpoint.names`."""
@@ -97,32 +94,36 @@ class GGUFCheckpoint:
             CorruptWeights: there is no such tensor, or it holds numbers that are not finite.
         """
         source = self._source(name)
-        return finite(source.values(self._read(self._header.tensors[source.name])), name, self._path)
+        return finite(source.values(self._read(self._entries[source.name])), name, self._path)
 
     def blocks(self, name: str) -> StoredBlocks | None:
         """See `KeepsBlocks`: rows of blocks straight from the memory map; None for a flat tensor."""
         source = self._source(name)
-        entry = self._header.tensors[source.name]
+        entry = self._entries[source.name]
         if len(source.shape) != 2 or len(entry.shape) < 2:
             return None
-        raw = np.frombuffer(self._data, np.uint8, entry.num_bytes, entry.offset)
-        rows = raw.reshape(math.prod(entry.shape[:-1]), -1)
-        _check_scales(rows, entry, self._path)
+        rows = self._raw(entry).reshape(math.prod(entry.shape[:-1]), -1)
+        _check_scales(rows, entry, self._part_of[entry.name].path)
         return StoredBlocks(entry.storage, source.rows(rows), BLOCKS[entry.storage][2])
 
     def let_go(self) -> None:
         """See `LetsGo`."""
         if hasattr(mmap, "MADV_DONTNEED"):
-            self._data.madvise(mmap.MADV_DONTNEED)
+            for part in self._parts:
+                part.data.madvise(mmap.MADV_DONTNEED)
 
     def _source(self, name: str) -> Source:
         if name not in self._sources:
             raise CorruptWeights(f"{self._path}: has no tensor {name}; the model has {len(self._sources)} others")
         return self._sources[name]
 
+    def _raw(self, entry: TensorEntry) -> np.ndarray:
+        """The bytes of a tensor, flat."""
+        return np.frombuffer(self._part_of[entry.name].data, np.uint8, entry.num_bytes, entry.offset)
+
     def _read(self, entry: TensorEntry) -> np.ndarray:
         _, block, block_bytes = BLOCKS[entry.storage]
-        raw = np.frombuffer(self._data, np.uint8, entry.num_bytes, entry.offset)
+        raw = self._raw(entry)
         if entry.storage == "F32":
             return raw.view(np.float32).reshape(entry.shape).copy()
         if entry.storage == "F16":
@@ -134,7 +135,7 @@ class GGUFCheckpoint:
         return quants.dequantize(rows, GGMLQuantizationType[entry.storage]).reshape(entry.shape)
 
     def _rope_factors(self) -> tuple[float, ...] | None:
-        entries = [self._header.tensors[name] for name in _ROPE_FACTORS if name in self._header.tensors]
+        entries = [self._entries[name] for name in _ROPE_FACTORS if name in self._entries]
         return tuple(self._read(entries[0]).reshape(-1).tolist()) if entries else None
 
 
@@ -156,12 +157,3 @@ def _check_scales(rows: np.ndarray, entry: TensorEntry, path: Path) -> None:
         wrong = wrong or bool((high == 0x7C).any())  # all bits of the exponent
     if wrong:
         raise CorruptWeights(f"{path}: {entry.name} holds scales that are not finite; download the model again")
-
-
-def _map_file(path: Path) -> mmap.mmap:
-    if not path.is_file():
-        raise ModelNotFound(f"{path}: no such file; check the path of the GGUF file")
-    if path.stat().st_size == 0:
-        raise CorruptWeights(f"{path}: the file is empty; download it again")
-    with path.open("rb") as file:
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from paceline.errors import CorruptWeights, DownloadFailed, ModelNotFound, UnsupportedModel
 from paceline.models.fields import Fields, is_text
+from paceline.models.gguf_parts import part_names
 from paceline.models.hub_copies import COMMIT, FOLDER_FILES, HubFile, HubName, Pulled, note_pulled, reuse
 from paceline.models.json_file import parse_object
 from paceline.models.transfer import Remote, fetch_file, read_url
@@ -106,12 +107,14 @@ def _choose(name: HubName, files: Sequence[HubFile]) -> tuple[list[HubFile], str
     matches = matches or (quantised if len(quantised) == 1 and not name.quant else [])
     if not matches:
         raise ModelNotFound(f"{name}: no GGUF file is {' or '.join(wanted)}; there are {_kinds(quantised)}")
-    if _PART.search(matches[0].name):
+    names, of_name = part_names(matches[0].name) or [matches[0].name], {file.name: file for file in quantised}
+    missing = [one for one in names if one not in of_name]
+    if missing:
         raise ModelNotFound(
-            f"{name}: {matches[0].name} is one of several parts; download them all and merge them with gguf-split "
-            f"--merge, or take another of {_kinds(quantised)}"
+            f"{name}: {matches[0].name} is one of {len(names)} parts, of which the repository lacks {missing[0]}; take "
+            f"another of {_kinds(quantised)}"
         )
-    return matches[:1], matches[0].name
+    return [of_name[one] for one in names], names[0]
 
 
 def _is_gguf(path: str) -> bool:

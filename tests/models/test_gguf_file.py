@@ -182,11 +182,6 @@ def test_wrong_shapes_are_named(tmp_path):
         GGUFCheckpoint(write_gguf(tmp_path / "m.gguf", gguf_metadata(WIDE), tensors))
 
 
-def test_parts_of_a_split_file_are_refused(tmp_path):
-    with pytest.raises(UnsupportedModel, match="merge"):
-        GGUFCheckpoint(write_gguf(tmp_path / "m.gguf", gguf_metadata(WIDE) | {"split.count": 2}, wide_tensors()))
-
-
 def test_unknown_names_and_missing_files(llama_file, tmp_path):
     with pytest.raises(CorruptWeights, match=r"no tensor lm_head\.weight"):
         GGUFCheckpoint(llama_file).tensor("lm_head.weight")

@@ -73,7 +73,12 @@ def test_a_quantisation_that_is_not_there(hub, quant):
 
 def test_what_is_no_model_or_in_parts(hub):
     hub.files = {"mmproj-Q8_0.gguf": b"", "m-Q4_K_M-00001-of-00002.gguf": b"1", "m-Q4_K_M-00002-of-00002.gguf": b"2"}
-    with pytest.raises(ModelNotFound, match=r"one of several parts.*gguf-split"):
+    copy = pull(HubName("o/m"))
+    assert copy.path.name == "m-Q4_K_M-00001-of-00002.gguf" and copy.path.read_bytes() == b"1"
+    assert [(copy.path.parent / file.name).read_bytes() for file in copy.files] == [b"1", b"2"]
+    assert pulled(HubName("o/m")) == copy and copy.num_bytes == 2
+    del hub.files["m-Q4_K_M-00001-of-00002.gguf"]
+    with pytest.raises(ModelNotFound, match=r"one of 2 parts, of which the repository lacks m-Q4_K_M-00001-of-00002"):
         pull(HubName("o/m"))
     hub.files = {"mmproj-Q8_0.gguf": b"", "some.gguf": b"only"}
     assert pull(HubName("o/m")).path.read_bytes() == b"only"
