@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from email.message import Message
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -197,7 +198,7 @@ class _Download:
             return False
         return not etag or headers.get("ETag", etag) == etag
 
-    def _check_size(self, headers: Mapping[str, str], whole: bool) -> None:
+    def _check_size(self, headers: Message, whole: bool) -> None:
         """Refuse a file of another size before it is here: a longer one would be cut, a shorter one asked for again.
 
         Args:

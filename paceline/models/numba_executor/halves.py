@@ -5,7 +5,7 @@ call would end the process. Both ways give the same bits. Values are single numb
 where the numbers lie (`vector.py`, `kv_cache.py`).
 """
 
-# pyright: reportReturnType=false
+# pyright: reportAttributeAccessIssue=false, reportReturnType=false
 # (llvmlite is untyped)
 
 from typing import Any
