@@ -194,13 +194,13 @@ def _from_hf(family: Family, values: Mapping[str, Any]) -> ModelConfig:
 def _windows_from_hf(family: Family, fields: Fields, layers: int, longest: int) -> tuple[int, ...]:
     """Keys that a row sees, per layer; empty where every layer sees all of them."""
     window = fields.whole("sliding_window", 0, least=0)
-    asked = "asked" not in family.window or fields.flag("use_sliding_window", False)
-    if family.window == "none" or not window or not asked or (window >= longest and family.window != "typed"):
+    asked = not family.window_asked or fields.flag("use_sliding_window", False)
+    if family.window == "none" or not window or not asked or (window >= longest and not family.window_every):
         return ()
-    if family.window.startswith("all"):
+    if family.window == "all":
         return (window,) * layers
     kinds = fields.list("layer_types", str, MOST_LAYERS)
-    if not kinds and family.window.startswith("listed"):
+    if not kinds and family.window == "listed":
         raise refuse("layer_types", "missing, though use_sliding_window asks for windows in some layers")
     if not kinds:
         every = fields.whole("sliding_window_pattern", family.window_every or 1)
@@ -212,9 +212,9 @@ def _windows_from_hf(family: Family, fields: Fields, layers: int, longest: int) 
 
 
 def _windows_from_gguf(family: Family, own: Fields, layers: int, longest: int) -> tuple[int, ...]:
-    default = 4096 if family.window == "typed" else 0
+    default = 4096 if family.window_every else 0
     window = own.whole("attention.sliding_window", default, least=0)
-    if not window or (window >= longest and family.window != "typed"):
+    if not window or (window >= longest and not family.window_every):
         return ()
     return _every(window, layers, family.window_every)
 

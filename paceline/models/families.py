@@ -10,7 +10,7 @@ Parts of a layer are named as Llama's are in transformers (``self_attn.q_proj``,
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from paceline.errors import UnsupportedModel
 from paceline.models.fields import Fields, refuse, shown
@@ -38,11 +38,12 @@ class Family:
         pairs: GGUF keeps rows of queries and keys in pairs (2i, 2i + 1), not in halves (i, i + head_dim / 2).
         norm_shift: what is added to the weights of norms in transformers' files (GGUF has it added).
         activation: values of ``hidden_act`` that are meant by the `mlp` of the parts.
-        window: which layers obey ``sliding_window``: ``all``, ``typed`` (by ``layer_types``), ``asked`` (typed where
-            ``use_sliding_window`` says so), ``listed asked`` (the same, and ``layer_types`` must be there),
-            ``all asked`` (all where it says so) or ``none``.
+        window: which layers obey ``sliding_window``: ``none``, ``all``, ``typed`` (by ``layer_types``, where these are
+            given) or ``listed`` (by ``layer_types``, which must be given).
+        window_asked: none does unless ``use_sliding_window`` says so.
+        window_every: without ``layer_types``, a full layer comes after this many less one; GGUF may leave out the
+            window itself, and one as long as the longest text counts too. 0: every layer has a window.
         turns_part: whether ``partial_rotary_factor`` counts.
-        window_every: without ``layer_types``, a full layer comes after this many less one.
         parts: fields of `ModelConfig` that differ, from ``config.json``. gguf_parts: the same from GGUF.
     """
 
@@ -60,7 +61,8 @@ class Family:
     pairs: bool = False
     norm_shift: float = 0.0
     activation: tuple[str, ...] = ("silu",)
-    window: str = "none"
+    window: Literal["none", "all", "typed", "listed"] = "none"
+    window_asked: bool = False
     window_every: int = 0
     turns_part: bool = False
     parts: Callable[[Fields], dict[str, Any]] = _as_llama
@@ -227,14 +229,14 @@ FAMILIES: Mapping[str, Family] = {
             "mixtral", "llama", "experts instead of the feed-forward", pairs=True, window="all", names=_MIXTRAL_NAMES,
             defaults={"rope_theta": 1e6},
         ),
-        Family("qwen2", "qwen2", "biases on queries, keys and values; Qwen 2 and 2.5", window="asked", defaults=_QWEN,
-               parts=_biased_queries),
-        Family("qwen2_moe", "qwen2moe", "qwen2 with experts, one of them shared", window="listed asked",
+        Family("qwen2", "qwen2", "biases on queries, keys and values; Qwen 2 and 2.5", window="typed",
+               window_asked=True, defaults=_QWEN, parts=_biased_queries),
+        Family("qwen2_moe", "qwen2moe", "qwen2 with experts, one of them shared", window="listed", window_asked=True,
                defaults={**_QWEN, "shared_expert_intermediate_size": 5632},
                parts=_biased_queries),
-        Family("qwen3", "qwen3", "norms of queries and keys per head", defaults=_QWEN3, window="asked",
-               parts=_head_norms, gguf_parts=_head_norms),
-        Family("qwen3_moe", "qwen3moe", "qwen3 with experts", defaults=_QWEN3, window="all asked",
+        Family("qwen3", "qwen3", "norms of queries and keys per head", defaults=_QWEN3, window="typed",
+               window_asked=True, parts=_head_norms, gguf_parts=_head_norms),
+        Family("qwen3_moe", "qwen3moe", "qwen3 with experts", defaults=_QWEN3, window="all", window_asked=True,
                parts=_head_norms, gguf_parts=_head_norms),
         Family(
             "gemma", "gemma", "norm weights less one, scaled embeddings, gelu in the gate",
@@ -266,8 +268,9 @@ FAMILIES: Mapping[str, Family] = {
             stacked={"self_attn.qkv_proj": _QKV, "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")},
             gguf_stacked={"attn_qkv": _QKV, "ffn_up": ("mlp.gate_proj", "mlp.up_proj")},
         ),
-        Family("smollm3", "smollm3", "every fourth layer without positions", pairs=True, window="listed asked",
-               defaults={"tie_word_embeddings": True, "rope_theta": 2e6}, parts=_smollm3, gguf_parts=_smollm3_gguf),
+        Family("smollm3", "smollm3", "every fourth layer without positions", pairs=True, window="listed",
+               window_asked=True, defaults={"tie_word_embeddings": True, "rope_theta": 2e6}, parts=_smollm3,
+               gguf_parts=_smollm3_gguf),
         Family("olmo2", "olmo2", "norms after attention and feed-forward, none before; one norm over all queries and "
                "one over all keys", names={k: v for k, v in _POST_NORMS.items() if "out_norm" in k}, parts=_olmo2,
                gguf_parts=_olmo2),
