@@ -59,11 +59,13 @@ def read_files(place: Path) -> HeadFiles:
     Raises:
         ModelNotFound: there is nothing.
         CorruptWeights: a damaged file.
-        UnsupportedModel: a pickle with more than tensors.
+        UnsupportedModel: a pickle with more than tensors, or llama.cpp's file.
     """
     folder, weights = (place, _weights_in(place)) if place.is_dir() else (place.parent, [place])
     if not place.exists() or not weights:
         raise ModelNotFound(f"{place}: no draft head here; a head is a folder with {CONFIG} and {WEIGHTS}")
+    if place.suffix == ".gguf" and place.is_file():
+        raise UnsupportedModel(f"{place}: heads are written for llama.cpp, not read back; use what it was made from")
     config = folder / CONFIG
     tensors: dict[str, np.ndarray] = {}
     for path in weights:

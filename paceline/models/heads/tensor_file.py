@@ -7,6 +7,7 @@ are mapped, and not for what the names mean (`layouts/`).
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from safetensors import SafetensorError, deserialize
 
-from paceline.errors import CorruptWeights, InvalidParameter, UnsupportedModel
+from paceline.errors import CorruptWeights, InvalidParameter, UnsupportedModel, error_text
 
 Storage = Literal["float32", "bfloat16", "int8"]
 """How a head's tensors are stored; int8 keeps one scale per output row and the rest in bfloat16."""
@@ -26,6 +27,8 @@ _PLAIN = {"F32": np.float32, "F16": np.float16, "F64": np.float64, "I64": np.int
 _CODES = {"float32": "F32", "int8": "I8", "int64": "I64", "bool": "BOOL"}
 _WIDTHS = {"I64": 8, "F32": 4, "BF16": 2, "I8": 1, "BOOL": 1}
 _ALIGNMENT = 8
+_GLOBAL = re.compile(r"GLOBAL (\S+)")
+"""What a pickle would have called, in torch's words."""
 _Stored = tuple[str, tuple[int, ...], bytes]
 
 
@@ -62,11 +65,11 @@ def read_pickle(path: Path) -> dict[str, np.ndarray]:
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
-        raise UnsupportedModel(
-            f"{path}: holds more than tensors, which could run code ({str(error)[:120]}); ask for safetensors"
-        ) from None
-    except (RuntimeError, EOFError, OSError, ValueError) as error:
-        raise CorruptWeights(f"{path}: cannot be read ({str(error)[:120]}); get it again") from None
+        found = _GLOBAL.search(str(error))
+        holds = f"holds {found[1]}, which could run code" if found else "holds more than tensors or is no PyTorch file"
+        raise UnsupportedModel(f"{path}: {holds}; ask for safetensors") from None
+    except Exception as error:  # the unpickler meets damaged bytes with errors of every kind
+        raise CorruptWeights(f"{path}: cannot be read ({error_text(error)[:120]}); get it again") from None
     if not isinstance(loaded, Mapping) or not all(isinstance(value, torch.Tensor) for value in loaded.values()):
         raise UnsupportedModel(f"{path}: is no table of tensors by name; save the head's state_dict")
     return {

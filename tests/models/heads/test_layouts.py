@@ -342,8 +342,24 @@ def test_a_pickle_with_code_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(values))
     assert read_head(tmp_path, READING).config.family == "eagle3"
     torch.save({"fc.weight": print}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(UnsupportedModel, match="could run code"):
+    with pytest.raises(UnsupportedModel, match=r"holds print, which could run code"):
         read_head(tmp_path, READING)
+
+
+@pytest.mark.parametrize("content", [b"", b"hello world", b"GGUF" + bytes(40), b"PK" + bytes(40), b"\x80\x02."])
+def test_a_file_that_is_no_pickle_is_refused(tmp_path: Path, content: bytes) -> None:
+    pytest.importorskip("torch")
+    values, _ = eagle3_files()
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    (tmp_path / "pytorch_model.bin").write_bytes(content)
+    with pytest.raises((CorruptWeights, UnsupportedModel), match=r"pytorch_model.bin.*get it again|no PyTorch file"):
+        read_head(tmp_path, READING)
+
+
+def test_a_file_for_llama_cpp_is_not_read_back(tmp_path: Path) -> None:
+    (tmp_path / "draft.gguf").write_bytes(b"GGUF" + bytes(40))
+    with pytest.raises(UnsupportedModel, match="not read back"):
+        read_head(tmp_path / "draft.gguf", READING)
 
 
 def test_files_of_no_layout_are_told_apart(tmp_path: Path) -> None:
