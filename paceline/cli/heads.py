@@ -149,6 +149,8 @@ SmolLM2-135M-Instruct -o eagle3-vllm
     if dtype not in ("float32", "bfloat16", "int8") or (dtype == "int8" and to != "paceline"):
         raise InvalidParameter("dtype", f"{dtype!r} is not what {to} reads", "use float32 or bfloat16")
     record = _load(head, model, taps, norm_output, any_weights)
+    if to == "sglang" and record.config.family != "eagle3":
+        raise InvalidParameter("to", f"is sglang, for which no {record.config.family} heads are written", "use eagle3")
     if one_norm:
         record = _with_one_norm(record, model)
     if to == "paceline":

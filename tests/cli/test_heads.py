@@ -126,6 +126,8 @@ def test_what_convert_cannot_do_is_told(target: Path, tmp_path: Path) -> None:
     assert refused(run(*common, "--to", "vllm")).field == "model"
     assert refused(run(*common, "--to", "vllm", "-m", target, "--dtype", "int8")).field == "dtype"
     assert refused(run("inspect", tmp_path / "head", "--taps", "sideways")).field == "taps"
+    save_head(made_for(target, OURS["medusa"]), tmp_path / "medusa")
+    assert refused(run("convert", tmp_path / "medusa", *common[2:], "--to", "sglang", "-m", target)).field == "to"
 
 
 @pytest.mark.parametrize(("check", "code"), [(SelfCheck(0.6, 0.6), 0), (SelfCheck(0.1, 0.6), 1), (None, 0)])
