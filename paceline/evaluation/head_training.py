@@ -33,7 +33,7 @@ from paceline.evaluation.training_text import (
 )
 from paceline.models.heads.build import make_net
 from paceline.models.heads.files import save_head
-from paceline.models.heads.record import HeadConfig, HeadRecord
+from paceline.models.heads.record import MOST_STEPS, HeadConfig, HeadRecord
 from paceline.models.heads.registry import load_head
 from paceline.models.heads.self_check import KEY, make_check, own_opening, own_text
 from paceline.models.loaded import LoadedModel
@@ -112,9 +112,12 @@ class HeadJob:
 
 
 def check_wishes(num_draft_tokens: int, draft_vocabulary: int = 1) -> None:
-    """Raises InvalidParameter for a head that drafts nothing, or names no token."""
+    """Raises InvalidParameter for a head that drafts nothing or more than is ever read back, or names no token."""
     if num_draft_tokens < 1:
         raise InvalidParameter("num_draft_tokens", f"{num_draft_tokens} tokens are no draft", "give at least 1")
+    if num_draft_tokens > MOST_STEPS:
+        problem = f"{num_draft_tokens} tokens are more than any draft has"
+        raise InvalidParameter("num_draft_tokens", problem, f"give at most {MOST_STEPS}; few are best")
     if draft_vocabulary < 1:
         problem = f"{draft_vocabulary} tokens are no vocabulary"
         raise InvalidParameter("draft_vocabulary", problem, "give at least 1; more than the model has means all")

@@ -329,6 +329,7 @@ def test_a_head_of_eagle_goes_on_with_chains_of_its_length(machine, tmp_path):
     ("wishes", "complaint"),
     [
         (["eagle9"], "choose one of: eagle3"), (["medusa", "-k", 0], "num_draft_tokens: "),
+        (["medusa", "-k", 1025], "give at most 1024"),
         (["medusa", "--draft-vocabulary", 0], "draft_vocabulary: "), (["medusa", "--steps", 0], "steps: 0 updates"),
         (["medusa", "--tokens", -1], "tokens: "), (["medusa", "--plot", "curve.gif"], "plot: "),
         (["medusa", "--served", "nowhere"], "--resume"), (["medusa", "-o", "{file}"], "output: "),

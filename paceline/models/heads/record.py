@@ -20,6 +20,8 @@ Family = Literal[
     "eagle", "eagle3", "p_eagle", "dflash", "dspark", "mtp", "mlp_speculator", "lstm_speculator", "medusa", "hydra",
     "blockwise", "falcon",
 ]  # fmt: skip
+MOST_STEPS = 1024
+"""Layers, steps or tokens of a head: names are made for each of them before anything is compared."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,3 +82,17 @@ def test_too_many_steps_are_refused_before_their_names_are_made(tmp_path: Path) 
     (tmp_path / "config.json").write_text(json.dumps(values))
     with pytest.raises((InvalidParameter, CorruptWeights), match="num_steps"):
         read_head(tmp_path)
+
+
+@pytest.mark.parametrize("name", [name for name, (config, _) in EVERY.items() if config.mask_token_id is not None])
+@pytest.mark.parametrize("mask", [None, -1, 10**7, "x", 1.5, True])
+def test_a_mask_that_is_no_token_is_refused(tmp_path: Path, name: str, mask: Any) -> None:
+    config, layout = EVERY[name]
+    save_head(random_head(config), tmp_path, layout=layout)
+    path = tmp_path / "config.json"
+    values = json.loads(path.read_text())
+    holder = values if "mask_token_id" in values else values["dflash_config"]
+    holder["mask_token_id"] = mask
+    path.write_text(json.dumps(values))
+    with pytest.raises(InvalidParameter, match="mask_token_id"):
+        read_head(tmp_path)

@@ -14,7 +14,7 @@ import numpy as np
 from paceline.errors import CorruptWeights, InvalidParameter
 from paceline.models.heads.draft_ids import from_offsets, to_mask, to_offsets
 from paceline.models.heads.own_block import OwnBlock, check_ids
-from paceline.models.heads.record import HeadConfig, HeadRecord, TargetPrint
+from paceline.models.heads.record import MOST_STEPS, HeadConfig, HeadRecord, TargetPrint
 from paceline.models.heads.shapes import head_shapes
 from paceline.models.heads.taps import Convention
 from paceline.models.heads.tensor_file import dequantised
@@ -27,8 +27,8 @@ _PER_DRAFT_ID = ("lm_head", "head.", "markov_head.markov_w2")
 """Beginnings of the names of tensors with a row per draft id."""
 _IGNORED = ("t2d", "rotary_emb.")
 _MAP = "d2t"
-_MOST = 1024
-"""Layers, steps or tokens of a head: names are made for each of them before anything is compared."""
+_MASKED = ("dflash", "dspark", "p_eagle")
+"""Families that fill places with masks."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -165,12 +165,13 @@ def assemble(files: HeadFiles, parts: Parts, rename: Rename, ignored: Iterable[s
 
     Raises:
         CorruptWeights: a tensor that nobody knows, that is missing, or of another shape.
-        InvalidParameter: more layers or steps than any head has.
+        InvalidParameter: more layers or steps than any head has, or a mask that is no token.
     """
     for name in ("num_steps", "num_layers", "block_depth", "block_tokens"):
-        if getattr(parts.config, name) > _MOST:
-            problem = f"{getattr(parts.config, name)} is more than the {_MOST} that a head can have"
+        if getattr(parts.config, name) > MOST_STEPS:
+            problem = f"{getattr(parts.config, name)} is more than the {MOST_STEPS} that a head can have"
             raise InvalidParameter(f"{files.path}: {name}", problem, "correct the config")
+    _check_mask(files.path, parts.config)
     skipped = (*_IGNORED, _MAP, *ignored)
     found: dict[str, np.ndarray] = {}
     for name, values in dequantised(files.tensors, files.path).items():
@@ -183,6 +184,16 @@ def assemble(files: HeadFiles, parts: Parts, rename: Rename, ignored: Iterable[s
     tensors = _checked(files.path, head_shapes(parts.config), found)
     ids, tensors = _ascending(parts.draft_ids, tensors)
     return HeadRecord(parts.config, tensors, ids, parts.card, parts.notes)
+
+
+def _check_mask(path: Path, config: HeadConfig) -> None:
+    """Refuse a mask without a row in the embeddings: what is read instead lies outside the table."""
+    mask, size = config.mask_token_id, config.target.vocab_size
+    if mask is None and config.family not in _MASKED:
+        return
+    if not isinstance(mask, int) or isinstance(mask, bool) or not 0 <= mask < size:
+        problem = "is missing" if mask is None else f"{mask!r} is no token of the target's vocabulary of {size}"
+        raise InvalidParameter(f"{path}: mask_token_id", problem, "get the head's own config.json")
 
 
 def _ascending(
