@@ -36,7 +36,7 @@ def release(
 ) -> None:
     """Write the head of `folder` to `destination`; what is not told is taken from the card of the head there."""
     head, before, own = load_head(folder, target), card_of(destination), card_of(folder)
-    card = own | said(told, before) | {"accepted": accepted}
+    card = own | said(told, before) | ({"accepted": accepted} if accepted else {})
     card["training"] = own["training"] | said(told_of_training, before.get("training", {}))
     save_head(replace(head, card=rounded(card)), destination, storage="int8")
 
@@ -56,12 +56,14 @@ def card_of(folder: Path) -> dict[str, Any]:
 def measured(text: str) -> tuple[str, dict[str, Any]]:
     """LABEL=FILE, what `benchmarks/acceptance.py` printed for one drafter, as a line of the card."""
     label, _, name = text.rpartition("=")
-    lines = Path(name).read_text().splitlines()
-    result = json.loads(lines[-1])
-    if not label or len(result["drafters"]) != 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no LABEL=FILE with one drafter")
-    [found] = result["drafters"].values()
-    return label, {"tokens_per_pass": found["tokens_per_pass"], "error": found["error"], "passes": found["passes"]}
+    try:
+        [found] = json.loads(Path(name).read_text().splitlines()[-1])["drafters"].values()
+        figures = {figure: found[figure] for figure in ("tokens_per_pass", "error", "passes")}
+    except (OSError, LookupError, TypeError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no LABEL=FILE with one drafter ({error})") from None
+    if not label:
+        raise argparse.ArgumentTypeError(f"{text!r} is no LABEL=FILE: a label is missing")
+    return label, figures
 
 
 def rounded(value: Any) -> Any:

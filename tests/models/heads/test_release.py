@@ -47,6 +47,8 @@ def test_a_card_keeps_what_training_wrote_and_what_was_said_of_the_head_before(t
     assert card["training"] == TRAINING | {"prompts": "of our own", "kept_out": "tests"}
     assert (card["licence"], card["weak_spots"], card["accepted"]) == ("Apache-2.0", "rhyme", accepted)
     assert card["held_out"] == {"greedy": [0.3333]}
+    release_head.release(shipped, target, tmp_path / "again", *nothing, {})
+    assert load_head(tmp_path / "again", target).card["accepted"] == accepted
 
 
 def test_what_the_engine_printed_is_read_for_one_way_of_drafting(tmp_path):
@@ -56,6 +58,7 @@ def test_what_the_engine_printed_is_read_for_one_way_of_drafting(tmp_path):
     two.write_text(json.dumps({"drafters": {"head": found, "other": found}}))
     label, figures = release_head.measured(f"T=0, greedy={one}")
     assert (label, figures) == ("T=0, greedy", {"tokens_per_pass": 1.8, "error": 0.05, "passes": 20})
-    for wrong in (f"label={two}", str(one)):
+    (tmp_path / "empty.json").touch()
+    for wrong in (f"label={two}", str(one), f"label={tmp_path / 'empty.json'}", f"label={tmp_path / 'none.json'}"):
         with pytest.raises(argparse.ArgumentTypeError, match="no LABEL=FILE"):
             release_head.measured(wrong)
