@@ -67,14 +67,16 @@ def test_nodes_that_only_just_seem_to_pay_are_left():
     assert lookup(lambda rows, _: 13 + 0.8 * rows).trim(chances, stats, batch) == [2]
 
 
-def asked_in(policy: GoodputByNode, stats: DraftStats, chances: tuple[float, ...], num_steps: int) -> list[int]:
-    """Steps of a request that is alone in which it was asked and proposed nodes with these chances."""
-    asked = []
+def asked_in(
+    policy: GoodputByNode, stats: DraftStats, chances: tuple[float, ...], num_steps: int, num_decodes: int = 1
+) -> list[int]:
+    """Steps of the only request that drafts in which it was asked and proposed nodes with these chances."""
+    asked, batch = [], BatchStats(num_decodes=num_decodes)
     for step in range(num_steps):
-        is_asked = policy.budgets([stats], BatchStats()) == [8]
+        is_asked = policy.budgets([stats], batch) == [8]
         if is_asked:
             asked.append(step)
-            policy.trim([chances], [stats], BatchStats())
+            policy.trim([chances], [stats], batch)
         stats.learn(RequestOutcome("r", num_new=1, asked=is_asked))
     return asked
 
@@ -84,6 +86,12 @@ def test_who_is_alone_and_proposes_nothing_that_pays_is_asked_for_four_shares_of
     first, *later = np.split(np.array(asked_in(policy, DraftStats(), (0.02, 0.01), 300)), [10])
     assert first.tolist() == list(range(10))
     assert np.diff(later[0]).tolist() == [14] * (len(later[0]) - 1) and len(later[0]) > 3
+
+
+def test_who_drafts_alone_beside_others_that_decode_is_asked_for_one_share_of_the_time():
+    policy = lookup(ask=0.36, explore=0.01)
+    late = [step for step in asked_in(policy, DraftStats(), (0.02, 0.01), 300, num_decodes=4) if step > 20]
+    assert np.diff(late).tolist() == [49] * (len(late) - 1) and len(late) > 3  # 0.54 / (0.01 x 1.12)
 
 
 def test_who_proposes_something_again_is_asked_at_every_step_again():

@@ -26,7 +26,7 @@ numbers of nodes is one that was estimated too well: where 64 requests decode a 
 seemed to bring 0.98 made steps 7 % longer. Recorded answers lose nothing by it (`benchmarks/draft_replay.py`)."""
 
 _ALONE = 4
-"""What `explore` is multiplied with for a request that is alone: a text that begins to repeat itself gives it four
+"""What `explore` is multiplied with for a request that decodes alone: a text that begins to repeat itself gives it four
 tokens a step at once, and nobody else waits. Asked in every step whatever that took, the default model's 4-bit file
 decoded chat 7 % more slowly than without drafts (temperature 1, 3 ms a pass), and so 4 %; greedily 2 and 3 % faster."""
 
@@ -37,7 +37,7 @@ class GoodputByNode(Goodput):
     pay.
 
     A request whose proposals save less than it takes to make them is asked only from time to time, so rarely that
-    asking all such requests takes the share `explore` of the time, and four times that for one that is alone. What is
+    asking all such requests takes the share `explore` of the time, and four times that for one that decodes alone. What is
     drawn says nothing of its nodes and is verified whole.
     """
 
@@ -49,7 +49,7 @@ class GoodputByNode(Goodput):
             return [0] * len(requests)
         price, usual = self._price_of_asking(), self._usual_saving()
         step = self.prices.target(batch.num_prefill_rows + max(1, batch.num_decodes), batch.mean_context)
-        share = self.explore * (_ALONE if len(requests) == 1 else 1)
+        share = self.explore * (_ALONE if batch.num_decodes == len(requests) == 1 else 1)
         often = share * step / len(requests)
         return [
             self.max_length
