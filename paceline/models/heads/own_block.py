@@ -5,6 +5,7 @@ pass it over; a file without it is somebody else's head.
 """
 
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 from paceline.errors import InvalidParameter
@@ -68,12 +69,25 @@ def read_own_block(settings: Settings) -> OwnBlock:
     )  # fmt: skip
     block = OwnBlock(
         prints, own.flag("owns_embedding", False), own.flag("owns_head", False),
-        float(own.take("embedding_scale", 1.0)), own.count("max_positions", 0, 0),
-        str(own.take("draft_ids_sha256", "")), dict(own.take("card", {})),
+        _scale(own), own.count("max_positions", 0, 0), str(own.take("draft_ids_sha256", "")), _card(own),
     )  # fmt: skip
     target.finish()
     own.finish()
     return block
+
+
+def _scale(own: Settings) -> float:
+    value = own.take("embedding_scale", 1.0)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value):
+        raise own.wrong("embedding_scale", f"{value!r} is not a finite number", "correct the config")
+    return float(value)
+
+
+def _card(own: Settings) -> dict[str, object]:
+    value = own.take("card", {})
+    if not isinstance(value, dict):
+        raise own.wrong("card", "is no object", "correct the config")
+    return value
 
 
 def check_ids(block: OwnBlock, ids: Any, source: object) -> None:

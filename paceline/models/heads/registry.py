@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
+from math import isfinite
 from pathlib import Path
 from typing import Literal
 
@@ -92,10 +93,11 @@ def best_head(target: ModelSource, family: str | None = None) -> HeadRef | None:
 
 
 def _tokens_per_pass(ref: HeadRef) -> float:
-    """The best figure on a head's card."""
+    """The best figure on a head's card; 0 where none is a number."""
     accepted = ref.card.get("accepted")
     sets = accepted.values() if isinstance(accepted, dict) else ()
-    return max((float(each.get("tokens_per_pass", 0)) for each in sets if isinstance(each, dict)), default=0.0)
+    figures = [each.get("tokens_per_pass") for each in sets if isinstance(each, dict)]
+    return max((float(one) for one in figures if isinstance(one, int | float) and isfinite(one)), default=0.0)
 
 
 def load_head(name_or_path: str | Path, target: ModelSource | None = None, *, reading: Reading | None = None,

@@ -1,18 +1,19 @@
 """Heads by name and beside weights, and whether they fit: other weights are refused, other templates told."""
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from paceline.errors import HeadWarning, InvalidParameter, ModelNotFound
+from paceline.errors import HeadWarning, InvalidParameter, ModelNotFound, PacelineError
 from paceline.models.heads import registry
 from paceline.models.heads.files import save_head
 from paceline.models.heads.fingerprint import target_print
 from paceline.models.heads.fit import check_fit
 from paceline.models.heads.record import HeadRecord
-from paceline.models.heads.registry import all_heads, find_heads, load_head, user_heads
+from paceline.models.heads.registry import all_heads, best_head, find_heads, load_head, user_heads
 from paceline.models.resolve import ModelSource
 from tests.fakes import ByteTokenizer, RandomCheckpoint
 from tests.models.heads.tiny_heads import LAYER, OURS, random_head
@@ -76,6 +77,33 @@ def test_a_damaged_config_is_found_and_refused_when_read(places: Path) -> None:
     save_head(head_for(source(places)), folder)
     (folder / "config.json").write_text("{")
     assert [ref.name for ref in all_heads()] == ["tiny/eagle3"] and find_heads(source(places)) == []
+
+
+@pytest.mark.parametrize(
+    "own",
+    [{"card": [1]}, {"card": "good"}, {"embedding_scale": "x"}, {"embedding_scale": float("nan")}, {"target": 3}, None],
+)
+def test_a_damaged_part_of_ours_does_not_hide_other_heads(places: Path, own: dict | None) -> None:
+    target = source(places)
+    save_head(head_for(target), user_heads() / "tiny" / "eagle3")
+    save_head(head_for(target, "medusa"), user_heads() / "tiny" / "medusa")
+    config = user_heads() / "tiny" / "medusa" / "config.json"
+    values = json.loads(config.read_text())
+    values["paceline"] = values["paceline"] | own if own else own
+    config.write_text(json.dumps(values))
+    assert [ref.name for ref in all_heads()] == ["tiny/eagle3", "tiny/medusa"]
+    assert [ref.name for ref in find_heads(target)] == ["tiny/eagle3"]
+    with pytest.raises(PacelineError, match="paceline"):
+        load_head("tiny/medusa", target)
+
+
+def test_a_figure_that_is_no_number_does_not_choose_a_head(places: Path) -> None:
+    target = source(places)
+    for form, figures in {"eagle3.1": (1.9, None, "9"), "medusa": (1.2, float("nan"), [3])}.items():
+        accepted = {str(number): {"tokens_per_pass": one} for number, one in enumerate(figures)}
+        save_head(replace(head_for(target, form), card={"accepted": accepted}), user_heads() / "tiny" / form)
+    chosen = best_head(target)
+    assert chosen is not None and chosen.family == "eagle3"
 
 
 def test_other_weights_are_refused_unless_asked_for(places: Path) -> None:
