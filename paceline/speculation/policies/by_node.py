@@ -37,8 +37,8 @@ class GoodputByNode(Goodput):
     pay.
 
     A request whose proposals save less than it takes to make them is asked only from time to time, so rarely that
-    asking all such requests takes the share `explore` of the time, and four times that for one that decodes alone. What is
-    drawn says nothing of its nodes and is verified whole.
+    asking all such requests takes the share `explore` of the time, and four times that for one that decodes alone.
+    What is drawn says nothing of its nodes and is verified whole.
     """
 
     _usual: float | None = field(default=None, init=False, repr=False)
