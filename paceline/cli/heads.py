@@ -141,6 +141,7 @@ SmolLM2-135M-Instruct -o eagle3-vllm
 
         paceline heads convert ./downloaded-head --to paceline -m target.gguf --dtype int8 -o head
     """
+    from paceline.disk import writing
     from paceline.models.heads.files import save_head
     from paceline.models.heads.layouts.speculators import VERIFIER
 
@@ -154,7 +155,8 @@ SmolLM2-135M-Instruct -o eagle3-vllm
     if one_norm:
         record = _with_one_norm(record, model)
     if to == "paceline":
-        print(save_head(record, destination, storage=dtype))  # type: ignore[arg-type]
+        with writing("output", destination):
+            print(save_head(record, destination, storage=dtype))  # type: ignore[arg-type]
         return
     if model is None:
         raise InvalidParameter("model", f"is missing, whose tables go into a head for {to}", "name the target (-m)")
@@ -162,12 +164,14 @@ SmolLM2-135M-Instruct -o eagle3-vllm
         record = replace(record, card={**record.card, VERIFIER: verifier})
     source = _source(model)
     if to == "llama.cpp":
-        print(_to_gguf(record, destination, source, dtype))
+        with writing("output", destination):
+            print(_to_gguf(record, destination, source, dtype))
         return
     if to == "vllm" and record.config.family in ("medusa", "mlp_speculator"):
         messages.print(f"vLLM 0.33 no longer runs {record.config.family} heads; older ones read this", soft_wrap=True)
     tables = _tables(source)
-    print(save_head(record, destination, storage=dtype, layout=_LAYOUTS[to], tables=tables))  # type: ignore[arg-type]
+    with writing("output", destination):
+        print(save_head(record, destination, storage=dtype, layout=_LAYOUTS[to], tables=tables))  # type: ignore[arg-type]
 
 
 @app.command()
@@ -195,6 +199,7 @@ def verify(
         paceline heads verify ./head -m target.gguf --store
     """
     from paceline.config import EngineConfig
+    from paceline.disk import writing
     from paceline.engine.build import load
     from paceline.models.heads.build import make_net
     from paceline.models.heads.files import store_in_card
@@ -208,7 +213,8 @@ def verify(
         net, card = make_net(record, loaded), record.card
         if store:
             made = make_check(loaded.model, net, own_text(loaded.model, own_opening(loaded.source.tokenizer)))
-            store_in_card(head_path(head), KEY, made)
+            with writing("head", head_path(head)):
+                store_in_card(head_path(head), KEY, made)
             card = {KEY: made}
         check = run_self_check(loaded.model, net, card)
     passed = check is None or check.passed

@@ -1,5 +1,6 @@
 """`paceline heads`: what it prints, as tables and as JSON, what it writes for whom, and what it refuses."""
 
+import errno
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -117,6 +118,27 @@ def test_convert_writes_one_norm_where_a_program_computes_no_more(target: Path, 
     if program == "sglang":
         config = read_head(tmp_path / "out.gguf").config
         assert config.norm_before_fc and not config.fc_norm and not config.norm_output
+
+
+@pytest.mark.parametrize("program", ["vllm", "llama.cpp", "paceline"])
+def test_a_place_that_cannot_be_written_is_told(target: Path, tmp_path: Path, program: str) -> None:
+    save_head(made_for(target, TABLED), tmp_path / "head")
+    (tmp_path / "file").touch()
+    common = ("convert", tmp_path / "head", "--to", program, "-m", target)
+    assert refused(run(*common, "-o", tmp_path / "file")).field == "output"
+
+
+def test_a_full_disk_leaves_the_file_for_llama_cpp_as_it_was(target: Path, tmp_path: Path, monkeypatch) -> None:
+    save_head(made_for(target, TABLED), tmp_path / "head")
+    (tmp_path / "draft.gguf").write_text("whole")
+
+    def full(writer: gguf.GGUFWriter) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(gguf.GGUFWriter, "write_tensors_to_file", full)
+    result = run("convert", tmp_path / "head", "--to", "llama.cpp", "-m", target, "-o", tmp_path / "draft.gguf")
+    assert "the disk is full" in str(refused(result))
+    assert (tmp_path / "draft.gguf").read_text() == "whole" and not list(tmp_path.glob("partial-*"))
 
 
 def test_what_convert_cannot_do_is_told(target: Path, tmp_path: Path) -> None:

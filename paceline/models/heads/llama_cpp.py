@@ -5,6 +5,8 @@ Keys and names are those of its own converter (conversion/llama.py and qwen.py, 
 from its GGUF file. Written only, never read back.
 """
 
+import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -38,7 +40,7 @@ _MOST_TAPS = 3
 
 def write_gguf(record: HeadRecord, path: Path, vocabulary: Mapping[str, Any], tables: TargetTables,
                storage: str = "BF16") -> Path:  # fmt: skip
-    """Write `record` to the file `path`.
+    """Write `record` to the file `path`, whole or not at all.
 
     Args:
         vocabulary: the target's GGUF metadata; its ``tokenizer.`` keys are copied.
@@ -48,26 +50,37 @@ def write_gguf(record: HeadRecord, path: Path, vocabulary: Mapping[str, Any], ta
     Raises:
         InvalidParameter: a family or form that llama.cpp does not compute, a target without such a vocabulary.
     """
-    from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, quants
+    from gguf import GGUFWriter, LlamaFileType
 
     _check(record, vocabulary)
     architecture = _ARCHITECTURES[record.config.family]
     path.parent.mkdir(parents=True, exist_ok=True)
-    writer = GGUFWriter(path, architecture)
-    writer.add_file_type(LlamaFileType.MOSTLY_BF16 if storage == "BF16" else LlamaFileType.ALL_F32)
-    for key, value in (*_pairs(record.config, architecture), *_vocabulary(record.config, vocabulary)):
-        _add(writer, key, value)
-    for name, values in _tensors(record, tables):
-        if values.dtype == np.int64:
-            writer.add_tensor(name, values, raw_dtype=GGMLQuantizationType.I64)
-            continue
-        kind = GGMLQuantizationType[storage if values.ndim == 2 else "F32"]
-        writer.add_tensor(name, quants.quantize(np.ascontiguousarray(values), kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    with tempfile.TemporaryDirectory(prefix="partial-", dir=path.parent) as name:
+        partial = Path(name) / path.name
+        writer = GGUFWriter(partial, architecture)
+        try:
+            writer.add_file_type(LlamaFileType.MOSTLY_BF16 if storage == "BF16" else LlamaFileType.ALL_F32)
+            for key, value in (*_pairs(record.config, architecture), *_vocabulary(record.config, vocabulary)):
+                _add(writer, key, value)
+            for tensor, values in _tensors(record, tables):
+                _add_tensor(writer, tensor, values, storage)
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_tensors_to_file()
+        finally:
+            writer.close()
+        os.replace(partial, path)
     return path
+
+
+def _add_tensor(writer: Any, name: str, values: np.ndarray, storage: str) -> None:
+    from gguf import GGMLQuantizationType, quants
+
+    if values.dtype == np.int64:
+        writer.add_tensor(name, values, raw_dtype=GGMLQuantizationType.I64)
+        return
+    kind = GGMLQuantizationType[storage if values.ndim == 2 else "F32"]
+    writer.add_tensor(name, quants.quantize(np.ascontiguousarray(values), kind), raw_dtype=kind)
 
 
 def _check(record: HeadRecord, vocabulary: Mapping[str, Any]) -> None:
