@@ -50,7 +50,8 @@ def check_drawable(path: str | Path) -> Path:
 
 def _draw_curves(axes: Any, chart: Chart) -> None:
     for series in chart.series:
-        marker, style = "." if chart.discrete or series.loose else None, "" if series.loose else "-"
+        is_dotted = chart.discrete or series.loose or len(series.x) == 1  # a line through one point cannot be seen
+        marker, style = "." if is_dotted else None, "" if series.loose else "-"
         (line,) = axes.plot(series.x, series.y, marker=marker, linestyle=style, label=series.label)
         if series.band is not None:
             low, high = zip(*series.band, strict=True)

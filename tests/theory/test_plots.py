@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.errors import InvalidParameter
-from paceline.theory import best_length, expected_tokens
+from paceline.theory import best_length, expected_tokens, plots
 from paceline.theory.curves import CURVES, Chart, Series, best_speedup_curves, speedup_curves
 from paceline.theory.grid import Grid
 from paceline.theory.plots import draw
@@ -85,6 +85,14 @@ def test_series_and_grid_refuse_what_cannot_be_drawn():
         Grid(cost_ratios=(-1.0,))
     with pytest.raises(InvalidParameter, match="max_length"):
         Grid(max_length=0)
+
+
+def test_a_curve_of_one_point_can_be_seen():
+    figure = pytest.importorskip("matplotlib.figure")
+    for x, marker in (([0.2], "."), ([0.2, 0.4], "None")):
+        axes = figure.Figure().subplots()
+        plots._draw_curves(axes, Chart("held-out text", "minutes", "tokens", (Series("greedy", x, x),)))
+        assert axes.lines[0].get_marker() == marker
 
 
 def test_an_axis_may_double(tmp_path):
