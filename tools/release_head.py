@@ -37,8 +37,17 @@ def release(
     """Write the head of `folder` to `destination`; what is not told is taken from the card of the head there."""
     head, before, own = load_head(folder, target), card_of(destination), card_of(folder)
     card = own | said(told, before) | ({"accepted": accepted} if accepted else {})
-    card["training"] = own["training"] | said(told_of_training, before.get("training", {}))
+    training = before.get("training", {})
+    card["training"] = own["training"] | said(told_of_training, training)
+    if f"--resume {destination.parent.name}/{destination.name}" in own["training"]["command"]:
+        card["training"]["runs_before"] = [*training.get("runs_before", []), run_of(training)]
     save_head(replace(head, card=rounded(card)), destination, storage="int8")
+
+
+def run_of(training: dict[str, Any]) -> str:
+    """The run that a card tells of, in a line."""
+    command = training.get("command") or training.get("recipe", "an unknown command")
+    return f"{training['updates']:,} updates, {training['rows_seen']:,} rows, {training['minutes']} minutes: {command}"
 
 
 def said(told: Said, before: dict[str, Any]) -> dict[str, Any]:

@@ -62,3 +62,16 @@ def test_what_the_engine_printed_is_read_for_one_way_of_drafting(tmp_path):
     for wrong in (f"label={two}", str(one), f"label={tmp_path / 'empty.json'}", f"label={tmp_path / 'none.json'}"):
         with pytest.raises(argparse.ArgumentTypeError, match="no LABEL=FILE"):
             release_head.measured(wrong)
+
+
+def test_a_head_that_went_on_from_the_shipped_one_names_the_runs_before(tmp_path, target):
+    record = random_head(OURS["eagle3.1"])
+    config, shipped = replace(record.config, target=target_print(target)), tmp_path / "tiny" / "eagle3"
+    nothing = dict.fromkeys(("licence",)), dict.fromkeys(("prompts",))
+    for number, command in enumerate(("first", "second --resume tiny/eagle3", "third --resume tiny/eagle3 -k 3")):
+        card = {"training": {"command": command, "updates": 1000, "rows_seen": 7, "minutes": number}}
+        trained = save_head(replace(record, config=config, card=card), tmp_path / "again")
+        release_head.release(trained, target, shipped, *nothing, {})
+    assert release_head.card_of(shipped)["training"]["runs_before"] == [
+        "1,000 updates, 7 rows, 0 minutes: first", "1,000 updates, 7 rows, 1 minutes: second --resume tiny/eagle3",
+    ]  # fmt: skip
