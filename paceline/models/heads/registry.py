@@ -93,10 +93,12 @@ def best_head(target: ModelSource, family: str | None = None) -> HeadRef | None:
 
 
 def _tokens_per_pass(ref: HeadRef) -> float:
-    """The best figure on a head's card; 0 where none is a number."""
-    accepted = ref.card.get("accepted")
+    """The best figure on a head's card, of the engine or of training (``held_out``); 0 where none is a number."""
+    accepted, held_out = ref.card.get("accepted"), ref.card.get("held_out")
     sets = accepted.values() if isinstance(accepted, dict) else ()
     figures = [each.get("tokens_per_pass") for each in sets if isinstance(each, dict)]
+    if isinstance(held_out, dict):
+        figures.append(held_out.get("replayed"))
     return max((float(one) for one in figures if isinstance(one, int | float) and isfinite(one)), default=0.0)
 
 

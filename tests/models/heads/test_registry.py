@@ -106,6 +106,17 @@ def test_a_figure_that_is_no_number_does_not_choose_a_head(places: Path) -> None
     assert chosen is not None and chosen.family == "eagle3"
 
 
+@pytest.mark.parametrize(("replayed", "place"), [(2.0, "cache"), (1.1, "shipped"), (float("nan"), "shipped")])
+def test_a_head_of_the_users_own_training_is_taken_where_it_does_better(places: Path, replayed, place) -> None:
+    target = source(places)
+    shipped = replace(head_for(target), card={"accepted": {"chat": {"tokens_per_pass": 1.9}}})
+    save_head(shipped, places / "package" / "tiny" / "eagle3")
+    own = replace(head_for(target, "medusa"), card={"held_out": {"replayed": replayed, "eal": 5.0}})
+    save_head(own, user_heads() / "tiny" / "medusa")
+    chosen = best_head(target)
+    assert chosen is not None and chosen.place == place
+
+
 def test_other_weights_are_refused_unless_asked_for(places: Path) -> None:
     target = source(places)
     save_head(head_for(target, sha256="0" * 64), places / "head")
