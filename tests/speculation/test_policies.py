@@ -21,7 +21,7 @@ from paceline.speculation import (
     Heuristic,
     PrefixStats,
 )
-from paceline.speculation.outcome import RequestOutcome
+from paceline.speculation.outcome import RequestOutcome, StepOutcome, StepSeconds
 from paceline.speculation.records import DraftRates
 from paceline.theory.speedup import best_measured_length
 from tests.speculation.drafts import at_rate, at_rates, one_row_costs, verified
@@ -157,6 +157,21 @@ def test_exploring_costs_no_more_than_its_share(size):
         for one, k in zip(requests, budgets, strict=True):
             one.learn(verified(k, 0) if k else RequestOutcome("r", num_new=1))
     assert 0.008 < rows / (steps * size) < 0.0105
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_what_trying_took_beyond_its_price_is_waited_for(size):
+    def share(took: float) -> float:
+        """Of the time that tries take, when each takes so long and is priced at 0.05."""
+        policy, requests, spent, passed = linear_cost(explore=0.01), [at_rate(0.01) for _ in range(size)], 0.0, 0.0
+        for _ in range(20_000):
+            tried = sum(policy.budgets(requests, BatchStats(size)))
+            policy.observe(StepOutcome(seconds=StepSeconds(drafting=took * tried)))
+            spent, passed = spent + took * tried, passed + 1 + 0.01 * size
+        return spent / passed
+
+    assert 0.005 < share(0.05) <= 0.01  # the rest is rows that are verified in vain
+    assert 0.005 < share(2.0) <= 0.011
 
 
 def test_a_draft_dearer_than_many_steps_is_tried_in_the_end():

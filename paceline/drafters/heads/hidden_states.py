@@ -5,6 +5,7 @@ beginning came from the prefix cache or too many waited, the target computes the
 writing the keys and values that are already there. Not for running heads (the runners of this folder).
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -25,16 +26,17 @@ _MOST = 2048
 class _Held:
     """States in pieces, [n, hidden] for each tap, those of the tokens from position `first` on.
 
-    They are put side by side when a head takes them, not in every step.
+    They are put side by side when a head takes them, not in every step. `end` is the position after the last.
     """
 
     first: int
-    pieces: list[Piece] = field(default_factory=list)
+    end: int
+    pieces: deque[Piece] = field(default_factory=deque)
 
-    @property
-    def end(self) -> int:
-        """Position after the last."""
-        return self.first + sum([len(piece[0]) for piece in self.pieces])
+    def add(self, piece: Piece) -> None:
+        """The states of the tokens from `end` on."""
+        self.pieces.append(piece)
+        self.end += len(piece[0])
 
     def drop_before(self, position: int) -> None:
         """Forget the states of tokens before `position`."""
@@ -43,7 +45,7 @@ class _Held:
             gone = min(position - self.first, len(piece[0]))
             self.first += gone
             if gone == len(piece[0]):
-                del self.pieces[0]
+                self.pieces.popleft()
             else:
                 self.pieces[0] = tuple([states[gone:] for states in piece])
 
@@ -69,8 +71,8 @@ class HiddenStates:
         elif outcome.taps:
             held = self._held.get(outcome.request_id)
             if held is None or held.end != outcome.first_tapped:
-                held = self._held[outcome.request_id] = _Held(outcome.first_tapped)
-            held.pieces.append(self._piece(outcome.taps))
+                held = self._held[outcome.request_id] = _Held(outcome.first_tapped, outcome.first_tapped)
+            held.add(self._piece(outcome.taps))
             held.drop_before(held.end - _MOST)
 
     def take(self, context: DraftContext, first: int, last: int) -> np.ndarray:
@@ -78,7 +80,7 @@ class HiddenStates:
 
         All of them must be in the target's cache. Those before the last one are not kept any longer.
         """
-        held = self._held.get(context.request_id) or _Held(last)
+        held = self._held.get(context.request_id) or _Held(last, last)
         held.drop_before(first)
         before = self._computed(context, first, min(held.first, last))
         after = self._computed(context, max(first, held.end), last)

@@ -9,6 +9,7 @@ import numpy as np
 from paceline.errors import InvalidParameter
 from paceline.speculation.best_alone import best_alone
 from paceline.speculation.best_draft import Choice, Offers, best_draft, loss_of_trying, step_seconds, worth_reading
+from paceline.speculation.outcome import StepOutcome
 from paceline.speculation.policies.base import DraftLaw, LengthPolicy, check_least, one_more_pays
 from paceline.speculation.prices import Prices
 from paceline.speculation.records import BatchStats, DraftStats, PrefixStats
@@ -79,6 +80,8 @@ class Goodput(LengthPolicy):
     asks_beliefs: ClassVar[bool] = True
     _credit: float = field(default=0.0, init=False, repr=False)
     _kept: _Kept | None = field(default=None, init=False, repr=False)
+    _trying: float | None = field(default=None, init=False, repr=False)
+    """Seconds of drafting that a step was granted which drafts only to try; None of any other step."""
 
     def __post_init__(self) -> None:
         check_least("max_length", self.max_length, 0)
@@ -89,6 +92,7 @@ class Goodput(LengthPolicy):
         """argmax of expected tokens / seconds over the best offers, the fewest rows on ties; and what is tried."""
         if not self.max_length or not requests:
             return [0] * len(requests)
+        self._trying = None
         if self._kept and self._kept.holds(requests, batch):
             self._credit += self.explore * self._kept.seconds
             return self._kept.budgets
@@ -126,6 +130,7 @@ class Goodput(LengthPolicy):
         if not self.explore or self._credit < best.loss:
             return 0
         self._credit -= best.loss
+        self._trying = self.prices.draft_level(0, 1, batch.mean_context) + self.prices.reading(request.num_unread)
         return unit
 
     def keep_drafting(self, prefix: PrefixStats, draft_laws: Sequence[DraftLaw]) -> bool:
@@ -135,6 +140,12 @@ class Goodput(LengthPolicy):
         drafted, batch = len(draft_laws), prefix.batch
         spent, more = (step_seconds(self.prices, batch, levels) for levels in (drafted, drafted + 1))
         return one_more_pays(draft_laws, prefix.request.rates.acceptance, spent, more)
+
+    def observe(self, step: StepOutcome) -> None:
+        """Take what trying took beyond its price off the credit: a head that rests is read from further away."""
+        if self._trying is not None and step.is_complete:
+            self._credit -= step.seconds.drafting - step.seconds.chosen - self._trying
+        self._trying = None
 
     def _with_a_try(
         self, best: Choice, offers: Offers, requests: Sequence[DraftStats], batch: BatchStats, unit: int
@@ -154,4 +165,7 @@ class Goodput(LengthPolicy):
         if tried:
             levels[queue[:tried]] = 1
             self._credit -= float(spent[tried - 1])
+            if not best.levels.any():
+                reading = sum([self.prices.reading(requests[place].num_unread) for place in queue[:tried].tolist()])
+                self._trying = self.prices.draft_level(0, tried, batch.mean_context) + reading
         return (levels * unit).tolist()
