@@ -7,7 +7,7 @@ or w8a8. Not for what a dtype is (`numba_executor/weights.py`, `torch_executor`)
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeGuard
 
 from paceline.models.checkpoint import Checkpoint, KeepsBlocks
 from paceline.models.numba_executor.blocks.formats import FORMATS, GROUP
@@ -56,7 +56,7 @@ def choose_dtype(asked: str, checkpoint: Checkpoint, executor: Literal["numba", 
     return DtypeChoice("float32", f"holds the file's {stored} unrounded; bfloat16 takes half the bytes")
 
 
-def has_blocks(checkpoint: Checkpoint) -> bool:
+def has_blocks(checkpoint: Checkpoint) -> TypeGuard[KeepsBlocks]:
     """Whether any matrix is stored in blocks that kernels multiply, if not most."""
     return isinstance(checkpoint, KeepsBlocks) and not checkpoint.storages.isdisjoint(FORMATS)
 

@@ -9,7 +9,7 @@ from itertools import accumulate
 from operator import mul
 from typing import NamedTuple
 
-from paceline.speculation.best_draft import READING_MARGIN, TIE
+from paceline.speculation.best_draft import READING_MARGIN, best_prefix
 from paceline.speculation.prices import Prices
 from paceline.speculation.records import BatchStats, DraftStats
 
@@ -43,16 +43,13 @@ def best_alone(request: DraftStats, num_levels: int, whole: bool, prices: Prices
     seconds, prefill = alone, batch.num_prefill_rows
     if prefill:
         seconds = _seconds([prefill + one for one in rows], drafting, prices, context)
-    rates = [token / second for token, second in zip(tokens, alone, strict=True)]
-    rate = max(rates)
-    gains = [token - rate * second for token, second in zip(tokens, seconds, strict=True)]
-    enough = max(gains) - TIE * tokens[-1]
-    taken = next(number for number, gain in enumerate(gains) if gain >= enough)
+    taken, rate = best_prefix(tokens, seconds, alone)
     reading = prices.reading(request.num_unread)
     if taken and reading:
-        saved = tokens[taken] / rates[0] - seconds[taken]
+        plain = tokens[0] / alone[0]
+        saved = tokens[taken] / plain - seconds[taken]
         if saved * request.num_to_come <= READING_MARGIN * reading * (1 + tokens[taken] - first):
-            taken, rate = 0, rates[0]
+            taken, rate = 0, plain
     loss = seconds[1] - seconds[0] - (tokens[1] - first) / rate
     return Alone(taken, seconds[taken], max(0.0, loss) + reading)
 

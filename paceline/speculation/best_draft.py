@@ -25,8 +25,7 @@ READING_MARGIN = 2.0
 """A text is read when that should save twice its price: expectations are uncertain, the price is not, and some of the
 answer will be had for nothing."""
 _chance = itemgetter(0)
-TIE = 1e-12
-"""A longer draft must win by more than float noise."""
+_TIE = 1e-12  # a longer draft must win by more than float noise
 _EACH, _POINTS = 40, 12  # up to 40 row counts are priced each; beyond, 12 of them and lines between
 
 
@@ -99,7 +98,7 @@ def best_draft(offers: Offers, prices: Prices, batch: BatchStats) -> Choice:
     prefixes = [_down_to(depth, offers, prices, batch) for depth in depths]
     rate = max([float((one.tokens / one.alone).max()) for one in prefixes])
     gains = [one.tokens - rate * one.seconds for one in prefixes]
-    enough = max([gain.max() - TIE * one.tokens[-1] for gain, one in zip(gains, prefixes, strict=True)])
+    enough = max([gain.max() - _TIE * one.tokens[-1] for gain, one in zip(gains, prefixes, strict=True)])
     best, gain = next((one, gain) for one, gain in zip(prefixes, gains, strict=True) if gain.max() >= enough)
     taken = int(np.argmax(gain >= enough))
     counts = np.bincount(best.request[:taken], minlength=num_requests)
@@ -127,14 +126,24 @@ def worth_verifying(chances: Sequence[Sequence[float]], prices: Prices, batch: B
     alone = seconds
     if batch.num_prefill_rows:
         alone = _passes(range(size, size + len(tokens)), prices, batch.mean_context)
-    rate = max([token / second for token, second in zip(tokens, alone, strict=True)])
-    gains = [token - rate * second for token, second in zip(tokens, seconds, strict=True)]
-    enough = max(gains) - TIE * tokens[-1]
-    taken = next(number for number, gain in enumerate(gains) if gain >= enough)
+    taken, rate = best_prefix(tokens, seconds, alone)
     counts = np.zeros(len(chances), np.int64)
     for _, request in nodes[:taken]:
         counts[request] += 1
     return Choice(counts, float(first + taken), tokens[taken], seconds[taken], rate)
+
+
+def best_prefix(tokens: Sequence[float], seconds: Sequence[float], alone: Sequence[float]) -> tuple[int, float]:
+    """How many of some nodes or levels to take, the fewest on ties, and the rate at which seconds are weighed.
+
+    Args:
+        tokens, seconds: of the step with none, one, two ... of them.
+        alone: seconds of the same step without rows of prompts.
+    """
+    rate = max([token / second for token, second in zip(tokens, alone, strict=True)])
+    gains = [token - rate * second for token, second in zip(tokens, seconds, strict=True)]
+    enough = max(gains) - _TIE * tokens[-1]
+    return next(number for number, gain in enumerate(gains) if gain >= enough), rate
 
 
 def worth_reading(
@@ -152,7 +161,7 @@ def worth_reading(
     others = best_draft(offers.without(unread), prices, batch)
     taken = np.arange(offers.tokens.shape[1]) < choice.levels[:, None]
     tokens = (offers.tokens * taken).sum(axis=1)
-    saved = (choice.tokens / others.rate - choice.seconds) * tokens / max(tokens[unread].sum(), TIE)
+    saved = (choice.tokens / others.rate - choice.seconds) * tokens / max(tokens[unread].sum(), _TIE)
     steps = np.array([one.num_to_come for one in requests]) / (1 + tokens)
     dear = unread & (saved * steps <= READING_MARGIN * reading)
     if not dear.any():
@@ -198,7 +207,7 @@ class _Prefixes:
 def _down_to(depth: int, offers: Offers, prices: Prices, batch: BatchStats) -> _Prefixes:
     """Those of the levels no deeper than `depth`."""
     tokens, rows = offers.tokens[:, :depth].ravel(), offers.rows[:, :depth].ravel()
-    order = np.argsort(-tokens / np.maximum(rows, TIE), kind="stable")
+    order = np.argsort(-tokens / np.maximum(rows, _TIE), kind="stable")
     request, level = order // depth, order % depth
     decoded, context = batch.num_decodes + _running(rows[order]), batch.mean_context
     drafting = _drafting(level, offers, prices, context)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.errors import InvalidParameter
-from paceline.models.checkpoint import Checkpoint, KeepsBlocks, StoredBlocks
+from paceline.models.checkpoint import Checkpoint, StoredBlocks
 from paceline.models.dtypes import has_blocks
 from paceline.models.numba_executor.blocks.formats import FORMATS, GROUP, BlockFormat
 from paceline.models.numba_executor.blocks.unpack import Codes, unpack
@@ -137,7 +137,7 @@ def put_blocks(stack: nn.Module, checkpoint: Checkpoint, device: torch.device, d
         InvalidParameter: the file has none that can be multiplied.
     """
     total = 0
-    if not isinstance(checkpoint, KeepsBlocks) or not has_blocks(checkpoint):
+    if not has_blocks(checkpoint):
         problem = f"'gguf' multiplies blocks of files, and this one has {checkpoint.storage}"
         raise InvalidParameter("dtype", problem, "use bfloat16 or auto")
     for path, layer in list(stack.named_modules()):

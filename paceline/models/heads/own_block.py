@@ -69,7 +69,7 @@ def read_own_block(settings: Settings) -> OwnBlock:
     )  # fmt: skip
     block = OwnBlock(
         prints, own.flag("owns_embedding", False), own.flag("owns_head", False),
-        _scale(own), own.count("max_positions", 0, 0), str(own.take("draft_ids_sha256", "")), _card(own),
+        _scale(own), own.count("max_positions", 0, 0), str(own.take("draft_ids_sha256", "")), own.inner("card").values,
     )  # fmt: skip
     target.finish()
     own.finish()
@@ -81,13 +81,6 @@ def _scale(own: Settings) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value):
         raise own.wrong("embedding_scale", f"{value!r} is not a finite number", "correct the config")
     return float(value)
-
-
-def _card(own: Settings) -> dict[str, object]:
-    value = own.take("card", {})
-    if not isinstance(value, dict):
-        raise own.wrong("card", "is no object", "correct the config")
-    return value
 
 
 def check_ids(block: OwnBlock, ids: Any, source: object) -> None:

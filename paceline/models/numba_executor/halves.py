@@ -35,7 +35,7 @@ _REBIASED = -(112 << 23) + (1 << _MOVED - 1) - 1
 def widen_ir(context: Any, builder: ir.IRBuilder, halves: ir.Value) -> ir.Value:
     """float16 numbers as float32."""
     floats = _like(halves, ir.FloatType())
-    if any(isa.has_feature(context, feature) for feature in ("f16c", "neon")):
+    if _has_instruction(context):
         return builder.fpext(halves, floats)
     wide = _like(halves, _I32)
     bits = builder.zext(builder.bitcast(halves, _like(halves, ir.IntType(16))), wide)
@@ -51,7 +51,7 @@ def widen_ir(context: Any, builder: ir.IRBuilder, halves: ir.Value) -> ir.Value:
 def narrow_ir(context: Any, builder: ir.IRBuilder, floats: ir.Value) -> ir.Value:
     """float32 numbers as float16, rounded to nearest even; those from 65,520 on are infinite."""
     halves = _like(floats, ir.HalfType())
-    if any(isa.has_feature(context, feature) for feature in ("f16c", "neon")):
+    if _has_instruction(context):
         return builder.fptrunc(floats, halves)
     wide = _like(floats, _I32)
     bits = builder.bitcast(floats, wide)
@@ -67,6 +67,11 @@ def narrow_ir(context: Any, builder: ir.IRBuilder, floats: ir.Value) -> ir.Value
     value = builder.select(builder.icmp_unsigned(">=", magnitude, _same(wide, _BEYOND)), endless, value)
     sign = builder.and_(builder.lshr(bits, _same(wide, 16)), _same(wide, _SIGN))
     return builder.bitcast(builder.trunc(builder.or_(value, sign), _like(floats, ir.IntType(16))), halves)
+
+
+def _has_instruction(context: Any) -> bool:
+    """Whether the processor that is compiled for converts them itself."""
+    return any(isa.has_feature(context, feature) for feature in ("f16c", "neon"))
 
 
 def _like(value: ir.Value, element: ir.Type) -> ir.Type:

@@ -155,7 +155,8 @@ class Goodput(LengthPolicy):
         Credit beyond what all of them could lose is given up: it would pay for a burst some day.
         """
         levels, loss = best.levels.copy(), loss_of_trying(offers, best, self.prices, batch)
-        loss += [self.prices.reading(request.num_unread) for request in requests]
+        reading = np.array([self.prices.reading(request.num_unread) for request in requests])
+        loss += reading
         idle = np.flatnonzero(levels == 0)
         waited = np.array([requests[place].steps_since_draft for place in idle.tolist()])
         queue = idle[np.argsort(-waited, kind="stable")]
@@ -166,6 +167,6 @@ class Goodput(LengthPolicy):
             levels[queue[:tried]] = 1
             self._credit -= float(spent[tried - 1])
             if not best.levels.any():
-                reading = sum([self.prices.reading(requests[place].num_unread) for place in queue[:tried].tolist()])
-                self._trying = self.prices.draft_level(0, tried, batch.mean_context) + reading
+                own = self.prices.draft_level(0, tried, batch.mean_context)
+                self._trying = own + float(reading[queue[:tried]].sum())
         return (levels * unit).tolist()
