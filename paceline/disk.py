@@ -29,6 +29,21 @@ def writing(field: str, place: Path) -> Iterator[None]:
         raise InvalidParameter(field, f"{place} cannot be written ({reason})", remedy) from None
 
 
+@contextmanager
+def in_one_move(path: Path) -> Iterator[Path]:
+    """A context that writes the file it gives, which becomes `path` at the end: readers never see half of it.
+
+    What went wrong in between leaves `path` as it was. Folders are made where they are missing.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"partial-{os.getpid()}-{path.name}")
+    try:
+        yield partial
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 def check_folder(field: str, folder: Path) -> Path:
     """`folder`, which is made when missing. Raises InvalidParameter where nothing can be written into it."""
     with writing(field, folder):

@@ -1,10 +1,10 @@
-"""What may be written to is asked before long work begins."""
+"""What may be written to is asked before long work begins, and files are written whole or not at all."""
 
 import os
 
 import pytest
 
-from paceline.disk import check_file
+from paceline.disk import check_file, in_one_move
 from paceline.errors import InvalidParameter
 
 
@@ -24,3 +24,15 @@ def test_folders_are_made_and_what_cannot_be_written_is_refused(tmp_path, monkey
     with pytest.raises(InvalidParameter, match=r"output: .* cannot be written"):
         check_file("output", type(tmp_path)("/dev/null/file.txt"))
     assert os.listdir(tmp_path / "new") == []
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "new" / "file.txt"
+    with in_one_move(path) as file:
+        file.write_text("first")
+        assert not path.exists()
+    assert path.read_text() == "first"
+    with pytest.raises(RuntimeError, match="half"), in_one_move(path) as file:
+        file.write_text("sec")
+        raise RuntimeError("half way")
+    assert path.read_text() == "first" and os.listdir(path.parent) == ["file.txt"]

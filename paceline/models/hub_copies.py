@@ -16,6 +16,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from paceline.disk import in_one_move
 from paceline.errors import PacelineError
 from paceline.models.cache_dir import PARTIAL, cache_dir
 from paceline.models.fields import Fields
@@ -161,9 +162,8 @@ def note_pulled(name: HubName, commit: str, load: str, files: Sequence[HubFile])
     before = _paths(name, records)
     listed = {file.name: [file.num_bytes, file.sha256] for file in files}
     records[name.key] = {"commit": commit, "load": load, "files": listed}
-    partial = path.with_name(f"{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps(records, indent=1), encoding="utf-8")
-    os.replace(partial, path)
+    with in_one_move(path) as file:
+        file.write_text(json.dumps(records, indent=1), encoding="utf-8")
     for old in before - _paths(name, records):
         with suppress(OSError):  # Windows keeps files that a process reads
             old.unlink()

@@ -8,11 +8,12 @@ callers make the files anew.
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from paceline.disk import in_one_move
 
 MANIFEST = "manifest.json"
 """Checksums of the other files in a sealed folder."""
@@ -51,9 +52,8 @@ def remember(paths: Sequence[Path], stamp: Path) -> None:
     """Note in the file `stamp` that `paths` have been checked as they are now. A cache that cannot be written is fine:
     they are checked again next time."""
     try:
-        partial = stamp.with_name(f"{stamp.name}.{os.getpid()}")
-        partial.write_text(json.dumps([_boot(), _states(paths)]))
-        os.replace(partial, stamp)
+        with in_one_move(stamp) as file:
+            file.write_text(json.dumps([_boot(), _states(paths)]))
     except OSError:
         return
 

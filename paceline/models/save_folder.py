@@ -5,13 +5,13 @@ or for draft heads (`heads/files.py`).
 """
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from paceline.disk import in_one_move
 from paceline.errors import UnsupportedModel
 from paceline.models.config import ModelConfig
 from paceline.models.heads.tensor_file import write_safetensors
@@ -38,9 +38,8 @@ def save_model(folder: Path, config: ModelConfig, tensors: Mapping[str, np.ndarr
     texts = {"config.json": json.dumps(values, indent=2), CARD: json.dumps(card, indent=2)}
     for name, text in {**texts, **tokenizer.files()}.items():
         (folder / name).write_text(text, encoding="utf-8")
-    part = folder / "partial.safetensors"
-    write_safetensors(part, {name: np.asarray(one, np.float32) for name, one in tensors.items()}, "bfloat16")
-    os.replace(part, folder / "model.safetensors")
+    with in_one_move(folder / "model.safetensors") as file:
+        write_safetensors(file, {name: np.asarray(one, np.float32) for name, one in tensors.items()}, "bfloat16")
     return folder
 
 

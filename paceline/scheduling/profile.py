@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.disk import in_one_move
 from paceline.errors import InvalidParameter
 from paceline.limits import unrepeated
 from paceline.speculation.cost import CostProfile
@@ -101,10 +102,8 @@ class Profile:
 
     def write(self, path: Path) -> None:
         """Store it at `path`, in one move: a reader never sees half a file."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(path.name + ".unfinished")
-        unfinished.write_text(json.dumps(self.as_dict(), indent=1) + "\n")
-        unfinished.replace(path)
+        with in_one_move(path) as file:
+            file.write_text(json.dumps(self.as_dict(), indent=1) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> "Profile":

@@ -5,13 +5,13 @@ many of its ids are the prompt) and ``temperature``, as the data of draft heads 
 ``answer`` apart, with ``prompt_len`` and ``answer_len``. Not for hidden states (`heads/shards.py`).
 """
 
-import os
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from paceline.disk import in_one_move
 from paceline.errors import InvalidParameter
 from paceline.training.heads.conversations import Conversation
 
@@ -36,16 +36,14 @@ def read_all(paths: Iterable[Path]) -> list[Conversation]:
 
 def write_conversations(path: Path, conversations: Sequence[Conversation]) -> None:
     """Write a file, whole or not at all."""
-    partial = path.with_name(f"partial-{path.name}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(
-        partial,
-        ids=np.concatenate([one.ids for one in conversations]).astype(np.int32),
-        length=np.array([len(one.ids) for one in conversations], np.int32),
-        prompt=np.array([one.num_prompt for one in conversations], np.int32),
-        temperature=np.array([one.temperature for one in conversations], np.float32),
-    )
-    os.replace(partial, path)
+    with in_one_move(path) as file:
+        np.savez(
+            file,
+            ids=np.concatenate([one.ids for one in conversations]).astype(np.int32),
+            length=np.array([len(one.ids) for one in conversations], np.int32),
+            prompt=np.array([one.num_prompt for one in conversations], np.int32),
+            temperature=np.array([one.temperature for one in conversations], np.float32),
+        )
 
 
 def _together(file: Mapping[str, np.ndarray]) -> tuple[list[np.ndarray], np.ndarray]:

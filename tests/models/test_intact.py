@@ -6,6 +6,7 @@ import os
 import numpy as np
 import pytest
 
+from paceline import disk
 from paceline.models import intact
 from paceline.models.numba_executor import weights
 from tests.fakes import RandomCheckpoint, small_config
@@ -78,7 +79,7 @@ def test_a_cache_that_cannot_be_written_is_checked_every_time(sealed, monkeypatc
     def refuse(*_):
         raise PermissionError
 
-    monkeypatch.setattr(intact.os, "replace", refuse)
+    monkeypatch.setattr(disk.os, "replace", refuse)
     monkeypatch.setattr(intact, "_boot", lambda: "another")
     assert intact.is_sealed(sealed)
 

@@ -18,6 +18,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from paceline.disk import in_one_move
 from paceline.drafters.lookup.grow import BLOCK
 from paceline.errors import CorruptWeights, InvalidParameter
 
@@ -113,11 +114,9 @@ def write_memory(path: Path, memory: Memory) -> int:
     arrays = {name: np.ascontiguousarray(getattr(memory, name)) for name in _KINDS}
     info = {field.name: str(getattr(memory.info, field.name)) for field in fields(MemoryInfo)}
     data = save(arrays, {"format": FORMAT, "sha256": _digest(arrays), **info})
-    partial = path.with_name(f"{path.name}.partial")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(data)
-        partial.replace(path)
+        with in_one_move(path) as file:
+            file.write_bytes(data)
     except OSError as error:
         raise InvalidParameter("output", f"{path} cannot be written ({error})", "name another file") from None
     return len(data)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from paceline.disk import in_one_move
 from paceline.errors import InvalidParameter
 from paceline.evaluation.audit.betting import Bets
 
@@ -38,10 +39,8 @@ def write_bets(path: Path, key: str, bets: Bets) -> None:
     ledger = _read(path)
     number = ledger.get(key, {}).get("audits", 0) + 1
     ledger[key] = {"audits": number, **bets.as_record()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + ".unfinished")
-    unfinished.write_text(json.dumps({"format": FORMAT, "version": VERSION, "ledger": ledger}, indent=1) + "\n")
-    unfinished.replace(path)
+    with in_one_move(path) as file:
+        file.write_text(json.dumps({"format": FORMAT, "version": VERSION, "ledger": ledger}, indent=1) + "\n")
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -5,14 +5,13 @@ Keys and names are those of its own converter (conversion/llama.py and qwen.py, 
 from its GGUF file. Written only, never read back.
 """
 
-import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from paceline.disk import in_one_move
 from paceline.errors import InvalidParameter
 from paceline.models.config import ModelConfig
 from paceline.models.heads.layouts.base import TargetTables
@@ -54,10 +53,8 @@ def write_gguf(record: HeadRecord, path: Path, vocabulary: Mapping[str, Any], ta
 
     _check(record, vocabulary)
     architecture = _ARCHITECTURES[record.config.family]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="partial-", dir=path.parent) as name:
-        partial = Path(name) / path.name
-        writer = GGUFWriter(partial, architecture)
+    with in_one_move(path) as file:
+        writer = GGUFWriter(file, architecture)
         try:
             writer.add_file_type(LlamaFileType.MOSTLY_BF16 if storage == "BF16" else LlamaFileType.ALL_F32)
             for key, value in (*_pairs(record.config, architecture), *_vocabulary(record.config, vocabulary)):
@@ -69,7 +66,6 @@ def write_gguf(record: HeadRecord, path: Path, vocabulary: Mapping[str, Any], ta
             writer.write_tensors_to_file()
         finally:
             writer.close()
-        os.replace(partial, path)
     return path
 
 

@@ -7,7 +7,6 @@ torch (`batches.py`).
 
 import hashlib
 import json
-import os
 import re
 import zipfile
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock
 
-from paceline.disk import writing
+from paceline.disk import in_one_move, writing
 from paceline.errors import CorruptWeights, InvalidParameter
 from paceline.training.heads.conversations import Conversation
 from paceline.training.heads.origins import NOT_KEPT, Origin, read_origin
@@ -135,20 +134,18 @@ class TapStore:
 
     def _write(self, number: int, conversations: Sequence[Conversation], states: Sequence[np.ndarray],
                origin: Origin) -> None:  # fmt: skip
-        part = self.folder / f"partial-{number}.npy"
-        np.save(part, np.concatenate(states))
-        os.replace(part, self._taps_path(number))
-        part = self.folder / f"partial-{number}.npz"
-        np.savez(
-            part,
-            ids=np.concatenate([one.ids for one in conversations]).astype(np.int32),
-            length=np.array([len(one.ids) for one in conversations], np.int32),
-            rows=np.array([len(one) for one in states], np.int32),
-            prompt=np.array([one.num_prompt for one in conversations], np.int32),
-            temperature=np.array([one.temperature for one in conversations], np.float32),
-            origin=np.array(origin.to_json()),
-        )
-        os.replace(part, self.folder / f"shard-{number:04d}.npz")
+        with in_one_move(self._taps_path(number)) as file:
+            np.save(file, np.concatenate(states))
+        with in_one_move(self.folder / f"shard-{number:04d}.npz") as file:
+            np.savez(
+                file,
+                ids=np.concatenate([one.ids for one in conversations]).astype(np.int32),
+                length=np.array([len(one.ids) for one in conversations], np.int32),
+                rows=np.array([len(one) for one in states], np.int32),
+                prompt=np.array([one.num_prompt for one in conversations], np.int32),
+                temperature=np.array([one.temperature for one in conversations], np.float32),
+                origin=np.array(origin.to_json()),
+            )
 
     def drop_oldest(self, max_rows: int) -> None:
         """Delete the oldest files while more than `max_rows` rows are kept, but for the latest file."""
@@ -212,10 +209,8 @@ def _index(path: Path) -> tuple[tuple[int, ...], str]:
 def _write_index(path: Path, values: dict[str, object]) -> None:
     with writing("work", path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(path.parent / _LOCK):
-            part = path.with_name(f"partial-{path.name}")
-            part.write_text(json.dumps(values))
-            os.replace(part, path)
+        with FileLock(path.parent / _LOCK), in_one_move(path) as file:
+            file.write_text(json.dumps(values))
 
 
 def _documents(number: int, path: Path) -> list[Document]:

@@ -1,12 +1,11 @@
 """Checkpoints of a run: one file, replaced as a whole, so that an end at any moment leaves the one before."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from paceline.disk import writing
+from paceline.disk import in_one_move, writing
 from paceline.errors import CorruptWeights
 
 _NAME = "checkpoint.pt"
@@ -18,11 +17,8 @@ def write_checkpoint(folder: Path, state: dict[str, Any]) -> None:
     Raises:
         InvalidParameter: it cannot be written; the checkpoint before is as it was.
     """
-    part = folder / f"partial-{_NAME}"
-    with writing("work", folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        torch.save(state, part)
-        os.replace(part, folder / _NAME)
+    with writing("work", folder), in_one_move(folder / _NAME) as file:
+        torch.save(state, file)
 
 
 def has_checkpoint(folder: Path) -> bool:
