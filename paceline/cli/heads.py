@@ -60,7 +60,11 @@ def list_heads(model: Target = None, as_json: o.Json = False) -> None:
         return
     table = Table("name", "family", "target", "where")
     for ref in found:
-        table.add_row(ref.name, ref.family or "not said", ref.target.name if ref.target else "not said", ref.place)
+        family = "damaged" if ref.problem else ref.family or "not said"
+        table.add_row(ref.name, family, ref.target.name if ref.target else "not said", ref.place)
+    for ref in found:
+        if ref.problem:
+            messages.print(f"{ref.name}: {ref.problem}", soft_wrap=True, markup=False)
     if found:
         show_table(table, output)
     else:
@@ -231,7 +235,7 @@ def verify(
 def _row(ref: "HeadRef") -> dict[str, Any]:
     target = asdict(ref.target) if ref.target else None
     return {"name": ref.name, "family": ref.family, "place": ref.place, "path": str(ref.path), "target": target,
-            "card": dict(ref.card)}  # fmt: skip
+            "card": dict(ref.card), "problem": ref.problem}  # fmt: skip
 
 
 def _load(head: str, model: "str | ModelSource | None", taps: str | None, norm_output: bool | None,

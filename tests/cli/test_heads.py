@@ -52,6 +52,16 @@ def refused(result) -> InvalidParameter:
     return result.exception
 
 
+def test_list_says_which_heads_are_damaged(target: Path) -> None:
+    folder = registry.user_heads() / "tiny" / "broken"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{not json")
+    listed = run("list")
+    assert "damaged" in listed.stdout and "tiny/broken: " in listed.output and "config.json" in listed.output
+    [row] = [row for row in json.loads(run("list", "--json").stdout) if row["name"] == "tiny/broken"]
+    assert "config.json" in row["problem"]
+
+
 def test_list_names_heads_and_those_of_a_model(target: Path, tmp_path: Path) -> None:
     save_head(made_for(target, TABLED), registry.user_heads() / "tiny" / "eagle3")
     save_head(random_head(OURS["medusa"]), registry.user_heads() / "other" / "medusa")

@@ -12,7 +12,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Literal
 
-from paceline.errors import HeadWarning, ModelNotFound, PacelineError
+from paceline.errors import HeadWarning, ModelNotFound, PacelineError, first_line
 from paceline.models.cache_dir import cache_dir
 from paceline.models.download import BUILTIN_MODELS
 from paceline.models.heads.files import CARD, CONFIG, WEIGHTS, read_head
@@ -41,6 +41,7 @@ class HeadRef:
         family: as its file says; empty for files of others.
         target: what it was trained for; None where its file does not say.
         card: what its maker noted.
+        problem: why its config cannot be read; empty where it can.
     """
 
     name: str
@@ -49,6 +50,7 @@ class HeadRef:
     family: str = ""
     target: TargetPrint | None = None
     card: Mapping[str, object] = field(default_factory=dict)
+    problem: str = ""
 
 
 def user_heads() -> Path:
@@ -136,8 +138,8 @@ def _ref(folder: Path, place: Place, name: str) -> HeadRef:
         values = read_json(folder / CONFIG)
         own = read_own_block(Settings(values, folder))
         family = str(values.get(KEY, {}).get("family", ""))
-    except PacelineError:
-        return HeadRef(name, folder, place)
+    except PacelineError as error:
+        return HeadRef(name, folder, place, problem=first_line(error))
     return HeadRef(name, folder, place, family, own.target, own.card)
 
 
