@@ -21,11 +21,14 @@ class Alone(NamedTuple):
         levels: of its draft.
         seconds: expected of the step.
         loss: seconds lost should it draft one level and gain what is expected of that, its text read first.
+        drafting, verifying: seconds that drafting one level, its text read first, and verifying it should take.
     """
 
     levels: int
     seconds: float
     loss: float
+    drafting: float
+    verifying: float
 
 
 def best_alone(request: DraftStats, num_levels: int, whole: bool, prices: Prices, batch: BatchStats) -> Alone:
@@ -51,7 +54,8 @@ def best_alone(request: DraftStats, num_levels: int, whole: bool, prices: Prices
         if saved * request.num_to_come <= READING_MARGIN * reading * (1 + tokens[taken] - first):
             taken, rate = 0, plain
     loss = seconds[1] - seconds[0] - (tokens[1] - first) / rate
-    return Alone(taken, seconds[taken], max(0.0, loss) + reading)
+    verifying = seconds[1] - seconds[0] - levels[0]
+    return Alone(taken, seconds[taken], max(0.0, loss) + reading, levels[0] + reading, verifying)
 
 
 def _levels(

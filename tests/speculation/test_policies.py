@@ -161,17 +161,54 @@ def test_exploring_costs_no_more_than_its_share(size):
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_what_trying_took_beyond_its_price_is_waited_for(size):
-    def share(took: float) -> float:
-        """Of the time that tries take, when each takes so long and is priced at 0.05."""
+    def share(drafting: float, more: float = 0.0) -> float:
+        """Of the time that tries take: each so long, priced at 0.05, and so much more wherever a step has one."""
         policy, requests, spent, passed = linear_cost(explore=0.01), [at_rate(0.01) for _ in range(size)], 0.0, 0.0
         for _ in range(20_000):
-            tried = sum(policy.budgets(requests, BatchStats(size)))
-            policy.observe(StepOutcome(seconds=StepSeconds(drafting=took * tried)))
-            spent, passed = spent + took * tried, passed + 1 + 0.01 * size
+            budgets = policy.budgets(requests, BatchStats(size))
+            tried = sum(budgets)
+            took = StepSeconds(drafting=drafting * tried, verifying=1 + 0.01 * (size + tried) + more * (tried > 0))
+            outcomes = [RequestOutcome("r", num_draft_tokens=k, num_new=1) for k in budgets]
+            policy.observe(StepOutcome(outcomes, seconds=took))
+            spent, passed = spent + drafting * tried + more * (tried > 0), passed + 1 + 0.01 * size
         return spent / passed
 
     assert 0.005 < share(0.05) <= 0.01  # the rest is rows that are verified in vain
     assert 0.005 < share(2.0) <= 0.011
+    assert 0.005 < share(0.05, more=1.0) <= 0.011  # a pass that was begun meanwhile, and was for nothing
+
+
+def time_tried(policy, batches, draft, row) -> float:
+    """The share of the time that tries take when each draft takes `draft` and each of its rows `row`, all refused."""
+    requests, spent, passed = [at_rate(0.0) for _ in range(8)], 0.0, 0.0
+    for number in range(6000):
+        batch = batches[number % len(batches)]
+        budgets = policy.budgets(requests[: batch.num_decodes], batch)
+        tried, rows = sum(k > 0 for k in budgets), batch.num_decodes + batch.num_prefill_rows
+        seconds = StepSeconds(drafting=draft * tried, verifying=1 + row * (rows + sum(budgets)))
+        outcomes = [RequestOutcome("r", num_draft_tokens=k, num_new=1) for k in budgets]
+        policy.observe(StepOutcome(outcomes, batch.num_prefill_rows, seconds=seconds))
+        spent, passed = spent + draft * tried + row * sum(budgets), passed + 1 + row * rows
+    return spent / passed
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_trying_a_whole_draft_is_priced_as_one_draft(size):
+    prices = FixedPrices(lambda rows, _: 1 + 0.01 * rows, lambda num_requests, _: 0.5 * num_requests)
+    policy = Goodput(prices, max_length=8, explore=0.02, whole=True)
+    assert 0.01 < time_tried(policy, [BatchStats(size)], draft=0.5, row=0.01) <= 0.022
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_what_drafting_took_beyond_its_price_is_waited_for_beside_prompts_too(size):
+    policy, batch = linear_cost(explore=0.01), BatchStats(size, num_prefill_rows=4)
+    assert 0.005 < time_tried(policy, [batch], draft=2.0, row=0.01) <= 0.011
+
+
+def test_rows_are_paid_for_where_no_step_of_as_many_requests_is_known():
+    prices = FixedPrices(lambda rows, _: 1.0 + rows)
+    policy = Goodput(prices, explore=0.01)
+    assert 0.005 < time_tried(policy, [BatchStats(2), BatchStats(3)], draft=0.0, row=1.0) <= 0.011
 
 
 def test_a_draft_dearer_than_many_steps_is_tried_in_the_end():

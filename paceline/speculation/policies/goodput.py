@@ -17,6 +17,8 @@ from paceline.speculation.records import BatchStats, DraftStats, PrefixStats
 _REQUESTS_PER_STEP = 16
 _SOME_REQUESTS, _STEPS_TO_DECIDE = 4, 4
 """With at least 4 requests "nobody drafts" is kept for 4 steps whatever is learned: deciding is dear."""
+_MEMORY = 0.1
+"""What the latest step counts for in what steps without drafts take."""
 _STEPS_WITHOUT_DRAFTS = 8
 """Steps for which "nobody drafts" is kept unless something is learned of drafts meanwhile."""
 
@@ -80,8 +82,10 @@ class Goodput(LengthPolicy):
     asks_beliefs: ClassVar[bool] = True
     _credit: float = field(default=0.0, init=False, repr=False)
     _kept: _Kept | None = field(default=None, init=False, repr=False)
-    _trying: float | None = field(default=None, init=False, repr=False)
-    """Seconds of drafting that a step was granted which drafts only to try; None of any other step."""
+    _trying: tuple[float, float] | None = field(default=None, init=False, repr=False)
+    """Seconds that drafts and their rows should take of a step which drafts only to try; None of others."""
+    _undrafted: tuple[int, float] = field(default=(0, 0.0), init=False, repr=False)
+    """Requests of the latest steps without drafts or prompts, and what such steps take besides drafting."""
 
     def __post_init__(self) -> None:
         check_least("max_length", self.max_length, 0)
@@ -130,7 +134,7 @@ class Goodput(LengthPolicy):
         if not self.explore or self._credit < best.loss:
             return 0
         self._credit -= best.loss
-        self._trying = self.prices.draft_level(0, 1, batch.mean_context) + self.prices.reading(request.num_unread)
+        self._trying = best.drafting, best.verifying
         return unit
 
     def keep_drafting(self, prefix: PrefixStats, draft_laws: Sequence[DraftLaw]) -> bool:
@@ -142,10 +146,24 @@ class Goodput(LengthPolicy):
         return one_more_pays(draft_laws, prefix.request.rates.acceptance, spent, more)
 
     def observe(self, step: StepOutcome) -> None:
-        """Take what trying took beyond its price off the credit: a head that rests is read from further away."""
-        if self._trying is not None and step.is_complete:
-            self._credit -= step.seconds.drafting - step.seconds.chosen - self._trying
-        self._trying = None
+        """Take what trying took beyond its price off the credit.
+
+        A head that rests is read from further away, and a device may have begun a step without drafts meanwhile, which
+        was for nothing then. The latter is seen where steps of as many requests, none with a prompt, are known.
+        """
+        trying, self._trying = self._trying, None
+        if not step.is_complete:
+            return
+        size, (known, usual), seconds = len(step.requests), self._undrafted, step.seconds
+        others = seconds.total - seconds.drafting
+        if trying is not None:
+            drafting, verifying = trying
+            self._credit -= seconds.drafting - seconds.chosen - drafting
+            if size == known and not step.num_prefill_rows:
+                more = max(0.0, min(others - usual, usual))  # at most a step: any of them may be interrupted
+                self._credit -= more - verifying
+        if not step.num_prefill_rows and not any([outcome.num_draft_tokens for outcome in step.requests]):
+            self._undrafted = size, usual + _MEMORY * (others - usual) if size == known else others
 
     def _with_a_try(
         self, best: Choice, offers: Offers, requests: Sequence[DraftStats], batch: BatchStats, unit: int
@@ -167,6 +185,8 @@ class Goodput(LengthPolicy):
             levels[queue[:tried]] = 1
             self._credit -= float(spent[tried - 1])
             if not best.levels.any():
-                own = self.prices.draft_level(0, tried, batch.mean_context)
-                self._trying = own + float(reading[queue[:tried]].sum())
+                context, rows = batch.mean_context, float(offers.rows[queue[:tried], 0].sum())
+                drafting = self.prices.draft_level(0, tried, context) + float(reading[queue[:tried]].sum())
+                verifying = self.prices.target(best.rows + rows, context) - self.prices.target(best.rows, context)
+                self._trying = drafting, verifying
         return (levels * unit).tolist()
