@@ -16,7 +16,7 @@ from paceline.engine.profiles import find_profile
 from paceline.engine.quick_profile import quick_profile
 from paceline.engine.speculation import Speculation
 from paceline.errors import InvalidParameter, UnsupportedModel
-from paceline.models.base import PAGE_SIZE, CausalLM
+from paceline.models.base import PAGE_SIZE, CausalLM, LooksAhead
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
 from paceline.models.loaded import LoadedModel
@@ -150,7 +150,7 @@ def build_engine(
     drafter = drafter or _drafter(spec, services)
     prices = LearnedPrices(passes, drafter.traits)
     speculation = _speculation(spec, drafter, prices)
-    limits = _scheduler_config(config, limit, profile)
+    limits = replace(_scheduler_config(config, limit, profile), num_lookahead_slots=_lookahead_slots(loaded.model))
     stop, branches = StopChecker(source.eos_token_ids), drafter.traits.branches
     scheduler = Scheduler(limits, pool, speculation.policy, stop, branches)
     return Engine(loaded.model, cache, scheduler, source.tokenizer, source.eos_token_ids, speculation, prices, clock)
@@ -199,6 +199,10 @@ def _scheduler_config(config: EngineConfig, max_model_len: int, profile: Profile
         prefix_caching=config.prefix_caching,
         tile=min(tile, token_budget),
     )
+
+
+def _lookahead_slots(model: CausalLM) -> int:
+    return model.num_lookahead_slots if isinstance(model, LooksAhead) else 0
 
 
 def _drafter(spec: SpeculativeConfig, services: DraftServices) -> Drafter:

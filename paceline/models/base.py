@@ -187,6 +187,17 @@ class RecordsPasses(Protocol):
 
 
 @runtime_checkable
+class LooksAhead(Protocol):
+    """What a `CausalLM` has besides when it begins passes that it foresees before they are asked for.
+
+    Attributes:
+        num_lookahead_slots: slots after each request's last token that it needs pages for.
+    """
+
+    num_lookahead_slots: int
+
+
+@runtime_checkable
 class SkipsLayers(Protocol):
     """What a `CausalLM` has besides when it can leave layers out, as self-speculation does."""
 

@@ -21,6 +21,8 @@ class SchedulerConfig:
         max_model_len: most tokens of one request, prompt and output together.
         prefix_caching: reuse the cached pages of equal prefixes.
         tile: rows at which a pass gets a step slower; ``sarathi`` aligns its batches to it.
+        num_lookahead_slots: slots after a decoding request's last token that get a page while pages are free, for
+            models that begin the next pass before it is asked for.
 
     Raises:
         InvalidParameter: a number is below 1, or a tile is wider than the whole budget.
@@ -32,6 +34,7 @@ class SchedulerConfig:
     max_model_len: int = 2048
     prefix_caching: bool = True
     tile: int = 16
+    num_lookahead_slots: int = 0
 
     def __post_init__(self) -> None:
         for name in ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "tile"):

@@ -176,6 +176,8 @@ class StepBuilder:
             for request, wanted in zip(decodes, budgets, strict=True)
         ]
         grants = self._grants(budgets, branches)
+        if self.config.num_lookahead_slots:
+            self._look_ahead()
         copies = tuple(self._copies)
         return StepPlan((*grants, *self._prefills), tuple(self._preempted), batch, copies=copies)
 
@@ -190,6 +192,14 @@ class StepBuilder:
             Grant(request, 0, n, min(n, depth), rows_wanted, request.num_computed)
             for request, n, depth, rows_wanted in zip(self._decodes, nodes, depths, wanted, strict=True)
         ]
+
+    def _look_ahead(self) -> None:
+        """Pages that nobody else took in this step for the slots after the last tokens of decoding requests."""
+        pool, ahead = self._pool, self.config.num_lookahead_slots
+        for request in self._decodes:
+            missing = pool.pages_for(min(request.num_tokens + ahead, request.most_slots)) - len(request.page_table)
+            if 0 < missing <= pool.num_free:
+                request.page_table += pool.allocate(missing)
 
     def _share_rows(self, useful: list[int]) -> list[int]:
         """Draft rows for each decode, with pages for them; when rows are short the smallest requests are met first."""

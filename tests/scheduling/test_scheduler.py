@@ -53,6 +53,7 @@ configs = st.fixed_dictionaries(
         "max_num_seqs": st.integers(1, 5),
         "prefix_caching": st.booleans(),
         "tile": st.integers(1, 4),
+        "num_lookahead_slots": st.integers(0, 2),
     }
 )
 
@@ -191,6 +192,32 @@ def test_pages_won_by_a_preemption_are_not_given_to_a_newcomer_in_the_same_step(
     assert fake.scheduler.pool.num_free >= 1 and fake.plans[-1].num_rows == 1
     fake.step()
     assert [grant.request.request_id for grant in fake.plans[-1].grants] == ["first", "urgent"]
+
+
+@pytest.mark.parametrize(("slots", "pages"), [(0, 1), (1, 2)])
+def test_a_page_for_the_slot_after_the_last_token_is_taken_early(slots, pages):
+    fake = engine(page_size=4, prefix_caching=False, num_lookahead_slots=slots)
+    state = fake.add(request("a", [1, 2, 3], 8))
+    fake.step()
+    held = []
+    while state.num_tokens < 7:
+        assert state.num_tokens == 4 + len(held)
+        fake.step()
+        held.append(len(state.page_table))
+    assert held == [pages, 2, 2]
+    fake.drain()
+    assert fake.scheduler.pool.num_free == fake.scheduler.pool.num_pages
+
+
+def test_nobody_is_preempted_for_a_slot_after_the_last_token():
+    texts = []
+    for slots in (0, 1):
+        fake = engine(num_pages=4, page_size=4, prefix_caching=False, num_lookahead_slots=slots)
+        both = [fake.add(request(name, [1, 2, 3], 6)) for name in "ab"]
+        fake.drain()
+        assert [state.num_preemptions for state in both] == [0, 0]
+        texts.append([state.output_token_ids for state in both])
+    assert texts[0] == texts[1]
 
 
 def test_a_cached_prefix_saves_rows_and_never_the_last_token():
