@@ -45,6 +45,10 @@ class Question:
     trials: tuple[Trial, ...] = ()
 
 
+_LARGEST = Question(0.0, 0.0, 0, 1.0, None, 0)
+"""Where the largest logit is."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """To a `Question`.
@@ -106,6 +110,8 @@ def questions_about(
     Raises:
         InvalidParameter: a drafted token has probability 0 under the law it claims to come from.
     """
+    if asks == "draws" and warper.takes_argmax:
+        return [_LARGEST] * (len(tree) + 1)
     depths = (0, *tree.depths)
     questions = []
     for node in range(ROOT_PARENT, len(tree)):

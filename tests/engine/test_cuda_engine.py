@@ -75,12 +75,12 @@ def test_a_broken_row_ends_its_request_alone(models, monkeypatch):
     model, loaded = next(iter(models.items()))
     launch, calls = model.launch, []
 
-    def spoiled(rows, cache, taps=()):
-        logits, states = launch(rows, cache, taps)
+    def spoiled(rows, cache, taps=(), is_foreseen=False):
+        launched = launch(rows, cache, taps, is_foreseen=is_foreseen)
         if len(rows.logit_rows) == 2:
-            logits[0, 3] = float("nan")
+            launched.peaks[0, 1] = float("nan")
             calls.append(rows)
-        return logits, states
+        return launched
 
     monkeypatch.setattr(model, "launch", spoiled)
     engine = build_engine(loaded, EngineConfig(kv_cache_memory_bytes=1 << 22, profile="none"), None)

@@ -2,27 +2,106 @@
 
 What they compute is `torch_executor/layers.py`'s, to the last digit of a sum; what they cannot stand for (layer norms,
 experts, norms over all heads, layers without positions, weights in blocks that differ) stays as it is there.
+
+A pass over few rows takes the kernel of `kernels/products.py` for its products, whose parts are added up by those of
+`kernels/entries.py`: a layer is eight kernels, nine where contexts are split. A model whose sums are to have one order
+does so for any number of rows.
 """
 
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from paceline.models.cuda_executor.kernels.ends import embedded, row_angles
 from paceline.models.cuda_executor.kernels.entries import gated, place_heads, rms_norm
+from paceline.models.cuda_executor.kernels.products import NARROW, partials, product
 from paceline.models.positions import NO_TABLE
 from paceline.models.torch_executor.layers import Attention, FeedForward, Layer, Pass, RMSNorm
-from paceline.models.torch_executor.model import DecoderStack
+from paceline.models.torch_executor.model import DecoderStack, Stage, Taps, last_taps
+from paceline.models.torch_executor.split_layers import VocabularyParallelEmbedding
 
 
-def fuse(stack: DecoderStack) -> None:
-    """Put fused parts in the place of those of a stack whose weights are loaded."""
-    for name, layer in stack.layers.items():
-        stack.layers[name] = _fused_layer(cast(Layer, layer))
-    if isinstance(stack.norm, RMSNorm):
-        stack.norm = FusedNorm(stack.norm)
+class Fused:
+    """The layers, final norm and head of a stack whose weights are loaded; fused parts take the place of its own.
+
+    Args:
+        deterministic: take products of one order for any number of rows.
+    """
+
+    row_angles = staticmethod(row_angles)
+
+    def __init__(self, stack: DecoderStack, deterministic: bool) -> None:
+        self._stack, self._deterministic = stack, deterministic
+        for name, layer in stack.layers.items():
+            stack.layers[name] = _fused_layer(cast(Layer, layer))
+        layers = list(stack.layers.values())
+        table = stack.embedding if stack.head is None else stack.head
+        self._widens = all_of(FusedLayer, layers) and isinstance(stack.norm, RMSNorm)
+        self._is_plain = self._widens and all(cast(FusedLayer, layer).is_plain for layer in layers)
+        if isinstance(stack.norm, RMSNorm):
+            stack.norm = FusedNorm(stack.norm)
+            if type(table) in (nn.Linear, VocabularyParallelEmbedding):
+                stack.head = FusedHead(table.weight, self._narrows)  # type: ignore[assignment]
+
+    @property
+    def embeds(self) -> bool:
+        """Whether `embedded` does all that stands before the first layer."""
+        stack = self._stack
+        is_plain = stack.config.embedding_scale == 1.0 and stack.position_embedding is None
+        return self._widens and is_plain and type(stack.embedding) is VocabularyParallelEmbedding
+
+    def embedded(self, tokens: Tensor, picks: Tensor) -> Tensor:
+        """[M, hidden] float32; see `kernels.ends.embedded`."""
+        return embedded(tokens, picks, self._stack.embedding.weight)
+
+    def run(
+        self, stage: Stage, x: Tensor, step: Pass, taps: tuple[int, ...], asked: Tensor,
+        out: Tensor | None,
+    ) -> tuple[Tensor, Taps]:  # fmt: skip
+        """(logits [K, vocab] of the rows `asked` [K], taps) of embedded rows x [M, hidden].
+
+        Where every norm can read them, hidden states between layers are float32.
+
+        Args:
+            out: where logits may go.
+        """
+        x = x.float() if self._widens else x
+        to_add, tapped, norm = (), {}, cast(FusedNorm, self._stack.norm)
+        if self._is_plain and self._narrows(len(x), norm.weight):
+            x, to_add, tapped = self._run_narrow(stage, x, step, taps)
+        else:
+            x, tapped = stage.run_layers(x, step, taps)
+        if self._is_plain and not last_taps(stage.shard.config, taps, x, x):
+            return self._logits(norm.after(x, *to_add, asked=asked)[1], out), tapped
+        x, normed = norm.after(x, *to_add) if self._widens else (x, norm(x))
+        return self._logits(normed[asked], out), tapped | last_taps(stage.shard.config, taps, x, normed)
+
+    def _run_narrow(
+        self, stage: Stage, x: Tensor, step: Pass, taps: tuple[int, ...]
+    ) -> "tuple[Tensor, Unsummed | tuple[()], Taps]":
+        """`Stage.run_layers` by products of few rows, and what is still to be added to the last hidden states."""
+        to_add: Unsummed | tuple[()] = ()
+        tapped: Taps = {}
+        for number in stage.running:
+            layer = cast(FusedLayer, self._stack.layers[str(number)])
+            x, normed = layer.attention_norm.after(x, *to_add)
+            if number in taps:
+                tapped[number] = x
+            x, to_add = layer.unsummed(x, normed, number, step)
+        return x, to_add, tapped
+
+    def _logits(self, x: Tensor, out: Tensor | None) -> Tensor:
+        head, config = self._stack.head, self._stack.config
+        if isinstance(head, FusedHead) and config.logit_scale == 1.0 and not config.logit_softcap:
+            return head(x, out)
+        return self._stack.logits(x)
+
+    def _narrows(self, rows: int, weight: Tensor) -> bool:
+        """Whether products of so many rows take the kernel for few; in float32 libraries are as fast."""
+        return self._deterministic or (rows <= NARROW and weight.itemsize == 2)
 
 
 class FusedNorm(nn.Module):
@@ -33,11 +112,13 @@ class FusedNorm(nn.Module):
         self.weight, self.eps = own.weight, own.eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps)[1]
+        return self.after(x)[1]
 
-    def after(self, x: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
-        """(x + added, its norm)."""
-        return rms_norm(x, self.weight, self.eps, added)
+    def after(
+        self, x: Tensor, added: Tensor | None = None, bias: Tensor | None = None, asked: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """(x + added + bias, its norm); see `rms_norm`."""
+        return rms_norm(x, self.weight, self.eps, added, bias, asked)
 
 
 class JoinedLinear(nn.Module):
@@ -51,7 +132,31 @@ class JoinedLinear(nn.Module):
         self.bias = nn.Parameter(torch.cat(biases), requires_grad=False) if biases else None
 
     def forward(self, x: Tensor) -> Sequence[Tensor]:
-        return functional.linear(x, self.weight, self.bias).split(self._sizes, dim=-1)
+        return self.cut(functional.linear(x, self.weight, self.bias))
+
+    def cut(self, whole: Tensor) -> Sequence[Tensor]:
+        """The parts' outputs of all of them [M, n]."""
+        return whole.split(self._sizes, dim=-1)
+
+
+class FusedHead(nn.Module):
+    """The product with the vocabulary, whose logits are summed up, and stay, in float32.
+
+    Args:
+        narrows: whether a number of rows, and weights, take the kernel for few rows.
+    """
+
+    def __init__(self, weight: nn.Parameter, narrows: Callable[[int, Tensor], bool]) -> None:
+        super().__init__()
+        self.weight, self._narrows = weight, narrows
+
+    def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        if self._narrows(len(x), self.weight):
+            out = torch.empty(len(x), len(self.weight), device=x.device) if out is None else out
+            return product(x, self.weight, out=out)
+        if x.is_cuda and x.itemsize == 2:
+            return torch.mm(x, self.weight.T, out_dtype=torch.float32)
+        return functional.linear(x, self.weight)
 
 
 class SeparateLinears(nn.ModuleList):
@@ -59,6 +164,13 @@ class SeparateLinears(nn.ModuleList):
 
     def forward(self, x: Tensor) -> Sequence[Tensor]:
         return [part(x) for part in self]
+
+
+class Unsummed(NamedTuple):
+    """What is still to be added to hidden states: parts of a sum [parts, M, hidden], and a bias [hidden]."""
+
+    parts: Tensor
+    bias: Tensor | None
 
 
 class FusedAttention(nn.Module):
@@ -70,11 +182,26 @@ class FusedAttention(nn.Module):
         self.query_norm, self.key_norm = own.query_norm, own.key_norm
         self.table, self.form = own.table, own.form
 
+    @property
+    def is_plain(self) -> bool:
+        """See `FusedLayer`."""
+        return isinstance(self.project, JoinedLinear) and isinstance(self.out, nn.Linear)
+
     def forward(self, x: Tensor, layer: int, step: Pass) -> Tensor:
+        return self.out(self._attended(self.project(x), None, layer, step))
+
+    def unsummed(self, x: Tensor, layer: int, step: Pass) -> Unsummed:
+        """`forward` by products of few rows; all weights are plain matrices."""
+        joined = cast(JoinedLinear, self.project)
+        mixed = self._attended(joined.cut(partials(x, joined.weight)), joined.bias, layer, step)
+        return Unsummed(partials(mixed, self.out.weight), self.out.bias)
+
+    def _attended(self, projected: Sequence[Tensor], bias: Tensor | None, layer: int, step: Pass) -> Tensor:
+        """[M, heads * D] of queries, keys and values."""
         keys, values = step.cache.keys[layer], step.cache.values[layer]
-        query, key, value = self.project(x)
-        query = place_heads(query, key, value, self._norms, step.angles[self.table], step.slots, keys, values)
-        return self.out(step.attend(query, keys, values, self.form).flatten(1))
+        angles = step.angles[self.table]
+        query = place_heads(*projected, self._norms, angles, step.slots, keys, values, bias)  # type: ignore[call-arg]
+        return step.attend(query, keys, values, self.form).flatten(1)
 
     @property
     def _norms(self) -> tuple[Tensor, Tensor, float] | None:
@@ -92,9 +219,20 @@ class FusedFeedForward(nn.Module):
         self.raise_both, self.down = _joined([own.gate, own.up]), own.down
         self._is_silu = own.activation is functional.silu
 
+    @property
+    def is_plain(self) -> bool:
+        """See `FusedLayer`."""
+        return isinstance(self.raise_both, JoinedLinear) and isinstance(self.down, nn.Linear)
+
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.raise_both(x)
         return self.down(gated(gate, up, self._is_silu))
+
+    def unsummed(self, x: Tensor) -> Unsummed:
+        """`forward` by products of few rows, two kernels; all weights are plain matrices."""
+        both = cast(JoinedLinear, self.raise_both)
+        raised = product(x, both.weight, both.bias, gate="silu" if self._is_silu else "gelu")
+        return Unsummed(partials(raised, self.down.weight), self.down.bias)
 
 
 class FusedLayer(nn.Module):
@@ -106,9 +244,21 @@ class FusedLayer(nn.Module):
         self.feed_forward_norm = FusedNorm(cast(RMSNorm, own.feed_forward_norm))
         self.attention, self.feed_forward = attention, feed_forward
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether all products are with plain matrices, those over one input joined."""
+        parts = (self.attention, self.feed_forward)
+        return all(isinstance(part, FusedAttention | FusedFeedForward) and part.is_plain for part in parts)
+
     def forward(self, x: Tensor, layer: int, step: Pass) -> Tensor:
         x, normed = self.feed_forward_norm.after(x, self.attention(self.attention_norm(x), layer, step))
         return x + self.feed_forward(normed)
+
+    def unsummed(self, x: Tensor, normed: Tensor, layer: int, step: Pass) -> tuple[Tensor, Unsummed]:
+        """`forward` by products of few rows: hidden states, and what is still to be added to them."""
+        attention, feed_forward = cast(FusedAttention, self.attention), cast(FusedFeedForward, self.feed_forward)
+        x, normed = self.feed_forward_norm.after(x, *attention.unsummed(normed, layer, step))
+        return x, feed_forward.unsummed(normed)
 
 
 def _fused_layer(own: Layer) -> nn.Module:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -20,11 +20,14 @@ from paceline.models.chains import GreedyDraft
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.cuda_executor.attention import AttentionName, attention_over, choose_attention
 from paceline.models.cuda_executor.block_matrix import put_blocks
-from paceline.models.cuda_executor.graphs import GraphCapture, Outputs
+from paceline.models.cuda_executor.fetch import Fetch
+from paceline.models.cuda_executor.foreseen import Foreseen, is_plain
+from paceline.models.cuda_executor.graphs import GraphCapture, Outputs, on_device
 from paceline.models.cuda_executor.invariant import row_invariant
-from paceline.models.cuda_executor.laws import Asked, answers_of, read_answers
+from paceline.models.cuda_executor.laws import Wide, answers_of, peaks_of, read_answers
 from paceline.models.cuda_executor.paged_rows import PagedRows, levels_below
 from paceline.models.cuda_executor.passes import CudaKVCache, Passes, likeliest
+from paceline.models.cuda_executor.staging import LARGEST
 from paceline.models.dtypes import activations_beside_blocks
 from paceline.models.torch_executor.model import (
     DecoderStack,
@@ -37,6 +40,20 @@ from paceline.models.torch_executor.model import (
     usable_device,
 )
 from paceline.sampling.answered import Question
+
+
+class Launched(NamedTuple):
+    """What comes of a pass, on the device.
+
+    Attributes:
+        logits: [K, vocab] float32.
+        taps: [M, hidden] of each.
+        peaks: [K, 2] of the logits, see `peaks_of`.
+    """
+
+    logits: Tensor
+    taps: Taps
+    peaks: Tensor
 
 
 class CudaModel(TorchModel):
@@ -72,13 +89,18 @@ class CudaModel(TorchModel):
         if deterministic and self.attention == "sdpa":
             problem = "needs attention that sums in one order, which PyTorch's does not"
             raise InvalidParameter("deterministic", problem, "run pip install 'paceline[cuda]' on a machine with a GPU")
+        self._fused = None
         if self.attention == "triton":
-            from paceline.models.cuda_executor.fused import fuse
+            from paceline.models.cuda_executor.fused import Fused
 
-            fuse(self._stage.stack)
+            self._fused = Fused(self._stage.stack, deterministic)
         self.deterministic = deterministic
         self.passes = Passes(config, config.vocab_size, on, self.attention, capture)
         self.records_passes = self.passes.records
+        self._fetch = Fetch(on)
+        self._picks = torch.zeros(LARGEST, dtype=torch.int32, device=on)
+        self._foreseen = self._foresee()
+        self.num_lookahead_slots = int(self.records_passes)
 
     head_builder = "paceline.models.cuda_executor.heads.build"
 
@@ -106,6 +128,30 @@ class CudaModel(TorchModel):
         name = torch.cuda.get_device_name(on) if on.type == "cuda" else on.type
         return f"CudaModel on {name}, {self.attention}{', deterministic' if self.deterministic else ''}"
 
+    def with_layers(self, layers: Sequence[int]) -> "CudaModel":
+        """See `SkipsLayers`."""
+        view = cast(CudaModel, super().with_layers(layers))
+        view._foreseen = view._foresee()
+        return view
+
+    def page_attention(self, rows: Rows, cache: KVCache) -> np.ndarray:
+        """See `WeighsPages`. Its attention is PyTorch's: keys that it writes again may differ in their last digit."""
+        assert isinstance(cache, CudaKVCache)
+        cache.changes += 1
+        with on_device(self._stage.device):
+            return super().page_attention(rows, cache)
+
+    def _foresee(self) -> Foreseen:
+        fetch = Fetch(self._stage.device)
+        return Foreseen(self.launch, self._has_recorded, self.passes, fetch, self.config.max_position_embeddings)
+
+    def _has_recorded(self, rows: Rows, cache: CudaKVCache) -> bool:
+        return self.passes.has_recorded(rows, cache, self._name(()))
+
+    def _name(self, taps: tuple[int, ...]) -> tuple:
+        """Of the passes of these layers with these taps."""
+        return taps, tuple(self._stage.running)
+
     def new_cache(self, num_pages: int) -> CudaKVCache:
         """An empty cache of `num_pages` pages."""
         return CudaKVCache(self.config, num_pages, self._stage.device, self._stage.dtype)
@@ -117,20 +163,26 @@ class CudaModel(TorchModel):
         Raises:
             InvalidParameter: a cache of another executor, or a row or tap outside the model.
         """
-        return fetched(*self.launch(rows, cache, taps))
+        launched = self.launch(rows, cache, taps)
+        return fetched(launched.logits, launched.taps)
 
     @torch.inference_mode()
     def forward_drawn(
         self, rows: Rows, cache: KVCache, taps: tuple[int, ...], questions: Sequence[Question | None]
     ) -> DrawnOutput:
         """See `DrawsLaws`: questions go to the device before the pass, and only answers and wanted rows come back."""
-        asked = Asked.of(questions, self.config.vocab_size, self._stage.device)
+        if isinstance(cache, CudaKVCache) and is_plain(rows, taps, questions) and self.passes.fits(rows):
+            peaks = self._foreseen.peaks(rows, cache)
+            return DrawnOutput(read_answers(peaks, questions), np.empty((0, self.config.vocab_size), np.float32), {})
+        wide = Wide.of(questions, self.config.vocab_size, self._stage.device)
         wanted = [row for row, each in enumerate(questions) if each is None]
         index = torch.tensor(wanted, device=self._stage.device) if wanted else slice(0)
-        logits, states = self.launch(rows, cache, taps)
-        answers = read_answers(answers_of(logits, asked).cpu().numpy(), questions)
-        output = fetched(logits[index], states)
-        return DrawnOutput(answers, output.logits, output.taps)
+        logits, states, peaks = self.launch(rows, cache, taps)
+        answers = answers_of(logits, peaks, wide)
+        table, given, *hidden = self._fetch(
+            answers, logits[index], *(state.float() for state in states.values())
+        ).wait()
+        return DrawnOutput(read_answers(table, questions), given, dict(zip(states, hidden, strict=True)))
 
     @torch.inference_mode()
     def draft_greedy(self, rows: Rows, cache: KVCache, num_tokens: int) -> GreedyDraft:
@@ -139,7 +191,7 @@ class CudaModel(TorchModel):
         Raises:
             InvalidParameter: as `forward`.
         """
-        logits, _ = self.launch(rows, cache)
+        logits = self.launch(rows, cache).logits
         if self.attention == "sdpa":
             return self._chain_apart(rows, cache, logits, num_tokens)
         own = cast(CudaKVCache, cache)
@@ -156,41 +208,74 @@ class CudaModel(TorchModel):
             tokens.append(columns.cpu().numpy().astype(np.int32))
             probs.append(chances.cpu().numpy())
             if level is not None:
-                logits, _ = self.launch(replace(level, token_ids=tokens[-1]), cache)
+                logits = self.launch(replace(level, token_ids=tokens[-1]), cache).logits
         return GreedyDraft(np.stack(tokens, axis=1), np.stack(probs, axis=1))
 
-    def launch(self, rows: Rows, cache: KVCache, taps: tuple[int, ...] = ()) -> tuple[Tensor, Taps]:
-        """Start a pass: logits [K, vocab] float32 and taps [M, hidden] on the device, good until the next pass.
+    def launch(self, rows: Rows, cache: KVCache, taps: tuple[int, ...] = (), *, is_foreseen: bool = False) -> Launched:
+        """Start a pass: what comes of it is good until the next pass.
 
         Nothing waits for the device here. Errors as `forward`.
+
+        Args:
+            is_foreseen: token -1 - i is the likeliest after row i of the asked ones of the pass before. Its graph must
+                have been recorded.
         """
         if not isinstance(cache, CudaKVCache):
             raise InvalidParameter("cache", f"is a {type(cache).__name__}", "make it with this model's new_cache")
-        check_rows(self.config, rows, taps)
+        if not is_foreseen:
+            check_rows(self.config, rows, taps)
         if self.attention == "sdpa":
-            return self._scored(rows, cache, taps)
-        num_asked, name = len(rows.logit_rows), (taps, tuple(self._stage.running))
-        logits, *states = self.passes.run(
-            rows, cache, name, lambda placed, asked, _: self._compute(placed, cache, taps, asked)
+            logits, tapped = self._scored(rows, cache, taps)
+            return Launched(logits, tapped, peaks_of(logits))
+        num_asked = len(rows.logit_rows)
+        logits, peaks, *states = self.passes.run(
+            rows, cache, self._name(taps), lambda placed, asked, _: self._compute(placed, cache, taps, asked)
         )
-        return logits[:num_asked], {tap: state[: len(rows.token_ids)] for tap, state in zip(taps, states, strict=True)}
+        tapped = {tap: state[: len(rows.token_ids)] for tap, state in zip(taps, states, strict=True)}
+        return Launched(logits[:num_asked], tapped, peaks[:num_asked])
 
     def _compute(self, placed: PagedRows, cache: CudaKVCache, taps: tuple[int, ...], asked: int) -> Outputs:
-        """The logits of the first `asked` of the rows that are asked, and the states of each tap."""
-        return self._through(placed.token_ids, placed, cache, taps, placed.logit_rows[:asked])
+        """The logits of the first `asked` of the rows that are asked, their peaks, and the states of each tap."""
+        out = self.passes.place_of_logits(asked)
+        logits, *states = self._through(placed.token_ids, placed, cache, taps, placed.logit_rows[:asked], out)
+        return logits, self._peaks_of(logits), *states
+
+    def _peaks_of(self, logits: Tensor) -> Tensor:
+        """`peaks_of`, noted on the device for the pass after this one."""
+        if len(logits) > LARGEST:
+            return peaks_of(logits)
+        if self._fused is not None:
+            from paceline.models.cuda_executor.kernels import ends
+
+            return ends.peaks_of(logits, self._picks)
+        peaks = peaks_of(logits)
+        self._picks[: len(logits)] = peaks[:, 0].int()
+        return peaks
+
+    def _embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """[M, hidden] of tokens [M]; see `launch` for negative ones."""
+        if self._fused is not None and self._fused.embeds:
+            return self._fused.embedded(tokens, self._picks)
+        known = torch.where(tokens < 0, self._picks[(-1 - tokens).clamp_min(0)], tokens)
+        return self._stage.embed_tokens(known, positions)
 
     def _below(self, placed: PagedRows, tokens: Tensor, cache: CudaKVCache) -> Outputs:
         """The logits of all rows, which hold `tokens` [rows]."""
-        return self._through(tokens, placed, cache, (), torch.arange(len(tokens), device=tokens.device))
+        return self._through(tokens, placed, cache, (), torch.arange(len(tokens), device=tokens.device), None)
 
     def _through(
-        self, tokens: Tensor, placed: PagedRows, cache: CudaKVCache, taps: tuple[int, ...], asked: Tensor
-    ) -> Outputs:
+        self, tokens: Tensor, placed: PagedRows, cache: CudaKVCache, taps: tuple[int, ...], asked: Tensor,
+        out: Tensor | None,
+    ) -> Outputs:  # fmt: skip
+        """Logits [K, vocab] of the rows `asked` [K], perhaps in `out`, and the states of each tap."""
         with row_invariant(self._stage.device) if self.deterministic else nullcontext():
             stage, attend = self._stage, attention_over(self.attention, placed)
-            token_ids, positions, slots = (x.long() for x in (tokens, placed.positions, placed.slots))
-            x = stage.embed_tokens(token_ids, positions)
-            x, tapped = stage.run_layers(x, stage.pass_over(positions, slots, attend, cache), taps)
-            normed, logits = stage.finish(x, asked)
-        tapped |= last_taps(self.config, taps, x, normed)
+            x, where = self._embedded(tokens, placed.positions), (placed.positions, placed.slots, attend, cache)
+            if self._fused is None:
+                x, tapped = stage.run_layers(x, stage.pass_over(*where), taps)
+                normed, logits = stage.finish(x, asked)
+                tapped |= last_taps(self.config, taps, x, normed)
+            else:
+                step = stage.pass_over(*where, self._fused.row_angles)
+                logits, tapped = self._fused.run(stage, x, step, taps, asked, out)
         return logits, *(tapped[tap] for tap in taps)

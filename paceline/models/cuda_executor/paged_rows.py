@@ -130,9 +130,12 @@ def levels_below(rows: Rows, num_levels: int) -> list[Rows]:
 def tiles(rows: Rows, tile_size: int) -> tuple[np.ndarray, np.ndarray]:
     """(first row [t], number of rows [t]) of the tiles, at most `tile_size` rows each, all rows in one of them."""
     size = len(rows.token_ids)
-    in_pages = rows.natural_lengths == rows.lengths
     begins = np.ones(size, bool)
-    begins[1:] = (rows.segments[1:] != rows.segments[:-1]) | ~in_pages[1:] | ~in_pages[:-1]
+    begins[1:] = rows.segments[1:] != rows.segments[:-1]
+    if tile_size == 1 or begins.all():
+        return np.arange(size), np.ones(size, np.int32)
+    in_pages = rows.natural_lengths == rows.lengths
+    begins[1:] |= ~in_pages[1:] | ~in_pages[:-1]
     numbers = np.arange(size)
     since = numbers - np.maximum.accumulate(np.where(begins, numbers, 0))
     first = np.flatnonzero(since % tile_size == 0)

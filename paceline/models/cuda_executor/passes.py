@@ -27,12 +27,27 @@ Below = Callable[[PagedRows, Tensor, Sequence[Tensor]], Outputs]
 
 
 class CudaKVCache(TorchKVCache):
-    """Paged keys and values, a spare slot for padded rows, and the graphs that were recorded over them."""
+    """Paged keys and values, a spare slot for padded rows, and the graphs that were recorded over them.
+
+    Attributes:
+        changes: how often anything was written so far.
+    """
 
     def __init__(self, config: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(config, num_pages, device, dtype, spare_slots=1)
         self.spare_slot = num_pages * PAGE_SIZE
         self.graphs: dict[tuple, tuple[Graph, Sequence[Tensor]]] = {}
+        self.changes = 0
+
+    def move(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        """See `KVCache.move`."""
+        self.changes += 1
+        super().move(sources, destinations)
+
+    def write(self, slots: Sequence[int] | np.ndarray, keys: np.ndarray, values: np.ndarray) -> None:
+        """See `TakesKeys.write`."""
+        self.changes += 1
+        super().write(slots, keys, values)
 
 
 class Passes:
@@ -47,6 +62,7 @@ class Passes:
 
     Attributes:
         records: whether passes are recorded at all.
+        num_launched: so far.
     """
 
     def __init__(
@@ -61,6 +77,7 @@ class Passes:
         self.records = attention != "sdpa" and config.experts is None and not waits
         self.capture = capture or graphs_of(device)
         self._num_logits, self._logits = num_logits, torch.empty(0)
+        self.num_launched = 0
 
     def run(
         self, rows: Rows, cache: CudaKVCache, name: tuple, compute: Compute, fed: Sequence[np.ndarray] = ()
@@ -72,18 +89,35 @@ class Passes:
             fed: arrays [M, n] float32 that go in with the rows.
         """
         asked = len(rows.logit_rows)
+        self._count(cache)
         with on_device(self.device):
             how = (cache.spare_slot, self._tile, num_splits(rows))
-            if not (self.records and self._staging.fits(rows)):
+            if not self.fits(rows):
                 placed = self._staging.place_apart(rows, *how)
                 return compute(placed, asked, [torch.from_numpy(one).to(self.device) for one in fed])
             placed = self._staging.place(rows, *how)
-            bucket = len(placed.token_ids)
-            count = asked_bucket(asked, bucket)
+            key = _key(rows, name)
+            *_, bucket, count, _ = key
             return self._replay(
-                cache, (*name, bucket, count, placed.num_splits), lambda static: compute(placed, count, static),
-                [torch.from_numpy(one) for one in fed], bucket,
+                cache, key, lambda static: compute(placed, count, static), [torch.from_numpy(one) for one in fed],
+                bucket,
             )  # fmt: skip
+
+    def fits(self, rows: Rows) -> bool:
+        """Whether a pass over `rows` is recorded, or was."""
+        return self.records and self._staging.fits(rows)
+
+    def has_recorded(self, rows: Rows, cache: CudaKVCache, name: tuple) -> bool:
+        """Whether there is a graph for a pass over `rows`, so that `run` computes it once.
+
+        What is recorded runs before and is run again, and a pass that reads what the pass before it left on the device
+        would then read what it left itself.
+        """
+        return self.fits(rows) and _key(rows, name) in cache.graphs
+
+    def _count(self, cache: CudaKVCache) -> None:
+        cache.changes += 1
+        self.num_launched += 1
 
     def chain(
         self, rows: Rows, cache: CudaKVCache, name: tuple, begun: Outputs, num_tokens: int, below: Below,
@@ -97,6 +131,7 @@ class Passes:
             ids: [n] the tokens that columns of logits stand for; None where these are the tokens.
         """
         size, levels = len(rows.logit_rows), levels_below(rows, num_tokens - 1)
+        self._count(cache)
         with on_device(self.device):
             if not levels:
                 table = _picked(begun, [], below, ids)
@@ -136,16 +171,30 @@ class Passes:
         _fill(static, fed)
         return graph()
 
-    def _into_place(self, compute: Callable[[Sequence[Tensor]], Outputs]) -> Callable[[Sequence[Tensor]], Outputs]:
-        """`compute` with logits where those of all graphs go, so that each need not keep its own."""
+    def place_of_logits(self, count: int) -> Tensor | None:
+        """[count, columns] where logits of all graphs go, so that each need not keep its own; None for too many."""
+        if count > LARGEST or not self.records:
+            return None
         if not len(self._logits):
             self._logits = torch.empty(LARGEST, self._num_logits, device=self.device)
+        return self._logits[:count]
+
+    def _into_place(self, compute: Callable[[Sequence[Tensor]], Outputs]) -> Callable[[Sequence[Tensor]], Outputs]:
+        """`compute` with logits in `place_of_logits`, if they are not there already."""
 
         def recorded(static: Sequence[Tensor]) -> Outputs:
             logits, *others = compute(static)
-            return self._logits[: len(logits)].copy_(logits), *others
+            place = self.place_of_logits(len(logits))
+            assert place is not None
+            return logits if logits.data_ptr() == place.data_ptr() else place.copy_(logits), *others
 
         return recorded
+
+
+def _key(rows: Rows, name: tuple) -> tuple:
+    """Of the graph of a pass over `rows`: (*name, rows, asked ones and splits that it has room for)."""
+    bucket = cast(int, bucket_of(len(rows.token_ids)))
+    return (*name, bucket, asked_bucket(len(rows.logit_rows), bucket), num_splits(rows))
 
 
 def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:

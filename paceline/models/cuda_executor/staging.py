@@ -48,6 +48,7 @@ class Staging:
         self._host = torch.empty(self._capacity, dtype=torch.int32, pin_memory=self._is_cuda)
         self._static = torch.zeros(self._capacity, dtype=torch.int32, device=device)
         self._copied = torch.cuda.Event() if self._is_cuda else None
+        self._views: dict[tuple[int, int], PagedRows] = {}
 
     def fits(self, rows: Rows) -> bool:
         """Whether `rows` can be placed in the static tensors."""
@@ -61,7 +62,9 @@ class Staging:
         size = packed_size(rows, bucket)
         pack(rows, bucket, spare_slot, tile_size, self._writable()[:size])
         self._send(size)
-        return PagedRows.of(self._static, bucket, splits)
+        if (bucket, splits) not in self._views:
+            self._views[bucket, splits] = PagedRows.of(self._static, bucket, splits)
+        return self._views[bucket, splits]
 
     def fits_levels(self, levels: Sequence[Rows]) -> bool:
         """Whether `place_levels` finds room."""

@@ -59,7 +59,8 @@ def row_angles(positions: Tensor, inverse_frequencies: Tensor, factor: float = 1
     """Cosines and sines [M, 1, R] of `positions` [M] times `inverse_frequencies` [R / 2], once for either half."""
     angles = positions.float()[:, None] * inverse_frequencies
     angles = torch.cat([angles, angles], dim=-1)[:, None, :]
-    return angles.cos() * factor, angles.sin() * factor
+    cosines, sines = angles.cos(), angles.sin()
+    return (cosines, sines) if factor == 1.0 else (cosines * factor, sines * factor)
 
 
 def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:

@@ -46,18 +46,19 @@ class DecoderStack(nn.Module):
         self.layers = nn.ModuleDict({str(i): Layer(config, i - shard.layers.start, total) for i in shard.layers})
         self.norm = make_norm(config) if shard.is_last else None
         self.head = nn.Linear(size, config.vocab_size, bias=False) if shard.is_last and not tied else None
-        self._config = config
+        self.config = config
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """[M, hidden] of M tokens at their positions."""
         x = self.embedding(token_ids)
-        x = x if self._config.embedding_scale == 1.0 else x * self._config.embedding_scale
+        x = x if self.config.embedding_scale == 1.0 else x * self.config.embedding_scale
         return x if self.position_embedding is None else x + self.position_embedding(positions)
 
     def logits(self, x: Tensor) -> Tensor:
         """[K, vocab] float32 of final hidden states x [K, hidden]."""
         logits = self.embedding.project(x) if self.head is None else self.head(x)
-        return soft_cap(logits.float() * self._config.logit_scale, self._config.logit_softcap)
+        scale = self.config.logit_scale
+        return soft_cap(logits.float() if scale == 1.0 else logits.float() * scale, self.config.logit_softcap)
 
 
 class Stage:
@@ -136,10 +137,13 @@ class Stage:
             shares[members] = sums.cpu().numpy() @ in_page / len(self.running)
         return shares
 
-    def pass_over(self, positions: Tensor, slots: Tensor, attend: Attends, cache: TorchKVCache) -> Pass:
+    def pass_over(
+        self, positions: Tensor, slots: Tensor, attend: Attends, cache: TorchKVCache,
+        angles_of: Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]] = row_angles,
+    ) -> Pass:  # fmt: skip
         """What layers need to know of a pass over rows at `positions` [M] whose keys go to `slots` [M]."""
         tables = zip(self._frequencies, growths(self.shard.config), strict=True)
-        angles = [row_angles(positions, table, factor) for table, factor in tables]
+        angles = [angles_of(positions, table, factor) for table, factor in tables]
         return Pass(angles, slots, attend, cache)
 
     def run_layers(self, x: Tensor, step: Pass, taps: tuple[int, ...]) -> tuple[Tensor, Taps]:
@@ -255,11 +259,10 @@ def check_rows(config: ModelConfig, rows: Rows, taps: tuple[int, ...]) -> None:
     for field, values, limit in (
         ("token_ids", rows.token_ids, config.vocab_size),
         ("positions", rows.positions, config.max_position_embeddings),
-        ("taps", [tap for tap in taps if tap != NORMED], config.num_hidden_layers + 1),
+        ("taps", np.array([tap for tap in taps if tap != NORMED]), config.num_hidden_layers + 1),
     ):
-        if len(values) and not 0 <= np.min(values) <= np.max(values) < limit:
-            found = f"{np.min(values)}..{np.max(values)}"
-            raise InvalidParameter(field, f"{found} is outside the model", f"stay below {limit}")
+        if len(values) and not 0 <= (least := values.min()) <= (most := values.max()) < limit:
+            raise InvalidParameter(field, f"{least}..{most} is outside the model", f"stay below {limit}")
 
 
 def usable_device(name: str) -> torch.device:

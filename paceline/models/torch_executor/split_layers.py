@@ -41,6 +41,8 @@ class VocabularyParallelEmbedding(nn.Embedding):
         self._first, self._total = first, total
 
     def forward(self, input: Tensor) -> Tensor:
+        if self._total is alone:
+            return super().forward(input)
         own = input - self._first
         is_own = (own >= 0) & (own < self.num_embeddings)
         found = super().forward(own.clamp(0, self.num_embeddings - 1))

@@ -10,57 +10,75 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from paceline.models.cuda_executor.kernels import attention, blocks, entries, products
+from paceline.models.cuda_executor.kernels import attention, blocks, ends, entries, products
 
 PLACES = ("first_page", "natural_lengths", "lengths", "first_branch", "tile_rows", "tile_sizes", "flat")
 SUMS = {"mixed": "*fp32", "peaks": "*fp32", "totals": "*fp32"}
 COUNTS = {"num_rows": "i32", "num_outputs": "i32", "num_inputs": "i32", "row_bytes": "i32", "num_columns": "i32"}
+ALIGNED = ("query", "keys", "values", "x", "weight", "added", "out", "num_outputs", "num_inputs")
+"""Arguments that are multiples of 16, as they are when layers run: loads of these are prepared ahead."""
 TILE = {"BLOCK_M": 16, "BLOCK_N": 32}
 HEAD = {"HEAD_DIM": 128, "BLOCK_D": 128, "SPLIT": 256}
 
 
-def kernels(kind: str, bytes_each: int):
-    """(kernel, types of its arguments, its compile-time arguments) for numbers of one kind."""
+def kernels(kind: str, bytes_each: int, waits: bool):
+    """(kernel, types of its arguments, its compile-time arguments, options) for numbers of one kind."""
     data = {name: f"*{kind}" for name in ("query", "keys", "values", "x", "weight", "bias", "out")}
+    waiting, two = {"WAITS": waits}, {"num_stages": 2}
     places = dict.fromkeys(PLACES, "*i32")
-    block_n = attention.block_keys(128, bytes_each)
-    yield attention._attend_split, data | SUMS | places | COUNTS | {"scale": "fp32"}, HEAD | {
-        "CAP": 5.0, "WINDOW": 33, "GROUP": 6, "KEY_HEADS": 2, "QUERIES": 16, "BLOCK_N": block_n, "PAGE": 16,
-    }  # fmt: skip
-    yield attention._add_splits, data | SUMS | places | COUNTS, HEAD | {"WINDOW": 33, "HEADS": 12}
-    yield products._product, data | COUNTS, TILE | {"HAS_BIAS": True, "BLOCK_K": 128}
-    yield products._row_mean, {"x": "*fp32", "out": "*fp32"} | COUNTS, {"BLOCK": 1024}
-    rows = {
-        "added": f"*{kind}",
-        "total": f"*{kind}",
-        "columns": "i32",
-        "eps": "fp32",
-        "gate": f"*{kind}",
-        "up": f"*{kind}",
-    }
-    rows |= {"gate_stride": "i32", "up_stride": "i32"}
-    yield entries._rms_norm, data | rows, {"HAS_ADDED": True, "BLOCK": 2048}
-    yield entries._gated, data | rows, {"IS_SILU": False, "BLOCK": 1024}
+    block_n, warps = attention.block_keys(128, bytes_each)
+    for is_only in (False, True):
+        yield attention._attend_split, data | SUMS | places | COUNTS | {"scale": "fp32"}, HEAD | waiting | {
+            "CAP": 5.0, "WINDOW": 33, "GROUP": 6, "KEY_HEADS": 2, "QUERIES": 16, "BLOCK_N": block_n, "PAGE": 16,
+            "IS_ONLY": is_only,
+        }, {"num_stages": 1, "num_warps": warps}  # fmt: skip
+    yield attention._add_splits, data | SUMS | places | COUNTS, HEAD | waiting | {"WINDOW": 33, "HEADS": 12}, two
+    tiles = [(products.tile_of(*shape, bytes_each, False), 0) for shape in ((151_936, 1536), (1536, 8960), (256, 40))]
+    tiles += [(products.tile_of(8960, 1536, bytes_each, True), gate) for gate in (1, 2)]
+    tiles += [(products.tile_in_parts(*shape, bytes_each), 0) for shape in ((2048, 1536), (1536, 8960))]
+    for tile, gate in tiles:
+        own = tile.options()
+        options = {name: own.pop(name) for name in ("num_stages", "num_warps")}
+        yield products._product, data | COUNTS | {"out": "*fp32"}, own | waiting | {
+            "HAS_BIAS": gate > 0, "GATE": gate, "EVEN": gate == 1,
+        }, options  # fmt: skip
+    yield products._row_mean, {"x": "*fp32", "out": "*fp32"} | COUNTS, {"BLOCK": 1024}, two
+    rows = {"x": "*fp32", "added": "*fp32", "total": "*fp32", "gate": f"*{kind}", "up": f"*{kind}", "eps": "fp32"}
+    rows |= {"asked": "*i32"} | dict.fromkeys(("columns", "added_stride", "gate_stride", "up_stride"), "i32")
+    yield entries._rms_norm, data | rows, {"PARTS": 4, "HAS_BIAS": True, "PICKS": True, "BLOCK": 2048} | waiting, two
+    yield entries._gated, data | rows, {"IS_SILU": False, "BLOCK": 1024} | waiting, two
     heads = {name: f"*{kind}" for name in ("key", "value", "query_weight", "key_weight")}
     heads |= {"cosines": "*fp32", "sines": "*fp32", "slots": "*i64"}
-    heads |= {"query_stride": "i32", "key_stride": "i32", "value_stride": "i32"}
+    heads |= dict.fromkeys(("query_stride", "key_stride", "value_stride", "part_stride"), "i32")
     yield entries._place_heads, data | rows | heads, {
-        "HEADS": 12, "KEY_HEADS": 2, "HEAD_DIM": 128, "ROTARY": 128, "HAS_NORM": True, "BLOCK_D": 128,
-    }  # fmt: skip
+        "PARTS": 4, "HAS_BIAS": True, "HEADS": 12, "KEY_HEADS": 2, "HEAD_DIM": 128, "ROTARY": 128, "HAS_NORM": True,
+        "BLOCK_D": 128,
+    } | waiting, two  # fmt: skip
+    tables = {"tokens": "*i32", "picks": "*i32", "table": f"*{kind}", "out": "*fp32", "columns": "i32"}
+    yield ends._embedded, tables, {"BLOCK": 2048}, two
+    angles = {"positions": "*i32", "frequencies": "*fp32", "cosines": "*fp32", "sines": "*fp32", "factor": "fp32"}
+    yield ends._angles, angles, {"HALF": 48, "BLOCK": 64}, two
+    peaks = {"logits": "*fp32", "peaks": "*fp32", "places": "*i32", "columns": "i32", "num_chunks": "i32"}
+    yield ends._peaks_of_chunks, peaks, {"CHUNK": 4096} | waiting, two
+    yield ends._peaks_of_rows, peaks | {"table": "*fp64", "picks": "*i32"}, {"BLOCK": 64} | waiting, two
     matrix = {"codes": "*u8", "scales": "*fp16", "shifts": "*fp16", "values": "*fp32"}
     for halves, table in ((True, False), (False, True)):
         yield blocks._block_product, data | matrix | COUNTS, TILE | {
             "SPAN": 32, "ZERO": 8, "HALVES": halves, "HAS_VALUES": table, "HAS_SHIFT": not table, "HAS_BIAS": True,
             "HALF": 16, "BLOCK_B": 64,
-        }  # fmt: skip
+        }, two  # fmt: skip
 
 
 def main(capability: int) -> None:
-    for kernel, types, constants in kernels("bf16", 2):
+    waits = capability >= 90
+    for kernel, types, constants, options in kernels("bf16", 2, waits):
         names = kernel.arg_names
         signature = {name: "constexpr" if name in constants else types[name] for name in names}
-        source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in constants.items()})
-        made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_stages": 2})
+        aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in names if name in ALIGNED}
+        places = {(names.index(name),): value for name, value in constants.items()}
+        source = ASTSource(kernel, signature, places, aligned)
+        how = options | ({"launch_pdl": True} if waits and "WAITS" in constants else {})
+        made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=how)
         print(kernel.__name__, made.metadata.shared, len(made.asm["cubin"]))
 
 

@@ -32,7 +32,7 @@ def small_splits(monkeypatch):
 
     monkeypatch.setattr(paged_rows, "SPLIT_KEYS", 32)
     monkeypatch.setattr(kernels, "SPLIT_KEYS", 32)
-    monkeypatch.setattr(kernels, "block_keys", lambda *_: 16)
+    monkeypatch.setattr(kernels, "block_keys", lambda *_: (16, 4))
 
 
 def tensors(rows, heads=4, key_heads=2, dim=16, dtype=torch.float32, seed=0):

@@ -45,6 +45,34 @@ def test_norm_of_a_sum(dtype, columns):
     assert torch.equal(rms_norm(x[2:3], norm.weight, 1e-5)[1], alone[2:3])
 
 
+def test_a_norm_adds_the_parts_of_a_sum_up_and_takes_some_rows():
+    x, parts, bias, weight = numbers(6, 40), numbers(3, 6, 40), numbers(40), numbers(40, dtype=torch.float16)
+    total, normed = rms_norm(x, weight, 1e-5, parts, bias)
+    torch.testing.assert_close(total, x + parts.sum(0) + bias)
+    assert normed.dtype == torch.float16
+    norm = RMSNorm(40, 1e-5)
+    norm.weight = torch.nn.Parameter(weight.float(), requires_grad=False)
+    torch.testing.assert_close(normed.float(), norm(total), atol=2e-2, rtol=2e-3)
+    asked = torch.tensor([4, 0], dtype=torch.int32)
+    same, some = rms_norm(x, weight, 1e-5, parts, bias, asked)
+    assert torch.equal(same, x)
+    assert torch.equal(some, normed[[4, 0]])
+
+
+def test_heads_are_made_of_parts_of_sums(dtype):
+    rows, heads, key_heads, size = 3, 4, 2, 24
+    parts, bias = numbers(4, rows, (heads + 2 * key_heads) * size), numbers((heads + 2 * key_heads) * size)
+    angles, slots = row_angles(torch.tensor([3, 90, 0]), numbers(12).abs()), torch.tensor([7, 2, 0])
+    both = []
+    for source, extra in ((parts, bias), (parts.sum(0) + bias, None)):
+        stored = torch.zeros(2, 9, key_heads, size, dtype=dtype)
+        cut = source.split([heads * size, key_heads * size, key_heads * size], dim=-1)
+        both.append((place_heads(*cut, None, angles, slots, *stored, extra), stored))
+    for ours, want in zip(*both, strict=True):
+        close(ours, want)
+    assert both[0][0].dtype == dtype
+
+
 @pytest.mark.parametrize("rotary", [24, 16])
 @pytest.mark.parametrize("has_norm", [False, True])
 def test_heads_are_normed_turned_and_placed(dtype, rotary, has_norm):

@@ -6,7 +6,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from paceline.errors import InvalidParameter  # noqa: E402
-from paceline.models.cuda_executor.laws import Asked, answers_of, read_answers  # noqa: E402
+from paceline.models.cuda_executor.laws import Wide, answers_of, peaks_of, read_answers  # noqa: E402
 from paceline.models.cuda_executor.laws.noise import exponentials, words  # noqa: E402
 from paceline.models.cuda_executor.laws.warp import law_weights, ordered_sum  # noqa: E402
 from paceline.sampling import CounterRandomness, Law, TokenTree, Warper, resolve  # noqa: E402
@@ -38,8 +38,9 @@ def warper_of(values, text=TEXT, **more):
 
 
 def answered(logits, questions):
-    asked = Asked.of(questions, logits.shape[1], CPU)
-    return read_answers(answers_of(torch.from_numpy(logits), asked).numpy(), questions)
+    rows = torch.from_numpy(logits)
+    wide = Wide.of(questions, logits.shape[1], CPU)
+    return read_answers(answers_of(rows, peaks_of(rows), wide).numpy(), questions)
 
 
 def test_noise_is_the_hosts():

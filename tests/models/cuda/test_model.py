@@ -94,7 +94,7 @@ def test_one_graph_serves_all_passes_of_a_bucket(reference):
 def test_logits_on_the_device_are_good_until_the_next_pass():
     model = model_of()
     cache = model.new_cache(4)
-    first, _ = model.launch(build_rows([Part(PAGES, 0, [5])]), cache)
+    first = model.launch(build_rows([Part(PAGES, 0, [5])]), cache).logits
     kept = first.clone()
     model.launch(build_rows([Part(PAGES, 1, [9])]), cache)
     assert not torch.equal(first, kept)

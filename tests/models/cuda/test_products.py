@@ -10,6 +10,7 @@ from paceline.errors import InvalidParameter  # noqa: E402
 from paceline.models.cuda_executor import CudaModel  # noqa: E402
 from paceline.models.cuda_executor.invariant import RowInvariant, linear_by_rows, mean_by_rows  # noqa: E402
 from paceline.models.rows import Part, build_rows  # noqa: E402
+from paceline.models.torch_executor.layers import _gelu_tanh  # noqa: E402
 from tests.fakes import RandomCheckpoint, small_config  # noqa: E402
 
 from .batches import tokens_of  # noqa: E402
@@ -53,9 +54,37 @@ def test_a_rows_product_and_mean_do_not_depend_on_the_number_of_rows(kernels):
         assert torch.equal(kernels.row_mean(x[rows]), mean[rows])
 
 
-def test_nothing_but_the_weights_shape_chooses_a_tile(kernels):
-    assert kernels.tile_of(151_936, 1536) == (64, 128)
-    assert kernels.tile_of(256, 40) == (32, 64)
+@pytest.mark.parametrize("gate", ["silu", "gelu"])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_a_product_takes_a_gated_activation_along(kernels, gate, has_bias):
+    x, weight = numbers(5, 200), numbers(66, 200, seed=3) / 14
+    bias = numbers(66, seed=4) if has_bias else None
+    gates, raised = torch.nn.functional.linear(x, weight, bias).chunk(2, dim=-1)
+    act = torch.nn.functional.silu if gate == "silu" else _gelu_tanh
+    torch.testing.assert_close(kernels.product(x, weight, bias, gate=gate), act(gates) * raised, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("inputs", "outputs", "parts"), [(1600, 70, 5), (200, 70, 2), (40, 33, 1)])
+def test_parts_of_a_sum_add_up(kernels, inputs, outputs, parts):
+    x, weight = numbers(19, inputs), numbers(outputs, inputs, seed=1)
+    found = kernels.partials(x, weight)
+    assert found.shape == (parts, 19, outputs)
+    torch.testing.assert_close(found.sum(0), x @ weight.T, atol=1e-3, rtol=0)
+    assert torch.equal(kernels.partials(x[16:], weight), found[:, 16:])
+
+
+def test_logits_keep_their_sums_in_float32(kernels):
+    x, weight = numbers(3, 64, dtype=torch.float16), numbers(40, 64, seed=1, dtype=torch.float16)
+    found = torch.empty(3, 40)
+    assert kernels.product(x, weight, out=found) is found
+    torch.testing.assert_close(found, x.float() @ weight.float().T, atol=1e-5, rtol=0)
+    assert kernels.product(x[:0], weight).shape == (0, 40)
+
+
+def test_nothing_but_the_weights_shape_cuts_a_product(kernels):
+    assert kernels.tile_of(151_936, 1536, 2, False).outputs == 64
+    assert [kernels.tile_in_parts(*shape, 2).parts for shape in ((2048, 1536), (1536, 1536), (1536, 8960))] == [4, 4, 5]
+    assert kernels.tile_in_parts(151_936, 1536, 2).parts == 1
 
 
 def test_layers_take_the_modes_products():

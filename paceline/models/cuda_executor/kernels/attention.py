@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from paceline.models.base import PAGE_SIZE
+from paceline.models.cuda_executor.kernels.dependent import dependent, let_next_begin, wait_for_inputs
 from paceline.models.cuda_executor.paged_rows import SPLIT_KEYS, PagedRows
 from paceline.models.torch_executor.attention import AttentionForm
 
@@ -34,9 +35,10 @@ def queries_of_tile(group: int) -> int:
     return max(_LEAST_QUERIES, triton.next_power_of_2(group))
 
 
-def block_keys(width: int, bytes_each: int) -> int:
-    """Keys of a block, by the size of one alone: two stages of keys and values fit where 99 KiB are shared."""
-    return max(16, min(64, 16_384 // (width * bytes_each)))
+def block_keys(width: int, bytes_each: int) -> tuple[int, int]:
+    """(keys of a block, warps), by the size of a key alone: keys and values of one fit where 99 KiB are shared."""
+    keys = max(16, min(128, 32_768 // (width * bytes_each)))
+    return keys, 8 if keys == 128 else 4
 
 
 def rows_of_tile(group: int) -> int:
@@ -46,19 +48,34 @@ def rows_of_tile(group: int) -> int:
 
 @triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=_PLACES)
 def _attend_split(
-    query, keys, values, mixed, peaks, totals,
+    query, keys, values, mixed, peaks, totals, out,
     first_page, natural_lengths, lengths, first_branch, tile_rows, tile_sizes, flat,
     scale, num_rows,
     CAP: tl.constexpr, WINDOW: tl.constexpr, GROUP: tl.constexpr, KEY_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     QUERIES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr, PAGE: tl.constexpr,
+    IS_ONLY: tl.constexpr, WAITS: tl.constexpr,
 ):  # fmt: skip
-    """One tile, one key head, one split: unnormalised sums of values, their peaks and totals."""
+    """One tile, one key head, one split: unnormalised sums of values, their peaks and totals.
+
+    IS_ONLY: there is no other split, and the result goes to `out`; rows that see nothing, which are padding, get zeros.
+    """
     tile, key_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    size = tl.load(tile_sizes + tile)
-    if size == 0:
-        return
-    first_row = tl.load(tile_rows + tile)
+    let_next_begin(WAITS)
+    size, first_row = tl.load(tile_sizes + tile), tl.load(tile_rows + tile)
     number = tl.arange(0, QUERIES)
+    dim = tl.arange(0, BLOCK_D)
+    in_head = dim < HEAD_DIM
+    if size == 0:
+        wait_for_inputs(WAITS)
+        if IS_ONLY:  # noqa: SIM102 - decided when the kernel is compiled
+            if tl.load(lengths + tile) == 0:
+                place = (tile.to(tl.int64) * KEY_HEADS + key_head) * GROUP * HEAD_DIM
+                places = place + number[:, None] * HEAD_DIM + dim[None, :]
+                tl.store(
+                    out + places, tl.zeros([QUERIES, BLOCK_D], out.dtype.element_ty),
+                    mask=(number < GROUP)[:, None] & in_head[None, :],
+                )  # fmt: skip
+        return
     row = first_row + number // GROUP
     alive = number // GROUP < size
     head = key_head * GROUP + number % GROUP
@@ -71,14 +88,12 @@ def _attend_split(
         lowest = tl.maximum(length - WINDOW, 0)
         seen_from = tl.min(tl.where(alive, lowest, longest), axis=0)
         start = start + tl.maximum(seen_from - start, 0) // BLOCK_N * BLOCK_N
-    if start >= stop:
-        return
     natural = tl.max(tl.load(natural_lengths + row, mask=alive, other=0), axis=0)
     pages = flat + tl.load(first_page + first_row)
     branch = flat + tl.load(first_branch + first_row)
-
-    dim = tl.arange(0, BLOCK_D)
-    in_head = dim < HEAD_DIM
+    wait_for_inputs(WAITS)
+    if start >= stop:
+        return
     place = (row.to(tl.int64) * KEY_HEADS * GROUP + head)[:, None] * HEAD_DIM + dim[None, :]
     q = tl.load(query + place, mask=alive[:, None] & in_head[None, :], other=0.0)
     peak = tl.full([QUERIES], float("-inf"), tl.float32)
@@ -93,6 +108,7 @@ def _attend_split(
         slot = tl.where(in_pages, page * PAGE + j % PAGE, aside).to(tl.int64)
         at = (slot * KEY_HEADS + key_head) * HEAD_DIM
         k = tl.load(keys + at[None, :] + dim[:, None], mask=exists[None, :] & in_head[:, None], other=0.0)
+        v = tl.load(values + at[:, None] + dim[None, :], mask=exists[:, None] & in_head[None, :], other=0.0)
         scores = tl.dot(q, k, input_precision="ieee") * scale
         if CAP > 0:
             scores = CAP * (2.0 * tl.sigmoid(2.0 * scores / CAP) - 1.0)
@@ -102,24 +118,31 @@ def _attend_split(
         base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
         shrink = tl.exp(peak - base)
         weights = tl.exp(scores - base[:, None])
-        v = tl.load(values + at[:, None] + dim[None, :], mask=exists[:, None] & in_head[None, :], other=0.0)
         total = total * shrink + tl.sum(weights, axis=1)
         summed = summed * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         peak = new_peak
-    out = (split * num_rows + row).to(tl.int64) * KEY_HEADS * GROUP + head
-    tl.store(peaks + out, peak, mask=alive)
-    tl.store(totals + out, total, mask=alive)
-    tl.store(mixed + out[:, None] * HEAD_DIM + dim[None, :], summed, mask=alive[:, None] & in_head[None, :])
+    shown = alive[:, None] & in_head[None, :]
+    if IS_ONLY:
+        result = summed / tl.where(total == 0.0, 1.0, total)[:, None]
+        tl.store(out + place, result.to(out.dtype.element_ty), mask=shown)
+    else:
+        to = (split * num_rows + row).to(tl.int64) * KEY_HEADS * GROUP + head
+        tl.store(peaks + to, peak, mask=alive)
+        tl.store(totals + to, total, mask=alive)
+        tl.store(mixed + to[:, None] * HEAD_DIM + dim[None, :], summed, mask=shown)
 
 
 @triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["lengths"])
 def _add_splits(
     mixed, peaks, totals, lengths, out, num_rows,
     WINDOW: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr,
+    WAITS: tl.constexpr,
 ):  # fmt: skip
     """One row and one query head: its splits in ascending order, normalised; 0 for a row that sees nothing."""
     row, head = tl.program_id(0), tl.program_id(1)
+    let_next_begin(WAITS)
     length = tl.load(lengths + row)
+    wait_for_inputs(WAITS)
     first = 0
     if WINDOW > 0:
         first = tl.maximum(length - WINDOW, 0) // SPLIT
@@ -147,18 +170,23 @@ def paged_attention(query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows
     key_heads, splits = keys.shape[1], rows.num_splits
     group, block_d = heads // key_heads, max(16, triton.next_power_of_2(head_dim))
     query, out = query.contiguous(), torch.empty_like(query, memory_format=torch.contiguous_format)
-    mixed = torch.empty(splits, num_rows, heads, head_dim, device=query.device, dtype=torch.float32)
-    peaks, totals = torch.empty(2, splits, num_rows, heads, device=query.device, dtype=torch.float32)
+    is_only, waits = splits == 1, dependent(query.device)
+    mixed = peaks = totals = out
+    if not is_only:
+        mixed = torch.empty(splits, num_rows, heads, head_dim, device=query.device, dtype=torch.float32)
+        peaks, totals = torch.empty(2, splits, num_rows, heads, device=query.device, dtype=torch.float32)
+    block_n, warps = block_keys(block_d, keys.itemsize)
     _attend_split[(num_rows, key_heads, splits)](
-        query, keys, values, mixed, peaks, totals,
+        query, keys, values, mixed, peaks, totals, out,
         rows.first_page, rows.natural, rows.lengths, rows.first_branch, rows.tile_rows, rows.tile_sizes, rows.flat,
         form.scale, num_rows,
         CAP=form.cap, WINDOW=form.window, GROUP=group, KEY_HEADS=key_heads, HEAD_DIM=head_dim,
-        QUERIES=queries_of_tile(group), BLOCK_N=block_keys(block_d, keys.itemsize), BLOCK_D=block_d, SPLIT=SPLIT_KEYS,
-        PAGE=PAGE_SIZE, num_stages=2,
+        QUERIES=queries_of_tile(group), BLOCK_N=block_n, BLOCK_D=block_d, SPLIT=SPLIT_KEYS, PAGE=PAGE_SIZE,
+        IS_ONLY=is_only, num_stages=1, num_warps=warps, **waits,
     )  # fmt: skip
-    _add_splits[(num_rows, heads)](
-        mixed, peaks, totals, rows.lengths, out, num_rows,
-        WINDOW=form.window, HEADS=heads, HEAD_DIM=head_dim, BLOCK_D=block_d, SPLIT=SPLIT_KEYS,
-    )  # fmt: skip
+    if not is_only:
+        _add_splits[(num_rows, heads)](
+            mixed, peaks, totals, rows.lengths, out, num_rows,
+            WINDOW=form.window, HEADS=heads, HEAD_DIM=head_dim, BLOCK_D=block_d, SPLIT=SPLIT_KEYS, **waits,
+        )  # fmt: skip
     return out

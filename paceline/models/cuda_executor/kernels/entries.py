@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paceline.models.cuda_executor.kernels.dependent import dependent, let_next_begin, wait_for_inputs
+
 _COLUMNS = 1024
 
 
@@ -24,84 +26,126 @@ def _normed(wide, scale, weight, kind: tl.constexpr):
 
 
 @triton.jit
+def _added_up(source, stride, inside, PARTS: tl.constexpr):
+    """float32: the sum, in order, of `PARTS` entries that lie `stride` apart."""
+    total = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):  # pyright: ignore[reportGeneralTypeIssues]
+        total += tl.load(source + part * stride, mask=inside, other=0.0).to(tl.float32)
+    return total
+
+
+@triton.jit
 def _rms_norm(
-    x, added, weight, total, out, columns, eps, HAS_ADDED: tl.constexpr, BLOCK: tl.constexpr
+    x, added, bias, weight, total, out, asked, columns, added_stride, eps,
+    PARTS: tl.constexpr, HAS_BIAS: tl.constexpr, PICKS: tl.constexpr, BLOCK: tl.constexpr, WAITS: tl.constexpr,
 ):  # fmt: skip
-    """One row: total = x + added, out = weight * total / sqrt(mean(total^2) + eps)."""
-    row = tl.program_id(0).to(tl.int64) * columns
+    """One row: total = x + added + bias, out = weight * total / sqrt(mean(total^2) + eps).
+
+    PICKS: the rows are those that `asked` names, and their totals are not kept.
+    """
+    to = tl.program_id(0).to(tl.int64) * columns
+    row = to
+    if PICKS:
+        row = tl.load(asked + tl.program_id(0)).to(tl.int64) * columns
     column = tl.arange(0, BLOCK)
     inside = column < columns
+    let_next_begin(WAITS)
+    known = tl.load(weight + column, mask=inside, other=0.0)
+    wait_for_inputs(WAITS)
     values = tl.load(x + row + column, mask=inside, other=0.0)
-    if HAS_ADDED:
-        values = values.to(tl.float32) + tl.load(added + row + column, mask=inside, other=0.0).to(tl.float32)
-        values = values.to(total.dtype.element_ty)
-        tl.store(total + row + column, values, mask=inside)
+    if PARTS > 0:
+        more = _added_up(added + row + column, added_stride.to(tl.int64), inside, PARTS)
+        if HAS_BIAS:
+            more += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+        values = (values.to(tl.float32) + more).to(total.dtype.element_ty)
+        if not PICKS:
+            tl.store(total + row + column, values, mask=inside)
     wide = values.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / columns + eps)
-    known = tl.load(weight + column, mask=inside, other=0.0)
-    tl.store(out + row + column, _normed(wide, scale, known, out.dtype.element_ty), mask=inside)
+    tl.store(out + to + column, _normed(wide, scale, known, out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _head_of(source, part_stride, bias, dim, inside, PARTS: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """float32: entries `dim` of a head whose first is at `source`, and at `bias` the first of its bias."""
+    values = _added_up(source + dim, part_stride, inside, PARTS)
+    if HAS_BIAS:
+        values += tl.load(bias + dim, mask=inside, other=0.0).to(tl.float32)
+    return values
 
 
 @triton.jit
 def _turned(
-    source, weight, cosines, sines, eps,
-    HEAD_DIM: tl.constexpr, ROTARY: tl.constexpr, HAS_NORM: tl.constexpr, BLOCK_D: tl.constexpr,
+    source, part_stride, bias, weight, cosines, sines, eps, kind: tl.constexpr, PARTS: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY: tl.constexpr, HAS_NORM: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """A head's values at `source`, normed where it has a norm, its first `ROTARY` turned by their angles."""
+    """A head's values, normed where it has a norm, its first `ROTARY` turned by their angles."""
     dim = tl.arange(0, BLOCK_D)
     inside, turning = dim < HEAD_DIM, dim < ROTARY
     is_first = dim < ROTARY // 2
     partner = tl.where(is_first, dim + ROTARY // 2, dim - ROTARY // 2)
-    own = tl.load(source + dim, mask=inside, other=0.0)
-    other = tl.load(source + partner, mask=turning, other=0.0)
-    kind: tl.constexpr = source.dtype.element_ty
+    own = _head_of(source, part_stride, bias, dim, inside, PARTS, HAS_BIAS)
+    other = _head_of(source, part_stride, bias, partner, turning, PARTS, HAS_BIAS)
     if HAS_NORM:
-        wide = own.to(tl.float32)
-        scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / HEAD_DIM + eps)
-        own = _normed(wide, scale, tl.load(weight + dim, mask=inside, other=0.0), kind)
-        other = _normed(other.to(tl.float32), scale, tl.load(weight + partner, mask=turning, other=0.0), kind)
+        scale = tl.rsqrt(tl.sum(own * own, axis=0) / HEAD_DIM + eps)
+        own = _normed(own, scale, tl.load(weight + dim, mask=inside, other=0.0), kind).to(tl.float32)
+        other = _normed(other, scale, tl.load(weight + partner, mask=turning, other=0.0), kind).to(tl.float32)
     cosine = tl.load(cosines + dim, mask=turning, other=1.0)
     sine = tl.load(sines + dim, mask=turning, other=0.0)
-    across = tl.where(is_first, -other.to(tl.float32), other.to(tl.float32))
-    return (own.to(tl.float32) * cosine + across * sine).to(kind)
+    return (own * cosine + tl.where(is_first, -other, other) * sine).to(kind)
 
 
 @triton.jit
 def _place_heads(
-    query, key, value, query_weight, key_weight, cosines, sines, slots, out, keys, values,
-    query_stride, key_stride, value_stride, eps,
-    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY: tl.constexpr,
-    HAS_NORM: tl.constexpr, BLOCK_D: tl.constexpr,
+    query, key, value, bias, query_weight, key_weight, cosines, sines, slots, out, keys, values,
+    query_stride, key_stride, value_stride, part_stride, eps,
+    PARTS: tl.constexpr, HAS_BIAS: tl.constexpr, HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    ROTARY: tl.constexpr, HAS_NORM: tl.constexpr, BLOCK_D: tl.constexpr, WAITS: tl.constexpr,
 ):  # fmt: skip
     """One head of one row: queries turned to `out`, keys turned and values as they are to the row's slot."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    let_next_begin(WAITS)
+    apart = part_stride.to(tl.int64)
     dim = tl.arange(0, BLOCK_D)
     inside = dim < HEAD_DIM
     cosines += row * ROTARY
     sines += row * ROTARY
+    kind: tl.constexpr = out.dtype.element_ty
+    if HAS_BIAS:
+        bias += head * HEAD_DIM
+    slot = tl.load(slots + row).to(tl.int64)
+    wait_for_inputs(WAITS)
     if head < HEADS:
         source = query + row * query_stride + head * HEAD_DIM
-        turned = _turned(source, query_weight, cosines, sines, eps, HEAD_DIM, ROTARY, HAS_NORM, BLOCK_D)
+        turned = _turned(
+            source, apart, bias, query_weight, cosines, sines, eps, kind, PARTS, HAS_BIAS, HEAD_DIM, ROTARY, HAS_NORM,
+            BLOCK_D,
+        )  # fmt: skip
         tl.store(out + (row * HEADS + head) * HEAD_DIM + dim, turned, mask=inside)
     else:
         own = (head - HEADS) % KEY_HEADS
-        slot = tl.load(slots + row).to(tl.int64)
         place = (slot * KEY_HEADS + own) * HEAD_DIM + dim
         if head < HEADS + KEY_HEADS:
             source = key + row * key_stride + own * HEAD_DIM
-            turned = _turned(source, key_weight, cosines, sines, eps, HEAD_DIM, ROTARY, HAS_NORM, BLOCK_D)
+            turned = _turned(
+                source, apart, bias, key_weight, cosines, sines, eps, kind, PARTS, HAS_BIAS, HEAD_DIM, ROTARY,
+                HAS_NORM, BLOCK_D,
+            )  # fmt: skip
             tl.store(keys + place, turned, mask=inside)
         else:
-            tl.store(
-                values + place, tl.load(value + row * value_stride + own * HEAD_DIM + dim, mask=inside), mask=inside
-            )
+            source = value + row * value_stride + own * HEAD_DIM
+            tl.store(values + place, _head_of(source, apart, bias, dim, inside, PARTS, HAS_BIAS).to(kind), mask=inside)
 
 
 @triton.jit
-def _gated(gate, up, out, gate_stride, up_stride, columns, IS_SILU: tl.constexpr, BLOCK: tl.constexpr):
+def _gated(
+    gate, up, out, gate_stride, up_stride, columns, IS_SILU: tl.constexpr, BLOCK: tl.constexpr, WAITS: tl.constexpr
+):  # fmt: skip
     """A piece of a row of out = act(gate) * up."""
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < columns
+    let_next_begin(WAITS)
+    wait_for_inputs(WAITS)
     x = tl.load(gate + row * gate_stride + column, mask=inside, other=0.0).to(tl.float32)
     if IS_SILU:  # noqa: SIM108 - decided when the kernel is compiled
         acted = x * tl.sigmoid(x)
@@ -113,42 +157,64 @@ def _gated(gate, up, out, gate_stride, up_stride, columns, IS_SILU: tl.constexpr
     tl.store(out + row * columns + column, (acted * raised).to(kind), mask=inside)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, added: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """(x + added, its norm times `weight`) over the last dimension of x [..., n]; x itself where nothing is added."""
+def rms_norm(
+    x: Tensor, weight: Tensor, eps: float, added: Tensor | None = None, bias: Tensor | None = None,
+    asked: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(x + added + bias, its norm) over the last dimension of x [M, n]; x itself where nothing is added.
+
+    The sum is in the format of x, which may be wider; the norm in that of `weight`, by which it is multiplied.
+
+    Args:
+        added: [M, n], or [parts, M, n] the parts of a sum.
+        bias: [n] only beside `added`.
+        asked: [k] rows of x [M, n]; where given, these rows' norms [k, n] only, and x comes back as it is.
+    """
     flat = x.contiguous()
-    out = torch.empty_like(flat)
-    total = flat if added is None else torch.empty_like(flat)
     columns = x.shape[-1]
-    if x.numel():
-        _rms_norm[(flat.numel() // columns,)](
-            flat, flat if added is None else added.contiguous(), weight, total, out, columns, eps,
-            HAS_ADDED=added is not None, BLOCK=triton.next_power_of_2(columns),
+    rows = flat.numel() // columns if asked is None else len(asked)
+    out = (
+        torch.empty_like(flat, dtype=weight.dtype)
+        if asked is None
+        else flat.new_empty(rows, columns, dtype=weight.dtype)
+    )
+    total = flat if added is None or asked is not None else torch.empty_like(flat)
+    if rows:
+        more = flat if added is None else added.contiguous()
+        _rms_norm[(rows,)](
+            flat, more, weight if bias is None else bias, weight, total, out, flat if asked is None else asked,
+            columns, flat.numel(), eps,
+            PARTS=0 if added is None else more.numel() // flat.numel(), HAS_BIAS=bias is not None,
+            PICKS=asked is not None, BLOCK=triton.next_power_of_2(columns), num_warps=8, **dependent(x.device),
         )  # fmt: skip
     return total, out
 
 
 def place_heads(
     query: Tensor, key: Tensor, value: Tensor, norms: tuple[Tensor, Tensor, float] | None,
-    angles: tuple[Tensor, Tensor], slots: Tensor, keys: Tensor, values: Tensor,
+    angles: tuple[Tensor, Tensor], slots: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """[M, H, D] the queries turned by their rows' angles; keys, turned, and values go to the rows' slots.
 
     Args:
-        query, key, value: [M, heads * D] each, rows contiguous.
+        query, key, value: [M, heads * D] each, or [parts, M, heads * D] the parts of a sum, cut from one tensor.
         norms: weights [D] of queries and of keys, and eps; None without.
         angles: cosines and sines [M, 1, R] float32, as of `Pass`.
         slots: [M]. keys, values: [slots, K, D] of the layer.
+        bias: of queries, keys and values, one after another.
     """
     key_heads, head_dim = keys.shape[1:]
-    heads, rows, rotary = query.shape[1] // head_dim, len(query), angles[0].shape[-1]
-    out = torch.empty(rows, heads, head_dim, device=query.device, dtype=query.dtype)
+    rows, width = query.shape[-2:]
+    heads, rotary, has_parts = width // head_dim, angles[0].shape[-1], query.ndim == 3
+    out = torch.empty(rows, heads, head_dim, device=query.device, dtype=keys.dtype)
     query_weight, key_weight, eps = norms or (query, key, 0.0)
     if rows:
         _place_heads[(rows, heads + 2 * key_heads)](
-            query, key, value, query_weight, key_weight, *angles, slots, out, keys, values,
-            query.stride(0), key.stride(0), value.stride(0), eps,
-            HEADS=heads, KEY_HEADS=key_heads, HEAD_DIM=head_dim, ROTARY=rotary, HAS_NORM=norms is not None,
-            BLOCK_D=triton.next_power_of_2(head_dim), num_warps=1,
+            query, key, value, query if bias is None else bias, query_weight, key_weight, *angles, slots, out, keys,
+            values, query.stride(-2), key.stride(-2), value.stride(-2), query.stride(0) if has_parts else 0, eps,
+            PARTS=len(query) if has_parts else 1, HAS_BIAS=bias is not None, HEADS=heads, KEY_HEADS=key_heads,
+            HEAD_DIM=head_dim, ROTARY=rotary, HAS_NORM=norms is not None,
+            BLOCK_D=triton.next_power_of_2(head_dim), num_warps=1, **dependent(query.device),
         )  # fmt: skip
     return out
 
@@ -159,6 +225,7 @@ def gated(gate: Tensor, up: Tensor, is_silu: bool) -> Tensor:
     out = torch.empty(rows, columns, device=gate.device, dtype=gate.dtype)
     if rows:
         _gated[(rows, triton.cdiv(columns, _COLUMNS))](
-            gate, up, out, gate.stride(0), up.stride(0), columns, IS_SILU=is_silu, BLOCK=_COLUMNS
-        )
+            gate, up, out, gate.stride(0), up.stride(0), columns, IS_SILU=is_silu, BLOCK=_COLUMNS,
+            **dependent(gate.device),
+        )  # fmt: skip
     return out

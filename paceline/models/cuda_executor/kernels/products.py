@@ -1,46 +1,160 @@
-"""Products whose sums have one order, as Triton kernels: a row's result does not depend on how many rows there are.
+"""Products of few rows, as one Triton kernel whose sums have one order.
 
-Libraries choose tiles, and split the inner dimension, by the number of rows; here tiles go by the weights' shape alone
-and the inner dimension is summed from front to back (He et al. 2025, Defeating nondeterminism in LLM inference).
+Such a product takes as long as reading its weights. Where few outputs would leave most of a device idle, the inner
+dimension is cut in a fixed number of parts, whose sums stay apart (`partials`): the kernel that comes after adds them
+up in order, and is there anyway (`entries.py`). A gated activation is taken along.
 
-The slow twins are in `invariant.py`.
+Row invariance: tiles and parts go by the weights' shape alone and each part is summed from front to back, whatever the
+number of rows (He et al. 2025, Defeating nondeterminism in LLM inference). Libraries choose both by the number of rows;
+for many rows they are faster.
+
+The slow twins are in `invariant.py` and `torch_executor/layers.py`.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false
 # Triton's types know neither numbers for `tl.constexpr` nor options of a launch, such as `num_stages`.
+
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-_ROWS = 16
+from paceline.models.cuda_executor.kernels.dependent import dependent, let_next_begin, wait_for_inputs
+
+NARROW = 16
+"""Rows of a tile, the fewest that matrix units take: up to so many, a product takes as long as one of a single row."""
+_PROGRAMS = 128
+"""As many as have work on a large device at once."""
 _MANY_OUTPUTS = 8192
+_MOST_PARTS = 5
+"""More take longer to add up than they save."""
 _COLUMNS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How a product is cut.
+
+    Attributes:
+        outputs, inputs: of a tile.
+        stages: tiles on their way at once.
+        warps: of a program.
+        parts: of the inner dimension.
+        first: tiles whose weights are read before the rows are there, at most 3.
+    """
+
+    outputs: int
+    inputs: int
+    stages: int
+    warps: int
+    parts: int = 1
+    first: int = 0
+
+    def covers(self, outputs: int, inputs: int) -> bool:
+        """Whether tiles cover outputs and inputs exactly, and every part has all tiles that are read first."""
+        number, over = divmod(inputs, self.inputs)
+        in_last = number - (self.parts - 1) * -(-number // self.parts)
+        return not over and outputs % self.outputs == 0 and in_last >= self.first
+
+    def options(self) -> dict[str, Any]:
+        """Compile-time arguments and options of a launch."""
+        return {
+            "SWAPS": self.outputs >= 64, "BLOCK_M": NARROW, "BLOCK_N": self.outputs, "BLOCK_K": self.inputs,
+            "PARTS": self.parts, "FIRST": self.first, "num_stages": self.stages, "num_warps": self.warps,
+        }  # fmt: skip
+
+
+@triton.jit
+def _times(weights, values, summed, SWAPS: tl.constexpr):
+    """summed + weights [outputs, inner] values [rows, inner]^T, or its transpose."""
+    if SWAPS:
+        summed = tl.dot(weights, values.T, summed, input_precision="ieee")
+    else:
+        summed = tl.dot(values, weights.T, summed, input_precision="ieee")
+    return summed
+
+
+@triton.jit
+def _weights(own, at, end, in_outputs, EVEN: tl.constexpr):
+    """[outputs, inner] the weights of inputs `at`, from the rows at `own`; 0 from `end` on."""
+    if EVEN:
+        found = tl.load(own + at[None, :])
+    else:
+        found = tl.load(own + at[None, :], mask=in_outputs[:, None] & (at < end)[None, :], other=0.0)
+    return found
+
+
+@triton.jit
+def _values(from_row, at, end, in_rows, EVEN: tl.constexpr):
+    """[rows, inner] inputs `at` of the rows at `from_row`; 0 from `end` on."""
+    if EVEN:
+        found = tl.load(from_row + at[None, :], mask=in_rows[:, None], other=0.0)
+    else:
+        found = tl.load(from_row + at[None, :], mask=in_rows[:, None] & (at < end)[None, :], other=0.0)
+    return found
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _product(
     x, weight, bias, out, num_rows, num_outputs, num_inputs,
-    HAS_BIAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    HAS_BIAS: tl.constexpr, GATE: tl.constexpr, EVEN: tl.constexpr, WAITS: tl.constexpr, SWAPS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip
-    """One tile of out [rows, outputs] = x [rows, inputs] weight^T [inputs, outputs] + bias [outputs]."""
-    row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    output = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    """A tile of a part of out [parts, rows, outputs] = x [rows, inputs] weight^T [inputs, outputs] + bias [outputs].
+
+    GATE 1 (silu) or 2 (gelu by tanh): weight and bias have twice as many outputs, and out = act(first) * second.
+    EVEN: see `Tile.covers`.
+    """
+    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    output = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    part = tl.program_id(2)
     inner = tl.arange(0, BLOCK_K)
     in_rows, in_outputs = row < num_rows, output < num_outputs
-    left = x + row.to(tl.int64)[:, None] * num_inputs + inner[None, :]
-    right = weight + output.to(tl.int64)[None, :] * num_inputs + inner[:, None]
-    summed = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for start in range(0, num_inputs, BLOCK_K):
-        in_inner = start + inner < num_inputs
-        a = tl.load(left + start, mask=in_rows[:, None] & in_inner[None, :], other=0.0)
-        b = tl.load(right + start, mask=in_outputs[None, :] & in_inner[:, None], other=0.0)
-        summed = tl.dot(a, b, summed, input_precision="ieee")
+    length = tl.cdiv(tl.cdiv(num_inputs, BLOCK_K), PARTS) * BLOCK_K
+    begin = part * length
+    end = tl.minimum(begin + length, num_inputs)
+    own = weight + output.to(tl.int64)[:, None] * num_inputs
+    other = weight + (output.to(tl.int64) + num_outputs)[:, None] * num_inputs
+    first = _weights(own, begin + inner, end, in_outputs, EVEN) if FIRST > 0 else 0
+    second_first = _weights(other, begin + inner, end, in_outputs, EVEN) if FIRST > 0 and GATE > 0 else 0
+    next_one = _weights(own, begin + BLOCK_K + inner, end, in_outputs, EVEN) if FIRST > 1 else 0
+    last_one = _weights(own, begin + 2 * BLOCK_K + inner, end, in_outputs, EVEN) if FIRST > 2 else 0
+    wait_for_inputs(WAITS)
+    summed = tl.zeros([BLOCK_N, BLOCK_M] if SWAPS else [BLOCK_M, BLOCK_N], tl.float32)
+    second = tl.zeros([BLOCK_N, BLOCK_M] if SWAPS else [BLOCK_M, BLOCK_N], tl.float32)
+    from_row = x + row.to(tl.int64)[:, None] * num_inputs
+    if FIRST > 0:
+        values = _values(from_row, begin + inner, end, in_rows, EVEN)
+        summed = _times(first, values, summed, SWAPS)
+        if GATE > 0:
+            second = _times(second_first, values, second, SWAPS)
+    if FIRST > 1:
+        summed = _times(next_one, _values(from_row, begin + BLOCK_K + inner, end, in_rows, EVEN), summed, SWAPS)
+    if FIRST > 2:
+        summed = _times(last_one, _values(from_row, begin + 2 * BLOCK_K + inner, end, in_rows, EVEN), summed, SWAPS)
+    for start in range(begin + FIRST * BLOCK_K, end, BLOCK_K):
+        at = start + inner
+        values = _values(from_row, at, end, in_rows, EVEN)
+        summed = _times(_weights(own, at, end, in_outputs, EVEN), values, summed, SWAPS)
+        if GATE > 0:
+            second = _times(_weights(other, at, end, in_outputs, EVEN), values, second, SWAPS)
+    let_next_begin(WAITS)
+    if SWAPS:
+        summed, second = summed.T, second.T
     if HAS_BIAS:
         summed += tl.load(bias + output, mask=in_outputs, other=0.0).to(tl.float32)[None, :]
-    place = row.to(tl.int64)[:, None] * num_outputs + output[None, :]
-    tl.store(out + place, summed.to(out.dtype.element_ty), mask=in_rows[:, None] & in_outputs[None, :])
+        if GATE > 0:
+            second += tl.load(bias + num_outputs + output, mask=in_outputs, other=0.0).to(tl.float32)[None, :]
+    if GATE == 1:
+        summed = summed * tl.sigmoid(summed) * second
+    if GATE == 2:
+        inside = 1.5957691216057308 * (summed + 0.044715 * summed * summed * summed)  # gelu by tanh, 2 sqrt(2 / pi)
+        summed = summed * tl.sigmoid(inside) * second
+    to = (part.to(tl.int64) * num_rows + row)[:, None] * num_outputs + output[None, :]
+    tl.store(out + to, summed.to(out.dtype.element_ty), mask=in_rows[:, None] & in_outputs[None, :])
 
 
 @triton.jit
@@ -54,23 +168,64 @@ def _row_mean(x, out, num_columns, BLOCK: tl.constexpr):
     tl.store(out + row, tl.sum(summed, axis=0) / num_columns)
 
 
+def product(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, gate: str | None = None, out: Tensor | None = None
+) -> Tensor:
+    """[M, outputs] in the format of x, or in `out`: x [M, inputs] times weight [outputs, inputs] plus bias [outputs].
+
+    Args:
+        gate: ``silu`` or ``gelu``: `weight` and `bias` have first all gates, then all that these multiply.
+        out: [M, outputs] contiguous, of any format.
+    """
+    outputs = len(weight) // (1 if gate is None else 2)
+    out = torch.empty(len(x), outputs, device=x.device, dtype=x.dtype) if out is None else out
+    _launch(x, weight, bias, gate, tile_of(outputs, x.shape[1], weight.itemsize, gate is not None), out)
+    return out
+
+
+def partials(x: Tensor, weight: Tensor) -> Tensor:
+    """[parts, M, outputs] float32, whose sum over parts, in order, is x [M, inputs] times weight [outputs, inputs]."""
+    tile = tile_in_parts(len(weight), x.shape[1], weight.itemsize)
+    out = torch.empty(tile.parts, len(x), len(weight), device=x.device, dtype=torch.float32)
+    _launch(x, weight, None, None, tile, out)
+    return out
+
+
+def _launch(x: Tensor, weight: Tensor, bias: Tensor | None, gate: str | None, tile: Tile, out: Tensor) -> None:
+    rows, inputs = x.shape
+    outputs = len(weight) // (1 if gate is None else 2)
+    if rows:
+        _product[(triton.cdiv(rows, NARROW), triton.cdiv(outputs, tile.outputs), tile.parts)](
+            x.contiguous(), weight, weight if bias is None else bias, out, rows, outputs, inputs,
+            HAS_BIAS=bias is not None, GATE={None: 0, "silu": 1, "gelu": 2}[gate], EVEN=tile.covers(outputs, inputs),
+            **tile.options(), **dependent(x.device),
+        )  # fmt: skip
+
+
+def tile_of(outputs: int, inputs: int, itemsize: int, is_gated: bool) -> Tile:
+    """The tile of a product in one part, by the weights' shape alone."""
+    most = max(16, triton.next_power_of_2(inputs))
+    if itemsize > 2:
+        return Tile(32, min(64, most), 2, 4)
+    if is_gated:
+        return Tile(32, min(128, most), 3, 4, first=1)
+    if outputs >= _MANY_OUTPUTS:
+        return Tile(64, min(128, most), 4, 4)
+    return Tile(16, min(256, most), 4, 2)
+
+
+def tile_in_parts(outputs: int, inputs: int, itemsize: int) -> Tile:
+    """The tile of a product in parts: as many as give most of a device work, of a few tiles each."""
+    size = min(128 if itemsize <= 2 else 32, max(16, triton.next_power_of_2(inputs)))
+    wanted = _PROGRAMS // triton.cdiv(outputs, 64)
+    parts = max(1, min(_MOST_PARTS, triton.next_power_of_2(wanted), inputs // (3 * size)))
+    return Tile(64, size, 4 if itemsize <= 2 else 2, 4, parts)
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [..., inputs] times weight [outputs, inputs], plus bias [outputs], as `functional.linear`."""
-    outputs, inputs = weight.shape
-    flat, weight = x.reshape(-1, inputs).contiguous(), weight.contiguous()
-    out = torch.empty(len(flat), outputs, device=x.device, dtype=x.dtype)
-    if len(flat):
-        block_n, block_k = tile_of(outputs, inputs)
-        _product[(triton.cdiv(outputs, block_n), triton.cdiv(len(flat), _ROWS))](
-            flat, weight, weight if bias is None else bias, out, len(flat), outputs, inputs,
-            HAS_BIAS=bias is not None, BLOCK_M=_ROWS, BLOCK_N=block_n, BLOCK_K=block_k, num_stages=2,
-        )  # fmt: skip
-    return out.view(*x.shape[:-1], outputs)
-
-
-def tile_of(outputs: int, inputs: int) -> tuple[int, int]:
-    """(outputs, inputs) of a tile, by the weights' shape alone: many programs for few outputs, long ones for many."""
-    return 64 if outputs >= _MANY_OUTPUTS else 32, min(128, max(16, triton.next_power_of_2(inputs)))
+    flat = x.reshape(-1, weight.shape[1])
+    return product(flat, weight.contiguous(), bias).view(*x.shape[:-1], len(weight))
 
 
 def row_mean(x: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ Everything is done entry by entry, by exact integers, or by sums in one order, s
 the rows beside it. numpy's `Warper`, `Law` and `CounterRandomness` are the twins.
 """
 
-from paceline.models.cuda_executor.laws.answers import answers_of, read_answers
-from paceline.models.cuda_executor.laws.asked import Asked
+from paceline.models.cuda_executor.laws.answers import answers_of, peaks_of, read_answers
+from paceline.models.cuda_executor.laws.asked import Wide
 
-__all__ = ["Asked", "answers_of", "read_answers"]
+__all__ = ["Wide", "answers_of", "peaks_of", "read_answers"]

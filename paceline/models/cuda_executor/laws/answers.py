@@ -6,39 +6,43 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.models.cuda_executor.laws.asked import Asked, Sampled, Trials
+from paceline.models.cuda_executor.laws.asked import Sampled, Trials, Wide
 from paceline.models.cuda_executor.laws.noise import exponentials
 from paceline.models.cuda_executor.laws.warp import edited, law_weights, ordered_sum
 from paceline.sampling.answered import Answer, Question
 
-_PICK, _PEAK, _BEST, _ARGMAX = range(4)
-"""Columns of the table of answers; the chances of trials follow."""
+_ARGMAX, _PEAK, _PICK, _BEST = range(4)
+"""Columns of the table of answers, whose first two are those of `peaks_of`; the chances of trials follow."""
 
 
-def answers_of(logits: Tensor, asked: Asked) -> Tensor:
-    """[n, 4 + trials] float64 on the device, one row per question; see `read_answers`.
+def peaks_of(logits: Tensor) -> Tensor:
+    """[rows, 2] float64: where the largest of logits [rows, vocab] is, the first on ties, and how large."""
+    peak, argmax = logits.max(dim=-1)
+    return torch.stack([argmax.double(), peak.double()], dim=1)
+
+
+def answers_of(logits: Tensor, peaks: Tensor, wide: Wide | None) -> Tensor:
+    """[rows, n] float64 on the device; see `read_answers`.
 
     Args:
         logits: [rows, vocab] float32.
+        peaks: [rows, 2] what `peaks_of` says of them.
+        wide: the questions that take more than that.
     """
-    own, wide = logits if asked.rows is None else logits[asked.rows], asked.wide
-    raw_peak, argmax = own.max(dim=-1)
-    peak, best, pick, drawn = raw_peak.double(), argmax, argmax, None
-    if wide is not None:
-        best, pick = argmax.clone(), argmax.clone()
-        scores = edited(own[wide.places], wide.edits)
-        peak[wide.places], best[wide.places] = scores.max(dim=-1)
-        pick[wide.places] = best[wide.places]
-        if wide.sampled is not None:
-            picks, drawn = _drawn(scores[wide.sampled.places], wide.sampled)
-            pick[wide.places[wide.sampled.places]] = picks
-    table = torch.stack([pick.double(), peak, best.double(), argmax.double()], dim=1)
-    if asked.tried is None:
-        return table
-    chances = (asked.tried == pick[:, None]).double()
-    if wide is not None and wide.sampled is not None and drawn is not None:
-        chances[wide.places[wide.sampled.places], : drawn.shape[1]] = drawn
-    return torch.cat([table, chances], dim=1)
+    if wide is None:
+        return peaks
+    argmax, peak = peaks[:, _ARGMAX], peaks[:, _PEAK].clone()
+    pick, best, drawn = argmax.clone(), argmax.clone(), peaks.new_zeros(len(peaks), 0)
+    scores = edited(logits[wide.places], wide.edits)
+    peak[wide.places], at = scores.max(dim=-1)
+    pick[wide.places] = best[wide.places] = at.double()
+    if wide.sampled is not None:
+        sampled = wide.places[wide.sampled.places]
+        picks, chances = _drawn(scores[wide.sampled.places], wide.sampled)
+        pick[sampled] = picks.double()
+        drawn = peaks.new_zeros(len(peaks), chances.shape[1])
+        drawn[sampled] = chances
+    return torch.cat([torch.stack([argmax, peak, pick, best], dim=1), drawn], dim=1)
 
 
 def _drawn(scores: Tensor, own: Sampled) -> tuple[Tensor, Tensor]:
@@ -64,11 +68,16 @@ def _refused(law: Tensor, trials: Trials) -> Tensor:
 
 
 def read_answers(table: np.ndarray, questions: Sequence[Question | None]) -> list[Answer | None]:
-    """The answers of `answers_of`, on the host now, to the questions in order."""
-    lines = iter(table.tolist())
-    return [None if each is None else _answer(next(lines), len(each.trials)) for each in questions]
+    """The answers of `answers_of`, on the host now, to the questions about its rows."""
+    return [None if each is None else _answer(line, each) for line, each in zip(table.tolist(), questions, strict=True)]
 
 
-def _answer(line: list[float], num_trials: int) -> Answer:
-    chances = tuple(line[_ARGMAX + 1 : _ARGMAX + 1 + num_trials])
-    return Answer(int(line[_PICK]), chances, line[_PEAK], int(line[_BEST]), int(line[_ARGMAX]))
+def _answer(line: list[float], question: Question) -> Answer:
+    argmax = pick = best = int(line[_ARGMAX])
+    if len(line) > _BEST:
+        pick, best = int(line[_PICK]), int(line[_BEST])
+    if question.temperature > 0:
+        chances = tuple(line[_BEST + 1 : _BEST + 1 + len(question.trials)])
+    else:
+        chances = tuple([float(token == pick) for token, _ in question.trials])
+    return Answer(pick, chances, line[_PEAK], best, argmax)

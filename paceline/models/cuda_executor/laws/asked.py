@@ -1,4 +1,4 @@
-"""`Asked`: the questions about the rows of one pass as tensors on the device, sent there before the pass begins.
+"""`Wide`: the questions about the rows of one pass as tensors on the device, sent there before the pass begins.
 
 A copy from ordinary memory waits for whatever the device is doing, so nothing is copied once the pass runs.
 """
@@ -125,10 +125,10 @@ class Sampled:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Wide:
-    """The w questions that take more than the largest logit.
+    """The w questions about rows of logits that take more than the largest one.
 
     Attributes:
-        places: [w] which of all questions.
+        places: [w] which rows.
         edits: of them, None when nothing is edited.
         sampled: of them, None when all are greedy.
     """
@@ -138,51 +138,23 @@ class Wide:
     sampled: Sampled | None
 
     @classmethod
-    def of(cls, asked: Sequence[Question], size: int, move: Move) -> "Wide | None":
-        """Of all questions `asked`; None when the largest logit answers each."""
-        places = [place for place, each in enumerate(asked) if each.temperature > 0 or each.edits is not None]
-        own = [asked[place] for place in places]
-        if not own:
-            return None
-        edits = [each.edits for each in own]
-        return cls(
-            move(np.array(places, np.int64)),
-            RowEdits.of(edits, size, move) if any(edits) else None,
-            Sampled.of(own, size, move),
-        )
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Asked:
-    """n questions about rows of logits; greedy ones without edits cost no copy at all.
-
-    Attributes:
-        rows: [n] which of the pass's rows of logits, None for all of them in order.
-        tried: [n, most trials] tokens tried, -1 after the last; None when nothing is tried.
-        wide: those that take more than the largest logit.
-    """
-
-    rows: Tensor | None
-    tried: Tensor | None
-    wide: Wide | None
-
-    @classmethod
-    def of(cls, questions: Sequence[Question | None], size: int, device: torch.device) -> "Asked":
-        """What is asked of rows of `size` logits, in order; None asks nothing."""
+    def of(cls, questions: Sequence[Question | None], size: int, device: torch.device) -> "Wide | None":
+        """Of what is asked of rows of `size` logits in order, None of some; None when the largest logits are enough."""
 
         def move(values: np.ndarray) -> Tensor:
             return torch.from_numpy(values).to(device)
 
-        asked = [each for each in questions if each is not None]
-        rows = [row for row, each in enumerate(questions) if each is not None]
-        most = max((len(each.trials) for each in asked), default=0)
-        tried = np.full((len(asked), most), -1, np.int64)
-        for line, each in zip(tried, asked, strict=True):
-            line[: len(each.trials)] = [token for token, _ in each.trials]
+        own = [
+            (place, each) for place, each in enumerate(questions)
+            if each is not None and (each.temperature > 0 or each.edits is not None)
+        ]  # fmt: skip
+        if not own:
+            return None
+        edits = [each.edits for _, each in own]
         return cls(
-            None if len(rows) == len(questions) else move(np.array(rows, np.int64)),
-            move(tried) if most else None,
-            Wide.of(asked, size, move),
+            move(np.array([place for place, _ in own], np.int64)),
+            RowEdits.of(edits, size, move) if any(edits) else None,
+            Sampled.of([each for _, each in own], size, move),
         )
 
 

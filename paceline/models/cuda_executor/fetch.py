@@ -1,0 +1,57 @@
+"""`Fetch`: tables from the device to the host, whose copies are waited for together and apart from later work.
+
+A copy to ordinary memory waits for all that was launched, and each for itself; those to pinned memory are followed by
+one event, and what was launched after it runs on.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_BUFFERS = 2
+_BYTES = 16 << 20
+_ALIGNED = 16
+
+
+@dataclass(eq=False, slots=True)
+class Fetched:
+    """Copies on their way, to be waited for before the fetch after the next."""
+
+    _copies: Sequence[Tensor]
+    _done: "torch.cuda.Event | None"
+
+    def wait(self) -> list[np.ndarray]:
+        """The tables, which nobody writes to any more."""
+        if self._done is None:
+            return [copy.numpy() for copy in self._copies]
+        self._done.synchronize()
+        return [copy.numpy().copy() for copy in self._copies]
+
+
+class Fetch:
+    """Copies from `device`, of which two may be on their way at once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._turn = device, 0
+        self._buffers: list[Tensor] = []
+
+    def __call__(self, *tables: Tensor) -> Fetched:
+        """Start to copy `tables` as they will be when all that was launched so far is done."""
+        sizes = [-(-table.nbytes // _ALIGNED) * _ALIGNED for table in tables]
+        if self._device.type != "cuda" or sum(sizes) > _BYTES:
+            return Fetched([table.to("cpu", copy=True) for table in tables], None)
+        if not self._buffers:
+            self._buffers = [torch.empty(_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(_BUFFERS)]
+            self._events = [torch.cuda.Event() for _ in range(_BUFFERS)]
+        self._turn = (self._turn + 1) % _BUFFERS
+        copies, start = [], 0
+        for table, size in zip(tables, sizes, strict=True):
+            place = self._buffers[self._turn][start : start + table.nbytes].view(table.dtype).view(table.shape)
+            copies.append(place.copy_(table, non_blocking=True))
+            start += size
+        done = self._events[self._turn]
+        done.record(torch.cuda.current_stream(self._device))  # by itself it goes to the current device's
+        return Fetched(copies, done)

@@ -1,0 +1,106 @@
+"""The beginning and the end of a pass: hidden states of tokens, angles of positions, and where logits are largest.
+
+A row's token may be the pick of a row of the pass before, which has not left the device. The slow twins are torch's
+embedding, `torch_executor/layers.row_angles` and `laws.peaks_of`.
+"""
+
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
+# Triton's types know neither numbers for `tl.constexpr`, nor options of a launch, nor that a sum is one number.
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from paceline.models.cuda_executor.kernels.dependent import dependent, let_next_begin, wait_for_inputs
+
+_CHUNK = 4096
+
+
+@triton.jit
+def _embedded(tokens, picks, table, out, columns, BLOCK: tl.constexpr):
+    """One row of `table`, widened: that of the row's token, or of the pick that a negative one names."""
+    row, column = tl.program_id(0), tl.arange(0, BLOCK)
+    token = tl.load(tokens + row).to(tl.int32)
+    if token < 0:
+        token = tl.load(picks - 1 - token)
+    inside = column < columns
+    values = tl.load(table + token.to(tl.int64) * columns + column, mask=inside, other=0.0)
+    tl.store(out + row.to(tl.int64) * columns + column, values.to(tl.float32), mask=inside)
+
+
+@triton.jit
+def _angles(positions, frequencies, cosines, sines, factor, HALF: tl.constexpr, BLOCK: tl.constexpr):
+    """Cosines and sines of a row's angles, once for either half."""
+    row, pair = tl.program_id(0), tl.arange(0, BLOCK)
+    inside = pair < HALF
+    angle = tl.load(positions + row).to(tl.float32) * tl.load(frequencies + pair, mask=inside, other=0.0)
+    cosine, sine = tl.cos(angle) * factor, tl.sin(angle) * factor
+    place = row.to(tl.int64) * (2 * HALF) + pair
+    for half in tl.static_range(2):  # pyright: ignore[reportGeneralTypeIssues]
+        tl.store(cosines + place + half * HALF, cosine, mask=inside)
+        tl.store(sines + place + half * HALF, sine, mask=inside)
+
+
+@triton.jit
+def _peaks_of_chunks(logits, peaks, places, columns, num_chunks, CHUNK: tl.constexpr, WAITS: tl.constexpr):
+    """The largest of a chunk of a row, NaN where one is, and the first place where it is."""
+    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    at = chunk * CHUNK + tl.arange(0, CHUNK)
+    let_next_begin(WAITS)
+    wait_for_inputs(WAITS)
+    values = tl.load(logits + row * columns + at, mask=at < columns, other=float("-inf"))
+    is_bad = tl.sum((values != values).to(tl.int32), axis=0) > 0
+    known = tl.where(values == values, values, float("-inf"))
+    tl.store(peaks + row * num_chunks + chunk, tl.where(is_bad, float("nan"), tl.max(known, axis=0)))
+    tl.store(places + row * num_chunks + chunk, chunk * CHUNK + tl.argmax(known, axis=0))
+
+
+@triton.jit
+def _peaks_of_rows(peaks, places, table, picks, num_chunks, BLOCK: tl.constexpr, WAITS: tl.constexpr):
+    """The largest of a row's chunks, the first on ties, as a line of `table` and as a pick."""
+    row, chunk = tl.program_id(0), tl.arange(0, BLOCK)
+    let_next_begin(WAITS)
+    wait_for_inputs(WAITS)
+    inside = chunk < num_chunks
+    values = tl.load(peaks + row * num_chunks + chunk, mask=inside, other=float("-inf"))
+    is_bad = tl.sum((values != values).to(tl.int32), axis=0) > 0
+    known = tl.where(values == values, values, float("-inf"))
+    place = tl.load(places + row * num_chunks + tl.argmax(known, axis=0))
+    tl.store(picks + row, place)
+    tl.store(table + 2 * row, place.to(tl.float64))
+    tl.store(table + 2 * row + 1, tl.where(is_bad, float("nan"), tl.max(known, axis=0)).to(tl.float64))
+
+
+def embedded(tokens: Tensor, picks: Tensor, table: Tensor) -> Tensor:
+    """[M, hidden] float32: of `tokens` [M] int32 the rows of `table` [vocab, hidden]; -1 - i is token i of `picks`."""
+    columns = table.shape[1]
+    out = torch.empty(len(tokens), columns, device=table.device, dtype=torch.float32)
+    if len(tokens):
+        _embedded[(len(tokens),)](tokens, picks, table, out, columns, BLOCK=triton.next_power_of_2(columns))
+    return out
+
+
+def row_angles(positions: Tensor, inverse_frequencies: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
+    """See `layers.row_angles`: cosines and sines [M, 1, R] float32."""
+    rows, half = len(positions), len(inverse_frequencies)
+    cosines, sines = torch.empty(2, rows, 1, 2 * half, device=positions.device, dtype=torch.float32)
+    if rows:
+        _angles[(rows,)](
+            positions, inverse_frequencies, cosines, sines, factor, HALF=half, BLOCK=triton.next_power_of_2(half)
+        )
+    return cosines, sines
+
+
+def peaks_of(logits: Tensor, picks: Tensor) -> Tensor:
+    """See `laws.peaks_of`; where each row's largest logit is goes to `picks` [rows or more] int32 as well."""
+    rows, columns = logits.shape
+    chunks = triton.cdiv(columns, _CHUNK)
+    table = torch.empty(rows, 2, device=logits.device, dtype=torch.float64)
+    if rows:
+        peaks = torch.empty(rows, chunks, device=logits.device, dtype=torch.float32)
+        places = torch.empty(rows, chunks, device=logits.device, dtype=torch.int32)
+        waits = dependent(logits.device)
+        _peaks_of_chunks[(rows, chunks)](logits, peaks, places, columns, chunks, CHUNK=_CHUNK, **waits)
+        _peaks_of_rows[(rows,)](peaks, places, table, picks, chunks, BLOCK=triton.next_power_of_2(chunks), **waits)
+    return table

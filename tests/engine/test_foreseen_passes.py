@@ -1,0 +1,111 @@
+"""An engine whose model launches every pass it can before it is asked for: the texts are the torch executor's."""
+
+import gc
+import random
+import weakref
+
+import pytest
+
+pytest.importorskip("torch")
+
+from paceline.config import EngineConfig
+from paceline.engine.build import build_engine
+from paceline.models.base import PAGE_SIZE
+from paceline.models.cuda_executor import CudaModel
+from paceline.models.cuda_executor.foreseen import Foreseen
+from paceline.models.loaded import LoadedModel
+from paceline.models.resolve import ModelSource
+from paceline.models.torch_executor import TorchModel
+from paceline.types import SamplingParams
+from tests.fakes import ByteTokenizer, RandomCheckpoint, small_config
+
+CHECKPOINT = RandomCheckpoint(small_config())
+PAGE_BYTES = PAGE_SIZE * 2 * 4 * 3 * 2 * 16
+GREEDY = ({}, {"stop": ["a", "e"]})
+KINDS = (
+    *GREEDY, *GREEDY, {"min_tokens": 8}, {"repetition_penalty": 1.2}, {"temperature": 0.8}, {"temperature": 0.9, "n": 2}
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def models():
+    return CudaModel(CHECKPOINT, "cpu", "float32", attention="by_position"), TorchModel(CHECKPOINT)
+
+
+@pytest.fixture
+def eager(monkeypatch):
+    """Foresight that always pays."""
+
+    def expect(self, rows, cache):
+        self._share, self._host_seconds, self._pass_seconds = 1.0, 1.0, 1.0
+
+    monkeypatch.setattr(Foreseen, "_expect", expect)
+
+
+def engine_of(model, num_pages, **config):
+    source = ModelSource("random", CHECKPOINT, ByteTokenizer())  # type: ignore[arg-type]
+    memory = num_pages * PAGE_BYTES
+    return build_engine(
+        LoadedModel(source, model), EngineConfig(kv_cache_memory_bytes=memory, profile="none", **config), None
+    )
+
+
+def texts(engine, requests):
+    """What each of `requests`, (step of arrival, prompt, params, step of abortion or None), got."""
+    texts, step = {}, 0
+    while engine.has_unfinished_requests or any(when >= step for when, *_ in requests):
+        for number, (when, prompt, params, end) in enumerate(requests):
+            if when == step:
+                engine.add_request(str(number), prompt, params)
+            if end == step:
+                engine.abort(str(number))
+        for output in engine.step():
+            if output.finished:
+                texts[output.request_id] = [each.token_ids for each in output.finished.outputs]
+        step += 1
+    return texts
+
+
+def some_requests(rng, kinds):
+    for _ in range(rng.randint(3, 8)):
+        begin, length = random.Random(rng.randint(1, 3)), rng.choice([1, 2, 15, 16, 17, 33, 240])
+        params = SamplingParams(
+            **{"temperature": 0, "seed": 1, "max_tokens": rng.choice([8, 20, 45]), "ignore_eos": rng.random() < 0.5}
+            | rng.choice(kinds)
+        )
+        when = rng.randint(0, 20)
+        yield when, [begin.randrange(100) for _ in range(length)], params, rng.choice([None, None, None, when + 9])
+
+
+@pytest.mark.parametrize("kinds", [GREEDY, KINDS], ids=["greedy", "mixed"])
+@pytest.mark.parametrize("seed", range(6))
+def test_requests_that_come_go_and_lose_their_pages(models, eager, seed, kinds):
+    rng = random.Random(seed)
+    requests, pages = list(some_requests(rng, kinds)), rng.choice([20, 24, 40])
+    config = {"scheduler": rng.choice(["stall_free", "sarathi", "orca"]), "prefix_caching": seed % 2 == 0}
+    model, before = models[0], models[0]._foreseen.num_taken
+    ours, theirs = (engine_of(each, pages, **config) for each in models)
+    assert texts(ours, requests) == texts(theirs, requests)
+    assert kinds is KINDS or model._foreseen.num_taken > before
+    assert ours.scheduler.pool.num_free == pages
+
+
+def test_a_pass_whose_graph_is_not_there_yet(eager):
+    model, other = CudaModel(CHECKPOINT, "cpu", "float32", attention="by_position"), TorchModel(CHECKPOINT)
+    lengths = (249, 7, 5, 3, 1)  # one context grows beyond a split, and the others end one after another
+    requests = [
+        (0, [9 + place] * length, SamplingParams(temperature=0, max_tokens=6 + 3 * place, ignore_eos=True), None)
+        for place, length in enumerate(reversed(lengths))
+    ]
+    ours, theirs = (texts(engine_of(each, 40), requests) for each in (model, other))
+    assert ours == theirs
+    assert model._foreseen.num_taken > 5
+
+
+def test_an_engine_that_is_gone_leaves_no_cache_behind(models, eager):
+    engine = engine_of(models[0], 40)
+    texts(engine, [(0, [1, 2, 3], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True), None)])
+    kept = weakref.ref(engine.cache)
+    del engine
+    gc.collect()
+    assert kept() is None

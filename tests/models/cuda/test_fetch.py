@@ -1,0 +1,66 @@
+"""Tables on their way to the host, with stand-ins for pinned memory, streams and events."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from paceline.models.cuda_executor.fetch import Fetch  # noqa: E402
+
+SECOND = torch.device("cuda:1")
+
+
+@pytest.fixture
+def waited(monkeypatch):
+    """The streams whose work was waited for, each the number of its device; the current device is the first."""
+    streams, empty = [], torch.empty
+
+    class Event:
+        def record(self, stream=0):
+            self.stream = stream
+
+        def synchronize(self):
+            streams.append(self.stream)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: 0 if device is None else device.index)
+    monkeypatch.setattr(torch, "empty", lambda *size, pin_memory=False, **options: empty(*size, **options))
+    return streams
+
+
+def test_a_copy_is_waited_for_on_the_stream_of_its_own_device(waited):
+    table = torch.arange(6, dtype=torch.float64).view(3, 2)
+    [copy] = Fetch(SECOND)(table).wait()
+    assert copy.tolist() == table.tolist()
+    assert waited == [1]
+
+
+def test_tables_of_any_format_are_waited_for_together(waited):
+    tables = (
+        torch.rand(3, 2, dtype=torch.float64),
+        torch.rand(5, 7),
+        torch.arange(3, dtype=torch.int32),
+        torch.rand(0, 4),
+    )
+    fetch = Fetch(SECOND)
+    first = fetch(*tables).wait()
+    for _ in range(3):
+        fetch(*(table + 1 for table in tables)).wait()
+    for copy, table in zip(first, tables, strict=True):
+        assert copy.shape == tuple(table.shape) and (copy == table.numpy()).all()
+    assert waited == [1] * 4
+
+
+def test_two_copies_are_on_their_way_at_once(waited):
+    fetch = Fetch(SECOND)
+    tables = [torch.full((2, 2), float(number), dtype=torch.float64) for number in range(2)]
+    for copy, table in zip([fetch(table) for table in tables], tables, strict=True):
+        assert copy.wait()[0].tolist() == table.tolist()
+
+
+def test_a_large_table_and_one_that_is_here_are_copied_at_once(waited):
+    table = torch.zeros(3_000_000, 1, dtype=torch.float64)
+    for device in (SECOND, torch.device("cpu")):
+        copy = Fetch(device)(table)
+        table[0] += 1
+        assert copy.wait()[0][0] == table[0] - 1
+    assert waited == []
