@@ -1,6 +1,7 @@
 """Proves and measures the cuda executor on the GPU of this machine; no network, no weights, one JSON object.
 
     python benchmarks/gpu.py --minutes 8 > gpu.json
+    python benchmarks/gpu.py --model smollm2-135m.gguf   # with a model that people use besides
     python benchmarks/gpu.py --device cpu --quick        # everything once on a tiny model, to see that it runs
 
 It imports numpy, PyTorch, Triton where there is one, and this checkout, which need not be installed. Where tokenizers
@@ -8,8 +9,8 @@ or safetensors are missing, placeholders stand in for them; without transformers
 so. Weights are random, in the shape of Qwen2.5-1.5B: speed does not depend on what they are. Drafts come from a drafter
 that knows the answers and is wrong one time in five. A part that fails is reported by its error, and the others go on.
 
-Parts, in order: bandwidth, kernels, draws, parity, row_invariance, identity, passes, decoding, drafting,
-transformers, head_training. Those for which no time is left are skipped by name. `targets` says
+Parts, in order: bandwidth, kernels, draws, parity, row_invariance, identity, passes, blocks, decoding, larger,
+drafting, real, transformers, head_training. Those for which no time is left are skipped by name. `targets` says
 which of the figures that were set beforehand were reached; docs/gpu.md tells how to read them.
 """
 
@@ -27,7 +28,7 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 import torch  # noqa: E402
-from gpu_parts import checks, drafts, speeds, training  # noqa: E402
+from gpu_parts import checks, drafts, real, speeds, training  # noqa: E402
 from gpu_parts.bench import Bench  # noqa: E402
 from gpu_parts.stand_ins import fill_in  # noqa: E402
 
@@ -39,8 +40,11 @@ PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "row_invariance": checks.row_invariance,
     "identity": checks.identity,
     "passes": speeds.passes,
+    "blocks": speeds.blocks,
     "decoding": speeds.decoding,
+    "larger": speeds.larger,
     "drafting": drafts.drafting,
+    "real": real.real,
     "transformers": speeds.transformers,
     "head_training": training.head_training,
 }
@@ -49,14 +53,16 @@ PACKAGES = ("torch", "triton", "numpy", "transformers", "tokenizers", "safetenso
 
 def main() -> None:
     args = parse()
-    print(json.dumps(measure(args.device, args.quick, args.minutes, args.parts)))
+    print(json.dumps(measure(args.device, args.quick, args.minutes, args.parts, args.model)))
 
 
-def measure(device: str, quick: bool, minutes: float, parts: list[str] | None = None) -> dict[str, Any]:
+def measure(
+    device: str, quick: bool, minutes: float, parts: list[str] | None = None, model: Path | None = None
+) -> dict[str, Any]:
     """Every part of `parts`, by default all; the report."""
     placeholders = fill_in()
     began = time.perf_counter()
-    bench = Bench(device, quick, began + 60 * minutes)
+    bench = Bench(device, quick, began + 60 * minutes, model_path=model)
     for name in parts or PARTS:
         started = time.perf_counter()
         bench.results[name] = run(name, bench)
@@ -128,6 +134,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=8, help="no part begins after so long")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--quick", action="store_true", help="a tiny model, few repetitions")
+    parser.add_argument("--model", type=Path, help="a folder or GGUF file of a chat model, for the part 'real'")
     parser.add_argument("--parts", nargs="+", choices=PARTS, help="these only, in this order")
     return parser.parse_args()
 

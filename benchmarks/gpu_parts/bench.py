@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ class Bench:
         quick: a tiny model and few repetitions, to see that everything runs.
         deadline: `time.perf_counter` after which no part begins.
         errors: chance that a draft's token is wrong.
+        shape: of the model that is measured, see `qwen_config`; ignored where it is quick.
+        model_path: of a model that people use, if one is here.
         results: of the parts so far, by name.
     """
 
@@ -31,6 +34,8 @@ class Bench:
     quick: bool
     deadline: float
     errors: float = 0.2
+    shape: str = "1.5b"
+    model_path: Path | None = None
     results: dict[str, dict[str, Any]] = field(default_factory=lambda: defaultdict(dict))
 
     @cached_property
@@ -53,7 +58,37 @@ class Bench:
     @cached_property
     def checkpoint(self) -> RandomWeights:
         """Random weights of the shape that is measured."""
-        return RandomWeights(qwen_config(self.quick))
+        return RandomWeights(qwen_config("quick" if self.quick else self.shape))
+
+    @cached_property
+    def reference(self) -> Any:
+        """[positions, vocab] the torch executor's logits in float32 of `text`, on the host."""
+        from paceline.models.torch_executor import TorchModel
+
+        return self.logits_of(TorchModel(self.checkpoint, self.device, "float32"), self.text)
+
+    @cached_property
+    def text(self) -> list[int]:
+        """Random token ids whose logits are compared."""
+        return self.prompts(1, 24 if self.quick else 256)[0]
+
+    def logits_of(self, model: Any, text: Sequence[int]) -> Any:
+        """[positions, vocab] of `text`, in two chunks."""
+        from paceline.models.rows import Part, build_rows
+
+        pages, half = list(range(len(text) // 16 + 2)), len(text) // 2
+        cache = model.new_cache(len(pages))
+        parts = (Part(pages, 0, text[:half]), Part(pages, half, text[half:]))
+        return np.concatenate([model.forward(build_rows([part]), cache).logits for part in parts])
+
+    def compared(self, logits: Any) -> dict[str, float]:
+        """How far logits of `text` are from the reference."""
+        scale, apart = float(self.reference.std()), np.abs(logits - self.reference)
+        return {
+            "mean_difference_in_deviations": float(apart.mean() / scale),
+            "largest_difference_in_deviations": float(apart.max() / scale),
+            "same_argmax": float((logits.argmax(1) == self.reference.argmax(1)).mean()),
+        }
 
     @cached_property
     def model(self) -> Any:
@@ -115,6 +150,16 @@ class Bench:
         """Until the device has done everything."""
         if self.on.type == "cuda":
             torch.cuda.synchronize(self.on)
+
+
+def measured(engine: Any, prompts: Sequence[Sequence[int]], max_tokens: int) -> dict:
+    """The figures of `answer_all` in a run that records no graph; what is recorded takes some milliseconds each."""
+    for _ in range(4):
+        known = len(getattr(engine.cache, "graphs", ()))
+        _, figures = answer_all(engine, prompts, max_tokens)
+        if len(getattr(engine.cache, "graphs", ())) == known:
+            break
+    return figures
 
 
 def answer_all(engine: Any, prompts: Sequence[Sequence[int]], max_tokens: int) -> tuple[list[list[int]], dict]:

@@ -33,6 +33,7 @@ def kernels(bench: Bench) -> dict[str, Any]:
             want = SegmentAttention(views)(query.float(), keys.float(), values.float(), form)
             ours = attend(padded, keys, values, form)[: len(query)]
             found[f"attention_{name}_{dtype}"] = float((ours.float() - want).abs().max())
+    found |= _blocks(bench)
     x, weight = (_random(bench, torch.float32, count, config.hidden_size) for count in (5, 64))
     with row_invariant(bench.on):
         product = torch.nn.functional.linear(x, weight)
@@ -41,27 +42,8 @@ def kernels(bench: Bench) -> dict[str, Any]:
 
 
 def parity(bench: Bench) -> dict[str, Any]:
-    """The executor against the torch executor in float32 on the same rows: a chunk, decodes and a tree."""
-    from paceline.models.rows import Part, build_rows
-    from paceline.models.torch_executor import TorchModel
-
-    length = 24 if bench.quick else 256
-    text = bench.prompts(1, length)[0]
-    pages = list(range(length // 16 + 2))
-    reference = TorchModel(bench.checkpoint, bench.device, "float32")
-    logits = [
-        np.concatenate([model.forward(build_rows([part]), cache).logits for part in (
-            Part(pages, 0, text[: length // 2]), Part(pages, length // 2, text[length // 2 :]))])
-        for model in (bench.model, reference) for cache in [model.new_cache(len(pages))]
-    ]  # fmt: skip
-    ours, theirs = logits
-    scale = float(theirs.std())
-    return {
-        "positions": length,
-        "mean_difference_in_deviations": float(np.abs(ours - theirs).mean() / scale),
-        "largest_difference_in_deviations": float(np.abs(ours - theirs).max() / scale),
-        "same_argmax": float((ours.argmax(1) == theirs.argmax(1)).mean()),
-    }
+    """The executor against the torch executor in float32 on the same rows, in two chunks of a text."""
+    return {"positions": len(bench.text), **bench.compared(bench.logits_of(bench.model, bench.text))}
 
 
 def row_invariance(bench: Bench) -> dict[str, Any]:
@@ -84,9 +66,33 @@ def row_invariance(bench: Bench) -> dict[str, Any]:
     return found
 
 
+def _blocks(bench: Bench) -> dict[str, float]:
+    """Products with weights in blocks of 4 and 8 bits: errors relative to the product with the widened matrix."""
+    from paceline.models.cuda_executor.kernels.blocks import block_linear
+
+    found = {}
+    for bits in (4, 8):
+        matrix = random_blocks(bench, bits, 64 if bench.quick else 1536, bench.checkpoint.config.hidden_size)
+        x = _random(bench, getattr(torch, bench.dtype), 5, matrix.shape[1])
+        want = x.float() @ matrix.dense().T
+        ours = block_linear(x, matrix) if bench.on.type == "cuda" else matrix.times(x)
+        found[f"blocks_of_{bits}_bits"] = float((ours.float() - want).norm() / want.norm())
+    return found
+
+
+def random_blocks(bench: Bench, bits: int, outputs: int, inputs: int) -> Any:
+    """A `BlockMatrix` of random codes whose 32 neighbours share a scale, as Q4_0 and Q8_0 have them."""
+    from paceline.models.cuda_executor.block_matrix import BlockMatrix
+
+    make, halves = torch.Generator().manual_seed(bits), bits == 4
+    codes = torch.randint(0, 256, (outputs, inputs // 2 if halves else inputs), generator=make, dtype=torch.uint8)
+    scales = (torch.rand(outputs, inputs // 32, generator=make) + 0.5).half() / 2**bits
+    return BlockMatrix(codes.to(bench.on), scales.to(bench.on), None, None, 32, 1 << (bits - 1), halves)
+
+
 def draws(bench: Bench) -> dict[str, Any]:
     """Picks of sampled rows on the device against the host's over the same logits, and the noise bit for bit."""
-    from paceline.models.cuda_executor.laws import Asked, answers_of, read_answers
+    from paceline.models.cuda_executor.laws import Wide, answers_of, peaks_of, read_answers
     from paceline.models.cuda_executor.laws.noise import exponentials, words
     from paceline.sampling import CounterRandomness, Warper
     from paceline.sampling.answered import question_about
@@ -98,7 +104,7 @@ def draws(bench: Bench) -> dict[str, Any]:
     warpers = [Warper(SamplingParams(**values)) for values in settings for _ in range(4 if bench.quick else 16)]
     logits = 3 * _random(bench, torch.float32, len(warpers), size)
     questions = [question_about(each, (), noise.key(i, "target", -1)) for i, each in enumerate(warpers)]
-    table = answers_of(logits, Asked.of(questions, size, bench.on)).cpu().numpy()
+    table = answers_of(logits, peaks_of(logits), Wide.of(questions, size, bench.on)).cpu().numpy()
     on_host = logits.cpu().numpy()
     same = [
         answer is not None and answer.pick == noise.draw(warper.law(row), i, "target")

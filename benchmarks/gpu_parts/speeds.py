@@ -1,14 +1,17 @@
 """How fast: memory, passes by their rows, plain and speculative decoding, and transformers where it is installed."""
 
 import time
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 
-from gpu_parts.bench import Bench, answer_all
+from gpu_parts.bench import Bench, answer_all, measured
 
 NUM_DRAFTS = 4
+_CONTEXT = 96
+"""Tokens before the rows of a pass that is timed, as many as requests that decode have on average here."""
 
 
 def bandwidth(bench: Bench) -> dict[str, Any]:
@@ -23,23 +26,10 @@ def bandwidth(bench: Bench) -> dict[str, Any]:
 
 def passes(bench: Bench) -> dict[str, Any]:
     """t(M): milliseconds of a pass over M rows after a short context, as users get it and with sums in one order."""
-    from paceline.models.rows import Part, build_rows
-
     counts = (1, 2, 5, 8) if bench.quick else (1, 2, 4, 5, 8, 16, 32, 64, 128, 256)
-    context, found = 16 if bench.quick else 256, {}
-    pages = list(range((context + max(counts)) // 16 + 1))
+    found: dict[str, Any] = {"context": _CONTEXT}
     for name, model in (("default", bench.model), ("deterministic", bench.exact)):
-        cache = model.new_cache(len(pages))
-        found[name] = {}
-        for count in counts:
-            rows = build_rows([Part(pages, context, bench.prompts(1, count)[0])])
-
-            def run(model: Any = model, rows: Any = rows, cache: Any = cache) -> None:
-                with torch.inference_mode():
-                    model.launch(rows, cache)
-
-            found[name][count] = 1e3 * bench.seconds(run)
-        found[f"graphs_{name}"] = len(cache.graphs)
+        found[name] = _pass_times(bench, model, counts)
     limit = bench.results["bandwidth"].get("limit")
     weights = bench.model.num_bytes
     found["weights_gb"] = weights / 1e9
@@ -48,18 +38,68 @@ def passes(bench: Bench) -> dict[str, Any]:
     return found
 
 
+def _pass_times(bench: Bench, model: Any, counts: Sequence[int]) -> dict[int, float]:
+    """Milliseconds of passes over so many rows, from their launch until the device has done them."""
+    from paceline.models.rows import Part, build_rows
+
+    pages, found = list(range((_CONTEXT + max(counts)) // 16 + 1)), {}
+    cache = model.new_cache(len(pages))
+    for count in counts:
+        rows = build_rows([Part(pages, _CONTEXT, bench.prompts(1, count)[0])])
+
+        def run(rows: Any = rows) -> None:
+            with torch.inference_mode():
+                model.launch(rows, cache)
+
+        found[count] = 1e3 * bench.seconds(run)
+    return found
+
+
+def blocks(bench: Bench) -> dict[str, Any]:
+    """Products with weights in blocks of 4 and 8 bits over few rows: microseconds, and bytes of them per second."""
+    from gpu_parts.checks import random_blocks
+
+    found: dict[str, Any] = {}
+    outputs, inputs = (64, 64) if bench.quick else (17_920, 1536)
+    for bits in (4, 8):
+        matrices = [random_blocks(bench, bits, outputs, inputs) for _ in range(1 if bench.quick else 8)]
+        for rows in (1, 16):
+            x = torch.randn(rows, inputs, device=bench.on, dtype=getattr(torch, bench.dtype))
+
+            def run(x: torch.Tensor = x, matrices: Any = matrices) -> None:
+                for matrix in matrices:
+                    matrix.times(x)
+
+            seconds = bench.seconds(run) / len(matrices)
+            rate = matrices[0].nbytes / 1e9 / seconds
+            found[f"{bits}_bits_{rows}_rows"] = {"microseconds": 1e6 * seconds, "gb_per_second": rate}
+    return found
+
+
 def decoding(bench: Bench) -> dict[str, Any]:
     """Tokens per second at 1 to 64 requests: plainly, with drafts of one length, and of a length that adapts.
 
     Theory of the former: tokens of a pass, as measured, times the time of a plain pass over that of a pass with drafts.
     """
-    sizes, length = ((1, 2), 12) if bench.quick else ((1, 4, 16, 64), 128)
+    return _at_sizes(bench, (1, 2) if bench.quick else (1, 4, 16, 64))
+
+
+def larger(bench: Bench) -> dict[str, Any]:
+    """`decoding` of one request by a model of the shape of Qwen2.5-7B: what a pass takes besides its weights matters
+    less the larger these are."""
+    own = Bench(bench.device, bench.quick, bench.deadline, bench.errors, "7b")
+    own.results["bandwidth"] = bench.results["bandwidth"]
+    own.results["passes"]["default"] = _pass_times(own, own.model, (1, 5))
+    return {"weights_gb": own.model.num_bytes / 1e9, "passes": own.results["passes"]["default"], **_at_sizes(own, (1,))}
+
+
+def _at_sizes(bench: Bench, sizes: Sequence[int]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for size in sizes:
         if time.perf_counter() > bench.deadline:
             found[str(size)] = {"skipped": "no time left"}
             continue
-        found[str(size)] = _decoding(bench, size, length)
+        found[str(size)] = _decoding(bench, size, 12 if bench.quick else 128)
         bench.tidy()
     limit, weights = bench.results["bandwidth"].get("limit"), bench.model.num_bytes
     if limit:
@@ -68,20 +108,16 @@ def decoding(bench: Bench) -> dict[str, Any]:
 
 
 def _decoding(bench: Bench, size: int, length: int) -> dict[str, Any]:
-    """Both ways with `size` requests; what is first run records graphs and does not count."""
+    """All three ways with `size` requests."""
     from paceline.theory.speedup import measured_speedup
 
     prompts = bench.prompts(size)
     engine = bench.engine(bench.model)
     texts, _ = answer_all(engine, prompts, length)
-    _, plain = answer_all(engine, prompts, length)
+    plain = measured(engine, prompts, length)
     answers = {tuple(prompt): text for prompt, text in zip(prompts, texts, strict=True)}
-    engine = bench.engine(bench.model, NUM_DRAFTS, answers)
-    answer_all(engine, prompts, length)
-    _, drafted = answer_all(engine, prompts, length)
-    engine = bench.engine(bench.model, NUM_DRAFTS, answers, "auto")
-    answer_all(engine, prompts, length)
-    _, adaptive = answer_all(engine, prompts, length)
+    drafted = measured(bench.engine(bench.model, NUM_DRAFTS, answers), prompts, length)
+    adaptive = measured(bench.engine(bench.model, NUM_DRAFTS, answers, "auto"), prompts, length)
     speedup, adapted = (each["tokens_per_second"] / plain["tokens_per_second"] for each in (drafted, adaptive))
     found = {
         "plain": plain, "speculative": drafted, "adaptive": adaptive, "speedup": speedup, "adaptive_speedup": adapted,
@@ -107,18 +143,22 @@ def _interpolated(times: dict[int, float], rows: int) -> float:
 
 
 def transformers(bench: Bench) -> dict[str, Any]:
-    """Tokens per second of transformers' `generate` on random weights of the same shape and dtype."""
+    """Tokens per second of transformers' `generate` with the same weights; how near its logits are, see `parity`."""
     if find_spec("transformers") is None:
         return {"skipped": "transformers is not installed"}
     from transformers import AutoModelForCausalLM, Qwen2Config
 
     ours = bench.checkpoint.config
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-             "num_key_value_heads", "max_position_embeddings", "tie_word_embeddings")  # fmt: skip
-    config = Qwen2Config(**{name: getattr(ours, name) for name in names})
+             "num_key_value_heads", "max_position_embeddings", "tie_word_embeddings", "rope_theta")  # fmt: skip
+    config = Qwen2Config(**{name: getattr(ours, name) for name in names}, rms_norm_eps=ours.norm_eps)
     with bench.on:
         model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, bench.dtype)).eval()
-    length, found = (8 if bench.quick else 64), {}
+    model.load_state_dict({name: torch.from_numpy(bench.checkpoint.tensor(name)) for name in bench.checkpoint.names()},
+                          strict=False)  # fmt: skip
+    with torch.inference_mode():
+        logits = model(torch.tensor([bench.text], device=bench.on)).logits[0].float().cpu().numpy()
+    length, found = (8 if bench.quick else 64), {"parity": bench.compared(logits)}
     for size in (1, 2) if bench.quick else (1, 16):
         prompts = torch.tensor(bench.prompts(size), device=bench.on)
 
@@ -128,5 +168,5 @@ def transformers(bench: Bench) -> dict[str, Any]:
                 do_sample=False, pad_token_id=0,
             )  # fmt: skip
 
-        found[str(size)] = {"tokens_per_second": size * length / bench.seconds(run, repeats=2)}
+        found[str(size)] = {"tokens_per_second": size * length / bench.seconds(run, repeats=1)}
     return found

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import torch
 
 OPTIONAL = ("tokenizers", "safetensors")
 """Packages that the engine's modules name and this program never calls."""
@@ -39,22 +40,22 @@ class _Placeholder(ModuleType):
         return getattr(_Name(self.__name__, (), {}), name)
 
 
-def qwen_config(quick: bool) -> Any:
-    """The shape of Qwen2.5-1.5B, or of a model that a CPU runs in milliseconds."""
+def qwen_config(shape: str) -> Any:
+    """The shape of Qwen2.5-1.5B or 7B, or of a model that a CPU runs in milliseconds: ``1.5b``, ``7b``, ``quick``."""
     from paceline.models.config import ModelConfig
 
-    if quick:
-        sizes: dict[str, Any] = {
-            "vocab_size": 211, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
-            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512,
-        }  # fmt: skip
-    else:
-        sizes = {
-            "vocab_size": 151_936, "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
-            "num_attention_heads": 12, "num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 32_768,
-        }  # fmt: skip
+    names = (
+        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+        "num_key_value_heads", "head_dim", "max_position_embeddings",
+    )  # fmt: skip
+    sizes = {
+        "quick": (211, 64, 96, 2, 4, 2, 16, 512),
+        "1.5b": (151_936, 1536, 8960, 28, 12, 2, 128, 32_768),
+        "7b": (152_064, 3584, 18_944, 28, 28, 4, 128, 32_768),
+    }[shape]
     return ModelConfig(
-        "qwen2", **sizes, norm_eps=1e-6, rope_theta=1e6, tie_word_embeddings=True, attention_bias=True
+        "qwen2", **dict(zip(names, sizes, strict=True)), norm_eps=1e-6, rope_theta=1e6,
+        tie_word_embeddings=shape != "7b", attention_bias=True,
     )  # fmt: skip
 
 
@@ -71,7 +72,8 @@ class RandomWeights:
         self.config, self.fingerprint = config, f"random-{seed}"
         self._shapes = tensor_shapes(config)
         most = min(self._PRIME, max(int(np.prod(shape)) for shape in self._shapes.values()) | 1)
-        self._numbers = np.random.default_rng(seed).standard_normal(most, np.float32)
+        numbers = np.random.default_rng(seed).standard_normal(most, np.float32)
+        self._most, self._numbers = most, torch.from_numpy(np.concatenate([numbers, numbers]))
 
     def names(self) -> tuple[str, ...]:
         """See `Checkpoint`."""
@@ -80,11 +82,12 @@ class RandomWeights:
     def tensor(self, name: str) -> np.ndarray:
         """See `Checkpoint`: norms near 1, matrices whose products keep the size of what they multiply."""
         shape = self._shapes[name]
-        start = sum(map(ord, name)) % len(self._numbers)
-        values = np.resize(np.roll(self._numbers, -start) if start else self._numbers, shape)
+        start, size = sum(map(ord, name)) % self._most, int(np.prod(shape))
+        values = self._numbers[start : start + self._most]
+        values = values.repeat(-(-size // self._most))[:size].view(shape) if size > self._most else values[:size]
         if len(shape) == 1:
-            return (1.0 if name.endswith("norm.weight") else 0.0) + 0.1 * values
-        return values * (shape[-1] ** -0.5)
+            return (0.1 * values + (1.0 if name.endswith("norm.weight") else 0.0)).numpy()
+        return (values.view(shape) * shape[-1] ** -0.5).numpy()
 
 
 class NumberTokenizer:
@@ -130,9 +133,10 @@ def make_recorded(answers: dict[tuple[int, ...], list[int]], error_rate: float) 
         answer = answers[tuple(context.token_ids[: context.num_prompt_tokens])]
         if said > len(answer) or answer[said - 1] != context.token_ids[-1]:
             return []
-        rng = np.random.default_rng([said, *context.token_ids[-2:]])
         truth = answer[said : said + context.budget]
-        wrong = rng.random(len(truth)) < error_rate
-        return [(token + 1) % 128 if is_wrong else token for token, is_wrong in zip(truth, wrong, strict=True)]
+        return [(token + 1) % 128 if _is_wrong(said + i, token) else token for i, token in enumerate(truth)]
+
+    def _is_wrong(place: int, token: int) -> bool:
+        return (place * 2_654_435_761 ^ token * 2_246_822_519) % 1000 < 1000 * error_rate
 
     return Recorded()

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 import gpu
 from gpu_parts.stand_ins import RandomWeights, qwen_config
 
-OTHERS = [name for name in gpu.PARTS if name != "transformers"]
+OTHERS = [name for name in gpu.PARTS if name not in ("transformers", "real")]
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +33,10 @@ def test_what_must_hold_holds_on_a_cpu(report):
     assert parts["identity"]["deterministic"]["same"] == parts["identity"]["deterministic"]["texts"]
     assert parts["identity"]["deterministic"]["drafted"] > 0
     assert all(targets[name] for name in targets if name.startswith(("parity", "same argmax", "deterministic")))
+
+
+def test_a_model_that_people_use_must_be_named():
+    assert "--model" in gpu.measure("cpu", quick=True, minutes=5, parts=["real"])["parts"]["real"]["skipped"]
 
 
 def test_no_part_begins_after_its_time():
@@ -67,5 +71,5 @@ def test_an_engine_runs_where_packages_for_files_are_missing():
 
 
 def test_random_weights_have_no_equal_rows():
-    weights = RandomWeights(qwen_config(quick=True)).tensor("model.embed_tokens.weight")
+    weights = RandomWeights(qwen_config("quick")).tensor("model.embed_tokens.weight")
     assert len({row.tobytes() for row in weights}) == len(weights)
