@@ -24,11 +24,11 @@ CURVE = {1: 1 / 112, 16: 16 / 447, 64: 64 / 513}
 """A measured int8 curve of a small model: rows to seconds."""
 
 
-def case(devices=1, rate=2.5, tokens=None, entry=None, models=None, **model):
+def case(devices=1, rate=2.5, tokens=None, entry=None, models=None, duration=120, **model):
     entry = {"tokens": {"seconds": {"0": CURVE}} | (tokens or {}), "weight_mem": [1e8]} | (entry or {})
     one = {"name": "a", "type": "p", "rate": rate, "slo": 6.0, "prompt_tokens": 8, "output_tokens": 128} | model
     values = {
-        "num_devices": devices, "mem_budget": 1e9, "duration": 120, "models": models or [one],
+        "num_devices": devices, "mem_budget": 1e9, "duration": duration, "models": models or [one],
         "profiles": {"p": [entry]},
     }  # fmt: skip
     return case_from(values, Path(), "x")
@@ -42,7 +42,7 @@ def test_one_device_is_enough_where_its_engine_runs_many_requests_at_once():
 
 def test_a_group_is_busy_all_the_time_at_most():
     """Requests that come faster than they are answered keep it busy long after the last of them came."""
-    busy = simulate(Placement.from_lists([[1, 1, [0]]]), case(rate=40.0, slo=600.0)).utilization
+    busy = simulate(Placement.from_lists([[1, 1, [0]]]), case(rate=40.0, slo=600.0, duration=30)).utilization
     assert 0.9 < busy[0, 0] <= 1.0
 
 
