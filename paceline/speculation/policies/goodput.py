@@ -19,6 +19,8 @@ _SOME_REQUESTS, _STEPS_TO_DECIDE = 4, 4
 """With at least 4 requests "nobody drafts" is kept for 4 steps whatever is learned: deciding is dear."""
 _MEMORY = 0.1
 """What the latest step counts for in what steps without drafts take."""
+_SHARE = 0.2
+"""What the latest try counts for in what tries take beyond their price."""
 _STEPS_WITHOUT_DRAFTS = 8
 """Steps for which "nobody drafts" is kept unless something is learned of drafts meanwhile."""
 
@@ -86,6 +88,8 @@ class Goodput(LengthPolicy):
     """Seconds that drafts and their rows should take of a step which drafts only to try; None of others."""
     _undrafted: tuple[int, float] = field(default=(0, 0.0), init=False, repr=False)
     """Requests of the latest steps without drafts or prompts, and what such steps take besides drafting."""
+    _beyond: float | None = field(default=None, init=False, repr=False)
+    """What steps with a try usually took beyond these and their price; None before the first."""
 
     def __post_init__(self) -> None:
         check_least("max_length", self.max_length, 0)
@@ -149,7 +153,8 @@ class Goodput(LengthPolicy):
         """Take what trying took beyond its price off the credit.
 
         A head that rests is read from further away, and a device may have begun a step without drafts meanwhile, which
-        was for nothing then. The latter is seen where steps of as many requests, none with a prompt, are known.
+        was for nothing then. The latter is seen where steps of as many requests, none with a prompt, are known; single
+        steps vary by more than a try costs, so it is what tries took on average.
         """
         trying, self._trying = self._trying, None
         if not step.is_complete:
@@ -160,8 +165,9 @@ class Goodput(LengthPolicy):
             drafting, verifying = trying
             self._credit -= seconds.drafting - seconds.chosen - drafting
             if size == known and not step.num_prefill_rows:
-                more = max(0.0, min(others - usual, usual))  # at most a step: any of them may be interrupted
-                self._credit -= more - verifying
+                beyond = min(others - usual, usual) - verifying  # at most a step: any of them may be interrupted
+                self._beyond = beyond if self._beyond is None else self._beyond + _SHARE * (beyond - self._beyond)
+                self._credit -= max(0.0, self._beyond)
         if not step.num_prefill_rows and not any([outcome.num_draft_tokens for outcome in step.requests]):
             self._undrafted = size, usual + _MEMORY * (others - usual) if size == known else others
 
