@@ -52,6 +52,9 @@ AUTO = "auto"
 LEAST_BYTES = 200e6
 """That a pass of the target reads where ``auto`` takes a head. With less, what a step takes beside its kernels and what
 drafted levels read cost more than a head saves: seen with 81 million bytes, not with 269 (docs/drafters.md)."""
+LEAST_BYTES_ON_A_GPU = 6e9
+"""The same there, where a chain of four tokens by EAGLE-3 takes 1.7 ms of an H100, in which that reads 5 GB: beside
+lookups a head made a model of 269 million bytes a third slower for one request, 45 % for eight (docs/gpu.md)."""
 
 
 def resolve_drafter(wanted: SpeculativeConfig | None, target: LoadedModel) -> SpeculativeConfig | None:
@@ -66,7 +69,9 @@ def resolve_drafter(wanted: SpeculativeConfig | None, target: LoadedModel) -> Sp
         return wanted
     if wanted.model:
         return replace(wanted, method="draft_model")
-    has_time = bytes_per_pass(target.model.config, target.dtype or AUTO) >= LEAST_BYTES
+    is_gpu = getattr(getattr(target.model, "device", None), "type", "cpu") != "cpu"
+    least = LEAST_BYTES_ON_A_GPU if is_gpu else LEAST_BYTES
+    has_time = bytes_per_pass(target.model.config, target.dtype or AUTO) >= least
     ref = best_head(target.source) if isinstance(target.model, RunsHeads) and has_time else None
     if ref is None:
         return replace(wanted, method="suffix")

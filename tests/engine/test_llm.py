@@ -121,5 +121,9 @@ def test_auto_is_the_default_and_one_place_says_what_it_means(tiny, monkeypatch)
     chosen = resolve_drafter(SpeculativeConfig("auto"), tiny)
     children = ["suffix", {"method": "head", "model": "heads/own"}]
     assert chosen == SpeculativeConfig("hybrid", options={"drafters": children})
+    on_gpu = SimpleNamespace(config=tiny.model.config, head_builder="", device=SimpleNamespace(type="cuda"))
+    assert resolve_drafter(SpeculativeConfig("auto"), replace(tiny, model=on_gpu)) == SpeculativeConfig("suffix")
+    monkeypatch.setattr(registry, "bytes_per_pass", lambda config, dtype: 1e10)
+    assert resolve_drafter(SpeculativeConfig("auto"), replace(tiny, model=on_gpu)) == chosen
     no_heads = replace(tiny, model=SimpleNamespace(config=tiny.model.config))
     assert resolve_drafter(SpeculativeConfig("auto"), no_heads) == SpeculativeConfig("suffix")
