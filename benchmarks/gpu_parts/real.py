@@ -43,12 +43,12 @@ def real(bench: Bench) -> dict[str, Any]:
     return found | {"texts": len(QUESTIONS), "deterministic": _same_texts(bench, [*found][2:])}
 
 
-def _load(bench: Bench, drafter: str | None, **options: Any) -> Any:
+def _load(bench: Bench, drafter: str | None, policy: str = "auto", **options: Any) -> Any:
     """The model, drafting by one of `DRAFTERS` or not at all."""
     from paceline import LLM
 
     number = DRAFTERS.get(drafter or "")
-    wanted = drafter if number is None else {"method": drafter, "num_draft_tokens": number}
+    wanted = drafter if number is None else {"method": drafter, "num_draft_tokens": number, "policy": policy}
     dtype = "bfloat16" if bench.on.type == "cuda" else "float32"
     return LLM(
         str(bench.model_path), device=bench.device, executor="cuda", dtype=dtype, prefix_caching=False,
@@ -109,13 +109,14 @@ def _same_texts(bench: Bench, methods: Sequence[str]) -> dict[str, Any]:
     found: dict[str, Any] = {"alone": int(_answers(plain, bench, 1)[0].outputs[0].token_ids == wanted[0][0])}
     for method in methods:
         try:
-            llm = _load(bench, method, **exact)
+            llm = _load(bench, method, "fixed", **exact)
         except Exception as error:
             found[method] = {"skipped": f"{type(error).__name__}: {error}"}
             continue
+        drafted = sum(answer.stats.num_draft_tokens for answer in _answers(llm, bench))
         said = texts(llm), texts(llm, **seeded)
         greedy, drawn = ([a == b for a, b in zip(*both, strict=True)] for both in zip(said, wanted, strict=True))
-        found[method] = {"greedy": sum(greedy), "seeded": sum(drawn)}
+        found[method] = {"greedy": sum(greedy), "seeded": sum(drawn), "drafted": drafted}
         del llm
         bench.tidy()
     return found
