@@ -81,15 +81,6 @@ class Bench:
         parts = (Part(pages, 0, text[:half]), Part(pages, half, text[half:]))
         return np.concatenate([model.forward(build_rows([part]), cache).logits for part in parts])
 
-    def compared(self, logits: Any) -> dict[str, float]:
-        """How far logits of `text` are from the reference."""
-        scale, apart = float(self.reference.std()), np.abs(logits - self.reference)
-        return {
-            "mean_difference_in_deviations": float(apart.mean() / scale),
-            "largest_difference_in_deviations": float(apart.max() / scale),
-            "same_argmax": float((logits.argmax(1) == self.reference.argmax(1)).mean()),
-        }
-
     @cached_property
     def model(self) -> Any:
         """The executor as users get it."""
@@ -150,6 +141,16 @@ class Bench:
         """Until the device has done everything."""
         if self.on.type == "cuda":
             torch.cuda.synchronize(self.on)
+
+
+def compared(logits: np.ndarray, reference: np.ndarray) -> dict[str, float]:
+    """How far logits [positions, vocab] are from those of a reference."""
+    scale, apart = float(reference.std()), np.abs(logits - reference)
+    return {
+        "mean_difference_in_deviations": float(apart.mean() / scale),
+        "largest_difference_in_deviations": float(apart.max() / scale),
+        "same_argmax": float((logits.argmax(1) == reference.argmax(1)).mean()),
+    }
 
 
 def measured(engine: Any, prompts: Sequence[Sequence[int]], max_tokens: int) -> dict:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpu_parts.bench import Bench, answer_all
+from gpu_parts.bench import Bench, answer_all, compared
 
 
 def kernels(bench: Bench) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def kernels(bench: Bench) -> dict[str, Any]:
 
 def parity(bench: Bench) -> dict[str, Any]:
     """The executor against the torch executor in float32 on the same rows, in two chunks of a text."""
-    return {"positions": len(bench.text), **bench.compared(bench.logits_of(bench.model, bench.text))}
+    return {"positions": len(bench.text), **compared(bench.logits_of(bench.model, bench.text), bench.reference)}
 
 
 def row_invariance(bench: Bench) -> dict[str, Any]:
@@ -68,15 +68,12 @@ def row_invariance(bench: Bench) -> dict[str, Any]:
 
 def _blocks(bench: Bench) -> dict[str, float]:
     """Products with weights in blocks of 4 and 8 bits: errors relative to the product with the widened matrix."""
-    from paceline.models.cuda_executor.kernels.blocks import block_linear
-
     found = {}
     for bits in (4, 8):
         matrix = random_blocks(bench, bits, 64 if bench.quick else 1536, bench.checkpoint.config.hidden_size)
         x = _random(bench, getattr(torch, bench.dtype), 5, matrix.shape[1])
         want = x.float() @ matrix.dense().T
-        ours = block_linear(x, matrix) if bench.on.type == "cuda" else matrix.times(x)
-        found[f"blocks_of_{bits}_bits"] = float((ours.float() - want).norm() / want.norm())
+        found[f"blocks_of_{bits}_bits"] = float((matrix.times(x).float() - want).norm() / want.norm())
     return found
 
 

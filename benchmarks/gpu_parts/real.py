@@ -4,9 +4,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from gpu_parts.bench import Bench
+from gpu_parts.bench import Bench, compared
 
 QUESTIONS = (
     "Explain why the sky is blue to a curious child.",
@@ -81,31 +79,26 @@ def _measured(bench: Bench, llm: Any) -> tuple[list[tuple[int, ...]], dict[str, 
 
 
 def _parity(bench: Bench, llm: Any, texts: Sequence[Sequence[int]]) -> dict[str, float]:
-    """See `Bench.compared`, on what the model said."""
+    """See `compared`, on what the model said."""
     from paceline.models.resolve import resolve_model
     from paceline.models.torch_executor import TorchModel
 
     ids = [token for text in texts for token in text][:480]
     ours = bench.logits_of(llm._engine._model, ids)
     wanted = bench.logits_of(TorchModel(resolve_model(str(bench.model_path)).checkpoint, bench.device, "float32"), ids)
-    apart = np.abs(ours - wanted)
-    return {
-        "positions": len(ids),
-        "mean_difference_in_deviations": float(apart.mean() / wanted.std()),
-        "same_argmax": float((ours.argmax(1) == wanted.argmax(1)).mean()),
-    }
+    return {"positions": len(ids), **compared(ours, wanted)}
 
 
 def _same_texts(bench: Bench, methods: Sequence[str]) -> dict[str, Any]:
     """With sums in one order: texts alone and together, and with drafts, greedy and seeded, that are the plain ones."""
     seeded = {"temperature": 1.0, "seed": 7}
 
-    def texts(llm: Any, **sampling: Any) -> list[Any]:
-        return [answer.outputs[0].token_ids for answer in _answers(llm, bench, **sampling)]
+    def texts(answers: Sequence[Any]) -> list[Any]:
+        return [answer.outputs[0].token_ids for answer in answers]
 
     exact = {"deterministic": bench.attention == "triton"}
     plain = _load(bench, None, **exact)
-    wanted = texts(plain), texts(plain, **seeded)
+    wanted = texts(_answers(plain, bench)), texts(_answers(plain, bench, **seeded))
     found: dict[str, Any] = {"alone": int(_answers(plain, bench, 1)[0].outputs[0].token_ids == wanted[0][0])}
     for method in methods:
         try:
@@ -113,8 +106,9 @@ def _same_texts(bench: Bench, methods: Sequence[str]) -> dict[str, Any]:
         except Exception as error:
             found[method] = {"skipped": f"{type(error).__name__}: {error}"}
             continue
-        drafted = sum(answer.stats.num_draft_tokens for answer in _answers(llm, bench))
-        said = texts(llm), texts(llm, **seeded)
+        answers = _answers(llm, bench)
+        drafted = sum(answer.stats.num_draft_tokens for answer in answers)
+        said = texts(answers), texts(_answers(llm, bench, **seeded))
         greedy, drawn = ([a == b for a, b in zip(*both, strict=True)] for both in zip(said, wanted, strict=True))
         found[method] = {"greedy": sum(greedy), "seeded": sum(drawn), "drafted": drafted}
         del llm

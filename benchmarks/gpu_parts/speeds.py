@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from gpu_parts.bench import Bench, answer_all, measured
+from gpu_parts.bench import Bench, answer_all, compared, measured
+from gpu_parts.checks import random_blocks
 
 NUM_DRAFTS = 4
 _CONTEXT = 96
@@ -57,8 +58,6 @@ def _pass_times(bench: Bench, model: Any, counts: Sequence[int]) -> dict[int, fl
 
 def blocks(bench: Bench) -> dict[str, Any]:
     """Products with weights in blocks of 4 and 8 bits over few rows: microseconds, and bytes of them per second."""
-    from gpu_parts.checks import random_blocks
-
     found: dict[str, Any] = {}
     outputs, inputs = (64, 64) if bench.quick else (17_920, 1536)
     for bits in (4, 8):
@@ -158,7 +157,7 @@ def transformers(bench: Bench) -> dict[str, Any]:
                           strict=False)  # fmt: skip
     with torch.inference_mode():
         logits = model(torch.tensor([bench.text], device=bench.on)).logits[0].float().cpu().numpy()
-    length, found = (8 if bench.quick else 64), {"parity": bench.compared(logits)}
+    length, found = (8 if bench.quick else 64), {"parity": compared(logits, bench.reference)}
     for size in (1, 2) if bench.quick else (1, 16):
         prompts = torch.tensor(bench.prompts(size), device=bench.on)
 

@@ -150,7 +150,7 @@ def build_engine(
     drafter = drafter or _drafter(spec, services)
     prices = LearnedPrices(passes, drafter.traits)
     speculation = _speculation(spec, drafter, prices)
-    limits = replace(_scheduler_config(config, limit, profile), num_lookahead_slots=_lookahead_slots(loaded.model))
+    limits = _scheduler_config(config, limit, profile, loaded.model)
     stop, branches = StopChecker(source.eos_token_ids), drafter.traits.branches
     scheduler = Scheduler(limits, pool, speculation.policy, stop, branches)
     return Engine(loaded.model, cache, scheduler, source.tokenizer, source.eos_token_ids, speculation, prices, clock)
@@ -185,7 +185,9 @@ def _prior(
         return guess
 
 
-def _scheduler_config(config: EngineConfig, max_model_len: int, profile: Profile | None) -> SchedulerConfig:
+def _scheduler_config(
+    config: EngineConfig, max_model_len: int, profile: Profile | None, model: CausalLM
+) -> SchedulerConfig:
     """What the scheduler is told; rows of a step are as configured, as tuned, or its own default."""
     defaults = SchedulerConfig()
     tuned = profile.token_budget if profile and profile.target_ms else None
@@ -198,11 +200,8 @@ def _scheduler_config(config: EngineConfig, max_model_len: int, profile: Profile
         max_model_len=max_model_len,
         prefix_caching=config.prefix_caching,
         tile=min(tile, token_budget),
+        num_lookahead_slots=model.num_lookahead_slots if isinstance(model, LooksAhead) else 0,
     )
-
-
-def _lookahead_slots(model: CausalLM) -> int:
-    return model.num_lookahead_slots if isinstance(model, LooksAhead) else 0
 
 
 def _drafter(spec: SpeculativeConfig, services: DraftServices) -> Drafter:

@@ -44,6 +44,11 @@ class Question:
     key: int
     trials: tuple[Trial, ...] = ()
 
+    @property
+    def takes_argmax(self) -> bool:
+        """Whether the law is a point at the largest logit as it is."""
+        return self.temperature == 0 and self.edits is None
+
 
 _LARGEST = Question(0.0, 0.0, 0, 1.0, None, 0)
 """Where the largest logit is."""

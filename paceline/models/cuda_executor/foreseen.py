@@ -17,24 +17,14 @@ from typing import Protocol
 from weakref import ref
 
 import numpy as np
-from torch import Tensor
 
 from paceline.models.base import PAGE_SIZE, Rows
 from paceline.models.cuda_executor.fetch import Fetch, Fetched
-from paceline.models.cuda_executor.passes import CudaKVCache, Passes
+from paceline.models.cuda_executor.passes import CudaKVCache, Launched, Passes
 from paceline.sampling.answered import Question
 
 _MEMORY = 1 / 8
 """What the latest step counts for in what steps are usually like."""
-
-
-class Launched(Protocol):
-    """What comes of a pass."""
-
-    @property
-    def peaks(self) -> Tensor:
-        """[K, 2] float64 where logits are largest, and how large, good until the next pass."""
-        ...
 
 
 class Launch(Protocol):
@@ -173,12 +163,7 @@ def is_plain(rows: Rows, taps: tuple[int, ...], questions: Sequence[Question | N
         return False
     if rows.num_keys is not None or (rows.segments != np.arange(size)).any():
         return False
-    return all([each is not None and is_greedy(each) and not each.trials for each in questions])
-
-
-def is_greedy(question: Question) -> bool:
-    """Whether the largest logit answers it."""
-    return question.temperature == 0 and question.edits is None
+    return all([each is not None and each.takes_argmax and not each.trials for each in questions])
 
 
 def _places(rows: Rows, cache: CudaKVCache, ahead: _Pass) -> np.ndarray | None:

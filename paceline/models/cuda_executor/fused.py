@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from paceline.models.cuda_executor.kernels.ends import embedded, row_angles
+from paceline.models.base import NORMED
+from paceline.models.cuda_executor.kernels.ends import embedded, peaks_of, row_angles
 from paceline.models.cuda_executor.kernels.entries import gated, place_heads, rms_norm
 from paceline.models.cuda_executor.kernels.products import NARROW, partials, product
 from paceline.models.positions import NO_TABLE
@@ -31,7 +32,7 @@ class Fused:
         deterministic: take products of one order for any number of rows.
     """
 
-    row_angles = staticmethod(row_angles)
+    row_angles, peaks_of = staticmethod(row_angles), staticmethod(peaks_of)
 
     def __init__(self, stack: DecoderStack, deterministic: bool) -> None:
         self._stack, self._deterministic = stack, deterministic
@@ -74,7 +75,7 @@ class Fused:
             x, to_add, tapped = self._run_narrow(stage, x, step, taps)
         else:
             x, tapped = stage.run_layers(x, step, taps)
-        if self._is_plain and not last_taps(stage.shard.config, taps, x, x):
+        if self._is_plain and not {NORMED, stage.shard.config.num_hidden_layers}.intersection(taps):
             return self._logits(norm.after(x, *to_add, asked=asked)[1], out), tapped
         x, normed = norm.after(x, *to_add) if self._widens else (x, norm(x))
         return self._logits(normed[asked], out), tapped | last_taps(stage.shard.config, taps, x, normed)

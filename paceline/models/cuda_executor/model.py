@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -26,13 +26,12 @@ from paceline.models.cuda_executor.graphs import GraphCapture, Outputs, on_devic
 from paceline.models.cuda_executor.invariant import row_invariant
 from paceline.models.cuda_executor.laws import Wide, answers_of, peaks_of, read_answers
 from paceline.models.cuda_executor.paged_rows import PagedRows, levels_below
-from paceline.models.cuda_executor.passes import CudaKVCache, Passes, likeliest
+from paceline.models.cuda_executor.passes import CudaKVCache, Launched, Passes, likeliest
 from paceline.models.cuda_executor.staging import LARGEST
 from paceline.models.dtypes import activations_beside_blocks
 from paceline.models.torch_executor.model import (
     DecoderStack,
     Stage,
-    Taps,
     TorchModel,
     check_rows,
     fetched,
@@ -40,20 +39,6 @@ from paceline.models.torch_executor.model import (
     usable_device,
 )
 from paceline.sampling.answered import Question
-
-
-class Launched(NamedTuple):
-    """What comes of a pass, on the device.
-
-    Attributes:
-        logits: [K, vocab] float32.
-        taps: [M, hidden] of each.
-        peaks: [K, 2] of the logits, see `peaks_of`.
-    """
-
-    logits: Tensor
-    taps: Taps
-    peaks: Tensor
 
 
 class CudaModel(TorchModel):
@@ -245,9 +230,7 @@ class CudaModel(TorchModel):
         if len(logits) > LARGEST:
             return peaks_of(logits)
         if self._fused is not None:
-            from paceline.models.cuda_executor.kernels import ends
-
-            return ends.peaks_of(logits, self._picks)
+            return self._fused.peaks_of(logits, self._picks)
         peaks = peaks_of(logits)
         self._picks[: len(logits)] = peaks[:, 0].int()
         return peaks

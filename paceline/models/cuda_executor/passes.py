@@ -5,7 +5,7 @@ but whoever fetches what comes out, a chain's tokens among it.
 """
 
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from paceline.models.cuda_executor.graphs import Graph, GraphCapture, Outputs, g
 from paceline.models.cuda_executor.paged_rows import PagedRows, levels_below, num_splits
 from paceline.models.cuda_executor.staging import LARGEST, Staging, asked_bucket, bucket_of
 from paceline.models.torch_executor.cache import TorchKVCache
+from paceline.models.torch_executor.model import Taps
 
 Compute = Callable[[PagedRows, int, Sequence[Tensor]], Outputs]
 """(rows, how many of the asked ones count, tensors [rows, n] that go in with them) to logits [asked, n] and others."""
@@ -48,6 +49,20 @@ class CudaKVCache(TorchKVCache):
         """See `TakesKeys.write`."""
         self.changes += 1
         super().write(slots, keys, values)
+
+
+class Launched(NamedTuple):
+    """What comes of a pass, on the device.
+
+    Attributes:
+        logits: [K, vocab] float32.
+        taps: [M, hidden] of each.
+        peaks: [K, 2] of the logits, see `laws.peaks_of`.
+    """
+
+    logits: Tensor
+    taps: Taps
+    peaks: Tensor
 
 
 class Passes:

@@ -19,7 +19,7 @@ _SOME_REQUESTS, _STEPS_TO_DECIDE = 4, 4
 """With at least 4 requests "nobody drafts" is kept for 4 steps whatever is learned: deciding is dear."""
 _MEMORY = 0.1
 """What the latest step counts for in what steps without drafts take."""
-_SHARE = 0.2
+_MEMORY_OF_TRIES = 0.2
 """What the latest try counts for in what tries take beyond their price."""
 _STEPS_WITHOUT_DRAFTS = 8
 """Steps for which "nobody drafts" is kept unless something is learned of drafts meanwhile."""
@@ -166,7 +166,9 @@ class Goodput(LengthPolicy):
             self._credit -= seconds.drafting - seconds.chosen - drafting
             if size == known and not step.num_prefill_rows:
                 beyond = min(others - usual, usual) - verifying  # at most a step: any of them may be interrupted
-                self._beyond = beyond if self._beyond is None else self._beyond + _SHARE * (beyond - self._beyond)
+                self._beyond = (
+                    beyond if self._beyond is None else self._beyond + _MEMORY_OF_TRIES * (beyond - self._beyond)
+                )
                 self._credit -= max(0.0, self._beyond)
         if not step.num_prefill_rows and not any([outcome.num_draft_tokens for outcome in step.requests]):
             self._undrafted = size, usual + _MEMORY * (others - usual) if size == known else others

@@ -138,6 +138,16 @@ def _place_heads(
 
 
 @triton.jit
+def acted(x: tl.tensor, IS_SILU: tl.constexpr) -> tl.tensor:
+    """silu(x), or gelu(x) by tanh, of x in float32."""
+    if IS_SILU:  # noqa: SIM108 - decided when the kernel is compiled
+        found = x * tl.sigmoid(x)
+    else:
+        found = x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))  # 2 sqrt(2 / pi)
+    return found
+
+
+@triton.jit
 def _gated(
     gate, up, out, gate_stride, up_stride, columns, IS_SILU: tl.constexpr, BLOCK: tl.constexpr, WAITS: tl.constexpr
 ):  # fmt: skip
@@ -147,14 +157,10 @@ def _gated(
     let_next_begin(WAITS)
     wait_for_inputs(WAITS)
     x = tl.load(gate + row * gate_stride + column, mask=inside, other=0.0).to(tl.float32)
-    if IS_SILU:  # noqa: SIM108 - decided when the kernel is compiled
-        acted = x * tl.sigmoid(x)
-    else:
-        acted = x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))  # gelu by tanh, 2 sqrt(2 / pi)
     kind: tl.constexpr = out.dtype.element_ty
-    acted = acted.to(kind).to(tl.float32)
+    rounded = acted(x, IS_SILU).to(kind).to(tl.float32)
     raised = tl.load(up + row * up_stride + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * columns + column, (acted * raised).to(kind), mask=inside)
+    tl.store(out + row * columns + column, (rounded * raised).to(kind), mask=inside)
 
 
 def rms_norm(

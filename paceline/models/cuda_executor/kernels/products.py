@@ -23,6 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from paceline.models.cuda_executor.kernels.dependent import dependent, let_next_begin, wait_for_inputs
+from paceline.models.cuda_executor.kernels.entries import acted
 
 NARROW = 16
 """Rows of a tile, the fewest that matrix units take: up to so many, a product takes as long as one of a single row."""
@@ -43,7 +44,7 @@ class Tile:
         stages: tiles on their way at once.
         warps: of a program.
         parts: of the inner dimension.
-        first: tiles whose weights are read before the rows are there, at most 3.
+        reads_early: weights of the first tile are read before the rows are there.
     """
 
     outputs: int
@@ -51,19 +52,19 @@ class Tile:
     stages: int
     warps: int
     parts: int = 1
-    first: int = 0
+    reads_early: bool = False
 
     def covers(self, outputs: int, inputs: int) -> bool:
-        """Whether tiles cover outputs and inputs exactly, and every part has all tiles that are read first."""
+        """Whether tiles cover outputs and inputs exactly, and every part has a first tile where that is read early."""
         number, over = divmod(inputs, self.inputs)
         in_last = number - (self.parts - 1) * -(-number // self.parts)
-        return not over and outputs % self.outputs == 0 and in_last >= self.first
+        return not over and outputs % self.outputs == 0 and in_last >= self.reads_early
 
     def options(self) -> dict[str, Any]:
         """Compile-time arguments and options of a launch."""
         return {
             "SWAPS": self.outputs >= 64, "BLOCK_M": NARROW, "BLOCK_N": self.outputs, "BLOCK_K": self.inputs,
-            "PARTS": self.parts, "FIRST": self.first, "num_stages": self.stages, "num_warps": self.warps,
+            "PARTS": self.parts, "READS_EARLY": self.reads_early, "num_stages": self.stages, "num_warps": self.warps,
         }  # fmt: skip
 
 
@@ -101,7 +102,8 @@ def _values(from_row, at, end, in_rows, EVEN: tl.constexpr):
 def _product(
     x, weight, bias, out, num_rows, num_outputs, num_inputs,
     HAS_BIAS: tl.constexpr, GATE: tl.constexpr, EVEN: tl.constexpr, WAITS: tl.constexpr, SWAPS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr, FIRST: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr,
+    READS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """A tile of a part of out [parts, rows, outputs] = x [rows, inputs] weight^T [inputs, outputs] + bias [outputs].
 
@@ -118,24 +120,19 @@ def _product(
     end = tl.minimum(begin + length, num_inputs)
     own = weight + output.to(tl.int64)[:, None] * num_inputs
     other = weight + (output.to(tl.int64) + num_outputs)[:, None] * num_inputs
-    first = _weights(own, begin + inner, end, in_outputs, EVEN) if FIRST > 0 else 0
-    second_first = _weights(other, begin + inner, end, in_outputs, EVEN) if FIRST > 0 and GATE > 0 else 0
-    next_one = _weights(own, begin + BLOCK_K + inner, end, in_outputs, EVEN) if FIRST > 1 else 0
-    last_one = _weights(own, begin + 2 * BLOCK_K + inner, end, in_outputs, EVEN) if FIRST > 2 else 0
+    early = _weights(own, begin + inner, end, in_outputs, EVEN) if READS_EARLY else 0
+    early_second = _weights(other, begin + inner, end, in_outputs, EVEN) if READS_EARLY and GATE > 0 else 0
     wait_for_inputs(WAITS)
     summed = tl.zeros([BLOCK_N, BLOCK_M] if SWAPS else [BLOCK_M, BLOCK_N], tl.float32)
     second = tl.zeros([BLOCK_N, BLOCK_M] if SWAPS else [BLOCK_M, BLOCK_N], tl.float32)
     from_row = x + row.to(tl.int64)[:, None] * num_inputs
-    if FIRST > 0:
+    if READS_EARLY:
         values = _values(from_row, begin + inner, end, in_rows, EVEN)
-        summed = _times(first, values, summed, SWAPS)
+        summed = _times(early, values, summed, SWAPS)
         if GATE > 0:
-            second = _times(second_first, values, second, SWAPS)
-    if FIRST > 1:
-        summed = _times(next_one, _values(from_row, begin + BLOCK_K + inner, end, in_rows, EVEN), summed, SWAPS)
-    if FIRST > 2:
-        summed = _times(last_one, _values(from_row, begin + 2 * BLOCK_K + inner, end, in_rows, EVEN), summed, SWAPS)
-    for start in range(begin + FIRST * BLOCK_K, end, BLOCK_K):
+            second = _times(early_second, values, second, SWAPS)
+        begin += BLOCK_K
+    for start in range(begin, end, BLOCK_K):
         at = start + inner
         values = _values(from_row, at, end, in_rows, EVEN)
         summed = _times(_weights(own, at, end, in_outputs, EVEN), values, summed, SWAPS)
@@ -148,11 +145,8 @@ def _product(
         summed += tl.load(bias + output, mask=in_outputs, other=0.0).to(tl.float32)[None, :]
         if GATE > 0:
             second += tl.load(bias + num_outputs + output, mask=in_outputs, other=0.0).to(tl.float32)[None, :]
-    if GATE == 1:
-        summed = summed * tl.sigmoid(summed) * second
-    if GATE == 2:
-        inside = 1.5957691216057308 * (summed + 0.044715 * summed * summed * summed)  # gelu by tanh, 2 sqrt(2 / pi)
-        summed = summed * tl.sigmoid(inside) * second
+    if GATE > 0:
+        summed = acted(summed, GATE == 1) * second
     to = (part.to(tl.int64) * num_rows + row)[:, None] * num_outputs + output[None, :]
     tl.store(out + to, summed.to(out.dtype.element_ty), mask=in_rows[:, None] & in_outputs[None, :])
 
@@ -208,7 +202,7 @@ def tile_of(outputs: int, inputs: int, itemsize: int, is_gated: bool) -> Tile:
     if itemsize > 2:
         return Tile(32, min(64, most), 2, 4)
     if is_gated:
-        return Tile(32, min(128, most), 3, 4, first=1)
+        return Tile(32, min(128, most), 3, 4, reads_early=True)
     if outputs >= _MANY_OUTPUTS:
         return Tile(64, min(128, most), 4, 4)
     return Tile(16, min(256, most), 4, 2)

@@ -146,7 +146,7 @@ class Wide:
 
         own = [
             (place, each) for place, each in enumerate(questions)
-            if each is not None and (each.temperature > 0 or each.edits is not None)
+            if each is not None and not each.takes_argmax
         ]  # fmt: skip
         if not own:
             return None
