@@ -5,6 +5,7 @@ import hashlib
 import os
 import time
 import zipfile
+from random import Random
 
 import pytest
 
@@ -13,7 +14,7 @@ from paceline.models import download
 from paceline.models.cache_dir import cache_dir
 from paceline.models.download import BUILTIN_MODELS, BuiltinModel, fetch_builtin
 
-WEIGHTS = os.urandom(300_000)
+WEIGHTS = Random(0).randbytes(300_000)
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Pulling models: which files, what is fetched again, what the cache says, from a hub on this machine."""
 
 import json
-import os
+from random import Random
 
 import pytest
 from filelock import FileLock
@@ -188,7 +188,7 @@ def interrupted(name, at):
         pull(name, stop)
 
 
-SHARDS = {f"model-0000{i}-of-00002.safetensors": os.urandom(2 << 20) for i in (1, 2)}
+SHARDS = {f"model-0000{i}-of-00002.safetensors": Random(i).randbytes(2 << 20) for i in (1, 2)}
 
 
 def asked_again(hub):

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import os
 import threading
+from random import Random
 
 import pytest
 
@@ -13,8 +14,8 @@ from paceline.models.transfer import Remote, fetch_file, read_url
 
 from .hub_server import COMMIT, Hub, serving
 
-CONTENT = os.urandom(3 << 20)
-OTHER = os.urandom(3 << 20)
+CONTENT = Random(1).randbytes(3 << 20)
+OTHER = Random(2).randbytes(3 << 20)
 
 
 @pytest.fixture
@@ -32,6 +33,10 @@ def target(tmp_path):
 def remote(hub, checked=True, content=CONTENT, **headers):
     digest = hashlib.sha256(content).hexdigest() if checked else None
     return Remote(f"{hub.url}/o/m/resolve/{COMMIT}/file", len(content), digest, headers)
+
+
+def one_bit_wrong(content):
+    return bytes([content[0] ^ 1]) + content[1:]
 
 
 def ranges(hub):
@@ -103,7 +108,7 @@ def test_a_file_that_changed_meanwhile_is_not_mixed_with_the_old_one(hub, target
 def test_bytes_of_an_earlier_call_that_were_wrong_are_fetched_again(hub, target):
     interrupted(hub, target, 1 << 20)
     part = target.with_name("file.part")
-    part.write_bytes(b"x" + part.read_bytes()[1:])
+    part.write_bytes(one_bit_wrong(part.read_bytes()))
     fetch_file(remote(hub), target)
     assert target.read_bytes() == CONTENT and ranges(hub)[-1] is None
 
@@ -125,7 +130,7 @@ def test_other_content_than_was_published_is_refused(hub, target):
 @pytest.mark.parametrize("checked", [True, False])
 @pytest.mark.parametrize("size", [1 << 20, (3 << 20) + 1])
 def test_a_file_of_another_size_is_refused_before_it_is_here(hub, target, size, checked):
-    hub.files["file"] = os.urandom(size)
+    hub.files["file"] = Random(3).randbytes(size)
     with pytest.raises(
         DownloadFailed, match=rf"not what its owner published \(it has {size} bytes there, not {3 << 20}"
     ):
@@ -184,7 +189,7 @@ def test_credentials_stay_with_the_first_host(hub, target):
 
 def test_a_file_that_was_damaged_later_is_replaced(hub, target):
     fetch_file(remote(hub), target)
-    target.write_bytes(CONTENT[:-1] + b"x" if CONTENT[-1:] != b"x" else CONTENT[:-1] + b"y")
+    target.write_bytes(one_bit_wrong(CONTENT))
     fetch_file(remote(hub), target)
     assert target.read_bytes() == CONTENT and len(hub.asked) == 2
 
