@@ -37,8 +37,8 @@ _WAITS = (0.5, 1.0, 2.0, 4.0)
 _LONGEST_WAIT = 60.0
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 _BROKEN = (http.client.HTTPException, TimeoutError, ConnectionError, ssl.SSLError, urllib.error.URLError)
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
-_ALL_OF_IT = re.compile(r"bytes .*/(\d+)")
+_CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-\d+|\*)/(?:(\d+)|\*)")
+"""An answer's first byte and the bytes of the whole file; servers may leave out either (RFC 9110, section 14.4)."""
 _LONGEST_ANSWER = 1 << 26
 """Bytes of a listing."""
 
@@ -194,7 +194,7 @@ class _Download:
     def _continues(self, headers: Mapping[str, str], have: int, etag: str) -> bool:
         """Whether an answer holds what follows the `have` bytes here, of the same file."""
         found = _CONTENT_RANGE.fullmatch(headers.get("Content-Range", ""))
-        if found is None or int(found[1]) != have or found[3] not in ("*", str(self._remote.num_bytes)):
+        if found is None or found[1] != str(have) or found[2] not in (None, str(self._remote.num_bytes)):
             return False
         return not etag or headers.get("ETag", etag) == etag
 
@@ -205,8 +205,8 @@ class _Download:
             whole: whether the answer is all of the file, and not a part.
         """
         length = headers.get("Content-Length", "") if whole and "Content-Encoding" not in headers else ""
-        found = _ALL_OF_IT.fullmatch(headers.get("Content-Range", ""))
-        size = length if length.isdigit() else found[1] if found else ""
+        found = _CONTENT_RANGE.fullmatch(headers.get("Content-Range", ""))
+        size = length if length.isdigit() else found[2] if found else None
         if size and int(size) != self._remote.num_bytes:
             raise self._another_file(f"it has {size} bytes there, not {self._remote.num_bytes}")
 
