@@ -146,7 +146,6 @@ SmolLM2-135M-Instruct -o eagle3-vllm
         paceline heads convert ./downloaded-head --to paceline -m target.gguf --dtype int8 -o head
     """
     from paceline.disk import writing
-    from paceline.models.heads.files import save_head
     from paceline.models.heads.layouts.speculators import VERIFIER
 
     if to not in _LAYOUTS:
@@ -158,24 +157,26 @@ SmolLM2-135M-Instruct -o eagle3-vllm
         raise InvalidParameter("to", f"is sglang, for which no {record.config.family} heads are written", "use eagle3")
     if one_norm:
         record = _with_one_norm(record, model)
-    if to == "paceline":
-        with writing("output", destination):
-            print(save_head(record, destination, storage=dtype))  # type: ignore[arg-type]
-        return
-    if model is None:
+    if to != "paceline" and model is None:
         raise InvalidParameter("model", f"is missing, whose tables go into a head for {to}", "name the target (-m)")
-    if verifier is not None:
+    if to != "paceline" and verifier is not None:
         record = replace(record, card={**record.card, VERIFIER: verifier})
-    source = _source(model)
-    if to == "llama.cpp":
-        with writing("output", destination):
-            print(_to_gguf(record, destination, source, dtype))
-        return
     if to == "vllm" and record.config.family in ("medusa", "mlp_speculator"):
         messages.print(f"vLLM 0.33 no longer runs {record.config.family} heads; older ones read this", soft_wrap=True)
-    tables = _tables(source)
     with writing("output", destination):
-        print(save_head(record, destination, storage=dtype, layout=_LAYOUTS[to], tables=tables))  # type: ignore[arg-type]
+        print(_written(record, destination, to, dtype, model))
+
+
+def _written(record: "HeadRecord", destination: Path, to: str, dtype: str, model: str | None) -> Path:
+    """Where a head was written for the program `to`, with tables of `model` where that program wants them."""
+    from paceline.models.heads.files import save_head
+
+    if model is None or to == "paceline":
+        return save_head(record, destination, storage=dtype)  # type: ignore[arg-type]
+    source = _source(model)
+    if to == "llama.cpp":
+        return _to_gguf(record, destination, source, dtype)
+    return save_head(record, destination, storage=dtype, layout=_LAYOUTS[to], tables=_tables(source))  # type: ignore[arg-type]
 
 
 @app.command()
