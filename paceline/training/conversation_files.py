@@ -13,7 +13,7 @@ import numpy as np
 
 from paceline.disk import in_one_move
 from paceline.errors import InvalidParameter
-from paceline.training.heads.conversations import Conversation
+from paceline.training.heads.conversations import Conversation, arrays_of
 
 
 def read_conversations(path: Path) -> list[Conversation]:
@@ -37,13 +37,7 @@ def read_all(paths: Iterable[Path]) -> list[Conversation]:
 def write_conversations(path: Path, conversations: Sequence[Conversation]) -> None:
     """Write a file, whole or not at all."""
     with in_one_move(path) as file:
-        np.savez(
-            file,
-            ids=np.concatenate([one.ids for one in conversations]).astype(np.int32),
-            length=np.array([len(one.ids) for one in conversations], np.int32),
-            prompt=np.array([one.num_prompt for one in conversations], np.int32),
-            temperature=np.array([one.temperature for one in conversations], np.float32),
-        )
+        np.savez(file, **arrays_of(conversations))  # type: ignore[arg-type]
 
 
 def _together(file: Mapping[str, np.ndarray]) -> tuple[list[np.ndarray], np.ndarray]:

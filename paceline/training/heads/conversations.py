@@ -5,7 +5,7 @@ Which of them are held out follows from the prompt alone, so that it is the same
 """
 
 import zlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,6 +45,16 @@ class Conversation:
 def is_held_out(prompt: np.ndarray) -> bool:
     """Whether the conversation with these prompt ids is held out: a hash of their lower 16 bits says so."""
     return zlib.crc32(np.asarray(prompt).astype(np.uint16).tobytes()) % HELD_OUT_SHARE == 0
+
+
+def arrays_of(conversations: Sequence[Conversation]) -> dict[str, np.ndarray]:
+    """What files hold of them, by name: ``ids`` of all, and of each ``length``, ``prompt`` and ``temperature``."""
+    return {
+        "ids": np.concatenate([one.ids for one in conversations]).astype(np.int32),
+        "length": np.array([len(one.ids) for one in conversations], np.int32),
+        "prompt": np.array([one.num_prompt for one in conversations], np.int32),
+        "temperature": np.array([one.temperature for one in conversations], np.float32),
+    }
 
 
 def draft_vocabulary(counts: np.ndarray, size: int, always: Collection[int] = ()) -> np.ndarray:

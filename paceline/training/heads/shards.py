@@ -18,7 +18,7 @@ from filelock import FileLock
 
 from paceline.disk import in_one_move, writing
 from paceline.errors import CorruptWeights, InvalidParameter
-from paceline.training.heads.conversations import Conversation
+from paceline.training.heads.conversations import Conversation, arrays_of
 from paceline.training.heads.origins import NOT_KEPT, Origin, read_origin
 
 _INDEX, _LOCK = "taps.json", "taps.lock"
@@ -137,15 +137,8 @@ class TapStore:
         with in_one_move(self._taps_path(number)) as file:
             np.save(file, np.concatenate(states))
         with in_one_move(self.folder / f"shard-{number:04d}.npz") as file:
-            np.savez(
-                file,
-                ids=np.concatenate([one.ids for one in conversations]).astype(np.int32),
-                length=np.array([len(one.ids) for one in conversations], np.int32),
-                rows=np.array([len(one) for one in states], np.int32),
-                prompt=np.array([one.num_prompt for one in conversations], np.int32),
-                temperature=np.array([one.temperature for one in conversations], np.float32),
-                origin=np.array(origin.to_json()),
-            )
+            rows = np.array([len(one) for one in states], np.int32)
+            np.savez(file, **arrays_of(conversations), rows=rows, origin=np.array(origin.to_json()))  # type: ignore[arg-type]
 
     def drop_oldest(self, max_rows: int) -> None:
         """Delete the oldest files while more than `max_rows` rows are kept, but for the latest file."""
