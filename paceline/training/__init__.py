@@ -1,1 +1,1 @@
-"""Training of small parts: what is learned here is used elsewhere without torch."""
+"""Training of draft heads, draft models, memories for lookups and the DISCO classifier; they are used elsewhere."""

@@ -1,8 +1,10 @@
 """Files of conversations as token ids, without hidden states: ``.npz`` in one of two layouts.
 
-``ids`` (each prompt with its template and its answer, one conversation after the other), ``length``, ``prompt`` (how
-many of its ids are the prompt) and ``temperature``, as the data of draft heads has them too; or ``prompt`` and
-``answer`` apart, with ``prompt_len`` and ``answer_len``. Not for hidden states (`heads/shards.py`).
+- As in the shards of draft heads: ``ids`` (prompts with their template, each followed by its answer, concatenated) and
+  per conversation ``length`` (of prompt and answer), ``prompt`` (ids of the prompt) and ``temperature``.
+- Prompts and answers in separate arrays: ``prompt``, ``answer``, ``prompt_len``, ``answer_len`` and ``temperature``.
+
+Not for hidden states (`heads/shards.py`).
 """
 
 import zipfile
@@ -17,7 +19,7 @@ from paceline.training.heads.conversations import Conversation, arrays_of
 
 
 def read_conversations(path: Path) -> list[Conversation]:
-    """The conversations of a file. Raises InvalidParameter where it cannot be read or is not as said above."""
+    """The conversations of a file. Raises InvalidParameter where it cannot be read or has neither layout."""
     try:
         with np.load(path) as file:
             ids, numbers = _together(file) if "prompt_len" in file else (_ids(file, "ids", "length"), file["prompt"])
@@ -35,7 +37,7 @@ def read_all(paths: Iterable[Path]) -> list[Conversation]:
 
 
 def write_conversations(path: Path, conversations: Sequence[Conversation]) -> None:
-    """Write a file, whole or not at all."""
+    """Write a file atomically, in the first layout."""
     with in_one_move(path) as file:
         np.savez(file, **arrays_of(conversations))  # type: ignore[arg-type]
 
@@ -47,7 +49,7 @@ def _together(file: Mapping[str, np.ndarray]) -> tuple[list[np.ndarray], np.ndar
 
 
 def _ids(file: Mapping[str, np.ndarray], name: str, lengths: str) -> list[np.ndarray]:
-    """Concatenated ids taken apart."""
+    """Split the concatenated ids `file[name]` into one array per conversation, with sizes `file[lengths]`."""
     ids, sizes = file[name], file[lengths]
     if ids.ndim != 1 or ids.dtype.kind not in "ui" or sizes.ndim != 1 or sizes.dtype.kind not in "ui":
         raise ValueError(f"{name} and {lengths} are not rows of whole numbers")

@@ -1,8 +1,8 @@
 """Training DISCO's classifier (Mamou et al. 2024): will the target accept this drafted token?
 
-A logistic regression or a small network on `speculation.policies.disco.features`. Texts are dealt into three parts: the
-classifier is fitted on one, its threshold is the one that makes the second fastest, and the third says what both are
-worth. Not for collecting drafts (`evaluation/draft_traces.py`).
+A logistic regression or a small network on `speculation.policies.disco.features`. Texts are split into three parts: the
+classifier is fitted on one, its threshold maximises the modelled speed on the second, and both are evaluated on the
+third. Not for collecting drafts (`evaluation/draft_traces.py`).
 """
 
 from collections.abc import Callable, Sequence
@@ -18,18 +18,20 @@ from paceline.theory.oracle import best_fixed, oracle_lengths, rate_of
 THRESHOLDS = tuple(i / 20 for i in range(20))
 LEAST_TOKENS = 50
 _EVERY = 4
-"""Of four texts one tests, one chooses the threshold, and the others train."""
+"""Of every four texts one is held out, one serves to choose the threshold, and two are trained on."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiscoReport:
-    """What the classifier is worth on some drafts, in modelled tokens per second.
+    """Evaluation of the classifier on some drafts.
 
     Attributes:
-        accuracy: share of tokens judged rightly at chance 1/2; `base_rate` is what always saying the same would get.
-        disco_rate, fixed_rate, oracle_rate: by the classifier, by the best fixed length, by knowing the future.
-        fixed_length: that best length.
-        num_drafts: how many drafts.
+        accuracy: share of tested tokens that are classified correctly at probability 1/2.
+        base_rate: accuracy of always predicting the more frequent class.
+        disco_rate, fixed_rate, oracle_rate: modelled tokens per second with lengths by the classifier, with the best
+            fixed length, and with the best length of every draft (`theory.oracle`).
+        fixed_length: the best fixed length, in tokens.
+        num_drafts: number of drafts.
     """
 
     accuracy: float
@@ -43,7 +45,7 @@ class DiscoReport:
 
 @dataclass(frozen=True, slots=True)
 class DiscoReports:
-    """The same classifier on texts it was fitted on, on those its threshold was chosen on, and on others."""
+    """Evaluations on the texts the classifier was fitted on, on those that chose its threshold, and on the rest."""
 
     trained: DiscoReport
     chosen: DiscoReport
@@ -53,15 +55,16 @@ class DiscoReports:
 def train(
     traces: Sequence[DraftTrace], step_seconds: Callable[[int], float], hidden: int = 8, seed: int = 0
 ) -> tuple[Classifier, DiscoReports]:
-    """A classifier with its threshold, and what it is worth on each part of the texts; believe `held_out`.
+    """A classifier with its threshold, and its evaluation on each part of the texts; only `held_out` is unbiased.
 
     Args:
-        traces: drafts of one length, of several texts (groups).
-        step_seconds: number of drafted tokens to seconds of a step that verifies them.
+        traces: drafts of one length, from several texts (groups).
+        step_seconds: maps a number of drafted tokens to the seconds of a step that drafts and verifies them.
         hidden: units of the one hidden layer; 0 is a logistic regression.
+        seed: of the initial weights.
 
     Raises:
-        InvalidParameter: too few texts or judged tokens.
+        InvalidParameter: too few texts or tested tokens.
     """
     held_out, chosen, trained = split(traces)
     judged = [sum(len(trace.tested[1]) for trace in part) for part in (held_out, chosen, trained)]
@@ -75,7 +78,7 @@ def train(
 
 
 def split(traces: Sequence[DraftTrace]) -> tuple[list[DraftTrace], list[DraftTrace], list[DraftTrace]]:
-    """(held out, to choose the threshold, to train on): whole texts, dealt in turns."""
+    """(held out, for the threshold, for training): whole texts are assigned in turn."""
     parts: tuple[list[DraftTrace], ...] = ([], [], [])
     part_of = {group: min(i % _EVERY, 2) for i, group in enumerate(sorted({trace.group for trace in traces}))}
     for trace in traces:
@@ -84,7 +87,7 @@ def split(traces: Sequence[DraftTrace]) -> tuple[list[DraftTrace], list[DraftTra
 
 
 def fit(traces: Sequence[DraftTrace], hidden: int = 8, seed: int = 0, rounds: int = 200) -> Classifier:
-    """Minimise the cross entropy of the judged tokens with L-BFGS, slightly regularised."""
+    """Minimise the cross entropy of the tested tokens with L-BFGS and a small L2 penalty."""
     import torch
     from torch import nn
     from torch.nn import functional
@@ -115,7 +118,7 @@ def fit(traces: Sequence[DraftTrace], hidden: int = 8, seed: int = 0, rounds: in
 
 
 def lengths_of(classifier: Classifier, threshold: float, traces: Sequence[DraftTrace]) -> list[int]:
-    """How long each draft would have become: it goes on while the latest token's chance reaches the threshold."""
+    """Length of each draft with this threshold: drafting goes on while the latest token's probability reaches it."""
     lengths = []
     for trace in traces:
         goes_on = classifier(trace.features) >= threshold
@@ -130,7 +133,7 @@ def best_threshold(classifier: Classifier, traces: Sequence[DraftTrace], step_se
 
 
 def report(classifier: Classifier, traces: Sequence[DraftTrace], step_seconds: Callable[[int], float]) -> DiscoReport:
-    """What `classifier` is worth on `traces`."""
+    """The evaluation of `classifier` on `traces`."""
     x, y = _judged(traces)
     runs = [trace.run for trace in traces]
     most = max(len(trace.features) for trace in traces) + 1
@@ -147,6 +150,6 @@ def report(classifier: Classifier, traces: Sequence[DraftTrace], step_seconds: C
 
 
 def _judged(traces: Sequence[DraftTrace]) -> tuple[np.ndarray, np.ndarray]:
-    """Features [N, F] and labels [N] of every token the target judged."""
+    """Features [N, F] and labels [N] of every token that the target tested."""
     parts = [trace.tested for trace in traces]
     return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])

@@ -12,10 +12,10 @@ _SCALE = 2.0
 
 
 class LoraLinear(nn.Module):
-    """A linear layer whose own weights are frozen and not among its state.
+    """A linear layer with a low-rank update; the original weights are frozen and not part of its state dict.
 
     Args:
-        layer: whose weights are taken.
+        layer: the original layer.
         rank: of the update.
         dtype: of the frozen weights; the update is in float32.
     """
@@ -39,16 +39,16 @@ class LoraLinear(nn.Module):
         return functional.linear(x.to(self.frozen.dtype), self.frozen, self.bias) + _SCALE * update
 
     def merged(self) -> Tensor:
-        """[out, in] float32, the matrix that does the same by itself."""
+        """[out, in] float32, the frozen matrix plus its update."""
         return self.frozen.float() + _SCALE * self.up.detach() @ self.down.detach()
 
 
 def add_lora(net: nn.Module, rank: int, dtype: torch.dtype = torch.float32) -> None:
-    """Put low-rank updates on every linear layer of `net`, and freeze all else.
+    """Replace every linear layer of `net` by a `LoraLinear`, and freeze all other parameters.
 
     Args:
-        dtype: in which frozen matrices are kept: that of their products saves half of the memory, and a conversion in
-            each pass.
+        dtype: of the frozen matrices; bfloat16 halves their memory, and saves a conversion in each pass where products
+            are in bfloat16 too.
     """
     for parameter in net.parameters():
         parameter.requires_grad_(False)
@@ -60,7 +60,7 @@ def add_lora(net: nn.Module, rank: int, dtype: torch.dtype = torch.float32) -> N
 
 @contextmanager
 def without_updates(net: nn.Module) -> Iterator[None]:
-    """Have `net` do what it did before any update, for as long as this lasts."""
+    """A context in which `net` computes without its low-rank updates."""
     layers = [layer for layer in net.modules() if isinstance(layer, LoraLinear)]
     for layer in layers:
         layer.is_updated = False
@@ -72,7 +72,7 @@ def without_updates(net: nn.Module) -> Iterator[None]:
 
 
 def merged_state(net: nn.Module) -> dict[str, Tensor]:
-    """The state of the network without updates that does the same as `net`."""
+    """The state dict of a plain network equal to `net`: updates are added to the frozen matrices."""
     found = {name: one for name, one in net.state_dict().items() if not name.endswith((".down", ".up"))}
     for name, layer in net.named_modules():
         if isinstance(layer, LoraLinear):

@@ -1,14 +1,15 @@
-"""Writing a memory for lookups: what occurred more than once in a model's answers, with its chances.
+"""Building a memory for lookups: n-grams that occurred more than once in a model's answers, with their probabilities.
 
 Sequences are counted order by order on sorted arrays, never in Python objects: ten million tokens take half a minute
-and a few hundred megabytes. Chances are smoothed by interpolated absolute discounting (Ney, Essen and Kneser 1994;
-Chen and Goodman 1998), with c the count of a sequence, C and T the number of occurrences and of followers of what
-stands before its last token, and P' the chance after one token less of context:
+and a few hundred megabytes. Probabilities are smoothed by interpolated absolute discounting (Ney, Essen and Kneser
+1994; Chen and Goodman 1998). c is the count of a sequence, C the count of its context (all tokens but the last), T the
+number of different tokens after that context, and P' the probability after a context one token shorter:
 
     P = (max(c - DISCOUNT, 0) + (DISCOUNT * T + PRIOR) * P') / (C + PRIOR)
 
-What is kept is what would be missed most: c * P * |log(P / what remains without the node)|, after Stolcke's pruning by
-relative entropy (1998). Not for the file (`drafters/lookup/memory.py`) nor for having answers (`self_written.py`).
+When space is limited, nodes with the largest c * P * |log(P / P0)| are kept, P0 the probability without the node, after
+Stolcke's pruning by relative entropy (1998). Not for the file (`drafters/lookup/memory.py`) or for generating answers
+(`self_written.py`).
 """
 
 from collections.abc import Sequence
@@ -29,21 +30,21 @@ DEFAULT_ORDER = 5
 DISCOUNT = 0.8
 PRIOR = 2.0
 _REMAINS = 0.5
-"""Share of a shorter context's chance that a token keeps where the longer context does not list it."""
+"""Share of a token's probability after the shorter context that remains where the longer context does not list it."""
 _UNSEEN = 1e-4
 _SEPARATOR = -1
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Level:
-    """Sequences of one length: a row each.
+    """Sequences of one length, one per row.
 
     Attributes:
         tokens: last token.
-        parents: row of the sequence without its last token, one level up.
+        parents: row, in the level of shorter sequences, of the sequence without its last token.
         counts: occurrences.
-        chances: of the last token after the others.
-        remains: what the chance would be without the row.
+        chances: probability of the last token after the others.
+        remains: that probability if the row were removed.
     """
 
     tokens: np.ndarray
@@ -56,7 +57,7 @@ class _Level:
         return len(self.tokens)
 
     def take(self, rows: np.ndarray, parents: np.ndarray) -> "_Level":
-        """Some of the rows, with new parents."""
+        """The level with only `rows`, and with new parents."""
         named = (self.tokens, self.counts, self.chances, self.remains)
         tokens, counts, chances, remains = (values[rows] for values in named)
         return _Level(tokens, parents, counts, chances, remains)
@@ -68,12 +69,12 @@ def build_memory(
     most_bytes: int | None = None,
     least_count: int = 2,
 ) -> Memory:
-    """The memory of some texts.
+    """Build a memory from texts.
 
     Args:
-        texts: token ids of each, counted by itself.
-        info: `order` is the longest sequence counted, `vocab_size` is more than any id.
-        most_bytes: size of the arrays; None keeps everything.
+        texts: token ids of each text; no sequence spans two texts.
+        info: `order` is the length of the longest sequences, `vocab_size` is larger than any id.
+        most_bytes: largest size of the arrays; None keeps everything.
         least_count: sequences that occur less often are left out.
 
     Raises:
@@ -101,9 +102,9 @@ def _joined(texts: Sequence[np.ndarray], vocab_size: int) -> np.ndarray:
 
 
 def _levels(ids: np.ndarray, order: int, vocab_size: int, least_count: int) -> list[_Level]:
-    """Sequences of 1, 2, ... tokens that occur `least_count` times; siblings together, the most probable first.
+    """Sequences of 1, 2, ... tokens that occur at least `least_count` times; siblings adjacent, most probable first.
 
-    `at` holds for each place the row of the sequence that begins there, -1 where it is not kept.
+    `at` holds, per position of `ids`, the row of the sequence that begins there, or -1 where it is not kept.
     """
     levels: list[_Level] = []
     at, size = np.zeros(len(ids), np.int64), 1
@@ -130,7 +131,7 @@ def _smoothed(
     parents: np.ndarray, tokens: np.ndarray, counts: np.ndarray, levels: list[_Level], shorter: np.ndarray, size: int,
     vocab_size: int,
 ) -> _Level:  # fmt: skip
-    """A level of all sequences found, `shorter` the rows of the same without their first token (-1 unknown)."""
+    """The level of all sequences found; `shorter` [rows] is the row of each without its first token, -1 for none."""
     total = np.bincount(parents, weights=counts, minlength=size)[parents]
     followers = np.bincount(parents, minlength=size)[parents]
     if levels:
@@ -144,9 +145,9 @@ def _smoothed(
 
 
 def _pruned(levels: Sequence[_Level], most: int | None) -> list[_Level]:
-    """At most `MOST_CHILDREN` after each sequence and `most` in all: those that would be missed most."""
+    """At most `MOST_CHILDREN` per parent, the most probable, and `most` rows in all, by `_missed`."""
     ranks = [np.arange(len(level)) - np.searchsorted(level.parents, level.parents) for level in levels]
-    ranks[0][:] = 0  # single tokens are nobody's children
+    ranks[0][:] = 0  # single tokens have no parent
     kept = _kept(levels, [rank < MOST_CHILDREN for rank in ranks])
     if most is None or most >= sum(map(len, kept)):
         return kept
@@ -157,7 +158,7 @@ def _pruned(levels: Sequence[_Level], most: int | None) -> list[_Level]:
 
 
 def _missed(levels: Sequence[_Level]) -> list[np.ndarray]:
-    """How much each sequence would be missed; its beginnings as much as itself."""
+    """The pruning score of each sequence; a prefix scores at least as much as its extensions."""
     missed = [level.counts * level.chances * np.abs(np.log(level.chances / level.remains)) for level in levels]
     for below in range(len(levels) - 1, 0, -1):
         np.maximum.at(missed[below - 1], levels[below].parents, missed[below])
@@ -165,7 +166,7 @@ def _missed(levels: Sequence[_Level]) -> list[np.ndarray]:
 
 
 def _kept(levels: Sequence[_Level], wanted: Sequence[np.ndarray]) -> list[_Level]:
-    """The rows that are wanted and whose parents are kept."""
+    """The wanted rows whose parents are kept."""
     kept: list[_Level] = []
     row_of = np.zeros(1, np.int64)
     for level, mask in zip(levels, wanted, strict=True):
@@ -178,7 +179,7 @@ def _kept(levels: Sequence[_Level], wanted: Sequence[np.ndarray]) -> list[_Level
 
 
 def _packed(levels: Sequence[_Level], info: MemoryInfo) -> Memory:
-    """Levels one after the other; parents become numbers of children."""
+    """The memory with all levels concatenated; parents are stored as numbers of children."""
     sizes = [len(level) for level in levels]
     children = [np.bincount(below.parents, minlength=size) for below, size in zip(levels[1:], sizes, strict=False)]
     counts = np.concatenate([*children, np.zeros(sizes[-1], np.int64)]).astype(np.uint8)

@@ -1,7 +1,7 @@
-"""What a lookup drafter would have saved on recorded greedy answers: no model runs.
+"""Counts the target passes that recorded greedy answers take with a lookup drafter, without running a model.
 
-A greedy text is the same whatever is drafted, so its passes can be counted from the text alone. Not for drawn answers,
-whose acceptance depends on the draws, nor for prices.
+A greedy text is the same whatever is drafted, so its passes follow from the text alone. Not for sampled answers, whose
+acceptance depends on the draws, and not for times.
 """
 
 from collections.abc import Sequence
@@ -23,9 +23,9 @@ class LookupReport:
     """Counts over the answers of some conversations.
 
     Attributes:
-        tokens: emitted after each answer's first token, which the prompt's pass yields.
-        passes: of the target.
-        drafted: nodes verified.
+        tokens: answer tokens, except each answer's first, which comes from the prompt's pass.
+        passes: decoding passes of the target.
+        drafted: drafted tokens that were verified.
     """
 
     tokens: int
@@ -34,19 +34,22 @@ class LookupReport:
 
     @property
     def tokens_per_pass(self) -> float:
-        """1 without drafts."""
+        """Acceptance length; 1 without drafts."""
         return self.tokens / self.passes if self.passes else 1.0
 
     @property
     def drafted_per_pass(self) -> float:
-        """Rows of a pass besides the root's."""
+        """Mean number of drafted tokens in a pass."""
         return self.drafted / self.passes if self.passes else 0.0
 
 
 def replay_lookups(
     drafter: Drafter, conversations: Sequence[Conversation], budget: int = DEFAULT_NUM_DRAFT_TOKENS
 ) -> LookupReport:
-    """Let `drafter` draft `budget` nodes at most before each pass, one answer after the other, nothing carried over."""
+    """Replay the answers one after the other; `drafter` proposes at most `budget` tokens before each pass.
+
+    Each answer is released before the next one begins.
+    """
     tokens = passes = drafted = 0
     for number, one in enumerate(conversations):
         text = one.ids.tolist()
@@ -65,7 +68,7 @@ def replay_lookups(
 
 
 def _accepted(tree: TokenTree, text: Sequence[int]) -> int:
-    """Levels of the tree that the text follows, its last token left to the target."""
+    """Number of drafted tokens that the text accepts; the text's last token is left to the target."""
     node, depth = -1, 0
     for child, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
         if parent == node and depth < len(text) - 1 and token == text[depth]:

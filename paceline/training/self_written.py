@@ -1,7 +1,7 @@
-"""Answers that the target writes itself, to a user's prompts or its own, in files that a later run resumes.
+"""Answers that the target writes, to a user's prompts or to its own, in files that a later run resumes from.
 
-Prompts of its own making are Magpie's (`heads/openings.py`). Two answers of three are greedy, the third is drawn at
-temperature 1. Not for hidden states (`evaluation/head_data.py`).
+The target's own prompts are made as in Magpie (`heads/openings.py`). Two answers of three are greedy, the third is
+sampled at temperature 1 with top_p 0.95. Not for hidden states (`evaluation/head_data.py`).
 """
 
 import hashlib
@@ -21,14 +21,14 @@ LONGEST_ANSWER = 384
 
 
 class SelfWriter:
-    """Has a target write answers.
+    """Generates answers with a target.
 
     Args:
         tokenizer: of the target.
-        generate: the target.
-        folder: where the files go.
-        prompts: token ids of prompts to answer, each once; None lets the target make its own.
-        seed: of all that is drawn.
+        generate: runs the target.
+        folder: where the files are written.
+        prompts: token ids of prompts, each answered once; None lets the target write its own.
+        seed: of everything random.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class SelfWriter:
         self._name = "answers-" + hashlib.sha256(repr((seed, prompts)).encode()).hexdigest()[:8]
 
     def write(self, num_tokens: int, progress: Progress) -> list[Conversation]:
-        """Answers of `num_tokens` tokens or a little more, fewer where the prompts run out.
+        """Conversations with at least `num_tokens` answer tokens in all, by whole files, or fewer for want of prompts.
 
         Files of an earlier run with the same prompts and seed are read, not written again.
         """

@@ -1,4 +1,4 @@
-"""Training whole draft models: distilled from the target, on its text or on their own.
+"""Training of whole draft models by distillation from the target, on its text or on their own.
 
-Draft heads are in `training/heads/`, the loop of both in `training/run/`.
+Draft heads are in `training/heads/`, the training loop of both is in `training/run/`.
 """

@@ -1,9 +1,9 @@
-"""Boost-tuning of a pool of drafts (SpecInfer, Miao et al. 2024, section 3.2): each learns what those before it miss.
+"""Boost-tuning of a pool of drafts (SpecInfer, Miao et al. 2024, section 3.2): each learns what the earlier ones miss.
 
-The paper drops the texts whose answers a draft matches from what the next one learns. A small draft hardly ever matches
-a long answer as a whole, so here single *places* are left out: those where the most probable token of a draft before is
-the text's. Whole texts may be dropped in their place, those that a draft matches at a share `match` of their places.
-Drafts of a pool are merged into one tree when they draft (`specinfer`).
+The paper trains the next draft without the texts whose answers a draft matches. A small draft hardly ever matches
+a whole long answer, so here single positions are left out: those where the most probable token of an earlier draft is
+the text's token. With `match`, whole texts are dropped instead: those where a draft is right at this share of
+positions. When they draft, the drafts of a pool are merged into one tree (`specinfer`).
 """
 
 from collections.abc import Sequence
@@ -24,10 +24,10 @@ class Lessons:
     """What the next draft of a pool learns from.
 
     Attributes:
-        documents: these.
-        match: share of its places at which a document counts as matched and is dropped; None leaves out places.
-        whole_texts: places of prompts are learnt too; they are never known.
-        known: by `Document.key`, [answer tokens] whether a draft before names the place's token.
+        documents: texts to train on.
+        match: documents where a draft is right at this share of positions are dropped; None drops single positions.
+        whole_texts: positions of prompts are trained on too; they are never left out.
+        known: by `Document.key`, [answer tokens] positions to leave out because an earlier draft predicts the token.
     """
 
     documents: Sequence[Document]
@@ -41,13 +41,16 @@ class Lessons:
 
     @property
     def num_places(self) -> int:
-        """That a draft learns from."""
+        """Number of positions that the next draft is trained on."""
         told = [one.conversation for one in self.documents]
         sizes = sum(len(one.ids) - 1 if self.whole_texts else len(one.answer) for one in told)
         return sizes - sum(int(self.known[one.key].sum()) for one in self.documents if one.key in self.known)
 
     def after(self, hits: Sequence[Tensor]) -> "Lessons":
-        """What is left for the next draft after one whose hits on the documents are these.
+        """What is left for the next draft after a draft with these hits.
+
+        Args:
+            hits: of each document, [answer tokens] whether the draft's most probable token is the text's.
 
         Raises:
             InvalidParameter: nothing is left.
@@ -70,7 +73,7 @@ class Lessons:
 
 def hits_on(recipe: DistillRecipe, store: TapStore, documents: Sequence[Document],
             progress: Progress = lambda done, total: None) -> list[Tensor]:  # fmt: skip
-    """Of each document, [answer tokens] whether the draft's most probable token is the text's."""
+    """For each document, [answer tokens] whether the draft's most probable token is the text's."""
     found = []
     for one in documents:
         found.append(recipe.hits(store, one))
@@ -79,10 +82,10 @@ def hits_on(recipe: DistillRecipe, store: TapStore, documents: Sequence[Document
 
 
 def pool_tokens_per_pass(hits: Sequence[Sequence[Tensor]], num_steps: int) -> tuple[list[float], float]:
-    """Tokens per pass on greedy texts of each draft by itself, and of all of them merged into one tree of chains.
+    """Tokens per pass on greedy texts: of each draft alone, and of all drafts merged into one tree of chains.
 
     Args:
-        hits: per draft and text [places] whether its token stands there.
+        hits: per draft and text, [positions] whether the drafted token is the text's.
         num_steps: length of a chain.
     """
     lengths = [[accepted(one, num_steps) for one in own] for own in hits]
@@ -92,5 +95,5 @@ def pool_tokens_per_pass(hits: Sequence[Sequence[Tensor]], num_steps: int) -> tu
 
 
 def accepted(hits: Tensor, num_steps: int) -> Tensor:
-    """[places] how many tokens of a chain drafted at each place stand."""
+    """[positions] number of accepted tokens of a chain that is drafted at each position."""
     return runs_of(hits, num_steps).clamp(min=0).cumprod(1).sum(1)

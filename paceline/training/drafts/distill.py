@@ -1,9 +1,9 @@
-"""DistillSpec (Zhou et al. 2024): a draft model whose law is brought near the target's.
+"""DistillSpec (Zhou et al. 2024): distillation of a draft model from the target.
 
     min over q of E over texts (x, y) of 1 / |y| * sum over t of D(p(. | x, y<t), q(. | x, y<t))         (their eq. 3)
 
-Texts are the target's own (off-policy), what the draft itself goes on to (on-policy: no gradient by the choice of
-tokens), or some of each (mixed). Distances D are in `divergences.py`.
+Answers are the target's own (off-policy), written by the draft (on-policy; no gradient flows through the choice of
+tokens), or some of each (mixed). Divergences D are in `divergences.py`.
 """
 
 import hashlib
@@ -24,26 +24,27 @@ from paceline.training.heads.shards import Document, TapStore
 from paceline.training.run.trainee import Moment, Trainee
 
 _MOST_MEASURED = 24
-"""Texts of an evaluation: every place of one costs a product with the whole vocabulary."""
+"""Most texts of an evaluation: every position costs a product with the whole vocabulary."""
 
 
 class DistillRecipe(Trainee):
     """A draft model in training.
 
     Args:
-        net: the draft, with a feedback memory or without.
+        net: the draft model, with a feedback memory or without.
         target_head: [vocabulary, hidden] of the target, in the number format of the product.
         divergence: one of `DIVERGENCES`.
         on_policy: share of the texts that the draft writes itself, 0 to 1; above 0 `teacher` must be given.
-        teacher: the target's states of new texts.
+        teacher: computes the target's states of new texts.
         ends: token ids that end a text.
-        num_steps: tokens of a draft, for the figures.
-        whole_texts: learn from the places of prompts too, which are text like the answers.
-        left_out: by `Document.key`, [answer tokens] which are not learnt from where the text is the target's own.
-        origin: tells the weights it begins with from others.
+        num_steps: tokens of a draft in evaluations.
+        whole_texts: train on the positions of prompts too, which are ordinary text like the answers.
+        left_out: by `Document.key`, [answer tokens] positions to leave out where the text is the target's own.
+        origin: identifies the initial weights.
 
     Raises:
-        InvalidParameter: an unknown divergence, a share out of range, no teacher.
+        InvalidParameter: an unknown divergence, a share out of range, no teacher, a `net` that cannot write text
+            on-policy, or a vocabulary smaller than the target's.
     """
 
     def __init__(self, net: DraftNet | FeedbackNet, target_head: Tensor, divergence: str = "forward_kl",
@@ -65,7 +66,7 @@ class DistillRecipe(Trainee):
         self._target_head, self._head = target_head, net.head[: len(target_head)]
 
     def loss(self, store: TapStore, documents: Sequence[Document], moment: Moment) -> Tensor:
-        """See `Trainee.loss`: every document weighs the same."""
+        """See `Trainee.loss`; every document has the same weight."""
         texts = self._texts(store, documents, moment)
         with torch.autocast("cpu", torch.bfloat16, enabled=self._head.dtype == torch.bfloat16):
             hidden = self.net(texts.tokens, texts.lengths)
@@ -83,7 +84,7 @@ class DistillRecipe(Trainee):
 
     @torch.no_grad()
     def evaluate(self, store: TapStore, documents: Sequence[Document]) -> Evaluation:
-        """See `Trainee.evaluate`; a draft is given the text's own tokens, as it is while its tokens stand."""
+        """See `Trainee.evaluate`; the draft reads the text's tokens, as it does while its own are accepted."""
         stood, total, places = [], 0.0, 0
         for one in documents[:_MOST_MEASURED]:
             ids, num_prompt = one.conversation.ids, one.conversation.num_prompt
@@ -105,13 +106,13 @@ class DistillRecipe(Trainee):
         return self._logits(texts).argmax(-1) == texts.following[texts.labelled]
 
     def _logits(self, texts: Texts) -> Tensor:
-        """[labelled, vocabulary] of the draft."""
+        """[labelled, vocabulary] logits of the draft."""
         with torch.autocast("cpu", torch.bfloat16, enabled=self._head.dtype == torch.bfloat16):
             hidden = self.net(texts.tokens, texts.lengths)
         return logits_of(Read(hidden[texts.labelled].float()), self._head)
 
     def _texts(self, store: TapStore, documents: Sequence[Document], moment: Moment) -> Texts:
-        """The target's texts, some of them gone on with by the draft in place of the target."""
+        """The documents' texts; a share `on_policy` of the answers is written by the draft instead of the target."""
         own = torch.rand(len(documents), generator=moment.random) < self._on_policy
         ids = [one.conversation.ids for one in documents]
         normed = list(stored_states(store, documents).split([len(one) - 1 for one in ids]))
@@ -130,20 +131,20 @@ class DistillRecipe(Trainee):
 
 
 def check_on_policy(share: float) -> None:
-    """Raises InvalidParameter for a share out of [0, 1]."""
+    """Raises InvalidParameter for a share outside [0, 1]."""
     if not 0 <= share <= 1:
         raise InvalidParameter("on_policy", f"{share} is no share", "give a number from 0 to 1")
 
 
 def runs_of(hits: Tensor, num_steps: int) -> Tensor:
-    """[n, steps] whether the draft's token i + step is the text's, -1 after the end, of hits [n] place by place."""
+    """[n, steps] from hits [n]: 1 where drafted token i + step is the text's, 0 where not, -1 after the end."""
     places = torch.arange(len(hits))[:, None] + torch.arange(num_steps)
     inside = places < len(hits)
     return torch.where(inside, hits[places.clamp(max=max(len(hits) - 1, 0))].float(), -1.0)
 
 
 def digest_of(left_out: Mapping[tuple[int, int], Tensor]) -> str:
-    """Tells places that are left out from others."""
+    """SHA-256 of the positions that are left out; empty where none are."""
     found = hashlib.sha256()
     for key in sorted(left_out):
         found.update(repr(key).encode() + left_out[key].numpy().tobytes())

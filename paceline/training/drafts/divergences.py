@@ -1,14 +1,14 @@
-"""Distances of a draft's law q from the target's law p, each with its gradient by the draft's logits.
+"""Divergences between the target's law p and a draft's law q, each with its gradient by the draft's logits.
 
-For a distance D with derivatives g = dD/dq and q = softmax(z): dD/dz = q (g - sum q g).
+For a divergence D with derivatives g = dD/dq and q = softmax(z): dD/dz = q (g - sum q g).
 
 - ``forward_kl``: sum p log(p / q). Gradient q - p.
 - ``reverse_kl``: sum q log(q / p).
 - ``jsd``: BETA sum p log(p / m) + (1 - BETA) sum q log(q / m), m = BETA p + (1 - BETA) q.
-- ``tvd``: sum |p - q| / 2 = 1 - sum min(p, q): one less the acceptance itself.
-- ``tvd++``: the gradient of TVD as a policy's, E over x ~ q of -A(x) d log q(x), with the reward 1 where q < p and the
-  advantage A normalised by its mean and deviation under q (Goel et al. 2024, "Direct alignment of draft model for
-  speculative decoding"; there over samples, here exactly and place by place). What it reports is the TVD.
+- ``tvd``: sum |p - q| / 2 = 1 - sum min(p, q): 1 minus the acceptance probability.
+- ``tvd++``: TVD's gradient as a policy gradient, E over x ~ q of -A(x) d log q(x). The reward is 1 where q < p, and the
+  advantage A is normalised by the reward's mean and deviation under q (Goel et al. 2024, "Direct alignment of draft
+  model for speculative decoding", there over samples, here exactly at each position). The reported loss is the TVD.
 
 The first four are those of DistillSpec (Zhou et al. 2024, section 4). Not for heads' cross entropy (`heads/losses.py`).
 """
@@ -23,13 +23,13 @@ from paceline.training.heads.losses import Criterion, LawCriterion
 
 BETA = 0.5
 _LEAST_DEVIATION = 1e-3
-"""Below it TVD++'s advantage is not divided any further: both laws are then almost the same."""
+"""Least divisor of TVD++'s advantage: a smaller deviation means that both laws are almost the same."""
 
 _Distance = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def criterion_of(name: str) -> Criterion:
-    """The distance of that name, for `fused_loss`. Raises InvalidParameter for another name."""
+    """The divergence of that name, for `fused_loss`. Raises InvalidParameter for an unknown name."""
     if name not in DIVERGENCES:
         problem = f"{name!r} is no distance of two laws"
         raise InvalidParameter("divergence", problem, f"choose one of: {', '.join(DIVERGENCES)}")
@@ -77,4 +77,4 @@ def _tvd_plus(p: Tensor, log_q: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
 
 _OTHERS: dict[str, _Distance] = {"reverse_kl": _reverse_kl, "jsd": _jsd, "tvd": _tvd, "tvd++": _tvd_plus}
 DIVERGENCES = ("forward_kl", *_OTHERS)
-"""Their names."""
+"""Names of all divergences."""

@@ -1,7 +1,7 @@
-"""`DraftNet`: a Llama-like model that can be trained: all of an existing one, or some of its layers.
+"""`DraftNet`: a trainable Llama-like model with all layers of an existing model or some of them.
 
-Embedding and head are frozen and not among the parameters; names of layers are transformers'. Rows are those of whole
-documents one after the other. Not for serving it (the executors) or for writing it (`save.py`).
+The embedding and the output head are frozen and are no parameters; layers have transformers' names. Rows are those of
+whole documents, concatenated. Not for serving the model (the executors) or writing it (`models/save_folder.py`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,11 +24,11 @@ class DraftNet(nn.Module):
     """The network of a checkpoint.
 
     Args:
-        layers: which of its layers to take, by number; None takes all.
+        layers: numbers of the layers to take; None takes all.
 
     Raises:
         UnsupportedModel: the family is not Llama-like, or has biases or experts in its feed-forward.
-        InvalidParameter: a layer that it does not have.
+        InvalidParameter: a layer that the checkpoint does not have.
     """
 
     embedding: Tensor
@@ -45,11 +45,11 @@ class DraftNet(nn.Module):
         take_layers(self, checkpoint, chosen)
 
     def forward(self, tokens: Tensor, lengths: Sequence[int], kept: list[Keys] | None = None) -> Tensor:
-        """[N, hidden] float32 that the head is multiplied with, after each of N tokens.
+        """[N, hidden] float32 states after the final norm, one for each of N tokens; input of the output head.
 
         Args:
             tokens: [N] of all documents.
-            lengths: tokens of each.
+            lengths: number of tokens of each document.
             kept: receives the keys and values of each layer.
         """
         positions = torch.cat([torch.arange(n, device=tokens.device) for n in lengths])
@@ -64,10 +64,11 @@ class DraftNet(nn.Module):
         return self.norm(x)
 
     def step(self, tokens: Tensor, positions: Tensor, cache: list[Keys]) -> Tensor:
-        """[D, hidden] after one more token of each of D documents.
+        """[D, hidden] float32 states after the final norm, after one more token of each of D documents.
 
         Args:
-            cache: of each layer keys and values [D, longest, key heads, D], in which these are put at `positions` [D].
+            tokens, positions: [D] the next token of each document and its position.
+            cache: keys and values [D, longest, key heads, head dim] of each layer; receives those of the new tokens.
         """
         x, rows = self.embedding[tokens].float(), torch.arange(len(tokens))
         seen = (torch.arange(cache[0].keys.shape[1]) <= positions[:, None])[:, None, None]
@@ -81,7 +82,7 @@ class DraftNet(nn.Module):
         return self.norm(x)
 
     def tensors(self, weights: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
-        """The whole model with these weights in place of its own, by transformers' names, float32."""
+        """All tensors of the model by transformers' names, float32, with the layers' weights from `weights`."""
         found = {f"model.{name}": one for name, one in weights.items()}
         found["model.embed_tokens.weight"] = self.embedding
         if not self.config.tie_word_embeddings:
@@ -90,7 +91,7 @@ class DraftNet(nn.Module):
 
 
 def documents_of(lengths: Sequence[int]) -> list[Part]:
-    """Rows of whole documents, of which each sees those before it in its own."""
+    """A part per document of `lengths` rows, with causal attention."""
     parts, start = [], 0
     for length in lengths:
         rows = slice(start, start + length)
@@ -100,14 +101,14 @@ def documents_of(lengths: Sequence[int]) -> list[Part]:
 
 
 def spread_layers(num_layers: int, kept: int) -> list[int]:
-    """`kept` of `num_layers` layers, the first and the last among them, the others as evenly between as can be."""
+    """Numbers of `kept` of `num_layers` layers: first, last and evenly spaced ones between; the first alone for 1."""
     if kept == 1:
         return [0]
     return [round(i * (num_layers - 1) / (kept - 1)) for i in range(kept)]
 
 
 def check_rank(rank: int, config: ModelConfig) -> None:
-    """Raises InvalidParameter for low-rank updates that have a rank above that of a matrix of the model."""
+    """Raises InvalidParameter where `rank` of low-rank updates is below 1 or above a matrix's smaller side."""
     sides = (config.hidden_size, config.intermediate_size, config.head_dim * config.num_attention_heads,
              config.head_dim * config.num_key_value_heads)  # fmt: skip
     if not 0 < rank <= min(sides):
@@ -116,7 +117,7 @@ def check_rank(rank: int, config: ModelConfig) -> None:
 
 
 def check_trainable(config: ModelConfig) -> None:
-    """Raises UnsupportedModel for a family that `DraftNet` does not know."""
+    """Raises UnsupportedModel for a model that `DraftNet` cannot represent."""
     plain = config.has_plain_layers and config.embedding_scale == 1.0 and not config.logit_softcap
     if not plain or config.mlp_bias or config.experts is not None:
         problem = f"draft: {config.model_type} models with this feed-forward, norm or position are not trained"

@@ -1,7 +1,7 @@
-"""Texts for a draft to learn from, as tensors: those of the target, and those that the draft goes on to itself.
+"""Texts to train a draft model on, as tensors: the target's own, and continuations that the draft writes.
 
-Row p of a document stands after token p; it is *labelled* when the next token is the answer's, and the target's law of
-that token is its head times `normed`.
+Row p of a document is the position after token p. A row is *labelled* when it takes a loss for its next token, for
+which the target's law is softmax(head @ normed).
 """
 
 from collections.abc import Sequence
@@ -22,14 +22,14 @@ from paceline.training.heads.shards import Document, TapStore, to_bfloat16
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Texts:
-    """N rows of whole documents, one after the other.
+    """N rows of whole documents, concatenated.
 
     Attributes:
-        tokens: [N] of each row.
-        following: [N] the token after each.
+        tokens: [N] token of each row.
+        following: [N] the token after each row's.
         lengths: rows of each document.
-        labelled: [L] rows before tokens of answers, ascending.
-        weights: [L] of each: a document's add up to 1 over the number of documents.
+        labelled: [L] rows that take a loss, ascending.
+        weights: [L] of labelled rows; those of a document add up to 1 over the number of documents.
         normed: [N, hidden] bfloat16, the target's state after its final norm.
     """
 
@@ -42,7 +42,7 @@ class Texts:
 
 
 class Teacher(Protocol):
-    """The target's states after its final norm, in bfloat16 [ids of all, hidden], for documents of token ids."""
+    """Computes the target's states after its final norm, [ids of all documents, hidden] bfloat16."""
 
     def __call__(self, documents: Sequence[np.ndarray]) -> Tensor: ...
 
@@ -62,19 +62,21 @@ def teacher_of(model: CausalLM) -> Teacher:
 
 
 def stored_states(store: TapStore, documents: Sequence[Document]) -> Tensor:
-    """[rows of all, hidden] bfloat16 as the target had them when it wrote the documents."""
+    """[rows of all documents, hidden] bfloat16 states after the final norm, stored when the target read the texts."""
     rows = store.rows(documents, [store.taps.index(NORMED)])[:, 0]
     return torch.from_numpy(rows.view(np.int16)).view(torch.bfloat16)
 
 
 def make_texts(ids: Sequence[np.ndarray], num_prompts: Sequence[int], normed: Tensor, share: float = 1.0,
                random: torch.Generator | None = None, left_out: Sequence[Tensor | None] = ()) -> Texts:  # fmt: skip
-    """The texts of documents with their states.
+    """The rows and labels of documents.
 
     Args:
-        ids: [n] each; the last token has no row.
-        share: of the rows before answer tokens that are labelled, at random, at least one of a document.
-        left_out: of each document, [its last tokens] which have no label; None for none.
+        ids: per document [n]; the last token has no row.
+        num_prompts: tokens of each prompt; rows before later tokens are labelled.
+        normed: [N, hidden] bfloat16 states of all rows.
+        share: of those rows that are labelled, at random, but at least one of each document.
+        left_out: per document, for its last tokens, whether they take no loss; None leaves out none.
     """
     labelled, weights, start = [], [], 0
     for own, num_prompt, known in zip(ids, num_prompts, left_out or [None] * len(ids), strict=True):
@@ -97,12 +99,12 @@ def make_texts(ids: Sequence[np.ndarray], num_prompts: Sequence[int], normed: Te
 @torch.no_grad()
 def continued(net: DraftNet, prompts: Sequence[np.ndarray], num_tokens: Sequence[int], ends: Sequence[int],
               random: torch.Generator, vocab_size: int | None = None) -> list[np.ndarray]:  # fmt: skip
-    """Each prompt with what the draft says after it at temperature 1.
+    """Each prompt followed by the draft's continuation, sampled at temperature 1.
 
     Args:
-        num_tokens: most, of each.
+        num_tokens: largest number of tokens of each continuation.
         ends: token ids that end a text.
-        vocab_size: tokens that may be said, where the draft's table is padded further than the target's.
+        vocab_size: number of ids that may be sampled, where the draft's table has more rows than the target's.
     """
     rows = net.head[:vocab_size]
     most, lengths = max(num_tokens), [len(one) for one in prompts]
@@ -118,7 +120,7 @@ def continued(net: DraftNet, prompts: Sequence[np.ndarray], num_tokens: Sequence
 
 
 def _prefilled(net: DraftNet, prompts: Sequence[np.ndarray], most: int) -> tuple[list[Keys], Tensor]:
-    """Keys and values of the prompts with room for `most` more tokens, and what the head reads after each prompt."""
+    """Keys and values of the prompts with room for `most` more tokens, and the final state [hidden] of each prompt."""
     lengths, kept = [len(one) for one in prompts], []
     tokens = torch.from_numpy(np.concatenate(list(prompts)).astype(np.int64))
     found = net(tokens, lengths, kept)
@@ -128,7 +130,7 @@ def _prefilled(net: DraftNet, prompts: Sequence[np.ndarray], most: int) -> tuple
 
 
 def _padded(rows: Tensor, lengths: Sequence[int], room: int) -> Tensor:
-    """[documents, room, ...] of rows of documents one after the other."""
+    """[documents, room, ...] float32 from the concatenated rows of documents, padded with zeros."""
     parts = rows.float().split(list(lengths))
     return torch.stack([functional.pad(part, (0, 0, 0, 0, 0, room - len(part))) for part in parts])
 

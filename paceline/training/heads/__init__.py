@@ -1,5 +1,5 @@
-"""Training draft heads: text that the target writes itself, its hidden states, losses, one recipe per family, the loop.
+"""Training of draft heads: stored texts with the target's hidden states, losses, figures, and a recipe per family.
 
-Everything but the data's writing needs torch. Networks are in `models/torch_executor/heads/`; drafting with them is in
-`drafters/heads/`.
+Recipes and losses need torch, stored texts do not. Networks are in `models/torch_executor/heads/`, drafting with them
+is in `drafters/heads/`, the training loop in `training/run/`.
 """

@@ -1,7 +1,7 @@
 """Batches of documents as tensors.
 
-Row p of a document holds the target's hidden states after token p. An *anchor* is a row whose next token begins a
-draft: step j of it reads token p + 1 + j and is to name token p + 2 + j, whose law the target gives at row p + 1 + j.
+Row p of a document holds the target's hidden states after token p. An *anchor* is a row p from which a draft begins:
+its step j = 0, 1, ... reads token p + 1 + j and predicts token p + 2 + j, whose target law is at row p + 1 + j.
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Batch:
-    """N rows of whole documents, one after the other, and S anchors among them.
+    """N rows of whole documents, concatenated, and S anchors among them.
 
     Attributes:
-        taps: [N, taps, hidden] bfloat16, those that the head reads.
+        taps: [N, taps, hidden] bfloat16 hidden states that the head reads.
         normed: [N, hidden] bfloat16, the target's hidden state after its final norm.
         next_tokens: [N] the token after each row's own.
         lengths: rows of each document.
@@ -38,24 +38,24 @@ class Batch:
     ends: Tensor
 
     def tokens(self, offset: int) -> Tensor:
-        """[S] the token `offset` + 1 places after each anchor's row; the document's last where it ends before."""
+        """[S] the token `offset` + 1 positions after each anchor's own; at most the document's last token."""
         return self.next_tokens[torch.minimum(self.anchors + offset, self.ends - 1)]
 
     def labelled(self, step: int) -> Tensor:
-        """[S] anchors whose step has a token to name."""
+        """[S] bool, whether the document has a token for this step of the anchor to predict."""
         return self.anchors + 1 + step < self.ends
 
     def teacher(self, step: int) -> Tensor:
-        """[labelled anchors, hidden] from which the target's head makes the law of the token to name."""
+        """[labelled anchors, hidden] final states whose product with the target's head is the law to predict."""
         return self.normed[(self.anchors + 1 + step)[self.labelled(step)]]
 
 
 def make_batch(store: TapStore, documents: Sequence[Document], taps: Sequence[int], share: float,
                generator: torch.Generator | None = None, device: torch.device = CPU) -> Batch:  # fmt: skip
-    """The batch of these documents, on `device`; what is drawn is the same on every device.
+    """The batch of these documents, on `device`; the drawn anchors are the same on every device.
 
     Args:
-        taps: what the head reads.
+        taps: hidden states that the head reads.
         share: of the rows of answers that become anchors, at random; 1 takes all.
     """
     columns = [store.taps.index(tap) for tap in (*taps, NORMED)]

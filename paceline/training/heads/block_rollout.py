@@ -1,8 +1,8 @@
-"""Drafts of a half-autoregressive head from anchors of a batch, block after block, as it is asked for when it serves.
+"""Drafts of a half-autoregressive head from the anchors of a batch, block by block, as in serving.
 
-The first block of anchor p are the rows p - k + 1 .. p with the target's states; every further one holds the text's own
-next k tokens and the outputs of the block before, and sees the rows up to p and all drafted rows so far. For measuring:
-Falcon's training reads whole texts instead (`recipes/falcon.py`).
+The first block of anchor p is the rows p - k + 1 .. p with the target's states. Every further block has the text's
+next k tokens and the outputs of the previous block, and attends to the rows up to p and to all drafted rows so far.
+For evaluations; Falcon is trained on whole texts instead (`recipes/falcon.py`).
 """
 
 import torch
@@ -14,10 +14,10 @@ from paceline.training.heads.batches import Batch
 
 
 def rollout_blocks(net: Falcon, batch: Batch, num_steps: int) -> list[Tensor]:
-    """What the head reads at every step of every anchor's draft: `num_steps` times [S, hidden].
+    """States that the output head reads, for each of `num_steps` steps of the anchors' drafts: [S, hidden] each.
 
-    An anchor with fewer than k rows up to it, which serving does not draft from, reads its text's first row in place
-    of those that are missing.
+    Where an anchor has fewer than k rows up to it, its text's first row stands in for the missing ones (serving does
+    not draft there).
     """
     layer, anchors, size = net.layer, batch.anchors, net.config.block_tokens
     positions = torch.cat([torch.arange(n, device=anchors.device) for n in batch.lengths])
@@ -46,7 +46,7 @@ def rollout_blocks(net: Falcon, batch: Batch, num_steps: int) -> list[Tensor]:
 
 
 def _seen(drafted: list[Keys], size: int) -> Keys | None:
-    """[S * size, drafted rows, key heads, D]: all drafted rows, for each of the block's queries."""
+    """Keys and values [S * size, drafted rows, key heads, D] of all drafted rows, for each query of a block."""
     if not drafted:
         return None
     joined = (torch.cat(parts, dim=1).repeat_interleave(size, dim=0) for parts in zip(*drafted, strict=True))

@@ -1,4 +1,4 @@
-"""The figures (`figures.py`) of a head in training, from the target's hidden states of held-out text."""
+"""Evaluation (`figures.py`) of a head in training, from the target's hidden states of held-out text."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from paceline.training.heads.recipes.base import Recipe
 
 _ROWS = 2048
-"""Rows of a batch."""
+"""Least rows of a batch."""
 
 
 @torch.no_grad()
 def evaluate(recipe: "Recipe", store: TapStore, documents: Sequence[Document]) -> Evaluation:
-    """The head's figures on these documents."""
+    """The evaluation of the head on these documents."""
     greedy = [one for one in documents if one.conversation.temperature == 0]
     sampled = [one for one in documents if one.conversation.temperature > 0]
     means = _acceptance(recipe, store, sampled) if sampled else []
@@ -30,10 +30,10 @@ def evaluate(recipe: "Recipe", store: TapStore, documents: Sequence[Document]) -
 @torch.no_grad()
 def rank_accuracies(recipe: "Recipe", store: TapStore, documents: Sequence[Document],
                     num_ranks: int = 8) -> list[list[float]]:  # fmt: skip
-    """Per step how often guess 1, 2, ... is the text's token, over greedy answers: marginal, not cumulative.
+    """Per step the share of greedy tokens that are the head's 1st, 2nd, ... most probable token: [steps][ranks].
 
-    For heads whose guesses do not depend on the tokens above them, it is what Medusa's tree is made from
-    (`theory.best_tree`).
+    Shares are marginal, not cumulative over ranks. Medusa's tree is built from them (`theory.best_tree`), for heads
+    whose predictions do not depend on earlier tokens of the draft.
     """
     greedy = [one for one in documents if one.conversation.temperature == 0]
     hits, places = torch.zeros(recipe.num_steps, num_ranks), torch.zeros(recipe.num_steps, 1)
@@ -48,7 +48,7 @@ def rank_accuracies(recipe: "Recipe", store: TapStore, documents: Sequence[Docum
 
 
 def _stood(recipe: "Recipe", store: TapStore, documents: Sequence[Document]) -> list[Tensor]:
-    """Per text [places, steps] 1 where the drafted token is the text's, 0 where not, -1 after its end."""
+    """Per text [positions, steps] 1 where the drafted token is the text's, 0 where not, -1 after its end."""
     found = []
     for batch in _batches(recipe, store, documents):
         steps = []
@@ -61,7 +61,7 @@ def _stood(recipe: "Recipe", store: TapStore, documents: Sequence[Document]) -> 
 
 
 def _acceptance(recipe: "Recipe", store: TapStore, documents: Sequence[Document]) -> list[float]:
-    """Per step the mean of sum min(p, q)."""
+    """Per step the mean acceptance probability, sum min(p, q)."""
     totals, places = torch.zeros(recipe.num_steps), torch.zeros(recipe.num_steps)
     for batch in _batches(recipe, store, documents):
         for step, read in enumerate(_reads(recipe, batch)):
@@ -91,6 +91,6 @@ def _batches(recipe: "Recipe", store: TapStore, documents: Sequence[Document]):
 
 
 def _by_text(values: Tensor, batch: Batch) -> list[Tensor]:
-    """`values` [S, steps] of each document that has anchors."""
+    """`values` [S, steps] split by document, for documents that have anchors."""
     _, counts = torch.unique_consecutive(batch.ends, return_counts=True)
     return list(torch.split(values, counts.tolist()))

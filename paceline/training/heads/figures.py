@@ -1,8 +1,9 @@
-"""What a drafter is worth on held-out text: expected accepted length, in the one definition used everywhere.
+"""Evaluation of a drafter on held-out text by its expected acceptance length, in the one definition used everywhere.
 
-EAL = 1 + sum over k of the probability that the first k drafted tokens stand: tokens per pass of the target with chains
-of that length. At temperature 0 a drafted token stands when it is the target's next token, and `replayed` walks
-the texts as a decoder would; above, it stands with probability sum min(p, q), p over the whole vocabulary.
+EAL = 1 + sum over k of the probability that the first k drafted tokens are accepted: tokens per pass of the target
+with chains of that length. At temperature 0 a drafted token is accepted when it is the target's next token, and
+`replayed` counts passes as a decoder would make them. Above 0 it is accepted with probability sum min(p, q), with p
+over the whole vocabulary.
 """
 
 from collections.abc import Sequence
@@ -14,15 +15,15 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Figures of one evaluation.
+    """Results of one evaluation.
 
     Attributes:
-        greedy: share of drafted tokens that stand at each step, given that those before did, on greedy answers.
-        eal: expected accepted length on greedy answers.
-        replayed: tokens per pass when they are decoded with the head.
-        sampled: mean acceptance of each step on sampled answers; empty where there are none.
-        sampled_eal: expected accepted length there, 0 where there are none.
-        num_places: places drafted from on greedy answers.
+        greedy: acceptance rate of each step, given that the earlier steps were accepted, on greedy answers.
+        eal: expected acceptance length on greedy answers.
+        replayed: tokens per pass when greedy answers are decoded with these drafts.
+        sampled: mean acceptance probability of each step on sampled answers; empty where there are none.
+        sampled_eal: expected acceptance length on sampled answers, 0 where there are none.
+        num_places: positions of greedy answers from which drafts were made.
     """
 
     greedy: tuple[float, ...]
@@ -34,7 +35,7 @@ class Evaluation:
 
     @property
     def score(self) -> float:
-        """What checkpoints are chosen by: the mean of both lengths, or the one there is."""
+        """The mean of both expected lengths, or the one that exists; the checkpoint with the highest score is saved."""
         found = [value for value in (self.eal if self.num_places else 0.0, self.sampled_eal) if value]
         return sum(found) / len(found) if found else 0.0
 
@@ -52,8 +53,8 @@ def figures(stood: Sequence[Tensor], means: Sequence[float], num_steps: int) -> 
     """The evaluation of drafts of `num_steps` tokens.
 
     Args:
-        stood: per greedy text [places, steps] 1 where the drafted token is the text's, 0 where not, -1 after its end.
-        means: mean acceptance of each step on sampled texts; none where there are no such texts.
+        stood: per greedy text [positions, steps] 1 where the drafted token is the text's, 0 where not, -1 past the end.
+        means: mean acceptance probability of each step on sampled texts; empty where there are no such texts.
     """
     rates, first = _rates(stood, num_steps)
     accepted = [one.clamp(min=0).cumprod(1).sum(1).tolist() for one in stood]
@@ -64,7 +65,7 @@ def figures(stood: Sequence[Tensor], means: Sequence[float], num_steps: int) -> 
 
 
 def replayed(accepted: Sequence[Sequence[int]]) -> float:
-    """Tokens per pass of decoding texts in which a draft from place i has `accepted[text][i]` tokens that stand."""
+    """Tokens per pass of decoding texts where a draft from position i has `accepted[text][i]` accepted tokens."""
     tokens = passes = 0
     for text in accepted:
         place = 0
@@ -75,7 +76,10 @@ def replayed(accepted: Sequence[Sequence[int]]) -> float:
 
 
 def _rates(stood: Sequence[Tensor], num_steps: int) -> tuple[list[float], Tensor]:
-    """Per step the share that stands of the places that are reached and have a next token, and which stand."""
+    """Conditional acceptance rate of each step, and [positions, steps] whether all tokens up to a step are accepted.
+
+    Only positions whose earlier steps were accepted, and whose text has a token for the step, count.
+    """
     if not stood:
         return [0.0] * num_steps, torch.zeros(0, num_steps)
     values = torch.cat(list(stood))

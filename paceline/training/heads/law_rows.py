@@ -1,7 +1,7 @@
-"""Losses of a head's law against the target's, row by row in one compiled loop: what `losses.py` does on a processor.
+"""Losses of a head's law against the target's, row by row in one compiled loop; `losses.py` uses it on a CPU.
 
 torch makes ten passes over the logits of a few hundred rows for the same values, each from and to memory; here a row
-stays in the cache. Numba compiles it, so no compiler is needed. Not for the products around it, nor for other losses.
+stays in the cache. Numba compiles it, so no C compiler is needed. Not for the matrix products or for other losses.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from numba import njit
 from paceline.models.kernel_disk import keep_on_disk
 
 _LEAST = np.float32(-87.0)
-"""exp of less is no normal float32."""
+"""The exponential of a smaller number is no normal float32."""
 _LOG2E, _LN2_HIGH, _LN2_LOW = np.float32(1.44269504), np.float32(0.693359375), np.float32(-2.12194440e-4)
 _C2, _C3, _C4, _C5, _C6, _C7 = (
     np.float32(c) for c in (0.5, 1.6666665459e-1, 4.1665795894e-2, 8.3334519073e-3, 1.3981999507e-3, 1.9875691500e-4)
@@ -38,17 +38,17 @@ def _exp(x: Any) -> Any:
 def grade(
     logits: Any, target: Any, weights: Any, eta: Any, losses: Any, entropies: Any, acceptance: Any, hits: Any
 ) -> None:
-    """Loss, acceptance and gradient of n places over m tokens.
+    """Loss, acceptance probability and gradient of n positions over m tokens.
 
     Args:
-        logits: [n, m] float32 of the head; become the gradient of the weighted loss by them.
+        logits: [n, m] float32 of the head; overwritten by the gradient of the weighted loss by the logits.
         target: [n, m] float32 logits of the target; overwritten.
-        weights: [n] float32 of each place in the gradient.
+        weights: [n] float32 weight of each position in the gradient.
         eta: float32 of the LK hybrid; below 0 for soft cross entropy (`losses.py`).
         losses: [n] float32 out, unweighted.
         entropies: [n] float32 out, of the target's laws.
         acceptance: [n] float32 out, sum min(p, q).
-        hits: [n] bool out, whether the most probable token of both laws is the same one.
+        hits: [n] bool out, whether both laws have the same most probable token.
     """
     for i in range(len(logits)):
         q, p = logits[i], target[i]
@@ -88,7 +88,7 @@ def grade(
 
 @njit(inline="always")
 def _place(values: Any, top: Any) -> Any:
-    """The first place of `top`; the number of values where it is not among them, as when they are not numbers."""
+    """The first index of `top`; the number of values where it does not occur, as with NaN."""
     for place in range(len(values)):
         if values[place] == top:
             return place
@@ -97,5 +97,5 @@ def _place(values: Any, top: Any) -> Any:
 
 @cache
 def compiled_grade() -> Callable[..., None]:
-    """`grade`, kept on disk until this file changes."""
+    """`grade`, compiled and cached on disk until this file changes."""
     return keep_on_disk(grade, [Path(__file__)])

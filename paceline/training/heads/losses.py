@@ -1,13 +1,13 @@
-"""Losses of draft heads against the target's law, fused with the product of the head.
+"""Losses of draft heads against the target's law, fused with the matrix product of the output head.
 
-q is the head's law over its own vocabulary, p the target's over the same tokens, made to sum to 1: the acceptance below
-is an upper estimate where the head's vocabulary leaves out a part of the target's law (evaluations take all of it:
-`evaluate.py`). The rows of the head are frozen, so all that is needed of the backward pass is the gradient by the
-hidden state, which is computed with the loss, a few rows at a time: no logits are kept.
+q is the head's law over its own vocabulary, p the target's over the same tokens, renormalised. So the acceptance
+probability below is too high where the head's vocabulary leaves out a part of the target's law; evaluations use the
+whole vocabulary (`evaluate.py`). The rows of the output head are frozen, so the backward pass only needs the gradient
+by the hidden state. It is computed together with the loss, a few rows at a time, and no logits are kept.
 
 - soft cross entropy: -sum p log q.
-- LK hybrid (2602.23881): lam * soft cross entropy + (1 - lam) * (1 - a) with the acceptance a = sum min(p, q) and
-  lam = exp(-eta * a), held constant in the backward pass.
+- LK hybrid (arXiv 2602.23881): lam * soft cross entropy + (1 - lam) * (1 - a), with the acceptance probability
+  a = sum min(p, q) and lam = exp(-eta * a), which is constant in the backward pass.
 """
 
 from collections.abc import Callable
@@ -23,10 +23,10 @@ CHUNK = 256
 
 
 class Read(NamedTuple):
-    """What makes the logits of n places.
+    """Inputs of the logits of n positions: hidden @ rows.T, plus the second product where there is one.
 
     Attributes:
-        hidden: [n, h] what the head's frozen rows [m, h] are multiplied with.
+        hidden: [n, h] states, which the output head's frozen rows [m, h] multiply.
         added: inputs [n, r] and trained rows [m, r] of a second product that is added; None for none.
     """
 
@@ -35,13 +35,13 @@ class Read(NamedTuple):
 
 
 Criterion = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
-"""From the head's logits and the target's laws, [n, m] each, the loss [n], the acceptance [n] and the gradient [n, m]
-of the loss by the logits."""
+"""Maps the head's logits and the target's laws, [n, m] each, to the loss [n], the acceptance probability [n] and the
+gradient [n, m] of the loss by the logits."""
 
 
 class LossParts(NamedTuple):
-    """Sum of weighted losses (a scalar with a gradient), the acceptance [n] of each row, and whether the head's most
-    probable token is the target's [n]."""
+    """Sum of weighted losses (a scalar with a gradient), acceptance probability [n] of each row, and whether its most
+    probable token is the same for head and target [n]."""
 
     loss: Tensor
     acceptance: Tensor
@@ -49,7 +49,7 @@ class LossParts(NamedTuple):
 
 
 def row_gradients(logits: Tensor, target: Tensor, eta: float | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss [n], acceptance [n] and gradient [n, m] of the loss by logits [n, m], for target laws [n, m].
+    """Loss [n], acceptance probability [n] and gradient [n, m] by the logits [n, m], for target laws [n, m].
 
     Args:
         eta: of the LK hybrid; None is soft cross entropy.
@@ -70,11 +70,11 @@ def row_gradients(logits: Tensor, target: Tensor, eta: float | None) -> tuple[Te
 
 @dataclass(frozen=True, slots=True)
 class LawCriterion:
-    """`row_gradients` as a `Criterion`; on a processor it is computed in one compiled loop (`law_rows.py`).
+    """`row_gradients` as a `Criterion`; on a CPU one compiled loop computes it (`law_rows.py`).
 
     Attributes:
         eta: of the LK hybrid; None is soft cross entropy.
-        above_entropy: take the target's entropy off the loss: with soft cross entropy it is KL(p || q) then.
+        above_entropy: subtract the target's entropy from the loss; soft cross entropy becomes KL(p || q).
     """
 
     eta: float | None = None
@@ -86,7 +86,7 @@ class LawCriterion:
 
 
 class _Graded(NamedTuple):
-    """Of n places: weighted sum of losses, acceptance [n], hits [n], gradient [n, m] by the logits."""
+    """For n positions: weighted sum of losses, acceptance probability [n], hits [n], gradient [n, m] by the logits."""
 
     loss: Tensor
     acceptance: Tensor
@@ -95,7 +95,7 @@ class _Graded(NamedTuple):
 
 
 def _graded(logits: Tensor, target: Tensor, weights: Tensor, criterion: "Criterion") -> _Graded:
-    """The criterion at logits [n, m] of the head and of the target; both may be overwritten."""
+    """The criterion for logits [n, m] of the head and of the target; both may be overwritten."""
     if isinstance(criterion, LawCriterion) and logits.device.type == "cpu":
         from paceline.training.heads.law_rows import compiled_grade  # Numba, which other devices do not need
 
@@ -112,7 +112,7 @@ def _graded(logits: Tensor, target: Tensor, weights: Tensor, criterion: "Criteri
 
 
 def logits_of(read: Read, rows: Tensor) -> Tensor:
-    """[n, m] float32, products in the number format of `rows`."""
+    """[n, m] float32 logits; products are taken in the number format of `rows`."""
     logits = (read.hidden.to(rows.dtype) @ rows.T).float()
     if read.added is not None:
         inputs, weights = read.added
@@ -153,12 +153,12 @@ class _FusedLoss(torch.autograd.Function):
 
 
 def law_loss(read: Read, teacher: Tensor, rows: Tensor, weights: Tensor, eta: float | None = None) -> LossParts:
-    """Weighted sum over places of the loss between the head's law and the target's.
+    """Weighted sum over positions of the loss of the head's law against the target's.
 
     Args:
-        teacher: [n, h] the target's hidden state after its final norm.
-        rows: [m, h] the target's head rows of the draft vocabulary, in the number format of the product.
-        weights: [n] of each place.
+        teacher: [n, h] the target's hidden states after its final norm.
+        rows: [m, h] rows of the target's output head for the draft vocabulary, in the number format of the product.
+        weights: [n] of each position.
         eta: see `row_gradients`.
     """
     return fused_loss(read, teacher, rows, weights, LawCriterion(eta))
@@ -166,10 +166,10 @@ def law_loss(read: Read, teacher: Tensor, rows: Tensor, weights: Tensor, eta: fl
 
 def fused_loss(read: Read, teacher: Tensor, rows: Tensor, weights: Tensor, criterion: Criterion,
                teacher_rows: Tensor | None = None) -> LossParts:  # fmt: skip
-    """As `law_loss` for any criterion of both laws.
+    """As `law_loss`, for any criterion.
 
     Args:
-        teacher_rows: [m, h'] the target's head rows where the head's own are others; then `teacher` is [n, h'].
+        teacher_rows: [m, h'] rows of the target's output head where they differ from `rows`; `teacher` is [n, h'] then.
     """
     inputs, added = read.added or (None, None)
     theirs = rows if teacher_rows is None else teacher_rows

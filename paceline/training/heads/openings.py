@@ -1,7 +1,7 @@
-"""Prompts that a chat model writes to itself (Magpie, Xu et al. 2024).
+"""Prompts that a chat model writes itself (Magpie, Xu et al. 2024).
 
-Given only the opening of the user's turn, a chat model goes on with a request of the kind it was trained on. Half of
-the prompts begin with nothing at all; first words make the others more varied. No text of anybody else is used.
+Given only the beginning of the user's turn, a chat model continues with a request of the kind it was trained on. 40 %
+of the prompts begin with an empty turn; first words make the others more varied. No text from elsewhere is used.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from paceline.models.tokenizer import Tokenizer
 from paceline.types import SamplingParams
 
 Generate = Callable[[Sequence[Sequence[int]], Sequence[SamplingParams]], Sequence[Sequence[int]]]
-"""Token ids of answers to prompts, the token that ended one included."""
+"""Maps prompts and their sampling parameters to the token ids of answers, including the token that ended each."""
 
 STARTS = (
     "Write a", "Write an", "Write a short story about", "Write a poem", "Write a letter", "Write an email",
@@ -27,25 +27,25 @@ STARTS = (
     "As a", "Play the role", "I am", "I have", "I want to", "I need", "My", "We", "The", "In the", "A", "There is",
     "Given", "Consider", "Read", "Help me", "Please", "Hello",
 )  # fmt: skip
-"""First words, each as likely as the next."""
+"""First words, chosen with equal probability."""
 
 _BARE_SHARE = 0.4
 _LONGEST, _LEAST, _KNOWN_BY = 160, 3, 8
-"""Tokens that the model may write, those it must, and the first ones by which a prompt is known."""
+"""Tokens of a prompt: most; the largest number that is too few; first ones that tell a duplicate."""
 _MARK = "\x00here\x00"
 
 
 def choose_openings(number: int, rng: np.random.Generator) -> list[str]:
-    """`number` of them at random; empty ones among them."""
+    """`number` random first words, a share `_BARE_SHARE` of them empty."""
     chosen = rng.integers(0, len(STARTS), number)
     bare = rng.random(number) < _BARE_SHARE
     return ["" if empty else STARTS[i] for i, empty in zip(chosen, bare, strict=True)]
 
 
 def own_prompts(tokenizer: Tokenizer, generate: Generate, number: int, rng: np.random.Generator) -> list[list[int]]:
-    """At most `number` prompts that the model made up, in its template: those that it ended by itself, told apart.
+    """At most `number` prompts that the model wrote, in its chat template, without unfinished ones and duplicates.
 
-    A model without a template is given the first words alone, to go on with.
+    For a model without a template, the prompts are the first words alone.
     """
     encode, openings = tokenizer.encode, choose_openings(number, rng)
     if not tokenizer.has_chat_template:
@@ -62,6 +62,6 @@ def own_prompts(tokenizer: Tokenizer, generate: Generate, number: int, rng: np.r
 
 
 def writing_params(temperature: float, max_tokens: int, rng: np.random.Generator) -> SamplingParams:
-    """How a text is written: greedily, or drawn from the likeliest 95 %, with a seed of its own."""
+    """Sampling parameters of a text: greedy at temperature 0, else top_p 0.95; with a random seed."""
     top_p = 0.95 if temperature else 1.0
     return SamplingParams(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=int(rng.integers(1 << 31)))

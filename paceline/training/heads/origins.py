@@ -1,6 +1,6 @@
-"""How the texts that are learnt from came about: what a card says of them, and what a later command must know.
+"""The origin of training texts, for the model card and for later commands that use the same texts.
 
-Kept with every shard (`shards.py`). Not for the texts themselves (`conversations.py`).
+It is stored with every shard (`shards.py`). Not for the texts themselves (`conversations.py`).
 """
 
 import json
@@ -12,17 +12,17 @@ from typing import Any
 
 OWN, GIVEN, ANSWERED = "written by the target from its chat template", "given", "given with the answers"
 SERVED, ORDINARY, UNTOLD = "served", "ordinary text", "of an origin that was not kept"
-"""Whose prompts they are."""
+"""Origins of prompts (`Origin.prompts`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Of a text.
+    """Origin of a text.
 
     Attributes:
-        prompts: whose they are, a name from above.
-        seed: of prompts and answers; None for texts that were not written on purpose.
-        answer_tokens: most of an answer; None as for `seed`.
+        prompts: origin of its prompt, one of the names above.
+        seed: of prompts and answers; None for texts that were not generated for training.
+        answer_tokens: largest number of tokens of an answer; None as for `seed`.
     """
 
     prompts: str = UNTOLD
@@ -30,16 +30,16 @@ class Origin:
     answer_tokens: int | None = None
 
     def to_json(self) -> str:
-        """As a shard keeps it."""
+        """The JSON form that shards store."""
         return json.dumps(asdict(self))
 
 
 NOT_KEPT = Origin()
-"""Of texts in folders that are older than this entry."""
+"""Origin of texts in shards that were written before origins were stored."""
 
 
 def read_origin(text: str) -> Origin:
-    """What `Origin.to_json` wrote. Raises ValueError for anything else."""
+    """The origin from the JSON of `Origin.to_json`. Raises ValueError for anything else."""
     values = json.loads(text)
     if not isinstance(values, dict) or not isinstance(values.get("prompts"), str):
         raise ValueError("the origin of its texts is not one")
@@ -54,13 +54,16 @@ def _number(values: Mapping[str, Any], name: str) -> int | None:
 
 
 def counted(origins: Iterable[Origin]) -> str:
-    """How many texts came about in which way, most first: "200 given, 64 served"."""
+    """Number of texts of each origin, the most frequent first: "200 given, 64 served"."""
     counts = Counter(one.prompts for one in origins)
     return ", ".join(f"{count} {prompts}" for prompts, count in counts.most_common()) or "none"
 
 
 def unheeded(origins: Iterable[Origin], seed: int, answer_tokens: int) -> Mapping[str, int]:
-    """The wishes that no text which was written on purpose was written by; none where there is no such text."""
+    """The options among `max_tokens` and `seed` that no generated text was written with, by name.
+
+    Empty where no text was generated for training.
+    """
     written = [one for one in origins if one.seed is not None]
     if not written:
         return MappingProxyType({})

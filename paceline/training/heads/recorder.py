@@ -1,4 +1,4 @@
-"""`TapRecorder`: keeps hidden states of the passes that write a text, so none is needed for them."""
+"""`TapRecorder`: keeps the hidden states of the passes that generate a text, so no further pass computes them."""
 
 from collections.abc import Sequence
 
@@ -12,10 +12,10 @@ from paceline.training.heads.shards import to_bfloat16
 
 
 class TapRecorder(BaseDrafter):
-    """A drafter that drafts nothing and writes down states.
+    """A drafter that drafts nothing and records hidden states.
 
     Args:
-        taps: which ones, in the order in which they are kept.
+        taps: states to record, in this order.
     """
 
     name = "tap_recorder"
@@ -26,11 +26,11 @@ class TapRecorder(BaseDrafter):
         self._ends: dict[str, int] = {}
 
     def watch(self, request_id: str) -> None:
-        """Keep the states of this request from its first token on."""
+        """Record the states of this request from its first token on."""
         self._pieces[request_id], self._ends[request_id] = [], 0
 
     def take(self, request_id: str) -> np.ndarray | None:
-        """[tokens, taps, hidden] uint16 (bfloat16) of a request; None where some are missing. It is forgotten."""
+        """Remove and return the states of a request: [tokens, taps, hidden] uint16 (bfloat16), None with a gap."""
         pieces, end = self._pieces.pop(request_id, []), self._ends.pop(request_id, -1)
         return np.concatenate(pieces) if pieces and end >= 0 else None
 
@@ -39,9 +39,9 @@ class TapRecorder(BaseDrafter):
         return [TokenTree()] * len(contexts)
 
     def observe(self, outcome: RequestOutcome) -> None:
-        """Keep what a step computed, in place of what is there where a preempted request is computed again.
+        """Record the states of a step; those that a preempted request computes again replace the earlier ones.
 
-        A gap spoils the request.
+        After a gap in the positions the request has no states.
         """
         end = self._ends.get(outcome.request_id, -1)
         if not outcome.taps or end < 0:

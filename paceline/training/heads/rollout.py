@@ -1,9 +1,9 @@
 """Chains drafted from anchors while training: EAGLE-3's training-time test, and HASS's context alignment.
 
-In EAGLE-3 (Li et al. 2025, section 3.2) step j of the chain of anchor p reads the text's token p + 1 + j and its own
-output of step j - 1, and attends to the true keys of rows 0..p and to its own keys of steps 1..j: what a draft sees
-when it is served. HASS's alignment (Zhang et al. 2024, section 3.2) sees the same, and does not train a step by what
-later ones make of it.
+In EAGLE-3 (Li et al. 2025, section 3.2) step j of the chain of anchor p reads the text's token p + 1 + j and the output
+of step j - 1, and attends to the true keys of rows 0..p and to the chain's keys of steps 1..j, as in serving. HASS's
+alignment (Zhang et al. 2024, section 3.2) sees the same, but no gradient flows from a step to the output of the one
+before.
 """
 
 import torch
@@ -17,10 +17,10 @@ from paceline.training.heads.batches import Batch
 
 def rollout(net: Eagle3 | Eagle, batch: Batch, num_steps: int, detached: bool = False,
             noise: Tensor | None = None) -> list[Tensor]:  # fmt: skip
-    """What the head reads at every step of every anchor's chain: `num_steps` times [S, hidden].
+    """States that the output head reads, for each of `num_steps` steps of the anchors' chains: [S, hidden] each.
 
     Args:
-        detached: no gradient goes from a step to the output of the one before.
+        detached: no gradient flows from a step to the output of the one before.
         noise: [N, hidden] that is added to the target's states.
     """
     layer, anchors = net.layer, batch.anchors
@@ -45,7 +45,7 @@ def rollout(net: Eagle3 | Eagle, batch: Batch, num_steps: int, detached: bool = 
 
 
 def _stacked(chain: list[Keys]) -> Keys | None:
-    """[S, steps, key heads, D] of the keys of each step."""
+    """Keys and values [S, steps, key heads, D] of all steps; None before the first."""
     if not chain:
         return None
     return Keys(torch.stack([one.keys for one in chain], dim=1), torch.stack([one.values for one in chain], dim=1))

@@ -1,8 +1,8 @@
-"""Conversations with the target's hidden states on disk: memory-mapped, in bfloat16, a few ten thousand rows a file.
+"""Conversations with the target's hidden states on disk: memory-mapped, in bfloat16, some ten thousand rows a file.
 
-A conversation of n tokens has n - 1 rows: what the target knew after each token but the last. Its files are
-``shard-NNNN.npz`` (ids, and how they came about) and ``taps-NNNN.npy`` (uint16, the upper half of a float32). Not for
-torch (`batches.py`).
+A conversation of n tokens has n - 1 rows: the hidden states after each token but the last. A shard is two files:
+``shard-NNNN.npz`` (ids and their origin) and ``taps-NNNN.npy`` (uint16, the upper half of a float32). Not for torch
+(`batches.py`).
 """
 
 import hashlib
@@ -28,11 +28,11 @@ SHARD_ROWS = 60_000
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Document:
-    """A conversation and where its rows are.
+    """A conversation and the location of its rows.
 
     Attributes:
-        shard, start: its file and first row there.
-        origin: how it came about.
+        shard, start: number of its shard, and its first row in it.
+        origin: of its text.
     """
 
     conversation: Conversation
@@ -42,7 +42,7 @@ class Document:
 
     @property
     def key(self) -> tuple[int, int]:
-        """What tells it from others of its store."""
+        """Identifies the document within its store."""
         return self.shard, self.start
 
     @property
@@ -58,22 +58,22 @@ def to_bfloat16(values: np.ndarray) -> np.ndarray:
 
 
 def is_of_store(path: Path) -> bool:
-    """Whether a store makes files of that name."""
+    """Whether the name is one of a store's files."""
     return _NAME.fullmatch(path.name) is not None
 
 
 class TapStore:
-    """The shards of one folder. Several programs may add to it: each takes the next number that is free.
+    """The shards of one folder. Several programs may add to it: each takes the next free number.
 
     Args:
-        folder: made when missing.
-        taps: hidden states that its rows hold, in order; None takes what the folder says.
-        target: digest of the weights of the model whose they are; empty where that is not known.
+        folder: created when missing.
+        taps: hidden states of a row, in order; None takes those that the folder names.
+        target: digest of the weights of the model that computed the states; empty where it is unknown.
 
     Raises:
-        InvalidParameter: the folder holds other hidden states than `taps`, or nothing though `taps` is None, or those
-            of another model; or it cannot be written.
-        CorruptWeights: a file of it is damaged.
+        InvalidParameter: the folder holds other hidden states than `taps`, or those of another model; it is empty and
+            `taps` is None; or it cannot be written.
+        CorruptWeights: a file in it is damaged.
     """
 
     def __init__(self, folder: Path, taps: Sequence[int] | None = None, target: str = "") -> None:
@@ -94,13 +94,13 @@ class TapStore:
         self.refresh()
 
     def refresh(self) -> None:
-        """Take in the shards that have come since."""
+        """Add the shards that were written since the last look."""
         for number, path in sorted(_shards(self.folder).items()):
             if number not in self._maps:
                 self._take(number, path)
 
     def keep_first(self, count: int) -> None:
-        """Forget all but the first `count` texts, which stay on disk."""
+        """Keep only the first `count` documents in memory; files on disk are not changed."""
         self.documents = self.documents[:count]
 
     def _take(self, number: int, path: Path) -> None:
@@ -111,7 +111,7 @@ class TapStore:
                 raise ValueError("the one has fewer rows than the other")
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             if not path.exists():
-                return  # a ring that is served from forgot it meanwhile
+                return  # a `ServedRing` has deleted it in the meantime
             remedy = "delete both, and that part of the text is written anew"
             raise CorruptWeights(f"{path} and {states.name}: cannot be read ({error}); {remedy}") from None
         self._maps[number] = rows
@@ -123,10 +123,10 @@ class TapStore:
 
         Args:
             states: per conversation [ids - 1, taps, hidden], uint16 (`to_bfloat16`).
-            origin: of all of them.
+            origin: of all these conversations.
 
         Raises:
-            InvalidParameter: it cannot be written; the shards before are as they were.
+            InvalidParameter: it cannot be written; earlier shards are unchanged.
         """
         with writing("work", self.folder), FileLock(self.folder / _LOCK):
             self._write(max(_shards(self.folder), default=-1) + 1, conversations, states, origin)
@@ -141,7 +141,7 @@ class TapStore:
             np.savez(file, **arrays_of(conversations), rows=rows, origin=np.array(origin.to_json()))  # type: ignore[arg-type]
 
     def drop_oldest(self, max_rows: int) -> None:
-        """Delete the oldest files while more than `max_rows` rows are kept, but for the latest file."""
+        """Delete the oldest shards while more than `max_rows` rows are stored; the latest shard is always kept."""
         while len(self._maps) > 1 and sum(map(len, self._maps.values())) > max_rows:
             number = min(self._maps)
             del self._maps[number]
@@ -150,12 +150,12 @@ class TapStore:
             self._taps_path(number).unlink(missing_ok=True)
 
     def rows(self, documents: Sequence[Document], columns: Sequence[int]) -> np.ndarray:
-        """[rows of all, len(columns), hidden] uint16 of those taps, by their place in `taps`."""
+        """[rows of all documents, len(columns), hidden] uint16 states; `columns` are indices into `taps`."""
         parts = [self._maps[one.shard][one.start : one.start + one.num_rows] for one in documents]
         return np.concatenate([part[:, list(columns)] for part in parts])
 
     def digest(self) -> str:
-        """What tells its texts from others."""
+        """SHA-256 of all token ids, in order."""
         digest = hashlib.sha256()
         for one in self.documents:
             digest.update(one.conversation.ids.tobytes() + b".")
@@ -163,16 +163,16 @@ class TapStore:
 
     @property
     def width(self) -> int | None:
-        """Values of a hidden state; None while there is none."""
+        """Size of a hidden state; None while the store is empty."""
         return next((int(rows.shape[2]) for rows in self._maps.values()), None)
 
     @property
     def num_answer_tokens(self) -> int:
-        """Tokens that the target wrote."""
+        """Number of answer tokens in all documents."""
         return sum(len(one.conversation.answer) for one in self.documents)
 
     def counts(self, vocab_size: int) -> np.ndarray:
-        """[vocab_size] how often answers for training hold each token."""
+        """[vocab_size] number of occurrences of each token in answers that are not held out."""
         total = np.zeros(vocab_size, np.int64)
         for one in self.documents:
             if not one.conversation.is_held_out:
@@ -184,13 +184,13 @@ class TapStore:
 
 
 def _shards(folder: Path) -> dict[int, Path]:
-    """Those with their states beside them or not, by number; files of other names are nobody's business here."""
+    """Paths of shards by number, with or without a file of states; files with other names are ignored."""
     names = (path for path in folder.glob("shard-*.npz") if is_of_store(path))
     return {int(path.stem.removeprefix("shard-")): path for path in names}
 
 
 def _index(path: Path) -> tuple[tuple[int, ...], str]:
-    """The taps, and the digest of the model, empty where a folder does not say."""
+    """The taps, and the digest of the model (empty where the index has none)."""
     try:
         values = json.loads(path.read_text())
         return tuple(int(tap) for tap in values["taps"]), str(values.get("target", ""))

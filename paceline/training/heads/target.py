@@ -1,4 +1,4 @@
-"""The tables of the target that heads share, as torch tensors."""
+"""The target's embedding, output head and final norm, which draft heads share, as torch tensors."""
 
 import torch
 
@@ -9,10 +9,10 @@ from paceline.training.heads.recipes.base import Target
 
 
 def training_target(source: ModelSource, device: str = "cpu") -> Target:
-    """What training needs of a model that was found, on `device`, where heads for it are trained.
+    """The tensors and sizes of a model that training heads for it needs, on `device`.
 
     Raises:
-        UnsupportedModel: its layers have parts that the published layouts of heads cannot say.
+        UnsupportedModel: the published layouts of heads cannot express the model's layers.
     """
     checkpoint = source.checkpoint
     config = checkpoint.config
@@ -31,7 +31,7 @@ def training_target(source: ModelSource, device: str = "cpu") -> Target:
 
 
 def _unused_token(source: ModelSource) -> int:
-    """A special token that neither begins nor ends a text; the vocabulary's last one where there is none."""
+    """A special token that neither begins nor ends a text; the last id of the vocabulary where there is none."""
     taken = {*source.eos_token_ids, source.tokenizer.bos_token_id, source.checkpoint.config.bos_token_id}
     template = source.tokenizer.special_token_ids
     free = [one for one in sorted(template) if one not in taken]

@@ -1,4 +1,4 @@
-"""Training heads together with the target, which CHANGES THE TARGET: the result is another model.
+"""Training of heads together with the target, which CHANGES THE TARGET: the result is another model.
 
-Not for heads beside a frozen target (`training/heads/`), which leave its text as it is.
+Not for heads on a frozen target (`training/heads/`), which do not change its text.
 """

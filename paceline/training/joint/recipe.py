@@ -1,13 +1,13 @@
-"""Medusa-2 (Cai et al. 2024, section 2.2.2) and joint blockwise training (Stern et al. 2018): the target learns too.
+"""Medusa-2 (Cai et al. 2024, section 2.2.2), joint blockwise training (Stern et al. 2018): the target is trained too.
 
     L = L_target + LAMBDA_0 * sum over k = 1..K of decay**k * (-log p_k(y_{t+k+1}))
 
-`L_target` keeps the target near what it was: by self-distillation KL(p_original || p), the paper's section 2.3, where
-the teacher is the same weights without the low-rank update. The states in the store are not taken for it: they are
-those of the number format that wrote the text, whose rounding would be learnt, and told as drift. The weight LAMBDA_0
-of the heads rises from 0 over the first part of the run, since untrained heads would pull the target away (their
-warm-up), and heads take four times the target's rate, both as in the paper. The target is CHANGED by this: its text is
-another one afterwards, by how much `drift` says.
+`L_target` keeps the target near the original by self-distillation, KL(p_original || p) (the paper's section 2.3), with
+the target without its low-rank updates as the teacher. The stored states are not used for that: they come from the
+number format that wrote the text, so its rounding would be learnt, and reported as drift. As in the paper, the heads'
+weight rises from 0 to LAMBDA_0 over the first part of the run, because untrained heads would change the target much
+(warm-up), and the heads' learning rate is four times the target's. The trained target writes other text than the
+original; `drift` measures the difference.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,12 +30,12 @@ from paceline.training.run.trainee import Moment, Trainee
 LAMBDA_0, WARM_UP = 0.2, 0.3
 """Weight of the heads' loss, and the share of the run over which it rises from 0."""
 HEADS_RATE = 4.0
-"""Learning rate of the heads over the target's."""
+"""Learning rate of the heads divided by that of the target."""
 _MOST_MEASURED = 24
 
 
 class _Both(nn.Module):
-    """The target with its updates, and the heads."""
+    """The target with its low-rank updates, and the heads."""
 
     def __init__(self, target: DraftNet, heads: nn.Module) -> None:
         super().__init__()
@@ -46,8 +46,8 @@ class JointRecipe(Trainee):
     """A target and its heads in training.
 
     Args:
-        target: the whole model; low-rank updates are put on it.
-        recipe: of Medusa or blockwise heads for it.
+        target: the whole model; its linear layers get low-rank updates.
+        recipe: of Medusa or blockwise heads for this target.
         rank: of the updates.
     """
 
@@ -67,7 +67,7 @@ class JointRecipe(Trainee):
         return kept.loss + weight * self._heads_loss(states, texts)
 
     def _heads_loss(self, states: Tensor, texts: Texts) -> Tensor:
-        """sum over k = 1..K of decay**k * cross entropy of the text's own tokens, over those that heads can name."""
+        """sum over k = 1..K of decay**k * cross entropy of the text's tokens that are in the draft vocabulary."""
         total = torch.zeros(())
         for step in range(self.num_steps):
             named, known = self._labels(texts, step)
@@ -77,7 +77,7 @@ class JointRecipe(Trainee):
         return total
 
     def _labels(self, texts: Texts, step: int) -> tuple[Tensor, Tensor]:
-        """[L] the head's own number of the token that step `step` is to name, and whether there is one."""
+        """[L] index in the draft vocabulary of the token that step `step` must predict, and [L] whether it has one."""
         ends = torch.tensor(texts.lengths).cumsum(0)
         document = torch.searchsorted(ends, texts.labelled, right=True)
         rows = texts.labelled + 1 + step
@@ -86,18 +86,18 @@ class JointRecipe(Trainee):
         return own, (rows < ends[document]) & (self._ids[own] == tokens)
 
     def _states(self, texts: Texts) -> Tensor:
-        """[N, hidden] float32 of the target with its updates."""
+        """[N, hidden] float32 final states of the target with its updates."""
         with torch.autocast("cpu", torch.bfloat16, enabled=self._target.head.dtype == torch.bfloat16):
             return self._target(texts.tokens, texts.lengths).float()
 
     @torch.no_grad()
     def _original(self, texts: Texts) -> Tensor:
-        """[N, hidden] float32 of the target as it was."""
+        """[N, hidden] float32 final states of the original target."""
         with without_updates(self._target):
             return self._states(texts)
 
     def _logits(self, step: int, states: Tensor) -> Tensor:
-        """[n, draft vocabulary] of head `step`; the rows are frozen."""
+        """[n, draft vocabulary] logits of head `step`; the output head's rows are frozen."""
         rows = self.recipe.rows
         with torch.autocast("cpu", torch.bfloat16, enabled=rows.dtype == torch.bfloat16):
             read = self._heads.read(step, states)
@@ -105,7 +105,7 @@ class JointRecipe(Trainee):
 
     @torch.no_grad()
     def evaluate(self, store: TapStore, documents: Sequence[Document]) -> Evaluation:
-        """Of the changed target and its heads: a drafted token stands when the changed target would say it too."""
+        """See `Trainee.evaluate`; drafts of the heads are compared with the changed target's law, not with the text."""
         stood, totals, places = [], torch.zeros(self.num_steps), torch.zeros(self.num_steps)
         for states, own, temperature in self._read(store, documents):
             found = torch.full((len(own), self.num_steps), -1.0)
@@ -124,7 +124,7 @@ class JointRecipe(Trainee):
 
     @torch.no_grad()
     def rank_accuracies(self, store: TapStore, documents: Sequence[Document], num_ranks: int = 8) -> list[list[float]]:
-        """As `rank_accuracies` of heads beside a frozen target, against what the changed target would say."""
+        """As `heads.evaluate.rank_accuracies`, over all answers, and against the changed target's best token."""
         most = min(num_ranks, len(self._ids))
         hits, places = torch.zeros(self.num_steps, num_ranks), torch.zeros(self.num_steps, 1)
         for states, own, _ in self._read(store, documents):
@@ -136,7 +136,7 @@ class JointRecipe(Trainee):
         return (hits / places.clamp(min=1)).tolist()
 
     def _read(self, store: TapStore, documents: Sequence[Document]) -> Iterator[tuple[Tensor, Tensor, float]]:
-        """Of each document the states [L, hidden] and logits [L, vocabulary] of the changed target, its temperature."""
+        """Per document the changed target's states [L, hidden] and logits [L, vocabulary], and the temperature."""
         for one in documents[:_MOST_MEASURED]:
             texts = _texts(store, [one], None)
             states = self._states(texts)[texts.labelled]
@@ -144,7 +144,7 @@ class JointRecipe(Trainee):
 
     @torch.no_grad()
     def drift(self, store: TapStore, documents: Sequence[Document]) -> dict[str, float]:
-        """How far the target is from what it was: mean KL in nats, share of places with another best token."""
+        """Difference to the original target: ``kl``, mean KL in nats; ``other_best_token``, share of positions."""
         divergence, changed, places = 0.0, 0.0, 0
         for one in documents[:_MOST_MEASURED]:
             texts = _texts(store, [one], None)
@@ -157,19 +157,19 @@ class JointRecipe(Trainee):
         return {"kl": kl, "other_best_token": changed / max(places, 1)}
 
     def rate_factors(self) -> Mapping[str, float]:
-        """Heads begin at nothing, the target does not."""
+        """`HEADS_RATE` for the heads, which begin untrained."""
         return {"heads.": HEADS_RATE}
 
     def about(self) -> dict[str, int | float | str]:
-        """As of the heads."""
+        """Those of the heads' recipe."""
         return self.recipe.about()
 
     def kept(self) -> dict[str, Tensor]:
-        """The draft vocabulary, which a run goes on with."""
+        """The draft vocabulary."""
         return self.recipe.kept()
 
     def split(self, weights: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The merged layers of the target and the heads' weights, of weights of `net`."""
+        """The target's layers with updates merged in, and the heads' weights, from the state dict of `net`."""
         self.net.load_state_dict(weights)
         return merged_state(self._target), dict(self._heads.state_dict())
 

@@ -1,5 +1,5 @@
-"""Learning from what is served: an opt-in ring of texts and hidden states, which training goes on from (OSD, TIDE).
+"""Training on served requests: an opt-in ring buffer of texts and hidden states on disk (OSD, TIDE).
 
-Nothing is kept unless it is asked for, and what is kept never leaves its folder. Liu et al. 2024 (OSD, 2310.07177);
-TIDE (2602.05145), which keeps the states of serving passes so that none is needed for training.
+Nothing is kept unless it is asked for, and the kept files never leave their folder. OSD: Liu et al. 2024, arXiv
+2310.07177. TIDE, arXiv 2602.05145, keeps the states of serving passes so that training needs no passes of the target.
 """

@@ -1,8 +1,8 @@
-"""`Recorded`: any drafter, while finished requests with the target's hidden states go into a ring to learn from.
+"""`Recorded`: wraps any drafter, and stores finished requests with the target's hidden states for training.
 
-What is proposed is the drafter's own, and what is said is the target's, so no text changes. Left out are requests with
-a cache salt, whose owner wants nothing shared, and those that ended with an error or were given up. Of a request whose
-beginning came from the prefix cache the rest is kept.
+Proposals are those of the wrapped drafter, so no text changes. Requests with a cache salt, whose owner wants nothing
+shared, and requests that failed or were aborted are not stored. Of a request whose beginning came from the prefix
+cache, the rest is stored.
 """
 
 import weakref
@@ -33,7 +33,7 @@ METHOD = "paceline.training.online.recorded:make_recorded"
 
 @dataclass(slots=True)
 class _Request:
-    """States of a request, in pieces from position `first` to `end`, and what its conversation says of it."""
+    """A running request: its states from position `first` to `end`, in pieces, and values of its `Conversation`."""
 
     num_prompt: int
     temperature: float
@@ -43,10 +43,10 @@ class _Request:
 
 
 class Recorded:
-    """`drafter`, recorded.
+    """A drafter that proposes as `drafter` does and records requests.
 
     Args:
-        ring: what is kept.
+        ring: where finished requests are stored.
     """
 
     def __init__(self, drafter: Drafter, ring: ServedRing) -> None:
@@ -58,11 +58,11 @@ class Recorded:
         weakref.finalize(self, _write_rest, ring)
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
-        """What the drafter proposes."""
+        """The proposals of the wrapped drafter."""
         return self._drafter.propose(contexts)
 
     def observe(self, outcome: RequestOutcome) -> None:
-        """Keep the states of the step; the whole text, once it has ended."""
+        """Keep the states of the step; when the request has finished, store its text and states."""
         self._drafter.observe(outcome)
         if outcome.taps and not outcome.salt and not self._is_full:
             self._keep(outcome)
@@ -70,13 +70,13 @@ class Recorded:
             self._end(outcome)
 
     def release(self, request_id: str) -> None:
-        """Forget a request; a text that did not end is not kept."""
+        """Forget a request; an unfinished text is not stored."""
         self._requests.pop(request_id, None)
         self._drafter.release(request_id)
 
     def _keep(self, outcome: RequestOutcome) -> None:
         request = self._requests.get(outcome.request_id)
-        if request is None or request.end != outcome.first_tapped:  # new, or begun anew after preemption
+        if request is None or request.end != outcome.first_tapped:  # new, or computed again after preemption
             start = outcome.first_tapped
             request = _Request(outcome.num_prompt_tokens, outcome.temperature, start, start)
             self._requests[outcome.request_id] = request
@@ -104,7 +104,7 @@ class Recorded:
 
 
 def _write_rest(ring: ServedRing) -> None:
-    """Write the texts that still wait when the drafter goes, as at the end of a server."""
+    """Write the texts that are still in memory when the drafter is deleted, as at the end of a server."""
     try:
         ring.flush()
     except PacelineError as error:
@@ -115,10 +115,10 @@ def make_recorded(
     services: DraftServices, folder: str, drafter: str | Mapping[str, Any] = "auto", max_tokens: int = MAX_TOKENS,
     shard_rows: int = 4096,
 ) -> Recorded:  # fmt: skip
-    """The drafter that `drafter` describes (a name, or a mapping with ``method``), recorded in `folder`.
+    """The drafter that `drafter` describes (a name, or a mapping with ``method``), recording into `folder`.
 
     Raises:
-        InvalidParameter: what `make_drafter` and `ServedRing` refuse.
+        InvalidParameter: as `make_drafter` and `ServedRing`.
     """
     values = {"method": drafter} if isinstance(drafter, str) else dict(drafter)
     wanted = SpeculativeConfig(values.pop("method"), model=values.pop("model", None), options=values)
@@ -131,10 +131,10 @@ def make_recorded(
 
 
 def recorded(spec: SpeculativeConfig | None, folder: Path, max_tokens: int = MAX_TOKENS) -> SpeculativeConfig:
-    """`spec` with its drafter recorded in `folder`; plain decoding, which drafts nothing, cannot be.
+    """`spec` with its drafter recording into `folder`.
 
     Raises:
-        InvalidParameter: there is no drafter.
+        InvalidParameter: `spec` is None or plain decoding, which has no drafter.
     """
     if spec is None or spec.method == "plain":
         raise InvalidParameter("keep_served", "needs a drafter to keep states for", "name one with --draft")

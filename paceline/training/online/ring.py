@@ -1,6 +1,7 @@
 """`ServedRing`: the latest served texts with the target's hidden states, in a folder of bounded size.
 
-A `TapStore` that forgets its oldest files. The folder is readable by its owner only: texts are in it as token ids.
+It is a `TapStore` whose oldest files are deleted. Only its owner can read the folder, because it contains the texts as
+token ids.
 """
 
 from collections.abc import Sequence
@@ -19,18 +20,18 @@ _REMEDY = "name a new folder, or one that a server kept texts in: old texts of a
 
 
 class ServedRing:
-    """What was served last.
+    """A ring buffer of served texts on disk.
 
     Args:
-        folder: made when missing, for its owner only; one that holds anything else is refused.
+        folder: created when missing, for its owner only; a folder with other files is refused.
         taps: hidden states of a row, in order.
-        max_tokens: rows kept, at most, by whole files.
-        shard_rows: of a file; texts wait in memory until there are as many.
+        max_tokens: most rows that are kept; whole files are deleted, but never the latest.
+        shard_rows: rows of a file, at most a quarter of `max_tokens`; texts stay in memory until there are as many.
         target: digest of the model's weights, see `TapStore`.
 
     Raises:
-        InvalidParameter: a size out of range, a folder with other hidden states or of another model, or one that
-            cannot be written.
+        InvalidParameter: a size out of range, a folder with other files, other hidden states, texts that were not
+            served or states of another model, or one that cannot be written.
     """
 
     def __init__(self, folder: Path, taps: Sequence[int], max_tokens: int = MAX_TOKENS, shard_rows: int = 4096,
@@ -50,13 +51,13 @@ class ServedRing:
         self._waiting: list[tuple[Conversation, np.ndarray]] = []
 
     def add(self, conversation: Conversation, states: np.ndarray) -> None:
-        """Keep a text of n ids with its states [n - 1, taps, hidden] uint16 (`to_bfloat16`)."""
+        """Add a text of n ids with its states [n - 1, taps, hidden] uint16 (`to_bfloat16`)."""
         self._waiting.append((conversation, states))
         if sum(len(one) for _, one in self._waiting) >= self._shard_rows:
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits, and forget the oldest files beyond the ring's size."""
+        """Write the texts in memory, and delete the oldest files beyond `max_tokens` rows."""
         if self._waiting:
             conversations, states = zip(*self._waiting, strict=True)
             self._waiting = []

@@ -1,1 +1,1 @@
-"""One training run, whatever is trained: what a trainee is, the loop, optimisers, checkpoints, an end at Ctrl-C."""
+"""The training loop of heads and draft models: its interface, optimisers, checkpoints and the end at Ctrl-C."""

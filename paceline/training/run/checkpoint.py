@@ -1,4 +1,4 @@
-"""Checkpoints of a run: one file, replaced as a whole, so that an end at any moment leaves the one before."""
+"""Checkpoints of a run: one file, replaced atomically, so that a run that is killed leaves a whole checkpoint."""
 
 from pathlib import Path
 from typing import Any
@@ -15,19 +15,19 @@ def write_checkpoint(folder: Path, state: dict[str, Any]) -> None:
     """Write `state` (tensors and plain values) to `folder`.
 
     Raises:
-        InvalidParameter: it cannot be written; the checkpoint before is as it was.
+        InvalidParameter: it cannot be written; the previous checkpoint is unchanged.
     """
     with writing("work", folder), in_one_move(folder / _NAME) as file:
         torch.save(state, file)
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Whether a run has begun there."""
+    """Whether `folder` has a checkpoint."""
     return (folder / _NAME).exists()
 
 
 def read_checkpoint(folder: Path) -> dict[str, Any] | None:
-    """What was written last; None where nothing was.
+    """The latest state of `write_checkpoint`; None where there is none.
 
     Raises:
         CorruptWeights: the file is damaged.
@@ -37,5 +37,5 @@ def read_checkpoint(folder: Path) -> dict[str, Any] | None:
     path = folder / _NAME
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception:  # what torch says of it speaks of other things
+    except Exception:  # torch's own message would mislead
         raise CorruptWeights(f"{path}: cannot be read (it is damaged); delete it to begin anew") from None

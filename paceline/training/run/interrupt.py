@@ -1,4 +1,4 @@
-"""Ctrl-C ends a run between two updates, so that the checkpoint it leaves is that of a whole number of them."""
+"""Ctrl-C ends a run between two updates, so its checkpoint holds a whole number of updates."""
 
 import signal
 import threading
@@ -6,9 +6,9 @@ from types import FrameType, TracebackType
 
 
 class Interrupt:
-    """A context in which the first SIGINT only sets `asked`; the second one ends the program as usual.
+    """A context in which the first SIGINT only sets `asked`; the second one raises KeyboardInterrupt as usual.
 
-    Outside the main thread, where Python allows no handlers, nothing is caught.
+    Outside the main thread, where Python allows no signal handlers, it does nothing.
     """
 
     def __init__(self) -> None:

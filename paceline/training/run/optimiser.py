@@ -1,4 +1,4 @@
-"""Muon for matrices and AdamW for the rest, a cosine with a short rise, and a running mean of the weights."""
+"""Muon for matrices and AdamW for the rest, a cosine schedule with warm-up, and an average of the weights."""
 
 import math
 from collections import defaultdict
@@ -14,13 +14,13 @@ _MEAN = 0.998
 
 
 class Optimiser:
-    """Both optimisers as one.
+    """Muon and AdamW behind one interface.
 
-    Matrices take Muon's orthogonal steps (Jordan et al. 2024), scaled so that AdamW's rates fit them (Liu et al. 2025,
-    section 2.2); tables of tokens, norms and biases take AdamW.
+    Matrices are updated by Muon (Jordan et al. 2024), scaled so that AdamW's learning rates fit (Liu et al. 2025,
+    section 2.2); embeddings, norms and biases by AdamW.
 
     Args:
-        factors: rates over the common one, by the beginning of a parameter's name.
+        factors: factors of the learning rate, by prefix of a parameter's name; 1 for other names.
     """
 
     def __init__(self, net: nn.Module, factors: Mapping[str, float] = MappingProxyType({})) -> None:
@@ -42,7 +42,7 @@ class Optimiser:
             self._parts.append(torch.optim.AdamW(groups, lr=0.0, weight_decay=0.0, betas=(0.9, 0.95)))
 
     def step(self, rate: float) -> None:
-        """One update at this rate; gradients are gone afterwards."""
+        """Make one update at this learning rate and clear the gradients."""
         for part, factors in zip(self._parts, self._factors, strict=True):
             for group, factor in zip(part.param_groups, factors, strict=True):
                 group["lr"] = rate * factor
@@ -50,35 +50,35 @@ class Optimiser:
             part.zero_grad(set_to_none=True)
 
     def state(self) -> list[dict]:
-        """What `restore` goes on from."""
+        """The state for `restore`."""
         return [part.state_dict() for part in self._parts]
 
     def restore(self, state: list[dict]) -> None:
-        """Go on as at `state`."""
+        """Continue from `state`."""
         for part, one in zip(self._parts, state, strict=True):
             part.load_state_dict(one)
 
 
 def rate_at(step: int, num_steps: int, peak: float) -> float:
-    """Learning rate of step `step` of `num_steps`: a linear rise, then half a cosine down to 3 % of the peak."""
+    """Learning rate of step `step` of `num_steps`: half a cosine from `peak` to 3 % of it, times a linear warm-up."""
     share = min(step / max(num_steps, 1), 1.0)
     fall = _LEAST_SHARE + (1 - _LEAST_SHARE) * 0.5 * (1 + math.cos(math.pi * share))
     return peak * min(1.0, (step + 1) / WARM_UP_STEPS) * fall
 
 
 class Mean:
-    """Running mean of a network's weights, the form in which it is measured and saved."""
+    """Exponential moving average of a network's weights; it is what is evaluated and saved."""
 
     def __init__(self, net: nn.Module) -> None:
         self.weights: dict[str, Tensor] = {name: one.detach().clone() for name, one in net.state_dict().items()}
 
     def restore(self, weights: dict[str, Tensor]) -> None:
-        """Go on with these, on the devices where the weights are."""
+        """Continue from these weights, on the devices where the network's are."""
         self.weights = {name: weights[name].to(own.device) for name, own in self.weights.items()}
 
     @torch.no_grad()
     def update(self, net: nn.Module, step: int) -> None:
-        """Take in the weights after step `step`; the first ones count for little later on."""
+        """Average in the weights after step `step`; the decay rises to 0.998, so that early weights are forgotten."""
         share = min(_MEAN, (step + 1) / (step + 20))
         for name, one in net.state_dict().items():
             self.weights[name].lerp_(one, 1 - share)

@@ -1,4 +1,4 @@
-"""Which documents come next, reproducibly."""
+"""The reproducible order of training documents."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,11 +9,11 @@ from paceline.training.heads.shards import Document
 
 
 class Order:
-    """Which documents come next: every one once, shuffled anew each time.
+    """Draws documents: every one once per epoch, in a new random order each time.
 
     Args:
-        documents: to train on.
-        seed: of the order.
+        documents: documents to train on.
+        seed: of the random orders.
     """
 
     def __init__(self, documents: Sequence[Document], seed: int) -> None:
@@ -22,7 +22,7 @@ class Order:
         self.epochs = -1
 
     def take(self, num_rows: int) -> list[Document]:
-        """The next documents, at least `num_rows` rows together."""
+        """The next documents, until they have at least `num_rows` rows together."""
         taken: list[Document] = []
         while sum(one.num_rows for one in taken) < num_rows:
             if not self._left:
@@ -31,10 +31,10 @@ class Order:
         return taken
 
     def state(self) -> dict[str, Any]:
-        """What `restore` goes on from."""
+        """The state for `restore`."""
         return {"left": list(self._left), "epochs": self.epochs, "rng": self._rng.bit_generator.state}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on as at `state`; documents that came since are taken in at the next shuffle, those that went are not."""
+        """Continue from `state`; documents added since then come in with the next epoch, removed ones are dropped."""
         self._left, self.epochs = [i for i in state["left"] if i < len(self._documents)], state["epochs"]
         self._rng.bit_generator.state = state["rng"]

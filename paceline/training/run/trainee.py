@@ -1,6 +1,7 @@
-"""What a training run asks of what it trains: a network, a loss on some documents, figures on held-out ones.
+"""`Trainee`: the interface of the training loop to what it trains: network, loss, evaluation on held-out text.
 
-Draft heads (`training/heads/recipes/`) and whole draft models (`training/drafts/`) are trainees of one loop.
+Draft heads (`training/heads/recipes/`), draft models (`training/drafts/`) and targets with heads (`training/joint/`)
+share one loop.
 """
 
 from abc import ABC, abstractmethod
@@ -16,12 +17,12 @@ from paceline.training.heads.shards import Document, TapStore
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Moment:
-    """Where in a run an update is.
+    """State of a run at one update.
 
     Attributes:
-        done: share of the planned updates that were made before it; 0 while none are planned.
+        done: share of the planned updates made so far; about 0 while their number is not known.
         share: of the answers' rows that take a loss.
-        random: source of all that is drawn; its state is in the checkpoint.
+        random: generator of all random numbers of an update; checkpoints contain its state.
     """
 
     done: float
@@ -30,7 +31,7 @@ class Moment:
 
 
 class Trainee(ABC):
-    """Something that learns from documents. Parameters of `net` that need a gradient are trained."""
+    """A model in training. Parameters of `net` that require a gradient are trained."""
 
     net: nn.Module
 
@@ -40,16 +41,16 @@ class Trainee(ABC):
 
     @abstractmethod
     def evaluate(self, store: TapStore, documents: Sequence[Document]) -> Evaluation:
-        """Figures on these documents, which it is not trained on."""
+        """Evaluate on these held-out documents."""
 
     def rate_factors(self) -> Mapping[str, float]:
-        """Learning rates over the loop's, by the beginning of a parameter's name; 1 where none is said."""
+        """Factors of the learning rate, by prefix of a parameter's name; 1 for other names."""
         return {}
 
     def about(self) -> dict[str, int | float | str]:
-        """What a run has in common with its checkpoint besides sizes, by the names that a user knows."""
+        """Settings that a resumed run must share with its checkpoint, by the names that error messages show."""
         return {}
 
     def kept(self) -> dict[str, Tensor]:
-        """What a checkpoint holds besides weights, by name."""
+        """Further tensors of a checkpoint, by name; a resumed run must have the same."""
         return {}

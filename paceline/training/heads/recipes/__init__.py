@@ -1,4 +1,4 @@
-"""One recipe per method: the description of a new head, and what it reads for a batch of anchors."""
+"""One recipe per training method: the configuration and network of a new head, and its losses."""
 
 from paceline.errors import InvalidParameter
 from paceline.training.heads.recipes.base import Recipe, Target
@@ -16,11 +16,11 @@ RECIPES: dict[str, type[Recipe]] = {
     "eagle": EagleRecipe, "hass": HassRecipe, "blockwise": BlockwiseRecipe,
     "falcon": FalconRecipe, "p_eagle": PEagleRecipe,
 }  # fmt: skip
-"""By name; `eagle` and `hass` train one family in two ways."""
+"""Recipes by name; `eagle` and `hass` train the same family in two ways."""
 
 
 def recipe_of(family: str) -> type[Recipe]:
-    """The recipe of a family. Raises InvalidParameter for one that is not trained here."""
+    """The recipe of that name. Raises InvalidParameter for an unknown name."""
     if family not in RECIPES:
         raise InvalidParameter("family", f"{family!r} is not trained here", f"choose one of: {', '.join(RECIPES)}")
     return RECIPES[family]

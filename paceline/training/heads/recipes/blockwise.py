@@ -1,8 +1,8 @@
-"""Blockwise parallel decoding (Stern et al. 2018, section 6), the target frozen: all places' losses weigh the same.
+"""Blockwise parallel decoding (Stern et al. 2018, section 6) with a frozen target: all positions have the same weight.
 
-The paper takes the loss of one place at random to save memory; the mean over all is what that has on average. Drafts
-are verified exactly as any others; the paper's looser criteria are the lossy rules `top_k` and `distance`
-(`sampling/lossy.py`).
+To save memory the paper takes the loss of one random position; here it is proportional to its expectation, the mean
+over all. Drafts are verified exactly, like any others; the paper's approximate criteria are the lossy rules `top_k` and
+`distance` (`sampling/lossy.py`).
 """
 
 from paceline.models.base import NORMED
@@ -12,11 +12,11 @@ from paceline.training.heads.recipes.base import Target
 from paceline.training.heads.recipes.medusa import MedusaRecipe
 
 _WIDER = 2
-"""Width of a feed-forward over the hidden state's."""
+"""Inner size of a feed-forward, in hidden sizes."""
 
 
 class BlockwiseRecipe(MedusaRecipe):
-    """A feed-forward per place, the target's own head rows."""
+    """One feed-forward per position; the output head is the target's."""
 
     family, decay = "blockwise", 1.0
 

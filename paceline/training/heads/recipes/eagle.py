@@ -1,13 +1,13 @@
-"""EAGLE-1 (Li et al. 2024) and HASS (Zhang et al. 2024): a layer that names the target's next hidden state.
+"""EAGLE-1 (Li et al. 2024) and HASS (Zhang et al. 2024): a layer that predicts the target's next hidden state.
 
 EAGLE-1: SmoothL1(f, f_target) + 0.1 * cross entropy, one step from the target's states with noise; EAGLE-2 is the same
-head drafting dynamic trees. HASS trains on chains of its own states, as it is asked for when it drafts (context
-alignment), and adds the cross entropy over the target's K most probable tokens (objective distillation):
+head drafting dynamic trees. HASS trains on chains of the head's own states, as in drafting (context alignment), and
+adds the cross entropy over the target's K most probable tokens (objective distillation):
 
     L = sum over steps of SmoothL1(f_j, f_target) + 0.1 * (-sum p log q) + W * (-sum over TopK(p) of p log q)
 
-The published code of HASS multiplies scores by masks before the softmax, so that hidden keys keep a share; here they
-have none (`attention.py`).
+The published code of HASS multiplies scores by masks before the softmax, so masked keys keep some attention weight;
+here they have none (`attention.py`).
 """
 
 from dataclasses import replace
@@ -51,12 +51,12 @@ class EagleRecipe(Recipe):
         return [Read(one) for one in rollout(cast(Eagle, self.net), batch, self.num_steps)]
 
     def read_in_training(self, batch: Batch, moment: Moment) -> list[Read]:
-        """One step from states with noise."""
+        """One step, from the target's states with noise."""
         noise = (torch.rand(batch.normed.shape, generator=moment.random).to(self.device) * 2 - 1) * NOISE
         return [Read(one) for one in rollout(cast(Eagle, self.net), batch, 1, noise=noise)]
 
     def step_loss(self, read: Read, teacher: Tensor, weights: Tensor, moment: Moment) -> LossParts:
-        """SmoothL1 of the states, mean over their values, and the cross entropies."""
+        """SmoothL1 of the states, averaged over their values, plus the cross entropies."""
         states = functional.smooth_l1_loss(read.hidden, teacher.float(), reduction="none").mean(-1)
         criterion = partial(top_cross_entropy, top_weight=self.top_weight)
         parts = fused_loss(read, teacher, self.rows, weights, criterion)
@@ -64,17 +64,17 @@ class EagleRecipe(Recipe):
 
 
 class HassRecipe(EagleRecipe):
-    """HASS: EAGLE-1's head trained on its own chains, `num_steps` of them."""
+    """HASS: EAGLE-1's head, trained on its own chains of `num_steps` tokens."""
 
     top_weight = TOP_WEIGHT
 
     def read_in_training(self, batch: Batch, moment: Moment) -> list[Read]:
-        """Every step from the states of the one before."""
+        """All steps, each from the states of the one before."""
         return [Read(one) for one in rollout(cast(Eagle, self.net), batch, self.num_steps, detached=True)]
 
 
 def top_cross_entropy(logits: Tensor, target: Tensor, top_weight: float) -> tuple[Tensor, Tensor, Tensor]:
-    """A `Criterion`: CLASS_WEIGHT times the cross entropy, and `top_weight` times its part over TOP_K tokens."""
+    """A `Criterion`: CLASS_WEIGHT * cross entropy + `top_weight` * its part over the target's TOP_K best tokens."""
     log_q = torch.log_softmax(logits, dim=-1)
     q, wanted = log_q.exp(), CLASS_WEIGHT * target
     if top_weight:

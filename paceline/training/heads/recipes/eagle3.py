@@ -1,4 +1,4 @@
-"""EAGLE-3.1: chains of its own steps while training (`rollout.py`), norms per tap, the normed state fed back."""
+"""EAGLE-3.1: trained on chains of its own steps (`rollout.py`); one norm per tap, and the normed state is fed back."""
 
 from dataclasses import replace
 from typing import cast

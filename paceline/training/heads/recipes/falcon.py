@@ -1,20 +1,20 @@
 """Falcon (Gao et al. 2024, arXiv 2412.12639): coupled sequential glancing distillation of a half-autoregressive head.
 
-One update reads every text twice. The first pass names a token at every place, without a gradient. Then N places in a
-row are shown their answers: row i reads (f_{i+k}, t_{i+k+1}), what it is to name, in place of (f_i, t_{i+1}), token and
-hidden state together (coupled), with
+One update reads every text twice. The first pass predicts a token at every position, without a gradient. Then N
+consecutive positions are given their answers: row i reads its label (f_{i+k}, t_{i+k+1}) in place of (f_i, t_{i+1}),
+token and hidden state together (coupled), with
 
-    N = lambda * (places the first pass got wrong),   lambda = 0.4 * (E - e) / E,   e of E epochs done
+    N = lambda * (positions the first pass got wrong),   lambda = 0.4 * (1 - share of the updates made)
 
-The second pass reads that, and takes the loss at the places that were not shown their answers (as in Qian et al. 2021,
-from whom glancing comes), nor see it: a row before the first shown one, in the same block, is left out, because the
-hidden state that is shown there follows the token that it is to name.
+The paper has epochs in place of updates. The second pass reads these inputs and takes the loss at the positions that
+were not given their answers (as in glancing, Qian et al. 2021). A row in the block of the first given one and before it
+takes no loss either: it attends to that row, whose hidden state comes after the token that this row must predict.
 
     L = SmoothL1(f, f_target) + 0.1 * (0.9 * KL(p || q) + 0.1 * -log q(y)),   y the most probable token of p
 
-Inputs carry noise of U(-0.1, 0.1). Rows see each other by blocks of k (the relaxed causal mask), which begin anywhere:
-a text's first block is cut at random, because a draft begins after any token. The published code's schedule and
-temperature differ from the paper's and are not taken.
+Uniform noise from U(-0.1, 0.1) is added to the hidden states of the input. Attention is by blocks of k rows (the
+relaxed causal mask). A text's first block has a random length, because a draft can begin after any token. The published
+code's schedule and temperature differ from the paper's and are not used.
 """
 
 from collections.abc import Sequence
@@ -37,13 +37,13 @@ from paceline.training.heads.shards import Document, TapStore
 from paceline.training.run.trainee import Moment
 
 BLOCK_TOKENS, NOISE, GLANCE = 2, 0.1, 0.4
-"""k; half-width of the noise; lambda at the start."""
+"""k, the half-width of the noise, and the initial lambda."""
 DISTILLED, SOFT, HARD = 0.1, 0.9, 0.1
-"""Weight of the distillation beside SmoothL1; of KL and cross entropy within it."""
+"""Weights of the distillation beside SmoothL1, and of KL and cross entropy within it."""
 
 
 class FalconRecipe(Recipe):
-    """Two LSTM layers and one of the target's shape."""
+    """Two LSTM layers and one decoder layer of the target's shape."""
 
     family, decay = "falcon", 1.0
 
@@ -58,11 +58,11 @@ class FalconRecipe(Recipe):
         return Falcon(self.config, target.embedding, self.rows)
 
     def read(self, batch: Batch) -> list[Read]:
-        with self.in_halves(False):  # products of few rows take longer in bfloat16: weights are arranged anew for each
+        with self.in_halves(False):  # bfloat16 is slower for few rows: every product rearranges the weights
             return [Read(one) for one in rollout_blocks(cast(Falcon, self.net), batch, self.num_steps)]
 
     def loss(self, store: TapStore, documents: Sequence[Document], moment: Moment) -> Tensor:
-        """The mean over places that were not shown their answers; `moment.share` of them."""
+        """The mean loss over a share `moment.share` of the positions that were not given their answers."""
         batch, random = make_batch(store, documents, self.config.taps, 1.0, device=self.device), moment.random
         size = self.config.block_tokens
         places = answered(documents, size).to(self.device)
@@ -85,7 +85,7 @@ class FalconRecipe(Recipe):
         return self._distance(outputs, batch.normed[left + size]) / max(len(left), 1)
 
     def _outputs(self, tokens: Tensor, states: Tensor, lengths: Sequence[int], parts: Sequence[Part]) -> Tensor:
-        """[N, hidden] of rows of `tokens` fed `states`, each seeing what `parts` say."""
+        """[N, hidden] float32 outputs of rows that read `tokens` and `states`, with the attention masks of `parts`."""
         net, layer = cast(Falcon, self.net), cast(Falcon, self.net).layer
         positions = torch.cat([torch.arange(length, device=self.device) for length in lengths])
         x = net.read_whole(net.enter(tokens, states), lengths)
@@ -94,7 +94,7 @@ class FalconRecipe(Recipe):
             return layer.leave(x, attend(layer.self_attn.queries(x, positions), keys, None, parts)).float()
 
     def _distance(self, outputs: Tensor, teacher: Tensor) -> Tensor:
-        """The sum over rows of SmoothL1, mean over its values, and the distillation."""
+        """The sum over rows of SmoothL1, averaged over the state's values, plus the distillation loss."""
         states = functional.smooth_l1_loss(outputs, teacher.float(), reduction="none").mean(-1).sum()
         parts = fused_loss(
             Read(outputs), teacher, self.rows, torch.ones(len(outputs), device=self.device), distillation
@@ -103,7 +103,7 @@ class FalconRecipe(Recipe):
 
 
 def answered(documents: Sequence[Document], size: int) -> Tensor:
-    """Rows of a batch that name a token of an answer after its first one, `size` + 1 places after their own."""
+    """Rows of a batch that predict a token of an answer, except its first; the token is `size` + 1 positions later."""
     places, start = [], 0
     for one in documents:
         first = max(one.conversation.num_prompt - size, 0)
@@ -113,16 +113,16 @@ def answered(documents: Sequence[Document], size: int) -> Tensor:
 
 
 def glanced(places: Tensor, count: int, random: torch.Generator) -> Tensor:
-    """`count` neighbours among `places`, anywhere."""
+    """`count` consecutive entries of `places`, from a random start."""
     start = int(torch.randint(0, len(places) - count + 1, (1,), generator=random))
     return places[start : start + count]
 
 
 def unshown(places: Tensor, shown: Tensor, blocks: Tensor, size: int) -> Tensor:
-    """Those of `places` that neither are among the `shown` ones nor see their own answer in the first of these.
+    """Entries of `places` that are not in `shown`, and that do not attend to their own answer in its first row.
 
     Args:
-        blocks: [N] of every row.
+        blocks: [N] block number of every row.
     """
     left = places[~torch.isin(places, shown)]
     if not len(shown):
@@ -133,13 +133,13 @@ def unshown(places: Tensor, shown: Tensor, blocks: Tensor, size: int) -> Tensor:
 
 
 def blocks_of(lengths: Sequence[int], offsets: Sequence[int], size: int, device: torch.device = CPU) -> Tensor:
-    """[N] number of each row's block within its text: row i of it is in (i + offset) // size."""
+    """[N] each row's block number within its text: row i is in block (i + offset) // size."""
     rows = [torch.arange(length, device=device) + offset for length, offset in zip(lengths, offsets, strict=True)]
     return torch.cat(rows) // size
 
 
 def block_parts(lengths: Sequence[int], blocks: Tensor) -> list[Part]:
-    """The relaxed causal mask: a row of a text sees those of its block and of the ones before."""
+    """The relaxed causal mask: a row attends to its own block and the earlier blocks of its text."""
     parts, start = [], 0
     for block in blocks.split(list(lengths)):
         rows = slice(start, start + len(block))
@@ -149,7 +149,7 @@ def block_parts(lengths: Sequence[int], blocks: Tensor) -> list[Part]:
 
 
 def distillation(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A `Criterion`: DISTILLED * (SOFT * KL(target || q) + HARD * cross entropy with the target's best token)."""
+    """A `Criterion`: DISTILLED * (SOFT * KL(target || q) + HARD * cross entropy of the target's best token)."""
     log_q = torch.log_softmax(logits, dim=-1)
     q = log_q.exp()
     soft = (torch.xlogy(target, target) - target * log_q).sum(-1)

@@ -1,4 +1,4 @@
-"""Medusa-1 (Cai et al. 2024, section 2.2): heads beside the frozen target's, each for one place."""
+"""Medusa-1 (Cai et al. 2024, section 2.2): one extra head per drafted position, with a frozen target."""
 
 from typing import cast
 
@@ -13,7 +13,7 @@ from paceline.training.heads.recipes.base import Recipe, Target
 
 
 class MedusaRecipe(Recipe):
-    """One residual block per head, the target's own head rows."""
+    """One residual block per head; the output head is the target's."""
 
     family = "medusa"
 

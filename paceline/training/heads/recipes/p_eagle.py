@@ -1,13 +1,14 @@
-"""P-EAGLE (arXiv 2602.01469): all levels of a chain in one pass, from rows of masks.
+"""P-EAGLE (arXiv 2602.01469): all tokens of a chain from one pass over mask rows.
 
-The chain of anchor p is the text's own row p, which reads its true token and taps, and K - 1 rows of the mask token and
-the mask state at places p + 1, p + 2, ... In every layer a mask sees the text's rows up to p and the masks of its own
-chain up to itself, which is what it sees when it is served; the text's rows see each other causally and no mask.
+The chain of anchor p is the text's row p, which reads its true token and taps, and K - 1 mask rows at positions p + 1,
+p + 2, ..., which read the mask token and the mask state. In every layer a mask row attends to the text's rows up to p
+and to the mask rows of its own chain up to itself, as in serving. The text's rows attend causally to each other and to
+no mask row.
 
-Not taken from the paper: the sampling of depths (conditional drop of tokens, COD), which saves memory where chains have
-eight levels and texts thousands of tokens: here every anchor has its whole chain; embeddings that are trained along,
-which would be most of the head's file; and its four layers. There are two, since on a CPU each layer adds its products
-to a draft, and to an update, where the text's rows run through all layers as well as the masks.
+Three parts of the paper are left out. It samples depths (conditional drop of tokens, COD) to save memory where chains
+have eight tokens and texts thousands; here every anchor has its whole chain. It trains the embeddings, which would be
+most of the head's file. It has four layers; here there are two, because on a CPU every layer costs time in each draft
+and each update.
 """
 
 from dataclasses import replace
@@ -28,7 +29,7 @@ _LAYERS = 2
 
 
 class PEagleRecipe(Recipe):
-    """EAGLE-3.1's first layer and a plain one; no state is fed back, so none is normed for it."""
+    """EAGLE-3.1's first layer and a plain one; no state is fed back, so none is normalised for that."""
 
     family = "p_eagle"
 
@@ -49,7 +50,7 @@ class PEagleRecipe(Recipe):
 
 
 def chain_states(net: PEagle, batch: Batch, num_steps: int) -> Tensor:
-    """[S, num_steps, hidden] what the head reads at each row of the anchors' chains."""
+    """[S, num_steps, hidden] states that the output head reads at each row of the anchors' chains."""
     anchors, lengths = batch.anchors, batch.lengths
     positions = torch.cat([torch.arange(length, device=anchors.device) for length in lengths])
     parts, whole = parts_of(anchors, lengths), _whole(lengths)
@@ -70,7 +71,10 @@ def chain_states(net: PEagle, batch: Batch, num_steps: int) -> Tensor:
 
 
 def _masks_through(layer: Any, x: Tensor, residual: Tensor, places: Tensor, rows: Keys, parts: list[Part]) -> Tensor:
-    """[S * masks, hidden] after a layer, of masks at `places` [S, masks]: each sees itself and those above it, too."""
+    """[S * masks, hidden] output of a layer for mask rows at positions `places` [S, masks].
+
+    Besides the text's rows, each attends to itself and the earlier mask rows of its chain.
+    """
     if not places.shape[1]:
         return residual
     attention, flat = layer.self_attn, places.flatten()
@@ -85,7 +89,7 @@ def _masks_through(layer: Any, x: Tensor, residual: Tensor, places: Tensor, rows
 
 
 def _whole(lengths: list[int]) -> list[Part]:
-    """Documents whose rows see each other causally."""
+    """A part per document, with causal attention."""
     parts, start = [], 0
     for length in lengths:
         parts.append(Part(slice(start, start + length), slice(start, start + length)))
