@@ -1,7 +1,7 @@
-"""Tokens per pass of drafters over many prompts decoded together: counts with their errors, not times.
+"""Tokens per pass of drafters over many prompts decoded together: counts with standard errors, not times.
 
-Two ways of drafting at temperature 1 say different texts, and a few dozen passes move tokens per pass by a tenth. All
-prompts are decoded in one batch here, so thousands of passes are had in minutes. Speed is for `paceline bench`.
+At temperature 1 two drafters lead to different texts, and with a few dozen passes tokens per pass vary by a tenth. Here
+all prompts are decoded in one batch, so thousands of passes take minutes. For speed use `paceline bench`.
 
     python benchmarks/acceptance.py --prompts spec-bench:spec_bench.jsonl --families math_reasoning,qa --per-family 16 \
         -m big.gguf --drafts draft_model:small.gguf -k 4 \
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def summary(stats: Sequence[RequestStats]) -> dict:
-    """Sums over requests; the error is one standard deviation of the ratio, requests taken as independent."""
+    """Sums over requests; the error is the standard error of the ratio, with requests taken as independent."""
     passes = [one.num_target_passes for one in stats]
     tokens = [sum((i + 1) * count for i, count in enumerate(one.accepted_per_pass)) for one in stats]
     ratio = sum(tokens) / sum(passes)

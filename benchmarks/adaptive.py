@@ -1,10 +1,10 @@
 """Does an adaptive draft length cost anything? Goodput against plain decoding and every fixed length, by batch size.
 
-At each batch size every method decodes the same prompts, and whoever has said least takes the next step, so that a
-machine that slows down slows all of them alike; rates are of the window in which all requests decode together. Every
-round has prompts of its own as long as the file lasts, so that no drafter remembers them. Few requests at once have
+At each batch size every method decodes the same prompts. The method with the fewest tokens so far takes the next step,
+so a machine that slows down slows all of them alike. Rates are those of the window in which all requests decode
+together. Every round has new prompts as long as the file lasts, so that no drafter remembers them. Small batches have
 more rounds, up to 16: two engines of the same kind differ by 1.5 % in one round (standard deviation, 8 requests).
-Ratios are taken within a round, and the median over rounds counts. Every method has an engine of its own, and a policy
+Ratios are taken within a round; their median over rounds is reported. Every method has its own engine, and a policy
 learns costs from its own passes only (and from the profile, after `paceline tune`).
 
     paceline tune
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def num_rounds(size: int, args: argparse.Namespace) -> int:
-    """So many that 64 answers are judged, at most 16; at least what the command line says, and no more when quick."""
+    """Rounds for 64 answers in all, at most 16 and at least ``--rounds``; exactly ``--rounds`` with ``--quick``."""
     return args.rounds if args.quick else max(args.rounds, min(MOST_ROUNDS, -(-ANSWERS // size)))
 
 

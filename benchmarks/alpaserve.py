@@ -1,15 +1,15 @@
-"""When model parallelism pays for many models on many devices: AlpaServe's questions (arXiv 2302.11665), asked again.
+"""When model parallelism pays for many models on many devices: AlpaServe's experiments (arXiv 2302.11665), repeated.
 
     python benchmarks/alpaserve.py --quick                      all sets and sweeps, small: a few minutes
     python benchmarks/alpaserve.py --sets S3 --axes rate cv     some of them in full
     python benchmarks/alpaserve.py --plot docs/plots            draw every sweep
     python benchmarks/alpaserve.py --two-models                 two models on two devices: closed form and simulation
-    python benchmarks/alpaserve.py --cases DIR                  case files against reference_results.json beside them
-    python benchmarks/alpaserve.py --held-out                   every set: planned on one half, judged on the other
+    python benchmarks/alpaserve.py --cases DIR                  DIR/cases/ against DIR/reference_results.json
+    python benchmarks/alpaserve.py --held-out                   every set: planned on one half, evaluated on the other
 
-A sweep changes one of: rate, cv (burstiness), slo (deadline over the latency on one device), devices. For each policy
-it tells the SLO attainment, and how far it can go with 99 % of the requests in time. The last line of standard output
-is one JSON object.
+A sweep varies one of: rate, cv (burstiness), slo (deadline over the latency on one device), devices. For each policy it
+reports the SLO attainment, and the value at which 99 % of the requests are still in time. The last line of standard
+output is one JSON object.
 """
 
 import argparse
@@ -50,7 +50,7 @@ GOAL = 0.99
 POLICIES = ("sr-greedy", "clockwork++", "mp-round-robin", "mp-search", "auto")
 SMALL_MODELS_ONLY = ("sr-greedy", "clockwork++", "mp-round-robin")
 DEDICATED = ["16x1", "8x2", "4x4", "2x8"]
-"""S4 by hand: tensor x pipeline degree of the 16 devices that each of its models gets."""
+"""Manual placements of S4: tensor x pipeline degree of the 16 devices that each model gets."""
 
 EFFORT, QUICK_EFFORT = 60_000_000, 5_000_000
 
@@ -60,7 +60,7 @@ AXES: dict[str, tuple[str, tuple[float, ...], bool]] = {  # what changes, its va
     "slo": ("slo_scale", (1.5, 2.5, 5.0, 7.5, 10.0), False),
     "devices": ("num_devices", (0.5, 0.75, 1.0, 1.25, 1.5), False),
 }
-"""Of devices, the values are parts of the set's own number."""
+"""Name of an axis to (field, values, whether a larger value is harder); devices are relative to the set's number."""
 
 
 def main() -> None:
@@ -118,7 +118,7 @@ def sweep(name: str, axis: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def planned(case: Case, policy: str, args: argparse.Namespace) -> tuple[float, float]:
-    """Attainment of a policy and the seconds it took; nothing where the policy can serve no model of the case."""
+    """Attainment of a policy and its planning seconds; both 0 where the policy can serve no model of the case."""
     if policy in DEDICATED:
         return dedicated(case, policy), 0.0
     effort = QUICK_EFFORT if args.quick else EFFORT
@@ -130,7 +130,7 @@ def planned(case: Case, policy: str, args: argparse.Namespace) -> tuple[float, f
 
 
 def on_halves(case: Case, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """For each policy: attainment on all arrivals, planned on them, and on the second half, planned on the first."""
+    """Per policy the attainment on all arrivals, planned on all, and on the second half, planned on the first."""
     found = []
     for policy in track(args.policies, f"{case.name} in halves", console=console, transient=True):
         effort = QUICK_EFFORT if args.quick else EFFORT
@@ -152,7 +152,7 @@ def on_halves(case: Case, args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def dedicated(case: Case, split: str) -> float:
-    """Attainment when every model has 16 devices to itself, all split alike; models beyond the devices have none."""
+    """Attainment when every model has its own 16 devices, all split alike; models without devices are not served."""
     tensor, pipeline = map(int, split.split("x"))
     groups = [[tensor, pipeline, [model]] for model in range(len(case.models))]
     fitting = groups[: case.cluster.num_devices // (tensor * pipeline)]
@@ -165,7 +165,7 @@ def plot_path(args: argparse.Namespace, result: dict[str, Any]) -> Path:
 
 
 def at_goal(axis: str, values: tuple[float, ...], reached: list[float]) -> float | None:
-    """How far along the axis 99 % is reached, straight lines between the points; None when nowhere."""
+    """The hardest value of the axis with 99 % attainment, interpolated linearly; None if the easiest has less."""
     points = list(zip(values, reached, strict=True))
     points = points if AXES[axis][2] else points[::-1]  # from easy to hard
     if points[0][1] < GOAL:
@@ -188,7 +188,7 @@ def show_sweep(result: dict[str, Any]) -> None:
 
 
 def against_references(folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Every case file: our plan beside the best reference, and the seconds each took."""
+    """For every case file our plan and the best reference, with planning seconds."""
     references = json.loads((folder / "reference_results.json").read_text())
     found = []
     for name in track(sorted(references), "cases", console=console, transient=True):
@@ -214,13 +214,13 @@ def against_references(folder: Path, args: argparse.Namespace) -> list[dict[str,
 
 
 def reproduces(case: Case, reference: dict[str, Any]) -> bool:
-    """The simulator gives the reference placement the attainment that it was recorded with."""
+    """Whether the simulator reproduces the recorded attainment of a reference placement."""
     result = Evaluator(case).simulate(Placement.from_lists(reference["groups"]))
     return abs(result.slo_attainment - reference["slo_attainment"]) < 1e-9
 
 
 def verdict(ours: Plan, reference: dict[str, Any]) -> str:
-    """Better or worse by attainment; by mean latency where that is equal."""
+    """Whether our plan is better than the reference, equal or WORSE, by attainment and then by mean latency."""
     key = (ours.slo_attainment, -ours.mean_latency_served)
     other = (reference["slo_attainment"], -reference["mean_latency_served"])
     if abs(key[0] - other[0]) < 1e-12 and abs(key[1] - other[1]) < 1e-9:
@@ -229,7 +229,7 @@ def verdict(ours: Plan, reference: dict[str, Any]) -> str:
 
 
 def two_models(seed: int, rate: float = 3.0, seconds: float = 0.395, num_requests: int = 300_000) -> dict[str, float]:
-    """Two models, two devices: a device each, or both in one pipeline of two. How much faster is the pipeline?"""
+    """Latency ratios of two models on one device each over both models on one pipeline of two devices."""
     apart, piped = simple_latency(rate, seconds), pipeline_latency(rate, seconds, seconds / 2)
     uneven = simple_latency(rate, seconds, 0.2)
     result = {
@@ -244,7 +244,7 @@ def two_models(seed: int, rate: float = 3.0, seconds: float = 0.395, num_request
 
 
 def simulated_gain(shares, cv: float, rate: float, seconds: float, num_requests: int, seed: int) -> float:
-    """Mean latency on separate devices over that in a pipeline, no overheads, no deadlines."""
+    """Simulated mean latency on separate devices over that in a pipeline, without overheads or deadlines."""
     rngs = np.random.default_rng(seed).spawn(2)
     streams = [gamma_times(s * rate, cv, num_requests / rate, g) for s, g in zip(shares, rngs, strict=True)]
     case = two_model_case(seconds, merge(streams))

@@ -1,7 +1,7 @@
-"""The model sets of AlpaServe's evaluation in shape: sizes and latencies of its Table 1, traffic drawn here.
+"""Model sets like those of AlpaServe's evaluation: sizes and latencies of its Table 1, with random traffic.
 
-Splits are even. A pipeline costs 5 % over one device, a tensor degree 15 % for each doubling: assumptions of ours, the
-paper prints single-device latencies only. One replica of BERT-104B needs 16 devices however it is split.
+Splits are even. A pipeline costs 5 % over one device, each doubling of the tensor degree 15 %; both are assumptions,
+because the paper has single-device latencies only. One replica of BERT-104B needs 16 devices however it is split.
 """
 
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ SETS = {
 
 
 def profile(kind: str) -> ModelProfile:
-    """Even splits of a type, with what splitting costs on top."""
+    """The profile of a model type with even splits and their overheads."""
     size, seconds = TYPES[kind]
     splits = LARGE_SPLITS if kind == "bert-104b" else SMALL_SPLITS
     return ModelProfile(kind, {ParallelConfig(*split): _stages(size * GB, seconds, *split) for split in splits})
@@ -65,8 +65,8 @@ def _stages(size: float, seconds: float, tensor: int, pipeline: int) -> Stages:
 def make_case(name: str, seed: int = 0, quick: bool = False, **changed: float) -> Case:
     """A set as a case, with some of rate_scale, cv, slo_scale and num_devices changed.
 
-    A model's share of the traffic falls with the square root of its rank; ranks are dealt at random, so that no type is
-    the popular one.
+    A model's share of the traffic is proportional to 1 / sqrt(rank). Ranks are random, so that no type is the most
+    popular.
     """
     base = SETS[name]
     slo_scale, cv = changed.get("slo_scale", base.slo_scale), changed.get("cv", base.cv)

@@ -1,8 +1,8 @@
-"""How often `paceline audit` accuses an exact engine: whole audits of a small random model, one after the other.
+"""Measures the false alarm rate of `paceline audit`: whole audits of an exact engine with a small random model.
 
-Every audit has an engine, drafter and seeds of its own; lookups and a draft model take turns. Each verdict but LOSSY is
-right. Text is short, so that many audits fit into an hour: what is tested is the rate of false alarms. With ``--keep``
-each audit is a line of a file, and the same command goes on where it ended.
+Every audit has a new engine, drafter and seeds; lookups and a draft model alternate. Only the verdict LOSSY is a false
+alarm. Texts are short, so that many audits fit into an hour. With ``--keep`` each audit is appended to a file, and the
+same command continues from it.
 
     python benchmarks/audit_alarms.py --audits 1000 --minutes 60 --keep alarms.jsonl
 
@@ -50,7 +50,7 @@ def main() -> None:
                 break
             try:
                 done.append(one_audit(plain, number))
-            except KeyboardInterrupt:  # what was found until then counts
+            except KeyboardInterrupt:  # the audits so far are reported
                 break
             if args.keep:
                 with args.keep.open("a") as file:
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def one_audit(plain: LLM, number: int) -> dict:
-    """The audit of that number: its verdict, what was called lossy, and how near the bets came to it."""
+    """Audit number `number`: its verdict, the checks that were lossy, and how near the bets came to that."""
     spec = SPECS[number % len(SPECS)]
     found = audit(plain, prompts(number), AuditPlan(spec, 0.004, CHECKS, max_tokens=16))
     law = next(check for check in found.checks if check.name == "law")
@@ -87,7 +87,7 @@ def summarise(done: list[dict]) -> dict:
 
 
 def prompts(number: int) -> list[list[int]]:
-    """Three that repeat themselves, so that lookups draft."""
+    """Three repetitive prompts, so that lookups draft."""
     rng = np.random.default_rng(number)
     return [rng.integers(3, 100, int(rng.integers(2, 6))).tolist() * 4 for _ in range(3)]
 

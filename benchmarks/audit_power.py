@@ -1,9 +1,9 @@
-"""After how many drafted tokens `paceline audit` finds each planted fault, and whether exact texts are accused.
+"""Measures how many drafted tokens `paceline audit` needs to find each planted fault, and its false alarms.
 
-Faults are those of the tests, on random laws that agree on about two thirds of their mass; no model is run, so the
-figures depend on no machine. With ``--real`` a model answers through the whole engine with a drafter that draws, the
-fault stands where the rule was, and the law check of the audit reads the answers; seconds count then, too. With
-``--keep`` each fault is a line of a file, and the same command goes on where it ended.
+Faults are those of the tests, on random laws that share about two thirds of their mass. No model is run, so the results
+do not depend on the machine. With ``--real`` a model answers through the whole engine with a sampling drafter, the
+fault replaces the verification rule, and the audit's law check reads the answers; time is reported too. With ``--keep``
+each fault is appended to a file, and the same command continues from it.
 
     python benchmarks/audit_power.py --runs 5 --exact 1000 --json
     python benchmarks/audit_power.py --real smollm2-135m --keep faults.jsonl
@@ -36,7 +36,7 @@ from tests.evaluation.audit.faults import FAULTS, exact
 from tests.evaluation.audit.test_betting import stream
 
 Fault = Callable[[np.random.Generator, np.ndarray, np.ndarray], int]
-"""(noise, target's and draft's probabilities over the same tokens) to the place of the token that is said."""
+"""Maps (random generator, target's and draft's probabilities over the same tokens) to the index of the output token."""
 PLANTED = "planted"
 
 
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def on_a_model(args: argparse.Namespace) -> dict:
-    """Every fault in the place of the rule, one after the other, each until it is found or its time is up."""
+    """Run every fault in place of the verification rule, each until it is found or its time is up."""
     done = [json.loads(line) for line in args.keep.read_text().splitlines()] if args.keep and args.keep.exists() else []
     plain = LLM(args.real, speculative=None, num_threads=args.threads)
     prompts = [plain.user_prompt(prompt.text, raw=False) for prompt in load_prompts("builtin")]
@@ -77,7 +77,7 @@ def on_a_model(args: argparse.Namespace) -> dict:
 
 
 def found_in(plain: LLM, prompts: list[list[int]], fault: Fault, args: argparse.Namespace) -> dict:
-    """What the law check says of answers in which `fault` stands for the rule, and what that took."""
+    """Result and cost of the law check on answers in which `fault` replaces the verification rule."""
     spec = {"method": args.draft, "num_draft_tokens": 2, "policy": "fixed", "rule": PLANTED}
     with patch.dict(RULES, {PLANTED: planted(fault, np.random.default_rng(0))}):
         llm = plain.drafting_with(spec)
@@ -96,7 +96,7 @@ def found_in(plain: LLM, prompts: list[list[int]], fault: Fault, args: argparse.
 
 
 def planted(fault: Fault, rng: np.random.Generator) -> Callable[..., Verdict]:
-    """A rule under which every token that something was drafted for follows `fault`."""
+    """A verification rule that draws every token by `fault` where something was drafted."""
 
     def verify_planted(tree: TokenTree, target, randomness, position: int) -> Verdict:
         path: list[int] = []
@@ -124,7 +124,7 @@ def runs_of(fault, args: argparse.Namespace) -> list[int | None]:
 
 
 def until_found(fault, seed: int, most: int, alpha: float) -> int | None:
-    """Drafted tokens until the bets find it; None when they do not."""
+    """Drafted tokens until the bets find the fault at level `alpha`; None when `most` tokens are not enough."""
     bets = Bets()
     for p, q, token in stream(fault, seed, most):
         bets.feed(p, q, token)

@@ -1,10 +1,10 @@
-"""Whether `paceline bench` may be believed: how often its intervals hold the truth, and how soon it finds 3 %.
+"""Measures the coverage of `paceline bench`'s intervals, and how often it detects an arm that is 3 % slower.
 
-Arms answer by arithmetic at known rates, on a machine that jitters, drifts and has disturbances that outlast an answer
-(`tests/evaluation/bench/simulated.py`); the loop, the orders, the file and the statistics are those of the command. No
-model is run. With ``--real`` the same is asked of a model on this machine: each run is a bench of its own, and the arm
-that must be found waits for 3 % of every answer's time. The file keeps what was measured, and the same command goes on
-where it ended. Run it on a quiet machine.
+Simulated arms answer at known rates, on a machine with jitter, drift and disturbances that outlast an answer
+(`tests/evaluation/bench/simulated.py`). The loop, the orders, the file and the statistics are those of the command. No
+model is run. With ``--real`` a model runs on this machine: each run is a separate bench, and the slower arm waits after
+every answer so that it is 3 % slower. Measurements are kept in a file, and the same command continues from it. Run it
+on a quiet machine.
 
     python benchmarks/bench_coverage.py --runs 200
     python benchmarks/bench_coverage.py --runs 30 --real smollm2-135m --keep real.jsonl --minutes 5
@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.evaluation.bench.simulated import arms, cells
 
 SLOWDOWN = 1 / 0.97 - 1
-"""Of the arm that must be found."""
+"""Added time of the slower arm, as a share of an answer's time."""
 
 
 def main() -> None:
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def interval(seed: int, prompts: int, jitter: float, lasting: float) -> tuple[Interval, Interval]:
-    """(of plain decoding against itself, of an arm that is 3 % slower)."""
+    """Intervals of plain decoding against itself, and of an arm that is 3 % slower."""
     some = arms(seed, speedup=0.97, jitter=jitter, lasting=lasting)
     file = BenchFile(None, {"arms": [each.label for each in some]})
     run_bench(some, Plan(cells(prompts, families=4)), file)
@@ -76,7 +76,7 @@ def compared(measurements: list[Measurement], slower: str) -> tuple[Interval, In
 
 
 def holds_1(one: Interval) -> bool:
-    """Whether nothing speaks against equal speed; without an interval nothing is known, which counts as no."""
+    """Whether the interval contains 1; False where there is no interval."""
     return one.low is not None and one.high is not None and one.low <= 1 <= one.high
 
 
@@ -104,7 +104,7 @@ class SlowedArm(EngineArm):
 
 
 def on_a_model(args: argparse.Namespace) -> dict:
-    """Rounds of one bench, each judged by itself, and what all of them together say of the slower arm."""
+    """Evaluate each round of one bench separately, and the slower arm over all rounds."""
     llm = LLM(args.real, speculative=None, num_threads=args.threads)
     some = [*own_arms(llm, {})[0], SlowedArm(llm, "slowed", "plain", {"method": "plain", "num_draft_tokens": 0})]
     asked = cells_of(load_prompts("builtin", per_family=args.per_family), max_tokens=args.max_tokens, ignore_eos=True)

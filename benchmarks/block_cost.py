@@ -1,11 +1,11 @@
-"""What rows cost a product with blocks: processor time of t(M) over t(1), and the share of the read bandwidth.
+"""Cost of matrix products with block formats by number of rows M: t(M) / t(1), and share of the read bandwidth.
 
     python benchmarks/block_cost.py --formats Q4_1 Q4_K Q6_K
     python benchmarks/block_cost.py --shape 8960 1536 --rows 1 4 8 64 512
 
-Weights are random, and lie in several copies that are taken in turn, so that every product reads them from memory and
-not from a cache. Times are those of one thread, the process's own, the lowest decile of the repetitions: other programs
-on the machine add little to them. What it cannot tell: what a pass costs beside its products (`cost_curve.py`).
+Weights are random. Several copies are used in turn, so that every product reads them from memory and not from a cache.
+Times are the lowest decile of this process's CPU time on one thread, to which other programs add little. Not for the
+other costs of a pass (`cost_curve.py`).
 """
 
 import argparse
@@ -84,7 +84,7 @@ def matrices(form: BlockFormat, outputs: int, depth: int, memory: int) -> list[p
 
 
 def on_disk(data: np.ndarray, count: int) -> np.ndarray:
-    """`count` copies in a file that is mapped into memory, as weights are; of a whole number of lines each."""
+    """`count` copies in a memory-mapped file, as weights are stored; `data` must be a whole number of cache lines."""
     with tempfile.TemporaryFile() as file:
         for _ in range(count):
             data.tofile(file)
@@ -114,7 +114,7 @@ def _total(numbers):
 
 
 def read_bandwidth(size: int) -> float:
-    """Bytes a second that one thread adds up from memory."""
+    """Bytes per second that one thread reads from memory when it sums them up."""
     numbers = np.ones(size // 8, np.int64)
     return size / min(processor_time(lambda: _total(numbers)) for _ in range(8))
 

@@ -1,4 +1,4 @@
-"""Part of `sarathi.py` that lets whole prompts and chunks run through the stages of a pipeline, on a modelled clock."""
+"""Part of `sarathi.py`: simulates whole prompts and prompt chunks in a pipeline."""
 
 import numpy as np
 
@@ -19,7 +19,7 @@ def gpt3_stage() -> StageSeconds:
 
 
 def zipf_lengths(num_requests: int, shortest: int, longest: int, seed: int = 0) -> list[tuple[int, int]]:
-    """(prompt, output) tokens: totals between the bounds with chances falling as total^-0.4, ten to one."""
+    """(prompt, output) tokens: totals between the bounds with probability ~ total^-0.4, split 10 to 1."""
     totals = np.arange(shortest, longest + 1)
     chances = totals**-ZIPF
     drawn = np.random.default_rng(seed).choice(totals, num_requests, p=chances / chances.sum())
@@ -30,7 +30,7 @@ def zipf_lengths(num_requests: int, shortest: int, longest: int, seed: int = 0) 
 def compare(
     stage: StageSeconds, lengths: list[tuple[int, int]], num_stages: int, batch: int, rows: int, tile: int
 ) -> dict:
-    """Whole prompts (`orca`) against chunks with decodes beside (`sarathi`) through the same stages."""
+    """Compare whole prompts (`orca`) with chunks that share passes with decodes (`sarathi`) on the same stages."""
     longest = max(map(sum, lengths))
     results = {
         policy: simulate_pipeline(
@@ -52,7 +52,7 @@ def compare(
 
 
 def describe(result: PipelineResult) -> dict:
-    """Its figures; seconds are summed over stages."""
+    """The result as a record; seconds are summed over stages."""
     return {
         "seconds": result.seconds,
         "tokens_per_second": result.throughput,

@@ -1,7 +1,7 @@
-"""Does a cluster keep what the simulator promised? Real models on a local Ray, measured against simulated attainment.
+"""Compares the SLO attainment of a real cluster, models on a local Ray, with the simulator's.
 
-Service times are measured first, with all groups busy. Then requests of one fixed shape arrive as a workload says, and
-the share that is answered within its deadline is compared with the simulator's on the same arrivals and service times.
+Service times are measured first, with all groups busy. Then requests of one fixed shape arrive by a workload, and the
+share that is answered within its deadline is compared with the simulator's for the same arrivals and service times.
 
     python benchmarks/cluster.py
     python benchmarks/cluster.py --groups '[[1, 1, [0, 1]], [1, 1, [0, 2]]]' --dtypes int8 bfloat16 --duration 120
@@ -42,7 +42,7 @@ from paceline.types import SamplingParams
 
 PROMPT = "Once upon a time there was"
 RULES = ControllerRules(overhead=0.0, stage_overhead=0.0)
-"""Measured times hold all overheads already."""
+"""Measured times include all overheads."""
 
 
 def main() -> None:
@@ -75,7 +75,7 @@ async def measure(plan: ClusterPlan, groups: list[RayGroup], args: argparse.Name
 
 
 def make_plan(args: argparse.Namespace) -> ClusterPlan:
-    """The groups that were asked for, over models that differ in name and dtype."""
+    """The groups of ``--groups``, with models that differ in name and dtype."""
     groups = json.loads(args.groups)
     number = 1 + max(model for _, _, held in groups for model in held)
     models = [
@@ -106,7 +106,7 @@ async def measure_service(plan: ClusterPlan, groups: list[RayGroup], args: argpa
 
 
 def with_deadlines(plan: ClusterPlan, seconds: list[list[float]], slo_scale: float) -> ClusterPlan:
-    """The plan with measured times, every stage taken as an equal share, and deadlines of `slo_scale` times them."""
+    """The plan with measured times, split equally over stages; deadlines are `slo_scale` times the slowest group's."""
     stages = tuple(
         tuple((total / group.parallel.pipeline,) * group.parallel.pipeline for total in times)
         for group, times in zip(plan.placement.groups, seconds, strict=True)
@@ -130,7 +130,7 @@ def draw(plan: ClusterPlan, args: argparse.Namespace) -> Workload:
 
 
 def case_of(plan: ClusterPlan, workload: Workload) -> Case:
-    """What the simulator plays. A model's time in a split is the mean over the groups that are split so."""
+    """The case for the simulator; a model's time in a split is the mean over the groups with that split."""
     assert plan.stage_seconds is not None
     found: dict[str, dict[ParallelConfig, list[tuple[float, ...]]]] = {model.name: {} for model in plan.models}
     for index, times in enumerate(plan.stage_seconds):
@@ -145,7 +145,7 @@ def case_of(plan: ClusterPlan, workload: Workload) -> Case:
 
 
 async def serve(dispatcher: Dispatcher, workload: Workload, args: argparse.Namespace) -> tuple[np.ndarray, float]:
-    """Seconds from arrival to answer, NaN for those turned away and infinite for those lost; and when it began."""
+    """Seconds from arrival to answer (NaN for rejected, infinity for lost requests), and the time of the start."""
     names = [model.name for model in dispatcher.plan.models]
     latencies = np.full(workload.num_requests, np.nan)
     began, wall = time.perf_counter(), time.time()

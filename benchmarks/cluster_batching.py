@@ -1,12 +1,12 @@
-"""What does a cluster's group cost over its bare engine? Many requests at once, by both in turn, in one process.
+"""Measures the overhead of a cluster's group over its bare engine: both run the same requests in turn, in one process.
 
     python benchmarks/cluster_batching.py
     python benchmarks/cluster_batching.py --requests 16 --max-tokens 64 --rounds 5 --dtype bfloat16
 
-The group is a worker behind the dispatcher without Ray: queues, predictions, streams and hand-over, but no process of
-its own. Both are given the same requests; the ratio is tokens per second of processor time, which other work on the
-machine disturbs less than the clock. Also told: the speed that the group's queue learned, over that of its first
-measured passes. The last line of standard output is one JSON object.
+The group is a worker behind the dispatcher without Ray, in this process: queues, predictions, streams and hand-over.
+The ratio is of tokens per second of CPU time, which other programs disturb less than wall time. Also reported: the
+speed that the group's queue learned, relative to its first measured passes. The last line of standard output is one
+JSON object.
 """
 
 import argparse
@@ -28,7 +28,7 @@ PROMPT = "Once upon a time there was"
 
 
 class WorkerGroup:
-    """A `GroupHandle` in this process, on a model that is loaded already."""
+    """A `GroupHandle` in this process, for a model that is already loaded."""
 
     def __init__(self, llm: AsyncLLM) -> None:
         self._worker = Worker([ModelSpec("m", "m")], lambda _spec: llm)
@@ -39,11 +39,11 @@ class WorkerGroup:
         """Nothing is left to load."""
 
     async def kill(self) -> None:
-        """The model stays with who loaded it."""
+        """Does nothing: the caller owns the model."""
 
 
 async def by_engine(llm: AsyncLLM, args: argparse.Namespace, turn: int) -> int:
-    """Tokens of all requests at once, asked of the engine itself."""
+    """Run all requests at once on the engine; the number of tokens."""
 
     async def one(number: int) -> int:
         outputs = [output async for output in llm.generate(PROMPT, params_of(args), f"bare-{turn}-{number}")]
@@ -53,7 +53,7 @@ async def by_engine(llm: AsyncLLM, args: argparse.Namespace, turn: int) -> int:
 
 
 async def by_group(dispatcher: Dispatcher, args: argparse.Namespace, turn: int) -> int:
-    """The same through the dispatcher."""
+    """Run all requests at once through the dispatcher; the number of tokens."""
 
     async def one(number: int) -> int:
         job = Job(f"group-{turn}-{number}", "m", PROMPT, params=params_of(args), stream=True)

@@ -1,9 +1,9 @@
-"""How many devices does a language model need? The planner, the engine's own scheduler, and a real cluster.
+"""The number of devices that a language model needs: by the planner, by the engine's scheduler, and on a real cluster.
 
-A device is a processor of this machine. What passes cost is measured for each number of devices, all of them at work.
-For each rate of Poisson arrivals, with prompts and answers of one length and one deadline, it tells the attainment that
-the planner expects on 1, 2, ... devices, that of the engine's scheduler played pass by pass (one device only, nobody
-turned away), and that of real groups on a local Ray; and the fewest devices on which each answers 99 % in time.
+A device is a processor of this machine. The cost of passes is measured for each number of devices, with all of them
+busy. Arrivals are Poisson, with prompts and answers of one length and one deadline. For each rate it reports the
+attainment that the planner expects on 1, 2, ... devices, that of the engine's scheduler simulated pass by pass (one
+device, no request rejected), and that of real groups on a local Ray; and the fewest devices with 99 % for each.
 
     python benchmarks/cluster_devices.py                                  # about 5 minutes, on an idle machine
     python benchmarks/cluster_devices.py --rates 0.7 1.5 2.5 3 --duration 60
@@ -54,13 +54,13 @@ def main() -> None:
 
 
 def fewest_of(rows: Sequence[dict[str, Any]], rate: float, name: str) -> int | None:
-    """The fewest devices on which `name` tells of `WANTED` or more; None where none does."""
+    """The fewest devices with an attainment by `name` of at least `WANTED`; None where there are none."""
     enough = [each["devices"] for each in rows if each["rate"] == rate and each[name] >= 100 * WANTED]
     return min(enough, default=None)
 
 
 async def real(devices: int, args: argparse.Namespace) -> tuple[TokenProfile, dict[float, float]]:
-    """What passes cost, and the attainment of that many groups by rate."""
+    """The measured cost of passes, and the attainment by rate of as many groups as `devices`."""
     spec = {"name": "a", "path": args.model, "slo": args.slo, "num_tokens": args.output_tokens,
             "engine": {"dtype": args.dtype}}  # fmt: skip
     cluster = plan_of({"groups": [[1, 1, [0]]] * devices, "models": [spec], "overhead": OVERHEAD})
@@ -112,7 +112,7 @@ def row(rate: float, devices: int, profile: TokenProfile, measured: float, args:
 
 
 def by_scheduler(requests: TokenRequests, profile: TokenProfile, args: argparse.Namespace) -> float:
-    """Attainment of one engine's scheduler, played pass by pass against the measured cost."""
+    """Attainment of one engine's scheduler, simulated pass by pass with the measured cost."""
     model = ServingModel(
         CostProfile.by_context(profile.seconds), config=SchedulerConfig(prefix_caching=False), num_pages=100_000
     )

@@ -1,4 +1,4 @@
-"""How much of the processors other programs took: what no cluster's run can predict."""
+"""CPU time that other programs took during a run, which no simulation of a cluster can predict."""
 
 import os
 from pathlib import Path
@@ -7,13 +7,13 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Others:
-    """Counts from its making on; Linux only, elsewhere it says nothing."""
+    """CPU time of other programs since this object was created; Linux only."""
 
     def __init__(self) -> None:
         self._began = _counted()
 
     def share(self) -> float | None:
-        """Processor time of others over that of the machine, in [0, 1]."""
+        """CPU time of other programs over that of the machine, in [0, 1]; None where it is unknown."""
         if self._began is None or (now := _counted()) is None:
             return None
         total, busy, own = (after - before for after, before in zip(now, self._began, strict=True))
@@ -21,7 +21,7 @@ class Others:
 
 
 def _counted() -> tuple[float, float, float] | None:
-    """Seconds of all processors so far: in all, at work, and at work for this program and its children."""
+    """CPU seconds of all processors so far: total, busy, and busy for this program and its children."""
     try:
         times = [int(each) / _TICKS for each in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     except OSError:
@@ -30,7 +30,7 @@ def _counted() -> tuple[float, float, float] | None:
 
 
 def _tree_seconds() -> dict[int, float]:
-    """Of every process that comes from this one, with those of its children that have ended."""
+    """CPU seconds of this process and its descendants by id, ended children included."""
     parents, seconds = {}, {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:

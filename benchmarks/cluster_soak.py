@@ -1,8 +1,8 @@
-"""Five minutes of faults at 80 % load: is any accepted request of a cluster lost, garbled, or answered twice?
+"""Five minutes of faults at 80 % load: checks that no accepted request of a cluster is lost, garbled or answered twice.
 
-A real server (`paceline serve --cluster`) on a local Ray, and clients in this process. Workers are killed (kill -9)
-again and again; once a burst fills all queues; and twice the server itself is restarted: once in the way that operators
-do (SIGTERM, which answers what was accepted first), once by kill -9, which nothing that is under way can survive.
+A real server (`paceline serve --cluster`) runs on a local Ray, and clients in this process. Workers are killed
+(kill -9) again and again, and a burst fills all queues once. The server itself is restarted twice: with SIGTERM, after
+which it first answers accepted requests, and with kill -9, which loses all running requests.
 
     python benchmarks/cluster_soak.py
     python benchmarks/cluster_soak.py --seconds 60 --every 15 --load 0.5
@@ -37,9 +37,9 @@ TEXTS = ["Count: 1, 2, 3,", "The days of the week are", "Repeat: wool, wool,", "
 NUM_KINDS = 20
 MODEL = "m"
 START_SECONDS = 180.0
-"""In which a server must be ready."""
+"""Seconds in which a server must be ready."""
 END_SECONDS = 90.0
-"""In which all of a server's processes must have ended. After a kill -9 two agents of Ray stay for 61 s."""
+"""Seconds in which all of a server's processes must end. After a kill -9 two agents of Ray stay for 61 s."""
 SERVE = "from paceline.cli.main import main; main()"
 
 
@@ -51,7 +51,7 @@ def body_of(number: int, max_tokens: int) -> dict[str, Any]:
 
 
 def expected_texts(args: argparse.Namespace) -> list[str]:
-    """What the model says alone, by kind."""
+    """The model's answer to each kind of request when it runs alone."""
     bodies = [body_of(number, args.max_tokens) for number in range(NUM_KINDS)]
     params = [SamplingParams(**{k: v for k, v in body.items() if k != "prompt"}) for body in bodies]
     with LLM(args.model, dtype=args.dtype, num_threads=1) as llm:
@@ -59,7 +59,7 @@ def expected_texts(args: argparse.Namespace) -> list[str]:
 
 
 class Cluster:
-    """The server's process, started as often as asked."""
+    """The server's process, which can be restarted."""
 
     def __init__(self, folder: Path, args: argparse.Namespace) -> None:
         with bind("127.0.0.1", 0) as free:
@@ -75,7 +75,7 @@ class Cluster:
         self._command = [sys.executable, "-c", SERVE, "serve", *given]
 
     async def start(self) -> None:
-        """Returns when it answers."""
+        """Start the server and wait until it answers."""
         log = open(self._folder / "server.log", "a")  # noqa: SIM115
         self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
         log.close()
@@ -90,7 +90,7 @@ class Cluster:
         raise SystemExit(f"the server does not start:\n{(self._folder / 'server.log').read_text()[-2000:]}")
 
     async def end(self, how: signal.Signals) -> int:
-        """End it; how many of its processes are left `END_SECONDS` later."""
+        """Send the signal; returns how many of the server's processes are left after at most `END_SECONDS`."""
         assert self._process is not None
         family = psutil.Process(self._process.pid).children(recursive=True)
         self._process.send_signal(how)
@@ -114,13 +114,13 @@ class Cluster:
         return found
 
     def events(self) -> list[dict[str, Any]]:
-        """What happened, of all its lives."""
+        """The events of all runs of the server."""
         path = self._folder / "events.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def _runs(process: psutil.Process) -> bool:
-    """Whether it is there, and not only its entry, which its new parent may never take."""
+    """Whether the process runs; a zombie, whose parent may never reap it, does not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
@@ -128,7 +128,7 @@ def _runs(process: psutil.Process) -> bool:
 
 
 class Clients:
-    """Requests, each from a client of its own, and what became of them."""
+    """Sends requests, each from a new client, and counts their outcomes."""
 
     def __init__(self, address: str, expected: Sequence[str], args: argparse.Namespace) -> None:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
@@ -146,7 +146,7 @@ class Clients:
         task.add_done_callback(self._tasks.discard)
 
     async def all_ended(self) -> None:
-        """Wait for all that were sent."""
+        """Wait until all requests have ended."""
         await asyncio.gather(*self._tasks)
 
     async def _one(self, number: int) -> None:
@@ -205,7 +205,7 @@ class Clients:
 
 
 class Watch:
-    """Seconds since it was made; those in which this process was stopped do not count: the server was stopped too."""
+    """A stopwatch that leaves out times in which this process was suspended, because the server was suspended too."""
 
     def __init__(self) -> None:
         self.seconds, self._last = 0.0, time.monotonic()
@@ -219,7 +219,7 @@ class Watch:
 
 
 async def capacity(clients: Clients, seconds: float = 15.0, at_once: int = 32) -> float:
-    """Answers per second with `at_once` requests under way."""
+    """Answers per second with `at_once` running requests."""
     watch, before = Watch(), clients.ended["answered"]
     while watch.seconds < seconds or clients.ended["answered"] == before:  # a busy machine answers late
         while clients.num_open < at_once:
@@ -232,7 +232,7 @@ async def capacity(clients: Clients, seconds: float = 15.0, at_once: int = 32) -
 
 
 async def faults(cluster: Cluster, clients: Clients, args: argparse.Namespace, told: dict[str, Any]) -> None:
-    """Kill workers every `--every` seconds; in between fill the queues, and restart the server in both ways."""
+    """Kill a worker every ``--every`` seconds; in between fill the queues, and restart the server in both ways."""
     rng, watch, turn = random.Random(args.seed), Watch(), 0
     special = {round(args.seconds * part): what for part, what in
                ((0.3, "burst"), (0.5, "restart"), (0.75, "kill -9 of the server"))}  # fmt: skip

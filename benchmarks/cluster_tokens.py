@@ -1,13 +1,15 @@
-"""Does a cluster of engines that run many requests at once keep what the simulator promised? Real models, a local Ray.
+"""Compares the attainment of a real cluster of batching engines, on a local Ray, with the simulator's.
 
-Every workload is served by real groups and played through the simulator with the same arrivals, lengths and deadlines,
-with what the engines measured of their steps when they started. Groups of one device, pipelines (1 x 2) and tensor
-groups (2 x 1, or 3 x 1 where heads need it), steady and bursty traffic, short answers and long prompts. ``speeds``:
-what the groups showed, seconds over those of the profiles (mean over the run). On a machine with other work they are
-not 1, and the simulator is right at best at those speeds: ``simulated at speed``. ``error``: standard error of the
-points, from the requests on which both differ, as if each were on its own. ``others, start`` and ``others``: percent of
-the processors' time that other programs took while costs were measured and while requests were served; a run where
-this is not near 0 says nothing.
+Every workload is served by real groups, and simulated with the same arrivals, lengths and deadlines and with the step
+costs that the engines measured at their start. There are groups of one device, pipelines (1 x 2) and tensor groups
+(2 x 1, or 3 x 1 where heads need it), steady and bursty traffic, short answers and long prompts. Columns:
+
+- ``speeds``: the groups' measured seconds over those of their profiles (mean over the run). With other programs on the
+  machine they are not 1, and the simulator can only be right at those speeds: ``simulated at speed``.
+- ``error``: standard error of the difference in percentage points, from the requests where both differ, taken as
+  independent.
+- ``others, start`` and ``others``: percent of CPU time that other programs took while costs were measured and while
+  requests were served. A run where this is not near 0 is not valid.
 
     python benchmarks/cluster_tokens.py                                       # six workloads, about 10 minutes
     python benchmarks/cluster_tokens.py --workloads bursty-replicas --duration 120
@@ -47,7 +49,7 @@ from paceline.types import SamplingParams
 
 @dataclass(frozen=True)
 class Setting:
-    """Groups, and the traffic that they get: burstiness, tokens of prompts and answers."""
+    """Groups and their traffic: burstiness, tokens of prompts and answers."""
 
     groups: list
     cv: float
@@ -82,7 +84,7 @@ def main() -> None:
 
 
 async def measured(setting: Setting, args: argparse.Namespace) -> dict:
-    """One workload: serve it, play it, compare."""
+    """Serve one workload, simulate it, and compare."""
     plan, others = plan_for(setting, args), Others()
     try:
         dispatcher = Dispatcher(plan, start_groups(plan, args.num_cpus), Supervision())
@@ -127,7 +129,7 @@ async def measured(setting: Setting, args: argparse.Namespace) -> dict:
 
 
 def timeline(requests: TokenRequests, seconds: np.ndarray, simulated: np.ndarray) -> list[dict]:
-    """Every request: when it came, for what, and how long its answer took; None for those turned away."""
+    """Per request its arrival, model and seconds to the answer, measured and simulated; None for rejected requests."""
     columns = {
         "at": requests.arrivals.times, "model": requests.arrivals.models, "prompt": requests.prompt_tokens,
         "output": requests.output_tokens, "seconds": seconds, "simulated": simulated,
@@ -137,7 +139,7 @@ def timeline(requests: TokenRequests, seconds: np.ndarray, simulated: np.ndarray
 
 
 def percent(share: float | None) -> float:
-    """Rounded; -1 where it is not known."""
+    """`share` in percent, rounded; -1 where it is unknown."""
     return -1.0 if share is None else round(100 * share, 1)
 
 
@@ -160,7 +162,7 @@ def plan_for(setting: Setting, args: argparse.Namespace) -> ClusterPlan:
 
 
 def splits_by(path: str, degree: int) -> bool:
-    """Whether ranks can share the model evenly."""
+    """Whether the tensor degree divides the model evenly."""
     try:
         check_tensor_parallel_size(resolve_model(path).checkpoint.config, degree)
     except InvalidParameter:
@@ -169,7 +171,7 @@ def splits_by(path: str, degree: int) -> bool:
 
 
 async def watched_speeds(dispatcher: Dispatcher, shown: list[list[float]]) -> None:
-    """Enter what the groups have learned of their speeds, twice a second."""
+    """Append the speeds that the groups have learned to `shown`, twice a second."""
     while True:
         queues = dispatcher.controller.queues
         shown.append([queue.scale for queue in queues if isinstance(queue, TokenQueue)])
@@ -177,7 +179,7 @@ async def watched_speeds(dispatcher: Dispatcher, shown: list[list[float]]) -> No
 
 
 def with_traffic(plan: ClusterPlan, setting: Setting, args: argparse.Namespace) -> tuple[ClusterPlan, TokenRequests]:
-    """Deadlines of `slo_scale` lone answers, and arrivals that take `load` of what the groups could do at 8 at once."""
+    """Deadlines of `slo_scale` times a lone answer, and arrivals at `load` of the groups' capacity with 8 requests."""
     alone, each = [], []
     for g, profiles in enumerate(plan.pass_profiles or ()):
         for spec, profile in zip(plan.held_by(g), profiles, strict=True):
@@ -200,7 +202,7 @@ def with_traffic(plan: ClusterPlan, setting: Setting, args: argparse.Namespace) 
 
 
 async def serve(dispatcher: Dispatcher, requests: TokenRequests) -> np.ndarray:
-    """Seconds from each request's arrival to its answer, NaN for those turned away."""
+    """Seconds from each request's arrival to its answer; NaN for rejected requests."""
     specs, arrivals = dispatcher.plan.models, requests.arrivals
     seconds, began = np.full(requests.num_requests, np.nan), time.perf_counter()
     rng = np.random.default_rng(0)

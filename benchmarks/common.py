@@ -1,4 +1,4 @@
-"""What every benchmark program shares: a table for people, then one JSON line for machines with where it came from."""
+"""Shared by all benchmark programs: a table for people, then one JSON line with its provenance for machines."""
 
 import json
 import statistics
@@ -45,7 +45,7 @@ def median(values: Iterable[float]) -> float:
 
 
 def mean(values: Iterable[float]) -> float | None:
-    """None without values."""
+    """The arithmetic mean; None without values."""
     kept = list(values)
     return statistics.fmean(kept) if kept else None
 
@@ -72,13 +72,13 @@ def prompt_ids(llm: LLM, text: str, raw: bool) -> list[int]:
 
 
 def rotated(items: Sequence[T], number: int) -> list[T]:
-    """`items` from place `number` on, round and round: whoever goes first changes from prompt to prompt."""
+    """`items` rotated left by `number`, so that the first one changes from prompt to prompt."""
     start = number % len(items)
     return [*items[start:], *items[:start]]
 
 
 def figures(run: Run, plain: Run) -> dict:
-    """What is kept of a run; its speed-up is over `plain`, the same prompt decoded plainly."""
+    """The statistics of a run; its speed-up is over `plain`, plain decoding of the same prompt."""
     stats = run.output.stats
     busy = stats.draft_seconds + stats.verify_seconds + stats.other_seconds
     return {

@@ -1,16 +1,16 @@
-"""What a pass of the target costs: t(M) for M rows, at several context lengths and thread counts.
+"""Time of a target pass, t(M) for M rows, at several context lengths and thread counts.
 
-A pass reads every weight once whatever M is, so at few rows its cost is the reading and t(4) is close to t(1): that gap
-is where speculation lives. Each round measures every M once, in turn, and the medians of many rounds are reported, so a
-machine that slows down for a while slows all of them.
+A pass reads every weight once whatever M is. With few rows, reading takes most of the time, so t(4) is close to t(1);
+that is why speculation pays. Each round measures every M once, and the medians of many rounds are reported, so a
+machine that slows down for a while slows all M alike.
 
     python benchmarks/cost_curve.py
     python benchmarks/cost_curve.py --dtype int8 --context 128 1024 --threads 1 2 --json
     python benchmarks/cost_curve.py -m model-Q4_K_M.gguf --dtype gguf --threads 1 --clock processor
 
-With ``--clock processor`` time is the process's own, divided by the threads, and the lower quartile is reported: on a
-machine that is busy otherwise. The bandwidth printed last is that of summing up all bytes that a pass over one row
-multiplies, by as many threads and by the same clock; the roofline is what share of it such a pass reaches.
+``--clock processor`` is for a busy machine: it reports the lower quartile of this process's CPU time, divided by the
+threads. The bandwidth printed last is that of summing up all weights that a pass over one row reads, with as many
+threads and by the same clock; the roofline is the share of it that such a pass reaches.
 
 The last line of standard output is one JSON object; ``rows`` is the curve at the first context and thread count.
 """
@@ -30,7 +30,7 @@ from paceline.models.resolve import resolve_model
 from paceline.models.rows import Part, build_rows
 
 CLOCKS = {"wall": (time.perf_counter, 0.5), "processor": (time.process_time, 0.25)}
-"""What is read before and after, and which quantile of the differences counts."""
+"""Clock function and reported quantile of the times."""
 MATRICES = ("qkv", "output", "gate_up", "down", "head")
 """Weights that every pass of a dense model multiplies."""
 ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -87,7 +87,7 @@ def seconds(run: Callable[[], object], threads: int, clock: str) -> float:
 
 
 def roofline(model: NumbaModel, milliseconds: float, args: argparse.Namespace) -> dict:
-    """Bytes a second that the threads read of the weights, and the share of it that a pass over one row reaches."""
+    """Read bandwidth of the threads in bytes per second, and the share of it that a pass over one row reaches."""
     flat = [getattr(model.shared_weights, name) for name in MATRICES]
     flat = [np.asarray(w if isinstance(w, np.ndarray) else w.data).view(np.uint8) for w in flat]
     arrays = [w[: len(w) // 8 * 8].view(np.int64) for w in flat]

@@ -1,7 +1,6 @@
-"""Tokens per second of this engine and of other ones, on the same token ids of a file of prompts.
+"""Tokens per second of this engine and of other engines, on the same token ids of a file of prompts.
 
-Drafters among themselves, servers, families and intervals are for `paceline bench`: this is for engines that run as
-libraries, on the very same weights.
+For engines that run as libraries on the same weights. To compare drafters or servers use `paceline bench`.
 
 Every prompt is decoded by every method before the next prompt begins, in an order that rotates from prompt to prompt,
 so that a machine that slows down slows all of them alike; speed-ups are ratios of decoding rates on the same prompt.

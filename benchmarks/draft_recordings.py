@@ -1,7 +1,7 @@
-"""Recordings for `draft_replay.py`: what a target answered, and what a draft model would have said along the answers.
+"""Recordings for `draft_replay.py`: a target's answers, and a draft model's laws at every position of the answers.
 
-A recording is a file of JSON lines: a header (who, and the shapes of the models), then a line per answer. Not for
-replaying: this is the only part that runs real models.
+A recording is a file of JSON lines: a header (names and configurations of the models), then a line per answer. Real
+models run only here, not in replays.
 """
 
 import json
@@ -23,7 +23,7 @@ from paceline.models.resolve import resolve_model
 from paceline.models.rows import Part, build_rows
 
 CHAT = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
-"""Categories of MT-Bench, which are one family."""
+"""Categories of MT-Bench, which form one family."""
 CHUNK = 256
 """Rows of a pass that reads a text."""
 AT_ONCE = 8
@@ -32,7 +32,7 @@ AT_ONCE = 8
 
 @dataclass(frozen=True, slots=True)
 class DraftLaws:
-    """A draft model's most probable tokens below the prompt and below every token of the answer.
+    """A draft model's most probable next tokens after the prompt and after every token of the answer.
 
     Attributes:
         tokens, probs: [answer + 1][k], in falling order of probability at temperature 1; row i is the law of the
@@ -45,7 +45,7 @@ class DraftLaws:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One recorded answer, the end-of-sequence token included where it said one."""
+    """One recorded answer, including its end-of-sequence token if there is one."""
 
     family: str
     temperature: float
@@ -56,12 +56,12 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Answers of one target, and whose they are.
+    """Answers of one target, with the models that made them.
 
     Attributes:
         target, draft: names; `draft` is None for a recording without laws.
         dtype: how both store their weights.
-        target_config, draft_config: their shapes, by which an engine estimates prices.
+        target_config, draft_config: configurations, from which an engine estimates prices.
         end_token_ids: tokens that end an answer.
         max_tokens: most tokens of an answer.
     """
@@ -111,7 +111,7 @@ def _config(values: dict[str, Any] | None) -> ModelConfig | None:
 
 def record(path: Path, prompts: Path, target: str, draft: str | None, dtype: str, *, per_family: int,
            max_tokens: int, top: int, seed: int, temperatures: Sequence[float] = (0.0, 1.0)) -> None:  # fmt: skip
-    """Answer the first prompts of each family at every temperature, and write what was said to `path`.
+    """Answer the first prompts of each family at every temperature, and write the answers to `path`.
 
     Args:
         per_family: prompts of each family.
@@ -161,7 +161,7 @@ def _answers(llm: LLM, draft: CausalLM | None, jobs: Sequence[tuple[str, list[in
 
 
 def draft_laws(model: CausalLM, prompt_ids: Sequence[int], answer_ids: Sequence[int], top: int) -> DraftLaws:
-    """The laws of `model` along an answer that somebody else gave: one reading of prompt and answer."""
+    """The laws of `model` along another model's answer, from one prefill of prompt and answer."""
     tokens = [*prompt_ids, *answer_ids]
     pages = range(pages_for(len(tokens)))
     cache, last = model.new_cache(len(pages)), len(prompt_ids) - 1

@@ -1,9 +1,9 @@
-"""How far to draft, judged without noise: recorded answers run through the production engine on a virtual clock.
+"""Evaluates draft lengths without noise: the production engine decodes recorded answers on a virtual clock.
 
-`record` keeps what a target answered and what a draft model would have said along the answers. `replay` lets the engine
-decode them again: drafters, policies, rules and scheduler are those of a user, only the two models are replaced by ones
-that say what was recorded and move the clock by a fixed table. The same program gives the same figures to the last
-digit, so two versions of it can be compared within a per cent.
+`record` stores a target's answers and a draft model's laws along them. `replay` lets the engine decode them again with
+real drafters, policies, rules and scheduler. Only the two models are replaced: they return what was recorded, and
+advance the clock by a fixed table. Results are deterministic, so two versions of the program can be compared within a
+per cent.
 
     python benchmarks/draft_replay.py record --prompts spec_bench.jsonl
     python benchmarks/draft_replay.py record --prompts spec_bench.jsonl -m target.gguf --draft-model draft.gguf \\
@@ -11,16 +11,15 @@ digit, so two versions of it can be compared within a per cent.
     python benchmarks/draft_replay.py replay --json > today.json
     python benchmarks/draft_replay.py replay --against today.json
 
-A family's answers are decoded `--at-once` together, and then the next family's. The target has read their prompts
-before, as with a prefix cache that knows them; a draft model has not. Speed is tokens after an answer's first over the
-virtual seconds they took; speed-up is over plain decoding of the same answers, as many at once. An engine learns from
-one family what it uses in the next, so `--runs` begin with different families, each with another seed. `--against`
-ends with exit code 1 when a family has fallen by more than 1 %. Recordings lie in the cache folder. The last line of
-standard output is one JSON object with ``--json``.
+The answers of a family are decoded `--at-once` at a time, then those of the next family. The target has read the
+prompts before, as with a warm prefix cache; a draft model has not. Speed is the tokens after an answer's first over
+their virtual seconds; speed-up is over plain decoding of the same answers, as many at once. An engine uses in one
+family what it learned in earlier ones, so each of `--runs` begins with another family and has another seed. `--against`
+ends with exit code 1 when a family's speed-up has fallen by more than 1 %. Recordings are in the cache folder. With
+``--json`` the last line of standard output is one JSON object.
 
-What it cannot tell: seconds of proposing and scheduling (nothing but models takes time here), and how often a sampled
-target would have taken another token that the draft proposes: it says the recorded text whatever happens, so a token
-drawn from a draft law q stands with chance q of the recorded one.
+Two things are not measured. Proposing and scheduling take no virtual time, only models do. And a sampled target always
+follows the recorded text, so a token drawn from a draft law q is accepted with q's probability of the recorded token.
 """
 
 import argparse
@@ -41,7 +40,7 @@ from paceline.models.cache_dir import cache_dir
 from paceline.types import RequestOutput
 
 TOLERANCE = 0.01
-"""A speed-up may fall by this share."""
+"""Share by which a speed-up may fall."""
 LOOKUPS: dict[str, dict[str, Any]] = {"ngram": {"method": "ngram"}, "suffix": {"method": "suffix"}}
 WITH_DRAFT: dict[str, dict[str, Any]] = {
     "hybrid": {"method": "hybrid", "model": "draft"},
@@ -63,14 +62,14 @@ TARGET_1500M = PassTable(
         700: {1: 89.0, 2: 94.0, 4: 109.0, 8: 142.0, 16: 205.0, 64: 560.0, 512: 3700.0},
     }
 )
-"""1.5 billion weights in w8a8, reckoned: one row reads them at 20 GB/s, a further row adds 7 %; a long context more."""
+"""An estimate for 1.5 billion weights in w8a8: reading them at 20 GB/s, 7 % more per row, and more in long contexts."""
 DRAFT_500M = PassTable(
     {
         128: {1: 28.0, 2: 29.5, 4: 33.5, 8: 42.0, 16: 58.0, 64: 152.0, 512: 1020.0},
         700: {1: 30.0, 2: 32.0, 4: 37.0, 8: 48.0, 16: 70.0, 64: 190.0, 512: 1250.0},
     }
 )
-"""Half a billion weights, likewise."""
+"""The same estimate for half a billion weights."""
 
 COSTS = {"smollm2-135m": Costs(SMALL, SMALL), "qwen2.5-coder-1.5b": Costs(TARGET_1500M, DRAFT_500M)}
 
@@ -102,12 +101,12 @@ def recordings_folder() -> Path:
 
 
 def costs_of(recording: Recording) -> Costs:
-    """What passes are taken to cost, by the target's name; the default model's for others."""
+    """Assumed costs of passes by the target's name; other targets have the default model's."""
     return COSTS.get(recording.target, COSTS["smollm2-135m"])
 
 
 def replay(name: str, recording: Recording, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Figures for every temperature, number at once, drafter and family."""
+    """A record for every temperature, number of requests at once, drafter and family."""
     drafters = LOOKUPS | (WITH_DRAFT if recording.draft else {})
     for temperature in sorted({answer.temperature for answer in recording.answers}):
         replayed = Replay(recording, temperature, costs_of(recording))
@@ -123,9 +122,9 @@ def replay(name: str, recording: Recording, args: argparse.Namespace) -> Iterato
 def decode(
     replayed: Replay, speculative: Mapping[str, Any] | None, max_tokens: int, at_once: int, seed: int = 0
 ) -> dict[int, RequestOutput]:
-    """All answers by one new engine, a family after the other, `at_once` of it together; by their number.
+    """Decode all answers by a new engine, family by family, `at_once` at a time; outputs by number of the answer.
 
-    The seed also says which family is first: what an engine learns from one it uses in the next.
+    The seed also selects the first family, because an engine uses in a family what it learned in earlier ones.
     """
     engine, done = replayed.engine_for(speculative, VirtualClock()), {}
     for numbers in rotated(list(in_families(replayed.answers).values()), seed):
@@ -139,7 +138,7 @@ def decode(
 def decode_together(
     engine: Engine, answers: Mapping[int, Answer], max_tokens: int, seed: int
 ) -> dict[int, RequestOutput]:
-    """Answers that begin at the same time, by their number."""
+    """Decode answers that begin at the same time; outputs by number of the answer."""
     for number, answer in answers.items():
         params = SamplingParams(temperature=answer.temperature, seed=seed, max_tokens=max_tokens)
         engine.add_request(str(number), answer.prompt_ids, params)
@@ -158,14 +157,14 @@ def in_families(answers: Sequence[Answer]) -> dict[str, list[int]]:
 
 
 def by_family(answers: Sequence[Answer], runs: Sequence[Run], plain: Sequence[Run]) -> Iterator[dict[str, Any]]:
-    """A family's figures, then those of all answers."""
+    """A record for each family, then one for all answers."""
     for family, numbers in {**in_families(answers), "all": range(len(answers))}.items():
         found = pace(runs, numbers) | {"same_text": same_text(answers, runs, numbers)}
         yield {"family": family, **found, "speedup": found["per_second"] / pace(plain, numbers)["per_second"]}
 
 
 def pace(runs: Sequence[Run], numbers: Sequence[int]) -> dict[str, float]:
-    """Tokens after the first of each answer, how many a virtual second, and tokens a target pass."""
+    """Number of tokens after each answer's first, tokens per virtual second, and tokens per target pass."""
     outputs = [run[number] for run in runs for number in numbers]
     tokens = sum(len(output.token_ids) - 1 for output in outputs)
     seconds = sum(o.metrics.finish_time - o.metrics.first_token_time for o in outputs if o.metrics.first_token_time)
@@ -178,7 +177,7 @@ def same_text(answers: Sequence[Answer], runs: Sequence[Run], numbers: Sequence[
 
 
 def compare(figures: Sequence[dict[str, Any]], frozen: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What fell by more than `TOLERANCE`, or was left out; said on standard error."""
+    """Records whose speed-up fell by more than `TOLERANCE`, or that are missing; prints them on standard error."""
     now = {key_of(row): row["speedup"] for row in figures}
     fallen = []
     for row in frozen:

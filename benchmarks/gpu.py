@@ -1,13 +1,13 @@
-"""Proves and measures the cuda executor on the GPU of this machine; no network, no weights, one JSON object.
+"""Checks and measures the cuda executor on this machine's GPU; needs no network and no weights, prints one JSON object.
 
     python benchmarks/gpu.py --minutes 8 > gpu.json
     python benchmarks/gpu.py --model smollm2-135m.gguf   # with a model that people use besides
     python benchmarks/gpu.py --device cpu --quick        # everything once on a tiny model, to see that it runs
 
-It imports numpy, PyTorch, Triton where there is one, and this checkout, which need not be installed. Where tokenizers
-or safetensors are missing, placeholders stand in for them; without transformers or Triton the parts that need them say
-so. Weights are random, in the shape of Qwen2.5-1.5B: speed does not depend on what they are. Drafts come from a drafter
-that knows the answers and is wrong one time in five. A part that fails is reported by its error, and the others go on.
+It imports numpy, PyTorch, Triton if installed, and this checkout, which need not be installed. Placeholders replace
+tokenizers and safetensors if they are missing; parts that need transformers or Triton report their absence. Weights are
+random, in the shape of Qwen2.5-1.5B, because speed does not depend on their values. Drafts come from a drafter that
+knows the answers and errs on one token in five. A part that fails is reported with its error, and the others continue.
 
 Parts, in order: bandwidth, kernels, draws, parity, row_invariance, identity, passes, blocks, decoding, larger,
 drafting, real, transformers, head_training. Those for which no time is left are skipped by name. `targets` says
@@ -59,7 +59,7 @@ def main() -> None:
 def measure(
     device: str, quick: bool, minutes: float, parts: list[str] | None = None, model: Path | None = None
 ) -> dict[str, Any]:
-    """Every part of `parts`, by default all; the report."""
+    """Run `parts`, by default all, and return the report."""
     placeholders = fill_in()
     began = time.perf_counter()
     bench = Bench(device, quick, began + 60 * minutes, model_path=model)
@@ -91,7 +91,7 @@ def reached(results: dict[str, dict[str, Any]]) -> dict[str, bool | None]:
 
 
 def run(name: str, bench: Bench) -> dict[str, Any]:
-    """One part, or why there is nothing of it."""
+    """The result of one part, or the reason why there is none."""
     if time.perf_counter() > bench.deadline:
         return {"skipped": "no time left"}
     try:
@@ -115,7 +115,7 @@ def described(bench: Bench) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of what is installed of `PACKAGES`."""
+    """Versions of Python and of the installed packages among `PACKAGES`."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         try:

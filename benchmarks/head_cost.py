@@ -1,12 +1,12 @@
-"""What drafting with a head costs: processor time of a greedy chain over that of a pass of the target.
+"""Cost of drafting with a head: CPU time of a greedy chain over that of a pass of the target.
 
     python benchmarks/head_cost.py --dtype w8a8
 
-Heads have random weights, since cost does not depend on what they say; sizes are those of heads for the default model
+Heads have random weights, since cost does not depend on their values; sizes are those of heads for the default model
 (8192 draft tokens, one EAGLE-3.1 layer, two DSpark layers with a bias of rank 64, a tied MLP speculator as wide as the
 target, one block per Medusa head, two tokens in a pass of Falcon). A pass of the target runs before every draft, as in
-decoding, so no head finds its weights in a cache. Time is the process's own on one thread, the lower quartile of the
-repetitions: other programs on the machine add little to it. What it cannot tell: how long a draft should be.
+decoding, so no head finds its weights in a cache. Times are the lower quartile of this process's CPU time on one
+thread, to which other programs add little. Not for choosing a draft length.
 """
 
 import argparse

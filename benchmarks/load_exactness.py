@@ -1,8 +1,8 @@
-"""Does a request say under load what it says alone? Token for token, on a real model, with everything mixed.
+"""Checks that requests under load give the same tokens as alone, on a real model with mixed requests.
 
 Requests of mixed lengths, penalties, truncations, samples and priorities arrive while others run; every eighth is
-cancelled; the cache is so small that some lose their memory and compute it anew. Two proofs per drafter, both under the
-default rule and any length policy:
+cancelled; the cache is so small that some requests are preempted and computed again. There are two checks per drafter,
+both with the default rule and any length policy:
 
     greedy    against plain decoding alone
     seeded    sampled with seeds, against plain sampling alone
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def prove(plain: LLM, prompts: list[list[int]], args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """One record per drafter and proof; what plain decoding says alone is computed once."""
+    """One record per drafter and check; the texts of plain decoding alone are computed once."""
     greedy = make_load(prompts, args.requests, args.max_tokens, args.seed, greedy=True)
     sampled = make_load(prompts, args.requests, args.max_tokens, args.seed)
     greedy_alone, sampled_alone = alone(plain, greedy, "plain greedy"), alone(plain, sampled, "plain sampled")
@@ -78,7 +78,7 @@ def alone(llm: LLM, requests: list[LoadRequest], what: str) -> list[RequestOutpu
 def compare(
     drafter: str, proof: str, llm: LLM, requests: list[LoadRequest], expected: list[RequestOutput]
 ) -> dict[str, Any]:
-    """Run the requests together and count the samples that say what they should."""
+    """Run the requests together and count the samples with the expected text."""
     started = time.perf_counter()
     with Progress(console=console) as bar:
         task = bar.add_task(f"{drafter} {proof}, together", total=len(requests))

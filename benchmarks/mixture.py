@@ -1,9 +1,9 @@
-"""Speculation on a mixture of experts, where verifying touches more experts: who loses, and who notices.
+"""Speculation on a mixture of experts, where verification reads more experts: speed of fixed lengths and of policies.
 
-The model has RANDOM weights (nothing it says means anything) in the Qwen2-MoE layout, and drafts are the model's own
-answer with each token replaced by a wrong one with chance 1 - alpha, so that acceptance can be chosen; drafts cost
-nothing. What is measured is the pass: seconds and experts touched by rows, and tokens per second of plain decoding,
-fixed lengths, goodput and Cascade at each acceptance rate, one request, rotating order.
+The model has RANDOM weights in the Qwen2-MoE layout, so its text has no meaning. Drafts are the model's own answer with
+each token replaced by a wrong one with probability 1 - alpha, which sets the acceptance rate, and they take no time.
+Measured are seconds and experts of a pass by rows, and tokens per second of plain decoding, fixed lengths, goodput and
+Cascade at each acceptance rate, for one request, in rotating order.
 
     python benchmarks/mixture.py
     python benchmarks/mixture.py --experts 64 --per-token 4 --alpha 0.3 0.9 --json
@@ -97,7 +97,7 @@ class Numbers:
 
 
 class Corrupted:
-    """Drafts the true continuation, each token right with chance `alpha`."""
+    """Drafts the true continuation, each token right with probability `alpha`."""
 
     name = "corrupted"
     traits = DrafterTraits(deterministic=True)

@@ -1,7 +1,7 @@
-"""What splitting a model over processes costs: seconds and bytes of every stage, and of a whole pass.
+"""Cost of splitting a model over processes: seconds and bytes of every stage, and of a whole pass.
 
-Stages are measured in turns, so that they do not disturb each other on one machine. A whole pass is measured twice, in
-turns: as one batch, which the stages work on one after the other, and in micro-batches, which keep several stages busy.
+Stages are measured one at a time, so that they do not disturb each other. A whole pass is measured alternately as one
+batch, which the stages process one after the other, and in micro-batches, which keep several stages busy.
 
     python benchmarks/parallel.py
     python benchmarks/parallel.py --grids 1x1 3x1 1x2 --tokens 256 --batch-sizes 1 2 4 --case profiles.json

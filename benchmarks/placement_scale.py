@@ -1,4 +1,4 @@
-"""A thousand models on a thousand devices: what planning reaches by when, and a trace of 100 million requests.
+"""A thousand models on a thousand devices: attainment by planning time, and a trace of 100 million requests.
 
     nice -n 10 python benchmarks/placement_scale.py                    every policy at budgets of 1, 5, 30 and 120 s
     nice -n 10 python benchmarks/placement_scale.py --whole            our search without a time budget
@@ -70,7 +70,7 @@ def parse() -> argparse.Namespace:
 
 
 def large_case(num_models: int, num_devices: int, num_requests: int, load: float, seed: int) -> Case:
-    """Types in turn, ranks dealt at random, so that no type is the popular one."""
+    """A case with the types in turn and random popularity ranks, so that no type is the most popular."""
     rate = load * RATE_PER_DEVICE * num_devices
     shares = np.random.default_rng(seed).permutation(power_law_shares(num_models))
     models = []
@@ -104,7 +104,7 @@ def described(made: Plan) -> dict[str, Any]:
 
 
 def long_trace(args: argparse.Namespace) -> dict[str, Any]:
-    """Draw, plan on windows of it, play it all: seconds of each, and the most memory."""
+    """Draw a trace, plan on windows of it, simulate all of it: seconds of each step, and peak memory."""
     began = time.perf_counter()
     case = large_case(args.models, args.devices, args.trace, args.load, args.seed)
     count, drawn = case.workload.num_requests, time.perf_counter()

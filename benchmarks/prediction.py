@@ -1,10 +1,10 @@
-"""Predicted against measured speed-ups: what `paceline advise` says of configurations, and what a bench finds.
+"""Compares speed-ups that `paceline advise` predicts with those that a bench measures.
 
 A configuration is a target, a weight type, a drafter, a length, a number of requests at once and a family of prompts.
-All of one target and type are predicted from replayed answers and rehearsed rounds, and then measured in one
-interleaved bench against plain decoding, which answers twice. Everything is kept in a folder, and the same command goes
-on where it ended, so it can be run in pieces: each begins with a few turns of the rehearsal and goes on with the bench,
-so that both meet the machine in the same moods. Replays need no quiet machine, the rest does:
+All configurations of one target and type are predicted from replayed answers and rehearsed rounds, and then measured in
+one interleaved bench against plain decoding, which answers twice. Everything is kept in a folder, and the same command
+continues from it, so it can be run in pieces. Each piece begins with a few turns of the rehearsal and continues with
+the bench, so that both run under the same conditions. Replays need no quiet machine, the rest does:
 
     python benchmarks/prediction.py predictions --replay
     python benchmarks/prediction.py predictions --minutes 20
@@ -12,10 +12,10 @@ so that both meet the machine in the same moods. Replays need no quiet machine, 
         --target big.gguf=ngram,suffix,draft_model:small.gguf --prompts spec-bench:spec_bench.jsonl --minutes 60
     python benchmarks/prediction.py predictions --report --plot predictions.svg
 
-Printed: median and 95th percentile of the error, how often the measured ratio lies in the predicted interval, signs
-that are right outside +-3 %, advice that measures under 0.97, what following the advice loses, the largest misses, and
-how far plain decoding is from itself and one round of the bench from the next. The last line of standard output is one
-JSON object.
+Printed: median and 95th percentile of the error, coverage of the predicted intervals, share of right signs outside
++-3 %, advice with a measured speed-up under 0.97, loss by following the advice, the largest errors, and the noise
+between the two runs of plain decoding and between rounds of the bench. The last line of standard output is one JSON
+object.
 """
 
 import argparse
@@ -66,7 +66,7 @@ class Piece:
         return self.folder / f"{Path(self.target).stem}-{self.dtype}.{kind}"
 
     def predictions(self, batch: int, kept: set[int]) -> list[dict]:
-        """What is predicted of some texts: a `Prediction` with its family for every configuration."""
+        """A `Prediction` with its family for every configuration, over the texts in `kept`."""
         if not (self.file("replays.json").exists() and self.file("times.json").exists()):
             return []
         texts, candidates = self.replays()
@@ -147,7 +147,7 @@ def main() -> None:
 
 
 def measure(piece: Piece, args: argparse.Namespace, deadline: float) -> None:
-    """Predict what is not predicted yet, then measure until the clock says so, from where an earlier run ended."""
+    """Make missing predictions, then measure until `deadline`, continuing an earlier run."""
     llm = LLM(piece.target, speculative=None, dtype=piece.dtype, num_threads=args.threads)
     prompts = load_prompts(args.prompts, per_family=args.per_family)
     wanted = wanted_of(piece.drafts, args.lengths)
@@ -253,17 +253,17 @@ def measured(some: list[Measurement], label: str) -> Interval | None:
 
 
 def sums(some: list[Measurement], label: str) -> float:
-    """The same ratio from all rounds added up, whatever disturbed them."""
+    """The same ratio from the sums over all rounds, disturbed ones included."""
     return time_ratio(
         pairs_of([replace(m, arm=PLAIN) if m.arm == AGAIN else m for m in some], label, PLAIN, True)
     ).ratio
 
 
 def usual(some: list[Measurement], arm: str) -> dict[int, tuple[float, float]]:
-    """Cell to (median seconds of decoding, tokens) of an arm, which says the same in every round.
+    """Cell to (median seconds of decoding, tokens) of an arm, whose text is the same in every round.
 
-    What answered twice in a round counts as the mean of the two: a median of twice as many would leave out more of
-    what disturbs the machine, and make everything else look slower.
+    Two answers in one round count as their mean: a median over twice as many values would leave out more of the
+    machine's disturbances, and so favour that arm.
     """
     seconds: defaultdict[int, defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     tokens: dict[int, float] = {}
@@ -310,7 +310,7 @@ def share(found: Iterator[bool]) -> float | None:
 
 
 def regret(records: list[dict]) -> list[dict]:
-    """For every workload, what following the advice loses against the best measured, plain decoding among them."""
+    """Per workload the loss of the advised configuration against the best measured one, plain decoding included."""
     names, found = Prediction.__dataclass_fields__, []
     for key in sorted({tuple(r[name] for name in WORKLOAD) for r in records}):
         some = [r for r in records if tuple(r[name] for name in WORKLOAD) == key]

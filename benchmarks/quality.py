@@ -1,6 +1,6 @@
-"""What a storage type of weights costs in quality: perplexity on a text, and how often the likeliest token stays.
+"""Quality of storage types of weights: perplexity on a text, and agreement of the most probable token.
 
-float32 is the reference. The change has the standard error of its mean over tokens beside it. The text is cut into
+float32 is the reference. The change is given with the standard error of its mean over tokens. The text is cut into
 windows that each start without context; every type reads the same ones. Top-1 agreement is the share of positions whose
 most likely next token is float32's. ``gguf/int8`` is dtype ``gguf`` with keys and values kept as ``int8``. llama.cpp
 (llama-cpp-python) may read the same windows of ids.
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def readers(args: argparse.Namespace, source: ModelSource) -> Iterator[tuple[str, Reader]]:
-    """(name, what gives the logits of a window), float32 first; each is gone when the next is asked for."""
+    """(name, reader of a window's logits), float32 first; each is freed before the next is loaded."""
     for dtype in ("float32", *args.dtypes):
         weights, _, kept = dtype.partition("/")
         model = NumbaModel(source.checkpoint, weights, args.threads, kv_cache_dtype=kept or "auto")

@@ -1,7 +1,7 @@
 """Every training recipe for one model, on one text, with one budget: tokens per pass, speed-up, CPU minutes.
 
-Trains each recipe with `paceline train`, then measures all of them together with `paceline bench`. Both go on where
-they were ended, so start the same command again after any end; what is done is not done twice.
+Trains each recipe with `paceline train`, then measures all of them together with `paceline bench`. Both resume, so
+start the same command again after any interruption.
 
     python benchmarks/recipes.py --prompts spec_bench.jsonl --steps 1000 --out runs/recipes
     python benchmarks/recipes.py --prompts spec_bench.jsonl --time-budget 60m --out runs/recipes --only eagle hass
@@ -69,7 +69,7 @@ def text_of(args: argparse.Namespace, work: Path) -> None:
 
 
 def trained(name: str, args: argparse.Namespace, place: Path, work: Path) -> dict:
-    """What `paceline train` said of a recipe, now or in an earlier run."""
+    """The JSON of `paceline train` for a recipe, from this run or an earlier one."""
     said = place / f"{slug(name)}.json"
     if said.exists():
         return json.loads(said.read_text())
@@ -90,7 +90,7 @@ def command_of(name: str, args: argparse.Namespace) -> list[str]:
 
 
 def spec_of(name: str, place: Path) -> dict:
-    """How the engine uses what a recipe made: a chain of three or a tree in every pass, whether it pays or not."""
+    """The engine's configuration for a recipe's head: a chain of three or a tree in every pass, even if slower."""
     recipe, num_tokens, options = TREES.get(name, (name, 3, {}))
     method = "head" if recipe in (*HEADS, *JOINT) else "spire" if recipe == "spire" else "draft_model"
     folder = place / slug(recipe)

@@ -34,7 +34,7 @@ def synthetic_trace(num_requests: int, seed: int = 0) -> TokenTrace:
 
 @dataclass(frozen=True)
 class Scaled:
-    """A piece of a trace that fits the machine, and by how much it was stretched and shortened."""
+    """The part of a trace that fits the machine, with its factors of time and tokens."""
 
     requests: list[TokenRequest]
     time_factor: float
@@ -48,9 +48,9 @@ class Scaled:
 
 
 def scale(trace: TokenTrace, num_requests: int, token_factor: float, load: float, times: PassTimes) -> Scaled:
-    """The first requests with their tokens scaled, and time stretched until they keep the machine busy for `load`.
+    """The first requests with scaled tokens, and time stretched until they keep the machine busy for a share `load`.
 
-    Busy is what prompts take in chunks and outputs in decode-only passes, by `times`.
+    Busy time is that of prompts in chunks plus that of outputs in decode-only passes, by `times`.
     """
     prompts = np.maximum(1, trace.prompt_tokens[:num_requests] * token_factor).astype(int)
     outputs = np.maximum(2, trace.output_tokens[:num_requests] * token_factor).astype(int)
@@ -65,7 +65,7 @@ def scale(trace: TokenTrace, num_requests: int, token_factor: float, load: float
 def measured(
     loaded: LoadedModel, config: EngineConfig, policy: str, budget: int, seats: int, requests: Sequence[TokenRequest]
 ) -> dict:
-    """What users would have seen of `policy` here and now."""
+    """Latencies and throughput of `policy`, measured in real time."""
     limits = {"max_num_seqs": seats, "max_num_batched_tokens": budget, "prefix_caching": False}
     engine = build_engine(loaded, replace(config, scheduler=policy, **limits), None)
     ttft, tbt, seconds = _drive(engine, requests, loaded.model.config.vocab_size, policy)
@@ -73,7 +73,7 @@ def measured(
 
 
 def modelled(cost: CostProfile, policy: str, budget: int, seats: int, requests: Sequence[TokenRequest]) -> dict:
-    """The same on a clock that moves by `cost`."""
+    """Latencies and throughput of `policy`, on a virtual clock that advances by `cost`."""
     longest = max(request.prompt_tokens + request.output_tokens for request in requests)
     config = SchedulerConfig(policy, budget, seats, longest, prefix_caching=False)  # type: ignore[arg-type]
     model = ServingModel(cost, config=config, num_pages=seats * (longest // PAGE_SIZE + 1), page_size=PAGE_SIZE)

@@ -1,7 +1,7 @@
-"""Models that replay a recording, a clock that only they move, and the production engine around them.
+"""Models that replay a recording, a virtual clock that only they advance, and the production engine around them.
 
-For `draft_replay.py`. The engine is what `build_engine` makes; `engine_for` is the only place that knows how models and
-clock get into it. Not a model of anything: off the recorded path these models say something deterministic.
+For `draft_replay.py`. The engine is that of `build_engine`; only `engine_for` knows how models and clock get into it.
+Off the recorded path these models return arbitrary deterministic logits.
 """
 
 from collections.abc import Mapping, Sequence
@@ -56,7 +56,7 @@ class PassTable:
 
 
 def _on_line(points: Mapping[int, float], at: float) -> float:
-    """The height at `at` of the line through `points`, the last piece prolonged."""
+    """Linear interpolation of `points` at `at`, extrapolated beyond the last."""
     places = sorted(points)
     right = next((i for i, place in enumerate(places) if place >= at), len(places) - 1)
     low, high = places[max(right - 1, 0)], places[max(right, 1)]
@@ -64,7 +64,7 @@ def _on_line(points: Mapping[int, float], at: float) -> float:
 
 
 class PathCache:
-    """In place of keys and values: for each slot a key of the text up to and including its token."""
+    """Replaces the KV cache: holds, for each slot, a hash of the text up to and including its token."""
 
     def __init__(self, config: ModelConfig, num_pages: int) -> None:
         self.num_pages = num_pages
@@ -93,11 +93,11 @@ def below(key: int, token: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What a replayed model says: logits by the key of the text before, given as a few tokens and their logits.
+    """The laws of a replayed model by the key of the text so far, as a few tokens with their logits.
 
     Attributes:
-        known: (tokens, logits) below each recorded text.
-        others: (tokens, logits) one of which, chosen by the key, is said below any other text.
+        known: (tokens, logits) after each recorded text.
+        others: (tokens, logits) after any other text, one of them chosen by the key.
     """
 
     known: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
@@ -118,7 +118,7 @@ class Script:
 
 
 class ReplayedModel:
-    """A `CausalLM` that says what a script says, and moves the clock by what a table says.
+    """A `CausalLM` whose logits come from a `Script`; each pass advances the clock by a `PassTable`.
 
     Args:
         width: columns of the logits: the tokens that occur, numbered from 0. The config keeps the real vocabulary,

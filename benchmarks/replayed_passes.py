@@ -1,8 +1,8 @@
-"""Does a replay take the passes of a real run, and how long does it take?
+"""Compares the passes of a replay with those of a real run, and measures the time of replays.
 
-Every prompt is answered with each drafter at its full length, and the answers are replayed. Greedy drafts must take the
-very passes of the run. Drafts of sampled answers without a seed have a mean, given the text: the sum over all answers
-is held against it, with the error of one standard deviation that coins leave.
+Every prompt is answered with each drafter at its full length, and the answers are replayed. Greedy drafts must take
+exactly the passes of the run. For sampled answers without a seed the replay gives expected passes given the text; their
+sum is compared with the run's, with the standard deviation of the random acceptances.
 
     python benchmarks/replayed_passes.py --drafts ngram,suffix,head
     python benchmarks/replayed_passes.py --drafts head --temperature 1 --rounds 10
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def compared(llm: LLM, one: Wanted, prompts: list[list[int]], args: argparse.Namespace) -> dict[str, float]:
-    """Passes of the real run and of the replay of what it said."""
+    """Passes of the real run and of the replay of its answers."""
     params = SamplingParams(temperature=args.temperature, max_tokens=args.max_tokens)
     drafting = llm.drafting_with(one.spec)
     outputs: list[RequestOutput] = []

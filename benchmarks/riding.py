@@ -19,7 +19,7 @@ FILL = 256
 
 
 class Passes:
-    """A model with `batch` requests in its cache, to be timed in passes of one's choice.
+    """A model with `batch` requests in its cache, to time passes over chosen rows.
 
     Args:
         longest: most tokens a request has in the cache before its rows.
@@ -77,7 +77,7 @@ def sweep(
 ) -> list[dict]:  # fmt: skip
     """Throughput of whole runs by pass size and P:D ratio, measured, and computed from the times of single passes.
 
-    Requests have `length` tokens in all. What they are compared with runs prompts in one piece and decodes apart
+    Requests have `length` tokens in all. The baseline runs prompts in one piece and decodes in separate passes
     (`request_level`: equal requests leave no gaps in a batch).
     """
     batch, half = passes.batch, length // 2

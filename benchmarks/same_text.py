@@ -1,4 +1,4 @@
-"""Does every drafter say what plain decoding says? Token for token, on every prompt of a file.
+"""Checks that every drafter gives the tokens of plain decoding, on every prompt of a file.
 
 All prompts of a method run together, so prefill chunks, decodes and draft trees of many requests share passes; plain
 decoding runs one request at a time, undrafted. Greedy by default; with ``--temperature`` use ``--rule coupled``, whose
@@ -54,7 +54,7 @@ def main() -> None:
 def plain_outputs(
     llm: LLM, ids: list[list[int]], params: list[SamplingParams], in_one_batch: bool
 ) -> list[RequestOutput]:
-    """What plain decoding says, one request at a time unless all may share passes."""
+    """Outputs of plain decoding, one request at a time unless `in_one_batch`."""
     if in_one_batch:
         return llm.generate(ids, params, progress=True)
     pairs = list(zip(ids, params, strict=True))

@@ -1,6 +1,6 @@
-"""Prompt chunks with decodes beside them: SARATHI's evidence on this machine (Agrawal et al. 2023 and 2024).
+"""Prompt chunks that share passes with decodes: SARATHI's experiments on this machine (Agrawal et al. 2023 and 2024).
 
-Four parts, each after evidence of the papers:
+Four parts, each after an experiment of the papers:
 
 - passes: time per token of a chunk alone, of decodes alone, and of decodes that ride on a chunk, by context;
 - sweep: tokens per second by prompt-to-output ratio and chunk, measured, and modelled from the passes' times;
@@ -12,8 +12,8 @@ Four parts, each after evidence of the papers:
     python benchmarks/sarathi.py --quick --parts passes trace
     python benchmarks/sarathi.py --trace AzureLLMInferenceTrace_conv.csv --plot plots
 
-Without --trace a look-alike of conversations is made. Time is stretched until the trace keeps this machine busy for
---load of the time, and tokens are scaled by --token-factor. The last line of standard output is one JSON object.
+Without --trace a synthetic trace of conversations is used. Time is stretched until the trace keeps this machine busy
+for --load of the time, and tokens are scaled by --token-factor. The last line of standard output is one JSON object.
 """
 
 import argparse
@@ -131,7 +131,7 @@ def pipeline_part(_loaded: LoadedModel, _config: EngineConfig, cost: CostProfile
 
 
 def summary(found: dict) -> dict:
-    """The few figures that decide."""
+    """The key figures of all parts."""
     told = {}
     if "passes" in found:
         told["decode_speedup_by_context"] = {str(row["context"]): row["decode_speedup"] for row in found["passes"]}

@@ -1,7 +1,7 @@
-"""What the scheduler itself costs: processor time of ``schedule`` and ``update`` per step, by batch size and policy.
+"""Overhead of the scheduler: CPU time of ``schedule`` and ``update`` per step, by batch size and policy.
 
-No model runs: requests decode for ever, and drafts are accepted at random (the same in every run). The yardstick is a
-pass of a small model, tens of milliseconds; the aim is to stay under 0.3 ms at 64 requests.
+No model runs: requests never end, and drafts are accepted at random (the same in every run). A pass of a small model
+takes tens of milliseconds; the aim is to stay under 0.3 ms at 64 requests.
 
     python benchmarks/scheduler.py
     python benchmarks/scheduler.py --sizes 64 --steps 2000 --json
@@ -68,7 +68,7 @@ def step_seconds(size: int, policy: LengthPolicy, num_steps: int) -> list[float]
 
 
 def answer(plan: StepPlan, chance: random.Random) -> list[StepResult]:
-    """What a model might have said."""
+    """Step results with randomly accepted drafts, in place of a model's."""
     results = []
     for grant in plan.grants:
         accepted = 0

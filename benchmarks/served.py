@@ -1,6 +1,6 @@
-"""What the programs about the HTTP server share: a server in this process, its clients in another one.
+"""Shared by the benchmarks of the HTTP server: a server in this process, and its clients in another one.
 
-The clients have a process of their own because they would take Python's attention from the server otherwise.
+Clients have their own process because in this one they would compete with the server for Python's lock (GIL).
 """
 
 import asyncio
@@ -73,17 +73,17 @@ def served(
 
 @contextmanager
 def elsewhere() -> Iterator[Callable[..., Any]]:
-    """(work, its arguments...) to what it returns, worked out in another process, which is kept."""
+    """A function (work, *arguments) that runs `work` in another process, always the same, and returns its result."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         pool.submit(time.time).result()
         yield lambda work, *arguments: pool.submit(work, *arguments).result()
 
 
 class Reading(asyncio.Protocol):
-    """A client of one streamed answer that does as little as it can: it shares its processors with the server.
+    """A client of one streamed answer that uses little CPU time, because it shares the processors with the server.
 
-    What comes is kept as it is and looked at once all of it is there. The request is HTTP/1.0, whose answers end with
-    the connection and are not cut into chunks.
+    The response is parsed only when it is complete. The request is HTTP/1.0, whose responses end with the connection
+    and are not chunked.
 
     Args:
         path: of the endpoint.

@@ -1,13 +1,13 @@
-"""How long is the server's event loop ever blocked, while requests of several megabytes arrive?
+"""Measures how long the server's event loop is blocked at most, while requests of several megabytes arrive.
 
 Clients stream answers all the while, and another one sends requests as large as the server takes: 4 MB of text, of
 token ids, of messages, of nested lists and of escapes, a text as long as the context can hold, a large schema, and
 log-probabilities of a whole prompt. Two monitors watch the loop:
 
     callback    the longest that one callback of the loop ran, in seconds of the loop's own thread
-    gap         the longest wait for a task that wakes every 5 ms while the body is answered; this one also sees other
-                threads that hold Python's lock, and everything else that runs on the machine. Each body is sent again
-                and again, and its smallest gap is told: what is left is its own
+    gap         the longest wait of a task that wakes every 5 ms while the body is answered. It includes the effects of
+                other threads that hold Python's lock and of other programs, so each body is sent several times and
+                its smallest gap is reported
 
     python benchmarks/server_loop.py
     python benchmarks/server_loop.py --seconds 5 --rounds 1 --json

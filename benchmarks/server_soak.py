@@ -1,7 +1,7 @@
 """Two thousand requests, 32 at once, a third of them left in mid-stream, and a thousand broken bodies among them.
 
-Whoever stays must get the text that the model gives alone; nobody may get a status of 5xx; and afterwards nothing may
-be left: no request, no page of the cache, no task, and no memory that grows with the number of requests.
+Every client that stays must get the text that the model gives alone, and no client a status of 5xx. Afterwards nothing
+may be left: no request, no page of the cache, no task, and no memory that grows with the number of requests.
 
     python benchmarks/server_soak.py
     python benchmarks/server_soak.py --requests 60 --mutated 30 --json

@@ -1,8 +1,8 @@
-"""Is the server as fast as the library? The same prompts through `LLM.generate` and over HTTP, in one run.
+"""Speed of the server relative to the library: the same prompts through `LLM.generate` and over HTTP, in one run.
 
-The same weights, each with an engine of its own, take turns; every round has prompts that neither has seen. Clients
-stream, all at once, from another process. Two ratios: tokens per second of the clock, which wants a quiet machine, and
-tokens per second of this process's processors, which others do not disturb but which counts HTTP's own work in full
+Both have their own engine on the same weights and take turns; every round has new prompts. Clients stream, all at once,
+from another process. Two ratios are reported: of tokens per second of wall time, which needs a quiet machine, and of
+tokens per second of this process's CPU time, which other programs do not disturb, but which counts HTTP's work in full
 even where a free core did it. The texts must be the same.
 
     python benchmarks/server_speed.py

@@ -1,9 +1,8 @@
-"""What does one streamed token cost the server, beside the engine? Times of this process's processors, so that it needs
-no quiet machine.
+"""CPU time that one streamed token costs the server, without the engine; it needs no quiet machine.
 
-In the engine's place is one that sleeps for as long as a pass takes and then has a token for every request. Clients
-stream, all at once, from another process. What the same passes cost without a server is taken off. The rest is what
-waking the event loop, writing events and sending them takes from the processors while the next pass runs.
+The engine is replaced by one that sleeps for the time of a pass and then has a token for every request. Clients stream,
+all at once, from another process. The cost of the same passes without a server is subtracted. The rest is the CPU time
+of waking the event loop, and of writing and sending events, while the next pass runs.
 
     python benchmarks/server_token.py
     python benchmarks/server_token.py --clients 1 --tokens 2000 --pass-seconds 0.002 --json

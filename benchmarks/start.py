@@ -1,9 +1,9 @@
-"""How long a start takes and how much memory it costs, each time in a process of its own.
+"""Time and memory of a start, each measured in a new process.
 
 Parts: the import, loading (weights mapped, vocabulary read, kernels from the disk), the first token of a short prompt.
-The first process converts and compiles what is not in the cache yet and is not counted. Memory is the most that was
-resident, beside the weights as the kernels read them, the room given to keys and values, and 150 MB for the program.
-Where the room is not filled the rest of it is never resident. A small room and a long prompt fill it.
+The first process converts and compiles what is not in the cache yet and is not counted. Memory is the peak resident
+size, next to the weights as the kernels read them, the KV cache, and 150 MB for the program. Unused parts of the KV
+cache are never resident; a small cache and a long prompt fill it.
 
     python benchmarks/start.py --model model.gguf --rounds 5
     python benchmarks/start.py --cache-bytes 67108864 --prompt-tokens 2600 --dtype bfloat16

@@ -1,4 +1,4 @@
-"""Structured output on a real model: is every answer valid, do drafts change it, and what does the grammar cost?
+"""Structured output on a real model: validity of answers, equality with and without drafts, and the grammar's cost.
 
 Three hundred random schemas (tests/schemas.py), greedy and sampled with a seed, plain and with drafts. Every answer
 must be complete and valid for a validator that is not the one in use here, and the same token for token with drafts.

@@ -1,10 +1,10 @@
-"""Tokens per second of all requests together, by how many there are: plain, with drafts as long as pays, and peers.
+"""Tokens per second of all requests together by number of requests: plain, with adaptive draft lengths, and peers.
 
-Every size is run by every method and every peer before the next round or size begins, in an order that rotates, so that
-a machine that slows down slows all of them alike; the median of the rounds is kept, each with prompts of its own as
-long as the file lasts. All requests are there at the start and say the same number of tokens; rates count from the
-first request to the last token, prompts included. With `--max-num-seqs` below a size the others wait, so that prompts
-are read beside answers all the time, as in a busy server.
+Every size is run by every method and every peer before the next round or size begins, in rotating order, so a machine
+that slows down slows all of them alike. The median round is reported; each has new prompts as long as the file lasts.
+All requests are there at the start and have the same number of output tokens; rates count from the first request to the
+last token, prompts included. With `--max-num-seqs` below a size requests wait in the queue, so that prompts are read
+during decoding all the time, as in a busy server.
 
     python benchmarks/throughput.py
     python benchmarks/throughput.py --dtypes int8 --sizes 16 64 --prompts prompts.jsonl --json

@@ -34,8 +34,8 @@ def decode_windows(
 ) -> dict[str, Window]:
     """The windows of several engines with the same work.
 
-    The engine that has said least takes the next step, so that all are equally far at every moment, and a machine that
-    slows down slows all of them alike.
+    The engine with the fewest output tokens takes the next step, so that all advance together, and a machine that slows
+    down slows all of them alike.
     """
     runs = {name: _Run(engine, prompts, params) for name, engine in engines.items()}
     while open_runs := [run for run in runs.values() if not run.is_over]:
@@ -72,7 +72,7 @@ class _Run:
         self._steps += 1
 
     def window(self) -> Window:
-        """What came of it; the requests are given up."""
+        """Abort the requests and return the window."""
         said, drafted = self.num_said() - self._before[0], self._num_drafted() - self._before[1]
         for name in self._names:
             self._engine.abort(name)
@@ -85,6 +85,6 @@ class _Run:
 
 
 def same_as_far_as_both_go(ours: Window, theirs: Window) -> bool:
-    """Whether every request says the same in both, over the tokens both have."""
+    """Whether every request has the same tokens in both windows, as far as both go."""
     pairs = zip(ours.texts, theirs.texts, strict=True)
     return all(a[: len(b)] == b[: len(a)] for a, b in pairs)

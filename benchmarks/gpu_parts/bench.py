@@ -24,9 +24,9 @@ class Bench:
         device: torch's name of it.
         quick: a tiny model and few repetitions, to see that everything runs.
         deadline: `time.perf_counter` after which no part begins.
-        errors: chance that a draft's token is wrong.
+        errors: probability that a drafted token is wrong.
         shape: of the model that is measured, see `qwen_config`; ignored where it is quick.
-        model_path: of a model that people use, if one is here.
+        model_path: of a real model, if one is given.
         results: of the parts so far, by name.
     """
 
@@ -50,7 +50,7 @@ class Bench:
 
     @cached_property
     def attention(self) -> str:
-        """The kernel, or its twin where there is no GPU."""
+        """Name of the attention: the kernel, or its reference implementation where there is no GPU."""
         from paceline.models.cuda_executor.attention import choose_attention
 
         return choose_attention("auto", self.on) if self.on.type == "cuda" else "by_position"
@@ -83,12 +83,12 @@ class Bench:
 
     @cached_property
     def model(self) -> Any:
-        """The executor as users get it."""
+        """The executor with default settings."""
         return self.make_model(self.dtype, deterministic=False)
 
     @cached_property
     def exact(self) -> Any:
-        """The same with sums in one order."""
+        """The executor in its deterministic mode, with sums in one order."""
         return self.make_model(self.dtype, deterministic=True)
 
     def make_model(self, dtype: str, deterministic: bool) -> Any:
@@ -132,19 +132,19 @@ class Bench:
         return statistics.median(times[2:])
 
     def tidy(self) -> None:
-        """Give back what nobody uses any more: engines lie in cycles, and their caches are large."""
+        """Free unused memory: engines are in reference cycles, and their caches are large."""
         gc.collect()
         if self.on.type == "cuda":
             torch.cuda.empty_cache()
 
     def wait(self) -> None:
-        """Until the device has done everything."""
+        """Wait until the device has finished all work."""
         if self.on.type == "cuda":
             torch.cuda.synchronize(self.on)
 
 
 def compared(logits: np.ndarray, reference: np.ndarray) -> dict[str, float]:
-    """How far logits [positions, vocab] are from those of a reference."""
+    """Measures of the difference between logits [positions, vocab] and a reference's."""
     scale, apart = float(reference.std()), np.abs(logits - reference)
     return {
         "mean_difference_in_deviations": float(apart.mean() / scale),
@@ -154,7 +154,7 @@ def compared(logits: np.ndarray, reference: np.ndarray) -> dict[str, float]:
 
 
 def measured(engine: Any, prompts: Sequence[Sequence[int]], max_tokens: int) -> dict:
-    """The figures of `answer_all` in a run that records no graph; what is recorded takes some milliseconds each."""
+    """The figures of `answer_all` in a run that records no graph; recording takes some milliseconds per graph."""
     for _ in range(4):
         known = len(getattr(engine.cache, "graphs", ()))
         _, figures = answer_all(engine, prompts, max_tokens)
@@ -164,7 +164,7 @@ def measured(engine: Any, prompts: Sequence[Sequence[int]], max_tokens: int) -> 
 
 
 def answer_all(engine: Any, prompts: Sequence[Sequence[int]], max_tokens: int) -> tuple[list[list[int]], dict]:
-    """Greedy answers to `prompts` in flight together, and what they took after everybody's first token."""
+    """Greedy answers to `prompts`, decoded together, and figures of the time after all first tokens."""
     from paceline.types import SamplingParams
 
     params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)

@@ -1,4 +1,4 @@
-"""What must hold: kernels against their twins, the executor against torch's, picks against the host's, equal texts."""
+"""Checks: kernels against references, the executor against torch's, picks against the host's, and equal texts."""
 
 from typing import Any
 

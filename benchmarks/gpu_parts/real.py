@@ -1,4 +1,4 @@
-"""A model that people use: how near its logits are on its own text, whether drafts change what it says, and speeds."""
+"""A real model: differences of its logits on its own text, whether drafts change its text, and speeds."""
 
 import time
 from collections.abc import Sequence

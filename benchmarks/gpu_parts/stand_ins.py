@@ -1,7 +1,7 @@
-"""What a machine without network, weights and most packages can run: random weights, and drafts as good as is asked.
+"""Replacements for a machine without network, weights and most packages: random weights, drafts of a chosen quality.
 
-Speed does not depend on what weights are. A drafter that knows the answers, and is wrong at a given rate, has every
-acceptance rate one wants to look at.
+Speed does not depend on the values of weights. A drafter that knows the answers, and is wrong at a given rate, can have
+any acceptance rate.
 """
 
 import sys
@@ -112,7 +112,7 @@ class NumberTokenizer:
 
 
 def make_recorded(answers: dict[tuple[int, ...], list[int]], error_rate: float) -> Any:
-    """A drafter that proposes the recorded answer of a prompt, each token wrong with chance `error_rate`.
+    """A drafter that proposes the recorded answer of a prompt, each token wrong with probability `error_rate`.
 
     Args:
         answers: prompt to prompt and answer.

@@ -1,7 +1,7 @@
-"""Other engines under the same plan: same token ids in, same number of tokens out, same threads.
+"""Other engines under the same conditions: same token ids in, same number of tokens out, same threads.
 
-One file per engine. `PEERS` answer one prompt at a time and say when each token came; `LOAD_PEERS` answer many prompts
-at once and say how long all of them took. Not for measuring: `decode.py` and `throughput.py` do that.
+One file per engine. `PEERS` answer one prompt at a time and report its rates; `LOAD_PEERS` answer many prompts at once.
+Not for measuring: `decode.py` and `throughput.py` do that.
 """
 
 import argparse

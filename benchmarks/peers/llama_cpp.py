@@ -152,7 +152,7 @@ class _Server:
             return json.load(answer)
 
     def close(self) -> None:
-        """At once: asked to end, the server would first finish what an interrupted run still waits for."""
+        """Kill the server: on a normal shutdown it would first finish the requests of an interrupted run."""
         self._process.kill()
         self._process.wait()
 

@@ -1,4 +1,4 @@
-"""What a benchmark asks of another engine."""
+"""The interface of benchmarks to other engines."""
 
 from typing import Protocol
 
@@ -19,7 +19,7 @@ class LoadPeer(Protocol):
     """An engine that answers many prompts at once."""
 
     def run_many(self, prompts: list[list[int]], max_tokens: int) -> int:
-        """Answer all `prompts` greedily with `max_tokens` tokens each, whatever they are; how many came in all."""
+        """Answer all `prompts` greedily with `max_tokens` tokens each, ignoring the end; returns the tokens in all."""
         ...
 
     def close(self) -> None:
