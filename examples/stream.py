@@ -1,4 +1,4 @@
-"""A chat answer as it is made: drafted tokens in brackets, the target's own without."""
+"""Stream a chat answer; accepted drafted tokens are in brackets, the target's own are not."""
 
 from paceline import LLM, SamplingParams
 

@@ -1,11 +1,11 @@
-"""Make a trained head one that is shipped: 8-bit weights, and a card with what was measured of it in the engine.
+"""Turn a trained head into a shipped one: 8-bit weights, and a card with its measurements in the engine.
 
     python benchmarks/acceptance.py --prompts spec-bench:spec_bench.jsonl --families conversation --temperature 0 \
         --spec 'head={"method": "head", "model": "heads/dspark", "num_draft_tokens": 3}' > greedy.json
     python tools/release_head.py heads/dspark smollm2-135m/dspark --measured "conversations, greedy=greedy.json"
 
-The head is checked against its target first. What `paceline train head` wrote on the card stays there, what the shipped
-head of that name said of its text, licence and weak spots too, and what is given here replaces it.
+The head is checked against its target first. The card keeps what `paceline train head` wrote, and the text, licence and
+weak spots of the shipped head of that name; options of this command replace them.
 """
 
 import argparse
@@ -45,13 +45,13 @@ def release(
 
 
 def run_of(training: dict[str, Any]) -> str:
-    """The run that a card tells of, in a line."""
+    """The training run of a card, in one line."""
     command = training.get("command") or training.get("recipe", "an unknown command")
     return f"{training['updates']:,} updates, {training['rows_seen']:,} rows, {training['minutes']} minutes: {command}"
 
 
 def said(told: Said, before: dict[str, Any]) -> dict[str, Any]:
-    """Each of `told`, or what was said of it before; nothing of what neither says."""
+    """The entries of `told`, or their values in `before`; entries that neither has are left out."""
     found = {key: value or before.get(key) for key, value in told.items()}
     return {key: value for key, value in found.items() if value}
 

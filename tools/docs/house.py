@@ -1,7 +1,7 @@
-"""The house, drawn: import-linter's contracts from pyproject.toml, and the imports that are really there.
+"""Draws the package's layers: import-linter's contracts from pyproject.toml, and the actual imports.
 
 `write(folder)` writes `stack.svg`, `matrix.svg`, `rooms.md` and `contracts.md`, which docs/house.md includes. Not a
-check: breaking a contract is found by `lint-imports`; this only draws.
+check: `lint-imports` finds broken contracts.
 """
 
 import ast
