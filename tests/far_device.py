@@ -1,4 +1,4 @@
-"""A device that is nobody's: tensors that lie there hold real numbers and refuse to meet tensors that do not.
+"""A simulated device: its tensors hold real numbers, and operations with tensors of other devices raise.
 
 `far_device()` lends it: while it is on, torch's device `FAR` is a second place in ordinary memory, with the manners of
 a GPU. An operation over tensors of both places raises, except where CUDA allows it (single numbers, indices from the

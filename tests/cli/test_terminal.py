@@ -1,4 +1,4 @@
-"""What reaches the terminal: text as it is, tables with whole numbers, words that stay where they were printed."""
+"""Output on a terminal: unchanged text, tables whose numbers are not cut, and words that are not moved later."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""What the site draws from the code: the house, the commands, and a tutorial's output."""
+"""Pages of the site that are generated: the package's layers, the command reference, and the tutorial's output."""
 
 import re
 import sys

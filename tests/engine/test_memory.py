@@ -1,4 +1,4 @@
-"""Room for keys and values."""
+"""The size of the KV cache."""
 
 import pytest
 

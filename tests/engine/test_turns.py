@@ -1,4 +1,4 @@
-"""Engines that share a device: whose step it is."""
+"""Engines that share a device: which of them takes the next step."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""Adaptive lengths do not bend the law: enumerated for every policy, and a policy that peeks is caught."""
+"""Adaptive lengths do not change the law: enumerated for every policy; a policy that sees drawn tokens is caught."""
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy

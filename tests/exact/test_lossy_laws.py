@@ -1,4 +1,4 @@
-"""Lossy rules say another law than the target's, and exactly the one that their formulas say."""
+"""Lossy rules give a law that differs from the target's, and equals the one of their formulas."""
 
 from collections.abc import Callable
 from fractions import Fraction as F

@@ -1,4 +1,4 @@
-"""Passes counted from recorded texts."""
+"""`replay_lookups`: target passes counted from recorded texts."""
 
 import numpy as np
 

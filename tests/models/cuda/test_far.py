@@ -1,4 +1,4 @@
-"""The executor and its heads on a device that is not the CPU: nothing meets what lies elsewhere."""
+"""The executor and its heads on a simulated device that is not the CPU: no operation mixes devices."""
 
 import numpy as np
 import pytest

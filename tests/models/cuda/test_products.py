@@ -1,4 +1,4 @@
-"""Products in one order: Triton's interpreter against PyTorch, and rows that do not know how many they are."""
+"""Deterministic products: Triton's interpreter against PyTorch, and rows that do not depend on their number."""
 
 import pytest
 

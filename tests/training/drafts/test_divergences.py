@@ -1,4 +1,4 @@
-"""Distances of two laws: the closed forms, and gradients that are those of the formulas."""
+"""Divergences of two laws: closed forms, and gradients that equal those of the formulas."""
 
 import numpy as np
 import pytest

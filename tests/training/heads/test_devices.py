@@ -1,4 +1,4 @@
-"""Training on another device: nothing meets what lies elsewhere, and what is learned is what the CPU learns."""
+"""Training on another device: no operation mixes devices, and the result equals the CPU's."""
 
 from contextlib import nullcontext
 from dataclasses import replace

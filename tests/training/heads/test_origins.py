@@ -1,4 +1,4 @@
-"""How texts came about: counted for cards, and compared with what a later command wishes."""
+"""Origins of texts: counted for cards, and compared with the options of a later command."""
 
 from paceline.training.heads.origins import ANSWERED, GIVEN, NOT_KEPT, OWN, Origin, counted, unheeded
 

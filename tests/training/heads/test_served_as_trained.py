@@ -1,4 +1,4 @@
-"""What a head is trained on is what it is asked for when it is served: the same logits, place by place."""
+"""A head's logits in training equal those in serving, position by position."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Checkpoints: a damaged one is named, and one that cannot be written leaves the one before."""
+"""Checkpoints: an error names a damaged one, and a failed write leaves the previous one."""
 
 import errno
 
