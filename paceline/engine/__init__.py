@@ -1,1 +1,1 @@
-"""The loop: what a step is, and the two doors to it, `LLM` for a program and `AsyncLLM` for many clients."""
+"""The engine loop and its two interfaces: `LLM` for a program, `AsyncLLM` for many concurrent clients."""

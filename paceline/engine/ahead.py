@@ -1,8 +1,8 @@
-"""`python -m paceline.engine.ahead DTYPE KV_CACHE_DTYPE`: compiles what drafts need, for another process.
+"""`python -m paceline.engine.ahead DTYPE KV_CACHE_DTYPE`: compile kernels of drafters and heads in a second process.
 
-The compiler takes one thread of a process however many there are, so a first start compiles the target's pass itself
-and lets a second process compile the rest meanwhile. Code meets on the disk, where whoever comes first to a function
-makes the other wait for it (`models/kernel_disk.py`). Not for the pass: `models/numba_executor/ahead.py`.
+Numba compiles on one thread of a process only. On a first start the main process compiles the target's forward pass
+while this one compiles the rest. Both share the kernel cache on disk, where a lock lets only one of them compile a
+given function (`models/kernel_disk.py`). The forward pass itself: `models/numba_executor/ahead.py`.
 """
 
 import os
@@ -17,7 +17,7 @@ from paceline.models.numba_executor.ahead import compile_heads
 
 @cache
 def compile_beside(dtype: str, kv_cache_dtype: str) -> subprocess.Popen | None:
-    """Start it, where there is a second processor; None elsewhere. It ends by itself, and nobody need wait for it."""
+    """Start the compiling process and return it, or None on a machine with one processor. Callers need not wait."""
     if (os.cpu_count() or 1) < 2:
         return None
     command = [sys.executable, "-m", __name__, dtype, kv_cache_dtype]

@@ -1,8 +1,8 @@
-"""`AsyncLLM`: many clients on one engine, each with a stream of its own. What an HTTP server sits on.
+"""`AsyncLLM`: many concurrent clients on one engine, each with its own output stream. HTTP servers use it.
 
-The engine runs on a thread of its own (`lane.py`); everything here runs on the event loop. Where a pipeline has several
-stages there are as many engines on the same weights, so that as many steps are in flight (Yu et al. 2022, ORCA, section
-4.2). Not the place for protocols or prompts' templates.
+The engine runs on its own thread (`lane.py`); everything here runs on the event loop. A pipeline of several stages gets
+one engine per stage, all on the same weights, so that as many steps are in flight as there are stages (Yu et al. 2022,
+ORCA, section 4.2). Not the place for protocols or prompt templates.
 """
 
 import asyncio
@@ -28,21 +28,21 @@ from paceline.types import SamplingParams
 
 _T = TypeVar("_T")
 _TRIES = 2
-"""Times that steps beside each other are timed."""
+"""Repetitions of the timing of concurrent steps in `_overlap`."""
 _SHORT = 4096
-"""Token ids that are checked, and characters that are tokenised, on the event loop: a millisecond at most. A thread
-beside it would cost every short prompt two changes of threads."""
+"""Longest prompt, in characters or token ids, that is tokenised or checked on the event loop (at most a millisecond).
+Longer ones go to a worker thread; for short ones the two thread switches would cost more than the work."""
 
 
 class AsyncLLM:
     """An `LLM` for asyncio.
 
     Args:
-        llm: a model made for this; nobody else may use it from now on. Left out, one is made of the other arguments,
-            which are those of `LLM`.
+        llm: the model to serve; nothing else may use it from now on. When None, one is constructed from `options`, the
+            arguments of `LLM`.
 
-    A client that goes away (its task is cancelled, or its loop over `generate` is left) has its request aborted and its
-    memory freed. An error of the engine reaches every client as `EngineDead`, and every later call too.
+    When a client goes away (its task is cancelled, or it leaves its loop over `generate`), its request is aborted and
+    its cache pages are freed. After an engine error, every client and every later call gets `EngineDead`.
 
     Examples:
         >>> llm = AsyncLLM(model="smollm2-135m", speculative="ngram")            # doctest: +SKIP
@@ -61,12 +61,12 @@ class AsyncLLM:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Of the target."""
+        """The target's tokenizer."""
         return self._llm.tokenizer
 
     @property
     def speculative(self) -> SpeculativeConfig | None:
-        """How it drafts; None for plain decoding."""
+        """The drafting configuration; None for plain decoding."""
         return self._llm.speculative
 
     @property
@@ -76,30 +76,30 @@ class AsyncLLM:
 
     @property
     def death(self) -> EngineDead | None:
-        """Why nothing can be generated any more; None while all is well."""
+        """The error that ended an engine; None while all engines run."""
         return next((lane.thread.death for lane in self._lanes if lane.thread.death is not None), None)
 
     @property
     def step_seconds(self) -> float:
-        """How long the engine's present step has taken, the longest of several; 0 between steps."""
+        """Seconds since the current step began (the largest value of several engines); 0 between steps."""
         return max(lane.thread.step_seconds for lane in self._lanes)
 
     def chat_prompt(self, messages: Sequence[Any]) -> list[int]:
-        """Token ids of a conversation in the model's chat template, ready for the answer."""
+        """Token ids of a conversation rendered by the chat template, including the generation prompt."""
         return self._llm.chat_prompt(messages)
 
     async def chat_tokens(self, messages: Sequence[Any], template: Mapping[str, Any] | None = None) -> list[int]:
-        """The same off the event loop; `template` is told to the chat template besides."""
+        """`chat_prompt` on a worker thread; `template` holds further variables of the chat template."""
         return await self._aside(self._llm.chat_prompt, messages, template)
 
     async def tokens(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a prompt; long ones are tokenised off the event loop. Raises InvalidParameter as of `LLM`."""
+        """Token ids of a prompt; long ones are tokenised on a worker thread. Raises as `LLM.token_ids_of`."""
         if len(prompt) <= _SHORT:
             return self._llm.token_ids_of(prompt, add_special_tokens)
         return await self._aside(self._llm.token_ids_of, prompt, add_special_tokens)
 
     def describe(self) -> dict[str, Any]:
-        """What the model is and how it is run, JSON-ready."""
+        """Model, dtype and drafting configuration as a JSON-ready mapping."""
         llm = self._llm
         config, own = llm.speculative, llm.engine.drafter.name
         return {
@@ -115,7 +115,7 @@ class AsyncLLM:
         }
 
     async def _aside(self, work: Callable[..., _T], *arguments: Any) -> _T:
-        """Run `work` on one of two threads kept for what would hold up the event loop."""
+        """Run blocking `work` on one of two worker threads, so that it does not block the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._aides, work, *arguments)
 
     async def generate(
@@ -129,13 +129,13 @@ class AsyncLLM:
         cache_salt: str = "",
         joined: bool = False,
     ) -> AsyncGenerator[StepOutput, None]:
-        """The output, step by step: new tokens of one sample at a time; the last item has `finished`.
+        """Yield the output step by step. Each item has new tokens of one sample; the last one has `finished` set.
 
         Args:
             prompt: text or token ids.
-            request_id: for `abort`; made up when left out.
+            request_id: name for `abort`; generated when None.
             priority, timeout, cache_salt: see `Engine.add_request`.
-            joined: steps of one sample that wait to be read come as one item, without their drafts.
+            joined: merge unread consecutive steps of one sample into one item, without their drafts.
 
         Raises:
             InvalidParameter: before the first item, when the request cannot be run.
@@ -171,7 +171,7 @@ class AsyncLLM:
             lane.leave(name, client)
 
     async def abort(self, request_id: str) -> None:
-        """End a request now; its client gets the output so far. Nothing happens when it is not running."""
+        """End a request now; its client receives the output so far. Does nothing when the request is not running."""
         lane = self._lane_of.get(request_id)
         if lane is not None:
             await lane.abort(request_id)
@@ -181,12 +181,12 @@ class AsyncLLM:
         return await self._measured(lambda metrics: metrics.record())
 
     async def prometheus_text(self, name: str | None = None) -> bytes:
-        """The engine's metrics for a scraper, labelled with the model's own name or `name`."""
+        """The engine's metrics in Prometheus text format, labelled with `name` (default: the model's name)."""
         name = name or self._llm.model_name
         return await self._measured(lambda metrics: prometheus_text(metrics, name))
 
     async def _measured(self, tell: Callable[[EngineMetrics], _T]) -> _T:
-        """What `tell` says of the metrics, those of several engines added up; each is read between two of its steps."""
+        """`tell` applied to the metrics, summed over several engines. Each engine is read between two of its steps."""
         if len(self._lanes) == 1:
             return await self._lanes[0].run(lambda engine: tell(engine.metrics))
         total = EngineMetrics(Occupancy())
@@ -195,10 +195,10 @@ class AsyncLLM:
         return tell(total)
 
     async def pass_costs(self) -> dict[str, Any]:
-        """What the engine's passes cost and what it has room for, as `placement.tokens.TokenProfile` has it.
+        """Step costs and capacity of the engine, as fields of `placement.tokens.TokenProfile`.
 
-        `paceline tune`'s profile where there is one, else a handful of passes on the engine's own thread. Where several
-        steps are in flight, how far they hold each other up is timed as well.
+        Read from the profile of `paceline tune` where there is one, else measured by a few steps on the engine's
+        thread. With several steps in flight, the slowdown that they cause each other is measured as well.
         """
         costs, count = await self._lanes[0].run(self._llm.pass_costs), len(self._lanes)
         costs |= {"seats": count * costs["seats"], "kv_tokens": count * costs["kv_tokens"], "stages": count}
@@ -208,9 +208,9 @@ class AsyncLLM:
         return costs | {"overlap": decodes, "prefill_overlap": reads}
 
     async def _overlap(self, reads: bool) -> float:
-        """Seconds of steps that go by in a second while all lanes are at work: from 1 to their number.
+        """Throughput of all lanes running concurrently, relative to one lane alone: from 1 to the number of lanes.
 
-        The quicker of two tries counts: whatever else runs on the machine only holds them up.
+        The fastest of `_TRIES` measurements counts, because other processes on the machine only add time.
         """
         step, count = partial(self._llm.step_seconds, reads=reads), len(self._lanes)
         alone, together = float("inf"), float("inf")
@@ -222,13 +222,13 @@ class AsyncLLM:
 
     @property
     def steps_in_flight(self) -> int:
-        """Steps that may run at once: a pipeline's stages, else 1."""
+        """Number of steps that may run concurrently: the pipeline's stages, else 1."""
         return len(self._lanes)
 
     def take_turns(self, turns: Turns) -> None:
-        """Run no step but in its turn, because other models share the device; to be called before the first one.
+        """Run every step within a turn of `turns`, because other engines share the device. Call before the first step.
 
-        Of several steps in flight a turn is over when the pipeline's first stage is free for the next.
+        With several steps in flight, a turn ends as soon as the pipeline's first stage is free for the next step.
         """
         for lane in self._lanes:
             lane.thread.turns = turns
@@ -237,10 +237,10 @@ class AsyncLLM:
             model.when_first_stage_is_free(turns.leave)
 
     async def between_steps(self, work: Callable[[Engine], _T]) -> _T:
-        """Run `work` on the (first) engine's thread between two steps. Raises EngineDead when it has ended."""
+        """Run `work` on the (first) engine's thread between two steps. Raises EngineDead when that thread has ended."""
         return await self._lanes[0].run(work)
 
     async def shutdown(self) -> None:
-        """End the engine after its current step; clients that still wait get `EngineDead`."""
+        """Stop the engine after its current step; clients that still wait get `EngineDead`."""
         await asyncio.gather(*(asyncio.to_thread(lane.thread.stop) for lane in self._lanes))
         self._aides.shutdown(wait=False, cancel_futures=True)

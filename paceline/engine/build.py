@@ -1,4 +1,4 @@
-"""From a configuration to running parts: the loaded model, and an engine around it. Only this file knows them all."""
+"""Construct the parts of an engine from a configuration: load the model, then build the engine around it."""
 
 import time
 from collections.abc import Callable
@@ -33,7 +33,7 @@ from paceline.types import NamedProgress
 
 
 def silent(what: str, done: int, total: int) -> None:
-    """Progress that nobody watches."""
+    """A progress callback that does nothing."""
 
 
 def load(name: str, config: EngineConfig, progress: NamedProgress = silent) -> LoadedModel:
@@ -48,11 +48,11 @@ def load(name: str, config: EngineConfig, progress: NamedProgress = silent) -> L
 
 
 def load_executor(checkpoint: Checkpoint, config: EngineConfig, name: str, progress: NamedProgress) -> CausalLM:
-    """The model on the executor that `config` names; ``auto`` takes cuda on a CUDA device, else numba where it can.
+    """The model on the executor that `config` names; ``auto`` takes cuda on a CUDA device, else numba, else torch.
 
     Raises:
-        UnsupportedModel: the named executor does not run this family.
-        InvalidParameter: torch is not installed, or does not know the dtype or device; a parallel degree that does not
+        UnsupportedModel: the named executor does not support this model family.
+        InvalidParameter: torch is not installed or does not support the dtype or device, or a parallel degree does not
             fit the model.
         WorkerDied: a process of a parallel run could not start.
     """
@@ -128,15 +128,15 @@ def build_engine(
     drafter: Drafter | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Engine:
-    """An engine with caches of its own around a loaded model.
+    """An engine around a loaded model, with a new cache.
 
     Args:
-        drafter: in place of the one that `speculative` names.
+        drafter: used instead of the one that `speculative` names.
         clock: seconds, monotonic.
 
     Raises:
         InvalidParameter: unknown drafter, rule, policy or option, or a `max_model_len` that cannot be held.
-        UnsupportedModel: a draft model with another vocabulary.
+        UnsupportedModel: the draft model has another vocabulary.
     """
     source, spec = loaded.source, speculative or SpeculativeConfig("plain", num_draft_tokens=0)
     num_pages, limit = cache_capacity(loaded.model, config)
@@ -160,7 +160,7 @@ def _load_draft(
     config: EngineConfig, progress: NamedProgress, name: str, dtype: str | None = None,
     ranks: Callable[[ModelConfig], int] | None = None,
 ) -> LoadedModel:  # fmt: skip
-    """A further model, run as the target is; see `LoadsModels`."""
+    """Load a draft model with the target's settings, in one process or on `ranks` ranks; see `LoadsModels`."""
     its_config = config.in_one_process()
     if dtype:
         its_config = replace(its_config, dtype=dtype)
@@ -173,7 +173,8 @@ def _load_draft(
 def _prior(
     model: CausalLM, config: EngineConfig, spec: SpeculativeConfig, profile: Profile | None, clock: Callable[[], float]
 ) -> PassSeconds:
-    """What passes are expected to cost: as `paceline tune` measured, else by a few passes where drafts need to know."""
+    """Prior cost of target passes: the profile of `paceline tune`; else, where the length policy needs costs, a quick
+    measurement; else a roofline estimate."""
     if profile is not None:
         return profile.cost
     guess = roofline(CPU_BALANCE if config.device == "cpu" else GPU_BALANCE)
@@ -181,14 +182,14 @@ def _prior(
         return guess
     try:
         return quick_profile(model, clock)
-    except Exception:  # a model need not run on keys that nobody wrote; what is wrong with it, its first request says
+    except Exception:  # a pass over unwritten keys may fail; a real fault of the model shows up in its first request
         return guess
 
 
 def _scheduler_config(
     config: EngineConfig, max_model_len: int, profile: Profile | None, model: CausalLM
 ) -> SchedulerConfig:
-    """What the scheduler is told; rows of a step are as configured, as tuned, or its own default."""
+    """The scheduler's configuration. The token budget is the configured one, else the tuned one, else the default."""
     defaults = SchedulerConfig()
     tuned = profile.token_budget if profile and profile.target_ms else None
     token_budget = config.max_num_batched_tokens or tuned or defaults.max_num_batched_tokens

@@ -1,7 +1,7 @@
-"""`Drafting`: asks the drafter, and keeps what goes wrong there to the request it went wrong for.
+"""`Drafting`: calls the drafter and confines its errors to the request that caused them.
 
-A drafter that raises, or proposes what is no tree of this vocabulary, is switched off for that request and named in a
-warning; the text is unchanged, since drafts never decide it. Not for deciding who drafts.
+A drafter that raises or proposes an invalid tree is switched off for that request, with a warning. The output is
+unaffected, since drafts never decide it. Not for deciding which requests draft.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,20 +26,20 @@ _CHANGED = "changed token_ids, which is the request's own text"
 Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
 Lent = tuple[Grant, DraftContext]
-"""What was granted to a request, and what its drafter is shown."""
+"""A request's grant, and the context that its drafter is given."""
 
 
 def _says_chances(tree: TokenTree) -> bool:
-    """Whether the nodes of `tree`, if it has any, come with chances."""
+    """Whether `tree` is empty or gives acceptance probabilities for its nodes (`chances`)."""
     return tree.chances is not None or not len(tree)
 
 
 class Drafting:
-    """The drafter of one engine; its errors stay with their request.
+    """The drafter of one engine, with its errors confined to single requests.
 
     Args:
-        speculation: names the drafter and its policy.
-        vocab_size: token ids below it may be proposed.
+        speculation: holds the drafter and its length policy.
+        vocab_size: proposed token ids must be below it.
     """
 
     def __init__(self, speculation: Speculation, vocab_size: int) -> None:
@@ -47,10 +47,10 @@ class Drafting:
         self.drafter: Drafter = speculation.drafter
         self._chooser = cast(ChoosingDrafter, self.drafter) if self.drafter.traits.chooses else None
         self.own: dict[str, TokenTree] = {}
-        """Drafts of the latest step that requests brought themselves."""
+        """Drafts of the latest step that came from the requests themselves (grammar or prediction), by request id."""
 
     def propose(self, plan: StepPlan, live: dict[str, LiveSample]) -> dict[str, TokenTree]:
-        """A tree, perhaps empty, for every request that was granted a draft."""
+        """Draft trees, possibly empty, by request id, for the requests that were granted a draft budget."""
         own = {grant.request.request_id: self._own(grant, live) for grant in plan.grants if grant.draft_budget}
         self.own = {request_id: TokenTree.chain(tokens) for request_id, tokens in own.items() if tokens}
         grants = [grant for grant in plan.grants if grant.draft_budget and grant.request.request_id not in self.own]
@@ -63,9 +63,10 @@ class Drafting:
 
     @property
     def chosen_seconds(self) -> float:
-        """What the latest proposals took beyond the choice between ways to draft.
+        """Seconds of the latest proposals whose cost the drafter had already weighed itself (`ChoosingDrafter`).
 
-        0 for a drafter that has one way, and from the first time on that one says what is no time.
+        0 for a drafter that does not choose between methods. A drafter that returns an invalid time is warned about
+        once and counts as 0 from then on.
         """
         if self._chooser is None:
             return 0.0
@@ -80,13 +81,13 @@ class Drafting:
         return seconds
 
     def observe(self, outcome: RequestOutcome, sample: LiveSample) -> None:
-        """Tell the drafter what a step did for a request."""
+        """Report the outcome of a step to the drafter, for one request."""
         if sample.state.drafts:
             told = outcome.without_draft() if outcome.is_own else outcome
             self._guarded(sample, partial(self._tell, sample=sample), told)
 
     def release(self, request_id: str) -> None:
-        """Forget a request; a drafter that cannot is named in a warning."""
+        """Let the drafter forget a request; an error there becomes a warning."""
         try:
             self.drafter.release(request_id)
         except Exception as error:
@@ -97,7 +98,7 @@ class Drafting:
         return live[grant.request.request_id].own_draft(min(grant.draft_budget, grant.draft_depth))
 
     def _proposals(self, lent: Sequence[Lent], live: dict[str, LiveSample]) -> dict[str, TokenTree]:
-        """What is proposed for all of `lent` together; one by one when that fails, to find whose fault it is."""
+        """Proposals for all requests in one call; when that fails, one call per request, to isolate the failing one."""
         samples = [live[grant.request.request_id] for grant, _ in lent]
         try:
             trees = [self._checked(*each) for each in zip(lent, self._trees(lent, live), strict=True)]
@@ -113,7 +114,7 @@ class Drafting:
     def _worth(
         self, requests: Sequence[RequestState], plan: StepPlan, trees: dict[str, TokenTree]
     ) -> dict[str, TokenTree]:
-        """The trees, those whose nodes come with chances cut to what the policy finds worth verifying."""
+        """The trees, with those that give acceptance probabilities cut to the nodes that the policy wants verified."""
         told = [
             (state, tree)
             for state in requests
@@ -135,7 +136,7 @@ class Drafting:
         return self._checked(lent, tree)
 
     def _trees(self, lent: Sequence[Lent], live: dict[str, LiveSample]) -> Sequence[TokenTree]:
-        """What the drafter proposes. Raises ValueError when it has changed a text, which is put right."""
+        """The drafter's proposals. Raises ValueError, after restoring the texts, when it changed one's length."""
         texts = [grant.request.token_ids for grant, _ in lent]
         lengths = [len(text) for text in texts]
         try:
@@ -147,7 +148,7 @@ class Drafting:
                 raise ValueError(_CHANGED)
 
     def _tell(self, outcome: RequestOutcome, sample: LiveSample) -> None:
-        """Hand `outcome` on. Raises ValueError when the drafter has changed the text, which is put right."""
+        """Pass `outcome` to the drafter. Raises ValueError, after restoring the text, when it changed its length."""
         text = sample.state.token_ids
         length = len(text)
         try:
@@ -158,7 +159,7 @@ class Drafting:
                 raise ValueError(_CHANGED)
 
     def _checked(self, lent: Lent, tree: TokenTree) -> TokenTree:
-        """The part of `tree` that was granted. Raises ValueError or TypeError for what is no tree of these tokens."""
+        """`tree` cut to what was granted. Raises ValueError or TypeError for an invalid tree or unknown token ids."""
         if not isinstance(tree, TokenTree):
             raise ValueError(f"proposed a {type(tree).__name__}, not a TokenTree")
         if not all([type(token) is int for token in tree.tokens]):  # numpy's integers would reach the user's output
@@ -168,11 +169,11 @@ class Drafting:
             tree = replace(tree, parents=tuple(map(index, tree.parents)), chances=chances)
         if tree.tokens and not (min(tree.tokens) >= 0 and max(tree.tokens) < self._vocab_size):
             raise ValueError(f"proposed tokens outside the vocabulary of {self._vocab_size}")
-        grant, _ = lent  # a context may have been changed
+        grant, _ = lent  # the limits of the grant, because the drafter may have changed its context
         return tree.prune(grant.draft_budget, grant.draft_depth)
 
     def _guarded(self, sample: LiveSample, act: Callable[[Asked], Answer], what: Asked) -> Answer | None:
-        """`act(what)`; when it raises, the drafter is switched off for the sample and None is returned."""
+        """Return `act(what)`. When it raises, switch the drafter off for the sample, warn and return None."""
         try:
             return act(what)
         except Exception as error:

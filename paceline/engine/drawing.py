@@ -1,8 +1,8 @@
-"""What a step's verdicts need of the target: rows of logits, or answers about their laws from where the logits are.
+"""Run the target pass and return what verification needs: rows of logits, or samples drawn on the model's device.
 
-A model that draws itself (`DrawsLaws`) is asked about every request whose rule asks nothing more of a law. Requests
-that want to know logits (log-probabilities), and rules that do more with a law, get their rows. Not for rules
-(`sampling/`).
+A model that can sample by itself (`DrawsLaws`) answers `Question`s about each row in place of returning its logits.
+Requests that need the logits themselves (log-probabilities, or a rule that reads the whole distribution) get their
+rows. Not for rules (`sampling/`).
 """
 
 import functools
@@ -25,13 +25,13 @@ _EMPTY = TokenTree()
 
 
 class Scores(NamedTuple):
-    """What a pass says of one request.
+    """Outputs of a pass for one request.
 
     Attributes:
-        logits: the asked rows [rows, vocab], if any.
+        logits: [rows, vocab] of the requested rows; None when there are none or `answers` replace them.
         taps: hidden states [rows, hidden] by layer.
-        answers: in place of logits, one for the root and each node.
-        peaks: where the rows of `logits` are largest; see `ForwardOutput`.
+        answers: instead of logits, one for the root and one for each node.
+        peaks: argmax of each row of `logits`; see `ForwardOutput`.
     """
 
     logits: np.ndarray | None
@@ -41,7 +41,7 @@ class Scores(NamedTuple):
 
     @property
     def says_something(self) -> bool:
-        """Whether the request has logits or answers."""
+        """Whether there are logits or answers."""
         return self.logits is not None or self.answers is not None
 
     def picks(self) -> np.ndarray:
@@ -58,7 +58,7 @@ def score(
     model: CausalLM, cache: KVCache, taps: tuple[int, ...], grants: Sequence[Grant], trees: dict[str, TokenTree],
     live: dict[str, LiveSample],
 ) -> dict[str, Scores]:  # fmt: skip
-    """One pass over the rows of `grants`; what it says of each request."""
+    """Run one target pass over the rows of `grants`; returns its outputs by request id."""
     drafts = [trees.get(grant.request.request_id, _EMPTY) for grant in grants]
     parts = [part_of(grant, tree) for grant, tree in zip(grants, drafts, strict=True)]
     sizes = [{"all": len(part.tokens), "last": 1, "none": 0}[part.logits] for part in parts]
@@ -81,12 +81,12 @@ def score(
 
 @functools.cache
 def _draws(kind: type) -> bool:
-    """Whether models of this class are `DrawsLaws`: asked at every step, and dear to find out."""
+    """Whether a model class is `DrawsLaws`; cached, because the protocol check is slow and runs at every step."""
     return issubclass(kind, DrawsLaws)
 
 
 def verdict_of(live: LiveSample, tree: TokenTree, scores: Scores) -> Verdict:
-    """The request's rule over what the pass said."""
+    """The verdict of the request's verification rule on `tree`, given the outputs of the pass."""
     judge, position = live.judge, live.state.num_tokens
     if scores.answers is not None:
         assert isinstance(judge.randomness, CounterRandomness)
@@ -101,9 +101,9 @@ def verdict_of(live: LiveSample, tree: TokenTree, scores: Scores) -> Verdict:
 
 
 def _questions(grant: Grant, live: LiveSample, tree: TokenTree, size: int) -> list[Question] | None:
-    """What to ask about each of the request's `size` rows; None where the rows themselves are needed, or nothing is.
+    """One question for each of the request's `size` rows; None where logits are needed, or no output is.
 
-    What goes wrong is found again, and kept to the request, when its rows are judged.
+    Errors give None too: they recur when the rows are verified, where they end only their own request.
     """
     params, noise, asks = live.state.params, live.judge.randomness, asks_of(live.judge.verify, tree)
     wants_rows = params.logprobs is not None or size != len(tree) + 1
@@ -121,7 +121,7 @@ def _shares(
     grants: Sequence[Grant], parts: Sequence[Part], sizes: Sequence[int], answers: Sequence, logits: np.ndarray,
     taps: dict[int, np.ndarray], peaks: Sequence[int] | None = None,
 ) -> dict[str, Scores]:  # fmt: skip
-    """Each request's share; `logits` has the rows of those without answers."""
+    """Split the outputs of a pass by request; `logits` has only the rows of requests without answers."""
     scores, asked, row = {}, 0, 0
     for grant, part, size, given in zip(grants, parts, sizes, answers, strict=True):
         num_rows = 0 if given else size

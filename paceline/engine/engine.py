@@ -1,9 +1,9 @@
 """`Engine`: the loop. `step()` is schedule, propose, run, verify, update, observe, and nothing else.
 
-Many requests share every pass: prefill chunks, decodes and draft trees are rows of one batch. Single-threaded and
-without a clock of its own choosing; `LLM` is the friendly face. An error in one request's law, verdict or text ends
-that request alone, a drafter's error (`drafting.py`) not even that; a pass that failed ends the requests in it, and the
-others are computed anew. Not the place for policies (`speculation/`), rules (`sampling/`) or kernels (`models/`).
+All requests share every pass: prefill chunks, decodes and draft trees are rows of one batch. Single-threaded; the clock
+is passed in; `LLM` is the user's interface. An error in one request's law, verdict or text ends only that request; a
+drafter's error (`drafting.py`) ends none. A failed pass ends the requests in it, and the others are recomputed. Not the
+place for policies (`speculation/`), rules (`sampling/`) or kernels (`models/`).
 """
 
 import time
@@ -38,7 +38,7 @@ EMPTY = TokenTree()
 
 
 class PassRows(NamedTuple):
-    """What the rows of one pass were for, all requests together."""
+    """Numbers of rows of one pass by kind, over all requests."""
 
     prefill: int
     decode: int
@@ -46,13 +46,13 @@ class PassRows(NamedTuple):
 
 
 class VerifiedDraft(NamedTuple):
-    """The tree that a step verified for one sample, and the pass it was part of.
+    """The draft tree that a step verified for one sample, and the rows of that pass.
 
     Attributes:
-        tokens, parents: of its nodes, as of `TokenTree`.
-        num_accepted: how many of the step's tokens were drafted; they are a path from the root.
-        is_own: the request's own draft, from its grammar or prediction.
-        rows: of the whole pass.
+        tokens, parents: of its nodes, as in `TokenTree`.
+        num_accepted: accepted nodes among the committed tokens; they form a path from the root.
+        is_own: the draft came from the request's own grammar or prediction, not from the drafter.
+        rows: of the whole pass, all requests together.
     """
 
     tokens: tuple[int, ...]
@@ -67,9 +67,9 @@ class StepOutput:
     """What a step committed for one sample of a request.
 
     Attributes:
-        completion: the whole sample, when these tokens are its last.
-        finished: the whole answer, when no other sample of the request goes on either.
-        draft: None where nothing was drafted.
+        completion: the finished sample, when these are its last tokens.
+        finished: the request's output, when this was its last unfinished sample.
+        draft: the verified draft; None where nothing was drafted.
     """
 
     request_id: str
@@ -85,11 +85,11 @@ class Engine:
 
     Args:
         model: the target.
-        cache: pages the scheduler's pool hands out.
-        scheduler: decides who computes what.
+        cache: keys and values, in the pages that the scheduler's pool allocates.
+        scheduler: decides which rows each request gets in a step.
         tokenizer, eos_token_ids: of the target.
-        speculation: see `Speculation`.
-        prices: are told what every step took.
+        speculation: drafter, verification rule and length policy.
+        prices: cost estimates, updated after every step.
         clock: seconds, monotonic.
     """
 
@@ -116,7 +116,7 @@ class Engine:
 
     @property
     def has_unfinished_requests(self) -> bool:
-        """Whether another step has something to do."""
+        """Whether any request is unfinished."""
         return bool(self._live)
 
     def add_request(
@@ -132,13 +132,14 @@ class Engine:
         """Queue a request.
 
         Args:
-            priority: smaller runs earlier, as in vLLM; equal ones run in order of arrival.
-            timeout: seconds after which it ends with the tokens it has, reason ``timeout``.
-            cache_salt: it shares cached pages and remembered texts only with requests of the same salt, so that no
-                other can tell from its times what was asked.
+            priority: smaller values run earlier, as in vLLM; equal ones run in order of arrival.
+            timeout: seconds after which the request ends with the tokens it has, finish reason ``timeout``.
+            cache_salt: cached pages and remembered texts are shared only among requests of the same salt, so that
+                others cannot infer a prompt from response times.
 
         Raises:
-            InvalidParameter: an empty or too long prompt, an id the model does not know, a name already in use.
+            InvalidParameter: an empty or too long prompt, a token id outside the vocabulary, a request id in use, a
+                timeout that is not above 0, or parameters that this engine cannot honour.
         """
         self._check_door(request_id, prompt_token_ids, params, timeout)
         now = self._clock()
@@ -162,12 +163,12 @@ class Engine:
 
     @property
     def drafter(self) -> Drafter:
-        """Proposes."""
+        """The drafter in use."""
         return self._drafting.drafter
 
     @contextmanager
     def watched_by(self, drafter: Drafter) -> Iterator[None]:
-        """Let `drafter`, which wraps the engine's own, be asked and told in its place."""
+        """Within the context, replace the drafter by `drafter`, a wrapper around it that records its calls."""
         own, self._drafting.drafter = self._drafting.drafter, drafter
         try:
             yield
@@ -175,18 +176,18 @@ class Engine:
             self._drafting.drafter = own
 
     def state_of(self, request_id: str, index: int = 0) -> RequestState:
-        """The scheduler's state of a sample of a running request, to look at."""
+        """The scheduler's state of one sample of a running request, for inspection."""
         return self._requests[request_id].samples[index].state
 
     def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request now; its output so far is returned. None when it is not running."""
+        """End a request now and return its output so far; None when it is not running."""
         request = self._requests.get(request_id)
         if request is None:
             return None
         return [self._end(live, "abort") for live in request.open_samples()][-1].finished
 
     def step(self) -> list[StepOutput]:
-        """One pass of the target over whatever the scheduler grants; the tokens it committed."""
+        """Run one target pass over the rows that the scheduler granted and return the tokens that it committed."""
         timer = StepTimer(self._clock)
         plan = self.scheduler.schedule(timer.now)
         outputs = self._dismiss(plan)
@@ -220,7 +221,7 @@ class Engine:
             raise InvalidParameter("timeout", f"{timeout!r} is not above 0", "give seconds, or leave it out")
 
     def _admit(self, request: LiveRequest) -> None:
-        """Hand all samples to the scheduler, or none."""
+        """Add all samples of a request to the scheduler, or none when one is refused."""
         for live in request.samples:
             try:
                 self.scheduler.add(live.state)
@@ -232,13 +233,13 @@ class Engine:
         self._requests[request.request_id] = request
 
     def _dismiss(self, plan: StepPlan) -> list[StepOutput]:
-        """Retire requests whose time is up, and let the drafter forget those that lost their pages."""
+        """End expired requests, and let the drafter release preempted ones."""
         for state in plan.preempted:
             self._drafting.release(state.request_id)
         return [self._retire(self._live[state.request_id], "timeout") for state in plan.expired]
 
     def _results(self, plan: StepPlan, trees: dict[str, TokenTree]) -> tuple[list[StepResult], list[str]]:
-        """What the pass produced for each grant, and the ids of the requests that it failed for."""
+        """Run the pass; returns the result of each grant, and the ids of the requests that failed."""
         try:
             copy_pages(self.cache, plan.copies)
             scores = self._run(plan, trees)
@@ -255,15 +256,15 @@ class Engine:
         return results, failed
 
     def _run(self, plan: StepPlan, trees: dict[str, TokenTree]) -> dict[str, Scores]:
-        """One forward pass; what it says of every request."""
+        """One forward pass; its outputs by request id."""
         return score(self._model, self.cache, self.drafter.traits.taps, plan.grants, trees, self._live)
 
     def _fail_pass(self, plan: StepPlan, error: Exception) -> list[str]:
-        """The requests of a failed pass, which end with its error; everybody else is computed anew.
+        """Handle a failed pass: its requests, whose ids are returned, end with `error`; all others are recomputed.
 
         Raises:
-            EngineDead: the model fails without them as well.
-            WorkerDied: a process of a parallel run is gone, which no new pass can change.
+            EngineDead: a pass without any request fails too.
+            WorkerDied: a process of a parallel run has died, so no further pass can succeed.
         """
         if isinstance(error, WorkerDied):
             raise error
@@ -276,14 +277,17 @@ class Engine:
         return failed
 
     def _probe(self, error: Exception) -> None:
-        """Raise EngineDead unless a pass over one row of nobody's text, in a cache of its own, succeeds."""
+        """Run a one-row pass on a separate cache. Raises EngineDead when that fails too."""
         try:
             self._model.forward(build_rows([Part(range(1), 0, [0])]), self._model.new_cache(1))
         except Exception:
             raise EngineDead(f"a pass failed, and so does one without any request: {error_text(error)}") from error
 
     def _result(self, grant: Grant, live: LiveSample, trees: dict[str, TokenTree], scores: Scores) -> StepResult:
-        """The verdict on one grant; an accepted branch is moved to its natural slots. Raises what is wrong with it."""
+        """Verify one grant's draft and move the cache rows of the accepted path to the slots of their positions.
+
+        Raises the request's own error, where it has one.
+        """
         if live.error is not None:
             raise live.error
         request_id = grant.request.request_id
@@ -316,7 +320,7 @@ class Engine:
         return result
 
     def _commit(self, commit: Commit, seconds: StepSeconds, rows: PassRows) -> StepOutput:
-        """Turn committed tokens into text, and retire the request when it is done."""
+        """Detokenise committed tokens and update counters; retire the sample when it is finished."""
         state, outcome, reason = commit.request, commit.outcome, commit.finish_reason
         live = self._live[state.request_id]
         live.said += commit.token_ids
@@ -340,7 +344,7 @@ class Engine:
         return StepOutput(live.request_id, tokens, None, live.index, None, draft)
 
     def _end(self, live: LiveSample, reason: FinishReason) -> StepOutput:
-        """End a sample wherever it stands, with the tokens it has."""
+        """End a sample at once, with the tokens it has."""
         self.scheduler.abort(live.state.request_id, self._clock(), reason)
         return self._retire(live, reason)
 
@@ -348,7 +352,7 @@ class Engine:
         self, live: LiveSample, reason: FinishReason, tokens: tuple[TokenOutput, ...] = (),
         draft: VerifiedDraft | None = None,
     ) -> StepOutput:  # fmt: skip
-        """A sample has ended with `tokens`; its request has, when it was the last one."""
+        """Remove a sample that ended with `tokens`, and its request when no other sample is unfinished."""
         state_id, request = live.state.request_id, self._requests[live.request_id]
         self._drafting.release(state_id)
         del self._live[state_id]
@@ -361,7 +365,7 @@ class Engine:
         return StepOutput(live.request_id, tokens, output, live.index, completion, draft)
 
     def _learn(self, plan: StepPlan, commits: Sequence[Commit], timer: StepTimer) -> None:
-        """Tell everybody who learns from a step."""
+        """Report the step's outcome to the length policy, the prices and the metrics."""
         step = StepOutcome(
             [commit.outcome for commit in commits],
             plan.batch.num_prefill_rows,
@@ -381,7 +385,7 @@ def _verified(outcome: RequestOutcome, rows: PassRows) -> VerifiedDraft | None:
 
 
 def _provenance(commit: Commit) -> list[TokenProvenance]:
-    """Where each committed token came from."""
+    """The provenance of each committed token."""
     outcome = commit.outcome
     own: TokenProvenance = "target"
     if outcome.num_draft_tokens:

@@ -1,6 +1,6 @@
 """`EngineThread`: one background thread that owns an engine and steps it while there is work.
 
-Others hand it calls; it runs them between steps, so the engine itself never sees two threads. Not for asyncio
+Other threads submit calls, which it runs between steps, so only one thread ever uses the engine. Not for asyncio
 (`async_llm.py`) and not for one-off programs (`llm.py`).
 """
 
@@ -18,18 +18,18 @@ from paceline.errors import EngineDead, error_text
 
 _T = TypeVar("_T")
 _MOST_TURNS = 4
-"""Times that a first step waits for more requests."""
+"""Most rounds of waiting for further requests before the first step after an idle time."""
 
 
 class EngineThread:
     """Steps `engine` until it is stopped or fails.
 
     Args:
-        engine: from now on touched by this thread only.
+        engine: from now on used by this thread only.
         on_outputs: called on this thread with the outputs of each step.
-        on_death: called on this thread, once, with the error that ended it; no more outputs come.
-        on_wake: called on this thread before the first step after a time without work, and again as long as that
-            brought more calls; it waits until callers who are about to make one have made it.
+        on_death: called on this thread, once, with the error that ended it; no more outputs follow.
+        on_wake: called on this thread before the first step after an idle time, and repeated while it brings in further
+            calls. It should wait until callers that are about to submit a request have done so.
     """
 
     def __init__(
@@ -46,18 +46,18 @@ class EngineThread:
         self._is_stopping = False
         self._step_began: float | None = None
         self.turns = Turns()
-        """Entered around every step; of several engines where these share a device."""
+        """Entered around every step; one object for all engines that share a device."""
         self._thread = threading.Thread(target=self._live, name="paceline-engine", daemon=True)
         self._thread.start()
 
     @property
     def death(self) -> EngineDead | None:
-        """Why the thread has ended; None while it lives."""
+        """The error with which the thread ended; None while it runs."""
         return self._death
 
     @property
     def step_seconds(self) -> float:
-        """How long the step that runs now has taken; 0 between steps."""
+        """Seconds since the current step began; 0 between steps."""
         began = self._step_began
         return 0.0 if began is None else time.monotonic() - began
 
@@ -76,7 +76,7 @@ class EngineThread:
                 future.set_result(function(self._engine))
             except Exception as error:
                 future.set_exception(error)
-            except BaseException as error:  # it ends the thread, and its caller must not wait for ever
+            except BaseException as error:  # it ends the thread; set the future so that its caller does not hang
                 future.set_exception(EngineDead(f"the engine failed: {error_text(error)}"))
                 raise
 
@@ -87,7 +87,7 @@ class EngineThread:
         return future
 
     def stop(self) -> None:
-        """End after the current step and wait for it; requests that still run are not finished."""
+        """Stop the thread after the current step and join it; unfinished requests stay unfinished."""
 
         def leave(_engine: Engine) -> None:
             self._is_stopping = True
@@ -108,21 +108,24 @@ class EngineThread:
                         self._step_began = None
                     self._on_outputs(outputs)
                 else:
-                    self.turns.leave()  # what asked for a step is gone already
-        except BaseException as error:  # whatever ends the thread, nobody may wait for it
+                    self.turns.leave()  # the request that needed a step has already been aborted
+        except BaseException as error:  # whatever ends the thread, its waiting clients must be told
             death = EngineDead(f"the engine failed: {error_text(error)}")
             death.__cause__ = error
         self._close(death)
 
     def _run_calls(self) -> None:
-        """Run what was asked; wait for a call when there is nothing else to do."""
+        """Run submitted calls; block until one arrives when no request is unfinished."""
         if not self._engine.has_unfinished_requests:
             self._calls.get()()
             self._gather()
         self._run_waiting()
 
     def _gather(self) -> None:
-        """Let requests that come together share their first step; who came first to another engine is still before."""
+        """Collect requests that arrive together, so that they share their first step.
+
+        The place in `turns` is reserved first, so waiting does not let later requests of other engines go ahead.
+        """
         if self._engine.has_unfinished_requests:
             self.turns.reserve()
         for _ in range(_MOST_TURNS):
@@ -133,7 +136,7 @@ class EngineThread:
                 return
 
     def _run_waiting(self) -> int:
-        """Run the calls that wait; how many there were."""
+        """Run the queued calls and return their number."""
         for count in itertools.count():
             try:
                 call = self._calls.get_nowait()
@@ -143,10 +146,10 @@ class EngineThread:
         raise AssertionError("not reached")
 
     def _close(self, death: EngineDead) -> None:
-        """Let nobody in any more, answer those who are, and tell that it is over."""
+        """Refuse new calls, run the queued ones, and report the thread's end through `on_death`."""
         self._step_began = None
         self.turns.leave()
         with self._door:
             self._death = death
-        self._run_waiting()  # calls that came too late: the engine's state is intact, only its steps fail
+        self._run_waiting()  # late calls can still run: the engine's state is intact, only its steps fail
         self._on_death(death)

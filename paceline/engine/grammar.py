@@ -1,6 +1,7 @@
-"""Grammars by llguidance (MIT, microsoft/llguidance): compiled once, a cursor per sample. Needs the extra ``grammar``.
+"""Grammars by llguidance (MIT, microsoft/llguidance): compiled once, one cursor per sample. Needs the extra
+``grammar``.
 
-Not for what a grammar does to laws and drafts (`sampling/grammar.py`), nor for what users write (`limits.py`).
+Not for applying a grammar to laws and drafts (`sampling/grammar.py`), nor for checking user input (`limits.py`).
 """
 
 import json
@@ -17,18 +18,18 @@ from paceline.errors import InvalidParameter
 from paceline.models.tokenizer import Tokenizer
 
 _KEPT = 256
-"""Compiled grammars that are remembered."""
+"""Number of compiled grammars in the LRU cache."""
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""JSON as `json.dumps` writes it: more tokens are forced, and no model can go on with blanks for ever."""
+"""JSON formatted as by `json.dumps`: more tokens are forced, and a model cannot emit white space without end."""
 
 
 class Grammars:
-    """Compiles for one vocabulary, and remembers.
+    """Compiles and caches grammars for one vocabulary.
 
     Args:
         tokenizer: of the target.
         eos_token_ids: ids that end a text.
-        vocab_size: ids the model knows.
+        vocab_size: of the model.
     """
 
     def __init__(self, tokenizer: Tokenizer, eos_token_ids: Sequence[int], vocab_size: int) -> None:
@@ -38,25 +39,28 @@ class Grammars:
         self._compiled: OrderedDict[tuple[str, str], Any] = OrderedDict()
 
     def warm_up(self) -> None:
-        """Read the vocabulary, which takes a moment in which Python stands still, where llguidance is installed."""
+        """Build llguidance's vocabulary ahead of time, because that holds Python's lock. No-op without llguidance."""
         with suppress(InvalidParameter):
             self.compiled({"regex": "x"})
 
     def cursor(self, wanted: Mapping[str, str]) -> "Cursor":
-        """A cursor at the beginning of what is `wanted`: one kind of grammar and its source.
+        """A new cursor at the start of a grammar.
+
+        Args:
+            wanted: one entry, a kind of `limits.GRAMMARS` and its source.
 
         Raises:
-            InvalidParameter: it does not compile, is too large, or llguidance is not installed.
+            InvalidParameter: the grammar does not compile or is too large, or llguidance is not installed.
         """
         return Cursor(self.compiled(wanted).deep_copy(), self._eos, self._vocab_size)
 
     def compiled(self, wanted: Mapping[str, str]) -> Any:
-        """The matcher that cursors are copied from; any thread may ask. Raises as `cursor`."""
+        """The compiled matcher, which cursors copy. Thread-safe. Raises as `cursor`."""
         [key] = wanted.items()
         found = self._known(key)
         if found is not None:
             return found
-        with self._compiling:  # one at a time; those that are known need not wait for it
+        with self._compiling:  # one compilation at a time; cached grammars do not wait for it
             found = self._known(key) or self._compile(*key)
         with self._lock:
             self._compiled[key] = found
@@ -85,16 +89,16 @@ class Grammars:
             matcher = llguidance.LLMatcher(self._vocabulary, _source(llguidance, kind, source, special), log_level=0)
             self._begin(matcher)
             problem = matcher.get_error() if matcher.is_error() else ""
-        except Exception as error:  # its front ends raise what they like
+        except Exception as error:  # llguidance documents no common exception class
             matcher, problem = None, str(error)
         if problem:
             raise InvalidParameter("structured_outputs", f"{kind}: {problem[:300]}", "change the schema or grammar")
         return matcher
 
     def _begin(self, matcher: Any) -> None:
-        """Compute the first mask, which other threads need not wait for, so that no copy has to.
+        """Compute the first mask once, without Python's lock, so that copies need not.
 
-        A copy's first `compute_ff_tokens` would do the same with Python's lock held: 33 ms for a schema of 60 kB.
+        A copy's first `compute_ff_tokens` would do this work with the lock held: 33 ms for a schema of 60 kB.
         """
         if not matcher.is_error():
             words = np.zeros(-(-self._vocab_size // 32), dtype=np.uint32)
@@ -102,14 +106,14 @@ class Grammars:
 
 
 class Cursor:
-    """A `GrammarCursor` over one matcher, which remembers the tokens of a draft it has walked into.
+    """A `GrammarCursor` over one matcher, which keeps the drafted tokens it has consumed so that it can roll them back.
 
-    End tokens are never fed: a matcher that has stopped takes one without noting it, and would then go back too far.
+    End tokens are never fed: a stopped matcher accepts one without counting it, so a rollback would go back too far.
 
     Args:
-        matcher: at the beginning; nobody else uses it.
+        matcher: at the start of its grammar; owned by this cursor.
         end_token_ids: ids that end a text.
-        vocab_size: ids the model knows.
+        vocab_size: of the model.
     """
 
     def __init__(self, matcher: Any, end_token_ids: Collection[int], vocab_size: int) -> None:
@@ -138,7 +142,7 @@ class Cursor:
         return bool(self._words[token >> 5] >> (token & 31) & 1)
 
     def _mask(self, path: Sequence[int]) -> bool:
-        """Compute what may follow `path`, a bit for each token; False where nothing does."""
+        """Compute the bit mask of tokens that may follow `path`; False where none may."""
         if not self._go(path) or self._matcher.is_stopped():
             self._check()
             return False
@@ -165,7 +169,7 @@ class Cursor:
         self._check()
 
     def _go(self, path: Sequence[int]) -> bool:
-        """Stand after `path`; False, and somewhere on it, when the path is impossible or has ended."""
+        """Move the matcher to the end of `path`. False, somewhere before that, when `path` is not allowed or ended."""
         shared = 0
         for ours, theirs in zip(self._beyond, path, strict=False):
             if ours != theirs:
@@ -189,7 +193,7 @@ class Cursor:
 
 
 def _vocabulary(tokenizer: Tokenizer, eos_token_ids: Sequence[int], vocab_size: int) -> Any:
-    """llguidance's form of a vocabulary; ids that pad it stand for no text."""
+    """The tokenizer's vocabulary as llguidance wants it; padding ids stand for empty text."""
     from llguidance import LLTokenizer, TokenizerWrapper
 
     if not eos_token_ids:
@@ -202,7 +206,7 @@ def _vocabulary(tokenizer: Tokenizer, eos_token_ids: Sequence[int], vocab_size: 
 
 
 class _Spelled:
-    """A tokenizer as llguidance wants to see it."""
+    """A tokenizer with the attributes that llguidance expects."""
 
     def __init__(self, tokenizer: Tokenizer, eos_token_id: int, vocab_size: int) -> None:
         self.eos_token_id, self.bos_token_id = eos_token_id, tokenizer.bos_token_id
@@ -215,7 +219,7 @@ class _Spelled:
 
 
 def _source(llguidance: Any, kind: str, source: str, special_tokens: Collection[str]) -> str:
-    """llguidance's own grammar for one of the kinds of `limits.GRAMMARS`."""
+    """Translate a grammar of one of the kinds of `limits.GRAMMARS` into llguidance's format."""
     make = llguidance.LLMatcher
     if kind == "json":
         return make.grammar_from_json_schema(source, overrides=_COMPACT)

@@ -1,6 +1,6 @@
-"""Between the scheduler's words and everybody else's: a grant as rows of the pass, and as a drafter's context.
+"""Translate a scheduler's grant into rows of the pass and into a drafter's context.
 
-Also the moves of the cache that a step needs. Not for deciding anything.
+Also the cache moves that a step needs. Not for deciding anything.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from paceline.speculation import BatchStats, PrefixStats
 
 
 def part_of(grant: Grant, tree: TokenTree) -> Part:
-    """The rows of a grant: a prefill chunk, or the last committed token as root with the tree below it."""
+    """The rows of a grant: a prefill chunk, or the last committed token (the root) followed by the tree's nodes."""
     state = grant.request
     if not grant.is_decode:
         end = grant.start + grant.num_prefill_tokens
@@ -29,12 +29,13 @@ def part_of(grant: Grant, tree: TokenTree) -> Part:
 
 
 def _scores_prompt(state: RequestState) -> bool:
-    """Whether the rows of its prompt are wanted, which its first sample computes once."""
+    """Whether all prompt rows need logits (`prompt_logprobs`); only the first sample of a request computes them."""
     return state.params.prompt_logprobs is not None and state.leader is None and not state.num_output_tokens
 
 
 def draft_context(live: LiveSample, grant: Grant, batch: BatchStats, speculation: Speculation) -> DraftContext:
-    """What a drafter is told of one request in one step; its policy sees laws and the prefix, never a drawn token."""
+    """The context that a drafter gets for one request in one step. Its policy sees laws and the prefix, never a drawn
+    token."""
     state, policy = live.state, speculation.policy
     prefix = PrefixStats(state.draft_stats, batch, grant.draft_budget)
     return DraftContext(
@@ -68,7 +69,7 @@ def settle(cache: KVCache, grant: Grant, verdict: Verdict) -> None:
 
 
 def copy_pages(cache: KVCache, copies: Iterable[tuple[int, int]]) -> None:
-    """Copy whole pages of keys and values, one after the other: a page may be a source and a destination."""
+    """Copy whole pages of keys and values, in order: a destination may be the source of a later copy."""
     for source, destination in copies:
         first, to = source * PAGE_SIZE, destination * PAGE_SIZE
         cache.move(range(first, first + PAGE_SIZE), range(to, to + PAGE_SIZE))

@@ -1,6 +1,6 @@
-"""`Lane`: one engine on a thread of its own, and who waits for its outputs. A pipeline has as many as it has stages.
+"""`Lane`: one engine on its own thread, and the clients that wait for its outputs. A pipeline has a lane per stage.
 
-What it delivers arrives at the clients' event loops. Not for what clients ask (`async_llm.py`).
+Outputs are delivered to the clients' event loops. Not for the clients' interface (`async_llm.py`).
 """
 
 import asyncio
@@ -18,23 +18,23 @@ from paceline.errors import EngineDead
 _T = TypeVar("_T")
 _Mail = StepOutput | EngineDead
 _PAUSE, _PAUSE_PER_CLIENT, _LONGEST_PAUSE = 0.03, 0.005, 0.2
-"""Seconds between wake-ups of an event loop for tokens that can wait: at least, for each client besides, and at most.
-Every processor of a small machine is busy with a pass, so whoever wakes up meanwhile holds it up: by 0.25 ms, and
-0.06 ms per client. So it takes one to two hundredths of the time, and answers move five to thirty times a second."""
+"""Seconds between wake-ups of an event loop for tokens that are not urgent: minimum, addition per client, and maximum.
+On a small machine a pass uses every processor, so each wake-up delays the pass, by 0.25 ms plus 0.06 ms per client.
+With these pauses wake-ups take 1 to 2 % of the time, and streams advance 5 to 30 times a second."""
 _TURN = 0.01
-"""Seconds at most that a first step waits for an event loop to have its turn."""
+"""Longest time in seconds that a first step waits for an event loop's iteration."""
 
 
 @dataclass(eq=False, slots=True)
 class Client:
-    """Who waits for a request; `has_begun` once it was sent something."""
+    """A client that waits for one request; `has_begun` is set once something was sent to it."""
 
     loop: asyncio.AbstractEventLoop
     inbox: "asyncio.Queue[_Mail]"
     has_begun: bool = False
 
     async def arrived(self, joined: bool) -> list[_Mail]:
-        """What has come since the last time, at least one item; `joined` as of `AsyncLLM.generate`."""
+        """Items that arrived since the last call; waits for at least one. `joined`: see `AsyncLLM.generate`."""
         mail = [await self.inbox.get()]
         while not self.inbox.empty():
             mail.append(self.inbox.get_nowait())
@@ -45,33 +45,33 @@ class Lane:
     """Clients of one engine.
 
     Args:
-        engine: from now on touched by this lane's thread only.
+        engine: from now on used by this lane's thread only.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.num_open = 0
-        """Requests that clients wait for; counted on their event loop."""
+        """Number of requests that clients wait for; changed on their event loop only."""
         self._clients: dict[str, Client] = {}
         self._held: dict[asyncio.AbstractEventLoop, list[tuple[Client, _Mail]]] = {}
         self._woken = 0.0
         self.thread = EngineThread(engine, self._deliver, self._deliver_death, self._wait_for_callers)
 
     async def run(self, work: Callable[[Engine], _T]) -> _T:
-        """`work` on the engine's thread, between two steps. Raises EngineDead when it has ended."""
+        """Run `work` on the engine's thread between two steps. Raises EngineDead when that thread has ended."""
         return await asyncio.wrap_future(self.thread.call(work))
 
     async def join(self, name: str, client: Client, add: Callable[[Engine], None]) -> None:
-        """Enter a request that `add` hands to the engine. Raises what `add` raises."""
+        """Register a client for a request that `add` gives to the engine. Raises what `add` raises."""
 
         def enter(engine: Engine) -> None:
             add(engine)
             self._clients[name] = client
-            self._send()  # its prompt is read next, which may take a while
+            self._send()  # the prefill comes next and may take a while, so held outputs go out first
 
         await self.run(enter)
 
     def leave(self, name: str, client: Client) -> None:
-        """A client is gone: whatever of its request is left ends."""
+        """Unregister a client and abort its request, if that is still running."""
 
         def forget(engine: Engine) -> None:
             if self._clients.get(name) is client:
@@ -84,7 +84,7 @@ class Lane:
             self._clients.pop(name, None)
 
     async def abort(self, name: str) -> None:
-        """End a request now; its client gets the output so far. Nothing happens when it is not running."""
+        """End a request now; its client receives the output so far. Does nothing when the request is not running."""
 
         def end(engine: Engine) -> None:
             finished = engine.abort(name)
@@ -94,7 +94,10 @@ class Lane:
         await self.run(end)
 
     def _deliver(self, outputs: Sequence[StepOutput]) -> None:
-        """Runs on the engine's thread: first tokens and ends are sent at once, others with what comes in `_PAUSE`."""
+        """Queue outputs for their clients, on the engine's thread.
+
+        First tokens and final outputs are sent at once, others together after a pause; see `_PAUSE`.
+        """
         is_urgent = False
         for output in outputs:
             client = self._clients.get(output.request_id)
@@ -107,15 +110,15 @@ class Lane:
             self._send()
 
     def _send(self) -> None:
-        """Send what is held: one wake-up per event loop."""
+        """Send the queued outputs: one wake-up per event loop."""
         for loop, mail in self._held.items():
             _wake(loop, mail)
         self._held, self._woken = {}, monotonic()
 
     def _wait_for_callers(self) -> None:
-        """Runs on the engine's thread: returns when every client's event loop has done what it had begun.
+        """Wait, on the engine's thread, until every client's event loop has run two iterations (at most `_TURN` each).
 
-        Each has two turns: in the first it may read what was sent to it, in the second it hands that over.
+        In the first iteration a client can read what was sent to it, in the second it can submit its next request.
         """
         for loop in 2 * list({client.loop for client in self._clients.values()}):
             turn = threading.Event()
@@ -130,7 +133,7 @@ class Lane:
 
 
 def _joined(mail: Sequence[_Mail]) -> list[_Mail]:
-    """`mail` with outputs that follow one another and belong to one sample as one output."""
+    """`mail` with consecutive outputs of the same sample merged into one."""
     together: list[_Mail] = []
     for item in mail:
         match together[-1:], item:

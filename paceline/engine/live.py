@@ -1,7 +1,7 @@
-"""What the engine knows of a request while it runs, beyond the scheduler's state.
+"""The engine's state of a running request, beyond the scheduler's.
 
-A `LiveSample` has the law (warper), the judge, the text and the counters of one sample; a `LiveRequest` collects its
-samples until the last has finished. Not for pages, budgets or stop rules about ids: those are the scheduler's.
+A `LiveSample` has the law (warper), the judge, the text and the counters of one sample; a `LiveRequest` collects the
+samples of a request until the last has finished. Not for pages, budgets or stop rules on token ids (the scheduler's).
 """
 
 from collections.abc import Iterable, Sequence
@@ -46,7 +46,7 @@ class Counters:
     num_forced: int = 0
 
     def count(self, outcome: RequestOutcome) -> None:
-        """One target pass that emitted tokens."""
+        """Count a target pass that emitted tokens."""
         self.emitted_per_pass.append(outcome.num_new)
         if not outcome.num_draft_tokens:
             return
@@ -59,7 +59,7 @@ class Counters:
         _count(self.accepted_per_level, outcome.num_accepted)
 
     def book(self, seconds: StepSeconds, decoded: bool) -> None:
-        """Time of a step that the request shared."""
+        """Add the time of a step that the request took part in: as prefill time unless it `decoded`."""
         if not decoded:
             self.prefill_seconds += seconds.total
             return
@@ -70,7 +70,7 @@ class Counters:
         own.committing += seconds.committing
 
     def stats(self) -> RequestStats:
-        """What the user sees."""
+        """The counters as the user's `RequestStats`."""
         longest = max(self.emitted_per_pass, default=0)
         return RequestStats(
             num_drafts=self.num_drafts,
@@ -90,20 +90,20 @@ class Counters:
 
 
 class LiveSample:
-    """One sample of a request in flight.
+    """One sample of a running request.
 
     Args:
-        state: the scheduler's side of it.
-        judge: how its drafts are judged.
+        state: the scheduler's state of the sample.
+        judge: verification rule and randomness for its drafts.
         tokenizer: for its text and its bad words.
         eos_token_ids: ids that end the output.
-        vocab_size: ids the model knows.
-        request_id: the user's, whose sample number `index` this is.
-        grammar: what its text must follow.
+        vocab_size: of the model.
+        request_id: the user's id of the request, of which this is sample number `index`.
+        grammar: constrains its text.
 
     Attributes:
-        error: what went wrong for this request alone, None while all is well; it ends at its next verdict.
-        said: its committed output, which nobody else holds.
+        error: an error of this request alone, else None; the request ends with it at its next verdict.
+        said: its committed output tokens, in a list that no drafter can reach.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class LiveSample:
         self.said: list[int] = []
         self.text = TextStream(tokenizer, params.stop)
         state.completes_stop = self._reads_stop
-        self._unread: list[str] = []  # text of tokens that a stop rule has read before they were committed
+        self._unread: list[str] = []  # text of tokens that the stop rule decoded before their commit
         self.provenance: list[TokenProvenance] = []
         self.counters = Counters()
         self.prediction, self.grammar = predicted(tokenizer, params), grammar
@@ -136,20 +136,20 @@ class LiveSample:
         self.expect()
 
     def expect(self) -> None:
-        """Let the scheduler know how many tokens will almost surely follow."""
+        """Update the tokens forced by the grammar, and tell the scheduler how many tokens the request itself drafts."""
         self._forced = self.grammar.forced() if self.grammar is not None else ()
         wanted = self.prediction.wanted if self.prediction else 0
         self.state.least_drafts = len(self._forced) or wanted
 
     def own_draft(self, most: int) -> Sequence[int]:
-        """Tokens that the request itself expects, at most `most`; they are drafted before any drafter is asked.
+        """The request's own draft, at most `most` tokens: those its grammar forces, else those of its prediction.
 
-        What its grammar forces goes before what it predicts.
+        Where there is one, the drafter is not asked.
         """
         return self._forced[:most] or (self.prediction.draft(most) if self.prediction else ())
 
     def trimmed(self, tree: TokenTree) -> TokenTree:
-        """A drafter's tree without what cannot come; nothing of it where the grammar fails."""
+        """A drafter's tree without nodes that the grammar forbids; empty, with `error` set, when the grammar fails."""
         if self.grammar is None:
             return tree
         try:
@@ -159,11 +159,11 @@ class LiveSample:
             return TokenTree()
 
     def restore(self) -> None:
-        """Undo what somebody did to the list of tokens that drafters may read."""
+        """Restore the token list that drafters may read, after one has changed it."""
         self.state.token_ids[:] = [*self.state.prompt_token_ids, *self.said]
 
     def learn(self, outcome: RequestOutcome) -> None:
-        """Follow what was committed, and judge a draft that was the request's own."""
+        """Update prediction, grammar and counters after a commit."""
         if self.prediction is None and self.grammar is None:
             return
         if outcome.is_own and self._forced:
@@ -182,9 +182,10 @@ class LiveSample:
             self.error = error
 
     def _reads_stop(self, token: int) -> bool:
-        """Read one committed token, already the state's last; whether it completes its grammar or a stop string.
+        """Decode one accepted token; whether it completes the grammar or a stop string.
 
-        An error in its text ends the request there, and is not the scheduler's.
+        Called by the scheduler's stop rule with the token already appended. An error is stored in `error`, and True
+        returned, so that the request ends there.
         """
         may_stop = self.state.num_output_tokens > self.state.params.min_tokens
         try:
@@ -199,7 +200,10 @@ class LiveSample:
     def commit(
         self, token_ids: Sequence[int], provenance: Sequence[TokenProvenance], finished: bool
     ) -> tuple[TokenOutput, ...]:
-        """Committed tokens as they are streamed; the last one of a request carries whatever text was held back."""
+        """Committed tokens with text, provenance and log-probabilities, as streamed.
+
+        When `finished`, the last token also carries the text that was held back.
+        """
         pieces, self._unread = self._unread, []
         pieces += [self.text.push(token) for token in token_ids[len(pieces) :]]
         if finished and pieces:
@@ -209,7 +213,10 @@ class LiveSample:
         return tuple(TokenOutput(*each) for each in zip(token_ids, pieces, provenance, scores, strict=True))
 
     def completion(self, reason: FinishReason) -> CompletionOutput:
-        """The finished sample. One that failed has the text and tokens from before, and its state says so too."""
+        """The finished sample; a failed one has the text and tokens from before its error.
+
+        Also sets the state's finish reason.
+        """
         if self.error is None:
             try:
                 self.text.finish()
@@ -233,7 +240,7 @@ class LiveSample:
         )
 
     def _stop_reason(self) -> str | int | None:
-        """The stop string or token id that ended the text, where one of the request's own did."""
+        """The stop string or stop token id of the request that ended the text; None where the model's EOS did."""
         named = [token for token in self.said[-1:] if token in self.state.params.stop_token_ids]
         return self.text.stop_string or next(iter(named), None)
 
@@ -242,8 +249,8 @@ class LiveRequest:
     """Collects the completions of one request.
 
     Args:
-        request_id: the user's.
-        prompt_token_ids: of every sample.
+        request_id: the user's id.
+        prompt_token_ids: the prompt that all samples share.
         samples: in order of their index.
     """
 
@@ -258,12 +265,12 @@ class LiveRequest:
         return [live for live in self.samples if live.index not in self._done]
 
     def finish(self, live: LiveSample, reason: FinishReason) -> CompletionOutput:
-        """Take in a finished sample; text that was held back for a stop string is released."""
+        """Store and return the completion of a sample; text that was held back for a stop string is released."""
         completion = self._done[live.index] = live.completion(reason)
         return completion
 
     def output(self) -> RequestOutput | None:
-        """The whole answer, None while a sample is missing."""
+        """The request's output; None while a sample is unfinished."""
         if len(self._done) < len(self.samples):
             return None
         completions = tuple(self._done[index] for index in range(len(self.samples)))
@@ -274,21 +281,21 @@ class LiveRequest:
 
 
 def predicted(tokenizer: Tokenizer, params: SamplingParams) -> Prediction | None:
-    """What the request predicts, None when it predicts nothing."""
+    """The request's prediction, tokenised; None when it has none."""
     text = params.prediction
     token_ids = tokenizer.encode(text, add_special_tokens=False) if isinstance(text, str) else text
     return Prediction(token_ids) if token_ids else None
 
 
 def spellings(tokenizer: Tokenizer, word: str) -> list[list[int]]:
-    """Token ids of `word` at the beginning of a text and after a space, as vLLM forbids both."""
+    """Token ids of `word` at the beginning of a text and after a space; both are forbidden, as in vLLM."""
     bare = word.lstrip()
     options = [tokenizer.encode(text, add_special_tokens=False) for text in (bare, " " + bare)]
     return [ids for i, ids in enumerate(options) if ids and ids not in options[:i]]
 
 
 def _count(levels: list[int], depth: int) -> None:
-    """One more for each of the first `depth` levels."""
+    """Add one to each of the first `depth` levels."""
     levels += [0] * (depth - len(levels))
     for level in range(depth):
         levels[level] += 1

@@ -1,4 +1,4 @@
-"""`LLM`: a model with an engine around it, for programs and notebooks. Servers drive `Engine` themselves."""
+"""`LLM`: a model with its engine, for programs and notebooks. Servers use `AsyncLLM`."""
 
 import itertools
 import reprlib
@@ -32,7 +32,7 @@ Message = Mapping[str, Any]
 
 
 class TokenStream(Iterator[TokenOutput]):
-    """Tokens of one request as they are committed. `output` is the whole answer, once the stream has ended."""
+    """Iterator over the tokens of one request as they are committed. `output` is set when the stream has ended."""
 
     def __init__(self, tokens: Generator[TokenOutput | RequestOutput, None, None]) -> None:
         self._tokens = tokens
@@ -51,18 +51,18 @@ class TokenStream(Iterator[TokenOutput]):
 
 
 class LLM:
-    """A language model that drafts ahead and generates the text it would have generated anyway.
+    """A language model with speculative decoding, which generates the same text as without it, only faster.
 
     Args:
         model: built-in name (``smollm2-135m``), GGUF file, safetensors folder or hub id.
-        speculative: how to draft: a method's name (``"ngram"``), a mapping or `SpeculativeConfig`; ``"auto"`` chooses,
-            None is plain decoding.
-        progress: told (what, done, total) while the model is fetched, converted and warmed up.
+        speculative: how to draft: a method's name (``"ngram"``), a mapping or `SpeculativeConfig`; ``"auto"`` chooses a
+            method, None is plain decoding.
+        progress: called with (what, done, total) while the model is fetched, converted and warmed up.
         engine: fields of `EngineConfig`, e.g. ``dtype="int8"``.
 
     Raises:
-        ModelNotFound, DownloadFailed, CorruptWeights, UnsupportedModel, InvalidParameter: each names the field and the
-            remedy.
+        ModelNotFound, DownloadFailed, CorruptWeights, UnsupportedModel, InvalidParameter: with the field at fault and
+            what to do about it.
 
     Examples:
         >>> llm = LLM("smollm2-135m", speculative="ngram")                       # doctest: +SKIP
@@ -92,17 +92,18 @@ class LLM:
         self._inboxes: dict[str, deque[StepOutput]] = {}
 
     def pass_costs(self, engine: Engine) -> dict[str, Any]:
-        """See `engine.pass_costs`; to be called where the engine runs."""
+        """See `engine.pass_costs`; call it on the engine's thread."""
         return pass_costs(engine, self._loaded, self._config)
 
     def step_seconds(self, engine: Engine, reads: bool) -> float:
-        """See `engine.pass_costs.step_seconds`; to be called where the engine runs."""
+        """See `engine.pass_costs.step_seconds`; call it on the engine's thread."""
         return step_seconds(engine, self._loaded, self._config, reads, perf_counter)
 
     def engines_in_flight(self) -> list[Engine]:
-        """As many engines as a pipeline has stages, which share the weights, the seats and the room; to be run at once.
+        """Engines to run concurrently: one per pipeline stage, sharing weights, `max_num_seqs` and cache memory.
 
-        One where drafters would have to be loaded as often, or where the room does not hold a request for each.
+        Only one where the model drafts (each engine would load its own drafter) or where the cache is too small to hold
+        one request for each.
         """
         config = self._config
         room = self._engine.scheduler.pool.num_pages * PAGE_SIZE
@@ -126,15 +127,15 @@ class LLM:
     def drafting_with(
         self, speculative: str | Mapping[str, Any] | SpeculativeConfig | None, progress: NamedProgress = silent
     ) -> "LLM":
-        """The same loaded weights with another way of drafting, a cache and an engine of its own."""
+        """Another `LLM` on the same loaded weights, with another drafter and its own cache and engine."""
         other = LLM.__new__(LLM)
         other._set_up(self._loaded, self._config, SpeculativeConfig.of(speculative), progress)
         return other
 
     def close(self) -> None:
-        """End the model's threads or, in a parallel run, processes; also for all that share its weights.
+        """Stop the model's threads or, in a parallel run, processes. Every `LLM` on the same weights is closed too.
 
-        Done on leaving a ``with`` block, and at the end of the program in any case.
+        Leaving a ``with`` block calls it, and so does the end of the program.
         """
         self._loaded.close()
 
@@ -146,12 +147,12 @@ class LLM:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Of the target."""
+        """The target's tokenizer."""
         return self._loaded.source.tokenizer
 
     @property
     def loaded(self) -> LoadedModel:
-        """The weights and where they come from, shared by all that draft with them."""
+        """The weights and their source, shared with the results of `drafting_with`."""
         return self._loaded
 
     @property
@@ -161,23 +162,23 @@ class LLM:
 
     @property
     def model_name(self) -> str:
-        """As the user named it."""
+        """The model's name as the user gave it."""
         return self._loaded.source.name
 
     @property
     def dtype(self) -> str:
-        """How the weights are stored, and for ``auto`` what was chosen."""
+        """Type of the weights; for ``auto`` the type that was chosen."""
         return dtype_of(self._loaded, self._config.dtype)
 
     @property
     def dtype_reason(self) -> str:
-        """Why ``auto`` chose it; empty when it was asked for."""
+        """Why ``auto`` chose this dtype; empty when the user named it."""
         choice = getattr(self._loaded.model, "dtype_choice", None)
         return choice.reason if choice else ""
 
     @property
     def engine(self) -> Engine:
-        """What runs the requests; its `metrics` tell what it has done."""
+        """The engine that runs the requests; see its `metrics`."""
         return self._engine
 
     def generate(
@@ -190,18 +191,19 @@ class LLM:
         cache_salt: str = "",
         progress: bool = False,
     ) -> list[RequestOutput]:
-        """Answers to one prompt or many, in their order; many share every pass.
+        """Generate answers to one prompt or several, returned in the order of the prompts. All share every pass.
 
         Args:
             prompts: texts or token ids.
-            sampling_params: for all, or one for each prompt.
-            priority: for all, or one for each prompt; smaller runs earlier.
-            timeout: seconds after which whatever is not done ends with the tokens it has, reason ``timeout``.
+            sampling_params: one for all prompts, or one for each.
+            priority: one for all prompts, or one for each; smaller values run earlier.
+            timeout: seconds after which unfinished requests end with the tokens they have, finish reason ``timeout``.
             cache_salt: see `Engine.add_request`.
             progress: show a progress bar.
 
         Raises:
-            InvalidParameter: an empty prompt, one beyond the context, or as many params as there are no prompts.
+            InvalidParameter: a prompt that is empty or longer than the context, or a number of `sampling_params` or
+                priorities that differs from that of the prompts.
         """
         items = _as_list(prompts)
         each = _per_prompt("sampling_params", sampling_params or SamplingParams(), SamplingParams, len(items))
@@ -215,7 +217,7 @@ class LLM:
             outputs = self._finished(ids)
             for output in watched(outputs, len(ids)) if progress else outputs:
                 finished[output.request_id] = output
-        finally:  # whatever interrupts, nothing of this call stays in the engine
+        finally:  # when interrupted, abort the unfinished requests of this call
             self._forget(request_id for request_id in ids if request_id not in finished)
         texts = [prompt if isinstance(prompt, str) else None for prompt in items]
         return [replace(finished[i], prompt=text) for i, text in zip(ids, texts, strict=True)]
@@ -230,7 +232,7 @@ class LLM:
         cache_salt: str = "",
         progress: bool = False,
     ) -> list[RequestOutput]:
-        """Answers to one conversation or many: lists of ``{"role": ..., "content": ...}``.
+        """Generate answers to one conversation or several: lists of ``{"role": ..., "content": ...}``.
 
         Other arguments as in `generate`.
         """
@@ -241,10 +243,10 @@ class LLM:
         return self.generate(prompts, sampling_params, **how)
 
     def chat_prompt(self, messages: Sequence[Message], template: Mapping[str, Any] | None = None) -> list[int]:
-        """Token ids of a conversation in the model's chat template, ready for the answer.
+        """Token ids of a conversation rendered by the chat template, including the generation prompt.
 
         Args:
-            template: what the template is told besides the messages, e.g. ``tools``.
+            template: further variables of the template besides the messages, e.g. ``tools``.
 
         Raises:
             InvalidParameter: the model has no template, or the messages do not fit it or the context.
@@ -255,10 +257,10 @@ class LLM:
         return self._encode(text, add_special_tokens=False, masked=True)
 
     def prepared(self, params: SamplingParams) -> SamplingParams:
-        """`params` with its texts tokenised and its grammar compiled, so that the engine need not.
+        """`params` with the prediction tokenised and the grammar compiled, to keep that work out of the engine.
 
         Raises:
-            InvalidParameter: a grammar that does not compile.
+            InvalidParameter: the grammar does not compile.
         """
         if params.structured_outputs is not None:
             self._engine.grammars.compiled(params.structured_outputs)
@@ -267,7 +269,7 @@ class LLM:
         return replace(params, prediction=self.tokenizer.encode(params.prediction, add_special_tokens=False))
 
     def user_prompt(self, text: str, raw: bool = False) -> list[int]:
-        """Token ids of what a user asks: a message in the chat template of a model that has one, unless `raw`.
+        """Token ids of a user's text: as a message in the model's chat template, or as it is when `raw` or without one.
 
         Raises:
             InvalidParameter: as `chat_prompt` and `token_ids_of`.
@@ -277,9 +279,10 @@ class LLM:
         return self.chat_prompt([{"role": "user", "content": text}])
 
     def _encode(self, text: str, add_special_tokens: bool = True, masked: bool = False) -> list[int]:
-        """Token ids of a text that can fit into the context: megabytes that cannot are refused before they are cut.
+        """Tokenise a prompt. A text too long for the context by its bytes alone is refused before that.
 
-        `masked`: where control tokens are to be plain text, they are masked already (`Tokenizer.masked`).
+        Args:
+            masked: control tokens that count as plain text are masked already (`Tokenizer.masked`).
         """
         try:
             size = len(text.encode())
@@ -293,12 +296,12 @@ class LLM:
         return self.tokenizer.encode_masked(text if masked else self.tokenizer.masked(text), add_special_tokens)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> TokenStream:
-        """Tokens of one answer as they are committed, each with its text and provenance.
+        """Stream the tokens of one answer as they are committed, each with its text and provenance.
 
-        A stream that is abandoned (closed, or collected as garbage) aborts its request.
+        Closing the stream, or dropping the last reference to it, aborts the request.
 
         Raises:
-            InvalidParameter: `n` samples are asked for: use `generate`, or `AsyncLLM`.
+            InvalidParameter: `n` is above 1 (use `generate` or `AsyncLLM`), or the prompt is invalid.
         """
         params = sampling_params or SamplingParams()
         if params.n > 1:
@@ -321,7 +324,7 @@ class LLM:
             self._forget([request_id])
 
     def _finished(self, request_ids: Sequence[str]) -> Iterator[RequestOutput]:
-        """Finished answers as they come, until each of `request_ids` has one."""
+        """Run steps and yield outputs as they finish, until all of `request_ids` have finished."""
         open_ids = set(request_ids)
         while open_ids:
             for output in self._step():
@@ -330,7 +333,7 @@ class LLM:
                     yield output.finished
 
     def _step(self) -> list[StepOutput]:
-        """One step of the engine; its output for a stream's request waits in the stream's inbox."""
+        """Run one engine step; outputs of streamed requests are also put into their stream's inbox."""
         outputs = self._engine.step()
         for output in outputs:
             if output.request_id in self._inboxes:
@@ -343,10 +346,10 @@ class LLM:
             self._inboxes.pop(request_id, None)
 
     def token_ids_of(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a prompt, which may be token ids already; see `Tokenizer.encode`.
+        """Token ids of a prompt, which may already be token ids; see `Tokenizer.encode`.
 
         Raises:
-            InvalidParameter: it is empty, or neither text nor whole numbers.
+            InvalidParameter: the prompt is empty, too long, or neither a text nor whole numbers.
         """
         try:
             if isinstance(prompt, bytes | bytearray) or (not isinstance(prompt, str) and any(map(_is_bool, prompt))):
@@ -372,7 +375,7 @@ def _is_bool(value: object) -> bool:
 
 
 def _start_compiler(model: str, config: EngineConfig) -> None:
-    """While a built-in model is fetched for the first time, its kernels can already be compiled."""
+    """Compile the kernels of a built-in model while it is downloaded for the first time."""
     builtin = BUILTIN_MODELS.get(model)
     if builtin is None or weights_path(builtin).exists() or config.chosen_executor in ("torch", "cuda"):
         return
@@ -386,7 +389,7 @@ def _start_compiler(model: str, config: EngineConfig) -> None:
 
 @contextmanager
 def _at(number: int, count: int) -> Generator[None, None, None]:
-    """Let a complaint about one of many prompts say which."""
+    """Add the prompt's index to an `InvalidParameter` raised for one of several prompts."""
     try:
         yield
     except InvalidParameter as error:
@@ -396,7 +399,7 @@ def _at(number: int, count: int) -> Generator[None, None, None]:
 
 
 def _per_prompt(field: str, value: Any, kind: type, count: int) -> list[Any]:
-    """One value for all prompts, or as many as there are."""
+    """`value` as a list with one entry per prompt. Raises InvalidParameter for a wrong type or number of values."""
     if isinstance(value, kind):
         return [value] * count
     values = list(value) if isinstance(value, Iterable) else [value]
@@ -409,7 +412,7 @@ def _per_prompt(field: str, value: Any, kind: type, count: int) -> list[Any]:
 
 
 def _as_list(prompts: Any) -> list[Prompt]:
-    """One text or one list of token ids counts as a list of one prompt."""
+    """`prompts` as a list; a single text or a single list of token ids is one prompt."""
     if not isinstance(prompts, Iterable):
         raise InvalidParameter("prompts", f"{prompts!r} is no prompt", "give a text, token ids, or a list of such")
     if isinstance(prompts, str):

@@ -1,4 +1,4 @@
-"""How much room keys and values get: from bytes, or from a share of what is free, to pages of a cache."""
+"""Size of the KV cache: from bytes, or a fraction of the free memory, to pages."""
 
 import ctypes
 import os
@@ -15,10 +15,10 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def cache_capacity(model: CausalLM, config: EngineConfig) -> tuple[int, int]:
-    """(pages of the cache, most tokens of a request).
+    """(number of cache pages, most tokens of a request).
 
     Raises:
-        InvalidParameter: `max_model_len` exceeds the model's, or does not fit into the memory.
+        InvalidParameter: `max_model_len` exceeds the model's limit, or the cache cannot hold one request.
     """
     room_bytes = cache_bytes(config)
     pages = num_pages(room_bytes, 0, model.new_cache(1).num_bytes)
@@ -35,14 +35,14 @@ def cache_capacity(model: CausalLM, config: EngineConfig) -> tuple[int, int]:
 
 
 def cache_bytes(config: EngineConfig) -> int:
-    """Bytes for keys and values."""
+    """Bytes of the KV cache: `memory_fraction` of the free memory, else `kv_cache_memory_bytes` or the default."""
     if config.memory_fraction is not None:
         return int(config.memory_fraction * available_memory(config.device))
     return config.kv_cache_memory_bytes or DEFAULT_BYTES
 
 
 def available_memory(device: str = "cpu") -> int:
-    """Bytes that can be had now without taking them from anybody, of the machine or the container it runs in."""
+    """Bytes of memory that are free now: on a CUDA device, or on the machine within the container's limit."""
     if device.startswith("cuda"):
         import torch
 
@@ -52,7 +52,7 @@ def available_memory(device: str = "cpu") -> int:
 
 
 def _meminfo() -> int:
-    """Linux tells what is available; elsewhere half of all memory is a careful guess."""
+    """Available bytes on Linux; elsewhere half of all memory, as a conservative estimate."""
     path = Path("/proc/meminfo")
     if path.exists():
         for line in path.read_text().splitlines():
@@ -66,7 +66,7 @@ def _meminfo() -> int:
 
 
 def _container_room() -> int | None:
-    """What the control group (version 2) leaves; None without a limit."""
+    """Bytes left under the limit of the control group (version 2); None without a limit."""
     try:
         limit, used = ((_CGROUP / name).read_text().strip() for name in ("memory.max", "memory.current"))
     except OSError:

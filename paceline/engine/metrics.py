@@ -1,6 +1,6 @@
-"""`EngineMetrics`: what an engine has done since it was made, in plain Python. Prometheus text is `prometheus.py`'s.
+"""`EngineMetrics`: counters and histograms of an engine since its construction. Prometheus text: `prometheus.py`.
 
-Names are vLLM's where vLLM has them. Tokens after a stop rule are never emitted and never counted.
+Names are vLLM's where vLLM has them. Tokens after a stop are neither emitted nor counted.
 """
 
 from bisect import bisect_left
@@ -13,18 +13,18 @@ from paceline.speculation import StepOutcome
 from paceline.types import FinishReason, RequestOutput
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-"""Upper bounds of the buckets of latencies; one more bucket holds what is longer."""
+"""Upper bounds of latency buckets, in seconds; one more bucket holds larger values."""
 
 
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
-"""The same for counts of tokens, as vLLM has them."""
+"""Upper bounds of token-count buckets, as in vLLM."""
 
 
 class Histogram:
     """Counts of values by bucket.
 
     Args:
-        bounds: upper bounds of the buckets; one more holds what is larger.
+        bounds: upper bounds of the buckets, ascending; one more bucket holds larger values.
     """
 
     def __init__(self, bounds: Sequence[float] = SECONDS) -> None:
@@ -33,12 +33,12 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, seconds: float, count: int = 1) -> None:
-        """`count` times the same value."""
+        """Add the value `seconds` (or tokens) `count` times."""
         self.counts[bisect_left(self.bounds, seconds)] += count
         self.sum += seconds * count
 
     def add(self, other: "Histogram") -> None:
-        """What another with the same bounds has seen."""
+        """Add the counts of another histogram with the same bounds."""
         self.counts = [own + its for own, its in zip(self.counts, other.counts, strict=True)]
         self.sum += other.sum
 
@@ -48,18 +48,18 @@ class Histogram:
 
 
 class Pages(Protocol):
-    """Of a cache."""
+    """The pages of a KV cache."""
 
     num_pages: int
 
     @property
     def num_held(self) -> int:
-        """That requests hold."""
+        """Pages that requests hold."""
         ...
 
 
 class Counts(Protocol):
-    """What a scheduler counts itself."""
+    """The counters that a scheduler keeps itself."""
 
     prefix_cache_queries: int
     prefix_cache_hits: int
@@ -71,12 +71,12 @@ class Counts(Protocol):
 
     @property
     def num_waiting(self) -> int:
-        """Requests that do not."""
+        """Requests that hold no pages yet."""
         ...
 
     @property
     def pool(self) -> Pages:
-        """The cache's."""
+        """The cache's pages."""
         ...
 
 
@@ -97,22 +97,25 @@ class Occupancy:
         return self
 
     def add(self, counts: Counts) -> None:
-        """One more engine's."""
+        """Add another engine's counts."""
         for name in ("prefix_cache_queries", "prefix_cache_hits", "num_running", "num_waiting"):
             setattr(self, name, getattr(self, name) + getattr(counts, name))
         self.num_held, self.num_pages = self.num_held + counts.pool.num_held, self.num_pages + counts.pool.num_pages
 
 
 class EngineMetrics:
-    """Counters and histograms of one engine; `scheduler` is asked for what it counts itself.
+    """Counters and histograms of one engine.
+
+    Args:
+        scheduler: read for the counters that it keeps itself.
 
     Attributes:
         num_passes: passes of the target.
         rows: rows of these passes by kind: ``prefill``, ``decode`` (one per decoding request), ``draft``.
-        accepted_per_draft: entry a counts the verified drafts of which a tokens were accepted.
-        emitted_per_draft: entry e counts the verified drafts after which e tokens were emitted (acceptance length).
+        accepted_per_draft: verified drafts by number of accepted tokens.
+        emitted_per_draft: verified drafts by number of emitted tokens (acceptance length).
         finished: samples by finish reason.
-        num_lossy_requests: finished requests of which a lossy rule judged drafts.
+        num_lossy_requests: finished requests whose drafts were verified by a lossy rule.
     """
 
     def __init__(self, scheduler: Counts) -> None:
@@ -137,7 +140,7 @@ class EngineMetrics:
         self._last_token_times: dict[str, float] = {}
 
     def add(self, other: "EngineMetrics") -> None:
-        """What another engine has done; these must have been made with an `Occupancy`."""
+        """Add another engine's metrics. `self` must have been constructed with an `Occupancy`."""
         assert isinstance(self._scheduler, Occupancy)
         self._scheduler.add(other._scheduler)
         for name, value in vars(other).items():
@@ -151,7 +154,7 @@ class EngineMetrics:
         self.rows = {kind: count + other.rows[kind] for kind, count in self.rows.items()}
 
     def observe_step(self, step: StepOutcome, num_preempted: int, now: float) -> None:
-        """One pass and what it committed at `now`, after `num_preempted` requests were preempted."""
+        """Count one step, whose tokens were committed at time `now` and which preempted `num_preempted` requests."""
         self.num_passes += 1
         self.num_preemptions += num_preempted
         self.iteration_tokens_total.observe(step.num_prefill_rows + step.num_tokens)
@@ -159,7 +162,7 @@ class EngineMetrics:
         rows["prefill"] += step.num_prefill_rows
         rows["decode"] += step.num_decodes
         rows["draft"] += step.num_draft_tokens
-        gaps: Counter[float] = Counter()  # requests that run together share their gap
+        gaps: Counter[float] = Counter()  # requests that run together mostly have equal gaps
         for outcome in step.requests:
             count = outcome.num_new
             if not count:
@@ -178,11 +181,11 @@ class EngineMetrics:
             self.inter_token_latency_seconds.observe(gap, count)
 
     def observe_sample(self, request_id: str, reason: FinishReason) -> None:
-        """A sample ended."""
+        """Count a finished sample."""
         self.finished[reason] += 1
 
     def observe_request(self, output: RequestOutput) -> None:
-        """A request ended with all of its samples."""
+        """Count a request whose samples have all finished."""
         metrics = output.metrics
         self.prompt_tokens += len(output.prompt_token_ids)
         self.num_lossy_requests += output.lossy
@@ -200,12 +203,12 @@ class EngineMetrics:
 
     @property
     def spec_decode_num_drafts(self) -> int:
-        """Verified drafts."""
+        """Number of verified drafts."""
         return self.accepted_per_draft.total()
 
     @property
     def spec_decode_num_accepted_tokens(self) -> int:
-        """Drafted tokens that joined an output."""
+        """Number of accepted draft tokens that were emitted."""
         return sum(accepted * count for accepted, count in self.accepted_per_draft.items())
 
     @property
@@ -215,7 +218,7 @@ class EngineMetrics:
         return [sum(n for accepted, n in self.accepted_per_draft.items() if accepted > i) for i in range(longest)]
 
     def counters(self) -> dict[str, int]:
-        """Everything that only grows."""
+        """The monotonic counters by name."""
         return {
             "spec_decode_num_drafts": self.spec_decode_num_drafts,
             "spec_decode_num_draft_tokens": self.spec_decode_num_draft_tokens,
@@ -230,7 +233,7 @@ class EngineMetrics:
         }
 
     def gauges(self) -> dict[str, float]:
-        """What is so now."""
+        """Current values by name."""
         pool = self._scheduler.pool
         return {
             "num_requests_running": self._scheduler.num_running,
@@ -239,7 +242,7 @@ class EngineMetrics:
         }
 
     def histograms(self) -> dict[str, Histogram]:
-        """Latencies by name."""
+        """The histograms (latencies and token counts) by name."""
         return {name: value for name, value in vars(self).items() if isinstance(value, Histogram)}
 
     def record(self) -> dict[str, Any]:

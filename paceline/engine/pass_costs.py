@@ -1,8 +1,8 @@
-"""`pass_costs`: what an engine's steps cost and what it has room for, as whoever plans for it wants to know.
+"""`pass_costs`: step costs and capacity of an engine, for planners and simulators.
 
-`paceline tune`'s profile where there is one, else some steps of an engine of its own on the same weights, so that
-scheduling, sampling and text are in the figures, and what compiles at a first step is compiled. Not for drafts:
-`quick_profile` is their prior.
+Read from the profile of `paceline tune` where there is one. Else measured by steps of a separate engine on the same
+weights, so that the times include scheduling, sampling and detokenising, and exclude compilation. Not for drafts,
+whose prior is `quick_profile`.
 """
 
 import time
@@ -25,20 +25,20 @@ from paceline.types import SamplingParams
 
 _REQUESTS, _PROMPTS = (1, 2, 4, 8, 16, 64), (1, 16, 64, 256)
 _TOKENS = 6
-"""Of each answer: the first comes with the prompt's last pass, the median of the others' steps counts."""
+"""Output tokens of each trial request. The first comes with the prefill; the steps of the others time decoding."""
 _EACH, _RUNS = 1.0, 50
-"""Seconds of steps of each size, and most times that they are begun, in turns with the other sizes: what holds up the
-machine for a moment is in none of them alone."""
+"""Seconds to measure each size, and most runs of it. Runs of all sizes are interleaved, so that a momentary disturbance
+does not fall on one size alone."""
 _ENOUGH = 4.0
-"""Seconds of steps after which nothing larger is tried, for decodes and for prompts each."""
+"""Seconds after which no larger size is tried, for decodes and for prompts separately."""
 _FEW, _PROMPT = 4, 64
-"""Requests that decode, and tokens of a prompt, in the steps that are timed beside those of other engines."""
+"""Decoding requests, and prompt tokens, in the steps that are timed concurrently with other engines."""
 
 
 def pass_costs(
     engine: Engine, loaded: LoadedModel, config: EngineConfig, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, Any]:
-    """Fields of `placement.tokens.TokenProfile`.
+    """Step costs and capacity, as fields of `placement.tokens.TokenProfile`.
 
     Args:
         clock: seconds, monotonic.
@@ -62,16 +62,16 @@ def pass_costs(
 def step_seconds(
     engine: Engine, loaded: LoadedModel, config: EngineConfig, reads: bool, clock: Callable[[], float]
 ) -> float:
-    """Median seconds of steps that decode for some requests, or that read a prompt.
+    """Median seconds of a step that decodes a few requests, or (`reads`) that prefills a prompt.
 
-    Asked of all engines of a pipeline at once it tells what their steps cost beside each other.
+    Called for all engines of a pipeline at once, it measures their steps while they run concurrently.
     """
     trial = _Trial(loaded, config, engine.scheduler.config, clock)
     return trial.reading() if reads else trial.decoding()
 
 
 class _Trial:
-    """Steps of an engine that nobody else asks."""
+    """Timed steps of a separate engine with no other requests."""
 
     def __init__(
         self, loaded: LoadedModel, config: EngineConfig, limits: SchedulerConfig, clock: Callable[[], float]
@@ -97,19 +97,19 @@ class _Trial:
         self._rng, self._vocab_size = np.random.default_rng(0), loaded.model.config.vocab_size
 
     def costs(self) -> dict[str, Any]:
-        """Tables of steps that decode, and of steps that read a prompt, by rows."""
+        """Seconds of decoding steps and of prefill steps, each by context and rows."""
         self._run(1, self._prompts[0])  # compiles and reads the weights
         runs = self._turns()
         decoding = {count: _of_all(run[1:] for run in each) for (count, size), each in runs.items() if size == 1}
         prompts = {size: each for (count, size), each in runs.items() if count == 1}
         context = max(prompts)
-        further = max(0.0, _of_all(run[1:] for run in prompts[context]) - decoding[1])  # each attends to its own
+        further = max(0.0, _of_all(run[1:] for run in prompts[context]) - decoding[1])  # attention, per request
         later = {count: seconds + count * further for count, seconds in decoding.items()}
         reading = {size: median(run[0] for run in each) for size, each in prompts.items()}
         return {"seconds": {0: decoding, context: later}, "prefill_seconds": {0: reading}}
 
     def _turns(self) -> dict[tuple[int, int], list[list[float]]]:
-        """Seconds of each step, by run, by (requests, tokens of their prompts)."""
+        """(number of requests, prompt tokens of each) to runs; a run is the seconds of each of its steps."""
         runs: dict[tuple[int, int], list[list[float]]] = {}
         for count in self._sizes(self._requests):
             runs[count, 1] = [self._run(count, 1)]
@@ -121,17 +121,17 @@ class _Trial:
         return runs
 
     def decoding(self) -> float:
-        """Median seconds of a step for a few requests."""
+        """Median seconds of a decoding step of a few requests."""
         self._run(1, 1)
         return median(self._run(min(_FEW, self._requests[-1]), 1, 3 * _TOKENS)[2:-2])
 
     def reading(self) -> float:
-        """Median seconds of a step that reads a prompt."""
+        """Median seconds of a prefill step."""
         self._run(1, 1)
         return median(self._run(1, min(_PROMPT, self._prompts[-1]), 1)[0] for _ in range(_TOKENS))
 
     def _sizes(self, sizes: Sequence[int]) -> Iterator[int]:
-        """As many of `sizes` as `_ENOUGH` lets; at least one."""
+        """Yield `sizes` until `_ENOUGH` seconds are spent; at least one."""
         began = self._spent
         for size in sizes:
             yield size
@@ -139,7 +139,7 @@ class _Trial:
                 return
 
     def _run(self, num_requests: int, prompt_tokens: int, max_tokens: int = _TOKENS) -> list[float]:
-        """Seconds of each step of answering requests all at once; none is 0."""
+        """Run `num_requests` requests together; returns the seconds (above 0) of each step."""
         params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
         for number in range(num_requests):
             prompt = self._rng.integers(0, self._vocab_size, prompt_tokens).tolist()

@@ -1,4 +1,4 @@
-"""`WalledPolicy`: a length policy whose errors end no request: after the first one nothing is drafted any more.
+"""`WalledPolicy`: wraps a length policy so that its errors end no request; after the first error nothing is drafted.
 
 Not for policies (`speculation/policies/`), nor for drafters' errors (`drafting.py`).
 """
@@ -15,11 +15,11 @@ Answer = TypeVar("Answer")
 
 
 class WalledPolicy(LengthPolicy):
-    """Asks `inner` until it raises or answers what is no answer; then no request drafts, which is always exact.
+    """Delegates to `inner` until it raises or returns an invalid value; from then on every budget is 0.
 
     Attributes:
         inner: the policy.
-        error: why it is not asked any more, None while it is.
+        error: the error after which `inner` is no longer called; None before.
     """
 
     def __init__(self, inner: LengthPolicy) -> None:
@@ -28,12 +28,12 @@ class WalledPolicy(LengthPolicy):
 
     @property
     def asks_beliefs(self) -> bool:  # type: ignore[override]
-        """As of the policy."""
+        """See `LengthPolicy`."""
         return self.inner.asks_beliefs
 
     @property
     def asks_laws(self) -> bool:  # type: ignore[override]
-        """As of the policy."""
+        """See `LengthPolicy`."""
         return self.inner.asks_laws
 
     def budgets(self, requests: Sequence[DraftStats], batch: BatchStats) -> list[int]:
@@ -70,7 +70,7 @@ class WalledPolicy(LengthPolicy):
 
 
 def _checked(budgets: Sequence[int], num_requests: int) -> list[int]:
-    """`budgets` as whole numbers. Raises ValueError or TypeError for what is no budget for each request."""
+    """`budgets` as ints. Raises ValueError or TypeError unless there is one of at least 0 for each request."""
     whole = [index(budget) for budget in budgets]
     if len(whole) != num_requests or min(whole, default=0) < 0:
         raise ValueError(f"{whole} are no budgets of {num_requests} requests")

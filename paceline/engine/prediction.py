@@ -1,19 +1,19 @@
-"""`Prediction`: text a request expects much of its answer to repeat, followed and drafted as long as it does.
+"""`Prediction`: predicted output, a text that the client expects most of the answer to repeat, used as draft.
 
-A code file to be edited, say. The prediction needs no model and is verified like any draft, so it never changes the
-text. Not for lookups in prompts (`drafters/ngram.py`).
+Example: a code file to be edited. Drafting from it needs no model, and its drafts are verified like any others, so it
+never changes the text. Not for lookups in prompts (`drafters/ngram.py`).
 """
 
 from collections.abc import Sequence
 
 _GRAM = 3
-"""Tokens that must agree before a prediction that was left is followed again."""
+"""Tokens that must match to resume a prediction after the answer has deviated from it."""
 _FIRST, _MOST = 8, 32
-"""Tokens drafted at first, and at most."""
+"""Initial and largest draft length, in tokens."""
 
 
 class Prediction:
-    """Where an answer stands in its prediction.
+    """The position of an answer in its prediction.
 
     Args:
         token_ids: the prediction.
@@ -31,15 +31,15 @@ class Prediction:
 
     @property
     def wanted(self) -> int:
-        """Tokens worth drafting now."""
+        """Number of tokens to draft now; 0 where the answer has left the prediction."""
         return 0 if self._at is None else min(self._width, len(self._tokens) - self._at)
 
     def draft(self, most: int) -> tuple[int, ...]:
-        """What should follow, at most `most` tokens."""
+        """The predicted next tokens, at most `most`."""
         return () if self._at is None else self._tokens[self._at : self._at + min(most, self.wanted)]
 
     def follow(self, token_ids: Sequence[int]) -> None:
-        """The answer has grown by `token_ids`."""
+        """Advance by `token_ids`, which the answer has grown by."""
         for token in token_ids:
             self._tail = [*self._tail[1 - _GRAM :], token]
             if self._at is not None and self._at < len(self._tokens) and self._tokens[self._at] == token:
@@ -49,11 +49,12 @@ class Prediction:
             self._latest = self._latest if self._at is None else self._at
 
     def judge(self, num_drafted: int, num_accepted: int) -> None:
-        """A draft of it was verified: longer ones where all of it stood, shorter ones where it did not."""
+        """Adapt the draft length after a verification: double it after full acceptance, else halve it."""
         whole = num_accepted == num_drafted
         self._width = min(_MOST, 2 * self._width) if whole else max(1, self._width // 2)
 
     def _found(self) -> int | None:
-        """Where the answer's last tokens stand in the prediction: the next from the latest one on, or the first."""
+        """Position after the answer's last `_GRAM` tokens in the prediction: the next at or after the latest position,
+        else the first occurrence; None without one."""
         places = self._places.get(tuple(self._tail), ())
         return next((place for place in places if place >= self._latest), places[0] if places else None)

@@ -1,7 +1,7 @@
-"""Where cost profiles are kept, and which one belongs to a model.
+"""Where cost profiles are stored, and how the profile of a model is found.
 
-A profile holds for these weights, run this way, on this machine; all of that is in the file's name. Not for measuring
-(`evaluation/tune.py`).
+A profile is valid for given weights, dtype, executor, threads and machine; the file's name is a hash of all of these.
+Not for measuring (`evaluation/tune.py`).
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from paceline.scheduling.profile import Profile
 
 
 def profile_path(loaded: LoadedModel, dtype: str) -> Path:
-    """The file in the cache folder that holds the profile of `loaded`, whether there is one yet or not."""
+    """The path of the profile of `loaded` in the cache folder; the file need not exist."""
     dtype = dtype_of(loaded, dtype)
     model, fingerprint = loaded.model, loaded.source.checkpoint.fingerprint
     key = f"{machine()}|{executor_name(model)}|{num_threads(model)}|{dtype}|{fingerprint}"
@@ -28,7 +28,7 @@ def profile_path(loaded: LoadedModel, dtype: str) -> Path:
 
 
 def cached_profile(loaded: LoadedModel, config: EngineConfig) -> Profile | None:
-    """The profile that `paceline tune` left in the cache, None without one; a damaged one is removed."""
+    """The profile that `paceline tune` stored in the cache; None without one. A damaged file is removed."""
     path = profile_path(loaded, config.dtype)
     if not path.exists():
         return None
@@ -40,10 +40,10 @@ def cached_profile(loaded: LoadedModel, config: EngineConfig) -> Profile | None:
 
 
 def find_profile(loaded: LoadedModel, config: EngineConfig) -> Profile | None:
-    """The profile that `config.profile` asks for: ``auto`` the cached one where there is one, ``none`` none.
+    """The profile that `config.profile` names: ``auto`` is the cached one if any, ``none`` is None, else a file's path.
 
     Raises:
-        InvalidParameter: the named file is not a profile that can be read, or of another model.
+        InvalidParameter: the file is not a readable profile, or belongs to another model or dtype.
     """
     if config.profile == "none":
         return None
@@ -57,22 +57,22 @@ def find_profile(loaded: LoadedModel, config: EngineConfig) -> Profile | None:
 
 
 def dtype_of(loaded: LoadedModel, asked: str) -> str:
-    """The dtype that a model runs in, where `asked` may be ``auto``."""
+    """The dtype that the model runs in; `asked` may be ``auto``."""
     return loaded.dtype or asked if asked == AUTO else asked
 
 
 def executor_name(model: CausalLM) -> str:
-    """``NumbaModel`` and the like; a parallel run says its degrees too."""
+    """The executor's name, such as ``NumbaModel``; for a parallel run with its parallel degrees."""
     return getattr(model, "description", type(model).__name__)
 
 
 def num_threads(model: CausalLM) -> int | None:
-    """Threads of a pass, where the executor says."""
+    """Threads of a pass; None where the executor does not say."""
     return getattr(model, "num_threads", None)
 
 
 def machine() -> str:
-    """Processor and number of processors of this process."""
+    """Processor model, and the number of processors available to this process."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return f"{_processor()}, {cpus} processors"
 

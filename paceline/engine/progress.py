@@ -1,4 +1,4 @@
-"""A progress bar over many requests: how many are done, and tokens per second. On standard error."""
+"""A progress bar over requests, with finished requests and tokens per second. On standard error."""
 
 from collections.abc import Iterable, Iterator
 
@@ -9,7 +9,7 @@ from paceline.types import RequestOutput
 
 
 def watched(outputs: Iterable[RequestOutput], total: int) -> Iterator[RequestOutput]:
-    """`outputs` as they come, with a bar while they do."""
+    """Yield `outputs` as they arrive while showing a progress bar over `total` requests."""
     speed = TextColumn("{task.fields[tokens]} tokens, {task.fields[rate]:.1f} tok/s")
     columns = ("generating", BarColumn(), MofNCompleteColumn(), speed, TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:

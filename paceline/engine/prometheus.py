@@ -12,7 +12,7 @@ PREFIX = "paceline:"
 
 
 def prometheus_text(metrics: EngineMetrics, model_name: str) -> bytes:
-    """What a scraper of ``/metrics`` reads.
+    """The metrics in Prometheus text format, the body of ``/metrics``.
 
     Raises:
         InvalidParameter: prometheus-client is not installed.
@@ -29,7 +29,7 @@ def prometheus_text(metrics: EngineMetrics, model_name: str) -> bytes:
 
 
 class _Families:
-    """A collector over one engine's metrics."""
+    """A Prometheus collector over one engine's metrics."""
 
     def __init__(self, metrics: EngineMetrics, model_name: str) -> None:
         self._metrics, self._model = metrics, model_name
@@ -55,7 +55,7 @@ class _Families:
         return families
 
     def _labelled(self):
-        """(name, label, its values) of counters with a label besides the model's."""
+        """Yield (name, label, (label value, count) pairs) of the counters with a label besides the model's."""
         metrics = self._metrics
         per_position = metrics.spec_decode_num_accepted_tokens_per_pos
         yield "spec_decode_num_accepted_tokens_per_pos", "position", enumerate(per_position)

@@ -1,7 +1,7 @@
-"""`quick_profile`: what passes cost here, by some of them, where nobody ran `paceline tune`.
+"""`quick_profile`: a quick measurement of pass costs on this machine, where there is no profile of `paceline tune`.
 
-Half a second for a small model, so that the first drafts are decided by this machine and not by a guess. Every
-pass of the engine corrects it. Not for reports, nor for the price of contexts: `evaluation/tune.py` measures those.
+It takes half a second for a small model, so that the first draft lengths rest on measurements. Every pass of the engine
+corrects it. Not for reports, nor for costs by context length: `evaluation/tune.py` measures those.
 """
 
 from collections.abc import Callable
@@ -13,18 +13,18 @@ from paceline.models.rows import Part, build_rows
 from paceline.speculation import CostProfile
 
 FEW, MANY = (1, 2, 4, 5, 6, 8), (12, 16, 32, 64)
-"""Numbers of rows to try: each drafted row is bought at the price these tell, so the first ones lie close, and the last
-is as many requests as run together by default."""
+"""Numbers of rows to measure. They are dense where draft lengths are decided; the largest is the default number of
+requests that run together."""
 CONTEXT = 256
-"""Tokens in the cache before them, as in a conversation: a row's attention is part of its price."""
+"""Tokens in the cache before the rows, as in a conversation, so that attention is included."""
 _TURNS = 8
-"""Times that each is tried, the quickest counts: what one row costs is a small difference of noisy numbers."""
+"""Repetitions per number of rows. The minimum counts: the cost of one row is a small difference of noisy times."""
 _ENOUGH_FEW, _ENOUGH, _MOST = 0.4, 0.6, 1.0
-"""Seconds after which few rows, any rows, are not tried again, and after which nothing is tried for the first time."""
+"""Time limits in seconds: for repeating `FEW`, for repeating `MANY`, and for measuring any number the first time."""
 
 
 def quick_profile(model: CausalLM, clock: Callable[[], float]) -> CostProfile:
-    """Seconds of decoding passes over up to 64 rows.
+    """Seconds of a decoding pass by number of rows, up to 64.
 
     Args:
         clock: seconds, monotonic.
@@ -42,7 +42,7 @@ def quick_profile(model: CausalLM, clock: Callable[[], float]) -> CostProfile:
 
 
 class _Passes:
-    """Passes over some rows after `CONTEXT` tokens that nobody wrote; `seconds` has the quickest of each."""
+    """Timed passes after `CONTEXT` unwritten cache positions; `seconds` has the minimum for each number of rows."""
 
     def __init__(self, model: CausalLM, clock: Callable[[], float]) -> None:
         self._model, self._clock, self._began = model, clock, clock()
@@ -52,22 +52,22 @@ class _Passes:
         self.seconds: dict[int, float] = {}
 
     def try_all(self) -> None:
-        """One pass over each number of rows that does not count, nor does its time."""
+        """Run one untimed warm-up pass over each number of rows, and restart the clock."""
         for num_rows in (*FEW, *MANY):
             self.took(num_rows)
         self._began = self._clock()
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the beginning."""
+        """Seconds since construction or `try_all`."""
         return self._clock() - self._began
 
     def measure(self, num_rows: int) -> None:
-        """One more pass over `num_rows` rows."""
+        """Time another pass over `num_rows` rows."""
         self.seconds[num_rows] = min(self.took(num_rows), self.seconds.get(num_rows, float("inf")))
 
     def took(self, num_rows: int) -> float:
-        """Seconds of a pass, more than 0 on the coarsest clock."""
+        """Run a pass; returns its seconds, above 0 even on a coarse clock."""
         rows = build_rows([Part(self._pages, CONTEXT, self._tokens[:num_rows])])
         started = self._clock()
         self._model.forward(rows, self._cache)

@@ -1,8 +1,8 @@
-"""Scores of a text that is there already: what a model thinks of each of its tokens, without generating.
+"""Score a given text: log-probability, rank and entropy of each token under a model, without generating.
 
-A text is read in chunks, so that the logits of a few rows are held at once. Rows are the same bit for bit however a
-text is cut, so these are the numbers the engine decided by. For acceptance by replay, for tests of the law, for ranks.
-Not for generating (`engine.py`), nor for deciding what the numbers mean (`evaluation/`).
+A text is processed in chunks, so that only a few rows of logits are held at once. Rows do not depend on the chunk size,
+bit for bit, so these are the numbers that the engine itself used. For acceptance by replay, tests of the law, and
+ranks. Not for generating (`engine.py`), nor for interpreting the numbers (`evaluation/`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,16 +18,16 @@ from paceline.sampling.law import Law
 from paceline.types import SamplingParams
 
 CHUNK = 64
-"""Rows of a pass, and rows of logits held at once."""
+"""Rows of a pass, and of logits held at once."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Scores:
-    """What a model thinks of n tokens of a text, each given all before it.
+    """Scores of n tokens of a text, each given all tokens before it.
 
     Attributes:
-        logprobs: [n] float64, log probability of the token under the warped law; -inf where it is impossible.
-        ranks: [n] int64, tokens that come before it by logit: 0 is the model's own greedy choice.
+        logprobs: [n] float64, log-probability of the token under the warped law; -inf where that is 0.
+        ranks: [n] int64, number of tokens ranked before it by logit: 0 is the greedy choice.
         picks: [n] int64, the most probable token.
         margins: [n] float64, difference of the two largest logits.
         entropies: [n] float64, of the warped law, in nats.
@@ -48,16 +48,16 @@ class Scores:
 
 
 def logits_of(model: CausalLM, token_ids: Sequence[int], first: int, chunk: int = CHUNK) -> Iterator[np.ndarray]:
-    """The logits [vocab] that decided each of ``token_ids[first:]``, in order; each is good until the next is asked.
+    """Yield the logits [vocab] that predict each of ``token_ids[first:]``; each is valid until the next is requested.
 
     Args:
-        model: a cache is made for the call.
-        token_ids: a prompt and what came after it.
-        first: the first token that is asked about, at least 1: there is no law before the first row.
+        model: the model; a new cache is allocated for the call.
+        token_ids: a prompt and its continuation.
+        first: index of the first token to predict, at least 1.
         chunk: rows of a pass.
 
     Raises:
-        InvalidParameter: `first` is below 1, or the text is longer than the model's positions.
+        InvalidParameter: `first` is below 1, or the text is longer than the model's context.
     """
     _check_text(model, token_ids, first)
     cache = model.new_cache(pages_for(max(len(token_ids) - 1, 1)))
@@ -77,13 +77,13 @@ def laws_of(
     params: SamplingParams,
     eos_token_ids: Sequence[int] = (),
 ) -> Iterator[tuple[int, Law]]:
-    """(output token, the warped law that it was drawn from) for every output token of a text.
+    """Yield (output token, the warped law that it was drawn from) for every output token of a text.
 
     Args:
         token_ids: prompt and output of one request.
-        num_prompt_tokens: how many of them are the prompt, at least 1.
-        params: what the request asked for; `bad_words` are not known here and must be left out.
-        eos_token_ids: impossible before `params.min_tokens` output tokens.
+        num_prompt_tokens: length of the prompt, at least 1.
+        params: of the request; without `bad_words`, which would need the tokenizer.
+        eos_token_ids: have probability 0 before `params.min_tokens` output tokens.
 
     Raises:
         InvalidParameter: as `logits_of`, or `bad_words` are given.
@@ -103,7 +103,7 @@ def score(
     """`Scores` of every output token of a text; arguments as in `laws_of`.
 
     Args:
-        num_top: most probable tokens that are told at every place.
+        num_top: number of most probable tokens to include at every position.
     """
     count = len(token_ids) - num_prompt_tokens
     scores = _empty(count, num_top)
@@ -123,13 +123,13 @@ def score(
 
 
 def rank(logits: np.ndarray, token: int) -> int:
-    """Tokens that come before `token`: those with a larger logit, and with an equal one and a lower id."""
+    """Rank of `token` by logit, from 0; equal logits are ordered by id."""
     own = logits[token]
     return int((logits > own).sum() + (logits[:token] == own).sum())
 
 
 def margin(logits: np.ndarray) -> float:
-    """The largest of `logits` [vocab] less the second: how far a greedy choice is from another one."""
+    """Difference of the two largest of `logits` [vocab]: the margin of the greedy choice."""
     second, first = np.partition(logits, len(logits) - 2)[-2:]
     return float(first) - float(second)
 
@@ -141,7 +141,7 @@ def _warped(
     params: SamplingParams,
     eos_token_ids: Sequence[int],
 ) -> Iterator[tuple[int, np.ndarray, Warper]]:
-    """(output token, its logits, a warper that knows the text before it)."""
+    """Yield (output token, its logits, a warper whose history is the text before it)."""
     if params.bad_words:
         raise InvalidParameter("bad_words", "cannot be scored without the tokenizer", "leave them out")
     said = list(token_ids[:num_prompt_tokens])

@@ -1,4 +1,4 @@
-"""`Scores`: log-probabilities of one sample's tokens, read from the verify pass while its rows are there.
+"""`Scores`: log-probabilities of one sample's tokens, computed from the logits of each verify pass.
 
 Not for the arithmetic (`sampling/logprobs.py`).
 """
@@ -14,11 +14,11 @@ from paceline.types import SamplingParams, TokenLogprobs
 
 
 class Scores:
-    """Collects what a request asked to know.
+    """Collects the log-probabilities that a request asked for.
 
     Args:
         params: of the request.
-        warper: its law, for processed log-probabilities.
+        warper: of the request, for processed log-probabilities.
     """
 
     def __init__(self, params: SamplingParams, warper: Warper) -> None:
@@ -28,7 +28,10 @@ class Scores:
         self._prompt: dict[int, TokenLogprobs] = {}
 
     def read_prompt(self, grant: Grant, rows: np.ndarray) -> np.ndarray:
-        """Take in the rows of a chunk of the prompt; what is left is the row [1, vocab] that the next token needs."""
+        """Read prompt log-probabilities from the logits of a prefill chunk, if the request wants them.
+
+        Returns the rows that the next token needs: the last one, [1, vocab], where `rows` covered the whole chunk.
+        """
         num_top = self._params.prompt_logprobs
         if num_top is None or grant.is_decode or len(rows) < grant.num_prefill_tokens:
             return rows
@@ -38,7 +41,7 @@ class Scores:
         return rows[-1:]
 
     def read(self, tree: TokenTree, verdict: Verdict, rows: np.ndarray) -> None:
-        """Take in the tokens of a verdict: node i's law is in row i + 1, the root's in row 0."""
+        """Read the log-probabilities of a verdict's tokens from `rows` [1 + nodes, vocab]: row 0 is the root's."""
         num_top = self._params.logprobs
         if num_top is None:
             return
@@ -50,7 +53,7 @@ class Scores:
         ]
 
     def commit(self, count: int) -> list[TokenLogprobs | None]:
-        """One entry for each of the `count` tokens that were committed of those just read."""
+        """Keep the first `count` tokens just read, those that were committed; returns one entry for each."""
         if self._params.logprobs is None:
             return [None] * count
         kept, self._fresh = self._fresh[:count], []
@@ -58,11 +61,14 @@ class Scores:
         return [*kept]
 
     def output(self, count: int) -> tuple[TokenLogprobs, ...] | None:
-        """Of the first `count` output tokens; None when nobody asked."""
+        """Log-probabilities of the first `count` output tokens; None when the request wants none."""
         return None if self._params.logprobs is None else tuple(self._output[:count])
 
     def prompt(self, num_tokens: int) -> tuple[TokenLogprobs | None, ...] | None:
-        """Of the prompt's `num_tokens` tokens; None when nobody asked, or the prompt was computed by another sample."""
+        """Log-probabilities of the prompt's `num_tokens` tokens.
+
+        None when the request wants none, or another sample computed the prompt.
+        """
         if self._params.prompt_logprobs is None or (num_tokens > 1 and not self._prompt):
             return None
         return tuple(self._prompt.get(position) for position in range(num_tokens))

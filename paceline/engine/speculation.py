@@ -1,4 +1,4 @@
-"""`Speculation`: how an engine's drafts are made, how long they are, and how they are judged.
+"""`Speculation`: an engine's drafter, length policy and verification rule.
 
 Not the place for drafters (`drafters/`), rules (`sampling/`) or length policies (`speculation/`).
 """
@@ -17,13 +17,13 @@ from paceline.types import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """How drafts are made and judged.
+    """How drafts are made and verified.
 
     Attributes:
-        drafter: proposes.
+        drafter: proposes drafts.
         rule, verifier: the rule's name, and the rule with its options bound.
-        policy: how long drafts are.
-        most: most nodes of a draft; 0 is plain decoding.
+        policy: decides draft lengths.
+        most: largest number of nodes of a draft; 0 is plain decoding.
     """
 
     drafter: Drafter
@@ -33,10 +33,10 @@ class Speculation:
     most: int
 
     def judge_of(self, params: SamplingParams, number: int) -> Judge:
-        """How the drafts of request number `number` are judged; see `sampling.judge`.
+        """The judge of request number `number`: its own rule or the engine's; see `sampling.judge`.
 
         Raises:
-            InvalidParameter: it asks for a drafter that is not loaded, or a rule that is unknown, lossy or unfit.
+            InvalidParameter: the request names a rule that is unknown, lossy, or unsuitable for this drafter.
         """
         own = _wishes(params)
         rule = own.get("rule", self.rule)
@@ -48,10 +48,10 @@ class Speculation:
         return judge(rule, resolve(rule), params.seed, number)
 
     def shape(self, params: SamplingParams, state: RequestState) -> None:
-        """Put a request's own wishes about its drafts into its state.
+        """Copy a request's own drafting options (method, length, policy) into its scheduler state.
 
         Raises:
-            InvalidParameter: a drafter that is not loaded.
+            InvalidParameter: the request names a drafter that is not loaded.
         """
         own = _wishes(params)
         method = own.get("method", self.drafter.name)

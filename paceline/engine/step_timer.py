@@ -1,4 +1,4 @@
-"""`StepTimer`: where the time of one step went. Not for anything that lasts longer."""
+"""`StepTimer`: times the phases of one step. Not for anything that lasts longer."""
 
 from collections.abc import Callable
 
@@ -6,11 +6,11 @@ from paceline.speculation import StepSeconds
 
 
 class StepTimer:
-    """Runs from its construction.
+    """Starts at construction; each method marks the end of a phase.
 
     Attributes:
         now: the latest reading of the clock.
-        seconds: what is known so far.
+        seconds: the phases so far.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -19,24 +19,24 @@ class StepTimer:
         self.now = clock()
 
     def scheduled(self) -> None:
-        """The plan is made."""
+        """End of scheduling."""
         self.seconds.scheduling = self._lap()
 
     def drafted(self, chosen: float = 0.0) -> None:
-        """Drafts are there; `chosen` seconds of it the drafter had weighed itself."""
+        """End of drafting; `chosen` is the part whose cost the drafter had weighed itself (`StepSeconds.chosen`)."""
         self.seconds.drafting = self._lap()
         self.seconds.chosen = min(chosen, self.seconds.drafting)
 
     def verified(self) -> None:
-        """The pass and its verdicts are there."""
+        """End of the target pass and verification."""
         self.seconds.verifying = self._lap()
 
     def committed(self) -> None:
-        """The scheduler is up to date."""
+        """End of the scheduler's update."""
         self.seconds.committing = self._lap()
 
     def finished(self) -> StepSeconds:
-        """Texts are written and drafters told; where the time went."""
+        """End of the step, text and drafters' `observe` included; returns the seconds of all phases."""
         self.seconds.committing += self._lap()
         return self.seconds
 

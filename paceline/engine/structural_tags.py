@@ -1,7 +1,7 @@
-"""Structural tags: free text in which some openings must go on as their grammars say. Not for other grammars.
+"""Structural tags: free text in which the text after a trigger must follow a grammar. Not for other grammars.
 
-Two forms are read: llguidance's list of ``{trigger, begin, grammar, end}``, and vLLM's and SGLang's object
-``{"structures": [{begin, schema, end}], "triggers": [...]}``, where each begin opens with one of the triggers.
+Two forms are accepted: llguidance's list of ``{trigger, begin, grammar, end}``, and vLLM's and SGLang's object
+``{"structures": [{begin, schema, end}], "triggers": [...]}``, where each begin starts with one of the triggers.
 """
 
 import json
@@ -13,7 +13,7 @@ _TAG = ("trigger", "begin", "grammar", "end")
 
 
 def tags_of(source: str) -> list[dict[str, Any]]:
-    """llguidance's fields of each tag. Raises ValueError, which says what is wrong."""
+    """The tags in llguidance's form. Raises ValueError, with the reason, for invalid input."""
     found = json.loads(source)
     if isinstance(found, Mapping):
         structures, triggers = found.get("structures"), found.get("triggers")
@@ -33,7 +33,8 @@ def tags_of(source: str) -> list[dict[str, Any]]:
 
 
 def lark_of(llguidance: Any, source: str, special_tokens: Collection[str]) -> str:
-    """llguidance's grammar of the tags; a trigger among `special_tokens` stands for that token. Raises as `tags_of`."""
+    """The tags as llguidance's Lark grammar; a trigger among `special_tokens` stands for that token. Raises as
+    `tags_of`."""
     tags = tags_of(source)
     are_special = [tag["trigger"] in special_tokens for tag in tags]
     if any(are_special) and not all(are_special):

@@ -1,7 +1,7 @@
-"""`TextStream`: from committed tokens to text that can be shown at once, stop strings taken out.
+"""`TextStream`: incremental detokenisation with stop strings.
 
-A piece of text is released only when it cannot become the beginning of a stop string any more. Not for deciding about
-ids or lengths: the scheduler's stop rules do that.
+Text that may turn out to be the beginning of a stop string is held back. Not for stop rules on token ids or lengths:
+those are the scheduler's.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ class TextStream:
 
     Args:
         tokenizer: turns ids into text; special tokens are left out.
-        stop: strings that end the text and do not belong to it.
+        stop: strings that end the text and are not part of it.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
@@ -35,9 +35,9 @@ class TextStream:
         return "".join(self._released)
 
     def push(self, token_id: int, may_stop: bool = True) -> str:
-        """The text that may be shown with `token_id` committed; sets `stop_string` when it completes a stop string.
+        """Add a token; returns the text that it releases. Sets `stop_string` when a stop string is complete.
 
-        One that is completed where the text may not stop yet belongs to the text.
+        With `may_stop` False (before `min_tokens`), a complete stop string is ordinary text.
         """
         piece = self._decoder.push(token_id)
         if not self._stop:
@@ -53,19 +53,19 @@ class TextStream:
         return self._release(len(self._held) if self.stopped else len(self._held) - self._suspicious())
 
     def finish(self) -> str:
-        """What was held back, when no more tokens come."""
+        """Release the text that was held back, after the last token."""
         if not self.stopped:
             self._held += self._decoder.flush()
         return self._release(len(self._held))
 
     def _suspicious(self) -> int:
-        """Characters at the end that may begin a stop string."""
+        """Length of the longest end of the held text that is a proper prefix of a stop string."""
         longest = max(map(len, self._stop), default=1) - 1
         lengths = range(min(longest, len(self._held)), 0, -1)
         return next((n for n in lengths if any(self._begins(s, n) for s in self._stop)), 0)
 
     def _begins(self, stop: str, length: int) -> bool:
-        """Whether the last `length` characters are the beginning of `stop`, and not all of it."""
+        """Whether the last `length` characters are a proper prefix of `stop`."""
         return len(stop) > length and stop.startswith(self._held[-length:])
 
     def _release(self, length: int) -> str:

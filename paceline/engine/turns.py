@@ -1,9 +1,8 @@
-"""`Turns`: engines that share a device take turns, first come first served, step by step.
+"""`Turns`: engines that share a device run their steps one at a time, first come first served.
 
-Without it two engines of one process would run on more processors than their device has while others are idle, and
-would cut up each other's steps while these are not: nobody could say beforehand how long a step takes, and one that
-was let in later would hold up those before it. It is the rule that the cluster's simulator plays
-(`placement/tokens/kernel.py`). In a pipeline a turn ends when the first stage is done with the step's pass.
+Without turns, concurrent steps of several engines would compete for the same processors: the duration of a step could
+not be predicted, and a step that began later would delay earlier ones. The cluster's simulator uses the same rule
+(`placement/tokens/kernel.py`). In a pipeline a turn ends when the first stage has finished the step's pass.
 """
 
 import threading
@@ -11,7 +10,7 @@ from collections import deque
 
 
 class Turns:
-    """Entered before a step and left after it, or by `leave` before that. A thread has one turn at a time."""
+    """A first-come-first-served lock, held during a step as a context manager or until `leave`. One turn per thread."""
 
     def __init__(self) -> None:
         self._door = threading.Lock()
@@ -19,7 +18,7 @@ class Turns:
         self._own = threading.local()
 
     def reserve(self) -> None:
-        """Take this thread's place in the line, which it has to enter or to leave soon; a place it has it keeps."""
+        """Take a place in the queue for this thread, unless it has one. It must be entered or left soon."""
         if self._place is not None:
             return
         self._own.place = place = threading.Event()
@@ -29,7 +28,7 @@ class Turns:
             self._line.append(place)
 
     def leave(self) -> None:
-        """Give up this thread's turn, or its place in the line. Nothing happens where it has none."""
+        """Give up this thread's turn or its place in the queue; does nothing where it has neither."""
         place, self._own.place = self._place, None
         if place is None:
             return
