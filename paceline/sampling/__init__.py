@@ -1,4 +1,4 @@
-"""The pure core: laws, randomness, token trees, warping, and the rules that verify drafts."""
+"""Sampling and verification without models or caches: laws, randomness, token trees, warping, verification rules."""
 
 from paceline.sampling.block import verify_block
 from paceline.sampling.coupled import match_probability, verify_coupled, verify_sample_and_match

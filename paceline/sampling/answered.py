@@ -1,10 +1,10 @@
-"""Laws that stayed where their logits are: the few numbers of them that an exact rule asks for, answered beforehand.
+"""Verification without a copy of the logits: the device that holds them precomputes what an exact rule will read.
 
-The rules read a target's law in three ways: the chance of a drafted token, the law that is left when it is refused, and
-a draw. A `Question` says for one row of logits which drafted tokens will be tried, in order, and with which noise the
-pick is drawn once all are refused. Whoever has the logits answers all rows at once, and the rules themselves walk the
-tree over `AnsweredLaw`s, unchanged. Not for computing answers (`models/cuda_executor/laws/`), nor for rules that ask
-more of a law (block verification and the lossy ones).
+A rule reads a target's law in three ways: the probability of a drafted token, the residual law after its rejection, and
+a draw. A `Question` lists, for one row of logits, the drafted tokens to be tried in order, and the noise key of the
+draw after all were rejected. The device answers all rows at once, and the unchanged rules run on `AnsweredLaw`s. Not
+for computing answers (`models/cuda_executor/laws/`), nor for rules that read more of a law (block verification and the
+lossy ones).
 """
 
 from collections.abc import Sequence
@@ -27,13 +27,13 @@ Trial = tuple[int, Law]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Question:
-    """What is asked of the warped law of one row of logits.
+    """What a rule will read of the warped law of one row of logits.
 
     Attributes:
-        temperature, min_p, top_k, top_p: as of `SamplingParams`.
-        edits: changes of single logits before them.
-        key: of the noise of the pick, see `CounterRandomness.key`.
-        trials: what is taken from the law one after the other; the pick is drawn from what is left then.
+        temperature, min_p, top_k, top_p: as in `SamplingParams`.
+        edits: changes of single logits, applied before these.
+        key: noise key of the pick; see `CounterRandomness.key`.
+        trials: drafted tokens to try in order. Each takes the residual of the law, and the pick is drawn from the last.
     """
 
     temperature: float
@@ -46,23 +46,23 @@ class Question:
 
     @property
     def takes_argmax(self) -> bool:
-        """Whether the law is a point at the largest logit as it is."""
+        """Whether the law is one-hot at the largest unedited logit."""
         return self.temperature == 0 and self.edits is None
 
 
 _LARGEST = Question(0.0, 0.0, 0, 1.0, None, 0)
-"""Where the largest logit is."""
+"""The question for the argmax of the unedited logits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """To a `Question`.
+    """The answer to a `Question`.
 
     Attributes:
         pick: the token drawn.
-        chances: of each trial's token, under what the trials before it left of the law.
-        peak, best: the largest of the edited logits, and where.
-        argmax: the most probable token of the row before anything is changed.
+        chances: probability of each trial's token under the residual law after the trials before it.
+        peak, best: the largest of the edited logits, and its token.
+        argmax: the token of the largest unedited logit.
     """
 
     pick: int
@@ -73,22 +73,22 @@ class Answer:
 
 
 class AnsweredLaw:
-    """As much of a `Law` as the exact rules read."""
+    """The part of the `Law` interface that the exact rules use, over precomputed answers."""
 
     def __init__(self, pick: int, chances: Sequence[float]) -> None:
         self.pick, self._chances = pick, chances
 
     def prob(self, token: int) -> float:
-        """The chance of the next trial's token, which `token` is."""
+        """Probability of the next trial's token; `token` must be that token."""
         return self._chances[0]
 
     def residual(self, draft: Law) -> "AnsweredLaw":
-        """What is left when the next trial, drawn from `draft`, is refused."""
+        """The residual law after the rejection of the next trial, which was drawn from `draft`."""
         return AnsweredLaw(self.pick, self._chances[1:])
 
 
 class _Picked(CounterRandomness):
-    """The coins of a request, with draws that have been made."""
+    """A request's randomness whose draws return the precomputed picks; coins are unchanged."""
 
     def __init__(self, randomness: CounterRandomness) -> None:
         self.__dict__.update(randomness.__dict__)
@@ -99,7 +99,8 @@ class _Picked(CounterRandomness):
 
 
 def asks_of(verifier: Verifier, tree: TokenTree) -> Literal["draws", "trials"] | None:
-    """What a rule asks of the target's laws: a draw of each, or trials of children too; None when it asks more."""
+    """What a rule reads of the target's laws: ``draws`` only, ``trials`` of children too, or None when it reads
+    more."""
     if isinstance(verifier, partial):
         return None
     if verifier in (verify_coupled, verify_sample_and_match) or (verifier is verify_auto and tree.draw == "one_hot"):
@@ -137,10 +138,10 @@ def question_about(warper: Warper, path: Sequence[int], key: int, trials: tuple[
 def verify_answered(
     verifier: Verifier, tree: TokenTree, answers: Sequence[Answer], randomness: CounterRandomness, position: int
 ) -> Verdict:
-    """The verdict of `verifier` over the answers to `questions_about`; what it asks is in `asks_of`.
+    """The verdict of `verifier`, given the answers to `questions_about`.
 
     Raises:
-        InvalidParameter: a row that is asked for has no law, as `Warper.law` would.
+        InvalidParameter: as `Warper.law`, when a row that the rule reads has no law.
     """
 
     def target(node: int) -> Law:

@@ -16,9 +16,9 @@ def verify_block(tree: TokenTree, target: TargetLaws, randomness: Randomness, po
     """Accept the longest prefix that the joint test allows (Sun et al. 2024, block verification, algorithm 2).
 
     With weight_0 = 1 and weight_i = min(weight_{i-1} * p(x_i) / q(x_i), 1), a prefix of i tokens is kept with the
-    chance that leaves P(at least i accepted | x_1..x_i) = weight_i; the longest kept prefix is accepted, and the token
-    after it comes from norm(max(0, weight_i * p - q)). A token refused by the p/q rule may so be saved by a good
-    successor. Every level is visited unless a weight is 0, so more laws are warped than under the p/q rule.
+    probability for which P(at least i accepted | x_1..x_i) = weight_i. The longest kept prefix is accepted, and the
+    next token is drawn from norm(max(0, weight_i * p - q)). A token that the p/q rule would reject can thus be accepted
+    because of a good successor. Every level is visited unless a weight is 0, so more laws are warped than under p/q.
 
     Args:
         tree: a chain, drawn or deterministic.
@@ -35,7 +35,7 @@ def verify_block(tree: TokenTree, target: TargetLaws, randomness: Randomness, po
         weight = _next_weight(tree, node, law, weight)
         if weight == 0:
             break
-        if node + 1 == len(tree):  # nothing below it decides
+        if node + 1 == len(tree):  # the last node: kept with probability `weight`
             if randomness.coin(weight, position + node, node):
                 kept = (node + 1, target(node), weight)
             break
@@ -61,10 +61,10 @@ def _next_weight(tree: TokenTree, node: int, law: Law, weight: Any) -> Any:
 
 
 def _keep_chance(tree: TokenTree, node: int, law: Law, weight: Any) -> Any:
-    """The chance h that the prefix ending at `node`, not the last, is kept; `law` is the target's below it.
+    """Probability h of keeping the prefix that ends at `node` (not the last); `law` is the target's law after it.
 
-    h = e / (e + 1 - weight) with e = sum_x max(0, weight * p(x) - q(x)). Where both e and 1 - weight are 0 a longer
-    prefix is kept for sure and any answer will do.
+    h = e / (e + 1 - weight) with e = sum_x max(0, weight * p(x) - q(x)). Where both e and 1 - weight are 0, a longer
+    prefix is kept with probability 1, so the value does not matter.
     """
     excess = law.excess(tree.draft_law(node + 1), scale=weight).sum()
     total = excess + 1 - weight

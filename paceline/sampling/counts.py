@@ -1,7 +1,7 @@
 """`OutputCounts`: how often a request has emitted each token, kept while its text grows.
 
-Every committed token is counted once, so a penalised law costs as much as there are distinct tokens, however long the
-text is. Not the place for what counts are good for (`warp.py`).
+Every committed token is counted once, so the cost of a penalised law depends on the number of distinct tokens, not on
+the length of the text. Not for applying penalties (`warp.py`).
 """
 
 from collections import Counter
@@ -16,9 +16,9 @@ class OutputCounts:
     """Counts of one request's output tokens.
 
     Args:
-        token_ids: prompt and output of the request; the list itself, which only grows.
-        num_prompt_tokens: how many of them are the prompt.
-        with_prompt: list the prompt's tokens too, with the count of the output alone.
+        token_ids: prompt and output of the request: its own list, which only grows.
+        num_prompt_tokens: length of the prompt.
+        with_prompt: include the prompt's tokens in `totals`; their counts are still those in the output.
     """
 
     def __init__(self, token_ids: Sequence[int], num_prompt_tokens: int, with_prompt: bool) -> None:
@@ -30,10 +30,10 @@ class OutputCounts:
         self._counts = np.zeros(len(self._ids), np.int64)
 
     def totals(self, path: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Distinct tokens [k] in no order and their counts [k], 0 for tokens of the prompt alone; not to be changed.
+        """Distinct tokens [k], unordered, and their counts [k]: 0 for tokens of the prompt only. Do not modify them.
 
         Args:
-            path: tokens of a draft after the committed ones, counted for this call only.
+            path: drafted tokens after the committed ones, counted for this call only.
         """
         self._catch_up()
         size = len(self._slots)

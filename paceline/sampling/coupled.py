@@ -1,8 +1,8 @@
-"""Rules that walk the tree by the target's own picks: the emitted text is, token for token, the text of plain sampling.
+"""Rules that follow the target's own draws down the tree: the output is, token for token, that of plain sampling.
 
-Both rules share one walk and are exact for any draft at all, because the draft decides only how far one pass gets.
-They differ in how the drafter drew: with the target's noise (coupled) or with its own (sample and match). Not the place
-for the draws of drafters (`drafters/base.py` holds `draw_node`).
+Both rules share one walk and are exact for any draft, because the draft decides only how many tokens a pass emits.
+They differ in how the drafter draws: with the target's noise (coupled) or its own (sample and match). Not for the draws
+of drafters (`draw_node` in `drafters/base.py`).
 """
 
 from typing import Any
@@ -16,26 +16,27 @@ from paceline.sampling.verify import TargetLaws, Verdict
 
 
 def verify_coupled(tree: TokenTree, target: TargetLaws, randomness: Randomness, position: int) -> Verdict:
-    """Accept a drafted token when it is the target's own pick; the drafter raced the same noise (Daliri et al. 2024).
+    """Accept a drafted token when it equals the target's own draw; the drafter uses the same noise (Daliri et al.
+    2024).
 
-    Drafts are drawn under ("target", ROOT) at their position. With a seed the text is that of plain sampling, bit for
-    bit, whatever the drafter, the length or the batch. A token is accepted with `match_probability`.
+    Drafts are drawn under ("target", ROOT) at their position. With a seed the output is that of plain sampling, bit for
+    bit, whatever the drafter, the draft length or the batch. A token is accepted with `match_probability`.
     Arguments as in `verify`.
     """
     return _follow_the_target(tree, target, randomness, position)
 
 
 def verify_sample_and_match(tree: TokenTree, target: TargetLaws, randomness: Randomness, position: int) -> Verdict:
-    """The plain baseline: the target picks its token with its own noise and descends where a child carries it.
+    """The naive baseline: draw the target's token with independent noise; accept the child with that token, if any.
 
-    Exact for any draft; with a seed the text is that of plain sampling. A child drawn from q is accepted with
-    sum_x p(x) q(x), never more than under the p/q rule (Miao et al. 2024, theorem 4.3). Arguments as in `verify`.
+    Exact for any draft; with a seed the output is that of plain sampling. A child drawn from q is accepted with
+    probability sum_x p(x) q(x), at most that of the p/q rule (Miao et al. 2024, theorem 4.3). Arguments as in `verify`.
     """
     return _follow_the_target(tree, target, randomness, position)
 
 
 def match_probability(target: Law, draft: Law) -> Any:
-    """The chance that `target` and `draft`, raced with the same noise, pick the same token.
+    """Probability that `target` and `draft` pick the same token in exponential races with the same noise.
 
     sum_x 1 / sum_y max(p_y / p_x, q_y / q_x) over tokens x of both laws; at least (1 - TV) / (1 + TV)
     (Daliri et al. 2024). Sorting by p / q turns the inner sum into two running totals, so the cost is k log k.

@@ -1,6 +1,7 @@
-"""`Edits`: what a request changes of single logits before temperature, as data, for whoever has the logits.
+"""`Edits`: a request's changes of single logits before temperature, as data.
 
-`Warper.edits` makes them and numpy applies them here; the cuda executor applies them to many rows at once on a device.
+`Warper.edits` constructs them. They are applied in numpy here, or to many rows at once on a device by the cuda
+executor.
 """
 
 from dataclasses import dataclass
@@ -19,8 +20,8 @@ class Edits:
         bias_ids, bias: [b] ids, and what is added to their logits.
         penalised, subtracted: [k] ids, and what is subtracted after `repetition`, which divides positive logits and
             multiplies others (Keskar et al. 2019, CTRL).
-        forbidden: [n] ids that are impossible, an id perhaps twice.
-        allowed: [v] bool; ids that are False, and ids from v on, are impossible too. None allows all.
+        forbidden: [n] ids set to -inf; may contain duplicates.
+        allowed: [v] bool; ids where it is False, and ids from v on, are set to -inf too. None allows all.
     """
 
     bias_ids: np.ndarray
@@ -32,7 +33,7 @@ class Edits:
     allowed: np.ndarray | None
 
     def within(self, size: int) -> "Edits":
-        """The same without ids from `size` on, for a row that knows fewer tokens."""
+        """The same without ids from `size` on, for a row of a smaller vocabulary."""
         biased, punished = self.bias_ids < size, self.penalised < size
         return Edits(
             self.bias_ids[biased], self.bias[biased], self.penalised[punished], self.subtracted[punished],

@@ -1,10 +1,9 @@
-"""Every outcome of a computation that takes coins and draws, with its probability.
+"""Enumerate all outcomes of a randomised computation with their probabilities.
 
-`EnumeratedRandomness` stands where the request's randomness stands in production. The computation is replayed once per
-outcome: each replay follows a script of choices and takes the first possibility after its end, and the script then
-counts up like an odometer. Every call is a fresh independent choice, which is what distinct keys give in production.
-Probabilities are floats, as a model's laws are, or whatever `number` makes of them: the house's own proofs, in
-``tests/exact``, pass rationals.
+`EnumeratedRandomness` takes the place of the request's randomness. The computation is replayed once per outcome: each
+replay follows a script of choices, takes the first possibility after its end, and the script is then incremented like
+an odometer. Every call is an independent choice, as distinct keys are in production. Probabilities are floats, or what
+`number` converts them to: the tests in ``tests/exact`` use rationals.
 """
 
 from collections import defaultdict
@@ -24,12 +23,13 @@ class EnumeratedRandomness:
     """One replay.
 
     Args:
-        script: which possibility each call takes, by number; the first after the end.
-        number: makes the number to reckon with of a probability.
+        script: index of the possibility that each call takes; 0 after its end.
+        number: converts a probability to the number type of the computation.
 
     Attributes:
-        weight: the probability of its choices.
-        keys: (position, purpose, node) of what was asked for, in order; a coin's purpose is ``accept``.
+        weight: probability of the choices made.
+        keys: (position, purpose, node) of every call, in order; a coin's purpose is ``accept``.
+        choices, widths: index chosen by every call, and its number of possibilities.
     """
 
     def __init__(self, script: Sequence[int] = (), number: Callable[[Any], Any] = float) -> None:
@@ -51,7 +51,7 @@ class EnumeratedRandomness:
         return self._choose(law.tokens.tolist(), [self._number(prob) for prob in law.probs])
 
     def exponentials(self, tokens: np.ndarray, position: int, purpose: Purpose, node: int = ROOT) -> np.ndarray:
-        """Refused: noise has no list of outcomes. Draw through `DraftContext.draw_node`."""
+        """Raises NotImplementedError: noise cannot be enumerated. Draw through `DraftContext.draw_node`."""
         raise NotImplementedError("noise cannot be enumerated; draw tokens with context.draw_node")
 
     def _choose(self, options: Sequence[Any], chances: Sequence[Any]) -> Any:
@@ -68,7 +68,7 @@ class EnumeratedRandomness:
 def law_of(
     run: Callable[[EnumeratedRandomness], Outcome], most: int = 100_000, number: Callable[[Any], Any] = float
 ) -> dict[Outcome, Any]:
-    """The law of what `run` returns, over every outcome of the randomness it is given; probabilities are `number`s.
+    """The distribution of the result of `run` over all outcomes of its randomness; probabilities are `number`s.
 
     Raises:
         RuntimeError: there are more than `most` outcomes.

@@ -1,7 +1,7 @@
-"""`GrammarCursor`: what a grammar allows next, wherever a draft has got to; a library's grammars enter through it.
+"""`GrammarCursor`: the interface to a grammar library: which tokens may come next, also along a drafted path.
 
-The target's law under a grammar is its law with forbidden tokens removed, then temperature and the rest, so whatever
-rule verifies drafts stays exact. Not for compiling grammars (the engine has the tokenizer).
+The target's law under a grammar has forbidden tokens removed before temperature and truncation, so every verification
+rule stays exact. Not for compiling grammars (the engine has the tokenizer).
 """
 
 from collections.abc import Sequence
@@ -13,38 +13,38 @@ from paceline.sampling.tree import ROOT_PARENT, TokenTree
 
 
 class GrammarCursor(Protocol):
-    """One request's place in its grammar: after its committed tokens, or a path of a draft beyond them."""
+    """One request's state in its grammar, after its committed tokens and optionally a drafted path."""
 
     @property
     def is_finished(self) -> bool:
-        """The text is complete and can only end."""
+        """Whether the text is complete, so that only an end token may follow."""
         ...
 
     def allowed(self, path: Sequence[int] = ()) -> np.ndarray | None:
-        """[vocab] bool: tokens that may follow `path`; None below a path that is impossible itself, or complete.
+        """[vocab] bool: tokens that may follow `path`; None when `path` itself is forbidden, or complete.
 
-        No law below such a path is ever drawn from.
+        Nothing is ever drawn after such a path.
         """
         ...
 
     def allows(self, token: int, path: Sequence[int] = ()) -> bool:
-        """Whether `allowed` is a mask after `path` and has `token` in it; cheaper than the mask."""
+        """Whether `token` may follow `path`: as `allowed`, but cheaper than the whole mask."""
         ...
 
     def forced(self) -> Sequence[int]:
-        """Tokens that must come next, or most likely do, since only one text is possible; may be empty."""
+        """Likely next tokens where the grammar allows only one text (its tokenisation may differ); may be empty."""
         ...
 
     def commit(self, token: int) -> None:
-        """The text has grown by `token`. Raises ValueError when it may not."""
+        """Advance by a committed token. Raises ValueError when the grammar forbids it."""
         ...
 
 
 def cut(tree: TokenTree, cursor: GrammarCursor) -> TokenTree:
-    """`tree` without nodes whose token is forbidden, and without what hangs below them.
+    """`tree` without nodes whose token the grammar forbids, and without their descendants.
 
-    Exact for chosen (one-hot) trees, whose forbidden nodes have probability 0; others are returned as they are, because
-    leaving out a drawn node by looking at it would change the law.
+    Exact for deterministic (one-hot) trees, whose forbidden nodes have target probability 0. Drawn trees are returned
+    unchanged, because removing a drawn node depending on its token would change the output's law.
     """
     if tree.draw != "one_hot" or not len(tree):
         return tree

@@ -1,8 +1,8 @@
-"""`Law`: a distribution over token ids, kept by its support.
+"""`Law`: a probability distribution over token ids, stored as its support and probabilities.
 
 A warped distribution is zero almost everywhere, a greedy one everywhere but at one token, so only the support is
-stored. The arithmetic works on float64 and, entry for entry the same, on `fractions.Fraction` objects: the exact tests
-run this very code over rationals. Not the place for logits (`warp.py`) or for randomness (`randomness.py`).
+stored. The arithmetic works on float64 and equally on `fractions.Fraction` objects, so the exact tests run this code
+over rationals. Not the place for logits (`warp.py`) or for randomness (`randomness.py`).
 """
 
 from collections.abc import Callable
@@ -30,9 +30,9 @@ class Law:
 
     @classmethod
     def one_hot(cls, token: int) -> "Law":
-        """The law that puts everything on `token`: greedy targets and deterministic proposals.
+        """The law with probability 1 at `token`: greedy targets and deterministic proposals.
 
-        Its probability is the integer 1, which mixes with floats and with Fractions without changing either.
+        Its probability is the integer 1, which combines with floats and Fractions without changing their type.
         """
         return cls(np.array([token], np.int64), _CERTAIN)
 
@@ -44,7 +44,7 @@ class Law:
 
     @property
     def is_one_hot(self) -> bool:
-        """True when a single token carries everything."""
+        """True when a single token has probability 1."""
         return len(self.tokens) == 1
 
     @property
@@ -61,7 +61,7 @@ class Law:
         """The `num_tokens` most probable tokens (fewer when the support is smaller), lower ids first on ties.
 
         Returns:
-            (tokens, their probabilities), both in falling order of probability.
+            (tokens, their probabilities), both in descending order of probability.
         """
         probs, size = self.probs, len(self.probs)
         inside = np.arange(size) if num_tokens >= size else probs >= np.partition(probs, size - num_tokens)[-num_tokens]
@@ -75,7 +75,7 @@ class Law:
         return np.where(self.tokens[at] == tokens, self.probs[at], 0)
 
     def overlap(self, other: "Law") -> Any:
-        """sum_x min(p(x), q(x)) = 1 - TV(p, q): the chance that one drafted token is accepted.
+        """sum_x min(p(x), q(x)) = 1 - TV(p, q): the probability that one drafted token is accepted.
 
         Leviathan et al. 2023, theorem 3.5.
         """
@@ -86,19 +86,20 @@ class Law:
         return np.maximum(scale * self.probs - draft_scale * draft._spread_over(self.tokens), 0)
 
     def residual(self, draft: "Law", scale: Any = 1, draft_scale: Any = 1) -> "Law":
-        """norm(max(0, scale * p - draft_scale * q)): what is left of this law after a rejected draw from `draft`.
+        """norm(max(0, scale * p - draft_scale * q)): the residual law after the rejection of a draw from `draft`.
 
-        Leviathan et al. 2023, algorithm 1; the scales are block verification's and lenience's. Nothing is left only
-        where rejection has probability zero; rounding can still lead there, and the answer is then this law itself.
+        Leviathan et al. 2023, algorithm 1; the scales are for block verification and lenience. The maximum is zero
+        everywhere only where rejection has probability 0; rounding can still lead there, and the result is then this
+        law itself.
         """
         return self._keep(self.excess(draft, scale, draft_scale))
 
     def renamed(self, ids: np.ndarray) -> "Law":
-        """This law with token i called `ids[i]`; `ids` [n] int64 ascending."""
+        """This law with token i replaced by `ids[i]`; `ids` [n] int64, ascending."""
         return Law(ids[self.tokens], self.probs)
 
     def without(self, *tokens: int) -> "Law":
-        """This law with `tokens` made impossible and the rest renormalised; unchanged when nothing would be left."""
+        """This law with `tokens` removed and the rest renormalised; unchanged when nothing would be left."""
         keep = np.ones(len(self.tokens), dtype=bool)
         for token in tokens:
             keep &= self.tokens != token
@@ -127,11 +128,13 @@ class Law:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class GreedyLaw(Law):
-    """The one-hot law of temperature 0, which still knows what it is the peak of; only lossy rules ask.
+    """The one-hot law of temperature 0 that also gives access to the law at temperature 1.
+
+    Lossy rules and log-probabilities need the latter.
 
     Attributes:
-        smooth: the law at temperature 1 after bias, penalties and impossible tokens; no truncation. To be called before
-            the model's next pass.
+        smooth: returns the law at temperature 1 after bias, penalties and forbidden tokens, without truncation. Call it
+            before the model's next pass.
     """
 
     smooth: Callable[[], Law]
@@ -142,5 +145,5 @@ class GreedyLaw(Law):
 
     @classmethod
     def of(cls, token: int, smooth: Callable[[], Law]) -> "GreedyLaw":
-        """Everything on `token`, the largest of `smooth`."""
+        """The greedy law at `token`, the mode of `smooth`."""
         return cls(np.array([token], np.int64), _CERTAIN, smooth)

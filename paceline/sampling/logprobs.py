@@ -1,6 +1,6 @@
-"""Log-probabilities of tokens that were emitted, from the row of logits that decided them.
+"""Log-probabilities of emitted tokens, from the row of logits that each was drawn from.
 
-A row is bitwise the same alone, in a batch or in a tree, and so are these. Not for laws to draw from (`warp.py`).
+Logits are bitwise the same alone, in a batch or in a tree, and so are these. Not for laws to draw from (`warp.py`).
 """
 
 import numpy as np
@@ -10,12 +10,12 @@ from paceline.types import TokenLogprobs
 
 
 def raw_logprobs(logits: np.ndarray, token: int, num_top: int) -> TokenLogprobs:
-    """Those of the model's own law at temperature 1.
+    """Log-probabilities under the model's unprocessed law at temperature 1.
 
     Args:
         logits: [vocab] float32.
-        token: which token was emitted.
-        num_top: how many of the most probable tokens are told too.
+        token: the emitted token.
+        num_top: number of most probable tokens to include.
     """
     scores = logits.astype(np.float64)
     scores -= scores.max()
@@ -24,7 +24,8 @@ def raw_logprobs(logits: np.ndarray, token: int, num_top: int) -> TokenLogprobs:
 
 
 def processed_logprobs(law: Law, token: int, num_top: int) -> TokenLogprobs:
-    """Those of the warped law; at temperature 0 of the law before it was made a point. Arguments as `raw_logprobs`."""
+    """Log-probabilities under the warped law; at temperature 0, under `GreedyLaw.smooth`. Arguments as
+    `raw_logprobs`."""
     full = law.smooth() if isinstance(law, GreedyLaw) else law
     tokens, probs = full.top(num_top) if num_top else ([], [])
     top = tuple((each, float(np.log(prob))) for each, prob in zip(tokens, probs, strict=True))

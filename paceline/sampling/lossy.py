@@ -1,9 +1,9 @@
-"""Rules that change the law of the text to accept more: never a default, and marked lossy wherever they appear.
+"""Rules that accept more by changing the output's law: never a default, and marked lossy wherever they appear.
 
-At temperature 0 the law is one-hot, and what a rule relaxes there differs: `lenient`, `lenient_greedy` and `top_k`
-compare tokens by the law before it was made one-hot (Leviathan et al. 2023, appendix A.5); `distance` compares ids;
-`typical` is exact match there, as published, and a coin from U(0, b) accepts no impossible token either, so those two
-are exact there (`LOSSY_AT_ZERO`, `may_change`).
+At temperature 0 the law is one-hot, and rules relax different things: `lenient`, `lenient_greedy` and `top_k` compare
+tokens by the law at temperature 1 (Leviathan et al. 2023, appendix A.5), `distance` compares ids. `typical` is exact
+match there, as published, and `uniform_coin` never accepts a token of probability 0, so these two are exact at
+temperature 0 (`LOSSY_AT_ZERO`, `may_change`).
 Not the place for exact rules (`verify.py`, `block.py`, `coupled.py`). `LOSSY` lists every rule of this module.
 """
 
@@ -24,9 +24,9 @@ def verify_lenient(
 ) -> Verdict:
     """Lossy: the p/q rule with the draft's probability scaled down by `lenience` l in (0, 1].
 
-    Accepts with p / (l q) and recovers from norm(max(0, p - l q)). On a chain no token becomes more probable than
-    p / l; l = 1 is exact, l -> 0 says what the draft says. At temperature 0 this would relax nothing, and the rule is
-    `verify_lenient_greedy`. Leviathan et al. 2023, appendix A.5, for both. Other arguments as in `verify`.
+    Accepts with probability p / (l q) and recovers from norm(max(0, p - l q)). On a chain no token gets a probability
+    above p / l; l = 1 is exact, l -> 0 accepts every draft. At temperature 0 this would relax nothing, so the rule is
+    `verify_lenient_greedy` there. Leviathan et al. 2023, appendix A.5, for both. Other arguments as in `verify`.
     """
     if isinstance(target(ROOT), GreedyLaw):
         return verify_lenient_greedy(tree, target, randomness, position, lenience=lenience)
@@ -42,8 +42,8 @@ def verify_uniform_coin(
 ) -> Verdict:
     """Lossy: the p/q rule with the accept coin drawn from U(0, bound) instead of U(0, 1), bound in (0, 1].
 
-    Accepts with p / (bound q) but recovers as if the coin had been fair; bound = 1 is exact, and so is any bound at
-    temperature 0: an impossible token stays impossible. Other arguments as in `verify`.
+    Accepts with probability p / (bound q) but recovers from norm(max(0, p - q)). bound = 1 is exact; at temperature 0
+    every bound is, because tokens of probability 0 stay impossible. Other arguments as in `verify`.
     """
 
     def choose(tree: TokenTree, node: int, law: Law, randomness: Randomness, position: int) -> Choice:
@@ -55,12 +55,12 @@ def verify_uniform_coin(
 def verify_lenient_greedy(
     tree: TokenTree, target: TargetLaws, randomness: Randomness, position: int, *, lenience: float = 0.5
 ) -> Verdict:
-    """Lossy: greedy decoding that accepts a child when p(x) >= `lenience` * max p; the best such child goes on.
+    """Lossy: greedy decoding that accepts children with p(x) >= `lenience` * max p and follows the most probable one.
 
-    At temperature 0, p is the law at temperature 1 (`GreedyLaw.smooth`): a one-hot law leaves nothing to be lenient
-    about. At other temperatures p is the request's law, and the text is greedy all the same. The target's own token is
-    its most probable one; lenience = 1 is greedy decoding (but for exact ties). Leviathan et al. 2023, appendix A.5,
-    which prints the inequality the wrong way round. Other arguments as in `verify`.
+    At temperature 0, p is the law at temperature 1 (`GreedyLaw.smooth`), because a one-hot law has no other candidates.
+    At other temperatures p is the request's law, and decoding is greedy all the same. The token after the path is the
+    target's most probable one; lenience = 1 is greedy decoding (except for exact ties). Leviathan et al. 2023, appendix
+    A.5, which prints the inequality the wrong way round. Other arguments as in `verify`.
     """
 
     def stands(law: Law, tokens: list[int]) -> list[bool]:
@@ -75,8 +75,8 @@ def verify_top_k(
 ) -> Verdict:
     """Lossy: greedy decoding that accepts a child among the `k` most probable tokens; k = 1 is greedy decoding.
 
-    Stern et al. 2018, section 5.1, of blockwise decoding. Laws at temperature 0, the child that goes on and the token
-    after the path are as in `verify_lenient_greedy`, other arguments as in `verify`.
+    Stern et al. 2018 (blockwise decoding), section 5.1. The law at temperature 0, the child that is followed and the
+    token after the path are as in `verify_lenient_greedy`; other arguments as in `verify`.
     """
 
     def stands(law: Law, tokens: list[int]) -> list[bool]:
@@ -89,9 +89,9 @@ def verify_top_k(
 def verify_distance(
     tree: TokenTree, target: TargetLaws, randomness: Randomness, position: int, *, distance: float = 2
 ) -> Verdict:
-    """Lossy: greedy decoding that accepts a child whose id is at most `distance` away from the target's own token's.
+    """Lossy: greedy decoding that accepts a child whose id differs from the target's token by at most `distance`.
 
-    For vocabularies whose ids are an order, as brightness is; 0 is greedy decoding. Stern et al. 2018, section 5.2.
+    For vocabularies with ordered ids, such as pixel intensities; 0 is greedy decoding. Stern et al. 2018, section 5.2.
     Other arguments as in `verify_top_k`.
     """
 
@@ -110,11 +110,11 @@ def verify_typical(
     epsilon: float = 0.09,
     delta: float = 0.3,
 ) -> Verdict:
-    """Lossy: typical acceptance (Cai et al. 2024, Medusa): a child stands when p(x) > min(epsilon, delta exp(-H(p))).
+    """Lossy: typical acceptance (Cai et al. 2024, Medusa): accept children with p(x) > min(epsilon, delta exp(-H(p))).
 
-    The longest accepted path wins, ties by its likelihood under the target; the target's own token after it is its
-    most probable one, so the text takes no randomness. At temperature 0 the rule accepts exactly the target's own
-    token and is exact. Other arguments as in `verify`.
+    The longest accepted path is taken, on ties the most likely one under the target, followed by the target's most
+    probable token; no randomness is used. At temperature 0 only the target's own token is accepted, so the rule is
+    exact. Other arguments as in `verify`.
     """
     accepted: list[tuple[tuple[int, ...], Law, float]] = [((), target(ROOT), 0.0)]
     num_rejected = 0
@@ -132,7 +132,7 @@ def verify_typical(
 
 
 def _walk_greedily(tree: TokenTree, target: TargetLaws, stands: Callable[[Law, list[int]], list[bool]]) -> Verdict:
-    """Down the most probable of the children that stand, then the target's most probable token."""
+    """Follow the most probable accepted child at each level; then emit the target's most probable token."""
     path: list[int] = []
     node = ROOT
     num_rejected = 0
@@ -151,15 +151,15 @@ def _walk_greedily(tree: TokenTree, target: TargetLaws, stands: Callable[[Law, l
 
 
 def _before_zero(law: Law) -> Law:
-    """The law before temperature 0 made it one-hot."""
+    """`law`, or for a greedy law the one at temperature 1."""
     return law.smooth() if isinstance(law, GreedyLaw) else law
 
 
 def typical_threshold(law: Law, epsilon: float = 0.09, delta: float = 0.3) -> float:
     """min(epsilon, delta * exp(-H)) with the entropy H in nats: the probability a typical token must exceed.
 
-    Cai et al. 2024, section 3.3. Below H = ln(delta / epsilon) the first term decides. A uniform law over n tokens
-    accepts all of them, since delta / n < 1 / n.
+    Cai et al. 2024, section 3.3. Below H = ln(delta / epsilon) the first term is the minimum. Under a uniform law over
+    n tokens all of them are accepted, since delta / n < 1 / n.
     """
     probs = law.probs.astype(np.float64)
     entropy = -(probs * np.log(probs)).sum()

@@ -1,9 +1,9 @@
-"""Counter-based randomness: a draw depends on what is drawn, never on when.
+"""Counter-based randomness: a draw depends on its key, never on the order of calls.
 
-Every coin and every draw is keyed by (request seed, absolute position, purpose, node), so what a request emits does not
-depend on its batch mates, on chunk sizes or on preemption. `Randomness` is the seam: the exact tests put an enumerator
-there and sum over every outcome. Not the place for rules that decide what to draw (`verify.py` and its neighbours), and
-not fit for secrets: the generator is fast and well mixed, not cryptographic.
+Every coin and every draw is keyed by (request seed, absolute position, purpose, node), so a request's output does not
+depend on the other requests in the batch, on chunk sizes or on preemption. `Randomness` is an interface, so that the
+exact tests can substitute an enumerator and sum over every outcome. Not for rules that decide what to draw
+(`verify.py` and others), and not for secrets: the generator is not cryptographic.
 """
 
 import secrets
@@ -14,7 +14,8 @@ import numpy as np
 from paceline.sampling.law import Law
 
 Purpose = Literal["target", "draft", "accept"]
-"""``target``: the target's own pick (bonus, recovered, plain). ``draft``: a drafter's pick. ``accept``: a test."""
+"""``target``: the target's draw (bonus, recovered, plain). ``draft``: a drafter's draw. ``accept``: an acceptance
+coin."""
 
 ROOT = -1
 """Node number of a draw that belongs to no drafted node."""
@@ -26,7 +27,7 @@ MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 class Randomness(Protocol):
-    """Where coins and draws of one request come from."""
+    """Source of the coins and draws of one request."""
 
     def coin(self, probability: Any, position: int, node: int) -> bool:
         """True with `probability` (clipped to [0, 1]); purpose ``accept``."""
@@ -35,18 +36,18 @@ class Randomness(Protocol):
     def draw(self, law: Law, position: int, purpose: Purpose, node: int = ROOT) -> int:
         """A token of `law` by an exponential race, argmin of noise(token) / prob(token).
 
-        Two laws raced under one key use the same noise: that is the coupling of the coupled rule
-        (Daliri et al. 2024), and a plain decoder drawing under ("target", ROOT) generates the same text.
+        Draws from two laws under one key use the same noise, which is the coupling of the coupled rule (Daliri et al.
+        2024). Plain decoding draws under ("target", ROOT) and therefore generates the same text.
         """
         ...
 
     def exponentials(self, tokens: np.ndarray, position: int, purpose: Purpose, node: int = ROOT) -> np.ndarray:
-        """[k] the noise that a draw under this key gives each of `tokens`; known before anything is drawn."""
+        """[k] the noise of each of `tokens` in a draw under this key; it does not depend on the law."""
         ...
 
 
 def fresh_seed() -> int:
-    """A seed in [0, 2^63) from the operating system, for a request that names none."""
+    """A random seed in [0, 2^63) from the operating system, for a request without one."""
     return secrets.randbits(63)
 
 
@@ -55,7 +56,7 @@ class CounterRandomness:
 
     Args:
         seed: any integer; seeds that agree modulo 2^64 give the same randomness.
-        stream: 0 is the seed's own noise, which plain sampling uses; every other number is independent noise.
+        stream: 0 is the noise that plain sampling uses; every other number gives independent noise.
 
     The hash is splitmix64 (Steele, Lea and Flood 2014): its finaliser absorbs the words of the key one by one, and
     token t takes output number t of the stream that the key starts.
@@ -66,31 +67,32 @@ class CounterRandomness:
         self._base = _absorb(_absorb(0, seed), stream) if stream else _absorb(0, seed)
 
     def coin(self, probability: Any, position: int, node: int) -> bool:
-        """True with `probability`: a uniform of 53 bits in [0, 1) lies below it."""
+        """True when `uniform(position, node)` is below `probability`."""
         return bool(self.uniform(position, node) < probability)
 
     def uniform(self, position: int, node: int) -> float:
-        """The number in [0, 1), 53 bits, that the coin at (position, node) is tossed with."""
+        """The 53-bit uniform number in [0, 1) of the coin at (position, node)."""
         return (self.key(position, "accept", node) >> 11) * 2.0**-53
 
     def draw(self, law: Law, position: int, purpose: Purpose, node: int = ROOT) -> int:
-        """A token of `law` by an exponential race; a one-hot law needs no noise and takes none.
+        """A token of `law` by an exponential race; a one-hot law uses no noise.
 
-        The last digit of the logarithm may differ between processors; a race that close has a chance of about 1e-12.
+        The last digit of the logarithm may differ between processors; that changes a draw with probability of about
+        1e-12.
         """
         if law.is_one_hot:
             return int(law.tokens[0])
         noise = self.exponentials(law.tokens, position, purpose, node)
-        with np.errstate(over="ignore"):  # infinite: a token of the smallest probabilities never wins
+        with np.errstate(over="ignore"):  # overflow to infinity: such an improbable token never wins
             noise /= law.probs
         return int(law.tokens[np.argmin(noise)])
 
     def exponentials(self, tokens: np.ndarray, position: int, purpose: Purpose, node: int = ROOT) -> np.ndarray:
-        """[k] float64, the standard exponential noise of each of `tokens` under one key."""
+        """[k] float64 standard exponential noise of each of `tokens` under one key."""
         bits = _stream(self.key(position, purpose, node), tokens)
         bits >>= np.uint64(12)
         uniforms = bits.astype(np.float64)
-        # 52 bits and a half: never 0 and never 1, so the noise is finite and positive.
+        # 52 random bits plus one half: never 0 or 1, so the noise is finite and positive.
         uniforms += 0.5
         uniforms *= 2.0**-52
         np.log(uniforms, out=uniforms)
@@ -102,7 +104,7 @@ class CounterRandomness:
 
 
 def _absorb(key: int, word: int) -> int:
-    """The key that follows from `key` and one more word; a different word gives a different key."""
+    """The hash of `key` and one more word; for a given `key`, different words give different hashes."""
     return _mix(((key ^ (word & _MASK)) + INCREMENT) & _MASK)
 
 
@@ -114,7 +116,7 @@ def _mix(state: int) -> int:
 
 
 def _stream(key: int, indices: np.ndarray) -> np.ndarray:
-    """[k] uint64: outputs number `indices` of splitmix64 started at `key`, in place where numpy allows."""
+    """[k] uint64: the outputs numbered `indices` of splitmix64 started at `key`."""
     state = (indices + 1).astype(np.uint64)
     state *= np.uint64(INCREMENT)
     state += np.uint64(key)

@@ -1,4 +1,4 @@
-"""Verification rules by name: what a configuration writes becomes a rule here, and a rule and a request a `Judge`.
+"""Verification rules by name: resolve a configured name to a rule, and bind a rule to a request as a `Judge`.
 
 Not the place for the rules themselves.
 """
@@ -28,7 +28,7 @@ from paceline.sampling.tree import TokenTree
 from paceline.sampling.verify import TargetLaws, Verdict, verify
 
 AUTO = "auto"
-"""The default rule, which goes by the request: see `judge`."""
+"""The default, which depends on whether the request has a seed: see `judge`."""
 
 
 class Verifier(Protocol):
@@ -38,7 +38,7 @@ class Verifier(Protocol):
 
 
 class _NoLaw(Exception):
-    """The target has no law below `node`."""
+    """The target's law after `node` could not be computed."""
 
     def __init__(self, node: int) -> None:
         super().__init__(node)
@@ -48,10 +48,10 @@ class _NoLaw(Exception):
 def verify_as_far(
     rule: Verifier, tree: TokenTree, target: TargetLaws, randomness: Randomness, position: int
 ) -> Verdict:
-    """`rule`'s verdict; where there is no law below an accepted node, the text up to that node, as plain decoding says.
+    """The verdict of `rule`; when the law after an accepted node raises an error, the path up to that node.
 
-    The node is then the last token, and whoever goes on from it meets the error at the root. Other arguments as in
-    `verify`.
+    That node is then the verdict's last token, as in plain decoding; the error is raised in the next step, at the root.
+    Other arguments as in `verify`.
 
     Raises:
         Exception: what `target` raised at the root.
@@ -69,17 +69,17 @@ def verify_as_far(
         if failed.node == ROOT:
             raise failed.__cause__ or failed from None
         is_last = failed.node == len(tree) - 1
-        if getattr(rule, "func", rule) is verify_block and not is_last:  # it asks below nodes that it may not accept
+        if getattr(rule, "func", rule) is verify_block and not is_last:  # it reads laws after nodes it may not accept
             return verify_as_far(rule, tree.prune(failed.node + 1), target, randomness, position)
         path = tree.path_to(failed.node)
         return Verdict(path[:-1], tree.tokens[failed.node], "bonus" if path[1:] else "target", 0)
 
 
 def verify_auto(tree: TokenTree, target: TargetLaws, randomness: Randomness, position: int) -> Verdict:
-    """The default for a request without a seed: whichever exact rule accepts most.
+    """The default for a request without a seed.
 
-    A chosen (one-hot) draft is judged by the target's own draw, which accepts a token x with p(x) as p/q would, and
-    whose text is plain sampling's. A drawn one is judged by p/q. Arguments as in `verify`.
+    Deterministic (one-hot) drafts are verified by sample and match, which accepts a token x with probability p(x), as
+    p/q would, and emits the text of plain sampling. Drawn drafts are verified by p/q. Arguments as in `verify`.
     """
     if tree.draw == "one_hot":
         return verify_sample_and_match(tree, target, randomness, position)
@@ -99,24 +99,24 @@ RULES: dict[str, Callable[..., Verdict]] = {
     "top_k": verify_top_k,
     "distance": verify_distance,
 }
-"""Every rule by the name a configuration uses."""
+"""Every rule by its configuration name."""
 
 
 _STRICTEST = {"k": 1, "distance": 0}
-"""Options that are whole numbers, with their least values; all others are in (0, 1]."""
+"""Options that are whole numbers, with their smallest values; all others are in (0, 1]."""
 
 _TOSSES_COINS = frozenset({"p/q", "block", "lenient", "uniform_coin"})
-"""Rules whose text depends on where drafts end, even with a seed."""
+"""Rules with acceptance coins: their output depends on the drafts, even with a seed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """How one request's drafts are judged.
+    """A verification rule bound to one request.
 
     Attributes:
         verify: the rule.
         randomness: the request's coins and draws.
-        coupled: a drafter that draws must draw with the target's noise.
+        coupled: whether a drafter must draw with the target's noise.
     """
 
     verify: Verifier
@@ -124,23 +124,23 @@ class Judge:
     coupled: bool
 
     def verdict(self, tree: TokenTree, target: TargetLaws, position: int) -> Verdict:
-        """What becomes of a draft; see `verify_as_far`."""
+        """The verdict on a draft; see `verify_as_far`."""
         return verify_as_far(self.verify, tree, target, self.randomness, position)
 
 
 def judge(name: str, verifier: Verifier, seed: int | None, number: int) -> Judge:
-    """How a request is judged under the rule called `name`, bound as `verifier`.
+    """The judge of a request under the rule called `name`, with its options bound in `verifier`.
 
-    Under ``auto`` a request with a seed is judged under the coupled rule, so that its text is plain sampling's whatever
-    is drafted, and one without a seed under `verify_auto`, on fresh noise.
+    Under ``auto``, a request with a seed gets the coupled rule, so that its output is that of plain sampling whatever
+    is drafted; one without a seed gets `verify_auto` with a fresh seed.
 
-    Rules that toss coins read a stream of noise that no other request of an engine reads, seed or none: a drafter, a
-    length policy, anything that remembers an earlier request with the same seed would otherwise propose from texts that
-    were decided by the very coins which now judge them, and the law would be lost.
+    Rules with acceptance coins use a noise stream of their own for every request of an engine, even for equal seeds.
+    Otherwise a drafter or policy that remembers an earlier request of the same seed could propose tokens that were
+    decided by the same coins which now verify them, and the output would not follow the target's law.
 
     Args:
-        seed: of the request, None for a fresh one.
-        number: of the request among those of its engine, from 0.
+        seed: of the request; None for a fresh one.
+        number: number of the request in its engine, from 0.
     """
     if name == AUTO and seed is not None:
         return Judge(verify_coupled, CounterRandomness(seed), True)
@@ -154,7 +154,8 @@ def resolve(name: str, **options: float) -> Verifier:
     """The rule called `name` with its options bound, e.g. ``resolve("lenient", lenience=0.3)``.
 
     Raises:
-        InvalidParameter: no such rule, no such option, or an option outside its range: (0, 1], or `_STRICTEST` on.
+        InvalidParameter: no such rule, no such option, or a value outside its range: (0, 1], or whole numbers from
+            `_STRICTEST` on.
     """
     rule = _rule(name)
     known = option_names(name)
@@ -173,13 +174,13 @@ def resolve(name: str, **options: float) -> Verifier:
 
 
 def option_names(name: str) -> tuple[str, ...]:
-    """Options that the rule called `name` takes. Raises InvalidParameter for an unknown rule."""
+    """Names of the options of the rule called `name`. Raises InvalidParameter for an unknown rule."""
     parameters = inspect.signature(_rule(name)).parameters.values()
     return tuple(parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY)
 
 
 def is_lossy(name: str) -> bool:
-    """True when the rule called `name` changes the law of the text. Raises InvalidParameter for an unknown rule."""
+    """Whether the rule called `name` changes the output's law. Raises InvalidParameter for an unknown rule."""
     return _rule(name) in LOSSY
 
 

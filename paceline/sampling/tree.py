@@ -33,12 +33,12 @@ class TokenTree:
         draft_laws: the laws nodes were drawn from, None when `draw` is ``one_hot``.
         draft_rows: n indices into `draft_laws` (siblings of several drafters may differ); None when `draw` is
             ``one_hot``.
-        chances: n estimates, in [0, 1], that the node will be accepted, most likely nodes first: what its drafter
-            knows of a proposal that it chose. None where it estimates nothing. Verification never looks at them.
+        chances: n acceptance probabilities in [0, 1] as estimated by the drafter, with nodes in descending order of
+            them; None without estimates. Only for deterministic proposals. Verification never reads them.
 
     Raises:
-        InvalidParameter: the fields do not describe a tree, siblings that were not drawn independently repeat a token,
-            or nodes that were drawn come with chances: leaving some out by what they are would change the text's law.
+        InvalidParameter: the fields do not describe a tree; siblings that were not drawn independently repeat a token;
+            or drawn nodes have `chances`, since leaving out drawn nodes by their token would change the output's law.
     """
 
     tokens: tuple[int, ...] = ()
@@ -67,11 +67,11 @@ class TokenTree:
     def chain(
         cls, tokens: Sequence[int], draft_laws: Sequence[Law] | None = None, chances: tuple[float, ...] | None = None
     ) -> "TokenTree":
-        """Each token the only child of the one before.
+        """A chain: each token is the only child of the one before.
 
         Args:
             draft_laws: one per token, None for a deterministic chain.
-            chances: of a deterministic chain.
+            chances: acceptance probabilities of a deterministic chain; ignored with `draft_laws`.
         """
         n = len(tokens)
         parents = tuple(range(-1, n - 1))
@@ -121,7 +121,7 @@ class TokenTree:
         return tuple(reversed(path))
 
     def tokens_to(self, node: int) -> tuple[int, ...]:
-        """Tokens on the path down to `node`: what the text would grow by if `node` were accepted."""
+        """Tokens on the path down to `node`, which are appended to the text if `node` is accepted."""
         return tuple(self.tokens[i] for i in self.path_to(node)) if node != ROOT_PARENT else ()
 
     def draft_law(self, node: int) -> Law:
@@ -131,9 +131,9 @@ class TokenTree:
         return self.draft_laws[self.draft_rows[node]]
 
     def prune(self, num_nodes: int, max_depth: int | None = None) -> "TokenTree":
-        """The first `num_nodes` nodes of the first `max_depth` levels; parents come first, so what remains is a tree.
+        """The tree of the first `num_nodes` nodes that are at most `max_depth` deep.
 
-        Exact as long as neither is chosen by looking at the drawn tokens.
+        Exact as long as neither number depends on the drawn tokens.
         """
         kept: Sequence[int] = range(len(self))
         if max_depth is not None and len(self) > max_depth:
@@ -150,16 +150,16 @@ class TokenTree:
 
 
 def union(trees: Sequence[TokenTree]) -> TokenTree:
-    """Several proposals below one root as one tree; earlier trees are tested first.
+    """Merge several proposals below one root into one tree; nodes of earlier trees are tested first.
 
-    Of equal siblings the first can be accepted and later ones cannot, since a refused token has no mass left in the
-    residual; so whatever was proposed below any of them moves below the first. A later sibling that was chosen (of a
-    one_hot tree, or drawn from a law with one token) would change nothing and is left out. One that was drawn stays as
-    a trial of its own, because its law is taken from the residual: with p = (.3, .3, .2, .2) and two draws from q =
-    (.7, .05, .15, .1), merging equal draws and testing once emits (3/10, 1467/5800, 47/200, 123/580), keeping both
-    emits p (SpecInfer's set union needs this multiplicity).
+    Of equal siblings only the first can be accepted, since a rejected token has no mass left in the residual. So the
+    children of all of them move below the first. A later sibling that is deterministic (of a one_hot tree, or drawn
+    from a law with one token) is left out. A drawn one is kept as a separate trial, because its law must be subtracted
+    from the residual: with p = (.3, .3, .2, .2) and two draws from q = (.7, .05, .15, .1), merging equal draws and
+    testing once emits (3/10, 1467/5800, 47/200, 123/580), keeping both emits p (SpecInfer's set union needs this
+    multiplicity).
 
-    The draws must be independent: draw node i of a later tree under a number that no other tree uses.
+    The draws must be independent: no two trees may draw nodes under the same node number.
 
     Raises:
         InvalidParameter: a tree was drawn without replacement (a second tree's siblings were not drawn with the first
@@ -181,7 +181,7 @@ def union(trees: Sequence[TokenTree]) -> TokenTree:
 
 
 class _Union:
-    """A tree in the making, of chosen and of drawn nodes; every node has its own row."""
+    """A tree under construction from deterministic and drawn nodes; every node has its own law."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -190,13 +190,13 @@ class _Union:
         self._first: dict[tuple[int, int], int] = {}
 
     def add(self, tree: TokenTree) -> None:
-        places: list[int] = []  # where the children of each of the tree's nodes go
+        places: list[int] = []  # by node of `tree`, the node of the union that gets its children
         for node, parent in enumerate(tree.parents):
             above = parent if parent == ROOT_PARENT else places[parent]
             places.append(self._place(above, tree.tokens[node], tree.draft_law(node)))
 
     def _place(self, parent: int, token: int, law: Law) -> int:
-        """Put in a node unless it changes nothing; the node that its children belong below."""
+        """Add a node unless it is redundant; returns the node that gets its children."""
         first = self._first.setdefault((parent, token), len(self.tokens))
         if first == len(self.tokens) or not law.is_one_hot:
             self.tokens.append(token)

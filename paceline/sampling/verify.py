@@ -1,6 +1,6 @@
-"""The p/q rule: exact verification of chains and trees, drawn or deterministic, by one piece of code.
+"""The p/q rule: exact verification of chains and trees, drawn or deterministic.
 
-Pure: no model, no cache, no clock. The target's laws are asked for node by node, so only visited nodes are ever warped.
+Pure: no model, no cache, no clock. The target's laws are requested node by node, so only visited nodes are warped.
 Not the place for rules that trade exactness for length (`lossy.py`) or for the other exact ones (`block.py`,
 `coupled.py`).
 """
@@ -15,19 +15,19 @@ from paceline.sampling.randomness import ROOT, Randomness
 from paceline.sampling.tree import TokenTree
 
 TargetLaws = Callable[[int], Law]
-"""Node number (ROOT for the last committed token) to the target's warped law of the token below it."""
+"""Node number (ROOT for the last committed token) to the target's warped law of the token after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of a draft.
+    """The result of verifying a draft.
 
     Attributes:
         path: accepted nodes from the root down.
         token: the target's own token after them.
         kind: ``target`` when nothing was drafted, ``bonus`` after a fully accepted path, ``recovered`` after a
             rejection.
-        num_rejected: nodes tested and refused.
+        num_rejected: nodes tested and rejected.
     """
 
     path: tuple[int, ...]
@@ -37,27 +37,27 @@ class Verdict:
 
 
 Choice = tuple[int | None, Law, int]
-"""(accepted child or None, the law a recovered token is drawn from, children refused)."""
+"""(accepted child or None, the law that a recovered token is drawn from, number of children rejected)."""
 
 ChildTest = Callable[[TokenTree, int, Law, Randomness, int], Choice]
-"""(tree, node, target law below it, randomness, position of its children) to which child is accepted."""
+"""(tree, node, target law after it, randomness, position of its children) to the `Choice` among its children."""
 
 
 def verify(tree: TokenTree, target: TargetLaws, randomness: Randomness, position: int) -> Verdict:
     """The p/q rule (speculative sampling; multi-round on trees): the emitted text follows the target's law exactly.
 
     Args:
-        tree: the draft. One-hot children are draws from a one-hot law: accepted with p(x), else removed.
-        target: the target's warped law below a node.
+        tree: the draft. A deterministic child counts as drawn from a one-hot law: accepted with p(x), else removed.
+        target: the target's warped law after a node.
         randomness: coins and draws of the request.
         position: absolute position of the first drafted level, the root's plus 1.
 
     Raises:
-        InvalidParameter: a drafted token has probability 0 under the law it claims to come from.
+        InvalidParameter: a drafted token has probability 0 under its draft law.
 
     Leviathan et al. 2023, algorithm 1, for chains; Miao et al. 2024 (SpecInfer), multi-step speculative sampling, for
-    trees. SpecInfer tries siblings in uniformly random order; node order is as exact, because every round is exact for
-    any sibling whose token the choice did not look at.
+    trees. SpecInfer tries siblings in uniformly random order. Node order is exact too, because every round is exact for
+    any sibling that is selected without looking at its token.
     """
     return walk(tree, target, randomness, position, _accept_or_recover)
 
@@ -65,7 +65,7 @@ def verify(tree: TokenTree, target: TargetLaws, randomness: Randomness, position
 def walk(
     tree: TokenTree, target: TargetLaws, randomness: Randomness, position: int, choose_child: ChildTest
 ) -> Verdict:
-    """Descend from the root while `choose_child` accepts; end with the target's own token.
+    """Descend from the root while `choose_child` accepts a child; then draw the target's own token.
 
     Shared by the rules that differ only in how one level is tested.
     """
@@ -104,7 +104,7 @@ def draft_law_of_trial(tree: TokenTree, node: int, tried: tuple[int, ...]) -> tu
 
 
 def _accept_or_recover(tree: TokenTree, node: int, law: Law, randomness: Randomness, position: int) -> Choice:
-    """One level of the p/q rule: each sibling is tested against what the refused ones left of the target's law."""
+    """One level of the p/q rule: each sibling is tested against the residual of the target's law after those before."""
     tried: tuple[int, ...] = ()
     for child in tree.children(node):
         draft, draft_prob = draft_law_of_trial(tree, child, tried)

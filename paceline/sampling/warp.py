@@ -1,11 +1,11 @@
-"""`Warper`: from a row of logits to the law a request asks for, at the end of its text or after a path of a draft.
+"""`Warper`: logits processors; from a row of logits to the request's law, after its text or a drafted path.
 
 The order is vLLM's: logit bias; penalties (repetition over prompt and output, then frequency and presence over the
-output); impossible tokens (end ids before `min_tokens`, last tokens of bad words, what a grammar forbids);
-temperature; then min-p, top-k and top-p, each on what the one before left. At temperature 0 the law is one-hot at the
-largest logit that the edits leave, the lowest id on ties. transformers penalises before it biases and cuts top-k,
-top-p, min-p in that order, so the two differ when several are combined. Not the place for drawing (`randomness.py`) or
-for turning bad words into ids (the engine has the tokenizer).
+output); forbidden tokens (end ids before `min_tokens`, last tokens of bad words, what a grammar forbids); temperature;
+then min-p, top-k and top-p, each on the result of the one before. At temperature 0 the law is one-hot at the largest
+edited logit, the lowest id on ties. transformers penalises before it biases and truncates in the order top-k, top-p,
+min-p, so results differ when several are combined. Not for drawing (`randomness.py`) or for tokenising bad words (the
+engine has the tokenizer).
 """
 
 from collections.abc import Callable, Sequence
@@ -21,31 +21,33 @@ from paceline.sampling.law import GreedyLaw, Law
 from paceline.types import SamplingParams
 
 _LEAST_CONFIDENCE = 1e-4
-"""Share of the peak's probability below which a greedy request's candidates are not looked at."""
+"""Smallest probability, relative to the largest, of the tokens that `Warper.confidence_law` keeps for greedy
+requests."""
 
 _BINS_PER_NAT, _LAST_BIN = 8.0, 511.0
-"""The histogram that finds the nucleus: its resolution, and the bin of everything at least 64 nats below the peak."""
+"""Histogram for the nucleus: its resolution, and the last bin, which holds everything at least 64 nats below the
+peak."""
 
 
 class NothingAllowed(InvalidParameter):
-    """Every token is forbidden at a place, or every one that a drafter knows: a draft ends above it."""
+    """Every token of the target's or a drafter's vocabulary is forbidden at a position; a draft ends before it."""
 
 
 class Warper:
     """The logits processors of one request.
 
-    It reads the request's own list of tokens, which only grows, and learns every committed token once; what it is given
-    with each call is no more than the path from there down to a node of a draft.
+    It reads the request's own token list, which only grows, and processes every committed token once. Each call passes
+    only the drafted path after the committed tokens.
 
     Args:
-        params: what the request asks for.
-        bad_word_ids: token ids of each bad word, every spelling its own entry.
-        eos_token_ids: impossible before `params.min_tokens` output tokens, as are `params.stop_token_ids`.
-        token_ids: the request's prompt and output, read again at every call.
-        num_prompt_tokens: how many of them are the prompt, which only the repetition penalty counts.
-        grammar: tokens it does not allow are impossible.
-        vocab_size: when given, biased ids are checked against it; ids beyond a row of logits are passed over, since a
-            drafter may know fewer tokens than the target.
+        params: of the request.
+        bad_word_ids: token ids of each bad word; every spelling is an entry of its own.
+        eos_token_ids: forbidden before `params.min_tokens` output tokens, as are `params.stop_token_ids`.
+        token_ids: the request's prompt and output; read again at every call.
+        num_prompt_tokens: length of the prompt, which only the repetition penalty counts.
+        grammar: tokens that it does not allow are forbidden.
+        vocab_size: if given, biased ids must be below it. Ids beyond a row of logits are ignored, since a drafter's
+            vocabulary may be smaller than the target's.
 
     Raises:
         InvalidParameter: `logit_bias` names an id outside the vocabulary, or a bad word has no tokens.
@@ -78,7 +80,7 @@ class Warper:
 
     @property
     def takes_argmax(self) -> bool:
-        """Whether every law is a point at the largest logit: temperature 0, and nothing else changes logits."""
+        """Whether every law is one-hot at the largest logit: temperature 0, and nothing else changes logits."""
         return self.params.is_greedy and not self.params.min_tokens and not self._always_edits
 
     def law(self, logits: np.ndarray, path: Sequence[int] = (), ids: np.ndarray | None = None, best: int = -1) -> Law:
@@ -86,9 +88,9 @@ class Warper:
 
         Args:
             logits: [vocab] float32, unchanged by the call.
-            path: tokens of a draft after the committed ones, down to the node in question.
-            ids: [k] int64, ascending: the tokens that `logits` [k] are of, where a drafter knows no others.
-            best: place of the largest of `logits`, the first on ties; -1 where it is not known.
+            path: drafted tokens after the committed ones, down to the node in question.
+            ids: [k] int64, ascending: the token ids of `logits` [k], for a drafter with a reduced vocabulary.
+            best: index of the largest of `logits`, the first on ties; -1 if unknown.
 
         Raises:
             InvalidParameter: the logits hold NaN or infinity.
@@ -105,7 +107,7 @@ class Warper:
         return self._sampled(scores[possible], int(np.searchsorted(possible, best))).renamed(possible)
 
     def _greedy(self, logits: np.ndarray, path: Sequence[int], best: int) -> Law:
-        """The law at temperature 0. Where only a grammar edits logits, it is asked about the largest one first."""
+        """The law at temperature 0. Where only a grammar edits logits, the argmax is checked before a mask is built."""
 
         def smooth() -> Law:
             return truncated_law(_gaps(*self._scores(logits, path)))
@@ -119,19 +121,18 @@ class Warper:
         return GreedyLaw.of(best, lambda: truncated_law(_gaps(scores, best)))
 
     def _sampled(self, scores: np.ndarray, best: int) -> Law:
-        """The law of `scores` [n] above temperature 0; `best` is the place of the largest."""
+        """The law of `scores` [n] at a temperature above 0; `best` is the index of the largest."""
         params = self.params
         gaps = _gaps(scores, best)
-        with np.errstate(over="ignore"):  # at tiny temperatures a gap is as good as infinite
+        with np.errstate(over="ignore"):  # at tiny temperatures gaps may overflow to -inf, which is right
             gaps /= params.temperature
         return truncated_law(gaps, min_p=params.min_p, top_k=params.top_k, top_p=params.top_p)
 
     def confidence_law(self, logits: np.ndarray, path: Sequence[int] = (), ids: np.ndarray | None = None) -> Law:
-        """The law that ranks candidates and says how sure a draft is of them: `law` itself unless that is greedy.
+        """The law that ranks a draft's candidates and gives its confidence: `law`, except for greedy requests.
 
-        At temperature 0 the warped law is a point and ranks nothing, so the edited logits are taken at temperature 1;
-        tokens with less than a ten-thousandth of the largest probability are left out, since no tree reaches them.
-        Arguments as in `law`.
+        At temperature 0 the warped law is one-hot and ranks nothing, so the edited logits are taken at temperature 1,
+        without tokens below 1e-4 of the largest probability, which no tree would include. Arguments as in `law`.
         """
         if ids is not None:
             return self._of_some(self.confidence_law, logits, path, ids)
@@ -146,7 +147,7 @@ class Warper:
     def _of_some(
         self, law: Callable[[np.ndarray, Sequence[int]], Law], logits: np.ndarray, path: Sequence[int], ids: np.ndarray
     ) -> Law:
-        """`law` of the tokens `ids` [k]: on their logits alone where nothing edits single tokens."""
+        """`law` over the token ids `ids` [k]; on a full-size row only where single logits are edited."""
         if not self._edits(self._impossible_ends(path)):
             return law(logits, path).renamed(ids)
         whole = np.full(int(ids[-1]) + 1, -np.inf, np.float32)
@@ -154,18 +155,18 @@ class Warper:
         return law(whole, path)
 
     def _edits(self, end_ids: np.ndarray) -> bool:
-        """Whether logits of single tokens are changed before temperature; `end_ids` are impossible."""
+        """Whether single logits are changed before temperature; `end_ids` are forbidden."""
         return self._always_edits or len(end_ids) > 0
 
     def _impossible_ends(self, path: Sequence[int]) -> np.ndarray:
-        """Ids that cannot end the output yet."""
+        """End ids that are forbidden after `path` because of `min_tokens`."""
         if not self.params.min_tokens:
             return NO_IDS
         num_said = len(self._token_ids) - self._num_prompt_tokens + len(path)
         return self._end_ids if num_said < self.params.min_tokens else self._end_ids[:0]
 
     def edits(self, path: Sequence[int] = ()) -> Edits | None:
-        """What is changed of single logits after `path`, in this order; None where nothing is."""
+        """The changes of single logits after `path`; None without any."""
         end_ids = self._impossible_ends(path)
         if not self._edits(end_ids):
             return None
@@ -178,9 +179,9 @@ class Warper:
         )  # fmt: skip
 
     def _scores(self, logits: np.ndarray, path: Sequence[int], best: int = -1) -> tuple[np.ndarray, int]:
-        """([vocab] logits after bias, penalties and impossible tokens; the id of the largest).
+        """([vocab] logits after bias, penalties and forbidden tokens; the id of the largest).
 
-        `best` is that of `logits` as they are, -1 where it is not known.
+        `best` is the argmax of `logits`, -1 if unknown.
         """
         edits, scores = self.edits(path), logits
         if edits is not None:
@@ -192,20 +193,20 @@ class Warper:
         return scores, best
 
     def _penalties(self, path: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Ids [k] that the penalties know, and what frequency and presence subtract from their logits [k]."""
+        """Penalised ids [k], and what frequency and presence penalties subtract from their logits [k]."""
         assert self._counts is not None
         ids, counts = self._counts.totals(path)
         return ids, self.params.frequency_penalty * counts + self.params.presence_penalty * (counts > 0)
 
     def _tail(self, path: Sequence[int]) -> tuple[int, ...]:
-        """The latest output tokens, `path` last: as many as the longest bad word looks back on."""
+        """The last output tokens including `path`, at least as many as the longest bad word without its last token."""
         missing = self._bad_words.longest_opening - len(path)
         first = max(self._num_prompt_tokens, len(self._token_ids) - max(missing, 0))
         return (*self._token_ids[first:], *path)
 
 
 class _BadWords:
-    """Token sequences that must not appear, found by the token before their last one."""
+    """Forbidden token sequences, indexed by their second last token."""
 
     def __init__(self, words: Sequence[Sequence[int]]) -> None:
         self.longest_opening = max((len(word) - 1 for word in words), default=0)
@@ -219,13 +220,13 @@ class _BadWords:
         return bool(self._alone or self._after)
 
     def next_ids(self, tail: tuple[int, ...]) -> list[int]:
-        """Last tokens of the words whose others are the end of `tail`."""
+        """Last tokens of the words whose preceding tokens are a suffix of `tail`."""
         words = self._after.get(tail[-1], ()) if tail else ()
         return self._alone + [last for opening, last in words if tail[-len(opening) :] == opening]
 
 
 def _gaps(scores: np.ndarray, best: int) -> np.ndarray:
-    """[vocab] float64: `scores` less the largest of them."""
+    """[vocab] float64: `scores` minus their maximum."""
     gaps = scores.astype(np.float64)
     gaps -= gaps[best]
     return gaps
@@ -235,11 +236,11 @@ def truncated_law(gaps: np.ndarray, *, min_p: float = 0.0, top_k: int = 0, top_p
     """The law proportional to exp(gaps) cut by min-p, top-k and top-p in this order.
 
     Args:
-        gaps: [vocab] float64, scaled logits less their largest; 0 at the peak.
-        min_p: tokens below this share of the most probable one go; 0 keeps all.
-        top_k: that many most probable tokens stay, and all that tie with the last of them; 0 keeps all.
-        top_p: the smallest set of most probable tokens that carries this mass stays (nucleus, Holtzman et al. 2020),
-            the lower ids on ties; 1 keeps all.
+        gaps: [vocab] float64, scaled logits minus their maximum; 0 at the peak.
+        min_p: removes tokens below this fraction of the largest probability; 0 keeps all.
+        top_k: keeps this many most probable tokens, and all that tie with the last of them; 0 keeps all.
+        top_p: keeps the smallest set of most probable tokens with this mass (nucleus, Holtzman et al. 2020), lower ids
+            first on ties; 1 keeps all.
     """
     tokens = np.arange(len(gaps))
     if min_p > 0:
@@ -259,8 +260,8 @@ def truncated_law(gaps: np.ndarray, *, min_p: float = 0.0, top_k: int = 0, top_p
 def _nucleus(gaps: np.ndarray, weights: np.ndarray, top_p: float) -> np.ndarray:
     """Ascending indices of the nucleus of `weights` [k] = exp(gaps).
 
-    A histogram over the gaps finds the bin in which the mass is reached: all heavier bins belong to the nucleus, and
-    only that bin is sorted.
+    A histogram over the gaps finds the bin in which the mass is reached. All bins of larger probability belong to the
+    nucleus, and only that bin is sorted.
     """
     bins = np.minimum(gaps * -_BINS_PER_NAT, _LAST_BIN).astype(np.int64)
     mass = np.bincount(bins, weights).cumsum()
@@ -285,7 +286,7 @@ def _check_ids(params: SamplingParams, bad_word_ids: Sequence[Sequence[int]], vo
 
 
 def check_peak(peak: float, token: int) -> None:
-    """Raise InvalidParameter when no law can be made of logits whose largest is `peak`, at `token`."""
+    """Raise InvalidParameter when `peak`, the largest logit (at `token`), is NaN or infinite."""
     if isnan(peak) or peak == inf:
         raise InvalidParameter(
             "logits",

@@ -1,6 +1,6 @@
-"""How far to draft, at what price: records of acceptance, prices, the one optimiser, the policies of the papers.
+"""How far to draft: acceptance records, prices (costs in seconds), the optimiser and the papers' length policies.
 
-No tensor library, no clock and no tokens that were just drawn: the same code decides in an engine and in a simulator.
+No tensor library, no clock and no access to tokens just drawn: engine and simulator share this code.
 """
 
 from paceline.speculation.best_draft import Choice, Offers, best_draft

@@ -1,12 +1,12 @@
-"""`best_draft`: of what requests could draft, the part with the most expected tokens per second of all together.
+"""`best_draft`: draft lengths that maximise the expected tokens per second of a batch.
 
-The one optimiser: goodput is it over a batch, a hybrid's choice is it over one offer per child, and "do not draft" is
-its empty answer. Liu et al. 2024 (SmartSpec) give every request of a batch the same length; Leviathan et al. 2023,
-theorem 3.8, is the case of one request and an iid rate. Not for estimating tokens (`records.py`) or prices
-(`prices.py`).
+The only optimiser: the goodput policy applies it to a batch, and "do not draft" is its empty answer. In Liu et al. 2024
+(SmartSpec) all requests of a batch have the same length; Leviathan et al. 2023, theorem 3.8, is the case of one request
+with an iid acceptance rate. Not for estimating tokens (`records.py`) or prices (`prices.py`).
 
-Beside rows of prompts, tokens are weighed against seconds at the rate of the best step without them. A prompt takes its
-time whatever is drafted, so the rate of the mixed step itself would make drafts look the better, the longer the prompt.
+In a step with prefill rows, a second is valued at the rate (tokens per second) of the best step without these rows. A
+prompt takes its time whatever is drafted, so the rate of the mixed step itself would favour drafts more, the longer the
+prompt.
 """
 
 from collections.abc import Sequence
@@ -22,20 +22,20 @@ from paceline.speculation.records import BatchStats, DraftStats
 from paceline.theory.round import Round, round_seconds
 
 READING_MARGIN = 2.0
-"""A text is read when that should save twice its price: expectations are uncertain, the price is not, and some of the
-answer will be had for nothing."""
+"""The drafter prefills a text only when its drafts should save at least twice the cost: the saving is uncertain, the
+cost is not."""
 _chance = itemgetter(0)
 _TIE = 1e-12  # a longer draft must win by more than float noise
-_EACH, _POINTS = 40, 12  # up to 40 row counts are priced each; beyond, 12 of them and lines between
+_EACH, _POINTS = 40, 12  # up to 40 row counts are priced one by one; beyond, 12 are priced and the rest interpolated
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Offers:
-    """What requests could draft, level by level.
+    """Possible drafts of each request, level by level.
 
     Attributes:
         rows: [requests, levels] expected rows of each level of a draft.
-        tokens: [requests, levels] expected tokens that each level brings.
+        tokens: [requests, levels] expected accepted tokens of each level.
     """
 
     rows: np.ndarray
@@ -43,7 +43,7 @@ class Offers:
 
     @classmethod
     def of(cls, requests: Sequence[DraftStats], num_levels: int, whole: bool) -> "Offers":
-        """By what became of each request's drafts; a whole draft is one level, with its average rows and tokens."""
+        """Offers from each request's acceptance rates; a `whole` draft is one level of average rows and tokens."""
         rates = [request.rates for request in requests]
         answer = np.array([one.answer for one in rates])[:, None]
         if whole:
@@ -53,9 +53,9 @@ class Offers:
         return cls(np.broadcast_to(answer, survival.shape), answer * survival)
 
     def hopeful(self, requests: Sequence[DraftStats]) -> "Offers":
-        """Where nothing was drafted yet, at least what is expected of a drafter that nobody knows.
+        """For requests that have not drafted yet, raise the expected tokens to at least those of the prior.
 
-        Requests differ, and one whose text was never read cannot show that its drafts are better than most.
+        Requests differ: one that never drafted could not yet show that its drafts are better than those of others.
         """
         new = np.array([not one.num_drafts for one in requests])[:, None]
         unknown = Offers.of([DraftStats()], self.tokens.shape[1], False)
@@ -63,20 +63,19 @@ class Offers:
         return Offers(np.where(better, unknown.rows, self.rows), np.where(better, unknown.tokens, self.tokens))
 
     def without(self, places: np.ndarray) -> "Offers":
-        """Nothing from those at `places`, [requests] bool."""
+        """The offers with those of `places` ([requests] bool) set to zero."""
         keep = ~places[:, None]
         return Offers(self.rows * keep, self.tokens * keep)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Choice:
-    """Offers that are taken, and the step that they make.
+    """The chosen draft lengths, and the step that results.
 
     Attributes:
         levels: [requests] levels taken of each request's offer.
-        rows, tokens, seconds: expected of the step.
-        rate: tokens per second of the best step without rows of prompts, which is what a second is worth; the step's
-            own where it has none.
+        rows, tokens, seconds: expected values for the step.
+        rate: tokens per second of the best step without prefill rows; the value of a second in tokens.
     """
 
     levels: np.ndarray
@@ -89,8 +88,8 @@ class Choice:
 def best_draft(offers: Offers, prices: Prices, batch: BatchStats) -> Choice:
     """The levels with the most expected tokens per second, the fewest rows on ties.
 
-    Levels are taken in order of tokens per row, as many as make the rate of the step largest. Where requests share the
-    price of draft steps, that is done for each depth of drafts.
+    Levels of all requests are sorted by tokens per row; the prefix that maximises the rate is taken. Where requests
+    share draft steps of a model, this is done for each maximum depth and the best one is kept.
     """
     num_requests, deepest = offers.tokens.shape
     is_shared = num_requests > 1 and prices.draft_level(deepest - 1, 1, batch.mean_context) > 0
@@ -106,17 +105,17 @@ def best_draft(offers: Offers, prices: Prices, batch: BatchStats) -> Choice:
 
 
 def worth_verifying(chances: Sequence[Sequence[float]], prices: Prices, batch: BatchStats) -> Choice:
-    """How many nodes of each proposal to verify, the first that many, for the most expected tokens per second.
+    """Number of leading nodes of each proposal to verify, for the most expected tokens per second.
 
-    Nodes of all requests are taken in order of their chances, as many as pay best, the fewest on ties: `best_draft`
-    where proposals are known already and each node is an offer of its own. Lists, not arrays: a step has few nodes,
-    and every one of its microseconds counts.
+    Nodes of all requests are sorted by acceptance probability; the prefix that maximises the rate is taken, the
+    shortest on ties. This is `best_draft` for known proposals, with each node an offer of its own. Lists instead of
+    arrays are faster for the few nodes of a step.
 
     Args:
-        chances: per proposal, [nodes] that the node will be accepted, descending.
+        chances: per proposal, [nodes] acceptance probability of each node, descending.
 
     Returns:
-        The choice, whose `levels` are nodes.
+        The choice; its `levels` are numbers of nodes.
     """
     nodes = [(chance, request) for request, one in enumerate(chances) for chance in one]
     nodes.sort(key=_chance, reverse=True)
@@ -134,11 +133,11 @@ def worth_verifying(chances: Sequence[Sequence[float]], prices: Prices, batch: B
 
 
 def best_prefix(tokens: Sequence[float], seconds: Sequence[float], alone: Sequence[float]) -> tuple[int, float]:
-    """How many of some nodes or levels to take, the fewest on ties, and the rate at which seconds are weighed.
+    """(number of nodes or levels to take, the fewest on ties; the rate in tokens per second at which time is valued).
 
     Args:
-        tokens, seconds: of the step with none, one, two ... of them.
-        alone: seconds of the same step without rows of prompts.
+        tokens, seconds: expected for the step with 0, 1, 2, ... of them.
+        alone: seconds of the same steps without prefill rows.
     """
     rate = max([token / second for token, second in zip(tokens, alone, strict=True)])
     gains = [token - rate * second for token, second in zip(tokens, seconds, strict=True)]
@@ -149,10 +148,10 @@ def best_prefix(tokens: Sequence[float], seconds: Sequence[float], alone: Sequen
 def worth_reading(
     choice: Choice, offers: Offers, requests: Sequence[DraftStats], prices: Prices, batch: BatchStats
 ) -> Choice:
-    """`choice` but for the requests whose texts cost more to read, before the first draft, than their drafts save.
+    """`choice` without the requests for which the drafter's prefill would cost more than their drafts should save.
 
-    Everybody waits while a text is read, and it is read once. What is saved in each of the steps to come is told by
-    comparing with the best choice without all of these requests, and divided among them by their tokens.
+    The prefill delays all requests, and is paid once. The saving per step is the difference to the best choice without
+    any request that needs a prefill, divided among these in proportion to their expected tokens.
     """
     reading = np.array([prices.reading(one.num_unread) for one in requests]) * (choice.levels > 0)
     unread = reading > 0
@@ -170,14 +169,15 @@ def worth_reading(
 
 
 def step_seconds(prices: Prices, batch: BatchStats, levels: int, nodes: float | None = None) -> float:
-    """A step in which every decoding request drafts `levels` levels and `nodes` nodes (as many, when left out)."""
+    """Seconds of a step in which every decoding request drafts `levels` levels with `nodes` (default `levels`)
+    nodes."""
     size = max(1, batch.num_decodes)
     drafted = size * (levels if nodes is None else nodes)
     return round_seconds(Round(size, drafted, levels, batch.mean_context, batch.num_prefill_rows), prices)
 
 
 def loss_of_trying(offers: Offers, choice: Choice, prices: Prices, batch: BatchStats) -> np.ndarray:
-    """[requests] seconds lost when a request's first level is drafted beside `choice` and brings what is expected."""
+    """[requests] expected seconds lost when a request's first level is drafted in addition to `choice`; at least 0."""
     context = batch.mean_context
     dearer = np.array([prices.target(choice.rows + rows, context) for rows in offers.rows[:, 0].tolist()])
     num_drafting = int((choice.levels > 0).sum())
@@ -189,12 +189,12 @@ def loss_of_trying(offers: Offers, choice: Choice, prices: Prices, batch: BatchS
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Prefixes:
-    """Steps with the first 0, 1, 2, ... of some levels, in order of tokens per row.
+    """Steps with the first 0, 1, 2, ... levels in descending order of tokens per row.
 
     Attributes:
-        request: [levels] whose each is.
-        rows, tokens, seconds: [levels + 1] of the step.
-        alone: [levels + 1] seconds of the same step without rows of prompts.
+        request: [levels] the request that each level belongs to.
+        rows, tokens, seconds: [levels + 1] expected values for the step.
+        alone: [levels + 1] seconds of the same step without prefill rows.
     """
 
     request: np.ndarray
@@ -205,7 +205,7 @@ class _Prefixes:
 
 
 def _down_to(depth: int, offers: Offers, prices: Prices, batch: BatchStats) -> _Prefixes:
-    """Those of the levels no deeper than `depth`."""
+    """The prefixes over the first `depth` levels of every request."""
     tokens, rows = offers.tokens[:, :depth].ravel(), offers.rows[:, :depth].ravel()
     order = np.argsort(-tokens / np.maximum(rows, _TIE), kind="stable")
     request, level = order // depth, order % depth
@@ -220,7 +220,7 @@ def _down_to(depth: int, offers: Offers, prices: Prices, batch: BatchStats) -> _
 
 
 def _passes(rows: Sequence[float], prices: Prices, context: float) -> list[float]:
-    """Seconds of passes over ascending numbers of rows, by lines between whole numbers where these are many."""
+    """Seconds of passes over ascending numbers of rows, interpolated where there are many or fractional ones."""
     if len(rows) <= _EACH and type(rows) is range:
         return [prices.target(one, context) for one in rows]
     first, last = int(rows[0]), ceil(rows[-1])
@@ -231,7 +231,7 @@ def _passes(rows: Sequence[float], prices: Prices, context: float) -> list[float
 
 
 def _drafting(level: np.ndarray, offers: Offers, prices: Prices, context: float) -> np.ndarray:
-    """Seconds of drafting after none, one, two ... of the levels in `level`: requests share a draft step."""
+    """Cumulative seconds of drafting the first 0, 1, 2, ... of the levels in `level`; requests share draft steps."""
     if not prices.draft_level(0, 1, context):
         return np.zeros(len(level) + 1)
     num_requests, num_levels = offers.tokens.shape
@@ -244,5 +244,5 @@ def _drafting(level: np.ndarray, offers: Offers, prices: Prices, context: float)
 
 
 def _running(values: np.ndarray) -> np.ndarray:
-    """0 and the running sums."""
+    """Cumulative sums with a leading 0."""
     return np.concatenate(([0.0], np.cumsum(values)))

@@ -1,7 +1,7 @@
-"""`CostProfile`: measured seconds of a target pass by its rows and their context, t(M, context).
+"""`CostProfile`: measured seconds t(M, context) of a target pass by number of rows M and their context.
 
-One table for everyone who must know what a row costs. Not the place for measuring it (`evaluation/tune.py`) or for
-keeping it on disk (`profile.py`).
+The one table of costs for policies, scheduler and simulators. Not the place for measuring it (`evaluation/tune.py`) or
+storing it (`scheduling/profile.py`).
 """
 
 from bisect import bisect_right
@@ -11,12 +11,11 @@ from paceline.errors import InvalidParameter
 
 
 class CostProfile:
-    """t(M, context) by straight lines between measured points, the last line prolonged beyond the table.
+    """t(M, context) by linear interpolation between measured points, extrapolated from the last two beyond the table.
 
     Args:
-        seconds_by_rows: rows to seconds, at least one point; below the first point the first time holds. A pass
-            that took longer than one with more rows was disturbed and counts as that one. For several contexts see
-            `by_context`.
+        seconds_by_rows: rows to seconds, at least one point; constant below the first point. A pass slower than one
+            with more rows was disturbed and gets the latter's time. For several contexts see `by_context`.
 
     Raises:
         InvalidParameter: no points, rows below 1 or times that are not positive.
@@ -27,10 +26,10 @@ class CostProfile:
 
     @classmethod
     def by_context(cls, tables: Mapping[int, Mapping[int, float]]) -> "CostProfile":
-        """From one table per context (tokens in the cache before the rows); a longer context is never cheaper.
+        """From one table per context (tokens in the cache before the rows); a longer context never costs less.
 
         Raises:
-            InvalidParameter: no tables, a negative context, or see `CostProfile`.
+            InvalidParameter: no tables, a negative context, or as `CostProfile`.
         """
         if not tables or min(tables) < 0:
             problem = f"the contexts are {sorted(tables)}"
@@ -51,7 +50,7 @@ class CostProfile:
         return tuple(self._curves[0].rows)
 
     def __call__(self, rows: float, context: float = 0) -> float:
-        """Seconds of a pass over `rows` rows, each with `context` tokens before it (their mean, where they differ)."""
+        """Seconds of a pass over `rows` rows with a mean of `context` tokens in the cache before each."""
         contexts = self._contexts
         if context <= contexts[0] or len(contexts) == 1:
             return self._curves[0](rows)

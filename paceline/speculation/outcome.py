@@ -1,7 +1,7 @@
-"""`StepOutcome`: what one step did, as counts, tokens and seconds; the one record that everybody who learns is told.
+"""`StepOutcome`: the counts, tokens and seconds of one step; the only record from which other parts learn.
 
-Drafters hear of their requests one by one, prices, policies and metrics of the step. Only committed tokens count: what
-lies after a stop was never emitted. Not for deciding anything.
+Drafters receive the outcome of each request, prices, policies and metrics that of the step. Only committed tokens
+count: what lies after a stop was never emitted. Not for deciding anything.
 """
 
 from collections.abc import Sequence
@@ -14,30 +14,30 @@ ROOT = -1
 
 @dataclass(slots=True)
 class RequestOutcome:
-    """What a step did for one request; plain data, one made per request and step.
+    """What a step did for one request; plain data, one object per request and step.
 
     Attributes:
         request_id: of the request.
         token_ids: prompt and output so far. A drafter must neither keep nor change it.
-        num_new: how many of them this step committed.
-        num_prefill_tokens: prompt tokens that the step computed, 0 for a decode.
-        num_draft_tokens, depth: nodes and levels of the drafted tree that was verified; 0 for a plain decode.
-        tokens, parents: that tree, as of `TokenTree`; empty where tokens are only simulated.
+        num_new: tokens that this step committed, the last of `token_ids`.
+        num_prefill_tokens: prompt tokens that the step computed; 0 for a decode.
+        num_draft_tokens, depth: nodes and levels of the verified draft tree; 0 for a plain decode.
+        tokens, parents: that tree, as in `TokenTree`; empty in simulations without token ids.
         num_accepted: drafted tokens among the new ones.
-        promised: accepted tokens that the drafter expected of that tree; 0 where it estimates nothing.
-        num_refused: drafted nodes that were compared with the target and refused.
-        level_refused: all siblings of a level were.
+        promised: accepted tokens that the drafter expected of that tree; 0 where it gives no estimates.
+        num_refused: drafted nodes that were compared with the target and rejected.
+        level_refused: all siblings of some level were rejected.
         wanted: nodes that the length policy asked for.
         asked: the drafter was asked for a draft to verify.
-        in_a_row: the step before drafted for this request too, so the drafter had nothing else to read.
-        picks: [1 + nodes] the target's most probable token at the root and at every node, for drafters that watch.
-        taps: tap to the hidden states [n, hidden] of the committed tokens that this step computed, for drafters that
-            name taps; None where nobody does.
-        first_tapped: position of the first of them.
-        num_prompt_tokens, temperature, salt: of the request, told with taps: how much of `token_ids` is its prompt, how
-            its answer is drawn, and whose texts must not be used for others (`cache_salt`).
-        finished: these tokens are its last.
-        is_own: the draft was the request's own (a prediction), and says nothing about the drafter.
+        in_a_row: the previous step drafted for this request too, so the drafter had no other tokens to catch up with.
+        picks: [1 + nodes] the target's most probable token at the root and each node, for drafters with `watches`.
+        taps: tap to the hidden states [n, hidden] of the committed tokens that this step computed, for drafters with
+            taps; else None.
+        first_tapped: position of the first of these tokens.
+        num_prompt_tokens, temperature, salt: of the request, set together with taps: prompt length, sampling
+            temperature, and the `cache_salt` that limits whose texts may be shared.
+        finished: these are the request's last tokens.
+        is_own: the draft came from the request's grammar or prediction, and says nothing about the drafter.
     """
 
     request_id: str
@@ -65,23 +65,23 @@ class RequestOutcome:
     is_own: bool = False
 
     def without_draft(self) -> "RequestOutcome":
-        """The same as a plain decode of as many tokens."""
+        """The outcome as if the same tokens had been decoded without a draft."""
         return RequestOutcome(
             self.request_id, self.token_ids, self.num_new, self.num_prefill_tokens, finished=self.finished
         )
 
     @property
     def new_tokens(self) -> Sequence[int]:
-        """What this step committed."""
+        """The tokens that this step committed."""
         return self.token_ids[len(self.token_ids) - self.num_new :]
 
 
 @dataclass(slots=True)
 class StepSeconds:
-    """Where a step's time went.
+    """Seconds of a step by phase.
 
     Attributes:
-        chosen: the part of `drafting` that went into drafts whose price the drafter had weighed itself (`chooses`).
+        chosen: the part of `drafting` whose cost the drafter had already weighed itself (`DrafterTraits.chooses`).
     """
 
     scheduling: float = 0.0
@@ -92,7 +92,7 @@ class StepSeconds:
 
     @property
     def total(self) -> float:
-        """All of them."""
+        """Sum of the phases; `chosen` is part of `drafting`."""
         return self.scheduling + self.drafting + self.verifying + self.committing
 
 
@@ -104,9 +104,9 @@ class StepOutcome:
         requests: one entry per request that got rows.
         num_prefill_rows: rows of prompt chunks in the pass.
         mean_context: tokens in the cache before a decode's row, on average.
-        seconds: where the time went.
-        is_complete: False when the pass, or the verdict on one of its requests, failed: rows are missing here that took
-            their time.
+        seconds: of each phase.
+        is_complete: False when the pass or a request's verification failed, so that some rows that took time are not
+            in `requests`.
     """
 
     requests: list[RequestOutcome] = field(default_factory=list)
@@ -132,16 +132,16 @@ class StepOutcome:
 
     @property
     def only_decodes(self) -> bool:
-        """Whether no prompt was read, so that the seconds are those of decoding alone."""
+        """Whether the step had no prefill rows."""
         return not self.num_prefill_rows
 
 
 def followed(tokens: Sequence[int], parents: Sequence[int], text: Sequence[int]) -> tuple[int, bool]:
-    """How many tokens of `text` lie on one path of a tree from its root, and whether the tree goes on below that path.
+    """(length of the longest prefix of `text` that is a path from the root, whether that path has children).
 
     Args:
         tokens, parents: of the tree's nodes, parents first.
-        text: what came after the root, wherever it came from.
+        text: tokens that followed the root.
     """
     here = {ROOT}
     for depth, token in enumerate(text):

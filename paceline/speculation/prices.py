@@ -1,8 +1,7 @@
-"""`Prices`: what a target pass and a draft cost, in seconds; what every decision about drafts reads.
+"""`Prices`: cost of target passes and drafts in seconds, the basis of every decision about drafts.
 
-`LearnedPrices` start from a profile or from bytes read, and every step corrects them: each pass is a measurement, so
-none is spent on measuring. `FixedPrices` never change: for simulators, replays and tests. Not for reports:
-`benchmarks/cost_curve.py` measures with care.
+`LearnedPrices` start from a prior (a profile or a roofline) and are corrected by the time of every step. `FixedPrices`
+never change: for simulators, replays and tests. Not for reports: `benchmarks/cost_curve.py` measures with care.
 """
 
 from bisect import bisect_right
@@ -15,43 +14,43 @@ from paceline.speculation.outcome import RequestOutcome, StepOutcome
 from paceline.speculation.traits import DrafterTraits
 
 PassSeconds = Callable[[float, float], float]
-"""(rows, mean context) to seconds of a target pass, or to anything proportional to them."""
+"""(rows, mean context) to the seconds of a target pass, or to a number proportional to them."""
 
 CPU_BALANCE, GPU_BALANCE = 8.0, 200.0
-"""Rows at which a pass spends as long on arithmetic as on reading weights, where nothing was measured."""
+"""Roofline prior: number of rows at which arithmetic takes as long as reading the weights."""
 
 _LEVEL, _SHAPE = 0.1, 0.05
-"""Weight of the newest pass in how fast the machine is now, and in how passes compare with each other: the speed of a
-machine changes within seconds and is the same for all passes, the shape of the curve does not change."""
+"""Weight of the newest pass in the level (the machine's current speed, common to all passes, which changes within
+seconds) and in the shape of the curve (which stays)."""
 _REACH = 2.0
-"""Powers of two up to which a pass tells of passes over more and fewer rows, the less the further away."""
+"""Distance, in powers of two of rows, over which a pass corrects the shape; its weight falls linearly to 0 there."""
 _NEWEST = 0.2
-"""Weight of the newest draft."""
+"""Weight of the newest measurement in a `MovingAverage`."""
 _OUTLIER = 2.0
-"""A pass that took more than this many times what was expected counts as this many: another process disturbed it."""
+"""Measurements are clipped to this many times the expected value: longer ones were disturbed by another process."""
 _SETTLING = 3
-"""The smallest of this many measurements is the first that counts: weights are read from disk only once."""
+"""An average starts as the minimum of this many measurements, because the first include reading weights from disk."""
 _WHOLE_LEVELS = 4
-"""Levels of a draft that cannot be shortened, before one was measured: those of the default trees."""
+"""Prior number of levels of a draft that cannot be shortened: that of the default trees."""
 _MANY_ROWS = (64, 512)
-"""Passes whose difference tells what a row of a prompt costs."""
+"""Two numbers of rows; the difference of their passes gives the cost of a prefill row."""
 _LOOKUP = DrafterTraits()
 _KNOTS = tuple(1 << power for power in range(14))
 
 
 class Prices(Protocol):
-    """Seconds; before anything was measured perhaps in another unit, the same for all."""
+    """Costs in seconds. Before the first measurement they may be in another unit, the same for all."""
 
     def target(self, rows: float, context: float = 0.0) -> float:
-        """A target pass over `rows` rows with `context` tokens in the cache before each, on average."""
+        """Cost of a target pass over `rows` rows with a mean of `context` tokens in the cache before each."""
         ...
 
     def draft_level(self, level: int, num_requests: int, context: float = 0.0) -> float:
-        """Level number `level` (from 0) of drafts that `num_requests` requests make together."""
+        """Cost of level number `level` (from 0) of drafts that `num_requests` requests make together."""
         ...
 
     def reading(self, num_tokens: int) -> float:
-        """What the drafter reads of a request's text before it drafts, `num_tokens` tokens of it."""
+        """Cost of the drafter's prefill of `num_tokens` tokens of a request's text."""
         ...
 
     def observe(self, step: StepOutcome) -> None:
@@ -60,7 +59,7 @@ class Prices(Protocol):
 
 
 def _a_price(field: str, seconds: float, above_zero: bool = False) -> float:
-    """`seconds`, when they are some. NaN, infinity and what is negative would make every comparison of drafts wrong."""
+    """Return `seconds`. Raises InvalidParameter unless finite and at least 0 (above 0 if `above_zero`)."""
     if 0 <= seconds < inf and (seconds or not above_zero):
         return seconds
     remedy = "give a function whose value is a finite number, " + ("above 0" if above_zero else "0 or more")
@@ -73,10 +72,10 @@ class FixedPrices:
     Args:
         target: t(M, context), e.g. a `CostProfile`.
         draft_step: seconds of one draft step by the number of requests that share it and their context.
-        reading: seconds in which the drafter reads a number of tokens of a request's text.
+        reading: seconds of the drafter's prefill by number of tokens.
 
     Raises:
-        InvalidParameter: when asked, a price that is negative or not finite, or a pass that costs nothing.
+        InvalidParameter: from the methods: a price that is negative or not finite, or a pass of 0 seconds.
     """
 
     def __init__(
@@ -100,17 +99,17 @@ class FixedPrices:
         return _a_price("reading", self._reading(num_tokens))
 
     def observe(self, step: StepOutcome) -> None:
-        """Nothing to learn."""
+        """Do nothing."""
 
 
 class LearnedPrices:
-    """A prior for passes, corrected by passes; drafts by their declared cost, corrected by drafts.
+    """Prices that start from a prior and are corrected by the measured time of every step.
 
-    Several ask for the same passes within a step, so what was asked for is kept until something is learned.
+    Prices of passes are cached until the next `observe`, because several policies read the same ones in a step.
 
     Args:
-        passes: what a target pass costs.
-        traits: of the drafter, whose `cost_ratio` says what a draft step costs before one was measured.
+        passes: cost of a target pass.
+        traits: of the drafter; `cost_ratio` is the prior cost of a draft step.
     """
 
     def __init__(self, passes: "LearnedPass", traits: DrafterTraits = _LOOKUP) -> None:
@@ -119,7 +118,7 @@ class LearnedPrices:
         self._asked: dict[tuple[float, float], float] = {}
 
     def target(self, rows: float, context: float = 0.0) -> float:
-        """See `Prices`; what a step does besides passes and drafts counts as part of its pass."""
+        """See `Prices`; includes the other work of a step (scheduling and commit)."""
         seconds = self._asked.get((rows, context))
         if seconds is None:
             seconds = self._asked[rows, context] = self.passes(rows, context) + self._besides.value
@@ -134,7 +133,7 @@ class LearnedPrices:
         return self.drafts.reading(num_tokens)
 
     def observe(self, step: StepOutcome) -> None:
-        """Learn from a step that only decoded what its pass cost, and from any step what its drafts cost."""
+        """Learn the cost of passes from complete steps without prefill rows, and that of drafts from every step."""
         self._asked.clear()
         if step.only_decodes and step.is_complete:
             rows = step.num_decodes + step.num_draft_tokens
@@ -146,20 +145,20 @@ class LearnedPrices:
 
 
 def roofline(balance: float) -> PassSeconds:
-    """The prior without a profile, in one-row passes: reading weights takes 1, arithmetic a share for every row."""
+    """Prior without a profile, relative to a one-row pass: sqrt(1 + (rows / balance)^2), a smooth roofline."""
     return lambda rows, _context: hypot(1.0, rows / balance)
 
 
 class LearnedPass:
-    """Seconds of a target pass: a prior, times how fast the machine is, times a learned shape.
+    """Seconds of a target pass: prior(rows, context) * exp(level + shape(rows)).
 
-    The shape is a factor for each power of two of rows, on straight lines between; a pass moves those within a factor
-    of four. So passes over 9 and over 11 rows teach the same line, the price of one more row does not hang on two
-    samples, and the curve keeps the prior's form: a corner would draw every draft to itself. Beyond the smallest and
-    largest passes seen the nearest factor holds: what one row more than ever costs is the prior's to say.
+    The level is the machine's current speed. The shape is a piecewise linear correction with a knot at each power of
+    two of rows; a pass corrects the knots within a factor of four of its rows. Thus the cost of one more row never
+    rests on two single samples, and the curve keeps the prior's smooth form, without corners that would attract all
+    draft lengths. Beyond the smallest and largest passes seen, the correction is constant.
 
     Args:
-        prior: what a pass is expected to cost; only its shape matters once a pass was seen.
+        prior: expected cost of a pass; only its shape matters once a pass was seen.
     """
 
     def __init__(self, prior: PassSeconds) -> None:
@@ -171,13 +170,13 @@ class LearnedPass:
         self._least, self._most = len(_KNOTS), -1  # knots around the passes seen
 
     def __call__(self, rows: float, context: float = 0.0) -> float:
-        """Seconds; the prior's own number when no pass was seen yet (only ratios matter then)."""
+        """Seconds of a pass; before the first measurement the prior's value, in the prior's unit."""
         left, right, share = _place(rows)
         shape = (1 - share) * self._shape[left] + share * self._shape[right]
         return self.prior(rows, context) * exp(self._level + shape)
 
     def observe(self, rows: int, seconds: float, context: float = 0.0) -> None:
-        """A pass over `rows` rows with a mean context of `context` took `seconds` (none on a coarse clock)."""
+        """Learn from a pass over `rows` rows with mean context `context` that took `seconds`; 0 or less is ignored."""
         if seconds <= 0:
             return
         self._num_passes += 1
@@ -201,10 +200,9 @@ class LearnedPass:
 class LearnedDraft:
     """Seconds of drafts.
 
-    A lookup costs the same for every request that asks, however deep its draft; so does the choice of a drafter
-    that chooses, whose drafts have been weighed before anybody learns of them. A draft step of a model costs
-    `cost_ratio` target passes over as many rows as there are requests, times a factor that is learned. A draft that
-    cannot be shortened has one price, all of its levels'.
+    A lookup has one learned cost per request, whatever its depth. So has a drafter that chooses between methods, which
+    weighs the cost of its drafts itself. A draft step of a model costs `cost_ratio` target passes over one row per
+    request, times a learned factor. A draft that cannot be shortened has one price for all its levels.
     """
 
     def __init__(self, passes: PassSeconds, traits: DrafterTraits) -> None:
@@ -214,7 +212,7 @@ class LearnedDraft:
         self._by_request = MovingAverage(0.0)
 
     def __call__(self, level: int, num_requests: int, context: float = 0.0) -> float:
-        """As `Prices.draft_level`."""
+        """See `Prices.draft_level`."""
         if level and (self._traits.whole or self._traits.is_lookup):
             return 0.0
         if self._is_priced_by_request:
@@ -222,14 +220,14 @@ class LearnedDraft:
         return self._factor.value * self._unit(num_requests, context)
 
     def reading(self, num_tokens: int) -> float:
-        """As `Prices.reading`: as many rows of a large pass, at its share of the target's price."""
+        """See `Prices.reading`: the cost of as many rows of a large target pass, times `cost_ratio`."""
         if self._traits.chooses or not self._traits.reads:
             return 0.0
         few, many = _MANY_ROWS
         return num_tokens * self._traits.cost_ratio * (self._passes(many, 0.0) - self._passes(few, 0.0)) / (many - few)
 
     def observe_step(self, asked: list[RequestOutcome], seconds: float, context: float) -> None:
-        """The drafts that were asked for in a step took `seconds`, without those that a drafter had weighed itself."""
+        """Learn from a step: its requested drafts took `seconds`, excluding those of `StepSeconds.chosen`."""
         if self._is_priced_by_request:
             self._by_request.learn(seconds / len(asked))
             return
@@ -238,7 +236,7 @@ class LearnedDraft:
             self.observe(max([one.depth for one in drafted]), len(drafted), seconds, context)
 
     def observe(self, depth: int, num_requests: int, seconds: float, context: float = 0.0) -> None:
-        """Drafts of `depth` levels for `num_requests` requests took `seconds`."""
+        """Learn that drafts of `depth` levels for `num_requests` requests took `seconds`."""
         levels = 1 if self._traits.whole else depth
         if depth and seconds > 0:
             self._factor.learn(seconds / (levels * self._unit(num_requests, context)))
@@ -248,7 +246,7 @@ class LearnedDraft:
 
 
 class MovingAverage:
-    """A moving average that begins with the smallest of its first measurements, and is `prior` before them."""
+    """A moving average that starts as the minimum of its first `_SETTLING` measurements, and is `prior` before that."""
 
     def __init__(self, prior: float) -> None:
         self._prior = prior
@@ -257,11 +255,11 @@ class MovingAverage:
 
     @property
     def value(self) -> float:
-        """The average; the prior until it has settled."""
+        """The average; the prior before `_SETTLING` measurements."""
         return self._average if self._seen >= _SETTLING else self._prior
 
     def learn(self, newest: float) -> None:
-        """One more measurement."""
+        """Add a measurement."""
         self._seen += 1
         if self._seen <= _SETTLING:
             self._average = min(self._average, newest)
@@ -270,7 +268,7 @@ class MovingAverage:
 
 
 def _place(rows: float) -> tuple[int, int, float]:
-    """The knots around `rows`, and how far it lies between them."""
+    """Indices of the knots on both sides of `rows`, and its relative position between them, in [0, 1]."""
     right = min(bisect_right(_KNOTS, rows), len(_KNOTS) - 1)
     low, high = _KNOTS[right - 1], _KNOTS[right]
     return right - 1, right, min(1.0, (rows - low) / (high - low))

@@ -1,7 +1,6 @@
-"""Records of acceptance: what became of the drafts of one request, and of all requests together.
+"""Acceptance records: moving rates of the drafts of one request, and of all requests together.
 
-A policy sees these and draft laws, never a token that was just drawn. Counters for the user are
-`paceline.types.RequestStats`.
+A policy sees these and draft laws, never a token just drawn. The user's counters are `paceline.types.RequestStats`.
 """
 
 from dataclasses import dataclass, field
@@ -11,43 +10,42 @@ import numpy as np
 from paceline.speculation.outcome import RequestOutcome
 
 MEMORY = 0.85
-"""Weight of the past in the moving rates of a request, per draft (SmartSpec weighs the newest draft 0.15)."""
+"""Discount of the past in a request's moving rates, per draft (in SmartSpec the newest draft has weight 0.15)."""
 ENGINE_MEMORY = 0.98
-"""The same, per step, for all requests of an engine together: they are many, so each says little about the next."""
+"""Discount per step in the moving rates of all requests of an engine together."""
 
 PRIOR_RATE = 0.7
 PRIOR_DRAFTS = 2.0
-"""Before anything was drafted, this many drafts of one token count as seen, with an acceptance rate of `PRIOR_RATE`."""
+"""The prior: this many drafts of one token, with an acceptance rate of `PRIOR_RATE`."""
 ENGINE_PRIOR_DRAFTS = 8.0
-"""The same for an engine: a first request whose drafts happen to fail must not switch them off for the next ones."""
+"""The prior's weight for an engine: a first request with failing drafts must not switch drafts off for later ones."""
 _BORROWED = 4.0
-"""Drafts for which the rate of the level above counts in the rate of a level. A request remembers about 7 drafts: with
-1 the replay of recorded answers loses 1 per cent to noise, with many a drafter good in its later levels is missed."""
+"""Weight, in drafts, of the rate of the level above as prior of a level's rate. A request remembers about 7 drafts.
+With a weight of 1, replays of recorded answers lose 1 % to noise; with a large one, drafters that are good at deep
+levels are underrated."""
 ESTIMATE_PRIOR, ESTIMATE_MEMORY = 8.0, 0.95
-"""Estimates begin as if 8 tokens had been promised and accepted, and 20 proposals are remembered."""
+"""Prior of 8 tokens promised and accepted, and a memory of about 20 proposals."""
 SAVING_MEMORY = 0.95
-"""What proposals for a request save is remembered for about 20 of them: most save nothing, some a hundred times their
-price."""
+"""Memory of about 20 proposals for a request's savings: most save nothing, some a hundred times their cost."""
 _SOON = 32
-"""Tokens that any answer is taken to have left; one of n tokens is expected to get n more."""
+"""An answer of n tokens so far is expected to get this many plus n more."""
 _LARGEST_UNIT = 1e100
-"""Counts are rewritten in units of 1 before they overflow: every 1416 drafts of a request."""
+"""Counts are rescaled when the unit exceeds this, every 1416 drafts of a request, so that they do not overflow."""
 
 
 @dataclass(slots=True)
 class DraftRates:
-    """Moving rates of drafts: discounted counts of what was asked for and what became of it.
+    """Moving acceptance rates of drafts, from discounted counts.
 
-    Counts are discounted, not ratios: the mean of accepted / tested over drafts is no estimate of alpha, because drafts
-    that are accepted in full are tested more often. A level is one depth of a tree, refused when all siblings are.
-
-    The past of whatever is forgotten with every draft is not made smaller; what is new counts for more.
+    Counts are discounted, not ratios: the mean of accepted / tested over drafts would be a biased estimate of alpha,
+    because drafts that are accepted in full are tested at more levels. A level is one depth of a tree; it is rejected
+    when all its siblings are. Instead of shrinking old counts at every draft, the unit of new counts grows.
 
     Attributes:
-        asked, answered: drafts that were asked for, and those that were not empty; forgotten with every one asked for.
-        drafts, nodes: drafts and their nodes; forgotten, like the rest, with every draft.
-        accepted, tested: by level, levels that stood and levels that were compared with the target.
-        unit: what the newest draft counts in these four.
+        asked, answered: drafts that were requested, and those that were not empty; discounted with every request.
+        drafts, nodes: non-empty drafts and their nodes; like the following, discounted with every such draft.
+        accepted, tested: by level, how often it was accepted and how often it was compared with the target.
+        unit: weight of the newest draft in the last four.
     """
 
     asked: float = PRIOR_DRAFTS
@@ -60,33 +58,33 @@ class DraftRates:
 
     @classmethod
     def of_engine(cls) -> "DraftRates":
-        """Where the rates of all requests together begin."""
+        """The prior for the rates of all requests of an engine together."""
         weight = ENGINE_PRIOR_DRAFTS
         return cls(weight, weight, weight, weight, [PRIOR_RATE * weight], [weight])
 
     @property
     def acceptance(self) -> float:
-        """alpha: the chance, in [0, 1], that a level stands when those before it do, all levels taken together."""
+        """alpha in [0, 1]: probability that a level is accepted given that those before it were, over all levels."""
         tested = sum(self.tested)
         return sum(self.accepted) / tested if tested else PRIOR_RATE
 
     @property
     def answer(self) -> float:
-        """The chance, in [0, 1], that a draft asked for is not empty."""
+        """Probability, in [0, 1], that a requested draft is not empty."""
         return self.answered / self.asked
 
     @property
     def accepted_per_draft(self) -> float:
-        """Tokens that stood, per draft."""
+        """Accepted tokens per non-empty draft."""
         return sum(self.accepted) / self.drafts
 
     @property
     def nodes_per_draft(self) -> float:
-        """Nodes per draft."""
+        """Nodes per non-empty draft."""
         return self.nodes / self.drafts
 
     def rates(self, num_levels: int) -> list[float]:
-        """[num_levels] the chance that each level stands when those above it do; one never reached is as the last."""
+        """[num_levels] conditional acceptance rate of each level; levels never reached have the last known rate."""
         rate, rates, borrowed = self.acceptance, [], _BORROWED * self.unit
         for accepted, tested in zip(self.accepted[:num_levels], self.tested, strict=False):
             rate = (accepted + borrowed * rate) / (tested + borrowed)
@@ -94,21 +92,24 @@ class DraftRates:
         return rates + [rate] * (num_levels - len(rates))
 
     def survival(self, num_levels: int) -> np.ndarray:
-        """[num_levels] the chance that a draft stands down to each level: the expected tokens of that level."""
+        """[num_levels] probability that a draft is accepted down to each level: the expected tokens of that level."""
         return np.cumprod(self.rates(num_levels))
 
     def learn(self, num_nodes: int, num_accepted: int, level_refused: bool, *, memory: float = MEMORY) -> None:
-        """One draft: its nodes (none when the drafter had no answer) and the levels that stood before one fell.
+        """Count one requested draft.
 
         Args:
-            memory: weight of the past, in (0, 1].
+            num_nodes: its nodes; 0 when the drafter proposed nothing.
+            num_accepted: levels accepted before the first rejected one.
+            level_refused: whether a level was rejected.
+            memory: discount of the past, in (0, 1].
         """
         self._count(1, bool(num_nodes), num_nodes, memory)
         if num_nodes:
             self._judge(num_accepted, level_refused)
 
     def learn_step(self, outcomes: list[RequestOutcome], memory: float = ENGINE_MEMORY) -> None:
-        """The drafts of a whole step."""
+        """Count the drafts of a whole step."""
         asked = [one for one in outcomes if one.asked]
         if asked:
             drafts = [one for one in asked if one.num_draft_tokens]
@@ -117,7 +118,7 @@ class DraftRates:
                 self._judge(one.num_accepted, one.level_refused)
 
     def as_prior(self, weight: float = PRIOR_DRAFTS) -> "DraftRates":
-        """The same rates with the weight of `weight` drafts: where a new request begins."""
+        """The same rates with the weight of `weight` drafts, as the prior of a new request."""
         asked, drafts = weight / self.asked, weight / self.drafts
         return DraftRates(
             weight, self.answered * asked, weight, self.nodes * drafts,
@@ -125,7 +126,7 @@ class DraftRates:
         )  # fmt: skip
 
     def _count(self, num_asked: int, num_drafts: int, num_nodes: int, memory: float) -> None:
-        """Drafts that were asked for, and those of them that were not empty, whose levels are judged next."""
+        """Count requested drafts, and the non-empty ones among them; their levels are counted by `_judge`."""
         self.asked = memory * self.asked + num_asked
         self.answered = memory * self.answered + num_drafts
         if not num_drafts:
@@ -137,7 +138,7 @@ class DraftRates:
         self.nodes += num_nodes * self.unit
 
     def _judge(self, num_accepted: int, level_refused: bool) -> None:
-        """A draft of which `num_accepted` levels stood and, perhaps, the next one fell."""
+        """Count the levels of a draft: `num_accepted` accepted ones and, if `level_refused`, a rejected one."""
         unit, accepted, tested = self.unit, self.accepted, self.tested
         num_judged = num_accepted + level_refused
         if num_judged > len(tested):
@@ -150,7 +151,7 @@ class DraftRates:
             tested[level] += unit
 
     def _shrink(self) -> None:
-        """The same counts in units of 1."""
+        """Rescale the counts so that the unit is 1."""
         scale, self.unit = 1 / self.unit, 1.0
         self.drafts, self.nodes = self.drafts * scale, self.nodes * scale
         self.accepted = [one * scale for one in self.accepted]
@@ -159,11 +160,12 @@ class DraftRates:
 
 @dataclass(slots=True)
 class Estimates:
-    """How a drafter's own estimates for one request turned out.
+    """Record of a drafter's own estimates for one request.
 
     Attributes:
-        promised, kept: tokens that were expected to be accepted, and those that were; moving sums.
-        saving, unknown: what proposals saved, as estimated, in a moving sum of weight 1 - `unknown`.
+        promised, kept: moving sums of the tokens expected to be accepted and of those accepted.
+        saving: moving sum of the estimated savings of proposals in seconds, of total weight 1 - `unknown`.
+        unknown: remaining weight of the prior.
     """
 
     promised: float = ESTIMATE_PRIOR
@@ -173,52 +175,52 @@ class Estimates:
 
     @property
     def correction(self) -> float:
-        """What an estimate is multiplied with. It is only lowered: a drafter that erred on the low side may have been
-        lucky, and rows that are not worth verifying are dear."""
+        """Factor on the drafter's estimates, at most 1: estimates that were too low may have been luck, and rows that
+        are not worth verifying are expensive."""
         return min(1.0, self.kept / self.promised)
 
     def expected_saving(self, usual: float) -> float:
-        """Seconds that a proposal should save, where `usual` is saved by those of all requests."""
+        """Expected saving of a proposal in seconds; `usual`, the mean over all requests, is the prior."""
         return self.saving + self.unknown * usual
 
     def weigh(self, saving: float) -> None:
-        """A proposal should save `saving` seconds, 0 where no node was worth its row."""
+        """Record a proposal's expected saving in seconds; 0 where no node was worth its row."""
         self.saving = SAVING_MEMORY * self.saving + (1 - SAVING_MEMORY) * saving
         self.unknown *= SAVING_MEMORY
 
     def learn(self, promised: float, kept: float) -> None:
-        """`promised` tokens were expected of a proposal, or of the part of it that could be judged."""
+        """Record that `promised` tokens were expected of a proposal (or its verified part), and `kept` accepted."""
         self.promised = _moved(self.promised, promised)
         self.kept = _moved(self.kept, kept)
 
 
 def _moved(total: float, newest: float) -> float:
-    """A moving sum that draws back to where it began."""
+    """A moving sum that decays towards `ESTIMATE_PRIOR`."""
     return ESTIMATE_MEMORY * total + (1 - ESTIMATE_MEMORY) * ESTIMATE_PRIOR + newest
 
 
 def tokens_to_come(num_said: int, most: int) -> int:
-    """Tokens expected after `num_said`, at most `most`: answers end early as often as not, and long ones later."""
+    """Expected remaining tokens of an answer of `num_said` tokens: `_SOON` + `num_said`, at most `most`."""
     return min(max(1, most), _SOON + num_said)
 
 
 @dataclass(slots=True)
 class DraftStats:
-    """What became of one request's drafts.
+    """Record of one request's drafts.
 
     Attributes:
-        rates: of this request's latest drafts.
+        rates: moving acceptance rates.
         num_drafts: target passes that verified at least one drafted token.
-        last_budget: nodes the policy wanted when the latest draft was verified (before the step's budget cut it), None
-            before the first one.
-        last_depth, last_accepted_tokens: levels of the latest draft, and how many stood.
-        steps_since_draft: decode steps since then, drafts that came back empty included.
+        last_budget: nodes that the policy wanted for the latest draft, before the step reduced them; None before the
+            first draft.
+        last_depth, last_accepted_tokens: levels of the latest draft, and its accepted tokens.
+        steps_since_draft: decode steps since then; empty proposals do not reset it.
         steps_since_asked: decode steps since the drafter was last asked for a draft to verify.
-        num_said, num_left: tokens of the answer so far, and most that may still come.
-        num_unread: tokens since the latest draft, the prompt too before the first: a drafter with keys and values of
-            its own has to read them.
-        memory: weight of the past in the rates, per draft.
-        estimates: of its drafter, where it makes some.
+        num_said, num_left: output tokens so far, and the largest number that may follow.
+        num_unread: tokens since the latest draft, before the first one including the prompt. A drafter with its own KV
+            cache has to compute them first.
+        memory: discount of the past in the rates, per draft.
+        estimates: record of the drafter's own estimates.
     """
 
     rates: DraftRates = field(default_factory=DraftRates)
@@ -236,11 +238,11 @@ class DraftStats:
 
     @property
     def num_to_come(self) -> int:
-        """Tokens that are expected to come."""
+        """Expected remaining tokens."""
         return tokens_to_come(self.num_said, self.num_left)
 
     def learn(self, outcome: RequestOutcome) -> None:
-        """Count a decode step. One in which the drafter was not asked says nothing about its drafts."""
+        """Count a decode step; the rates change only when the drafter was asked."""
         num_nodes = outcome.num_draft_tokens
         self.num_said += outcome.num_new
         self.num_left -= outcome.num_new
@@ -261,12 +263,12 @@ class DraftStats:
 
 @dataclass(frozen=True, slots=True)
 class BatchStats:
-    """The step being filled, before drafts are added.
+    """The step being planned, before drafts are added.
 
     Attributes:
-        num_decodes: requests that decode, one row each without a draft.
+        num_decodes: decoding requests, one row each without a draft.
         num_prefill_rows: rows of prefill chunks.
-        rows_left: rows that drafts of all requests may take together.
+        rows_left: rows available to all drafts together.
         mean_context: tokens in the cache before a decode's row, on average.
     """
 
@@ -278,7 +280,7 @@ class BatchStats:
 
 @dataclass(frozen=True, slots=True)
 class PrefixStats:
-    """What is known while one draft grows: its request, its batch and the levels it was granted."""
+    """Context of a draft in progress: the request's record, the batch, and the granted budget in nodes."""
 
     request: DraftStats
     batch: BatchStats

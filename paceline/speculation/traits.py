@@ -1,6 +1,6 @@
-"""`DrafterTraits`: what everybody else must know of a drafter, declared once by the drafter itself.
+"""`DrafterTraits`: static properties of a drafter, declared by the drafter for engine, scheduler and policies.
 
-Not for what a drafter proposes (`drafters/`) or for what its proposals turned out to be worth (`records.py`).
+Not for proposals (`drafters/`) or their acceptance (`records.py`).
 """
 
 from dataclasses import dataclass
@@ -16,22 +16,21 @@ class DrafterTraits:
     """Properties of one drafter, the same for every request.
 
     Attributes:
-        branches: its trees may be more than chains.
-        whole: shortening a draft only loses, so that each is taken or left: trees of a fixed shape, and drafters that
-            end their drafts where their own confidence does.
-        cost_ratio: one draft step (a level of a tree) over one target pass of one row. 0 for lookups, whose drafts cost
-            the same however deep they are.
-        natural_budget: most nodes of a draft when the user names no number.
-        deterministic: proposals are chosen and never drawn, whatever the request.
+        branches: its trees may branch, i.e. need not be chains.
+        whole: its drafts must not be shortened, only taken or left: trees of a fixed shape, and drafters that end their
+            drafts by their own confidence.
+        cost_ratio: cost of one draft step (a level of a tree) over that of a one-row target pass. 0 for lookups, whose
+            cost does not depend on depth.
+        natural_budget: largest number of nodes of a draft when the user names none.
+        deterministic: proposals are always chosen deterministically, never drawn.
         remembers: proposals for one request may depend on the texts of other requests.
-        chooses: it weighs for itself which of several ways to draft pays (`drafters.base.ChoosingDrafter`), so that
-            nobody else need know what they cost.
-        estimates: its trees say how likely each node is to be accepted, and come with their most likely nodes first.
-        watches: it is told the target's most probable token at every node it proposed.
-        at_once: greedy chains are drafted whole, in one call, and paid for whole, so that asking for more tokens than
-            will be wanted costs something.
-        reads: it has a model with keys and values of its own, which must read a request's text before the first draft.
-        taps: hidden states of the target that it is told of every committed token, as of `CausalLM.forward`.
+        chooses: it decides itself which of several draft methods pays (`drafters.base.ChoosingDrafter`), so that their
+            costs need not be known elsewhere.
+        estimates: its trees carry acceptance probabilities, and list nodes in descending order of these.
+        watches: it needs the target's most probable token at every proposed node (`RequestOutcome.picks`).
+        at_once: greedy chains are drafted in one call and paid for in full, so a budget larger than needed costs time.
+        reads: it has a model with its own KV cache, which must be filled with a request's text before the first draft.
+        taps: layers whose hidden states it needs for every committed token, as in `CausalLM.forward`.
     """
 
     branches: bool = False
@@ -55,5 +54,5 @@ class DrafterTraits:
 
     @property
     def is_lookup(self) -> bool:
-        """Whether drafts cost no passes of a model."""
+        """Whether drafting needs no model passes."""
         return self.cost_ratio == 0

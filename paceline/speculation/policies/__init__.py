@@ -1,6 +1,6 @@
-"""Speculation-length policies, one file each, and which is meant by a name.
+"""Speculation-length policies, one file each, and their construction by name.
 
-Adding one is a file and a line here. Not the place for fitting drafts into a step (`scheduling/step.py`).
+To add one, add a file and a line in `_POLICIES`. Not for fitting drafts into a step (`scheduling/step.py`).
 """
 
 import inspect
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 _START = 5
-"""Where the heuristic begins, as in assisted generation."""
+"""Default first length of the heuristic, as in assisted generation."""
 
 
 def make_policy(
@@ -46,12 +46,12 @@ def make_policy(
 
     Args:
         options: the policy's own, e.g. ``{"threshold": 0.5}``.
-        most: longest draft; 0 makes every policy a fixed one.
+        most: longest draft; with 0 every policy is `Fixed(0)`.
         traits: of the drafter.
-        prices: what goodput reads.
+        prices: for goodput.
 
     Raises:
-        InvalidParameter: an option the policy does not have or lacks, or a value it refuses.
+        InvalidParameter: an unknown or missing option, or an invalid value.
     """
     if most == 0:
         return Fixed(0)
@@ -77,7 +77,7 @@ def make_policy(
 
 
 def _classifier(options: Mapping[str, Any]) -> Classifier:
-    """The file that the option names, read."""
+    """The classifier, read from the file that the option names."""
     if "classifier" not in options:
         raise InvalidParameter("policy_options", "disco needs a classifier", "train one with `paceline train disco`")
     return Classifier.read(Path(options["classifier"]).expanduser())

@@ -1,7 +1,7 @@
-"""`GoodputByNode`: goodput for drafters that say how likely each node of a proposal is to be accepted.
+"""`GoodputByNode`: goodput for drafters that estimate the acceptance probability of each node.
 
-Such a drafter is asked first, and then those nodes are verified that pay. What is left to decide beforehand is whether
-asking is worth its own time. For drafters that say nothing of their nodes see `goodput.py`.
+Such a drafter proposes first; then only the nodes that pay are verified. What remains to be decided beforehand is
+whether the proposal is worth its own cost. For drafters without such estimates see `goodput.py`.
 """
 
 from collections.abc import Sequence
@@ -13,38 +13,38 @@ from paceline.speculation.policies.goodput import Goodput
 from paceline.speculation.records import BatchStats, DraftStats
 
 _USUAL_MEMORY, _FIRST_SAVING = 0.98, 2.0
-"""What proposals for anybody save is remembered for about 50 of them; before the first they are taken to save twice
-their price, so that 10 in vain are made for a request that is alone, and 2 for each of 16."""
+"""Memory of the mean saving over all requests (about 50 proposals), and its prior: twice the cost of a proposal. With
+that prior a request that is alone gets 10 useless proposals before they stop, and each of 16 requests gets 2."""
 
 _ASKING = 1.5
-"""What asking costs over what is measured as drafting: to choose whom to ask and to tell drafters of every step takes
-70 microseconds besides 150 of drafting (`ngram`, one request in w8a8)."""
+"""Full cost of a proposal over its measured drafting time: choosing the requests and calling `observe` at every step
+take 70 microseconds besides 150 of drafting (`ngram`, one request in w8a8)."""
 
 _TRUST = 0.9
-"""A node must be worth its row with this part of its chance. Chances and prices are estimates, and the best of many
-numbers of nodes is one that was estimated too well: where 64 requests decode a row costs 0.97 tokens, and nodes that
-seemed to bring 0.98 made steps 7 % longer. Recorded answers lose nothing by it (`benchmarks/draft_replay.py`)."""
+"""Factor on acceptance probabilities when nodes are chosen. The maximum over noisy estimates is biased upwards: with 64
+decoding requests a row costs 0.97 tokens, and nodes estimated at 0.98 tokens made steps 7 % longer. Replays of recorded
+answers lose nothing by it (`benchmarks/draft_replay.py`)."""
 
 _ALONE = 4
-"""What `explore` is multiplied with for a request that decodes alone: a text that begins to repeat itself gives it four
-tokens a step at once, and nobody else waits. Asked in every step whatever that took, the default model's 4-bit file
-decoded chat 7 % more slowly than without drafts (temperature 1, 3 ms a pass), and so 4 %; greedily 2 and 3 % faster."""
+"""Factor on `explore` for a request that decodes alone: when its text begins to repeat itself, drafts give it four
+tokens a step, and no other request waits. Measured on chat with the default model's 4-bit file (3 ms a pass): at
+temperature 1 it decoded 7 % more slowly than without drafts when asked at every step, 4 % with this factor; greedily, 2
+and 3 % faster."""
 
 
 @dataclass(slots=True, eq=False)
 class GoodputByNode(Goodput):
-    """The nodes with the most expected tokens per second of all requests together (`worth_verifying`), none when none
-    pay.
+    """Verifies the nodes that maximise the expected tokens per second of all requests (`worth_verifying`), or none.
 
-    A request whose proposals save less than it takes to make them is asked only from time to time, so rarely that
-    asking all such requests takes the share `explore` of the time, and four times that for one that decodes alone.
-    What is drawn says nothing of its nodes and is verified whole.
+    A request whose proposals save less than they cost is asked only from time to time, so that all such proposals take
+    the share `explore` of the time, and four times that for a request that decodes alone. Drawn proposals carry no
+    estimates and are verified whole.
     """
 
     _usual: float | None = field(default=None, init=False, repr=False)
 
     def budgets(self, requests: Sequence[DraftStats], batch: BatchStats) -> list[int]:
-        """All nodes for a request whose proposals are worth making, none for others."""
+        """`max_length` for each request whose proposals are worth their cost or due for a trial, 0 for the others."""
         if not requests or not self.max_length:
             return [0] * len(requests)
         price, usual = self._price_of_asking(), self._usual_saving()
@@ -61,7 +61,7 @@ class GoodputByNode(Goodput):
     def trim(
         self, chances: Sequence[Sequence[float]], requests: Sequence[DraftStats], batch: BatchStats
     ) -> Sequence[int]:
-        """`worth_verifying`, chances corrected by how those of the same request turned out."""
+        """`worth_verifying`, with probabilities corrected by each request's record of estimated against accepted."""
         corrected = [
             [chance * request.estimates.correction for chance in accumulate(one, min)]
             for one, request in zip(chances, requests, strict=True)
@@ -76,7 +76,8 @@ class GoodputByNode(Goodput):
         self, seconds: float, counts: list[int], chances: list[list[float]], requests: Sequence[DraftStats],
         batch: BatchStats,
     ) -> None:  # fmt: skip
-        """Tell every request what its proposal should save: its tokens at the plain rate, less its rows."""
+        """Record each proposal's expected saving in seconds: its tokens at the plain rate minus the cost of its
+        rows."""
         size, context = max(1, batch.num_decodes), batch.mean_context
         plain = self.prices.target(size, context)
         row = (seconds - self.prices.target(batch.num_prefill_rows + size, context)) / max(1, sum(counts))
@@ -88,7 +89,7 @@ class GoodputByNode(Goodput):
         self._usual = usual
 
     def _usual_saving(self) -> float:
-        """What a proposal saves on average; before the first one a guess."""
+        """Mean saving of a proposal in seconds; before the first one, the prior."""
         return _FIRST_SAVING * self._price_of_asking() if self._usual is None else self._usual
 
     def _price_of_asking(self) -> float:

@@ -1,7 +1,7 @@
-"""`Cascade`: speculate only while measured utility says so, by trial.
+"""`Cascade`: choose the draft length by trial, from the measured speed-up.
 
-Saxena et al. 2025 (Cascade, for mixtures of experts, where a verify pass touches more experts and may cost more than it
-brings). Knows nothing of models: it compares tokens per second of steps that draft with steps that do not.
+Saxena et al. 2025 (Cascade), for mixtures of experts, where a verify pass activates more experts and may cost more than
+it gains. It knows nothing of models: it compares tokens per second of steps with and without drafts.
 """
 
 from collections.abc import Sequence
@@ -16,25 +16,25 @@ Phase = Literal["base", "test", "set"]
 
 
 class Cascade(LengthPolicy):
-    """One length K for all requests, found by hill climbing on utility U = benefit / cost.
+    """One length K for all requests, found by hill climbing on the utility U = benefit / cost.
 
     Benefit is tokens per step and cost seconds per step, both relative to steps without drafts, so U is the speed-up.
-    ``base`` measures steps without drafts; ``test`` tries a few lengths, moving in the direction in which U grew;
-    ``set`` keeps the best one. When nothing beats U = 1, drafts are off for a ``set`` phase that doubles each time, up
-    to `most_back_off` doublings: traffic changes, and a trial costs a few steps.
+    Phase ``base`` measures steps without drafts; ``test`` tries a few lengths, moving in the direction in which U grew;
+    ``set`` keeps the best one. When no length beats U = 1, drafts are off for a ``set`` phase that doubles each time,
+    up to `most_back_off` doublings: traffic changes, and a trial costs a few steps.
 
     Args:
         max_length: longest draft.
         trial_steps: steps per trial; their tokens and seconds are summed before they are divided.
         max_trials: trials in one test phase.
         set_steps: steps of a set phase.
-        base_steps: steps without drafts that the others are compared with, measured anew after `refresh_every` steps
-            and whenever the number of requests leaves its power of two.
-        tie: relative gain in U that is not worth another trial.
-        most_back_off: doublings of a set phase without drafts; 0 keeps set phases equally long. With 4 a workload that
-            drafts never suit spends 16 of 272 steps on trials.
+        base_steps: steps without drafts, the baseline; repeated after `refresh_every` steps and whenever the bit length
+            of the number of requests changes.
+        tie: relative gain in U up to which no further length is tried.
+        most_back_off: largest number of doublings of a set phase without drafts; 0 keeps set phases equally long. With
+            4, a workload for which drafts never pay spends 16 of 272 steps on trials.
 
-    State changes in `observe` only, which is told counts and seconds, never tokens.
+    State changes only in `observe`, which sees counts and seconds, never tokens.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Cascade(LengthPolicy):
 
     @property
     def phase(self) -> Phase:
-        """What it is doing."""
+        """The current phase."""
         return self._phase
 
     @property
@@ -76,7 +76,7 @@ class Cascade(LengthPolicy):
         return [min(self._length, self._max_length)] * len(requests)
 
     def observe(self, step: StepOutcome) -> None:
-        """Count a step that decoded only, and move on when the phase's steps are done."""
+        """Count a step without prefill rows; start the next phase or trial when this one's steps are done."""
         if not step.only_decodes or not step.requests:
             return
         size_class = step.num_decodes.bit_length()
@@ -98,7 +98,7 @@ class Cascade(LengthPolicy):
             self._since_base = 0
 
     def _advance(self, rate: float) -> None:
-        """Leave a phase or trial in which every request got `rate` tokens per second."""
+        """Start what follows a phase or trial in which each request got `rate` tokens per second."""
         if self._phase == "test":
             self._utilities[self._length] = rate / self._base_rate
             self._next_trial()
@@ -112,7 +112,7 @@ class Cascade(LengthPolicy):
             self._begin("test", min(self._start, self._max_length), self._trial_steps)
 
     def _next_trial(self) -> None:
-        """Another length to try, or the end of the test phase."""
+        """Start the trial of another length, or end the test phase."""
         length = self._candidate()
         if length is None or len(self._utilities) >= self._max_trials:
             self._settle()
@@ -120,7 +120,8 @@ class Cascade(LengthPolicy):
             self._begin("test", length, self._trial_steps)
 
     def _candidate(self) -> int | None:
-        """An untried neighbour of the best length, upward first where U >= 1; None when the last gained little."""
+        """An untried neighbour of the best length (the longer first if U >= 1); None if the last trial gained
+        little."""
         tried, best = self._utilities, self._best()
         others = [utility for length, utility in tried.items() if length != best]
         if others and best == self._length and tried[best] <= max(others) * (1 + self._tie):
@@ -133,7 +134,7 @@ class Cascade(LengthPolicy):
         return max(self._utilities, key=lambda length: (self._utilities[length], -length))
 
     def _settle(self) -> None:
-        """Keep the best length, or switch drafts off when none pays."""
+        """Start a set phase with the best length, or without drafts when no length has U above 1."""
         self._start = best = self._best()
         if self._utilities[best] > 1:
             self._times_off = 0

@@ -1,4 +1,4 @@
-"""`Confidence`: stop when the draft itself no longer believes that all of its tokens stand."""
+"""`Confidence`: stop drafting when the draft model's own confidence in the tokens so far is too low."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ from paceline.speculation.records import BatchStats, DraftStats, PrefixStats
 class Confidence(LengthPolicy):
     """Draft until the product of the draft's largest probabilities falls below `threshold`.
 
-    The confidence stop of assisted generation (`assistant_confidence_threshold` of transformers), with laws in place of
-    drawn tokens: what was drawn is never asked, so the text keeps its law. Needs a drafter that has laws; prompt lookup
-    drafts `max_length`.
+    The confidence stop of assisted generation (`assistant_confidence_threshold` of transformers), but computed from the
+    largest probability instead of that of the drawn token, so the output keeps the target's law. Needs a drafter with
+    laws; a lookup drafter always drafts `max_length`.
     """
 
     max_length: int = 8
@@ -31,7 +31,7 @@ class Confidence(LengthPolicy):
         return [self.max_length] * len(requests)
 
     def keep_drafting(self, prefix: PrefixStats, draft_laws: Sequence[DraftLaw]) -> bool:
-        """While all tokens so far stand with at least `threshold`, by the draft's own account."""
+        """Whether the product of the largest draft probabilities is at least `threshold`."""
         survival = 1.0
         for law in draft_laws:
             survival *= float(law.probs.max())

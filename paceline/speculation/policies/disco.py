@@ -1,6 +1,6 @@
-"""`Disco`: a small trained classifier says whether the next drafted token is still worth drawing.
+"""`Disco`: a small trained classifier decides whether to draft another token.
 
-Mamou et al. 2024 (DISCO). Only its use is here; it is trained by `paceline.training.disco`. numpy only.
+Mamou et al. 2024 (DISCO). Inference only, in numpy; `paceline.training.disco` trains the classifier.
 """
 
 import json
@@ -18,14 +18,14 @@ from paceline.speculation.records import BatchStats, DraftStats, PrefixStats
 
 TOP_K = 5
 FEATURES = (*(f"prob_{i}" for i in range(1, TOP_K + 1)), "entropy", "position", "survival")
-"""Of the law a drafted token came from: largest probabilities, entropy in nats, place in the draft (from 0), and the
-product of the largest probabilities of all tokens before it."""
+"""Features of the law that a drafted token came from: its largest probabilities, its entropy in nats, the token's index
+in the draft (from 0), and the product of the largest probabilities of the laws before it."""
 FORMAT, VERSION = "paceline-disco", 1
 _REMEDY = "train one with `paceline train disco`"
 
 
 def features(draft_laws: Sequence[DraftLaw]) -> np.ndarray:
-    """[len(FEATURES)] of the latest of `draft_laws`; never of a token."""
+    """[len(FEATURES)] features of the latest of `draft_laws`; they do not depend on drawn tokens."""
     probs = np.asarray(draft_laws[-1].probs, np.float64)
     top = np.zeros(TOP_K)
     largest = np.sort(probs if len(probs) <= TOP_K else np.partition(probs, -TOP_K)[-TOP_K:])[::-1]
@@ -37,12 +37,12 @@ def features(draft_laws: Sequence[DraftLaw]) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class DraftTrace:
-    """One draft and its fate, to train on.
+    """One draft and its outcome, as a training example.
 
     Attributes:
-        features: [n, F] of its first n tokens, n one less than it had: the last one is never asked about.
-        run: how many of its tokens were accepted.
-        group: drafts of one text belong together when some are held out.
+        features: [n, F] of its first n tokens, all but the last, after which the policy is never asked.
+        run: number of accepted tokens.
+        group: the text it came from; drafts of one text are held out together.
     """
 
     features: np.ndarray
@@ -51,20 +51,20 @@ class DraftTrace:
 
     @property
     def tested(self) -> tuple[np.ndarray, np.ndarray]:
-        """(features, accepted) of the tokens the target judged: those after the first refused one are not known."""
+        """(features, accepted) of the tokens that the target verified, up to and including the first rejected one."""
         judged = min(self.run + 1, len(self.features))
         return self.features[:judged], np.arange(judged) < self.run
 
 
 @dataclass(frozen=True)
 class Classifier:
-    """The chance that the target accepts a drafted token, all before it accepted, from `features`.
+    """Probability that the target accepts a drafted token, given that all before it were accepted, from `features`.
 
     Attributes:
         mean, scale: [F], to standardise features.
-        layers: (weights [out, in], biases [out]) each; one layer is a logistic regression, tanh lies between several.
-        threshold: keep drafting from this chance on; chosen on held-out drafts.
-        about: where it came from, for people.
+        layers: (weights [out, in], biases [out]) each, with tanh in between; one layer is a logistic regression.
+        threshold: probability from which drafting continues; chosen on held-out drafts.
+        about: provenance of the classifier, for display.
     """
 
     mean: Sequence[float]
@@ -74,7 +74,7 @@ class Classifier:
     about: str = ""
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Chances [...] of features [..., F]."""
+        """Acceptance probabilities [...] of features [..., F]."""
         mean, scale, layers = self._arrays
         x = (x - mean) / scale
         for number, (weights, biases) in enumerate(layers):
@@ -103,7 +103,7 @@ class Classifier:
         """The classifier stored at `path`.
 
         Raises:
-            InvalidParameter: no such file, or not a classifier of this version and these features.
+            InvalidParameter: the file cannot be read, or is not a classifier of this version and these features.
         """
         try:
             values = json.loads(path.read_text())
@@ -122,12 +122,12 @@ class Classifier:
 
 @dataclass(frozen=True, slots=True)
 class Disco(LengthPolicy):
-    """Draft while `classifier` gives the latest token at least its threshold; decided before the next draw.
+    """Draft while the acceptance probability of the latest token is at least the threshold, before each next draw.
 
     Attributes:
         classifier: trained for this pair of target and draft.
         max_length: longest draft.
-        threshold: replaces the classifier's own.
+        threshold: overrides the classifier's own.
     """
 
     classifier: Classifier
@@ -147,6 +147,6 @@ class Disco(LengthPolicy):
         return [self.max_length] * len(requests)
 
     def keep_drafting(self, prefix: PrefixStats, draft_laws: Sequence[DraftLaw]) -> bool:
-        """By the law of the latest token, whatever that token is."""
+        """Whether the classifier's probability for the latest law is at least the threshold."""
         threshold = self.classifier.threshold if self.threshold is None else self.threshold
         return bool(self.classifier(features(draft_laws)) >= threshold)

@@ -1,4 +1,4 @@
-"""`Goodput`: the drafts with the most expected tokens per second, by what a pass costs and what is accepted."""
+"""`Goodput`: draft lengths that maximise the expected tokens per second, from pass costs and acceptance rates."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,22 +16,22 @@ from paceline.speculation.records import BatchStats, DraftStats, PrefixStats
 
 _REQUESTS_PER_STEP = 16
 _SOME_REQUESTS, _STEPS_TO_DECIDE = 4, 4
-"""With at least 4 requests "nobody drafts" is kept for 4 steps whatever is learned: deciding is dear."""
+"""With at least 4 requests, the decision "no drafts" is kept for 4 steps in any case, because deciding takes time."""
 _MEMORY = 0.1
-"""What the latest step counts for in what steps without drafts take."""
+"""Weight of the latest step in the moving average of the time of steps without drafts."""
 _MEMORY_OF_TRIES = 0.2
-"""What the latest try counts for in what tries take beyond their price."""
+"""Weight of the latest trial in the moving average of the excess time of trials."""
 _STEPS_WITHOUT_DRAFTS = 8
-"""Steps for which "nobody drafts" is kept unless something is learned of drafts meanwhile."""
+"""Steps for which the decision "no drafts" is kept while no new draft outcomes arrive."""
 
 
 @dataclass(slots=True, eq=False)
 class _Kept:
-    """An allocation that holds for some more steps of the same requests.
+    """An allocation that is reused for some steps of the same requests.
 
     Attributes:
-        least_steps, most_steps: it holds for the former in any case, and for the latter while nothing is learned.
-        num_asked: drafts that counted when it was made.
+        least_steps, most_steps: it is valid for the former in any case, and for the latter while no drafts are asked.
+        num_asked: total of the requests' `DraftRates.asked` when it was made.
     """
 
     requests: list[DraftStats]
@@ -44,7 +44,7 @@ class _Kept:
     steps: int = 0
 
     def holds(self, requests: Sequence[DraftStats], batch: BatchStats) -> bool:
-        """Whether it does, and one step more from now on."""
+        """Count one step; whether the allocation is still valid for these requests and this batch."""
         self.steps += 1
         if self.num_prefill_rows != batch.num_prefill_rows or len(self.requests) != len(requests):
             return False
@@ -61,20 +61,19 @@ def _num_asked(requests: Sequence[DraftStats]) -> float:
 
 @dataclass(slots=True, eq=False)
 class Goodput(LengthPolicy):
-    """The drafts with the most expected tokens per second of all requests together, none when none pay (SmartSpec, Liu
-    et al. 2024): `best_draft` over a batch.
+    """Draft lengths that maximise the expected tokens per second of the batch, 0 where drafts do not pay: `best_draft`
+    over a batch (SmartSpec, Liu et al. 2024).
 
-    A drafter that often has nothing to propose costs rows only when it has. Among many requests one draft changes
-    little, so an allocation is kept for a step per 16 of them, and an empty one for 8 steps. A drafter with a model of
-    its own reads a request's text before its first draft; where that costs more than it should save, it does not.
+    Empty proposals cost no rows, and the expected rows take that into account. With many requests one draft changes
+    little, so an allocation is reused for one step per 16 requests, and an empty one for up to 8 steps. A drafter with
+    its own model must prefill a request's text before its first draft; it does so only where that should pay.
 
     Attributes:
         prices: of passes and drafts.
         max_length: longest draft considered.
-        explore: share of the time that may be lost on drafts that are not expected to pay: without them the rates of a
-            request whose drafts are switched off would never change again. Who has waited longest tries first.
-        whole: drafts cannot be shortened without harm; each is taken, with the rows and tokens that it had on average,
-            or left.
+        explore: share of the time that may be lost on trial drafts, which are not expected to pay. Without them, the
+            rates of a request whose drafts are switched off would never change. The longest without a draft goes first.
+        whole: drafts must not be shortened. Each is taken as a whole, with its average rows and tokens, or not at all.
     """
 
     prices: Prices
@@ -85,11 +84,11 @@ class Goodput(LengthPolicy):
     _credit: float = field(default=0.0, init=False, repr=False)
     _kept: _Kept | None = field(default=None, init=False, repr=False)
     _trying: tuple[float, float] | None = field(default=None, init=False, repr=False)
-    """Seconds that drafts and their rows should take of a step which drafts only to try; None of others."""
+    """Expected (drafting, verifying) seconds of the current step's trial drafts, if all its drafts are trials."""
     _undrafted: tuple[int, float] = field(default=(0, 0.0), init=False, repr=False)
-    """Requests of the latest steps without drafts or prompts, and what such steps take besides drafting."""
+    """(number of requests, mean seconds without drafting) of the latest steps without drafts or prefill rows."""
     _beyond: float | None = field(default=None, init=False, repr=False)
-    """What steps with a try usually took beyond these and their price; None before the first."""
+    """Mean seconds that steps with a trial took beyond `_undrafted` and the expected price; None before the first."""
 
     def __post_init__(self) -> None:
         check_least("max_length", self.max_length, 0)
@@ -97,7 +96,7 @@ class Goodput(LengthPolicy):
             raise InvalidParameter("explore", f"{self.explore} is not in [0, 1)", "give a share of the time, e.g. 0.01")
 
     def budgets(self, requests: Sequence[DraftStats], batch: BatchStats) -> list[int]:
-        """argmax of expected tokens / seconds over the best offers, the fewest rows on ties; and what is tried."""
+        """The lengths that maximise expected tokens per second (fewest rows on ties), plus trial drafts on credit."""
         if not self.max_length or not requests:
             return [0] * len(requests)
         self._trying = None
@@ -126,7 +125,7 @@ class Goodput(LengthPolicy):
         return budgets
 
     def _alone(self, request: DraftStats, batch: BatchStats) -> int:
-        """The budget of the only request that drafts: the same, decided faster."""
+        """`budgets` for a single request, by the faster `best_alone`."""
         best = best_alone(request, self.max_length, self.whole, self.prices, batch)
         unit, asked = self.max_length if self.whole else 1, request.rates.asked
         self._credit += self.explore * best.seconds
@@ -142,7 +141,7 @@ class Goodput(LengthPolicy):
         return unit
 
     def keep_drafting(self, prefix: PrefixStats, draft_laws: Sequence[DraftLaw]) -> bool:
-        """While one more token raises tokens per second, where all requests draft alike; see `one_more_pays`."""
+        """Whether one more token raises tokens per second if all requests draft alike; see `one_more_pays`."""
         if self.whole:
             return True
         drafted, batch = len(draft_laws), prefix.batch
@@ -150,11 +149,12 @@ class Goodput(LengthPolicy):
         return one_more_pays(draft_laws, prefix.request.rates.acceptance, spent, more)
 
     def observe(self, step: StepOutcome) -> None:
-        """Take what trying took beyond its price off the credit.
+        """Charge the credit with the time that a trial took beyond its expected price.
 
-        A head that rests is read from further away, and a device may have begun a step without drafts meanwhile, which
-        was for nothing then. The latter is seen where steps of as many requests, none with a prompt, are known; single
-        steps vary by more than a try costs, so it is what tries took on average.
+        A trial can cost more than its price: the weights of an idle draft head are no longer in the processor's cache,
+        and a step that the device had begun ahead without drafts is wasted. The excess is measured against steps of the
+        same number of requests without drafts or prefill rows. Single steps vary by more than a trial costs, so the
+        mean excess over trials is charged.
         """
         trying, self._trying = self._trying, None
         if not step.is_complete:
@@ -165,7 +165,7 @@ class Goodput(LengthPolicy):
             drafting, verifying = trying
             self._credit -= seconds.drafting - seconds.chosen - drafting
             if size == known and not step.num_prefill_rows:
-                beyond = min(others - usual, usual) - verifying  # at most a step: any of them may be interrupted
+                beyond = min(others - usual, usual) - verifying  # capped at one step, as any step may be interrupted
                 self._beyond = (
                     beyond if self._beyond is None else self._beyond + _MEMORY_OF_TRIES * (beyond - self._beyond)
                 )
@@ -176,9 +176,9 @@ class Goodput(LengthPolicy):
     def _with_a_try(
         self, best: Choice, offers: Offers, requests: Sequence[DraftStats], batch: BatchStats, unit: int
     ) -> list[int]:
-        """The budgets with one level for those that have none, as far as the credit pays for what they may lose.
+        """The budgets, plus one level for requests without a draft as far as the credit covers the expected loss.
 
-        Credit beyond what all of them could lose is given up: it would pay for a burst some day.
+        Credit beyond the loss of trying all of them is dropped, so that it cannot pay for a burst of trials later.
         """
         levels, loss = best.levels.copy(), loss_of_trying(offers, best, self.prices, batch)
         reading = np.array([self.prices.reading(request.num_unread) for request in requests])

@@ -1,4 +1,4 @@
-"""`Heuristic`: longer after a full acceptance, shorter after any other."""
+"""`Heuristic`: longer drafts after full acceptance, shorter ones after a rejection."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from paceline.speculation.records import BatchStats, DraftStats
 
 @dataclass(frozen=True, slots=True)
 class Heuristic(LengthPolicy):
-    """Two more after a draft that was accepted in full, one less after any other: the rule of assisted generation.
+    """Two more tokens after a draft that was accepted in full, one less after any other, as in assisted generation.
 
-    The baseline that DISCO (Mamou et al. 2024) compares with. Never below `least`, so it cannot switch itself off; a
-    draft that came back empty changes nothing.
+    The baseline of DISCO (Mamou et al. 2024). The length never falls below `least`, so drafts are never switched off;
+    an empty proposal changes nothing.
     """
 
     start: int = 5
@@ -27,7 +27,7 @@ class Heuristic(LengthPolicy):
             raise InvalidParameter("start", problem, "order the three numbers")
 
     def budgets(self, requests: Sequence[DraftStats], batch: BatchStats) -> list[int]:
-        """From the wanted length of each request's latest draft and its fate."""
+        """From the budget of each request's latest draft and whether that was accepted in full."""
         return [self._budget(request) for request in requests]
 
     def _budget(self, request: DraftStats) -> int:
