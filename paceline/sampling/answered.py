@@ -99,8 +99,7 @@ class _Picked(CounterRandomness):
 
 
 def asks_of(verifier: Verifier, tree: TokenTree) -> Literal["draws", "trials"] | None:
-    """What a rule reads of the target's laws: ``draws`` only, ``trials`` of children too, or None when it reads
-    more."""
+    """What a rule reads of the target's laws: ``draws`` only, ``trials`` of children too, or more (None)."""
     if isinstance(verifier, partial):
         return None
     if verifier in (verify_coupled, verify_sample_and_match) or (verifier is verify_auto and tree.draw == "one_hot"):

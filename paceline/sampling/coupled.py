@@ -16,12 +16,11 @@ from paceline.sampling.verify import TargetLaws, Verdict
 
 
 def verify_coupled(tree: TokenTree, target: TargetLaws, randomness: Randomness, position: int) -> Verdict:
-    """Accept a drafted token when it equals the target's own draw; the drafter uses the same noise (Daliri et al.
-    2024).
+    """Accept a drafted token when it equals the target's own draw, where the drafter draws with the same noise.
 
-    Drafts are drawn under ("target", ROOT) at their position. With a seed the output is that of plain sampling, bit for
-    bit, whatever the drafter, the draft length or the batch. A token is accepted with `match_probability`.
-    Arguments as in `verify`.
+    Daliri et al. 2024. Drafts are drawn under ("target", ROOT) at their position. With a seed the output is that of
+    plain sampling, bit for bit, whatever the drafter, the draft length or the batch. A token is accepted with
+    `match_probability`. Arguments as in `verify`.
     """
     return _follow_the_target(tree, target, randomness, position)
 

@@ -24,8 +24,7 @@ def raw_logprobs(logits: np.ndarray, token: int, num_top: int) -> TokenLogprobs:
 
 
 def processed_logprobs(law: Law, token: int, num_top: int) -> TokenLogprobs:
-    """Log-probabilities under the warped law; at temperature 0, under `GreedyLaw.smooth`. Arguments as
-    `raw_logprobs`."""
+    """Log-probabilities under the warped law, or under `GreedyLaw.smooth` if greedy. Arguments as `raw_logprobs`."""
     full = law.smooth() if isinstance(law, GreedyLaw) else law
     tokens, probs = full.top(num_top) if num_top else ([], [])
     top = tuple((each, float(np.log(prob))) for each, prob in zip(tokens, probs, strict=True))

@@ -14,8 +14,7 @@ import numpy as np
 from paceline.sampling.law import Law
 
 Purpose = Literal["target", "draft", "accept"]
-"""``target``: the target's draw (bonus, recovered, plain). ``draft``: a drafter's draw. ``accept``: an acceptance
-coin."""
+"""``target``: the target's draw (bonus, recovered, plain); ``draft``: a drafter's draw; ``accept``: a coin."""
 
 ROOT = -1
 """Node number of a draw that belongs to no drafted node."""

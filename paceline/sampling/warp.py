@@ -21,12 +21,10 @@ from paceline.sampling.law import GreedyLaw, Law
 from paceline.types import SamplingParams
 
 _LEAST_CONFIDENCE = 1e-4
-"""Smallest probability, relative to the largest, of the tokens that `Warper.confidence_law` keeps for greedy
-requests."""
+"""Smallest probability, relative to the largest, that `Warper.confidence_law` keeps for greedy requests."""
 
 _BINS_PER_NAT, _LAST_BIN = 8.0, 511.0
-"""Histogram for the nucleus: its resolution, and the last bin, which holds everything at least 64 nats below the
-peak."""
+"""Histogram for the nucleus: its resolution, and its last bin, for everything at least 64 nats below the peak."""
 
 
 class NothingAllowed(InvalidParameter):

@@ -169,8 +169,7 @@ def worth_reading(
 
 
 def step_seconds(prices: Prices, batch: BatchStats, levels: int, nodes: float | None = None) -> float:
-    """Seconds of a step in which every decoding request drafts `levels` levels with `nodes` (default `levels`)
-    nodes."""
+    """Seconds of a step in which every decoding request drafts `levels` levels of `nodes` nodes (default `levels`)."""
     size = max(1, batch.num_decodes)
     drafted = size * (levels if nodes is None else nodes)
     return round_seconds(Round(size, drafted, levels, batch.mean_context, batch.num_prefill_rows), prices)

@@ -76,8 +76,7 @@ class GoodputByNode(Goodput):
         self, seconds: float, counts: list[int], chances: list[list[float]], requests: Sequence[DraftStats],
         batch: BatchStats,
     ) -> None:  # fmt: skip
-        """Record each proposal's expected saving in seconds: its tokens at the plain rate minus the cost of its
-        rows."""
+        """Record each proposal's expected saving in seconds: its tokens at the plain rate minus its rows' cost."""
         size, context = max(1, batch.num_decodes), batch.mean_context
         plain = self.prices.target(size, context)
         row = (seconds - self.prices.target(batch.num_prefill_rows + size, context)) / max(1, sum(counts))

@@ -120,8 +120,7 @@ class Cascade(LengthPolicy):
             self._begin("test", length, self._trial_steps)
 
     def _candidate(self) -> int | None:
-        """An untried neighbour of the best length (the longer first if U >= 1); None if the last trial gained
-        little."""
+        """An untried neighbour of the best length (longer first if U >= 1); None if the last trial gained little."""
         tried, best = self._utilities, self._best()
         others = [utility for length, utility in tried.items() if length != best]
         if others and best == self._length and tried[best] <= max(others) * (1 + self._tie):
