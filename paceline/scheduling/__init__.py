@@ -1,4 +1,4 @@
-"""Who computes what next: requests, pages, step plans and scheduling policies.
+"""Scheduling: requests, cache pages, step plans and scheduling policies.
 
 No tensor library and no clock: the same code runs in an engine and in a simulator.
 """

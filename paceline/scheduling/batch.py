@@ -1,7 +1,7 @@
-"""`StepPlan`: what one step computes, and for whom; `StepResult` and `Commit`: what came of it.
+"""`StepPlan`: what one step computes for each request; `StepResult` and `Commit`: the results.
 
-Records only; nobody changes them once they are made. Those made per request and step are not frozen, because freezing
-costs more than all the rest. Rows, slots and masks are made of them by the engine.
+Records only; treat them as immutable. Those constructed per request and step are not frozen dataclasses, whose
+construction is slow. The engine derives rows, slots and masks from them.
 """
 
 from dataclasses import dataclass, field
@@ -17,16 +17,16 @@ from paceline.types import FinishReason
 class Grant:
     """What one request may compute in a step: a prefill chunk, or a decode with a draft.
 
-    The rows write to the slots of positions ``start`` .. ``start + num_rows - 1`` (a tree's node i to that of position
-    ``start + 1 + i``, wherever it sits in the tree); the request's page table covers them.
+    The rows write to the slots of positions ``start`` .. ``start + num_rows - 1`` (node i of a tree to that of position
+    ``start + 1 + i``, whatever its depth); the request's page table covers them.
 
     Attributes:
-        num_prefill_tokens: tokens of the chunk, 0 for a decode.
-        draft_budget: most nodes of the draft tree, 0 for a prefill chunk.
-        draft_depth: most levels of it: tokens after the end of the output are never emitted.
-        wanted_budget: nodes the length policy asked for before the step's budget cut them.
+        num_prefill_tokens: tokens of the chunk; 0 for a decode.
+        draft_budget: largest number of nodes of the draft tree; 0 for a prefill chunk.
+        draft_depth: largest number of its levels; deeper tokens would lie after the end of the output.
+        wanted_budget: nodes that the length policy asked for, before the step reduced them.
         start: position of the first row, the request's ``num_computed``.
-        needs_logits: the step emits a token for this request: a decode, or the chunk that ends the prefill.
+        needs_logits: whether the step emits a token for this request: a decode, or the chunk that ends the prefill.
     """
 
     request: RequestState
@@ -39,12 +39,12 @@ class Grant:
 
     @property
     def is_decode(self) -> bool:
-        """Whether it is no chunk of a prompt."""
+        """Whether the grant is a decode, not a prefill chunk."""
         return self.num_prefill_tokens == 0
 
     @property
     def num_rows(self) -> int:
-        """Most rows the grant may use: the chunk, or the root and its draft."""
+        """Largest number of rows: those of the chunk, or the root and its draft."""
         return self.num_prefill_tokens or 1 + self.draft_budget
 
 
@@ -53,10 +53,10 @@ class StepPlan:
     """One step. Decodes come first, then prefill chunks, each in scheduling order.
 
     Attributes:
-        preempted: requests that lost their pages; they wait again and will recompute.
-        expired: requests whose time was up; they are finished.
+        preempted: requests that lost their pages; they wait again and will be recomputed.
+        expired: requests whose deadline has passed; they are finished.
         copies: (source, destination) pages whose keys and values to copy, in this order, before the rows run.
-        batch: what the length policy was told.
+        batch: the statistics that the length policy received.
     """
 
     grants: tuple[Grant, ...] = ()
@@ -67,37 +67,37 @@ class StepPlan:
 
     @property
     def num_rows(self) -> int:
-        """Most rows of the pass."""
+        """Largest number of rows of the pass."""
         return sum(grant.num_rows for grant in self.grants)
 
     @property
     def num_decodes(self) -> int:
-        """Grants that are no chunks of prompts."""
+        """Number of decode grants."""
         return sum(grant.is_decode for grant in self.grants)
 
     @property
     def only_decodes(self) -> bool:
-        """No prompt is read in this step, so its seconds are those of decoding alone."""
+        """Whether the step has no prefill chunks."""
         return all(grant.is_decode for grant in self.grants)
 
     @property
     def is_empty(self) -> bool:
-        """Nothing to compute."""
+        """Whether there is nothing to compute."""
         return not self.grants
 
 
 @dataclass(slots=True)
 class StepResult:
-    """What a pass produced for one granted request. Accepted keys and values already lie in their natural slots.
+    """What a pass produced for one granted request. Accepted keys and values are already at their positions' slots.
 
     Attributes:
-        num_prefill_tokens: tokens of the chunk that was computed, 0 for a decode.
+        num_prefill_tokens: tokens of the chunk that was computed; 0 for a decode.
         token_ids: emitted tokens in order. Decode: the accepted path, then the target's own token. Prefill: the first
             token when the chunk ended the prefill, else nothing.
         num_draft_tokens, depth: nodes and levels verified.
         rejected: the target's own token replaced a drafted one (recovered, not bonus).
-        num_refused: nodes that were compared with the target and refused.
-        promised, tokens, parents, picks, taps, is_own: as of `RequestOutcome`, for the drafter.
+        num_refused: nodes that were compared with the target and rejected.
+        promised, tokens, parents, picks, taps, is_own: see `RequestOutcome`.
     """
 
     request_id: str
@@ -117,13 +117,13 @@ class StepResult:
 
 @dataclass(slots=True)
 class Commit:
-    """What became of one `StepResult`: count these, nothing else.
+    """What was committed of one `StepResult`; statistics must count these, not the results.
 
     Attributes:
-        token_ids: tokens that joined the output.
-        outcome: the same with what became of the draft, for everybody who learns.
-        num_dropped: emitted tokens after the stop; they count nowhere.
-        finish_reason: None while the request goes on.
+        token_ids: tokens appended to the output.
+        outcome: the record for drafters, policies, prices and metrics.
+        num_dropped: emitted tokens after the stop; they are not counted anywhere.
+        finish_reason: None while the request continues.
     """
 
     request: RequestState
@@ -139,7 +139,7 @@ class Commit:
 
     @property
     def rejected(self) -> bool:
-        """Whether a level of the draft fell, before the stop."""
+        """Whether a level of the draft was rejected, before any stop."""
         return self.outcome.level_refused
 
     @property

@@ -1,8 +1,8 @@
-"""How many rows a step may have: the trade between prefill speed and the time between tokens.
+"""The token budget of a step: the trade-off between prefill throughput and time between tokens.
 
-A larger budget reads prompts faster, because more rows share one reading of the weights, and makes every request that
-decodes beside wait longer. Sarathi-Serve (Agrawal et al. 2024) takes the largest budget whose pass meets the latency
-target; without a target the smallest that loses little prefill speed is enough.
+A larger budget gives a higher prefill rate, because more rows share one reading of the weights, but makes every request
+that decodes in the same step wait longer. Sarathi-Serve (Agrawal et al. 2024) takes the largest budget whose pass meets
+the latency target; without a target, the smallest with nearly the best prefill rate is chosen.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from paceline.errors import InvalidParameter
 
 ENOUGH = 0.95
-"""Share of the best prefill speed that is enough where no latency was asked for."""
+"""Fraction of the best prefill rate that is sufficient without a latency target."""
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetChoice:
-    """One token budget and what it means.
+    """One token budget and its consequences.
 
     Attributes:
         token_budget: rows of a step, `SchedulerConfig.max_num_batched_tokens`.
-        chunk: prompt tokens among them when `num_decodes` requests decode beside.
-        seconds: of the pass, and so between the tokens of every request that decodes beside.
+        chunk: prompt tokens among them when `num_decodes` requests decode in the same step.
+        seconds: of the pass, hence the time between tokens of the requests that decode in it.
         prefill_rate: prompt tokens per second.
-        share: of the best prefill rate in the table.
+        share: `prefill_rate` over the best one in the table.
     """
 
     token_budget: int
@@ -36,15 +36,15 @@ class BudgetChoice:
 def trade_off(
     pass_seconds: Callable[[int, float], float], budgets: Sequence[int], num_decodes: int = 1, context: float = 0
 ) -> list[BudgetChoice]:
-    """What every budget of `budgets` that leaves room for a chunk means.
+    """The consequences of every budget of `budgets` that leaves rows for a chunk.
 
     Args:
         pass_seconds: t(rows, context), e.g. a `CostProfile`.
-        num_decodes: requests that decode beside the chunk, one row each.
+        num_decodes: requests that decode in the same step, one row each.
         context: mean tokens in the cache before a row.
 
     Raises:
-        InvalidParameter: no budget is larger than `num_decodes`, or that is negative.
+        InvalidParameter: no budget is larger than `num_decodes`, or `num_decodes` is negative.
     """
     if num_decodes < 0:
         raise InvalidParameter("num_decodes", f"{num_decodes} is less than 0", "0 reads prompts alone")
@@ -76,16 +76,17 @@ def choose_budget(choices: Sequence[BudgetChoice], target_seconds: float | None 
 
 
 TILES = (8, 16, 32, 64, 128)
-"""Widths of a tile that are looked for."""
+"""Candidate tile widths."""
 _STEP = 0.75
-"""Of a tile's time that the first row of the next one must take."""
+"""Fraction of a tile's time that the first row of the next tile must cost."""
 
 
 def tile_of(seconds: Mapping[int, float], tiles: Sequence[int] = TILES) -> int | None:
     """The width of the matrix products' tiles, from t(T), t(T + 1) and t(2 T) at each width T of `tiles`.
 
-    A row beyond a full tile takes as long as a tile of them (Agrawal et al. 2023, SARATHI, section 4.4): with tiles of
-    T rows, t(nT + 1) - t(nT) is a tile's time at every n. The widest T for which that holds from T on; None for none.
+    One row beyond a full tile costs as much as a whole tile (Agrawal et al. 2023, SARATHI, section 4.4): with tiles of
+    T rows, t(nT + 1) - t(nT) is the time of a tile for every n. Returns the widest T for which that holds at all
+    measured widths from T on; None without one.
     """
     for tile in reversed([width for width in tiles if {width, width + 1, 2 * width} <= set(seconds)]):
         wider = [w for w in tiles if w >= tile and {w, w + 1, 2 * w} <= set(seconds)]

@@ -1,4 +1,4 @@
-"""`SchedulerConfig`: the numbers a scheduler works under, each default written once.
+"""`SchedulerConfig`: a scheduler's limits and their defaults.
 
 Not for limits of one request (`paceline.types.SamplingParams`) or for the cache's size (`pages.PagePool`).
 """
@@ -14,15 +14,15 @@ class SchedulerConfig:
     """How a scheduler fills a step.
 
     Attributes:
-        policy: which file of `policies/` decides.
-        max_num_batched_tokens: rows a step may have (Sarathi-Serve's token budget tau): it bounds how long decodes wait
-            for the prefills beside them. Only ``orca`` exceeds it, with a prompt that does not fit beside the decodes.
+        policy: name of the scheduling policy, a module of `policies/`.
+        max_num_batched_tokens: rows of a step (the token budget tau of Sarathi-Serve); it bounds how long prefills
+            delay the decodes in the same step. Only ``orca`` exceeds it, for a prompt that does not fit.
         max_num_seqs: requests that may hold cache pages at once.
         max_model_len: most tokens of one request, prompt and output together.
         prefix_caching: reuse the cached pages of equal prefixes.
-        tile: rows at which a pass gets a step slower; ``sarathi`` aligns its batches to it.
-        num_lookahead_slots: slots after a decoding request's last token that get a page while pages are free, for
-            models that begin the next pass before it is asked for.
+        tile: tile width in rows; ``sarathi`` aligns its batches to it.
+        num_lookahead_slots: slots after a decoding request's last token that get pages while some are free, for models
+            that start the next pass ahead of its request.
 
     Raises:
         InvalidParameter: a number is below 1, or a tile is wider than the whole budget.

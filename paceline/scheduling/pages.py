@@ -1,8 +1,8 @@
-"""`PagePool`: who holds which page of the cache, and which pages can be reused.
+"""`PagePool`: the page allocator of a KV cache, with reference counts and prefix caching.
 
-Bookkeeping only: ids and counts, no keys and values (`models/`) and no choice of who gets a page (`step.py`). A page is
-held (reference count above 0), idle (count 0, content kept for reuse) or free. The content of a full page of committed
-tokens has a digest chained over everything before it, so equal digests mean equal prefixes.
+Bookkeeping only: ids and counts, no keys and values (`models/`), and no decision about who gets a page (`step.py`). A
+page is held (reference count above 0), idle (count 0, content kept for reuse) or free. A full page of committed tokens
+has a digest chained over everything before it, so equal digests mean equal prefixes.
 """
 
 from array import array
@@ -16,13 +16,13 @@ from paceline.errors import InvalidParameter
 def page_digest(previous: bytes, token_ids: Sequence[int]) -> bytes:
     """Digest (16 bytes) of one full page of tokens after a prefix with digest `previous` (empty at the start).
 
-    Cryptographic, so that two prefixes never share keys and values by accident or on purpose.
+    The hash is cryptographic, so that different prefixes cannot collide by accident or by attack.
     """
     return blake2b(previous + array("q", token_ids).tobytes(), digest_size=16).digest()
 
 
 def salt_of(text: str) -> bytes:
-    """What sets the pages of requests with one `cache_salt` apart from all others: 16 bytes, none for no salt."""
+    """Digest of a `cache_salt`, which starts the digest chain of its requests' pages: 16 bytes, or b"" for no salt."""
     if not isinstance(text, str):
         raise InvalidParameter("cache_salt", f"{text!r} is no text", "give a str, or leave it out")
     return blake2b(text.encode("utf-8", "replace"), digest_size=16, person=b"cache_salt").digest() if text else b""
@@ -31,10 +31,10 @@ def salt_of(text: str) -> bytes:
 def extend_digests(
     digests: list[bytes], token_ids: Sequence[int], page_size: int, num_tokens: int, salt: bytes = b""
 ) -> None:
-    """Append to `digests` those of the further full pages of the first `num_tokens` tokens, in place.
+    """Append to `digests`, in place, the digests of the further full pages of the first `num_tokens` tokens.
 
     Args:
-        salt: of `salt_of`; pages under different salts never have equal digests.
+        salt: from `salt_of`; pages under different salts have different digests.
     """
     for start in range(len(digests) * page_size, num_tokens - page_size + 1, page_size):
         digests.append(page_digest(digests[-1] if digests else salt, token_ids[start : start + page_size]))
@@ -62,7 +62,7 @@ class PagePool:
 
     @property
     def num_free(self) -> int:
-        """Pages that can be allocated now; idle ones count, they lose their content when taken."""
+        """Pages that can be allocated now, including idle ones, whose content is then lost."""
         return len(self._free) + len(self._idle)
 
     @property
@@ -72,18 +72,18 @@ class PagePool:
 
     @property
     def num_cached(self) -> int:
-        """Pages that a lookup can find."""
+        """Pages that `longest_prefix` can find."""
         return len(self._page_of)
 
     def pages_for(self, num_tokens: int) -> int:
-        """Pages that `num_tokens` slots take."""
+        """Number of pages for `num_tokens` slots."""
         return -(-num_tokens // self.page_size)
 
     def allocate(self, count: int) -> list[int]:
-        """`count` pages with reference 1 and undefined content, never-cached ones first, then the oldest idle ones.
+        """Allocate `count` pages with reference count 1 and undefined content: free ones, then the oldest idle ones.
 
         Raises:
-            InvalidParameter: fewer are free; nothing is taken then.
+            InvalidParameter: fewer are available; nothing is allocated then.
         """
         if count > self.num_free:
             problem = f"{count} pages asked for, {self.num_free} of {self.num_pages} are free"
@@ -94,16 +94,16 @@ class PagePool:
         return pages
 
     def share(self, pages: Iterable[int]) -> None:
-        """One more reference to each page, held or idle."""
+        """Add a reference to each page, held or idle."""
         for page in pages:
             if not self._references[page]:
                 self._idle.pop(page)
             self._references[page] += 1
 
     def release(self, pages: Sequence[int]) -> None:
-        """One reference less to each page; those with a digest become idle, the others free.
+        """Remove a reference from each page. At count 0, a page with a digest becomes idle, another one free.
 
-        The last page goes first, so that of one prefix the far end is evicted before the beginning.
+        Pages are released from the last to the first, so that the end of a prefix is evicted before its beginning.
 
         Raises:
             InvalidParameter: a page is not held.
@@ -120,16 +120,16 @@ class PagePool:
                 self._free.append(page)
 
     def publish(self, page: int, digest: bytes) -> None:
-        """Make a held page findable. All its slots must hold committed tokens; it must not be written again.
+        """Register a held page under its digest. All its slots must hold committed tokens, never written again.
 
-        When another page already has this digest, that one stays the findable one.
+        When another page already has this digest, that one stays registered.
         """
         if digest not in self._page_of and page not in self._digest_of:
             self._page_of[digest] = page
             self._digest_of[page] = digest
 
     def longest_prefix(self, digests: Sequence[bytes]) -> list[int]:
-        """Pages of the longest cached prefix, without references to them: `share` before anything is allocated."""
+        """Pages of the longest cached prefix, without adding references: call `share` before any allocation."""
         pages: list[int] = []
         for digest in digests:
             if digest not in self._page_of:
@@ -138,15 +138,15 @@ class PagePool:
         return pages
 
     def fork(self, page_table: Sequence[int]) -> list[int]:
-        """A second page table over the same pages; each side calls `make_writable` before it writes to one of them."""
+        """A second page table over the same pages. Call `make_writable` before writing to a shared page."""
         self.share(page_table)
         return list(page_table)
 
     def make_writable(self, page_table: list[int], index: int) -> tuple[int, int] | None:
-        """Copy on write: put a page of its own at ``page_table[index]`` if others can see the one there.
+        """Copy on write: replace ``page_table[index]`` by a new page if the old one is shared or registered.
 
         Returns:
-            (source, destination) pages to copy keys and values between before the write; None when nothing is shared.
+            (source, destination) pages whose keys and values to copy before the write; None if nothing was replaced.
         """
         source = page_table[index]
         if self._references[source] == 1 and source not in self._digest_of:
@@ -156,10 +156,10 @@ class PagePool:
         return source, page_table[index]
 
     def check_integrity(self, page_tables: Iterable[Sequence[int]] | None = None) -> None:
-        """Raise RuntimeError if the counts of pages disagree.
+        """Raise RuntimeError if the bookkeeping is inconsistent.
 
         Args:
-            page_tables: all tables in use; when given, every reference must be one of theirs.
+            page_tables: all tables in use; if given, the reference counts must match them.
         """
         held = {page for page, count in enumerate(self._references) if count > 0}
         _demand(all(count >= 0 for count in self._references), "a reference count is negative")
@@ -174,14 +174,14 @@ class PagePool:
             _demand(all(counted[page] == count for page, count in enumerate(self._references)), "references leak")
 
     def forget(self) -> None:
-        """Make nothing findable any more: what lies in the pages is not to be trusted."""
+        """Unregister all pages, because their content is no longer valid."""
         self._free += self._idle
         self._idle.clear()
         self._page_of.clear()
         self._digest_of.clear()
 
     def _evict(self) -> int:
-        """Forget the content of the least recently used idle page."""
+        """Unregister and return the least recently used idle page."""
         page, _ = self._idle.popitem(last=False)
         del self._page_of[self._digest_of.pop(page)]
         return page

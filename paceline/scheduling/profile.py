@@ -1,4 +1,4 @@
-"""`Profile`: a measured `CostProfile` with where it came from, as a versioned JSON file.
+"""`Profile`: measured costs of a model's passes with their provenance, as a versioned JSON file.
 
 Not for measuring (`evaluation/tune.py`), nor for where profiles are kept (`engine/profiles.py`).
 """
@@ -18,28 +18,27 @@ from paceline.speculation.cost import CostProfile
 
 FORMAT, VERSION = "paceline-profile", 1
 MOST_SECONDS = 1e9
-"""Of a pass: a number beyond is a damaged file's."""
+"""Largest plausible time of a pass; a larger number means that the file is damaged."""
 _REMEDY = "measure anew with `paceline tune`"
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What a pass of one model costs on one machine.
+    """Measured costs of the passes of one model on one machine.
 
     Attributes:
-        model: as the user named it; `fingerprint` tells which weights that were.
+        model: the name that the user gave; `fingerprint` identifies the weights.
         dtype, executor, threads: how it ran; threads is None where the executor does not say.
         machine: processor and number of processors.
         seconds: context to rows to median seconds of a pass that decodes or verifies (logits of every row).
-        prefill_seconds: the same for a pass that reads a prompt (logits of its last row).
-        token_budget: rows of a step chosen for `target_ms`, None when nothing was chosen.
-        target_ms: milliseconds a step may take with that budget.
-        chunk: prompt tokens of such a step with `num_decodes` requests decoding beside.
-        segment_seconds: context to the seconds that each further request adds to a pass of as many rows: its keys and
-            values are read too. Empty where it was not measured.
-        step_overhead: seconds of an engine's plain step that its pass does not account for; None where not measured.
-        tile: rows at which a pass takes a step up in time, which ``sarathi`` aligns its batches to; None where there
-            is no such step, or nobody looked.
+        prefill_seconds: the same for a prefill pass (logits of its last row).
+        token_budget: rows of a step, chosen for `target_ms`; None when none was chosen.
+        target_ms: latency target of a step in milliseconds.
+        chunk: prompt tokens of such a step while `num_decodes` requests decode in it.
+        segment_seconds: context to the seconds that each further request adds to a pass with the same number of rows,
+            for reading its keys and values. Empty where not measured.
+        step_overhead: seconds of an engine's plain step in addition to its pass; None where not measured.
+        tile: tile width in rows, to which ``sarathi`` aligns its batches; None where none was found or measured.
     """
 
     model: str
@@ -60,12 +59,12 @@ class Profile:
 
     @property
     def cost(self) -> CostProfile:
-        """`seconds` as a function."""
+        """`seconds` as a `CostProfile`."""
         return CostProfile.by_context(self.seconds)
 
     @property
     def prefill_cost(self) -> CostProfile:
-        """`prefill_seconds` as a function."""
+        """`prefill_seconds` as a `CostProfile`."""
         return CostProfile.by_context(self.prefill_seconds)
 
     def batch_seconds(self, rows: float, num_requests: float, context: float = 0) -> float:
@@ -73,7 +72,7 @@ class Profile:
         return self.cost(rows, context) + max(0.0, num_requests - 1) * self._segment(context)
 
     def _check_kinds(self) -> None:
-        """Raise ValueError for a field that is no text or number of its kind."""
+        """Raise ValueError for a field of the wrong type or range."""
         for name in ("model", "fingerprint", "dtype", "executor", "machine"):
             if not isinstance(getattr(self, name), str):
                 raise ValueError(f"{name} is no text")
@@ -86,22 +85,22 @@ class Profile:
                 _seconds(getattr(self, name))
 
     def _segment(self, context: float) -> float:
-        """`segment_seconds` at a context, on straight lines between the measured ones."""
+        """`segment_seconds` at a context, linearly interpolated."""
         if not self.segment_seconds:
             return 0.0
         contexts = sorted(self.segment_seconds)
         return float(np.interp(context, contexts, [self.segment_seconds[each] for each in contexts]))
 
     def with_choice(self, token_budget: int, chunk: int, num_decodes: int, target_ms: float | None) -> "Profile":
-        """The same measurements with what was chosen from them."""
+        """The same measurements with the chosen token budget."""
         return replace(self, token_budget=token_budget, chunk=chunk, num_decodes=num_decodes, target_ms=target_ms)
 
     def as_dict(self) -> dict[str, Any]:
-        """What the file holds."""
+        """The content of the file."""
         return {"format": FORMAT, "version": VERSION} | asdict(self)
 
     def write(self, path: Path) -> None:
-        """Store it at `path`, in one move: a reader never sees half a file."""
+        """Write the file atomically, so that no reader sees a partial one."""
         with in_one_move(path) as file:
             file.write_text(json.dumps(self.as_dict(), indent=1) + "\n")
 
@@ -110,7 +109,7 @@ class Profile:
         """The profile stored at `path`.
 
         Raises:
-            InvalidParameter: there is no such file, it is no profile, of another version, or damaged.
+            InvalidParameter: the file is missing, not a profile, of another version, or damaged.
         """
         try:
             values: Any = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unrepeated)
@@ -136,12 +135,12 @@ class Profile:
 
 
 def _numbers(tables: Mapping[str, Mapping[str, float]]) -> dict[int, dict[int, float]]:
-    """JSON's keys are texts; ours are numbers."""
+    """The tables with JSON's string keys converted to ints, and values checked."""
     return {int(c): {int(r): _seconds(s) for r, s in table.items()} for c, table in tables.items()}
 
 
 def _seconds(value: Any) -> float:
-    """A number from 0 to `MOST_SECONDS`. Raises ValueError for another."""
+    """`value` as a float. Raises ValueError unless it is a number from 0 to `MOST_SECONDS`."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST_SECONDS:
         raise ValueError(f"{value!r} is no time")
     return float(value)

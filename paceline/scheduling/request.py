@@ -1,6 +1,7 @@
-"""`RequestState`: everything that changes while a request runs.
+"""`RequestState`: the scheduler's state of a running request.
 
-Only the scheduler writes here. What the user asked for is `paceline.types.SamplingParams`; text belongs to the engine.
+Written by the scheduler; the engine sets only a request's drafting options and `completes_stop`. The user's parameters
+are `paceline.types.SamplingParams`; text belongs to the engine.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from paceline.types import FinishReason, SamplingParams
 
 
 class Status(Enum):
-    """Where a request stands."""
+    """Status of a request."""
 
     WAITING = "waiting"
     """Holds no pages: not admitted yet, or preempted."""
@@ -29,33 +30,33 @@ class RequestState:
     """One request from arrival to finish.
 
     Attributes:
-        request_id: unique among the requests the scheduler knows.
+        request_id: unique among the scheduler's unfinished requests.
         prompt_token_ids: at least one token.
-        params: what was asked for.
+        params: the user's parameters.
         arrival_time: seconds on the caller's clock.
-        priority: smaller runs earlier, as in vLLM; equal priorities run in order of arrival.
-        deadline: when its time is up, in seconds on the caller's clock; None for never.
+        priority: smaller values run earlier, as in vLLM; equal ones run in order of arrival.
+        deadline: time at which the request ends, in seconds on the caller's clock; None for never.
         leader: the request that computes the same prompt first, so that this one can share its pages (samples of one
             prompt).
-        salt: requests with another one never share pages or remembered texts with it (`pages.salt_of`).
+        salt: pages and remembered texts are shared only among requests of the same salt (`pages.salt_of`).
         token_ids: prompt and committed output. One list that only grows, so that drafters may read it without copies.
         num_computed: leading tokens whose keys and values are in the cache. Committed tokens only.
         page_table: page ids in order of position; at least ``num_computed`` slots.
-        num_cached_tokens: prompt tokens found in the cache at its first admission.
-        output_limit: most output tokens; ``max_tokens`` cut to the model's length when the scheduler takes it in.
-        reserved_tokens: slots kept for it whatever its length (policies that reserve at admission).
-        page_digests: chained digests of its full pages that hold computed tokens.
-        completes_stop: whether the token just committed completes its grammar or one of its stop strings; asked once
-            for every committed token of a request with either, in order. None when nobody reads its text.
-        sequence: order in which the scheduler took requests in; breaks ties of arrival.
-        drafts: whether drafts may be asked for; switched off where its drafter failed, or where it wants none.
-        most_drafts: most nodes of a draft that the request wants; None leaves that to the length policy.
-        fixed_drafts: nodes it wants each time, whatever the length policy says.
-        least_drafts: nodes that it wants now, whatever the length policy says: the engine knows tokens that will almost
-            surely follow.
-        draft_stats: what became of its drafts.
+        num_cached_tokens: prompt tokens found in the cache at the first admission.
+        output_limit: most output tokens: ``max_tokens``, limited by the model's length when the scheduler adds it.
+        reserved_tokens: slots reserved at admission, by policies that do so.
+        page_digests: chained digests of its full pages of computed tokens.
+        completes_stop: callback, called in order with every committed token of a request with stop strings or a
+            grammar; whether that token completes one of these. None when there is no text, as in simulations.
+        sequence: number in which the scheduler added the request; breaks ties of arrival.
+        drafts: whether drafts may be requested; False where the drafter failed, or the request wants none.
+        most_drafts: the request's own limit on nodes of a draft; None leaves it to the length policy.
+        fixed_drafts: nodes to draft at every step, whatever the length policy says.
+        least_drafts: nodes to draft at the next step at least, for tokens that the grammar forces or the prediction
+            gives.
+        draft_stats: record of its drafts.
         followers: requests that wait for this one's prompt to be computed.
-        first_scheduled_time, first_token_time, finish_time: seconds on the caller's clock, None until it happened.
+        first_scheduled_time, first_token_time, finish_time: seconds on the caller's clock; None until then.
     """
 
     request_id: str
@@ -97,7 +98,7 @@ class RequestState:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and committed output."""
+        """Number of tokens, prompt and committed output."""
         return len(self.token_ids)
 
     @property
@@ -107,12 +108,12 @@ class RequestState:
 
     @property
     def num_output_tokens(self) -> int:
-        """Committed output."""
+        """Number of committed output tokens."""
         return len(self.token_ids) - len(self.prompt_token_ids)
 
     @property
     def output_token_ids(self) -> list[int]:
-        """Committed output, a copy."""
+        """A copy of the committed output."""
         return self.token_ids[len(self.prompt_token_ids) :]
 
     @property
@@ -122,27 +123,27 @@ class RequestState:
 
     @property
     def num_to_prefill(self) -> int:
-        """Tokens to compute before it can decode. One that was preempted computes all but its last token and then goes
-        on exactly where it stood; a new one emits its first token at the end of its prompt."""
+        """Tokens to compute before the request can decode. A new one computes its whole prompt, whose last row gives
+        the first output token. A preempted one computes all but its last token, which it then decodes."""
         return self.num_to_compute - 1 if self.num_output_tokens else self.num_to_compute
 
     @property
     def num_output_left(self) -> int:
-        """Output tokens that may still come."""
+        """Largest number of further output tokens."""
         return self.output_limit - len(self.token_ids) + len(self.prompt_token_ids)
 
     @property
     def most_slots(self) -> int:
-        """Cache slots it can ever need: the last output token is never computed."""
+        """Largest number of cache slots the request can need; the last output token is never computed."""
         return self.num_prompt_tokens + self.output_limit - 1
 
     def draft_budget(self, wanted: int) -> int:
-        """Nodes to draft where the length policy wants `wanted`."""
+        """Nodes to draft, given that the length policy wants `wanted`."""
         nodes = max(wanted, self.fixed_drafts, self.least_drafts)
         return nodes if self.most_drafts is None else min(nodes, self.most_drafts)
 
     def withdraw(self) -> None:
-        """Its pages are gone: it waits, and everything so far will be computed again."""
+        """Reset the state after the request's pages were released; it waits to be recomputed."""
         self.page_table, self.page_digests = [], []
         self.num_computed = self.reserved_tokens = 0
         self.num_preemptions += 1
@@ -151,5 +152,5 @@ class RequestState:
 
     @property
     def order(self) -> tuple[int, float, int]:
-        """Sort key: who comes first. The largest is preempted first."""
+        """Sort key of scheduling order; the request with the largest key is preempted first."""
         return self.priority, self.arrival_time, self.sequence

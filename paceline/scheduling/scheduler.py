@@ -1,7 +1,7 @@
-"""`Scheduler`: who computes what in the next step, and what became of it.
+"""`Scheduler`: plans each step and commits its results.
 
 ``schedule(now)`` plans, the engine runs the plan, ``update(results, now)`` commits. Single-threaded, no clock, no
-model. Which requests a step serves is a policy's choice (`policies/`), what fits is `step.py`'s.
+model. Policies (`policies/`) decide which requests a step serves; `step.py` enforces the limits.
 """
 
 from bisect import insort
@@ -23,20 +23,20 @@ from paceline.speculation.records import DraftRates, DraftStats
 from paceline.types import FinishReason
 
 _IDLE_DEADLINES = 64
-"""Deadlines of finished requests that are kept before they are cleared away."""
+"""Number of stale deadlines (of finished requests) in the heap before it is rebuilt."""
 
 
 class Scheduler:
-    """Requests of one engine over one page pool.
+    """Schedules the requests of one engine over one page pool.
 
     Args:
         config: limits and the policy's name.
-        pool: pages of the target's cache; nobody else may allocate from it.
-        length: how many tokens to draft; plain decoding when left out.
-        branches: drafts may have more nodes than levels.
-        stop: stop rules; only lengths stop a request when left out.
+        pool: pages of the target's cache; nothing else may allocate from it.
+        length: length policy of drafts; None is plain decoding.
+        branches: whether drafts may have more nodes than levels.
+        stop: stop rules; with None only lengths stop a request.
 
-    What fits in the pool alone is always finished: the first request in scheduling order is never preempted for others.
+    Every request that fits into the pool alone finishes: the first one in scheduling order is never preempted.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Scheduler:
         self.length = Fixed(0) if length is None else length
         self._branches = branches
         self.draft_rates = DraftRates.of_engine()
-        """Of all requests together; a new one begins there."""
+        """Rates of all requests together, the prior of a new request."""
         self._stop = StopChecker() if stop is None else stop
         self._policy = make_policy(config.policy)
         self._requests: dict[str, RequestState] = {}
@@ -64,7 +64,7 @@ class Scheduler:
         self.prefix_cache_queries = 0
         """Tokens of admitted requests."""
         self.prefix_cache_hits = 0
-        """Those whose keys and values were there already."""
+        """Tokens among them whose keys and values were already in the cache."""
 
     @property
     def num_running(self) -> int:
@@ -73,7 +73,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that hold none."""
+        """Requests that hold no pages."""
         return len(self._requests) - len(self._running)
 
     @property
@@ -82,9 +82,9 @@ class Scheduler:
         return bool(self._requests)
 
     def add(self, request: RequestState) -> None:
-        """Take in a new request; its output is cut where the model's length ends.
+        """Add a new request; its output is limited to the model's length.
 
-        One with a leader waits until the leader's prompt is computed, and shares its pages then.
+        A request with a leader waits until the leader's prompt is computed, and then shares its pages.
 
         Raises:
             InvalidParameter: its id is in use, its prompt is too long for the model, or it cannot fit in the pool even
@@ -116,9 +116,9 @@ class Scheduler:
             insort(self._waiting, request, key=by_order)
 
     def schedule(self, now: float) -> StepPlan:
-        """The next step; empty when nothing waits or runs. `now` is in seconds on the caller's clock.
+        """Plan the next step; empty when there are no requests. `now` is in seconds on the caller's clock.
 
-        Requests whose deadline has come are finished first, with the tokens they have.
+        Requests whose deadline has passed are finished first, with the tokens they have.
         """
         expired = tuple(self._expire(now)) if self._deadlines else ()
         step = StepBuilder(self.config, self.pool, self._running, self._waiting)
@@ -141,13 +141,13 @@ class Scheduler:
                 yield request
 
     def update(self, results: Iterable[StepResult], now: float) -> list[Commit]:
-        """Commit what a step computed, token by token until a stop rule holds, and free what is no longer needed.
+        """Commit the results of a step, token by token until a stop rule applies, and free unneeded pages.
 
-        Call it once per `schedule`, after accepted branches were moved to their natural slots: the slots of rejected
-        rows are free from then on. Results of requests aborted since are skipped.
+        Call it once per `schedule`, after accepted branches were moved to the slots of their positions; from then on
+        the slots of rejected rows are free. Results of requests aborted meanwhile are skipped.
 
         Raises:
-            InvalidParameter: a result does not answer a grant of the latest plan; nothing is committed for it.
+            InvalidParameter: a result does not match a grant of the latest plan; nothing is committed for it.
         """
         grants = {grant.request.request_id: grant for grant in self._last_plan.grants}
         commits: list[Commit] = []
@@ -163,14 +163,14 @@ class Scheduler:
         return commits
 
     def abort(self, request_id: str, now: float | None = None, reason: FinishReason = "abort") -> RequestState | None:
-        """End a request now; its output so far stays in the returned state. None when it is not known (any more)."""
+        """End a request now and return its state with the output so far; None for an unknown or finished id."""
         request = self._requests.get(request_id)
         if request is not None:
             self._finish(request, reason, now)
         return request
 
     def restart(self) -> list[RequestState]:
-        """Begin again with an empty cache: whoever holds pages waits and is computed anew. Returns those requests."""
+        """Discard the cache: all requests that hold pages return to waiting, to be recomputed. Returns these."""
         running = list(self._running)
         for request in running:
             self._running.remove(request)
@@ -182,7 +182,7 @@ class Scheduler:
         return running
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError when queues, page tables and pool do not agree; cheap enough to call when idle."""
+        """Raise RuntimeError when queues, page tables and pool are inconsistent; cheap enough to call when idle."""
         self.pool.check_integrity(request.page_table for request in self._running)
         for request in self._running:
             slots = len(request.page_table) * self.pool.page_size
@@ -216,7 +216,7 @@ class Scheduler:
         return Commit(request, token_ids[:count] if dropped else token_ids, outcome, dropped, reason)
 
     def _prefilled(self, grant: Grant, num_emitted: int, now: float) -> None:
-        """A chunk is in the cache; with the first token after it the request decodes from now on."""
+        """Count a computed chunk; after its last chunk the request decodes, and its followers are queued."""
         request = grant.request
         request.num_computed += grant.num_prefill_tokens
         if request.num_to_compute == 1 and request.num_output_tokens:
@@ -226,7 +226,7 @@ class Scheduler:
             self._enqueue(request.followers)
 
     def _publish(self, request: RequestState) -> None:
-        """Make the request's newly filled pages findable; only computed tokens count, so no draft ever does."""
+        """Register the request's newly filled pages for prefix caching; they hold committed tokens only."""
         if not self.config.prefix_caching:
             return
         first = len(request.page_digests)
@@ -235,7 +235,7 @@ class Scheduler:
             self.pool.publish(request.page_table[index], request.page_digests[index])
 
     def _trim(self, request: RequestState) -> None:
-        """Free pages after the committed tokens (the slot of the last one, not computed yet, stays)."""
+        """Free the pages after the committed tokens; the slot of the last token, not computed yet, is kept."""
         keep = self.pool.pages_for(max(request.num_tokens, request.reserved_tokens))
         self.pool.release(request.page_table[keep:])
         del request.page_table[keep:]
@@ -253,7 +253,7 @@ class Scheduler:
             heapify(self._deadlines)
 
     def _dequeue(self, request: RequestState) -> None:
-        """Take it out of the queue it is in; the first of those that waited for its prompt takes its place."""
+        """Remove a request from its queue; its first follower becomes the leader of the others."""
         if request.status is not Status.WAITING:
             self._running.remove(request)
         elif request in self._waiting:
@@ -269,14 +269,14 @@ class Scheduler:
             self._enqueue([heir])
 
     def _enqueue(self, requests: list[RequestState]) -> None:
-        """Let requests wait for a seat, and empty the list."""
+        """Move `requests` to the waiting queue, emptying the list."""
         for request in requests:
             insort(self._waiting, request, key=by_order)
         requests.clear()
 
 
 def _outcome(grant: Grant, result: StepResult, count: int) -> RequestOutcome:
-    """What is told of a result of which `count` tokens were committed."""
+    """The outcome of a result of which `count` tokens were committed."""
     request, stats = grant.request, grant.request.draft_stats
     outcome = RequestOutcome(request.request_id, request.token_ids, count, grant.num_prefill_tokens)
     outcome.is_own = result.is_own
@@ -301,7 +301,7 @@ def _outcome(grant: Grant, result: StepResult, count: int) -> RequestOutcome:
 
 
 def _check_result(grant: Grant, result: StepResult) -> None:
-    """Refuse a result that the grant did not allow: it would corrupt the state of requests silently."""
+    """Raise InvalidParameter for a result that does not match its grant; it would corrupt the request's state."""
     chunk, drafted, emitted = grant.num_prefill_tokens, result.num_draft_tokens, len(result.token_ids)
     needed = 1 if grant.needs_logits else 0
     most = needed if chunk else 1 + drafted

@@ -1,7 +1,7 @@
-"""`StepBuilder`: one step while it is being filled; the verbs policies are written in.
+"""`StepBuilder`: one step under construction, and the operations that scheduling policies use.
 
-It knows what fits (rows, pages, seats) and keeps count; in which order and with how many rows requests are asked is
-the policy's. Not the place for results (`scheduler.py`).
+It enforces the limits (rows, pages, number of requests); the policy decides the order of requests and their rows. Not
+the place for results (`scheduler.py`).
 """
 
 from bisect import insort
@@ -16,17 +16,17 @@ from paceline.speculation.records import BatchStats
 
 
 def by_order(request: RequestState) -> tuple[int, float, int]:
-    """Sort key of both queues."""
+    """Sort key of both queues, running and waiting."""
     return request.order
 
 
 class StepBuilder:
-    """Grants of one step.
+    """Collects the grants of one step.
 
     Args:
         config, pool: the limits.
         running: requests that hold pages, in scheduling order; changed in place by admissions and preemptions.
-        waiting: requests that hold none, in scheduling order; changed in place.
+        waiting: requests that hold no pages, in scheduling order; changed in place.
     """
 
     def __init__(
@@ -59,24 +59,24 @@ class StepBuilder:
 
     @property
     def rows_left(self) -> int:
-        """Rows until the budget is spent, never negative."""
+        """Rows left of the token budget, at least 0."""
         return max(0, self.config.max_num_batched_tokens - self.num_rows)
 
     @property
     def num_prefills(self) -> int:
-        """Chunks granted so far."""
+        """Prefill chunks granted so far."""
         return len(self._prefills)
 
     @property
     def has_preempted(self) -> bool:
-        """Memory ran out in this step: do not admit anyone."""
+        """Whether the step has preempted a request, so that none should be admitted."""
         return bool(self._preempted)
 
     def decode(self, requests: Iterable[RequestState]) -> None:
-        """Grant a row each to decoding requests, taking pages from those after them in order when none are free.
+        """Grant one row to each of `requests`, preempting later requests when no pages are free.
 
-        Ask in scheduling order: the last request that has no grant yet is preempted first, the asking one included;
-        those preempted meanwhile are passed over.
+        Call it in scheduling order. The last running request without a grant is preempted first, which may be the
+        requesting one; requests preempted meanwhile are skipped.
         """
         size = self._pool.page_size
         for request in requests:
@@ -87,7 +87,7 @@ class StepBuilder:
                 self.num_rows += 1
 
     def prefill(self, request: RequestState, num_tokens: int) -> None:
-        """Grant a chunk of at most `num_tokens`, nothing for 0. Its pages are there since the admission."""
+        """Grant a chunk of at most `num_tokens` tokens; none for 0. Its pages were allocated at admission."""
         left = request.num_to_prefill
         chunk = min(num_tokens, left)
         if chunk > 0:
@@ -98,16 +98,16 @@ class StepBuilder:
             self.num_rows += chunk
 
     def admit(self, request: RequestState, reserve: bool = False) -> bool:
-        """Move the first waiting request to those that hold pages, if there is a seat and memory for all its tokens.
+        """Admit a waiting request if `max_num_seqs` and the free pages allow it.
 
-        Pages for the whole prefill are taken at once: requests that are half way through theirs cannot block each
-        other. A cached prefix is taken over, but never all tokens: the last one must be computed for its logits.
+        Pages for the whole prefill are allocated at once, so that partly prefilled requests cannot block each other. A
+        cached prefix is reused, but never all tokens: the last one must be computed for its logits.
 
         Args:
-            reserve: take pages for the longest output as well, so that it can never be preempted.
+            reserve: allocate pages for the longest output as well, so that the request is never preempted.
 
         Returns:
-            False when it does not fit; then stop admitting, whoever comes next (first come, first served).
+            False when it does not fit. The policy should then stop admitting (first come, first served).
         """
         if len(self._running) >= self.config.max_num_seqs:
             return False
@@ -137,9 +137,9 @@ class StepBuilder:
         return True
 
     def _reusable(self, request: RequestState) -> tuple[list[int], list[bytes]]:
-        """Pages, referenced, that hold the beginning of its tokens, and the digests of the full ones.
+        """(pages that hold a prefix of the request's tokens, with references added; digests of the full ones).
 
-        Its leader's, whose last page may be full in part only, or else those of the prefix cache.
+        Taken from its leader, where the last page may be partly filled, or else from the prefix cache.
         """
         pool, leader, known = self._pool, request.leader, request.num_tokens - 1
         if leader is not None and request.num_output_tokens == 0 and leader.page_table and leader.num_computed >= known:
@@ -152,14 +152,14 @@ class StepBuilder:
         return cached, digests[: len(cached)]
 
     def plan(self, length: LengthPolicy, branches: bool) -> StepPlan:
-        """The finished step: what is left of the rows is shared among the decodes' drafts.
+        """The finished plan, with the remaining rows divided among the drafts of decodes.
 
-        Drafts come last: they shrink before anybody's decode or prefill does, never preempt, and never reach beyond
-        the tokens the request may still emit.
+        Drafts come last: they never displace a decode or a prefill, never preempt, and are no deeper than the tokens
+        that the request may still emit.
 
         Args:
-            length: says how many nodes each decode should draft.
-            branches: drafts may have more nodes than levels.
+            length: decides how many nodes each decode should draft.
+            branches: whether drafts may have more nodes than levels.
         """
         decodes = self._decodes
         prefill_rows = sum([grant.num_prefill_tokens for grant in self._prefills])
@@ -182,7 +182,7 @@ class StepBuilder:
         return StepPlan((*grants, *self._prefills), tuple(self._preempted), batch, copies=copies)
 
     def _grants(self, wanted: Sequence[int], branches: bool) -> list[Grant]:
-        """A grant for every decode, with a draft where one is wanted and there is room."""
+        """A grant for every decode, with a draft budget as far as rows and pages allow."""
         if not any(wanted):
             return [Grant(request, start=request.num_computed) for request in self._decodes]
         depths = [min(n, r.num_output_left - 1) for r, n in zip(self._decodes, wanted, strict=True)]
@@ -194,7 +194,7 @@ class StepBuilder:
         ]
 
     def _look_ahead(self) -> None:
-        """Pages that nobody else took in this step for the slots after the last tokens of decoding requests."""
+        """Allocate pages that are still free for the lookahead slots of decoding requests."""
         pool, ahead = self._pool, self.config.num_lookahead_slots
         for request in self._decodes:
             missing = pool.pages_for(min(request.num_tokens + ahead, request.most_slots)) - len(request.page_table)
@@ -202,22 +202,22 @@ class StepBuilder:
                 request.page_table += pool.allocate(missing)
 
     def _share_rows(self, useful: list[int]) -> list[int]:
-        """Draft rows for each decode, with pages for them; when rows are short the smallest requests are met first."""
+        """Draft rows for each decode, with pages allocated; when rows are short, the smallest demands are met first."""
         if sum(useful) > self.rows_left:
             self._cut(useful)
         return [self._grow(r, rows) if rows else 0 for r, rows in zip(self._decodes, useful, strict=True)]
 
     def _cut(self, useful: list[int]) -> None:
-        """Lower the numbers asked for, in place, until they fit."""
+        """Reduce the numbers, in place, to a fair share of the remaining rows (max-min fairness)."""
         rows_left = self.rows_left
         asking = [place for place, rows in enumerate(useful) if rows]
         asking.sort(key=useful.__getitem__)
         for still_asking, place in zip(range(len(asking), 0, -1), asking, strict=True):
-            useful[place] = min(useful[place], -(-rows_left // still_asking))  # earlier ones take what does not divide
+            useful[place] = min(useful[place], -(-rows_left // still_asking))  # earlier ones get the remainder
             rows_left -= useful[place]
 
     def _grow(self, request: RequestState, num_nodes: int) -> int:
-        """Pages for `num_nodes` draft rows, or for as many as free pages hold; returns how many."""
+        """Allocate pages for up to `num_nodes` draft rows, as far as pages are free; returns the number of rows."""
         pool, num_tokens = self._pool, len(request.token_ids)
         slots = len(request.page_table) * pool.page_size
         if num_tokens + num_nodes <= slots:
@@ -227,7 +227,7 @@ class StepBuilder:
         return granted
 
     def _win_page(self, request: RequestState) -> bool:
-        """A page for a decode, by preemption when need be; False when the request itself had to go."""
+        """Allocate a page for a decode, by preemption if needed; False when the request itself was preempted."""
         if request.status is not Status.RUNNING:
             return False
         while not self._pool.num_free:
@@ -240,7 +240,7 @@ class StepBuilder:
         return True
 
     def _preempt(self, request: RequestState) -> None:
-        """Take everything back; prompt and output so far will be prefilled again."""
+        """Release a request's pages and move it to waiting; its prompt and output will be prefilled again."""
         self._running.remove(request)
         insort(self.waiting, request, key=by_order)
         self._pool.release(request.page_table)

@@ -1,8 +1,7 @@
-"""`StopChecker`: does the output end with the token just committed?
+"""`StopChecker`: the stop rules, applied token by token, so that a stop inside an accepted draft cuts it there.
 
-Asked token by token, in order, so that a stop inside an accepted draft cuts it there. Making a token impossible
-(`min_tokens` and the end of sequence) is the warper's work; text is the engine's, so a request brings its own test for
-stop strings (`RequestState.completes_stop`).
+Forbidding end tokens before `min_tokens` is the warper's task. Text belongs to the engine, which provides the test for
+stop strings as a callback (`RequestState.completes_stop`).
 """
 
 from collections.abc import Collection, Sequence
@@ -22,7 +21,7 @@ class StopChecker:
         self._eos_token_ids = frozenset(eos_token_ids)
 
     def commit(self, request: RequestState, token_ids: Sequence[int]) -> tuple[int, FinishReason | None]:
-        """Append tokens up to the one that ends the output: (how many, why it ended or None)."""
+        """Append tokens up to the one that ends the output; returns (number appended, finish reason or None)."""
         params = request.params
         can_end = len(token_ids) >= request.num_output_left or params.stop or params.stop_token_ids
         can_end = can_end or params.structured_outputs is not None
@@ -37,9 +36,9 @@ class StopChecker:
         return len(token_ids), None
 
     def check(self, request: RequestState, token: int) -> FinishReason | None:
-        """Why the output ends with `token`, already the last of ``request.token_ids``; None when it goes on.
+        """The finish reason if the output ends with `token`, already the last of ``request.token_ids``; else None.
 
-        No rule about ids applies to the first ``min_tokens`` output tokens; a request's own test sees to that itself.
+        Stop ids do not apply to the first ``min_tokens`` output tokens; `completes_stop` checks that limit itself.
         """
         params = request.params
         reads = bool(params.stop) or params.structured_outputs is not None

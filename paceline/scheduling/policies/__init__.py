@@ -1,6 +1,6 @@
-"""Scheduling policies, one file each; a policy says in which order and with how many rows requests are asked.
+"""Scheduling policies, one file each: in which order requests are served, and with how many rows.
 
-Adding one is a file and a line here. What fits is known to `scheduling/step.py`.
+To add one, add a file and a line in `_POLICIES`. Limits of rows and pages are enforced by `scheduling/step.py`.
 """
 
 from typing import Protocol
@@ -14,10 +14,10 @@ from paceline.scheduling.step import StepBuilder
 
 
 class Policy(Protocol):
-    """Fills a step with decodes and prefill chunks; drafts are spread over the rows it leaves."""
+    """Fills a step with decodes and prefill chunks; drafts are then given the remaining rows."""
 
     def fill(self, step: StepBuilder) -> None:
-        """Ask `step` for decodes, chunks and admissions."""
+        """Request decodes, chunks and admissions from `step`."""
         ...
 
 

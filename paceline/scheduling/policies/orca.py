@@ -1,4 +1,4 @@
-"""Iteration-level batching: requests join and leave after every pass; prompts are never cut."""
+"""Iteration-level batching: requests join and leave after every pass; prompts are never split into chunks."""
 
 from paceline.scheduling.step import StepBuilder
 
@@ -6,13 +6,13 @@ from paceline.scheduling.step import StepBuilder
 class Orca:
     """Orca (Yu et al. 2022), algorithm 1: first come, first served, with memory for the longest output reserved.
 
-    The reservation means nobody is ever preempted. A prompt runs in one pass, so decodes beside it stall: that is what
-    chunked prefills improve on. Orca knows no token budget; here a prompt that does not fit waits for the next step,
-    unless it is the only one of its step.
+    Because of the reservation no request is ever preempted. A prompt runs in one pass, so decodes in that pass stall,
+    which chunked prefills avoid. Orca has no token budget; here a prompt that does not fit waits for the next step,
+    unless it is the only prompt of its step.
     """
 
     def fill(self, step: StepBuilder) -> None:
-        """All decodes, then whole prompts; the first that does not fit ends the admissions."""
+        """Grant all decodes, then whole prompts in order until one does not fit."""
         step.decode(step.decoding)
         while step.waiting:
             request = step.waiting[0]

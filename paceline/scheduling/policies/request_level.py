@@ -1,12 +1,13 @@
-"""Request-level batching: a batch is formed, runs until its last request ends, and only then the next is formed."""
+"""Request-level (static) batching: a batch runs until its last request ends; only then the next one is formed."""
 
 from paceline.scheduling.step import StepBuilder
 
 
 class RequestLevel:
-    """Static batches, the baseline of Orca (Yu et al. 2022, section 2): late requests wait, short ones leave gaps.
+    """Static batches, the baseline of Orca (Yu et al. 2022, section 2): late arrivals wait, early finishes leave rows
+    idle.
 
-    Memory for the longest outputs is reserved. Prompts of a batch that do not fit into one pass are cut into chunks.
+    Memory for the longest outputs is reserved. Prompts that do not fit into one pass are split into chunks.
     """
 
     def fill(self, step: StepBuilder) -> None:

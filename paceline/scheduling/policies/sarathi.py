@@ -1,4 +1,4 @@
-"""Decode-maximal batching: one prefill chunk per pass, decodes ride on it."""
+"""Decode-maximal batching: one prefill chunk per pass, filled up with decodes."""
 
 from paceline.scheduling.step import StepBuilder
 
@@ -6,12 +6,12 @@ from paceline.scheduling.step import StepBuilder
 class Sarathi:
     """SARATHI (Agrawal et al. 2023), section 4: one chunk plus as many decodes as fit, together a multiple of the tile.
 
-    A row beyond a tile costs a whole tile, so the chunk shrinks by the number of decodes; only the last chunk of a
-    prompt is shorter. Decodes that do not fit wait, the earliest requests run first.
+    A row beyond a tile costs a whole tile, so the chunk is reduced by the number of decodes; the last chunk of a prompt
+    may be shorter. Decodes that do not fit wait; earlier requests go first.
     """
 
     def fill(self, step: StepBuilder) -> None:
-        """Decodes for all rows but one, then one chunk; the last row is a decode's when there is nothing to prefill."""
+        """Grant decodes for all rows but one, then one chunk; without a prefill the last row goes to a decode too."""
         tile = step.config.tile
         aligned = step.config.max_num_batched_tokens // tile * tile
         decoding = step.decoding

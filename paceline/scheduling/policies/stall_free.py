@@ -1,4 +1,4 @@
-"""Stall-free batching: decodes never wait for a prefill, prefills are cut into chunks that fit beside them."""
+"""Stall-free batching: every step serves all decodes; prefills are split into chunks that fit into the rest."""
 
 from paceline.scheduling.step import StepBuilder
 
@@ -6,12 +6,12 @@ from paceline.scheduling.step import StepBuilder
 class StallFree:
     """Sarathi-Serve (Agrawal et al. 2024), algorithm 3: decodes, then started prefills, then admissions.
 
-    Prefill chunks fill what decodes leave of the token budget. Since every request had at least one row in the step
-    that made it decode, decodes alone never exceed the budget.
+    Prefill chunks fill the token budget that decodes leave. Decodes alone never exceed the budget, since every request
+    had at least one row in the step in which it began to decode.
     """
 
     def fill(self, step: StepBuilder) -> None:
-        """Ask in that order; nobody is admitted in a step that had to preempt."""
+        """Grant in that order; a step that had to preempt admits no request."""
         step.decode(step.decoding)
         for request in step.prefilling:
             step.prefill(request, step.rows_left)
