@@ -1,1 +1,1 @@
-"""What guesses the next tokens: one module per method, and the protocol they all keep (`base`)."""
+"""Drafters: one module per method, and the protocol that all of them implement (`base`)."""

@@ -1,4 +1,4 @@
-"""The contract of a drafter: it proposes token trees, and is told what became of them."""
+"""The `Drafter` protocol: propose token trees, observe the outcome. And `DraftContext`, what a drafter gets."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from paceline.types import SamplingParams
 
 
 class Belief:
-    """`DraftContext.rank`'s law below a path, computed when a length policy reads it."""
+    """The law of `DraftContext.rank` after a path, computed lazily when a length policy reads it."""
 
     def __init__(
         self, rank: Callable[[np.ndarray, Sequence[int]], Law], logits: np.ndarray, path: Sequence[int]
@@ -44,33 +44,32 @@ def always(_: Sequence[DraftLaw]) -> bool:
 
 @dataclass(eq=False, slots=True)
 class DraftContext:
-    """What a drafter may know of one request; to be read only (freezing it would cost ten microseconds each).
+    """What a drafter gets of one request; read-only (not frozen, because that would cost ten microseconds each).
 
     Attributes:
-        request_id: stable while the request lives.
+        request_id: constant while the request runs.
         token_ids: committed tokens, prompt and output; the last one is the root of the tree to propose. A drafter must
             not keep or change it.
-        num_prompt_tokens: how many of them are the prompt.
-        budget: most nodes the tree may have, at least 1.
-        max_depth: most levels it may have, at least 1: deeper ones would lie after the end of the output.
-        warp: (logits [vocab], tokens drafted down to the node) to the request's warped law, so that a drafter with a
-            distribution can warp it as the target's is. With `ids` [k] the logits are of these tokens alone.
-        randomness: the request's own; a drafter with a distribution draws node i of its tree through `draw_node`.
-        coupled: the request is verified under the coupled rule, so draws share the target's noise.
-        keep_drafting: asked before each further draw with the draft laws so far, never with the token just drawn.
-        rank: as `warp`, to the law that ranks candidates (`Warper.confidence_law`); None takes `warp`.
-        takes_argmax: `warp` puts everything on the largest logit, so a drafter need not ask it.
-        asks_beliefs: the length policy reads how sure the draft is, so greedy requests must hand it `belief`.
-        asks_laws: it reads more of a belief than its largest probability.
-        page_table: the target's own pages of the request, in order of position; all of `token_ids` but the last have
-            their keys and values there, to be read, never written. The slots after them, of the last token and of
-            `budget` more, are overwritten when the draft is verified: a drafter may use them until then. Not to be
-            kept.
-        end_token_ids: tokens that end the answer: nothing after them is ever emitted.
-        guess: tokens that may well follow, from somebody cheaper. A drafter with a model may read them along with the
-            text, to know its laws after them should it draw the same; never a reason to propose them. Fewer than
-            `budget`.
-        salt: texts of requests with another one must not be used for this one (`cache_salt`).
+        num_prompt_tokens: length of the prompt.
+        budget: largest number of nodes of the tree, at least 1.
+        max_depth: largest number of its levels, at least 1; deeper ones would lie after the end of the output.
+        warp: (logits [vocab], tokens drafted down to the node) to the request's warped law, for drafters with a
+            distribution. With `ids` [k], the logits [k] are those of these tokens only.
+        randomness: of the request; a drafter with a distribution draws node i of its tree through `draw_node`.
+        coupled: the request is verified by the coupled rule, so draws use the target's noise.
+        keep_drafting: called before each further draw with the draft laws so far, never with the token just drawn.
+        rank: as `warp`, but returns the law that ranks candidates (`Warper.confidence_law`); None means `warp`.
+        takes_argmax: `warp` is one-hot at the largest logit, so a drafter need not call it.
+        asks_beliefs: the length policy needs the draft's confidence, so greedy requests must pass it `belief`.
+        asks_laws: the policy reads more of a belief than its largest probability.
+        page_table: the target's pages of the request, in order of position. They hold the keys and values of all of
+            `token_ids` but the last, read-only. The slots of the last token and of `budget` more are overwritten at
+            verification; until then a drafter may use them. Do not keep the list.
+        end_token_ids: tokens that end the output; nothing after them is emitted.
+        guess: likely next tokens from a cheaper drafter, fewer than `budget`. A drafter with a model may compute them
+            in the pass over the text, to have its laws ready should it draw the same tokens; it must not propose them
+            for that reason.
+        salt: texts of requests with another salt must not be used for this one (`cache_salt`).
     """
 
     request_id: str
@@ -95,11 +94,11 @@ class DraftContext:
 
     @property
     def longest(self) -> int:
-        """Most tokens of a chain."""
+        """Largest length of a chain."""
         return min(self.budget, self.max_depth)
 
     def over(self, ids: np.ndarray) -> "DraftContext":
-        """The same for who scores the tokens `ids` [k] alone: `warp` and `rank` take logits [k]."""
+        """The context for a drafter that scores only the tokens `ids` [k]: `warp` and `rank` take logits [k]."""
         rank = None if self.rank is None else partial(self.rank, ids=ids)
         return replace(self, warp=partial(self.warp, ids=ids), rank=rank)
 
@@ -110,24 +109,24 @@ class DraftContext:
         return self.randomness.draw(law, position, "draft", node)
 
     def belief(self, logits: np.ndarray, path: Sequence[int]) -> Belief | None:
-        """What `keep_drafting` should be told in place of the law below `path`; None where the law itself will do.
+        """The law to pass to `keep_drafting` instead of the warped law after `path`; None where that one will do.
 
-        A greedy request's warped law is certain of everything and tells a length policy nothing.
+        A greedy request's warped law is one-hot and carries no confidence for a length policy.
         """
         if self.rank is None or not (self.asks_beliefs and self.params.is_greedy):
             return None
         return Belief(self.rank, logits, path)
 
     def candidate_law(self, logits: np.ndarray, path: Sequence[int]) -> Law:
-        """The law whose most probable tokens a deterministic tree should propose below `path`; see `raced`."""
+        """The law whose most probable tokens a deterministic tree should propose after `path`; see `raced`."""
         law = (self.rank or self.warp)(logits, path)
         return self.raced(law, len(self.token_ids) + len(path))
 
     def raced(self, law: Law, position: int) -> Law:
-        """`law` as it looks to who knows the target's noise: each probability divided by its token's noise.
+        """`law` given the target's noise: each probability divided by its token's noise, renormalised.
 
-        Under the coupled rule the target picks argmin noise / p, so the order of q / noise is the order in which the
-        draft expects its candidates to win, the winner of its own race first. Unchanged where no noise is used.
+        Under the coupled rule the target picks argmin noise / p, so descending q / noise ranks the candidates by how
+        likely they are to be picked. Unchanged where no noise is used.
         """
         if not self.coupled or self.params.is_greedy or law.is_one_hot:
             return law
@@ -139,8 +138,8 @@ class Drafter(Protocol):
     """Proposes token trees. One instance serves every request of an engine.
 
     Attributes:
-        name: for people, logs and metrics.
-        traits: what everybody else must know of it.
+        name: for display, logs and metrics.
+        traits: static properties, for engine, scheduler and policies.
     """
 
     name: str
@@ -151,7 +150,7 @@ class Drafter(Protocol):
         ...
 
     def observe(self, outcome: RequestOutcome) -> None:
-        """What a step did for a request, once per request and step; `finished` on its last call."""
+        """Receive what a step did for a request; called once per request and step, with `finished` set at the end."""
         ...
 
     def release(self, request_id: str) -> None:
@@ -163,22 +162,22 @@ class ChoosingDrafter(Drafter, Protocol):
     """A drafter whose trait `chooses` holds.
 
     Attributes:
-        chosen_seconds: what the latest proposals took beyond the choice between ways to draft. A text that has never
-            been read by a head may be read for ten passes' time, once, because the drafts after it pay for that; were
-            it part of the price of asking, nobody would be asked again.
+        chosen_seconds: seconds of the latest proposals without the choice between methods. Their cost was weighed by
+            the drafter itself. For example, a head's prefill of a long text may take as long as ten passes, once, and
+            pay off later; as part of the learned price of a proposal it would switch drafts off.
     """
 
     chosen_seconds: float
 
 
 class BaseDrafter:
-    """What a drafter that knows nothing of its past does; a convenient base class, not a necessary one."""
+    """An optional base class for drafters without state."""
 
     name: str = "unnamed"
     traits: DrafterTraits = DrafterTraits()
 
     def observe(self, outcome: RequestOutcome) -> None:
-        """Nothing to learn."""
+        """Do nothing."""
 
     def release(self, request_id: str) -> None:
-        """Nothing to forget."""
+        """Do nothing."""

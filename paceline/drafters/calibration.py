@@ -1,8 +1,8 @@
-"""`Calibration`: from the chances that a drafter computes to the chances that they turned out to be.
+"""`Calibration`: maps a drafter's estimated acceptance probabilities to observed acceptance rates.
 
-A chance that is a product of estimates is too high where they share their errors, the more so for nodes that were
-chosen for it. One curve for all requests of a drafter; what is particular to one of them stands in
-`speculation/records.py`. Not for computing chances.
+A product of estimates is too high where their errors are correlated, in particular for nodes selected by that product.
+One curve for all requests of a drafter; corrections per request are in `speculation/records.py`. Not for computing the
+estimates.
 """
 
 from collections.abc import Sequence
@@ -14,16 +14,16 @@ from paceline.speculation.outcome import RequestOutcome
 
 SAID = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97, 1.0)
 FIRST_SEEN = (0.0, 0.035, 0.07, 0.13, 0.25, 0.33, 0.42, 0.55, 0.65, 0.8, 0.9)
-"""Where the curve begins: what lookups in chats and completions of the default model said and what was accepted of it,
-in 50,000 nodes."""
+"""The initial curve: estimated probabilities and observed acceptance rates of lookups, measured on 50,000 nodes in
+chats and completions of the default model."""
 _FIRST_WEIGHT, _MOST_WEIGHT = 100.0, 1000.0
-"""Nodes that its points count for at first, and at most."""
+"""Initial and largest weight of a point, in nodes."""
 _AT_ONCE = 64
-"""Nodes that are learned together: arrays are dear, and a curve moves slowly."""
+"""Batch size of updates, in nodes, which keeps numpy's overhead small."""
 
 
 class Calibration:
-    """A curve of straight lines from what was said to what was seen, moved by every node whose fate is known."""
+    """A piecewise linear calibration curve, updated with every node whose acceptance is known."""
 
     def __init__(self) -> None:
         self._seen = np.array(FIRST_SEEN)
@@ -32,20 +32,19 @@ class Calibration:
         self._accepted: list[bool] = []
 
     def __call__(self, said: np.ndarray) -> np.ndarray:
-        """[nodes] the chances of nodes that were said to have `said`; both descend."""
+        """[nodes] calibrated probabilities of the estimates `said` [nodes]; both in descending order."""
         return np.minimum.accumulate(np.interp(said, SAID, self._seen))
 
     def judge(
         self, tokens: Sequence[int], parents: Sequence[int], said: Sequence[float], outcome: RequestOutcome
     ) -> None:
-        """Learn from a proposal and the step after it.
+        """Learn from a proposal and the outcome of its step.
 
-        Only nodes whose fate the step told whatever became of them: the root's children, and those below a node that
-        was verified. To judge others where their ancestors were refused, and not where these were right, would find
-        every deep node wrong.
+        Only children of the root or of a verified node are counted. Other nodes would be known only where an ancestor
+        was rejected, which would make deep nodes look worse than they are.
 
         Args:
-            tokens, parents, said: of the proposed tree's nodes, as of `TokenTree`.
+            tokens, parents, said: tokens, parents and estimates of the proposed tree's nodes, as in `TokenTree`.
         """
         new = outcome.new_tokens
         if not len(new):
@@ -67,7 +66,7 @@ class Calibration:
             self._said, self._accepted = [], []
 
     def _learn(self, said: np.ndarray, accepted: np.ndarray) -> None:
-        """Move the points on both sides of each node, the nearer one more."""
+        """Move the two points around each estimate, weighted by proximity."""
         right = np.clip(np.searchsorted(SAID, said), 1, len(SAID) - 1)
         low, high = np.array(SAID)[right - 1], np.array(SAID)[right]
         share = (said - low) / (high - low)

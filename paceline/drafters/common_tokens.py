@@ -1,10 +1,9 @@
 """`CommonTokens`: the first tokens of a draft model's vocabulary, for texts that keep to them.
 
 A small model spends much of a pass on its output head, which is as wide as the vocabulary. Byte-pair tokens are
-numbered in the order in which they were merged, so the first are the most frequent, and a draft that scores these alone
-loses few acceptances (Zhao et al. 2025, FR-Spec, where tokens are counted in a corpus). What is never proposed is never
-accepted: the law of a draft is zero there, and the text stays the target's. Not for draft heads, which bring a
-vocabulary of their own (`models/heads/draft_ids.py`).
+numbered in the order in which they were merged, so the first are the most frequent, and a draft that scores only these
+loses few acceptances (Zhao et al. 2025, FR-Spec, where tokens are counted in a corpus). The draft law is 0 elsewhere,
+so verification stays exact. Not for draft heads, which have a vocabulary of their own (`models/heads/draft_ids.py`).
 """
 
 from collections.abc import Sequence
@@ -16,24 +15,25 @@ from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.models.base import CausalLM, NarrowsVocabulary
 
 COMMON = 32_768
-"""Tokens that are scored by default, of vocabularies at least twice as large: FR-Spec's choice. They are 93 to 96 % of
-English novels, of this project's code and documents, and of grade-school maths in Qwen 2.5's vocabulary of 151,936."""
+"""Number of tokens scored by default, for vocabularies at least twice as large (FR-Spec's choice). In Qwen 2.5's
+vocabulary of 151,936 they cover 93 to 96 % of English novels, of this project's code and documents, and of grade-school
+maths."""
 _WINDOW = 128
-"""Latest tokens of a text that say whether it keeps to the common ones."""
+"""Number of latest tokens that decide whether a text uses the common ones."""
 _LEAST = 0.85
-"""Share of them that has to be common: with fewer, as in languages that were merged late, more drafts fall than the
-smaller head pays for."""
+"""Fraction of these that must be common. With fewer, as in languages merged late, the lost acceptances cost more than
+the smaller head saves."""
 
 
 class CommonTokens:
-    """Scores the ids below `size` with `model`'s weights.
+    """A view of `model` that scores only the token ids below `size`.
 
     Args:
-        always: for any text; else for those whose latest tokens mostly lie below `size`.
+        always: use it for every text; otherwise only where most of the latest tokens are below `size`.
 
     Raises:
         InvalidParameter: `size` is below 1.
-        UnsupportedModel: the executor scores whole vocabularies only.
+        UnsupportedModel: the executor can only score the whole vocabulary.
     """
 
     def __init__(self, model: CausalLM, size: int, always: bool = False) -> None:
@@ -49,22 +49,26 @@ class CommonTokens:
         self._always = always
 
     def narrowed(self, contexts: Sequence[DraftContext]) -> tuple[Sequence[DraftContext], CausalLM]:
-        """Contexts and the model to draft with together: the common tokens alone where all texts keep to them."""
+        """(contexts, model) to draft with: on the common tokens only, if `cover` holds for all texts of the batch."""
         if all([self.cover(context.token_ids) for context in contexts]):
             return [context.over(self.ids) for context in contexts], self.model
         return contexts, self._whole
 
     def cover(self, token_ids: Sequence[int]) -> bool:
-        """Whether a draft of what follows `token_ids` should keep to these tokens."""
+        """Whether drafts after `token_ids` should use only the common tokens."""
         latest = token_ids[-_WINDOW:]
         return self._always or sum([token < len(self.ids) for token in latest]) >= _LEAST * len(latest)
 
 
 def common_tokens(model: CausalLM, size: int | None) -> CommonTokens | None:
-    """`size` tokens for all texts; None: `COMMON` where they are less than half; None for the whole vocabulary.
+    """The `CommonTokens` of a draft model; None to score the whole vocabulary.
+
+    Args:
+        size: number of tokens, used for every text. None takes `COMMON` tokens, if that is at most half the vocabulary
+            and the executor supports it.
 
     Raises:
-        InvalidParameter, UnsupportedModel: see `CommonTokens`, for a `size` that is given.
+        InvalidParameter, UnsupportedModel: see `CommonTokens`, only with a given `size`.
     """
     num_tokens = model.config.vocab_size
     if size is not None:

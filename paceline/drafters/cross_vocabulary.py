@@ -1,17 +1,17 @@
-"""`CrossVocabulary`: a draft model of any other vocabulary drafts for the target.
+"""`CrossVocabulary`: drafting with a model that has another vocabulary than the target.
 
-Inside sits an ordinary draft model that sees the text in its own tokens (`retokenize.py`); this wrapper hands it
-contexts in its vocabulary and takes its proposals back into the target's. Two ways, both exact under every exact rule:
+An inner, ordinary draft model sees the text in its own tokens (`retokenize.py`). This wrapper translates contexts into
+its vocabulary and proposals back into the target's. Two modes, both exact under every exact rule:
 
 - ``intersection``: the draft's law is restricted to tokens that both vocabularies have (`shared_tokens.py`),
   renormalised inside them, and warped as the target's is. Tokens are drawn and verified by p/q. Token-level
   intersection of Timor et al. 2025. What the target spells with a token of its own only is never drafted.
-- ``string``: the draft writes its likeliest text, which is spelled anew in the target's tokens and proposed as chosen
-  tokens. String-level exact match of Timor et al. 2025. Any text can be drafted, but a chosen token x is accepted with
-  p(x) only, which under sampling is less.
+- ``string``: the draft's greedy text is retokenised with the target's tokenizer and proposed deterministically.
+  String-level exact match of Timor et al. 2025. Any text can be drafted, but a proposed token x is accepted with
+  probability p(x) only, which is less under sampling.
 
-Costs the inner draft model's passes, plus re-spelling what is new. Use it when no small model of the target's family is
-at hand; within a family `draft_model` accepts more.
+Costs the inner draft model's passes, plus retokenising new text. Use it when there is no small model of the target's
+family; within a family `draft_model` has a higher acceptance rate.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,14 +37,14 @@ Mode = Literal["intersection", "string"]
 
 
 class Bridge(Protocol):
-    """One way to draft across vocabularies."""
+    """One mode of drafting across vocabularies: the translation of contexts and proposals."""
 
     def inside(self, context: DraftContext, tokens: Sequence[int]) -> DraftContext:
-        """The context the inner draft model is given; `tokens` is the text in its vocabulary."""
+        """The context for the inner draft model; `tokens` is the text in its vocabulary."""
         ...
 
     def outside(self, context: DraftContext, tree: TokenTree) -> TokenTree:
-        """Its proposal in the target's vocabulary."""
+        """The inner model's proposal in the target's vocabulary."""
         ...
 
 
@@ -54,10 +54,10 @@ class CrossVocabulary:
     Args:
         inner: drafts in the vocabulary of `draft`.
         target, draft: the two models; their tokenizers are used.
-        mode: how proposals are carried over, see the module.
+        mode: how proposals are translated; see the module's docstring.
 
     Raises:
-        InvalidParameter: an unknown mode, or ``intersection`` of vocabularies that share nothing.
+        InvalidParameter: an unknown mode, or ``intersection`` of vocabularies without common tokens.
     """
 
     name = "cross_vocabulary"
@@ -84,7 +84,7 @@ class CrossVocabulary:
         return trees
 
     def observe(self, outcome: RequestOutcome) -> None:
-        """Read what was committed, so that the draft model keeps what it has of it."""
+        """Pass the committed text on, so that the draft model keeps its cache of the accepted tokens."""
         text, token_ids = self._texts.get(outcome.request_id), outcome.token_ids
         if text is not None and not outcome.finished and text.continues(token_ids):
             text.extend(token_ids)
@@ -98,7 +98,7 @@ class CrossVocabulary:
             self._inner.release(request_id)
 
     def _caught_up(self, context: DraftContext) -> Follower:
-        """The request's text in the draft's tokens; read anew when the id now stands for another text."""
+        """The request's text in the draft's tokens, extended; restarted when the text is not a continuation."""
         text = self._texts.get(context.request_id)
         if text is None or not text.continues(context.token_ids):
             text = self._texts[context.request_id] = Follower(self._target, self._encode)
@@ -116,7 +116,7 @@ class Intersection:
             raise InvalidParameter("mode", problem, "use mode='string', or another draft model")
 
     def inside(self, context: DraftContext, tokens: Sequence[int]) -> DraftContext:
-        """The context as the draft model sees it, over tokens both know."""
+        """The context for the draft model, with laws over the shared tokens."""
         shift = len(context.token_ids) - len(tokens)
         return replace(
             context,
@@ -129,14 +129,14 @@ class Intersection:
         )
 
     def _warping(self, outer: Callable[[np.ndarray, Sequence[int]], Law]) -> Callable[[np.ndarray, Sequence[int]], Law]:
-        """`outer`, which warps for the target, for logits and paths of the draft."""
+        """Adapt `outer`, the target's warping, to logits and paths in the draft's vocabulary."""
         shared = self.shared
 
         def warp(logits: np.ndarray, path: Sequence[int]) -> Law:
             spread = shared.spread(logits)
             try:
                 law = outer(spread, [shared.to_target(token) for token in path])
-            except InvalidParameter:  # the request allows no shared token here: draft one that will be refused
+            except InvalidParameter:  # no shared token is allowed here: draft one that will be rejected
                 law = Law.one_hot(int(np.argmax(spread)))
             return shared.law_to_draft(law)
 
@@ -150,14 +150,14 @@ class Intersection:
 
 
 class String:
-    """The draft's likeliest text, spelled anew."""
+    """Greedy text of the draft model, retokenised for the target."""
 
     def __init__(self, target: ModelSource, draft: ModelSource) -> None:
         self._respell = Respeller(target, draft)
 
     def inside(self, context: DraftContext, tokens: Sequence[int]) -> DraftContext:
-        """The context as the draft model sees it, drafting its likeliest text."""
-        laws: list[Law] = []  # of the draft itself, for the length policy; the draws are one-hot
+        """The context for the draft model, which makes it draft greedily."""
+        laws: list[Law] = []  # the draft's own laws, for the length policy; the warped laws are one-hot
 
         def warp(logits: np.ndarray, path: Sequence[int]) -> Law:
             weights = np.exp((logits - logits.max()).astype(np.float64))
@@ -176,7 +176,7 @@ class String:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _OfTheTarget:
-    """The request's randomness for draws of draft ids: noise and positions are the target's."""
+    """The request's randomness for draws of draft ids, with noise and positions of the target's tokens."""
 
     outer: Randomness
     shared: SharedTokens
@@ -209,11 +209,11 @@ def make_cross_vocabulary(
     depth: int | None = None,
     replacement: bool | None = None,
 ) -> CrossVocabulary:
-    """Drafts with the model called `model`, whatever its vocabulary.
+    """A drafter with the model called `model`, whatever its vocabulary.
 
     Args:
-        mode: ``intersection`` or ``string``, see the module.
-        max_prefill_rows, tree, expansion, paths, topk, depth, replacement: as of `make_draft_model`; ``string`` writes
+        mode: ``intersection`` or ``string``; see the module's docstring.
+        max_prefill_rows, tree, expansion, paths, topk, depth, replacement: as in `make_draft_model`; ``string`` drafts
             chains only.
 
     Raises:

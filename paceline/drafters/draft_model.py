@@ -1,9 +1,9 @@
 """`DraftModel`: a second, smaller model with the target's vocabulary drafts a chain or a tree.
 
 Leviathan et al. 2023; Chen et al. 2023; trees: Miao et al. 2024 (SpecInfer), Li et al. 2024 (EAGLE-2), Cai et al. 2024
-(Medusa). Exact with every exact rule: drawn tokens come with the law they were drawn from, warped as the target's is,
-and chosen ones say that they were chosen. Costs one draft pass per level, shared by all requests that draft. Use it
-when the draft is several times cheaper than the target and agrees with it. Its passes and cache: `draft_runner.py`.
+(Medusa). Exact with every exact rule: drawn tokens carry the law that they were drawn from, warped like the target's;
+deterministic ones are marked as one-hot. Costs one draft pass per level, shared by all drafting requests. Use it when
+the draft is several times cheaper than the target and agrees with it. Its passes and cache: `draft_runner.py`.
 """
 
 from collections.abc import Sequence
@@ -23,9 +23,13 @@ from paceline.speculation.traits import DrafterTraits
 
 
 class DraftModel:
-    """Drafts with `model` in trees of `shape`, a level at `cost_ratio` target passes; else as `DraftRunner`.
+    """Drafts trees of a given shape with a draft model.
 
-    Texts that `common` tokens cover are drafted with those alone, when all that are drafted together are such.
+    Args:
+        model, num_pages, max_prefill_rows: see `DraftRunner`.
+        shape: of the trees.
+        cost_ratio: cost of one level over that of a target pass.
+        common: reduced vocabulary, used where it covers all texts that are drafted together.
     """
 
     name = "draft_model"
@@ -82,11 +86,13 @@ def make_draft_model(
     draft_vocab_size: int | None = None,
     draft_tensor_parallel_size: DraftRanks = 1,
 ) -> DraftModel:
-    """The drafter around the model called `model`, as large a cache as the target's; the tree as in `tree_shape`.
+    """A drafter with the model called `model` and a cache as large as the target's.
 
-    `dtype` is how the draft's weights are stored, by default as the target's; ``int8`` is lossy for the draft only.
-    `draft_vocab_size` is how many tokens may be proposed, the first ones; by default see `common_tokens`.
-    `draft_tensor_parallel_size` is how many ranks share its layers; ``auto`` is the faster of 1 and the target's.
+    Args:
+        tree, expansion, paths, topk, depth, replacement: see `tree_shape`.
+        dtype: of the draft's weights, by default the target's; ``int8`` affects the draft only, never the output.
+        draft_vocab_size: propose only the first that many tokens; for the default see `common_tokens`.
+        draft_tensor_parallel_size: ranks that share its layers; ``auto`` is the faster of 1 and the target's.
 
     Raises:
         UnsupportedModel: the model has another vocabulary than the target, or cannot score a part of it.

@@ -1,8 +1,8 @@
-"""`DraftPages`: which of a draft model's pages hold which request's text, and what is given up when pages run short.
+"""`DraftPages`: pages of a draft model's cache by request, with prefix sharing and eviction.
 
-Texts that begin alike share the pages of their beginning, as in the target's cache. When too few pages are free, a
-request that is not being drafted for is given up; its pages keep their content until somebody takes them, so what is
-left of its text is found again and only the rest is read anew. Bookkeeping only: passes are `draft_runner.py`'s.
+Texts with a common prefix share its pages, as in the target's cache. When too few pages are free, a request that is not
+drafting is evicted. Its pages keep their content until they are reallocated, so what is left of its text is found again
+and only the rest is recomputed. Bookkeeping only: for passes see `draft_runner.py`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,18 +14,20 @@ from paceline.models.base import PAGE_SIZE, pages_for
 from paceline.scheduling.pages import PagePool, extend_digests
 
 _WINDOW = 256
-"""Tokens compared to find two texts the same; a text that is spelled anew changes fewer of them at its end."""
+"""Tokens compared to conclude that two texts agree; retokenising a text changes fewer tokens at its end."""
 
 
 @dataclass(slots=True)
 class Kept:
-    """What of a request lies in the cache: committed tokens, and after them tree nodes in the order they were run.
+    """Cache content of one request: committed tokens, then tree nodes in the order in which they were computed.
 
     Attributes:
-        digests: of the leading full pages that others may share; these are not written again.
-        row_tokens, row_parents: of the nodes; a guess that was read along comes first, a chain.
-        ahead: logits [vocab] below the rows of that guess.
-        salt: who may share its pages.
+        tokens, pages: committed tokens in the cache, and the page table.
+        digests: of the leading full pages, which may be shared and are not written again.
+        row_tokens, row_parents: of the nodes' rows. A computed `DraftContext.guess` comes first, as a chain.
+        row_of_node: node number to row.
+        ahead: logits [vocab] after each token of that guess.
+        salt: see `pages.salt_of`.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -38,17 +40,17 @@ class Kept:
     salt: bytes = b""
 
     def read_along(self, guess: Sequence[int], logits: np.ndarray) -> None:
-        """Count the chain `guess` as run, with the logits [len(guess), vocab] below its tokens."""
+        """Record that the chain `guess` was computed, with the logits [len(guess), vocab] after its tokens."""
         self.row_tokens, self.row_parents = list(guess), list(range(-1, len(guess) - 1))
         self.ahead = list(logits)
 
     def guessed(self, parent_row: int, token: int) -> int | None:
-        """The row of the guess that is `token` below `parent_row`, -1 for the root; None where none is."""
+        """The row of the guess that holds `token` after `parent_row` (-1 for the root); None without one."""
         row = parent_row + 1
         return row if row < len(self.ahead) and self.row_tokens[row] == token else None
 
     def accepted_rows(self, token_ids: Sequence[int]) -> list[int]:
-        """Rows of the tree that `token_ids` goes through, in order of depth."""
+        """Rows of the longest tree path that agrees with `token_ids`, in order of depth."""
         keys = zip(self.row_parents, self.row_tokens, strict=True)
         children = {key: row for row, key in enumerate(keys)}
         rows, above = [], -1
@@ -61,7 +63,7 @@ class Kept:
         return rows
 
     def forget_rows(self) -> None:
-        """Drop the rows of the latest draft, and the guess that was read along with them."""
+        """Drop the rows of the latest draft and its guess."""
         self.row_tokens, self.row_parents, self.row_of_node, self.ahead = [], [], {}, []
 
 
@@ -80,22 +82,22 @@ class DraftPages:
         return self._kept[request_id]
 
     def __iter__(self) -> Iterator[str]:
-        """Requests, the one whose turn is longest ago first."""
+        """Request ids, the least recently used first."""
         return iter(self._kept)
 
     def get(self, request_id: str) -> Kept | None:
-        """What is kept for a request, if anything; its turn stays as it is."""
+        """The cache content of a request, or None; does not count as a use."""
         return self._kept.get(request_id)
 
     def recall(self, request_id: str, token_ids: Sequence[int], salt: bytes = b"") -> Kept:
-        """What is there of `token_ids`, never the last one: it must be run for its logits. Its turn is the latest."""
+        """The cached prefix of `token_ids`, never including the last one, whose logits are needed. Counts as a use."""
         kept = self._kept.pop(request_id, None) or self._found(token_ids, salt)
         self._kept[request_id] = kept
         self.truncate(kept, min(common_prefix(kept.tokens, token_ids), len(token_ids) - 1))
         return kept
 
     def extend(self, kept: Kept, num_tokens: int, victims: Iterable[str]) -> bool:
-        """Pages for `num_tokens` in all, `victims` given up in turn while too few are free; False: still too few."""
+        """Allocate pages for `num_tokens` tokens in all, evicting `victims` in order if needed; False if too few."""
         missing = pages_for(num_tokens) - len(kept.pages)
         for victim in victims:
             if missing <= self.pool.num_free:
@@ -107,13 +109,13 @@ class DraftPages:
         return True
 
     def seat(self, request_ids: Sequence[str], seats: Callable[[int, Sequence[str]], bool]) -> int:
-        """How many of the first of `request_ids` find room together, at least one.
+        """Number of leading requests of `request_ids` that fit into the cache together, at least one.
 
-        Room is taken from requests that are not among them, the one longest ago first; for the first of them, from the
-        last of them as well.
+        Other requests are evicted first, in least recently used order; for the first of `request_ids`, also the last
+        ones among them.
 
         Args:
-            seats: (place in `request_ids`, requests that may be given up) to whether that request found room.
+            seats: (index in `request_ids`, requests that may be evicted) to whether that request fits.
         """
         others = [each for each in self._kept if each not in request_ids]
         for place in range(len(request_ids)):
@@ -122,7 +124,7 @@ class DraftPages:
         return len(request_ids)
 
     def share(self, kept: Kept) -> None:
-        """Let others find its full pages, whose rows have been run, and use theirs where equal ones were there."""
+        """Register the request's full pages for sharing, and replace those that were already registered by others."""
         known = len(kept.digests)
         if len(kept.tokens) < (known + 1) * PAGE_SIZE:
             return
@@ -135,9 +137,9 @@ class DraftPages:
         kept.pages[: len(found)] = found
 
     def truncate(self, kept: Kept, length: int) -> None:
-        """Forget tree nodes and everything after `length` tokens, and return whole pages after it.
+        """Drop tree nodes and all tokens from `length` on, and release the pages after it.
 
-        Where `length` lies within a page that others may read, that page is left to them.
+        Where `length` lies within a shared page, that page is released too.
         """
         kept.forget_rows()
         if length < len(kept.digests) * PAGE_SIZE:
@@ -149,17 +151,17 @@ class DraftPages:
         del kept.pages[needed:]
 
     def release(self, request_id: str) -> None:
-        """Give a request up; nothing when it is not kept."""
+        """Evict a request; does nothing when it is unknown."""
         kept = self._kept.pop(request_id, None)
         if kept is not None:
             self.pool.release(kept.pages)
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError if the counts of pages disagree."""
+        """Raise RuntimeError if the bookkeeping is inconsistent."""
         self.pool.check_integrity(kept.pages for kept in self._kept.values())
 
     def _found(self, token_ids: Sequence[int], salt: bytes) -> Kept:
-        """The longest beginning of `token_ids` that lies in pages of others."""
+        """The longest prefix of `token_ids` in registered pages, with references added."""
         digests: list[bytes] = []
         extend_digests(digests, token_ids, PAGE_SIZE, len(token_ids) - 1, salt)
         pages = self.pool.longest_prefix(digests)
@@ -168,10 +170,10 @@ class DraftPages:
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Leading tokens that are the same in two states of one text, which differ near the end if at all.
+    """Length of the common prefix of two versions of one text, which differ near the end if at all.
 
-    Equal windows of 256 tokens at the same place count as equal up to there. A mistake would cost acceptance, never
-    exactness: drafts are judged by the laws they were drawn from, whatever text these followed.
+    Where windows of 256 tokens at the same position agree, everything before is taken to agree. A mistake would lower
+    acceptance, never exactness: drafts are verified by the laws they were drawn from, whatever text these are given.
     """
     length = min(len(a), len(b))
     same, distance = length, _WINDOW

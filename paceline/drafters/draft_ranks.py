@@ -1,8 +1,8 @@
-"""On how many ranks a draft model runs: on one, or shared by as many as its target.
+"""The tensor-parallel size of a draft model: 1, or that of its target.
 
-The target's rank 0 drafts and decides; a draft that is shared has ranks of its own on the same devices, which see rows
-and nothing else, as the target's do. What is drawn is keyed by seed, position and node wherever it is drawn, so a text
-is the same either way as far as logits are. Not for the processes (`models/torch_executor/parallel/`).
+The target's rank 0 drafts and decides. A parallel draft has its own rank processes on the same devices, which compute
+rows only, like the target's. Draws are keyed by seed, position and node, so the output is the same either way as far as
+the logits are. Not for the processes (`models/torch_executor/parallel/`).
 """
 
 from collections.abc import Callable
@@ -19,10 +19,11 @@ DraftRanks = int | Literal["auto"]
 
 
 def ranks_of_draft(target: CausalLM, dtype: str, asked: DraftRanks) -> Callable[[ModelConfig], int]:
-    """From a draft's sizes to its tensor-parallel size: `asked`, or for ``auto`` the faster of 1 and the target's.
+    """A function from a draft's configuration to its tensor-parallel size.
 
     Args:
-        dtype: of the weights of both.
+        dtype: of the weights of both models.
+        asked: the size; ``auto`` is the faster of 1 and the target's.
 
     Raises:
         InvalidParameter: `asked` is neither ``auto`` nor 1 or more.
@@ -42,9 +43,9 @@ def ranks_of_draft(target: CausalLM, dtype: str, asked: DraftRanks) -> Callable[
 
 
 def plans_of(draft: ModelConfig, target: ModelConfig, dtype: str, chip: Chip, ranks: int) -> list[DraftPlan]:
-    """The draft on one rank and on all `ranks` of its target, by `theory.distributed_draft`.
+    """Plans for the draft on one rank and on all `ranks` of its target, by `theory.distributed_draft`.
 
-    At the acceptance rate that nobody has measured yet; which of the two is faster does not hang on it.
+    They assume the prior acceptance rate; which of the two is faster does not depend on it.
     """
     small, large = _size(draft, dtype), _size(target, dtype)
     return [draft_plan(small, large, chip, own, ranks, PRIOR_RATE) for own in (1, ranks)]

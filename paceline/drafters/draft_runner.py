@@ -1,11 +1,11 @@
-"""`DraftRunner`: a model that drafts, with keys and values of its own, scores the frontiers of growing trees.
+"""`DraftRunner`: computes the logits for growing draft trees with a draft model and its own KV cache.
 
-One pass per level serves all requests. A request's committed tokens that the model has not seen yet (the prompt, the
-target's own tokens) are fed in the pass that scores the root. Nodes of the tree lie after the committed tokens, each
-seeing its own branch only; once the verdict is known, the accepted branch moves to its natural place and the rest is
-forgotten, so the cache is that of a fresh prefill of the committed tokens. A guess at what follows is read along with
-the last committed tokens: where the tree goes the same way, its laws are there without a pass. Not the place for the
-shapes of trees (`trees/`) or for who holds which page (`draft_pages.py`).
+One pass per level serves all requests. Committed tokens that the model has not seen yet (the prompt, the target's own
+tokens) are computed in the pass that scores the root. Nodes of the tree are stored after the committed tokens, each
+attending to its own branch only. After verification the accepted branch moves to the slots of its positions and the
+rest is dropped, so the cache equals that of a fresh prefill of the committed tokens. The tokens of
+`DraftContext.guess` are computed together with the last committed tokens; where the tree follows them, their laws are
+available without a pass. Not the place for tree shapes (`trees/`) or page bookkeeping (`draft_pages.py`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ from paceline.sampling.warp import NothingAllowed
 from paceline.speculation.outcome import RequestOutcome
 
 _FEW = 4
-"""Committed tokens that may lie before a guess in its pass: logits are computed for all of these rows."""
+"""Most committed tokens in a pass with a guess, because logits are computed for all rows of that pass."""
 
 
 class DraftRunner:
@@ -38,8 +38,8 @@ class DraftRunner:
 
     Args:
         model: shares the target's vocabulary (`load_draft` checks).
-        num_pages: pages of its cache. Requests that do not fit together take turns.
-        max_prefill_rows: most rows of one pass while it catches up with a prompt.
+        num_pages: pages of its cache. Requests that do not fit together are processed in turns.
+        max_prefill_rows: most rows of one prefill pass.
     """
 
     def __init__(self, model: CausalLM, num_pages: int, max_prefill_rows: int = 512) -> None:
@@ -51,21 +51,22 @@ class DraftRunner:
         self._most = num_pages * PAGE_SIZE
 
     def score_with(self, model: CausalLM) -> None:
-        """Go on with another view of the same weights, whose caches are the same."""
+        """Switch to another view of the same weights; the cache stays valid."""
         self._model = model
 
     def can_hold(self, growth: Growth) -> bool:
-        """Whether the text and its tree fit into the model's positions, and into the cache when it is empty."""
+        """Whether text and tree fit into the model's context, and into an empty cache."""
         num_tokens = len(growth.context.token_ids)
         return num_tokens + growth.max_rows <= self._most and num_tokens + growth.context.budget <= self._limit
 
     def admit(self, growths: Sequence[Growth]) -> Sequence[Growth]:
-        """The first of `growths` that find room together, at least one, their long prompts read but for the end."""
+        """The leading ones of `growths` that fit into the cache together, at least one, with long prompts prefilled."""
         ids = [growth.context.request_id for growth in growths]
         return growths[: self.pages.seat(ids, lambda place, victims: self._seat(growths[place], victims))]
 
     def score(self, work: Sequence[tuple[Growth, Sequence[int]]]) -> list[np.ndarray]:
-        """One pass: for each admitted growth the logits [len(nodes), vocab] below its `nodes`, good until the next.
+        """Run one pass: for each admitted growth the logits [len(nodes), vocab] after its `nodes`, valid until the
+        next.
 
         A growth's first nodes are [ROOT]; others must be children of ROOT or of nodes scored before.
         """
@@ -78,7 +79,8 @@ class DraftRunner:
         ]
 
     def draft_greedy(self, growths: Sequence[Growth], num_tokens: int) -> GreedyDraft:
-        """Chains of `num_tokens` likeliest tokens, in one call of a model that can; the last one's row is not run."""
+        """Greedy chains of `num_tokens` tokens in one call, for a `DraftsChains` model; the last token is not
+        computed."""
         kept = [self.pages[growth.context.request_id] for growth in growths]
         parts = [
             self._committed_part(own, growth.context.token_ids, "last")
@@ -91,7 +93,7 @@ class DraftRunner:
         return draft
 
     def observe(self, outcome: RequestOutcome) -> None:
-        """Keep what lies in the cache and was committed, each token at its place; forget the rest."""
+        """Move the accepted branch to the slots of its positions, and drop the rest of the draft."""
         kept = self.pages.get(outcome.request_id)
         if kept is not None:
             self._settle(kept, outcome.token_ids)
@@ -103,12 +105,12 @@ class DraftRunner:
         self.pages.release(request_id)
 
     def slots(self, request_id: str) -> tuple[list[int], list[int]]:
-        """(committed tokens in the cache, their slots), to look at."""
+        """(committed tokens in the cache, their slots), for inspection."""
         kept = self.pages[request_id]
         return list(kept.tokens), [slot_of(kept.pages, i) for i in range(len(kept.tokens))]
 
     def _seat(self, growth: Growth, victims: Sequence[str]) -> bool:
-        """Make room for the request's tokens and its tree, and read a long prompt's beginning; False: no room."""
+        """Allocate pages for the request's text and tree, and prefill all but the end of a long text; False if full."""
         token_ids = growth.context.token_ids
         kept = self.pages.recall(growth.context.request_id, token_ids, growth.context.salt)
         if not self.pages.extend(kept, len(token_ids) + growth.max_rows + len(self._guess(growth)), victims):
@@ -119,7 +121,7 @@ class DraftRunner:
         return True
 
     def _found_ahead(self, growth: Growth, nodes: Sequence[int]) -> np.ndarray | None:
-        """The logits below `nodes` where a guess that was read along went their way; None where a pass is needed."""
+        """The logits after `nodes` if they follow the computed guess; None where a pass is needed."""
         kept = self.pages[growth.context.request_id]
         if nodes[0] == ROOT or len(nodes) > 1 or not kept.ahead:
             return None
@@ -132,7 +134,7 @@ class DraftRunner:
         return kept.ahead[row][None]
 
     def _scored(self, growth: Growth, nodes: Sequence[int], logits: np.ndarray) -> np.ndarray:
-        """Of the logits of its rows those below `nodes`; with the root, what was read along is noted."""
+        """The logits after `nodes` among those of the growth's rows; with the root, those of the guess are stored."""
         if nodes[0] != ROOT:
             return logits
         kept = self.pages[growth.context.request_id]
@@ -144,12 +146,12 @@ class DraftRunner:
         return logits[below_root : below_root + 1]
 
     def _guess(self, growth: Growth) -> Sequence[int]:
-        """What may be read along, nothing where the cache cannot hold it besides the tree."""
+        """The guess to compute along; empty where the cache cannot hold it besides the tree."""
         context = growth.context
         return context.guess if len(context.token_ids) + growth.max_rows + len(context.guess) <= self._most else ()
 
     def _part(self, growth: Growth, nodes: Sequence[int]) -> Part:
-        """The rows below which `nodes` ask: the tokens up to the root, or tree nodes after those run before."""
+        """The rows to compute for the logits after `nodes`: new tokens up to the root, or new tree nodes."""
         kept = self.pages[growth.context.request_id]
         if nodes[0] == ROOT:
             part, guess = self._committed_part(kept, growth.context.token_ids, "last"), self._guess(growth)
@@ -165,7 +167,7 @@ class DraftRunner:
         return Part(kept.pages, len(kept.tokens), kept.row_tokens, kept.row_parents, "all", num_computed)
 
     def _committed_part(self, kept: Kept, token_ids: Sequence[int], logits: Logits) -> Part:
-        """The next committed tokens, as many as a pass may have; they count as kept."""
+        """Rows of the next committed tokens, as many as a pass may have; they are recorded as cached."""
         start = len(kept.tokens)
         tokens = list(token_ids[start : start + self._max_prefill])
         kept.tokens += tokens
@@ -192,26 +194,26 @@ class DraftRunner:
 
 
 class Runner(Protocol):
-    """What scores trees as `DraftRunner` does."""
+    """Computes logits for growing trees, as `DraftRunner` does."""
 
     def can_hold(self, growth: Growth) -> bool:
-        """Whether one growth fits in, text and tree, when nothing else is there."""
+        """Whether one growth, text and tree, fits into an empty cache."""
         ...
 
     def admit(self, growths: Sequence[Growth]) -> Sequence[Growth]:
-        """The first of `growths` that find room together, at least one; the others wait for the next turn."""
+        """The leading ones of `growths` that fit into the cache together, at least one."""
         ...
 
     def score(self, work: Sequence[tuple[Growth, Sequence[int]]]) -> list[np.ndarray]:
-        """For each admitted growth the logits [len(nodes), vocab] below its `nodes`."""
+        """For each admitted growth the logits [len(nodes), vocab] after its `nodes`."""
         ...
 
 
 def grow_all(runners: Sequence[Runner], growths: Sequence[Growth]) -> None:
-    """Grow every growth to its end, runner i as source i, one pass per level and runner.
+    """Grow all trees to completion, with runner i as source i and one pass per level and runner.
 
-    Growths that do not fit into every runner together take turns, so that none is left out for the company it is in.
-    One that some runner cannot hold by itself stays empty.
+    Trees that do not fit into every runner together are processed in turns. A tree that some runner cannot hold even
+    alone stays empty.
     """
     waiting = [growth for growth in growths if all(runner.can_hold(growth) for runner in runners)]
     while waiting:
@@ -224,7 +226,7 @@ def grow_all(runners: Sequence[Runner], growths: Sequence[Growth]) -> None:
 
 
 def _grow_together(runners: Sequence[Runner], growths: Sequence[Growth]) -> None:
-    """Grow growths that every runner has admitted."""
+    """Grow trees that every runner has admitted."""
     active = list(growths)
     while active:
         laws: list[list[Law | None]] = [[] for _ in active]
@@ -238,9 +240,9 @@ def _grow_together(runners: Sequence[Runner], growths: Sequence[Growth]) -> None
 
 
 def _score_frontiers(runner: Runner, source: int, growths: Sequence[Growth], laws: list[list[Law | None]]) -> None:
-    """Append to `laws` the laws of `runner` below the nodes that each growth wants from `source`.
+    """Append to `laws` the laws of `runner` after the nodes that each growth wants from `source`.
 
-    None where the runner knows no token that is allowed there: that branch has ended.
+    None where no token of the runner's vocabulary is allowed, which ends that branch.
     """
     nodes = [[want.node for want in growth.frontier if want.source == source] for growth in growths]
     asked = [i for i, wanted in enumerate(nodes) if wanted]
@@ -261,10 +263,10 @@ def _law_below(growth: Growth, node: int, logits: np.ndarray) -> Law | None:
 def load_plain_draft(
     services: DraftServices, name: str, dtype: str | None = None, ranks: DraftRanks = 1
 ) -> LoadedModel:
-    """`load_draft` of a model that drafts by its layers alone.
+    """`load_draft` for a model without feedback memory.
 
     Raises:
-        InvalidParameter: as it, or a draft whose layers read a feedback memory.
+        InvalidParameter: as `load_draft`, or the draft has a feedback memory.
     """
     draft = load_draft(services, name, dtype, ranks)
     if has_memory(draft.source.checkpoint):
@@ -274,14 +276,14 @@ def load_plain_draft(
 
 
 def load_draft(services: DraftServices, name: str, dtype: str | None = None, ranks: DraftRanks = 1) -> LoadedModel:
-    """The draft model called `name`, its weights stored as `dtype` (None: as the target's).
+    """Load the draft model called `name`, with weights in `dtype` (None: the target's).
 
     Args:
-        ranks: that share its layers, see `ranks_of_draft`.
+        ranks: tensor-parallel size; see `ranks_of_draft`.
 
     Raises:
         UnsupportedModel: it has another vocabulary than the target.
-        InvalidParameter: ranks that it cannot be shared by.
+        InvalidParameter: an invalid number of ranks.
     """
     chosen = ranks_of_draft(services.target.model, dtype or services.dtype, ranks)
     draft = services.load(name, dtype, chosen) if ranks != 1 else services.load(name, dtype)

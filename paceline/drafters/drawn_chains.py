@@ -1,7 +1,7 @@
 """`DrawnChains`: chains drawn from the laws of one runner, one pass per level for all requests.
 
-For drafters that differ in what scores (`self_draft.py`, `spire.py`) and in nothing else. Trees, and drafters that read
-a text before they draft: `draft_model.py`.
+Shared by drafters that differ only in their runner (`self_draft.py`, `spire.py`). For trees, and for drafters that
+must prefill the text: `draft_model.py`.
 """
 
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ from paceline.speculation.traits import DrafterTraits
 
 
 class ForgetfulRunner(Runner, Protocol):
-    """A runner that is told when a request has ended, and that can score a part of the vocabulary."""
+    """A runner with `release`, and that can switch to a reduced vocabulary."""
 
     def score_with(self, model: CausalLM) -> None:
-        """Go on with another view of the same weights, whose caches are the same."""
+        """Switch to another view of the same weights; the cache stays valid."""
         ...
 
     def release(self, request_id: str) -> None:
@@ -33,8 +33,8 @@ class DrawnChains:
     """A drafter around `runner`.
 
     Args:
-        cost_ratio: one of its passes over one of the target's.
-        common: texts that these tokens cover are drafted with those alone, when all that are drafted together are such.
+        cost_ratio: cost of one of its passes over that of a target pass.
+        common: reduced vocabulary, used where it covers all texts that are drafted together.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class DrawnChains:
         return [growth.tree() for growth in growths]
 
     def observe(self, outcome: RequestOutcome) -> None:
-        """Nothing to learn; a request that has ended is forgotten."""
+        """Release a finished request."""
         if outcome.finished:
             self.release(outcome.request_id)
 

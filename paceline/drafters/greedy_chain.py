@@ -1,7 +1,7 @@
-"""Greedy chains of models and heads that draft several levels in one call, with no warping and no drawing between them.
+"""Greedy chains of models and heads that draft several levels in one call, without warping or drawing in between.
 
-The same tokens as level by level, for requests that take the largest logit whatever it is. The length policy is asked
-afterwards, from the draft's probabilities, and what it would not have drafted is dropped.
+The tokens are the same as level by level, for requests that take the argmax of the unedited logits. The length policy
+is applied afterwards to the draft's probabilities, and tokens that it would not have drafted are dropped.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from paceline.speculation.policies import DraftLaw
 
 
 class ChainRunner(Protocol):
-    """What drafts chains in one call."""
+    """A runner that drafts greedy chains in one call."""
 
     def can_hold(self, growth: Growth) -> bool:
         """See `draft_runner.Runner`."""
@@ -31,7 +31,7 @@ class ChainRunner(Protocol):
         ...
 
     def draft_greedy(self, growths: Sequence[Growth], num_tokens: int) -> GreedyDraft:
-        """Chains of `num_tokens` below the last committed tokens of admitted growths."""
+        """Chains of `num_tokens` tokens after the last committed tokens of admitted growths."""
         ...
 
 
@@ -48,7 +48,7 @@ class Peak:
 
 
 def greedy_chains(runner: ChainRunner, growths: Sequence[Growth]) -> dict[str, TokenTree]:
-    """A chain for each of `growths` that the runner can hold, by request."""
+    """A chain for each of `growths` that the runner can hold, by request id."""
     fitting = [growth for growth in growths if runner.can_hold(growth)]
     chains: dict[str, TokenTree] = {}
     ordered = sorted(fitting, key=_length)
@@ -64,7 +64,7 @@ def greedy_chains(runner: ChainRunner, growths: Sequence[Growth]) -> dict[str, T
 
 
 def chains_at_once(context: DraftContext) -> bool:
-    """Whether a request's chain may be drafted so: its tokens are the largest logits, and nobody reads laws."""
+    """Whether a request's chain may be drafted in one call: it takes the argmax, and the policy needs no full laws."""
     return context.takes_argmax and not context.asks_laws
 
 
@@ -73,7 +73,7 @@ def _length(growth: Growth) -> int:
 
 
 def _chain(context: DraftContext, tokens: Sequence[int], probs: Sequence[float]) -> TokenTree:
-    """The chain up to where the answer ends or the policy stops; a node's chance is the product down to it."""
+    """The chain up to an end token or where the policy stops; a node's chance is the product of probabilities to it."""
     shows_beliefs = context.asks_beliefs and context.rank is not None
     laws: list[DraftLaw] = []
     for count, (token, prob) in enumerate(zip(tokens, probs, strict=True), start=1):

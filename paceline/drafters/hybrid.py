@@ -1,12 +1,12 @@
-"""`Hybrid`: several drafters side by side; at each step those draft that promise most for their price.
+"""`Hybrid`: several drafters; at each step the drafter with the most expected tokens per second is used.
 
-Drafters that cost nothing (suffix, prompt lookup) always propose. A drafter with a model is asked only where it
-promises more tokens per second than the best free proposal; the free proposal then stands beside it in one tree as far
-as the budget and its worth allow.
+Lookup drafters (suffix, prompt lookup), which are nearly free, always propose. A drafter with a model is asked only
+where it is expected to give more tokens per second than the best free proposal. That proposal is then merged into its
+tree as far as the budget allows and its nodes pay.
 
-Exact under every exact rule: who drafts, how much, and what stands beside it is settled from committed tokens before
-anything is drawn, and `sampling.tree.union` keeps the trials apart. Under the rule ``block``, which takes chains only,
-pass ``unite=False``.
+Exact under every exact rule: the choice of the drafter, its length and the merged proposal depend only on committed
+tokens, before anything is drawn, and `sampling.tree.union` keeps the trials separate. For the rule ``block``, which
+requires chains, pass ``unite=False``.
 """
 
 import time
@@ -30,18 +30,18 @@ from paceline.speculation.records import PRIOR_RATE, DraftRates, tokens_to_come
 from paceline.speculation.traits import DrafterTraits
 
 _NODES_PER_CHILD = 1 << 16
-"""Node numbers set aside for the draws of one child, so that no two children use the same noise."""
+"""Node numbers reserved for the draws of one child, so that no two children use the same noise."""
 _MODEL_MEMORY = 0.95
-"""Weight of the past in a model's acceptance rate. It changes little within a text, and a model that a few unlucky
-drafts brought down is not asked any more: nothing would tell that it was bad luck."""
+"""Discount of the past in a model's acceptance rate. The rate changes little within a text, and a short memory would
+switch a model off after a few unlucky drafts, with no later drafts to correct the estimate."""
 _PRIOR_WEIGHT = 4.0
-"""A model's acceptance by earlier requests counts as this many drafts of a new one."""
+"""Weight, in drafts, of earlier requests' rates as the prior of a new request."""
 _MORE = 1
-"""Tokens beyond the best length that a chain drafted at once has, for the places where its model is sure."""
+"""Tokens beyond the best length that a chain drafted in one call gets, for where its model is confident."""
 _IN_A_ROW = 4
-"""Tokens since the latest draft up to which a draft takes the time of drafting, and not of reading what came since."""
+"""Largest number of new tokens since the latest draft for which a draft's time counts as drafting, not as prefill."""
 _EXPLORE_EVERY = 8
-"""A child with a model that is not asked any more is tried after 8 steps, then after twice as many, and so on."""
+"""A child with a model that no longer pays is tried again after 8 steps, then after twice as many, and so on."""
 
 
 EMPTY, NO_PART = TokenTree(), Best(0, 0.0, 1.0)
@@ -52,8 +52,8 @@ class _Proposal:
     """What a child proposed for a request.
 
     Attributes:
-        tree, chances: all of it, and the chances of its nodes to be accepted.
-        best: of a free one, what of it is worth verifying.
+        tree, chances: the whole tree, and the acceptance probabilities of its nodes.
+        best: for a free child, the part that is worth verifying.
     """
 
     child: int
@@ -63,7 +63,7 @@ class _Proposal:
 
     @property
     def kept(self) -> TokenTree:
-        """What of a free one is worth verifying."""
+        """For a free child, the part of the tree that is worth verifying."""
         return self.tree.prune(self.best.size)
 
 
@@ -72,12 +72,12 @@ NOTHING = _Proposal(-1, EMPTY)
 
 @dataclass(slots=True)
 class _Request:
-    """A request's past with each child, and the proposals that wait for their verdict.
+    """A request's record with each child, and the proposals of the current step.
 
     Attributes:
-        length: tokens committed when the waiting proposals were made.
-        num_read: tokens that each child with a model had read when it was last asked.
-        num_tries: how often in a row each child was asked only to see whether it does better by now.
+        length: committed tokens when the waiting proposals were made.
+        num_read: by child, the length of the text when it was last asked.
+        num_tries: by child, consecutive trial drafts.
     """
 
     records: list[TrackRecord]
@@ -89,7 +89,7 @@ class _Request:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Plan:
-    """Who drafts: `free` alone (perhaps nothing), or the child `drawing`, `length` tokens, with `beside` next to it."""
+    """Which drafter is used: `free` only (maybe empty), or child `drawing` for `length` tokens merged with `beside`."""
 
     free: _Proposal
     drawing: int | None = None
@@ -98,7 +98,7 @@ class _Plan:
 
     @property
     def guess(self) -> tuple[int, ...]:
-        """Free tokens that the child may read along, fewer than it drafts: nobody asks for the law after the last."""
+        """Tokens of the free proposal to pass as `DraftContext.guess`, fewer than `length`."""
         tree = self.free.kept
         return tree.tokens_to(len(tree) - 1)[: self.length - 1] if len(tree) else ()
 
@@ -108,8 +108,8 @@ class Hybrid:
 
     Args:
         children: two or more.
-        unite: put free proposals into one tree with drawn ones; otherwise one child drafts at a time.
-        clock: seconds, for what the children's drafts cost.
+        unite: merge free proposals with drawn ones into one tree; otherwise one child drafts at a time.
+        clock: seconds, for timing the children's drafts.
 
     Raises:
         InvalidParameter: fewer than two children.
@@ -159,7 +159,7 @@ class Hybrid:
         return [self._joined(request, plan, step) for (_, request), plan in zip(work, plans, strict=True)]
 
     def observe(self, outcome: RequestOutcome) -> None:
-        """Judge what was proposed by what was committed, and hand the news on."""
+        """Update the children's records from the committed tokens, and pass the outcome on to every child."""
         request = self._requests.get(outcome.request_id)
         if request is not None:
             self._judge(request, outcome.token_ids)
@@ -183,14 +183,14 @@ class Hybrid:
         return request
 
     def _record(self, child: int) -> TrackRecord:
-        """A new request's record of a child. That of a model begins where earlier requests ended."""
+        """A new request's record of a child; for a model, the rates over earlier requests are its prior."""
         if child not in self._models:
             return TrackRecord()
         of_all = self._rates[child]
         return TrackRecord(_MODEL_MEMORY, of_all.as_prior(_PRIOR_WEIGHT), of_all)
 
     def _judge(self, request: _Request, token_ids: Sequence[int]) -> None:
-        """Every child's record gains the step: its proposal, or that it made none."""
+        """Add the step to every child's record: its proposal, or that it made none."""
         made = {proposal.child: proposal for proposal in request.waiting}
         emitted = token_ids[request.length :]
         for child, record in enumerate(request.records):
@@ -199,7 +199,7 @@ class Hybrid:
         request.length, request.waiting = len(token_ids), []
 
     def _ask(self, child: int, work: Sequence[tuple[DraftContext, _Request, int]], step: StepPrices) -> None:
-        """Let a child propose for (context, request, budget); what it proposes waits in the requests."""
+        """Let a child propose for each (context, request, budget); proposals are stored in the requests."""
         if not work:
             return
         drafter = self._children[child].drafter
@@ -223,7 +223,7 @@ class Hybrid:
     def _learn_price(
         self, child: int, work: Sequence[tuple[DraftContext, _Request, int]], trees: Sequence[TokenTree], seconds: float
     ) -> None:
-        """What a draft took, unless somebody's text had to be read first."""
+        """Learn the cost of a draft, unless one of the texts needed a prefill."""
         unread = max(len(context.token_ids) - request.num_read.get(child, 0) for context, request, _ in work)
         depths = [max(tree.depths) for tree in trees if len(tree)]
         if depths and unread <= _IN_A_ROW:
@@ -233,15 +233,15 @@ class Hybrid:
     def _lent(
         self, child: int, context: DraftContext, record: TrackRecord, budget: int, step: StepPrices
     ) -> DraftContext:
-        """The context as a child sees it: noise of its own, and a draft that ends when it stops paying.
+        """The context for a child with a model: its own noise, and a draft that ends where it no longer pays.
 
-        One without a model draws nothing, and is asked for all of the budget.
+        A free child draws nothing and gets the context unchanged.
         """
         if child in self._free:
             return context
         lent = replace(context, budget=budget, randomness=Apart(context.randomness, child * _NODES_PER_CHILD))
         if self._takes_nodes(child, context):
-            return replace(lent, asks_beliefs=True)  # what of the chain is verified, is decided when it is known
+            return replace(lent, asks_beliefs=True)  # the verified part is chosen after the chain is drafted
         prices, acceptance = step.of[child], record.rates.acceptance
 
         def keep(laws: Sequence[Law]) -> bool:
@@ -253,7 +253,7 @@ class Hybrid:
         return replace(lent, keep_drafting=keep, asks_beliefs=True)
 
     def _plan(self, context: DraftContext, request: _Request, step: StepPrices) -> _Plan:
-        """Who drafts, from what is promised. Nothing has been drawn yet, and nothing drawn may change it."""
+        """Choose the drafter by expected tokens per second. It must not depend on drawn tokens; none are drawn yet."""
         free = max(request.waiting, key=lambda proposal: proposal.best.worth, default=NOTHING)
         plan, worth = _Plan(free), free.best.worth
         for child in self._models:
@@ -265,7 +265,7 @@ class Hybrid:
         return plan
 
     def _drawing(self, child: int, context: DraftContext, free: _Proposal, step: StepPrices, best: Best) -> _Plan:
-        """The plan in which `child` drafts, with the free proposal beside it where that is worth its rows."""
+        """The plan in which `child` drafts, merged with the free proposal where that is worth its rows."""
         length = max(best.size, 1)
         if self._takes_nodes(child, context):
             return _Plan(free, child, min(length + _MORE, context.budget))
@@ -276,16 +276,16 @@ class Hybrid:
         if traits.at_once:
             length = min(length + _MORE, context.budget - len(beside))
         elif not traits.branches:
-            length = context.budget - len(beside)  # a chain ends where its model is unsure
+            length = context.budget - len(beside)  # `keep_drafting` ends the chain
         return _Plan(free, child, length, beside)
 
     def _should_ask(
         self, child: int, context: DraftContext, request: _Request, step: StepPrices, promised: float, worth: float
     ) -> bool:
-        """Whether a child that promises this much should draft where `worth` is had without it.
+        """Whether a child with expected gain `promised` should draft, where `worth` is available without it.
 
-        Because it promises more, and will for long enough to be worth its reading. One that was not asked for so long
-        that nobody knows is taken to promise what models do at first.
+        Both are rates relative to plain decoding. The gain over the expected rest of the answer must also pay for the
+        child's prefill. A child that was not asked for long is tried with the gain of the prior acceptance rate.
         """
         if promised > worth:
             request.num_tries[child] = 0
@@ -301,9 +301,9 @@ class Hybrid:
         return saved > READING_MARGIN * reading
 
     def _is_worth_rows(self, free: _Proposal, beside: TokenTree, step: StepPrices, best: Best) -> bool:
-        """Whether `beside` adds tokens, where a draft of `best.tokens` a pass fails, cheaper than the step's others.
+        """Whether merging `beside` gives more tokens per row than the step's other tokens cost.
 
-        A draft that fails early leaves its place to the free proposal: of 1 + `best.tokens` it would have made one.
+        Its tokens count only where the draft fails at once, with estimated probability 1 / (1 + `best.tokens`).
         """
         if not self._unite or not len(beside):
             return False
@@ -311,7 +311,7 @@ class Hybrid:
         return added > (step.rows[best.size + len(beside)] - step.rows[best.size]) * max(best.worth, 1.0)
 
     def _takes_nodes(self, child: int, context: DraftContext) -> bool:
-        """Whether the child drafts a chosen chain whose nodes say how likely they are, to be verified one by one."""
+        """Whether the child drafts a greedy chain with acceptance probabilities, whose nodes can be dropped singly."""
         return self._unite and self._children[child].traits.at_once and context.takes_argmax
 
     def _joined(self, request: _Request, plan: _Plan, step: StepPrices) -> TokenTree:
@@ -336,12 +336,12 @@ def make_hybrid(
     dtype: str | None = None,
     unite: bool = True,
 ) -> Hybrid:
-    """Several drafters as one.
+    """A hybrid of several drafters.
 
     Args:
-        drafters: names, or mappings as `make_child` takes them.
-        model, dtype: handed to every drafter that takes a model, or how it is stored, and names none.
-        unite: as of `Hybrid`.
+        drafters: names, or mappings as in `make_child`.
+        model, dtype: defaults for the drafters with such options.
+        unite: see `Hybrid`.
 
     Raises:
         InvalidParameter: an unknown drafter or option, fewer than two drafters, a negative cost.

@@ -1,6 +1,6 @@
-"""One of a hybrid's drafters with its price, and how it is made from what a user writes.
+"""One of a hybrid's drafters with its prices, and its construction from the user's description.
 
-Not the place for deciding who drafts (`hybrid.py`).
+Not the place for choosing the drafter of a step (`hybrid.py`).
 """
 
 from collections.abc import Mapping
@@ -23,10 +23,10 @@ class Child:
     Args:
         drafter: proposes.
         prices: of target passes.
-        cost_ratio: one drafted level over one target pass, in place of what the drafter declares; 0 for lookups.
+        cost_ratio: cost of a drafted level over that of a target pass, overriding the drafter's own; 0 for lookups.
 
     Raises:
-        InvalidParameter: a negative price, or a drafter that must watch the target verify its own rows.
+        InvalidParameter: a negative ratio, or a drafter with the trait `watches`.
     """
 
     def __init__(self, drafter: Drafter, prices: Prices, cost_ratio: float | None = None) -> None:
@@ -40,7 +40,7 @@ class Child:
 
     @property
     def is_free(self) -> bool:
-        """Whether it only looks things up."""
+        """Whether it is a lookup, without model passes."""
         return self.traits.is_lookup
 
     def draft_seconds(self, batch: BatchStats, longest: int) -> list[float]:
@@ -50,7 +50,7 @@ class Child:
         return [0.0, *(first + later * level for level in range(longest))]
 
     def learn_price(self, depth: int, num_requests: int, seconds: float, context: float) -> None:
-        """Drafts of `depth` levels for `num_requests` requests took `seconds`."""
+        """Learn that drafts of `depth` levels for `num_requests` requests took `seconds`."""
         self._drafts.observe(depth, num_requests, seconds, context)
 
     def target(self, rows: float, context: float = 0.0) -> float:
@@ -58,7 +58,7 @@ class Child:
         return self._prices.target(rows, context)
 
     def draft_level(self, level: int, num_requests: int, context: float = 0.0) -> float:
-        """See `Prices`; lookups cost nothing beside a pass."""
+        """See `Prices`; the cost of lookups is neglected."""
         return 0.0 if self.is_free else self._drafts(level, num_requests, context)
 
     def reading(self, num_tokens: int) -> float:
@@ -66,7 +66,7 @@ class Child:
         return self._drafts.reading(num_tokens)
 
     def observe(self, step: StepOutcome) -> None:
-        """Nothing: the engine teaches passes, and `learn_price` drafts."""
+        """Do nothing: the engine's prices learn passes, and `learn_price` drafts."""
 
 
 def make_child(
@@ -75,12 +75,11 @@ def make_child(
     """The drafter that `wanted` describes.
 
     Args:
-        wanted: its name, or a mapping with ``method``, its own options, and perhaps ``cost_ratio`` in place of what the
-            drafter declares.
-        model, dtype: for a drafter that takes one and names none.
+        wanted: its name, or a mapping with ``method``, its options, and optionally ``cost_ratio`` (see `Child`).
+        model, dtype: defaults for a drafter with such options.
 
     Raises:
-        InvalidParameter: no ``method``, or what `make_drafter` and `Child` refuse.
+        InvalidParameter: no ``method``, or as `make_drafter` and `Child`.
     """
     if not isinstance(wanted, str | Mapping):
         raise InvalidParameter("drafters", f"{wanted!r} is no drafter", "give names, or mappings with a method")

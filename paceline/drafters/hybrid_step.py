@@ -1,6 +1,6 @@
-"""What a hybrid knows of the step it drafts for: its prices, and noise of their own for its children.
+"""Prices of the step that a hybrid drafts for, and separate noise for its children.
 
-Not the place for deciding who drafts (`hybrid.py`).
+Not the place for choosing the drafter (`hybrid.py`).
 """
 
 from collections.abc import Sequence
@@ -24,11 +24,11 @@ _TIE = 1e-12  # a longer draft must win by more than float noise
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Best:
-    """The best part of what a child offers to a request.
+    """The best length of a draft, or the best part of a proposal.
 
     Attributes:
-        size: levels of a draft that is still to be made, or nodes of a proposal, the first that many.
-        tokens: expected besides the target's own.
+        size: levels of a future draft, or leading nodes of an existing proposal.
+        tokens: expected accepted tokens.
         worth: tokens per second with it over tokens per second without.
     """
 
@@ -44,9 +44,9 @@ class StepPrices:
         size: requests that decode.
         plain_seconds: of the step without drafts.
         rows: [levels + 1] prices of steps in which every request verifies 0, 1, ... rows that cost nothing to draft.
-        of: by the place of each child with a model, the prices [levels + 1] of steps in which all draft with it.
+        of: by index of each child with a model, prices [levels + 1] of steps in which all requests draft with it.
 
-    In lists: between passes, whose weights fill the caches, an operation on a small array takes ten microseconds.
+    Lists are used, because operations on small arrays take ten microseconds between passes.
     """
 
     def __init__(self, children: Sequence[Child], contexts: Sequence[DraftContext]) -> None:
@@ -67,8 +67,8 @@ class StepPrices:
         """The nodes with the most tokens per second, the fewest on ties.
 
         Args:
-            chances: to be accepted, descending.
-            spent: what drafting has cost, over the step without drafts.
+            chances: acceptance probability of each node, descending.
+            spent: cost of drafting, relative to the step without drafts.
         """
         tokens = list(accumulate(accumulate(chances, min), initial=0.0))[: len(self.rows)]
         worth = [(1 + all_tokens) / (price + spent) for all_tokens, price in zip(tokens, self.rows, strict=False)]
@@ -79,7 +79,7 @@ class StepPrices:
         """The length with the most tokens per second, the shortest on ties (Leviathan et al. 2023, theorem 3.8).
 
         Args:
-            beside: nodes of a free proposal that are verified too, and count where the draft's first token fails.
+            beside: part of a free proposal that is verified too, and counts where the draft's first token is rejected.
         """
         prices = self.of[child][: longest + 1]
         survival = list(accumulate(rates.rates(len(prices) - 1), mul))
@@ -95,14 +95,14 @@ class StepPrices:
 
 
 def _first_best(worth: Sequence[float]) -> int:
-    """The place of the largest, the first of those that differ by float noise alone."""
+    """The index of the largest value, the first among those equal up to rounding."""
     enough = max(worth) * (1 - _TIE)
     return next(place for place, one in enumerate(worth) if one >= enough)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Apart:
-    """A request's randomness with a child's node numbers moved away from its siblings'."""
+    """A request's randomness with node numbers shifted, so that children of a hybrid use different noise."""
 
     outer: Randomness
     first_node: int

@@ -1,7 +1,7 @@
-"""`by_chance`: chosen proposals of two drafters as one tree, its nodes in order of how likely they are to be accepted.
+"""`by_chance`: merge two deterministic proposals into one tree with nodes in order of acceptance probability.
 
-For proposals that were chosen, whose nodes may be left out by what they are; drawn ones are united by
-`sampling.tree.union`. Not for deciding who drafts (`hybrid.py`) or how many nodes are verified (`hybrid_step.py`).
+Only for deterministic proposals, whose nodes may be dropped depending on their token; for drawn ones see
+`sampling.tree.union`. Not for choosing the drafter (`hybrid.py`) or the number of nodes (`hybrid_step.py`).
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ Path = tuple[int, ...]
 def by_chance(
     drafted: TokenTree, drafted_chances: Sequence[float], free: TokenTree, free_chances: Sequence[float]
 ) -> TokenTree:
-    """A model's chain and a free proposal in one tree, most likely nodes first.
+    """A model's chain and a free proposal as one tree, most likely nodes first.
 
-    Both say of a node that it will be accepted with some chance. Where they agree, either may be right; what the free
-    proposal says against the chain counts as far as the chain's first token is expected to fail.
+    Nodes in both have probability 1 - (1 - p)(1 - q). Nodes only in the free proposal have its probability times that
+    of a rejection of the chain's first token. A node's probability is at most its parent's.
 
     Args:
-        drafted, drafted_chances: the model's proposal, not empty, and the chances of its nodes.
-        free, free_chances: the other one's.
+        drafted, drafted_chances: the model's proposal, not empty, and its nodes' acceptance probabilities.
+        free, free_chances: the same of the free proposal.
     """
     chances: dict[Path, float] = {drafted.tokens_to(node): chance for node, chance in enumerate(drafted_chances)}
     doubt = 1 - drafted_chances[0]

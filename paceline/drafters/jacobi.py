@@ -1,10 +1,9 @@
-"""`Jacobi`: the target's own picks at guessed positions are the next guesses.
+"""`Jacobi`: Jacobi decoding: the target's predictions at guessed positions are the next guesses.
 
-Jacobi decoding (Santilli et al. 2023; the baseline of Fu et al. 2024): the next k tokens are a fixed point of
-y_i = argmax p(. | y_<i), solved for all i at once. A chain of guesses is verified; whatever the target picks after
-each of them, right or wrong, is the guess for that position in the next step. Needs nothing but the target, costs k
-rows a step, and gains little: a pick made after a wrong token is seldom right. The lookahead drafter keeps what this
-throws away.
+Santilli et al. 2023 (the baseline of Fu et al. 2024): the next k tokens are a fixed point of y_i = argmax p(. | y_<i),
+iterated for all i at once. A chain of guesses is verified; the target's prediction after each of them, accepted or not,
+is the guess for that position in the next step. Needs only the target and k rows a step, and gains little, because a
+prediction after a wrong token is rarely right. `Lookahead` keeps the n-grams that this discards.
 """
 
 import random
@@ -26,7 +25,7 @@ class _Guesses:
 
 
 class Jacobi:
-    """As many guesses as the budget allows; positions never guessed before begin with a random token of the prompt."""
+    """Drafts as many guesses as the budget allows; new positions start with a random token of the prompt."""
 
     name = "jacobi"
     traits = DrafterTraits(whole=True, watches=True)
@@ -39,7 +38,7 @@ class Jacobi:
         return [TokenTree.chain(self._chain(context)) for context in contexts]
 
     def observe(self, outcome: RequestOutcome) -> None:
-        """The target's picks are the guesses of the next step."""
+        """Take the target's predictions as the guesses of the next step."""
         guesses = self._guesses.get(outcome.request_id)
         if guesses is not None and outcome.picks is not None:
             guesses.tokens = outcome.picks.tolist()

@@ -1,9 +1,9 @@
 """`layer_skip`: the target drafts with some of its layers left out, or with its first ones only (early exit).
 
-Zhang et al. 2023 (Draft and Verify) for layers in the middle, Elhoushi et al. 2024 (LayerSkip) for early exit. No other
-model, no memory, no reading of the prompt. A draft step costs the kept share of the layers and the head. It pays
-when few layers can say much of what all of them say: in large models, and in those that were trained for it. Small
-models have little to spare; `evaluation/layer_search.py` finds what a given one can miss on given texts.
+Zhang et al. 2023 (Draft and Verify) for inner layers, Elhoushi et al. 2024 (LayerSkip) for early exit. Needs no other
+model, no extra cache and no prefill. A draft step costs the kept layers and the output head. It pays where few layers
+predict nearly as well as all: in large models, and in models trained for it. For small models,
+`evaluation/layer_search.py` finds which layers can be skipped on given texts.
 """
 
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ def make_layer_skip(
     """The drafter that leaves out `skip_layers`.
 
     Args:
-        skip_layers: numbers of the layers to leave out, or how many, spread evenly over the inner layers; by default a
-            fifth of all.
+        skip_layers: indices of the layers to leave out, or their number, spread evenly over the inner layers; by
+            default a fifth of all.
         exit_layer: run only this many layers, the first ones; instead of `skip_layers`.
         draft_vocab_size: how many tokens may be proposed, the first ones; by default see `common_tokens`.
 
@@ -51,12 +51,12 @@ def make_layer_skip(
 
 
 def kept_layers(skipped: Sequence[int], num_layers: int) -> list[int]:
-    """The layers that are left, in order."""
+    """The remaining layers, in order."""
     return [layer for layer in range(num_layers) if layer not in skipped]
 
 
 def inner_layers(count: int, num_layers: int) -> list[int]:
-    """`count` layers spread evenly between the first and the last, which do the most that no other can do.
+    """`count` layers spread evenly between the first and the last, which matter most and are always kept.
 
     Raises:
         InvalidParameter: there are not that many.

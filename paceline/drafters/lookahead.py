@@ -1,7 +1,8 @@
-"""`Lookahead`: n-grams that the target itself makes on the side, verified as soon as their first token comes up.
+"""`Lookahead`: lookahead decoding: n-grams from the target's own Jacobi iterations are drafted when their first token
+occurs.
 
-Fu et al. 2024, lookahead decoding, all of one step in one pass. A window of W columns walks ahead of the text; column c
-holds N - 1 tokens, its level 0 for the position c + 1 after the root and each further level one position on:
+Fu et al. 2024, with a whole step in one pass. A window of W columns moves ahead of the text. Column c holds N - 1
+tokens: level 0 is for position c + 1 after the root, each further level one position later:
 
     root -> (0, 0) -> (0, 1) -> (0, 2)      level 0 is one chain
               |         |         |
@@ -9,13 +10,14 @@ holds N - 1 tokens, its level 0 for the position c + 1 after the root and each f
               |         |         |
             (2, 0)    (2, 1)    (2, 2)
 
-This is a token tree: what a token attends to is its path, its position its depth. The target's pick below the last
-level of a column is its new last token, the first one leaves (a Jacobi iteration, one position on), and the N tokens in
-between are an n-gram for the pool. Up to G pooled n-grams that begin with the root's token are further branches.
+This is a token tree: a token attends to its path, and its position is its depth. The target's prediction after the last
+level of a column is appended to the column and its first token dropped (a Jacobi iteration, one position further); the
+N tokens together are an n-gram for the pool. Up to G pooled n-grams that begin with the root's token are further
+branches.
 
-Every node, the window's too, is an ordinary deterministic proposal and verified as such, so all exact rules hold and a
-fully matched n-gram earns its bonus token. Costs (W + G)(N - 1) rows a step and no other model. It pays where rows are
-nearly free (accelerators, small batches) and on text with recurring phrases.
+Every node, including the window's, is an ordinary deterministic proposal and verified as such, so all exact rules hold
+and a fully matched n-gram gives its bonus token. Costs (W + G)(N - 1) rows a step and no other model. It pays where
+rows are nearly free (accelerators, small batches) and on text with recurring phrases.
 """
 
 import random
@@ -39,10 +41,10 @@ class Lookahead:
         window_size: W, columns of the window.
         ngram_size: N, tokens of an n-gram; up to N tokens are emitted per step.
         guess_set_size: G, n-grams verified per step, and kept per first token.
-        pool_from_prompt: let the pool begin with the prompt's n-grams instead of empty.
+        pool_from_prompt: start with the prompt's n-grams in the pool instead of an empty one.
 
     Raises:
-        InvalidParameter: a size that leaves nothing to do.
+        InvalidParameter: a size below its minimum.
     """
 
     name = "lookahead"
@@ -70,11 +72,11 @@ class Lookahead:
         self._windows: dict[str, _Window] = {}
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
-        """Guesses and window of every context; a smaller budget shrinks both alike."""
+        """One tree per context, of pooled n-grams and the window; a smaller budget reduces both proportionally."""
         return [self._tree(context) for context in contexts]
 
     def observe(self, outcome: RequestOutcome) -> None:
-        """Move the window on by the target's picks, and pool its n-grams."""
+        """Advance the window by the target's predictions, and add its n-grams to the pool."""
         window = self._windows.get(outcome.request_id)
         if window is not None and outcome.picks is not None:
             window.advance(outcome.picks)
@@ -82,7 +84,7 @@ class Lookahead:
             self.release(outcome.request_id)
 
     def release(self, request_id: str) -> None:
-        """Forget a request; its window starts anew when it comes back."""
+        """Forget a request; if it returns, its window restarts."""
         self._windows.pop(request_id, None)
 
     def _tree(self, context: DraftContext) -> TokenTree:
@@ -106,7 +108,7 @@ class Lookahead:
 
 
 class _Window:
-    """The columns of one request. A column begins as a random token of the prompt and grows to N - 1 of them."""
+    """The columns of one request. A column starts as a random token of the prompt and grows to N - 1 tokens."""
 
     def __init__(
         self, prompt: Sequence[int], num_columns: int, size: int, pool: NGramPool, ends: frozenset[int]
@@ -118,14 +120,14 @@ class _Window:
         self._last_nodes: list[int] = []
 
     def place(self, tree: "_Grower", num_columns: int) -> None:
-        """Hang the first `num_columns` columns into `tree`; the others wait for a step with more room."""
+        """Add the first `num_columns` columns to `tree`; the others wait for a step with a larger budget."""
         self._last_nodes, head = [], ROOT_PARENT
         for first, *rest in self.columns[:num_columns]:
             head = tree.add(head, [first])
             self._last_nodes.append(tree.add(head, rest))
 
     def advance(self, picks: np.ndarray) -> None:
-        """Take the target's picks below the columns, [1 + nodes] of the tree they were placed in."""
+        """Append to each column the target's prediction after it, from `picks` [1 + nodes] of the tree."""
         for at, node in enumerate(self._last_nodes):
             if node + 1 >= len(picks):  # the tree was cut before it
                 continue
@@ -137,12 +139,12 @@ class _Window:
         self._last_nodes = []
 
     def _fresh(self) -> list[int]:
-        """What a column begins with. Ended columns begin anew: the target predicts nothing after an end token."""
+        """A new column. Columns that reached an end token restart, since nothing useful is predicted after it."""
         return [self._random.choice(self._prompt)]
 
 
 class _Grower:
-    """A deterministic tree in the making; equal children of a node are one node."""
+    """A deterministic tree under construction; equal children of a node are merged."""
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
@@ -150,7 +152,7 @@ class _Grower:
         self._known: dict[tuple[int, int], int] = {}
 
     def add(self, node: int, tokens: Sequence[int]) -> int:
-        """A path of `tokens` below `node`; returns the node of its end."""
+        """Add a path of `tokens` below `node`; returns its last node."""
         for token in tokens:
             if (node, token) not in self._known:
                 self._known[node, token] = len(self._tokens)

@@ -1,8 +1,7 @@
-"""Prompt lookup: what followed the last few tokens the time before is proposed again.
+"""Prompt lookup: find an earlier occurrence of the last few tokens and propose what followed it.
 
-Needs no model and no training; good where the output repeats the input (summaries, code edits, extraction). Each token
-comes with its chance to be accepted, told by how long a piece of text was repeated before it. Weighing several
-continuations against each other is `suffix.py`'s.
+Needs no model and no training; good where the output repeats the input (summaries, code edits, extraction). Acceptance
+probabilities are estimated from the length of the match. For comparing several continuations see `suffix.py`.
 """
 
 from collections.abc import Sequence
@@ -21,24 +20,23 @@ from paceline.speculation.traits import DrafterTraits
 Occurrence = Literal["latest", "earliest"]
 
 FIRST_RATES = (0.2, 0.45, 0.55, 0.65, 0.68, 0.7, 0.78, 0.8, 0.84, 0.86, 0.87, 0.88, 0.89, 0.9, 0.91, 0.97)
-"""How often a repetition of 1, 2, ... tokens went on, before any was seen: so it was in 600 answers of the default
-model to prompts of many kinds. Longer ones count as the last."""
+"""Prior rates at which repetitions of 1, 2, ... tokens continue, measured on 600 answers of the default model to
+prompts of many kinds. Longer repetitions have the last rate."""
 _FIRST_WEIGHT = 20
-"""Repetitions that these rates count for."""
+"""Weight of the prior rates, in repetitions."""
 _LEAST_ROOM = 512
 
 
 class NGram:
     """Longest match first: the last n tokens are looked up for n from `prompt_lookup_max` down to `prompt_lookup_min`.
 
-    The first hit wins and the tokens after it are proposed as a chain, at most to the end of the text. The suffix
-    never matches itself. A token's chance is the rate at which repetitions as long as the one that ends before it went
-    on in the outputs of all requests. Saxena 2023 (prompt lookup decoding), with vLLM's option names and the published
-    sizes 3 to 1.
+    The tokens after the first match are proposed as a chain, at most to the end of the text. The suffix never matches
+    itself. A token's acceptance probability is the rate at which repetitions of that length continued in the outputs of
+    all requests. Saxena 2023 (prompt lookup decoding), with vLLM's option names and the published sizes 3 to 1.
 
     Args:
         prompt_lookup_max, prompt_lookup_min: longest and shortest suffix looked up, in tokens.
-        occurrence: which of several earlier occurrences is continued.
+        occurrence: which of several earlier occurrences to use.
     """
 
     name = "ngram"
@@ -58,21 +56,21 @@ class NGram:
         self._is_earliest = occurrence == "earliest"
         self._texts: dict[str, _Text] = {}
         self.rates = Rates()
-        self._read(_Text(), (0,))  # compiled now, not while a request waits
+        self._read(_Text(), (0,))  # compile now, not during a request
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
-        """One chain per context, empty without a match; what was said since the last time is learned from."""
+        """One chain per context, empty without a match; the rates are updated from the tokens since the last call."""
         return [self._chain(context) for context in contexts]
 
     def observe(self, outcome: RequestOutcome) -> None:
-        """Learn from the end of an answer. What is said until then is read when the request asks again."""
+        """Update the rates when a request finishes; until then `propose` does that."""
         if outcome.finished:
             text = self._texts.pop(outcome.request_id, None)
             if text is not None and text.is_prefix_of(outcome.token_ids):
                 self._read(text, outcome.token_ids)
 
     def release(self, request_id: str) -> None:
-        """Forget a request; its text is read anew when it comes back."""
+        """Forget a request; if it returns, its text is read again."""
         self._texts.pop(request_id, None)
 
     def _chain(self, context: DraftContext) -> TokenTree:
@@ -87,14 +85,14 @@ class NGram:
         return TokenTree.chain(tokens, chances=self.rates.reaching(matched, len(tokens)))
 
     def _read(self, text: "_Text", token_ids: Sequence[int]) -> tuple[int, int]:
-        """As of `lookup.repetition.read`."""
+        """See `lookup.repetition.read`."""
         start = text.extend(token_ids)
         rates = self.rates
         return reader()(text.tokens, start, text.length, *self._sizes, self._is_earliest, rates.rates, rates.weights)
 
 
 class Rates:
-    """How often a repetition went on, by its length so far; moving averages.
+    """Moving averages of the rate at which repetitions continue, by their length so far.
 
     Attributes:
         rates, weights: [lengths] float64 and int64, see `lookup.repetition.read`.
@@ -105,7 +103,7 @@ class Rates:
         self.weights = np.full(len(FIRST_RATES), _FIRST_WEIGHT)
 
     def reaching(self, matched: int, num_tokens: int) -> tuple[float, ...]:
-        """[num_tokens] chances that a repetition of `matched` tokens goes on for at least 1, 2, ... more."""
+        """[num_tokens] probabilities that a repetition of `matched` tokens continues for at least 1, 2, ... tokens."""
         rates, chance, chances = self.rates[matched - 1 : matched - 1 + num_tokens].tolist(), 1.0, []
         for place in range(num_tokens):
             chance *= rates[place] if place < len(rates) else float(self.rates[-1])
@@ -125,11 +123,11 @@ class _Text:
         self._tail: list[int] = []
 
     def is_prefix_of(self, token_ids: Sequence[int]) -> bool:
-        """True when `token_ids` is what was read so far, perhaps longer, as far as length and last tokens tell."""
+        """Whether `token_ids` continues the text read so far, judged by its length and last tokens."""
         return goes_on(token_ids, self.length, self._tail)
 
     def extend(self, token_ids: Sequence[int]) -> int:
-        """Take in what is new; the place from which on it was said while we listened, its end for a first reading."""
+        """Append new tokens; returns the index of the first of them, or at the first call the length of the text."""
         known, self.length = self.length, len(token_ids)
         if self.length > len(self.tokens):
             tokens = np.empty(2 * self.length, np.int32)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 class NGramPool:
-    """Least recently used n-grams with the same first token make room for new ones.
+    """Stores n-grams by first token, evicting the least recently used ones.
 
     Args:
         capacity: n-grams kept per first token.
@@ -15,7 +15,7 @@ class NGramPool:
         self._rests: dict[int, dict[tuple[int, ...], None]] = {}  # oldest first
 
     def add(self, gram: Sequence[int]) -> None:
-        """Remember `gram`, at least two tokens, as the latest of its first token."""
+        """Store `gram` (at least two tokens) as the latest n-gram of its first token."""
         first, *rest = gram
         rests = self._rests.setdefault(first, {})
         rests.pop(tuple(rest), None)
@@ -24,10 +24,10 @@ class NGramPool:
             del rests[next(iter(rests))]
 
     def add_all(self, token_ids: Sequence[int], size: int) -> None:
-        """Remember every n-gram of `size` tokens of a text."""
+        """Store every n-gram of `size` tokens of a text."""
         for end in range(size, len(token_ids) + 1):
             self.add(token_ids[end - size : end])
 
     def latest(self, first: int, count: int) -> list[tuple[int, ...]]:
-        """What followed `first`, the latest first, at most `count` of them."""
+        """The continuations stored for `first`, the latest first, at most `count`."""
         return list(reversed(self._rests.get(first, {})))[:count]

@@ -1,5 +1,5 @@
-"""`PastPools`: what drafters remember of finished requests, apart by salt, so that no request is drafted for from texts
-of another salt. How a pool counts and looks up is its own business.
+"""`PastPools`: past outputs of finished requests, separated by `cache_salt`, so that drafts of a request never come
+from texts of another salt. Indexing and lookup are the task of each pool.
 """
 
 from collections import OrderedDict
@@ -14,7 +14,7 @@ class Pool(Protocol):
     """Tokens kept."""
 
     def add(self, token_ids: Sequence[int]) -> None:
-        """Take in an output."""
+        """Add an output."""
         ...
 
 
@@ -25,8 +25,8 @@ class PastPools(Generic[_Pool]):
     """Pools by salt.
 
     Args:
-        make: an empty pool.
-        max_tokens: kept in all pools together; those whose salt was longest without an output are given up whole.
+        make: constructs an empty pool.
+        max_tokens: limit over all pools together; the pools whose last output is oldest are dropped as a whole.
     """
 
     def __init__(self, make: Callable[[], _Pool], max_tokens: int) -> None:
@@ -35,11 +35,11 @@ class PastPools(Generic[_Pool]):
         self._empty = make()
 
     def of(self, salt: bytes) -> _Pool:
-        """The pool of `salt`, to look things up in; an empty one where nothing was said under it."""
+        """The pool of `salt` for lookups; an empty one where it has no outputs."""
         return self._pools.get(salt, self._empty)
 
     def add(self, salt: bytes, token_ids: Sequence[int]) -> None:
-        """Take in a finished output of `salt`."""
+        """Add a finished output of `salt`."""
         pool = self._pools.pop(salt, None) or self._make()
         pool.add(token_ids)
         self._pools[salt] = pool

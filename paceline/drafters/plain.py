@@ -1,4 +1,4 @@
-"""The drafter that never drafts: plain decoding through the same engine, the yardstick of every comparison."""
+"""The drafter that never drafts: plain decoding through the same engine, the baseline of comparisons."""
 
 from collections.abc import Sequence
 

@@ -1,6 +1,6 @@
-"""Drafters by name. Adding one is a file and a line here; a user's own needs neither: ``"package.module:ClassName"``.
+"""Drafters by name. To add one, add a file and a line here. A user's own class is named ``"package.module:ClassName"``.
 
-Modules are imported when they are asked for, so that a drafter's libraries cost nothing until it is used.
+Modules are imported on first use, so that a drafter's libraries cost nothing until then.
 """
 
 import inspect
@@ -50,20 +50,20 @@ _DRAFTERS = {
 AUTO = "auto"
 """The drafter that is used when none is named."""
 LEAST_BYTES = 200e6
-"""That a pass of the target reads where ``auto`` takes a head. With less, what a step takes beside its kernels and what
-drafted levels read cost more than a head saves: seen with 81 million bytes, not with 269 (docs/drafters.md)."""
+"""Smallest number of bytes read by a target pass for which ``auto`` uses a head. Below, the overhead of a step and the
+weights of the head cost more than the head saves: measured with 81 million bytes, not with 269 (docs/drafters.md)."""
 LEAST_BYTES_ON_A_GPU = 6e9
-"""The same there, where a chain of four tokens by EAGLE-3 takes 1.7 ms of an H100, in which that reads 5 GB: beside
-lookups a head made a model of 269 million bytes a third slower for one request, 45 % for eight (docs/gpu.md)."""
+"""The same on a GPU. There a chain of four tokens by EAGLE-3 takes 1.7 ms of an H100, which reads 5 GB in that time;
+with a head besides lookups a model of 269 million bytes was a third slower for one request, 45 % for eight
+(docs/gpu.md)."""
 
 
 def resolve_drafter(wanted: SpeculativeConfig | None, target: LoadedModel) -> SpeculativeConfig | None:
-    """`wanted` with ``auto`` replaced by a drafter for `target`; the one place that decides.
+    """`wanted` with ``auto`` replaced by a drafter for `target`.
 
-    The draft model where one is named. Else, where a head was trained for these weights, the executor runs heads and a
-    pass is long beside a head's drafts, a hybrid of lookups and that head, which asks the head only where it pays; else
-    ``suffix``, which needs no training, learns from the conversation as it goes, and proposes nothing where it has seen
-    nothing.
+    That is the draft model where one is named. Else, where there is a head for these weights, the executor supports
+    heads and the target is large enough (`LEAST_BYTES`), a hybrid of lookups and that head. Else ``suffix``, which
+    needs no training and proposes nothing without a match.
     """
     if wanted is None or wanted.method != AUTO:
         return wanted
@@ -80,18 +80,18 @@ def resolve_drafter(wanted: SpeculativeConfig | None, target: LoadedModel) -> Sp
 
 
 def drafter_names() -> tuple[str, ...]:
-    """Names `make_drafter` knows."""
+    """Names that `make_drafter` accepts."""
     return tuple(_DRAFTERS)
 
 
 def check_drafter(wanted: SpeculativeConfig | None) -> None:
-    """Refuse a drafter that there is not, without loading one that there is. Raises InvalidParameter."""
+    """Raise InvalidParameter for an unknown drafter; loads no models."""
     if wanted is not None and wanted.method != AUTO:
         _path_of(wanted.method)
 
 
 def option_names(name: str) -> tuple[str, ...]:
-    """Options that the drafter called `name` takes. Raises InvalidParameter for one that there is not."""
+    """Option names of the drafter called `name`. Raises InvalidParameter for an unknown drafter."""
     return tuple(one for one in inspect.signature(_load(name)).parameters if one != "services")
 
 
@@ -99,14 +99,13 @@ def make_drafter(name: str, services: DraftServices | None = None, **options: An
     """A new drafter.
 
     Args:
-        name: one of `drafter_names`, or ``"package.module:ClassName"`` of a class that fits `Drafter`.
-        services: what the engine lends; handed on when the constructor has an argument of that name, which may have a
-            default where the drafter works without.
+        name: one of `drafter_names`, or ``"package.module:ClassName"`` of a class that implements `Drafter`.
+        services: resources of the engine; passed on when the constructor has an argument of that name.
         options: the other arguments of its constructor.
 
     Raises:
-        InvalidParameter: no such drafter, an option it does not have or lacks, or a value it refuses, a class that does
-            not fit `Drafter`; the message lists what is known.
+        InvalidParameter: an unknown drafter, an unknown, missing or invalid option, or a class that does not implement
+            `Drafter`; the message lists what is known.
     """
     constructor = _load(name)
     parameters = dict(inspect.signature(constructor).parameters)
@@ -131,7 +130,7 @@ def make_drafter(name: str, services: DraftServices | None = None, **options: An
 
 
 def _check(name: str, drafter: Any) -> None:
-    """Refuse what does not fit `Drafter`, before the first request finds out."""
+    """Raise InvalidParameter for an object that does not implement `Drafter`."""
     lacking = [method for method in ("propose", "observe", "release") if not callable(getattr(drafter, method, None))]
     if lacking or not isinstance(getattr(drafter, "name", None), str):
         problem = f"{name!r} has no {', '.join(lacking) or 'name'}"
@@ -145,7 +144,7 @@ def _check(name: str, drafter: Any) -> None:
 
 
 def _check_taps(name: str, traits: DrafterTraits, num_layers: int) -> None:
-    """Refuse hidden states that the target does not have: every pass would fail, for everybody."""
+    """Raise InvalidParameter for taps that the target does not have, which would make every pass fail."""
     unknown = [tap for tap in traits.taps if tap != NORMED and tap not in range(num_layers + 1)]
     if unknown:
         problem = f"{name!r} asks for the hidden states {unknown} of a model of {num_layers} layers"
@@ -158,7 +157,7 @@ def _is_required(parameter: inspect.Parameter) -> bool:
 
 
 def _path_of(name: str) -> tuple[str, str, str]:
-    """Module and attribute behind a name or a path, and what is known. Raises InvalidParameter for another name."""
+    """(module, attribute, description of the known names) of a name or a path. Raises InvalidParameter if unknown."""
     module, _, attribute = _DRAFTERS.get(name, name).partition(":")
     remedy = f"use one of {', '.join(_DRAFTERS)}, or 'package.module:ClassName'"
     if not module or not attribute or module.startswith("."):
@@ -167,7 +166,7 @@ def _path_of(name: str) -> tuple[str, str, str]:
 
 
 def _load(name: str) -> Any:
-    """The class behind a name or a path."""
+    """The class or function that a name or a path denotes."""
     module, attribute, remedy = _path_of(name)
     try:
         constructor = getattr(import_module(module), attribute)

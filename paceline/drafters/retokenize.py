@@ -1,8 +1,8 @@
-"""Text that grows in one vocabulary, followed in another: `Follower` reads it, `Respeller` writes it back.
+"""Incremental retokenisation between two vocabularies: `Follower` of a growing text, `Respeller` of drafts.
 
-A tokenizer looks at whole words, so new text may change the last tokens of the old; both keep the text since a safe
-place (a blank in front of a word) and cut only that anew. The cost of a step is that of its new text. Nothing here need
-be right for exactness: a wrong cut makes a bad draft, which the target refuses.
+Tokenizers work on whole words, so new text may change the last tokens of the old. Both classes keep the text since a
+safe position (a blank before a word) and retokenise only that part, so a step costs as much as its new text. Exactness
+does not depend on this module: a wrong tokenisation gives a bad draft, which the target rejects.
 """
 
 import codecs
@@ -13,15 +13,15 @@ from paceline.models.resolve import ModelSource
 from paceline.models.tokenizer import Tokenizer
 
 _CONTEXT = 24
-"""Characters in front of new text that are cut anew with it."""
+"""Characters before new text that are retokenised with it."""
 _LONGEST_OPEN = 512
-"""Characters without a safe place after which any place will do (base64, scripts without blanks)."""
+"""Characters without a safe position after which any position is used (base64, scripts without blanks)."""
 _WORDS = 16
-"""Tokens among which the beginning of the last word is looked for."""
+"""Number of last tokens in which the beginning of the last word is searched."""
 
 
 class Continuing:
-    """Encodes text that follows other text: no special tokens, and no blank that a tokenizer puts before a text."""
+    """Encodes text that follows other text: without special tokens, and without a tokenizer's leading blank."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -40,14 +40,14 @@ class Continuing:
 
 
 class Follower:
-    """One request's text, given in the target's tokens and kept in the draft's.
+    """One request's text, appended in the target's tokens and kept in the draft's.
 
     Args:
         target: the target's tokenizer.
         encode: of the draft.
 
     Attributes:
-        tokens: the text in the draft's tokens, BOS included where the draft wants one.
+        tokens: the text in the draft's tokens, with BOS where the draft uses one.
     """
 
     def __init__(self, target: Tokenizer, encode: Continuing) -> None:
@@ -61,15 +61,15 @@ class Follower:
 
     @property
     def is_whole(self) -> bool:
-        """False while the text ends inside a character, where the draft cannot go on."""
+        """False while the text ends inside a character, where the draft cannot continue it."""
         return not self._decoder.getstate()[0]
 
     def continues(self, token_ids: Sequence[int]) -> bool:
-        """True when `token_ids` is the text read so far, perhaps longer, as far as length and last tokens tell."""
+        """Whether `token_ids` continues the text read so far, judged by its length and last tokens."""
         return goes_on(token_ids, self._num_read, self._tail)
 
     def extend(self, token_ids: Sequence[int]) -> None:
-        """Read the tokens after those known."""
+        """Append the tokens of `token_ids` that are new."""
         new = token_ids[self._num_read :]
         if not self._num_read and new and new[0] == self._target.bos_token_id:
             new = new[1:]
@@ -80,9 +80,10 @@ class Follower:
             self._write(self._open_text + text)
 
     def _write(self, text: str) -> None:
-        """Replace the tokens since the safe place by those of `text`, and move the safe place on.
+        """Replace the tokens since the safe position by those of `text`, and advance the safe position.
 
-        Where a text without safe places is cut depends on the text alone, so that one read anew has the same tokens.
+        Where a text without safe positions is split depends on the text alone, so that reading it again gives the same
+        tokens.
         """
         del self.tokens[self._open_start :]
         while len(text) > _LONGEST_OPEN:
@@ -94,7 +95,7 @@ class Follower:
         self.tokens += self._encoded(text)
 
     def _close(self, text: str, cut: int) -> str:
-        """Keep the tokens of `text` up to `cut` for good; the rest."""
+        """Fix the tokens of `text` up to `cut`; returns the rest of the text."""
         self.tokens += self._encoded(text[:cut])
         self._at_beginning = False
         return text[cut:]
@@ -106,10 +107,10 @@ class Follower:
 
 
 class Respeller:
-    """The draft's continuation, spelled in tokens of the target.
+    """Retokenises the draft's continuation with the target's tokenizer.
 
     Args:
-        target, draft: the two models. Where the draft ends its answer, the first of the target's ends is proposed.
+        target, draft: the two models. Where the draft ends its answer, the target's first end token is proposed.
     """
 
     def __init__(self, target: ModelSource, draft: ModelSource) -> None:
@@ -118,14 +119,14 @@ class Respeller:
         self._draft_ends, self._end = draft.eos_token_ids, list(target.eos_token_ids[:1])
 
     def __call__(self, committed: Sequence[int], drafted: Sequence[int]) -> list[int]:
-        """Target tokens after `committed` (target ids) that spell `drafted` (draft ids), as far as they can."""
+        """Target tokens after `committed` (target ids) for the text of `drafted` (draft ids), as far as possible."""
         words, ended = self._text_of(drafted)
         tokens = self._after(committed, words) if words else []
         spelled = _matching(tokens, words.encode(), self._target)
         return spelled + self._end if ended and len(spelled) == len(tokens) else spelled
 
     def _text_of(self, drafted: Sequence[int]) -> tuple[str, bool]:
-        """Whole characters of the drafted tokens up to the first special one, and whether that one ends the answer."""
+        """(text of the drafted tokens up to the first special one, whether that one is an end token)."""
         data, ended = b"", False
         for token in drafted:
             if token in self._draft_ends or token in self._draft.special_token_ids:
@@ -135,7 +136,7 @@ class Respeller:
         return codecs.getincrementaldecoder("utf-8")("replace").decode(data), ended
 
     def _after(self, committed: Sequence[int], words: str) -> list[int]:
-        """Tokens of `words`, cut together with the end of the committed text where that leaves its tokens alone."""
+        """Tokens of `words`, tokenised together with the end of the committed text where that keeps its tokens."""
         tail, text = self._tail(committed)
         together = self._encode(text + words)
         if tail and together[: len(tail)] == tail:
@@ -156,7 +157,7 @@ class Respeller:
 
 
 def safe_place(text: str, before: int) -> int:
-    """The last place up to `before` where a blank between two words begins; 0 when there is none."""
+    """The last position up to `before` where a blank between two words begins; 0 without one."""
     for place in range(min(before, len(text) - 2), 0, -1):
         if text[place] == " " and not text[place - 1].isspace() and not text[place + 1].isspace():
             return place
@@ -164,7 +165,7 @@ def safe_place(text: str, before: int) -> int:
 
 
 def _matching(tokens: Sequence[int], data: bytes, tokenizer: Tokenizer) -> list[int]:
-    """The leading `tokens` that spell `data`, or a beginning of it."""
+    """The longest prefix of `tokens` whose bytes are a prefix of `data`."""
     kept: list[int] = []
     place = 0
     for token in tokens:

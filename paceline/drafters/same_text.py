@@ -1,7 +1,7 @@
-"""`goes_on`: whether an id still stands for the text that a drafter has read.
+"""`goes_on`: whether a request's text continues the text that a drafter has read under the same id.
 
-An id may come back with another text. To compare all of it would cost more with every step, so the last few tokens and
-the length decide; a mistake would cost acceptance, never exactness.
+A request id may be reused for another text. Comparing whole texts at every step would be slow, so only the length and
+the last few tokens are compared; a mistake would lower acceptance, never exactness.
 """
 
 from collections.abc import Sequence
@@ -11,5 +11,5 @@ CHECKED_TAIL = 16
 
 
 def goes_on(token_ids: Sequence[int], num_known: int, tail: Sequence[int]) -> bool:
-    """True when `token_ids` is the text whose first `num_known` tokens end with `tail`, perhaps longer."""
+    """Whether `token_ids` has at least `num_known` tokens, of which the first `num_known` end with `tail`."""
     return len(token_ids) >= num_known and list(token_ids[num_known - len(tail) : num_known]) == list(tail)

@@ -1,14 +1,13 @@
-"""`SelfDraft`: the target drafts for itself, cheaper than it verifies, on its own cache.
+"""`SelfDraft`: self-speculative decoding: a cheaper version of the target drafts on the target's own cache.
 
-Two ways of being cheaper, one file each: fewer layers (`layer_skip.py`) and fewer keys (`sparse_cache.py`). Both read
-the keys and values of committed tokens where the target has put them, so a draft begins without reading the prompt
-again and keeps no cache of its own. Drafted tokens go to the slots that the target has been granted for verifying them,
-which it overwrites: a draft needs no memory of its own, and committed keys and values are never written.
+Two versions, one file each: fewer layers (`layer_skip.py`) and fewer keys (`sparse_cache.py`). Both read the target's
+keys and values of committed tokens, so they need no prefill and no cache of their own. Keys and values of drafted
+tokens are written to the slots that were granted for verification, which overwrites them; those of committed tokens are
+never written.
 
-Reading the target's keys is right for skipped layers too: a kept layer sees, for committed tokens, what the whole model
-would have shown it, which is the better context (Zhang et al. 2023, Draft and Verify). Only the drafted tokens' own
-keys are the shortened model's. Whatever they are, tokens are drawn from laws that are handed on, so every exact rule
-stays exact.
+Using the target's keys is also right for skipped layers: for committed tokens a kept layer then sees what the whole
+model computed, which is the better context (Zhang et al. 2023, Draft and Verify). Only the drafted tokens' keys come
+from the shortened model. Tokens are drawn from laws that are passed on, so every exact rule stays exact.
 """
 
 from collections.abc import Sequence
@@ -29,14 +28,14 @@ from paceline.sampling.randomness import ROOT
 
 @dataclass(frozen=True, eq=False, slots=True)
 class View:
-    """What of a context drafts attend to: `pages` [n] in order of position, and how many keys lie in them."""
+    """The part of a context that drafts attend to: `pages` [n] in order of position, and their number of keys."""
 
     pages: np.ndarray
     num_keys: int
 
 
 class Sight(Protocol):
-    """Chooses the pages."""
+    """Chooses the pages that drafts attend to."""
 
     def view(self, context: DraftContext) -> View:
         """Pages of `context.page_table` to attend to; the last one holds the latest committed tokens."""
@@ -56,12 +55,12 @@ class WholeContext:
         return View(np.asarray(context.page_table[: pages_for(num_keys)], np.int32), num_keys)
 
     def release(self, request_id: str) -> None:
-        """Nothing to forget."""
+        """Do nothing."""
 
 
 @dataclass(slots=True)
 class _Draft:
-    """A request's draft in the making: what it sees, slots to use (the next one last), slots down to each node."""
+    """A request's draft in progress: its view, unused slots (the next one last), and the slots on each node's path."""
 
     view: View
     free_slots: list[int]
@@ -82,27 +81,28 @@ class TargetRunner:
         self._drafts: dict[str, _Draft] = {}
 
     def score_with(self, model: CausalLM) -> None:
-        """Go on with another view of the same weights, whose caches are the same."""
+        """Switch to another view of the same weights; the cache stays valid."""
         self._model = model
 
     def can_hold(self, growth: Growth) -> bool:
-        """Whether the request has slots for the root and the tree, as it has when the tree keeps to its budget."""
+        """Whether the request's page table has slots for the root and the tree; true for a tree within its budget."""
         context = growth.context
         return len(context.token_ids) + growth.max_rows <= len(context.page_table) * PAGE_SIZE
 
     def admit(self, growths: Sequence[Growth]) -> Sequence[Growth]:
-        """All of them; drafts of earlier calls end."""
+        """Admit all of them; drafts of earlier calls are dropped."""
         self._drafts = {growth.context.request_id: self._begin(growth) for growth in growths}
         return growths
 
     def score(self, work: Sequence[tuple[Growth, Sequence[int]]]) -> list[np.ndarray]:
-        """One pass: for each admitted growth the logits [len(nodes), vocab] below its `nodes`, good until the next."""
+        """Run one pass: for each admitted growth the logits [len(nodes), vocab] after its nodes, valid until the
+        next."""
         rows = [self._row(growth, node) for growth, nodes in work for node in nodes]
         logits = self._model.forward(overlay_rows(rows), self._cache).logits
         return np.split(logits, np.cumsum([len(nodes) for _, nodes in work])[:-1])
 
     def release(self, request_id: str) -> None:
-        """Forget a request; what was drafted lies in slots that are the target's own."""
+        """Forget a request; its drafted tokens are in the target's slots, which need no release."""
         self._sight.release(request_id)
 
     def _begin(self, growth: Growth) -> _Draft:
@@ -125,8 +125,8 @@ class SelfDraft(DrawnChains):
     Args:
         model: the target, or a view of it with fewer layers.
         sight: what drafts attend to, by default everything.
-        cost_ratio: one of its passes over one of the target's, the reading of keys aside.
-        common: as of `DrawnChains`.
+        cost_ratio: cost of one of its passes over that of a target pass, without the reading of keys.
+        common: see `DrawnChains`.
     """
 
     def __init__(
@@ -144,7 +144,10 @@ class SelfDraft(DrawnChains):
 def common_of_target(
     services: DraftServices, model: CausalLM, size: int | None, num_layers: int | None = None
 ) -> tuple[float, CommonTokens | None]:
-    """`cost_ratio` and `common` of drafts that score `size` tokens with `model`, `num_layers` layers of the target.
+    """(`cost_ratio`, `common`) of drafts with `model`, which has `num_layers` of the target's layers.
+
+    Args:
+        size: number of tokens to score; see `common_tokens`.
 
     Raises:
         InvalidParameter, UnsupportedModel: see `common_tokens`.

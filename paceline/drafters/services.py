@@ -1,7 +1,7 @@
-"""`DraftServices`: what an engine lends to the drafters it makes.
+"""`DraftServices`: resources of an engine for the drafters that it constructs.
 
-A drafter that needs none of it (prompt lookup) never sees it; one that does names a constructor argument `services`.
-Not the place for what changes from step to step: that is a `DraftContext`.
+A drafter gets them through a constructor argument named `services`, if it has one. Data that changes from step to step
+is in `DraftContext`.
 """
 
 import time
@@ -18,7 +18,7 @@ from paceline.speculation.prices import CPU_BALANCE, LearnedPass, LearnedPrices,
 
 
 class LoadsModels(Protocol):
-    """How a further model is had."""
+    """Loads a further model."""
 
     def __call__(
         self, name: str, dtype: str | None = None, ranks: Callable[[ModelConfig], int] | None = None, /
@@ -26,8 +26,8 @@ class LoadsModels(Protocol):
         """The model called `name`.
 
         Args:
-            dtype: how its weights are stored; None as the target's.
-            ranks: how many processes share its layers, from its sizes; None for this one alone.
+            dtype: of its weights; None is the target's.
+            ranks: from its configuration to its tensor-parallel size; None for this process only.
         """
         ...
 
@@ -36,14 +36,15 @@ class LoadsModels(Protocol):
 class DraftServices:
     """Attributes:
     target: the model that is drafted for.
-    cache: the target's keys and values; to be written only where a `DraftContext` says so, and in borrowed pages.
-    num_pages: pages of that cache, and a fair size for a drafter's own.
-    pool: who holds which of them. A drafter may borrow pages to write to, and gives them back before `propose` returns.
-    load: a further model by name, run as the target is (executor, threads, dtype); see `LoadsModels`. Raises what
-        `resolve_model` raises.
-    dtype: how the target's weights are stored.
-    prices: what passes cost, learned as the engine runs.
-    clock: seconds, monotonic, as the engine reads it.
+    cache: the target's keys and values. Write only to the slots that `DraftContext.page_table` allows, and to pages
+        allocated from `pool`.
+    num_pages: pages of that cache; also the usual size of a drafter's own.
+    pool: its page allocator. A drafter may allocate pages, but must release them before `propose` returns.
+    load: loads a further model by name with the target's executor, threads and dtype; see `LoadsModels`. Raises as
+        `resolve_model`.
+    dtype: of the target's weights.
+    prices: costs of passes, learned while the engine runs.
+    clock: the engine's clock: seconds, monotonic.
     """
 
     target: LoadedModel
@@ -56,15 +57,16 @@ class DraftServices:
     clock: Callable[[], float] = time.perf_counter
 
     def cost_ratio(self, drafts: Sequence[tuple[LoadedModel, str | None]], scored: int | None = None) -> float:
-        """What a pass of `drafts` (each with its dtype, None for the target's) costs over a target pass of one row.
+        """Cost of a pass of all `drafts` (each with its dtype, None for the target's) over that of a one-row target
+        pass.
 
-        By the bytes of their weights: a pass over one row takes as long as reading them. Drafts that leave out the
-        most of their vocabulary read their output head for the first `scored` tokens.
+        Estimated by the bytes of the weights, since a one-row pass is bound by reading them. Drafts with a reduced
+        vocabulary read their output head for the first `scored` tokens only.
         """
         read = sum(bytes_per_pass(draft.model.config, dtype or self.dtype, scored) for draft, dtype in drafts)
         return read / bytes_per_pass(self.target.model.config, self.dtype)
 
     def own_cost_ratio(self, num_layers: int | None = None, scored: int | None = None) -> float:
-        """As `cost_ratio`, of a pass of the target over `num_layers` of its layers; the reading of keys aside."""
+        """As `cost_ratio`, for a pass of `num_layers` of the target's layers; the reading of keys is not counted."""
         config = self.target.model.config
         return bytes_per_pass(config, self.dtype, scored, num_layers) / bytes_per_pass(config, self.dtype)

@@ -1,7 +1,7 @@
-"""`SharedTokens`: which tokens of two vocabularies stand for the same bytes, and laws carried from one to the other.
+"""`SharedTokens`: the common tokens of two vocabularies, and the translation of laws between them.
 
-Ordinary tokens are matched by their bytes, special tokens by their text, and the tokens that end an answer with each
-other. Not the place for text that the vocabularies cut differently (`retokenize.py`).
+Ordinary tokens are matched by their bytes, special tokens by their text, and end tokens with each other. Not the place
+for text that is tokenised differently (`retokenize.py`).
 """
 
 from collections.abc import Collection
@@ -52,15 +52,15 @@ class SharedTokens:
         return int(self._draft_of[target_id])
 
     def shared_of(self, target_ids: Collection[int]) -> list[int]:
-        """The draft's ids of those tokens that are shared."""
+        """The draft ids of those of `target_ids` that are shared."""
         return self.draft_ids[np.isin(self.target_ids, list(target_ids))].tolist()
 
     def law_to_target(self, law: Law) -> Law:
-        """A law over shared draft ids, over target ids."""
+        """Translate a law over shared draft ids to target ids."""
         return _renamed(law, self._target_of)
 
     def law_to_draft(self, law: Law) -> Law:
-        """A law over shared target ids, over draft ids."""
+        """Translate a law over shared target ids to draft ids."""
         return _renamed(law, self._draft_of)
 
     def spread(self, logits: np.ndarray) -> np.ndarray:

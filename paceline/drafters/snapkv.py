@@ -1,9 +1,9 @@
-"""Which pages the latest tokens look at: the choice of the sparse-cache drafter's ``snapkv``.
+"""Page selection ``snapkv`` of the sparse-cache drafter: the pages that the latest tokens attend to most.
 
-Li et al. 2024 (SnapKV): what the last rows of a text attend to is what the next ones will attend to. Here one choice is
-made for all layers and heads, page by page, by the attention of an observation window over everything before it. That
-takes one pass over the window's tokens per request, written to borrowed pages, and again after `rescore_interval`
-tokens. The drafter itself is `sparse_cache.py`'s.
+Li et al. 2024 (SnapKV): the last rows of a text and the next ones attend to the same tokens. Here one selection of
+pages is made for all layers and heads, by the attention of an observation window to everything before it. It takes one
+pass over the window's tokens per request, on temporarily allocated pages, repeated after `rescore_interval` tokens. The
+drafter itself: `sparse_cache.py`.
 """
 
 from dataclasses import dataclass, replace
@@ -32,9 +32,9 @@ class MostLookedAt:
 
     Args:
         model, cache, pool: the target's.
-        budget, sinks, latest: pages in all, of the beginning, and of the end.
-        window: latest tokens whose attention is measured.
-        interval: tokens after which it is measured anew.
+        budget, sinks, latest: number of pages in all, at the beginning, and at the end.
+        window: number of latest tokens whose attention is measured.
+        interval: tokens after which the measurement is repeated.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class MostLookedAt:
         return View(np.delete(whole.pages, gone), whole.num_keys - left_out * PAGE_SIZE)
 
     def release(self, request_id: str) -> None:
-        """Forget what a request looked at."""
+        """Forget a request's scores."""
         self._scores.pop(request_id, None)
 
     def _scores_of(self, context: DraftContext, whole: View) -> np.ndarray:
@@ -72,7 +72,7 @@ class MostLookedAt:
         return by_page
 
     def _measure(self, context: DraftContext, whole: View) -> np.ndarray:
-        """Attention that the observation window gives to each page before it; nothing where no page is free."""
+        """Attention of the observation window to each page before it; empty where no pages are free."""
         missing = self._pool.pages_for(self._window)
         if missing > self._pool.num_free:
             return np.zeros(0, np.float32)

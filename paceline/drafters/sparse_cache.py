@@ -1,12 +1,11 @@
-"""`sparse_cache`: the target drafts with all of its weights and few of its keys.
+"""`sparse_cache`: the target drafts with all its weights and sparse attention over its cache.
 
-Chen et al. 2024 (MagicDec), page by page: drafts attend to a bounded number of the request's pages, those of the
-beginning (attention sinks; Xiao et al. 2023, StreamingLLM), the latest ones, and with ``snapkv`` those in between that
-the latest tokens look at most (`snapkv.py`). Keys carry their absolute rotation, so pages are read where they lie.
+Chen et al. 2024 (MagicDec), by pages: drafts attend to a bounded number of the request's pages: the first ones
+(attention sinks; Xiao et al. 2023, StreamingLLM), the latest ones, and with ``snapkv`` those in between that the latest
+tokens attend to most (`snapkv.py`). Keys are stored with their absolute rotary positions, so pages are read in place.
 
-A draft step costs a pass over all weights and `cache_budget` keys. It pays where reading keys costs more than reading
-weights: long contexts, large batches. On short contexts a draft step costs what a plain step costs, and nothing can be
-gained.
+A draft step reads all weights and `cache_budget` keys. It pays where reading keys costs more than reading weights: long
+contexts, large batches. On short contexts a draft step costs as much as a plain step, so nothing is gained.
 """
 
 from typing import Literal
@@ -23,7 +22,7 @@ from paceline.models.base import PAGE_SIZE, WeighsPages, pages_for
 Selection = Literal["window", "snapkv"]
 
 LATEST_PAGES = 2
-"""Fewest pages of latest tokens: the last one may have just begun."""
+"""Smallest number of latest pages: the last one may hold a single token."""
 
 
 class SinksAndWindow:
@@ -43,7 +42,7 @@ class SinksAndWindow:
         return View(pages, whole.num_keys - left_out * PAGE_SIZE)
 
     def release(self, request_id: str) -> None:
-        """Nothing to forget."""
+        """Do nothing."""
 
 
 def make_sparse_cache(
@@ -58,20 +57,20 @@ def make_sparse_cache(
     """The drafter that attends to at most `cache_budget` committed tokens.
 
     Args:
-        cache_budget: keys a draft may attend to besides drafted ones; whole pages of 16. At least the context's length
-            is full attention, and drafts are then the target's own tokens.
-        num_sink_tokens: of these, tokens of the context's beginning.
-        selection: what the rest is for: the latest tokens (``window``), or a quarter of the budget for them and the
-            pages in between that they attend to most (``snapkv``).
-        observation_window: latest tokens whose attention ``snapkv`` measures.
+        cache_budget: committed keys that a draft may attend to, in whole pages of 16. From the context's length on it
+            is full attention, and drafts equal the target's own tokens.
+        num_sink_tokens: the part of the budget for the first tokens of the context.
+        selection: use of the rest: the latest tokens (``window``), or a quarter of the budget for these and the rest
+            for the pages in between that they attend to most (``snapkv``).
+        observation_window: number of latest tokens whose attention ``snapkv`` measures.
         rescore_interval: tokens after which it measures again.
-        draft_vocab_size: how many tokens may be proposed, the first ones; by default see `common_tokens`.
+        draft_vocab_size: propose only the first that many tokens; for the default see `common_tokens`.
 
     Raises:
         InvalidParameter: an unknown selection, a number out of range, or a budget that does not hold the sinks and the
             latest tokens.
-        UnsupportedModel: the executor cannot tell where attention goes, which ``snapkv`` needs, or cannot score a part
-            of its vocabulary.
+        UnsupportedModel: the executor cannot return attention scores, which ``snapkv`` needs, or cannot score a part of
+            the vocabulary.
     """
     budget, sinks = cache_budget // PAGE_SIZE, pages_for(num_sink_tokens)
     if num_sink_tokens < 0:

@@ -1,14 +1,14 @@
 """`SpecInfer`: several draft models propose into one tree; the target checks it in one pass (Miao et al. 2024).
 
-Each model expands the tree below the tokens it proposed itself, by its own expansion <k1..km> and with a cache of its
-own. Places that several models reach are merged: they are scored once by the target, and every model's children there
-are trials. Draws keep their multiplicity (a token drawn twice is tested twice, each time against its own law), so the
-text has the target's law; greedy and coupled requests get each model's most likely tokens instead, equal ones merged.
+Each model expands the tree below its own proposals by its own expansion <k1..km>, with its own cache. Equal paths of
+several models are merged: the target computes them once, and every model's children there are separate trials. Draws
+keep their multiplicity (a token drawn twice is tested twice, each time against its own law), so the output has the
+target's law. Greedy and coupled requests get each model's most likely tokens instead, with equal ones merged.
 
-Trials are tested in the order of the models. The paper picks a random order; both are exact, since a round is exact for
-whatever sibling comes next as long as its token is not looked at, and naming the best model first wastes fewer tests.
-Costs one pass per level and model. Use it when small models of different training agree with the target on different
-text. Not the place for training such a pool (boost-tuning).
+Trials are tested in the order of the models. The paper uses a random order; both are exact, since a round is exact for
+any sibling that is selected without looking at its token. With the best model first, fewer tests are wasted. Costs one
+pass per level and model. Use it when differently trained small models agree with the target on different texts. Not the
+place for training such a pool (boost-tuning).
 """
 
 from collections.abc import Sequence
@@ -25,18 +25,18 @@ from paceline.speculation.outcome import RequestOutcome
 from paceline.speculation.traits import DrafterTraits
 
 DEFAULT_EXPANSION = (1, 1, 1, 1)
-"""A chain of four from each model: models differ, so their union branches by itself."""
+"""A chain of four tokens from each model; the union of differing chains is a tree."""
 
 
 class SpecInfer:
     """Drafts with `models` together.
 
     Args:
-        models: score rows; each shares the target's vocabulary.
-        expansions: one per model, children per node level by level.
-        num_pages: pages of each model's cache. Requests that do not fit together take turns.
-        max_prefill_rows: most rows of one pass while a model catches up with a prompt.
-        cost_ratio: a level of the tree, all models', over a target pass of one row.
+        models: draft models with the target's vocabulary.
+        expansions: one per model: children per node, level by level.
+        num_pages: pages of each model's cache. Requests that do not fit together are processed in turns.
+        max_prefill_rows: most rows of one prefill pass.
+        cost_ratio: cost of a level of the tree, by all models, over that of a one-row target pass.
     """
 
     name = "specinfer"
@@ -78,14 +78,14 @@ def make_specinfer(
     max_prefill_rows: int = 512,
     dtypes: Sequence[str] | None = None,
 ) -> SpecInfer:
-    """The drafter around the models called `models`, the most agreeable one first.
+    """A drafter with the models called `models`; put the one with the highest acceptance rate first.
 
     Args:
         services: of the engine.
         models: names as for the target; a model that comes twice is loaded once and drafts twice.
         expansion: children per node, level by level: one list for all models, or one list for each.
         max_prefill_rows: see `SpecInfer`.
-        dtypes: how each model's weights are stored, by default as the target's.
+        dtypes: of each model's weights, by default the target's.
 
     Raises:
         UnsupportedModel: a model has another vocabulary than the target.

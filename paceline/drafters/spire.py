@@ -1,9 +1,9 @@
 """`spire`: a few layers of the target with sparse attention and a feedback memory draft a chain (SPIRe, 2504.06419).
 
-What a draft keeps of a request does not grow with its text: keys and values of `window` tokens and of the first few, in
-as many layers as the draft has. It pays where reading the target's keys costs more than reading the draft's weights:
-long contexts, many requests at once (`theory/long_context.py`). Trained by ``paceline train draft --sparse``. Prompts
-are read from their sinks and last `window` tokens only, in a few passes, then token by token.
+The draft's state per request does not grow with the text: keys and values of the latest `window` tokens and of the
+first few (attention sinks). It pays where reading the target's keys costs more than reading the draft's weights: long
+contexts, many concurrent requests (`theory/long_context.py`). Trained by ``paceline train draft --sparse``. Of a prompt
+only the sinks and the last `window` tokens are computed, in a few passes; later tokens one by one.
 """
 
 from collections.abc import Sequence
@@ -24,14 +24,14 @@ from paceline.models.feedback_draft import FeedbackDraft
 from paceline.sampling.randomness import ROOT
 
 _FEW = 8
-"""Missing tokens that are stepped through; with more a text is read anew, all at once."""
+"""Most missing tokens that are computed one by one; with more, the text is read again as a whole."""
 
 
 class Reads(Protocol):
-    """What drafts: `models/feedback_draft.py`.
+    """Interface of the draft model; see `models/feedback_draft.py`.
 
     Attributes:
-        slack: rows that may be taken back.
+        slack: number of rows that can be rolled back.
     """
 
     @property
@@ -40,7 +40,7 @@ class Reads(Protocol):
         ...
 
     def new_memory(self) -> Any:
-        """Of an empty text."""
+        """The memory of an empty text."""
         ...
 
     def score_with(self, model: CausalLM) -> None:
@@ -62,7 +62,7 @@ class Reads(Protocol):
 
 @dataclass(slots=True)
 class _Text:
-    """What a memory has taken in."""
+    """A memory and the tokens that it has read."""
 
     memory: Any
     tokens: list[int] = field(default_factory=list)
@@ -76,11 +76,11 @@ class SpireRunner:
         self._texts: dict[str, _Text] = {}
 
     def can_hold(self, growth: Growth) -> bool:
-        """Whether a chain is no longer than what may be taken back; texts of any length have a memory of one size."""
+        """Whether the chain can be rolled back; the size of a memory does not depend on the text's length."""
         return growth.context.longest <= self._draft.slack
 
     def admit(self, growths: Sequence[Growth]) -> Sequence[Growth]:
-        """All of them, their texts taken in but for the last token."""
+        """Admit all of them, with their texts read except for the last token."""
         missing = [self._missing(growth.context.request_id, growth.context.token_ids[:-1]) for growth in growths]
         while missing := [(text, tokens) for text, tokens in missing if tokens]:
             self._step([text for text, _ in missing], [tokens[0] for _, tokens in missing])
@@ -88,7 +88,7 @@ class SpireRunner:
         return growths
 
     def score(self, work: Sequence[tuple[Growth, Sequence[int]]]) -> list[np.ndarray]:
-        """One row for each admitted growth: the logits [1, vocab] below its node."""
+        """Compute one row for each admitted growth: the logits [1, vocab] after its node."""
         texts = [self._texts[growth.context.request_id] for growth, _ in work]
         return list(self._step(texts, [_token(growth, node) for growth, [node] in work])[:, None].copy())
 
@@ -103,7 +103,7 @@ class SpireRunner:
             self._draft.release(text.memory)
 
     def _missing(self, request_id: str, tokens: Sequence[int]) -> tuple[_Text, Sequence[int]]:
-        """The request's text and what of `tokens` it has not taken in yet: the last few, else it is read anew."""
+        """(the request's text, the last few of `tokens` that it has not read); with more missing, it is read again."""
         text = self._texts.get(request_id) or _Text(self._draft.new_memory())
         self._texts[request_id] = text
         same = common_prefix(text.tokens, tokens)
@@ -125,9 +125,9 @@ class SpireRunner:
 def make_spire(
     services: DraftServices, model: str, dtype: str | None = None, draft_vocab_size: int | None = None
 ) -> DrawnChains:
-    """The drafter around the draft in the folder `model`, its weights stored as `dtype`, by default as the target's.
+    """A drafter with the draft model in the folder `model`, with weights in `dtype` (default: the target's).
 
-    `draft_vocab_size` is how many tokens may be proposed, the first ones; by default see `common_tokens`.
+    `draft_vocab_size` limits proposals to the first that many tokens; for the default see `common_tokens`.
 
     Raises:
         UnsupportedModel: it has another vocabulary than the target, or cannot score a part of it.

@@ -1,10 +1,10 @@
-"""Suffix decoding: what followed the end of the text before, weighed by how often it did.
+"""Suffix decoding: propose the most frequent continuations of earlier occurrences of the text's last tokens.
 
-Looks into the request itself and into the outputs of earlier requests; needs no model. Good for agents and other
-traffic that says the same things again. Counting is done in `suffix_trie.py`.
+Searches the request itself and the outputs of earlier requests; needs no model. Good for agents and other repetitive
+traffic. Counting: `suffix_trie.py`.
 
-A step never waits for a long text to be counted: each call counts a bounded part of what is new, and proposes from
-what has been counted by then.
+Each call indexes a bounded number of new tokens and proposes from what is indexed so far, so that no step waits for a
+long text.
 """
 
 from collections import deque
@@ -27,25 +27,25 @@ _ENOUGH = 0.98  # shorter matches are not tried for the last two per cent; perio
 _ROUNDING = 1e-6  # 3 * 1.1 must count as 3.3, not as a little less
 
 WORK_PER_STEP = 4096
-"""Trie nodes that one call visits to count texts: about a thousand tokens of prose, 1 to 3 milliseconds."""
+"""Trie nodes that one call may visit for indexing: about a thousand tokens of prose, 1 to 3 milliseconds."""
 LEAST_SHARE = 64
-"""Of these, what each request of a larger batch may have at least."""
+"""Smallest share of these for each request of a large batch."""
 
 
 class Suffix:
     """SuffixDecoding (Oliaro et al. 2024), after ArcticInference, with its option names.
 
     Every suffix of the text that occurred before is a match. Each match of length m proposes at most
-    ``max_spec_factor * m + max_spec_offset`` nodes, scored by the sum of their estimated chances; the best score wins,
-    the longer match on ties, and past outputs only when they score higher than the request itself.
+    ``max_spec_factor * m + max_spec_offset`` nodes, scored by the sum of their estimated probabilities. The best score
+    wins, the longer match on ties; past outputs are used only when they score higher than the request itself.
 
     Args:
-        max_depth: longest sequence counted, match and continuation together.
-        max_spec_factor, max_spec_offset: how far a match is trusted.
-        min_token_prob: nodes with a smaller estimated chance are not proposed.
+        max_depth: longest indexed sequence, match and continuation together.
+        max_spec_factor, max_spec_offset: the largest draft as a linear function of the match length.
+        min_token_prob: nodes with a smaller estimated probability are not proposed.
         mode: ``path`` proposes one continuation, ``tree`` several.
-        max_cached_tokens: past output tokens kept, of all salts together; the oldest outputs leave first, 0 keeps none.
-            A token takes up to about 1.5 kB, the more the outputs repeat each other.
+        max_cached_tokens: past output tokens to keep over all salts; the oldest outputs are dropped first, 0 keeps
+            none. A token takes up to about 1.5 kB, the more the outputs repeat each other.
     """
 
     name = "suffix"
@@ -78,13 +78,13 @@ class Suffix:
         self._past = PastPools(lambda: _PastOutputs(max_depth, max_cached_tokens), max_cached_tokens)
         self._requests: dict[str, _Request] = {}
         self.work = 0
-        """Trie nodes visited so far to count texts."""
+        """Trie nodes visited so far for indexing."""
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
-        """One tree per context, empty when nothing in it is likely enough.
+        """One tree per context; empty when no continuation is probable enough.
 
-        What is new is counted first, as much as `WORK_PER_STEP` (or `LEAST_SHARE` for each context) allows, and a
-        quarter more for past outputs.
+        New tokens are indexed first, within `WORK_PER_STEP` (or `LEAST_SHARE` per context), plus a quarter of that for
+        past outputs.
         """
         requests = [self._request(context) for context in contexts]
         left = WORK_PER_STEP
@@ -98,14 +98,14 @@ class Suffix:
         return [self._tree(*each) for each in zip(requests, contexts, strict=True)]
 
     def observe(self, outcome: RequestOutcome) -> None:
-        """A finished request's output joins the past outputs; nothing is counted yet."""
+        """Add a finished request's output to the past outputs, to be indexed later."""
         request = self._requests.get(outcome.request_id)
         if request is not None and outcome.finished:
             self._past.add(request.salt, outcome.token_ids[request.num_prompt_tokens :])
             self.release(outcome.request_id)
 
     def release(self, request_id: str) -> None:
-        """Forget a request (not the past outputs); its counts are built anew when it comes back."""
+        """Forget a request, but not past outputs; if it returns, its text is indexed again."""
         self._requests.pop(request_id, None)
 
     def _tree(self, request: "_Request", context: DraftContext) -> TokenTree:
@@ -123,7 +123,7 @@ class Suffix:
         return best_draft(places, limit_of, self._follow, self._max_depth, _ENOUGH)
 
     def _request(self, context: DraftContext) -> "_Request":
-        """The counts of a request; begun anew when the id now stands for another text."""
+        """The index of a request; restarted when its text is not a continuation."""
         request = self._requests.get(context.request_id)
         if request is None or not request.is_prefix_of(context.token_ids):
             request = self._requests[context.request_id] = _Request(
@@ -142,11 +142,11 @@ class _Request:
         self._own, self._past = _Lookup(), _Lookup()
 
     def is_prefix_of(self, token_ids: Sequence[int]) -> bool:
-        """True when `token_ids` is what was counted so far, perhaps longer, as far as length and last tokens tell."""
+        """Whether `token_ids` continues the indexed text, judged by its length and last tokens."""
         return goes_on(token_ids, len(self._text.tokens), self._text.tokens[-CHECKED_TAIL:])
 
     def count(self, token_ids: Sequence[int], most: int) -> int:
-        """Count tokens after those known until `most` nodes were visited; the number of nodes visited."""
+        """Index new tokens until `most` nodes were visited; returns the number of nodes visited."""
         work, known = 0, len(self._text.tokens)
         for token in token_ids[known : known + most]:
             if work >= most:
@@ -166,7 +166,7 @@ class _Request:
 
 
 class _Lookup:
-    """Looks one text up in a trie step by step; a match that was so long can have grown with the text."""
+    """Repeated lookups of one growing text in a trie; the previous match length is the first guess."""
 
     def __init__(self) -> None:
         self._length, self._num_read = 0, 0
@@ -179,7 +179,7 @@ class _Lookup:
 
 
 class _Output:
-    """A past output: its tokens, the text of those that have been counted, and how many were taken back."""
+    """A past output: its tokens, the `Text` of those indexed so far, and the number removed again."""
 
     def __init__(self, token_ids: Sequence[int], trie: SuffixTrie) -> None:
         self.tokens, self.text = list(token_ids), trie.new_text()
@@ -187,7 +187,7 @@ class _Output:
 
 
 class _PastOutputs:
-    """Suffix counts of the latest outputs, `max_tokens` of them at most, counted and forgotten in slices."""
+    """Suffix counts of the latest outputs, of at most `max_tokens` tokens, indexed and removed in slices."""
 
     def __init__(self, max_depth: int, max_tokens: int) -> None:
         self.trie = SuffixTrie(max_depth)
@@ -198,7 +198,7 @@ class _PastOutputs:
         self._leaving: deque[_Output] = deque()  # no longer among them
 
     def add(self, token_ids: Sequence[int]) -> None:
-        """Take in an output, to be counted later, and let the oldest go; one that cannot fit is cut at its end."""
+        """Add an output, to be indexed later, and drop the oldest ones; an output that is too long is truncated."""
         kept = token_ids[: self._max_tokens]
         if not kept:
             return
@@ -214,7 +214,7 @@ class _PastOutputs:
                 self._uncounted.popleft()
 
     def catch_up(self, most: int) -> int:
-        """Forget and count until about `most` nodes were visited; the number of nodes visited."""
+        """Remove and index until about `most` nodes were visited; returns the number of nodes visited."""
         work = self._forget(most // 2 if self._uncounted else most)
         return work + self._count(most - work)
 

@@ -1,8 +1,8 @@
-"""`SuffixTrie`: how often every sequence of up to `max_depth` tokens occurs in some texts, and what followed it.
+"""`SuffixTrie`: counts of all token sequences of up to `max_depth` tokens in some texts, with their continuations.
 
-The trie is lazy: what occurs once is a leaf that points into its text, and grows children when it occurs again. So a
-token costs as many steps as the longest suffix that occurred before is long, not `max_depth`, and memory is about two
-nodes per token. Not the place for choosing what to draft from (`suffix.py`).
+The trie is lazy: a sequence that occurs once is a leaf that points into its text; it gets children when it occurs
+again. So adding a token takes as many steps as the longest repeated suffix has tokens, not `max_depth`, and memory is
+about two nodes per token. Not the place for choosing a draft (`suffix.py`).
 """
 
 from collections.abc import Callable, Sequence
@@ -30,14 +30,14 @@ class Node:
 
 
 class Place(NamedTuple):
-    """Where a walk through the trie stands: at a node, or `offset` tokens into the text after a leaf."""
+    """A position in the trie: a node, or `offset` tokens into the text after a leaf."""
 
     node: Node
     offset: int = 0
 
 
 class Draft(NamedTuple):
-    """Proposed nodes, parents before children, and their estimated chances to be accepted, most likely first."""
+    """Proposed nodes, parents before children, and their estimated acceptance probabilities, in descending order."""
 
     tokens: list[int]
     parents: list[int]
@@ -78,7 +78,7 @@ class SuffixTrie:
         return Text(self.root)
 
     def append(self, text: Text, token: int) -> int:
-        """Lengthen `text` by a token, and with it all its suffixes up to `max_depth`; the number of nodes visited."""
+        """Append a token to `text` and to its suffixes up to `max_depth`; returns the number of nodes visited."""
         text.tokens.append(token)
         end, active = len(text.tokens), [self.root]
         for depth, node in enumerate(text.active, start=1):
@@ -98,9 +98,9 @@ class SuffixTrie:
         return visited
 
     def remove(self, text: Text, start: int) -> int:
-        """Take back what the suffixes that begin at token `start` of `text` brought; the number of nodes visited.
+        """Remove the counts of sequences that begin at token `start` of `text`; returns the number of nodes visited.
 
-        A text is gone when that was done once for each of its tokens, first to last.
+        To remove a text, call it once for each of its tokens, first to last.
         """
         node, visited = self.root, 0
         for token in text.tokens[start : start + self.max_depth]:
@@ -131,12 +131,12 @@ class SuffixTrie:
 class Matches(Sequence[Place]):
     """Where the suffixes of length 1, 2, ... of `tail` occur in a trie that does not hold the end of `tail` itself.
 
-    A suffix is looked up when it is asked for. A shorter one occurs wherever a longer one does, so their number is
-    found by halving.
+    Suffixes are looked up lazily. A suffix of an occurring sequence occurs too, so the number of matches is found by
+    bisection.
 
     Args:
         tail: latest tokens of a text, at most the trie's depth.
-        expected: how many matches there may well be; the right number costs two lookups.
+        expected: initial guess of the number of matches; a correct guess takes two lookups.
     """
 
     def __init__(self, trie: SuffixTrie, tail: Sequence[int], expected: int) -> None:
@@ -182,9 +182,9 @@ def best_draft(
 
     Args:
         places: where the suffixes of length 1, 2, ... ended.
-        limit_of: match length to the most nodes to draft, non-decreasing.
-        follow: `follow_path` or `follow_tree`, its threshold bound.
-        enough: take a draft that reaches this part of the most a shorter match could score, and look no further.
+        limit_of: match length to the largest number of nodes to draft, non-decreasing.
+        follow: `follow_path` or `follow_tree`, with its threshold bound.
+        enough: stop at a draft with this fraction of the highest score that a shorter match could have.
     """
     best, length = NO_DRAFT, len(places)
     while length:
@@ -204,7 +204,7 @@ def best_draft(
 def _longest_with_more(places: Sequence[Place], length: int) -> int:
     """The longest match shorter than `length` with more occurrences, 0 for none.
 
-    Those between have the same occurrences as the longer match, which was followed further. Counts fall with length.
+    Matches in between have the same occurrences as the longer one. Counts do not increase with length.
     """
     same, more = length, 0
     while same - more > 1:
@@ -217,10 +217,10 @@ def _longest_with_more(places: Sequence[Place], length: int) -> int:
 
 
 def follow_path(place: Place, limit: int, min_token_prob: float) -> Draft:
-    """The most frequent continuation token by token; a node's chance is the product of count / parent's count.
+    """The most frequent continuation, token by token; a node's probability is the product of count / parent's count.
 
-    The parent's count includes occurrences that nothing follows, such as the end of the text itself: ArcticInference's
-    denominator. Of equally frequent tokens the one seen first most recently is taken.
+    The parent's count includes occurrences without a continuation, such as the end of the text itself, as in
+    ArcticInference. Of equally frequent tokens the one whose first occurrence is most recent is taken.
     """
     node, offset = place
     tokens: list[int] = []
@@ -248,7 +248,7 @@ def follow_path(place: Place, limit: int, min_token_prob: float) -> Draft:
 
 
 def follow_tree(place: Place, limit: int, min_token_prob: float) -> Draft:
-    """The `limit` most probable nodes below `place`, best first; chances as in `follow_path`."""
+    """The `limit` most probable nodes below `place`, in descending order; probabilities as in `follow_path`."""
     tokens: list[int] = []
     parents: list[int] = []
     chances: list[float] = []
@@ -269,14 +269,15 @@ def follow_tree(place: Place, limit: int, min_token_prob: float) -> Draft:
 
 
 def _branch() -> Node:
-    """A node with children, and none yet."""
+    """An inner node without children yet."""
     node = Node((), 0)
     node.children = {}
     return node
 
 
 def _split(leaf: Node) -> None:
-    """Give a leaf that occurred again children: its first occurrence moves one token down, if its text goes on."""
+    """Turn a leaf that occurred again into an inner node; its first occurrence becomes a child, if its text
+    continues."""
     leaf.children = {}
     if leaf.next < len(leaf.text):
         leaf.children[leaf.text[leaf.next]] = Node(leaf.text, leaf.next + 1)
@@ -284,7 +285,8 @@ def _split(leaf: Node) -> None:
 
 
 def _followers(place: Place, chance: float, least: float) -> list[tuple[int, Place, float]]:
-    """(token, place after it, its chance) of what followed `place`, itself reached with `chance`; `least` and up."""
+    """(token, place after it, probability) of each continuation of `place` (itself of probability `chance`) with at
+    least probability `least`."""
     node, offset = place
     if node.children is not None:
         reached = ((token, child, chance * child.count / node.count) for token, child in node.children.items())

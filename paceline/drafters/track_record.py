@@ -1,6 +1,6 @@
-"""`TrackRecord`: what one drafter's proposals were worth to one request so far, and what is expected of the next one.
+"""`TrackRecord`: acceptance record of one drafter for one request, verified or not.
 
-Reads committed tokens only, so a decision that rests on it leaves the law of the text alone. Not the place for deciding
+It reads committed tokens only, so decisions based on it do not change the output's law. Not the place for deciding
 (`hybrid.py`).
 """
 
@@ -16,13 +16,13 @@ class TrackRecord:
 
     Attributes:
         rates: of its proposals, verified or not.
-        estimates: how its own estimates turned out, where it makes some.
-        steps_since_draft: steps in which it proposed nothing, since it last did.
+        estimates: record of the drafter's own estimates.
+        steps_since_draft: steps since it last proposed something.
 
     Args:
-        memory: weight of the past in its acceptance rate, per proposal.
-        rates: where that rate begins.
-        of_all: rates of all requests together, which learn as well.
+        memory: discount of the past in the rates, per proposal.
+        rates: the prior.
+        of_all: rates of all requests together, updated as well.
     """
 
     def __init__(
@@ -34,10 +34,10 @@ class TrackRecord:
         self.estimates = Estimates()
 
     def chances(self, tree: TokenTree) -> list[float]:
-        """[nodes] the chance of each node of a free proposal to be accepted, descending.
+        """[nodes] estimated acceptance probability of each node of a free proposal, descending.
 
-        Its own estimates, corrected by how they turned out; where it makes none, the node's share of what is expected
-        of its level.
+        The drafter's own estimates with a correction; without estimates, the expected tokens of the node's level
+        divided among its nodes.
         """
         if not len(tree):
             return []
@@ -49,7 +49,7 @@ class TrackRecord:
         return [chance * correction for chance in tree.chances]
 
     def learn(self, tree: TokenTree, emitted: Sequence[int]) -> None:
-        """Compare a proposal with the tokens that were committed after its root, wherever they came from."""
+        """Compare a proposal with the tokens committed after its root, whichever drafter proposed them."""
         if not emitted:
             return
         if not len(tree):

@@ -1,8 +1,8 @@
-"""`AutoregressiveRunner`: heads that run once per drafted level with keys and values of their own (EAGLE, MTP).
+"""`AutoregressiveRunner`: heads with their own KV cache that run once per drafted level (EAGLE, MTP).
 
-Row r of such a head holds token r + 1 and the target's hidden state at r; below drafted tokens the head's own state
-takes its place (Li et al. 2024, EAGLE, section 4.1; Li et al. 2025, EAGLE-3, section 3.1). Once tokens are committed
-their rows are run again with the target's true states, so the cache is always that of a fresh prefill. Not for trees
+Row r of such a head combines token r + 1 with the target's hidden state at r; for drafted tokens the head's own state
+replaces the latter (Li et al. 2024, EAGLE, section 4.1; Li et al. 2025, EAGLE-3, section 3.1). Rows of committed tokens
+are recomputed with the target's true states, so the cache equals that of a fresh prefill. Not for trees
 (`drafters/trees/`) or arithmetic (`models/heads/nets.py`).
 """
 
@@ -29,7 +29,7 @@ class AutoregressiveRunner(PagedRunner):
         self._below: dict[str, dict[int, np.ndarray]] = {}
 
     def score(self, work: Sequence[tuple[Growth, Sequence[int]]]) -> list[np.ndarray]:
-        """One pass: for each admitted growth the logits [len(nodes), draft vocab] below its `nodes`."""
+        """Run one pass: for each admitted growth the logits [len(nodes), draft vocab] after its `nodes`."""
         made = [self._root(growth) if nodes[0] == ROOT else self._nodes(growth, nodes) for growth, nodes in work]
         parts, fed = [part for part, _ in made], np.concatenate([states for _, states in made])
         logits, hidden = self._net.forward(build_rows(parts), fed, self.cache)
@@ -43,7 +43,7 @@ class AutoregressiveRunner(PagedRunner):
         return found
 
     def draft_greedy(self, growths: Sequence[Growth], num_tokens: int) -> GreedyDraft:
-        """Chains of `num_tokens` likeliest tokens, in one call of a net that can."""
+        """Greedy chains of `num_tokens` tokens, in one call; only for a net with `draft_greedy`."""
         made = [self._root(growth) for growth in growths]
         rows = build_rows([part for part, _ in made])
         fed = np.concatenate([states for _, states in made])
@@ -54,11 +54,11 @@ class AutoregressiveRunner(PagedRunner):
         self._below.pop(request_id, None)
 
     def key_of(self, token_ids: Sequence[int]) -> Sequence[int]:
-        """Row by row what its key and value follow from: the token after, and for the first row its own one too."""
+        """Prefix-cache keys, one per row: the next token, and for the first row its own token as well."""
         return keys_of_pairs(token_ids, self._vocab_size)
 
     def read(self, growth: Growth, kept: Kept, last: int) -> None:
-        """Run committed rows up to `last` that nobody needs logits of."""
+        """Compute committed rows up to `last` without logits."""
         part, states = self._committed(growth, kept, last, "none")
         self._net.forward(build_rows([part]), states, self.cache)
 
@@ -68,7 +68,7 @@ class AutoregressiveRunner(PagedRunner):
         return self._committed(growth, kept, len(growth.context.token_ids) - 1, "last")
 
     def _committed(self, growth: Growth, kept: Kept, last: int, logits) -> tuple[Part, np.ndarray]:
-        """Rows from where the cache ends to `last` - 1, fed with the target's states; they count as kept."""
+        """(rows from the end of the cache to `last` - 1, the target's states for them); recorded as cached."""
         context, start = growth.context, len(kept.tokens)
         following = context.token_ids[start + 1 : last + 1]
         part = Part(kept.pages, start, following, logits=logits)
@@ -76,7 +76,7 @@ class AutoregressiveRunner(PagedRunner):
         return part, self._net.project(self.states.take(context, start, last)).copy()
 
     def _nodes(self, growth: Growth, nodes: Sequence[int]) -> tuple[Part, np.ndarray]:
-        """Rows of drafted nodes, each fed with the state below its parent."""
+        """(rows of drafted nodes, the head's state at each node's parent)."""
         kept, below = self.pages[growth.context.request_id], self._below[growth.context.request_id]
         num_computed = len(kept.row_tokens)
         for node in nodes:

@@ -1,8 +1,8 @@
 """`BlockRunner`: heads that draft a whole block in one pass (DFlash, DSpark).
 
-The block is the last committed token, called the anchor, and masks after it. It attends to keys and values that are
-made of the target's hidden states alone, so the prompt costs one small product per token, and to itself in both
-directions. A Markov head adds to the logits of a place what the token before it makes more likely. Not for trees or
+The block is the last committed token, called the anchor, followed by mask tokens. It attends bidirectionally to itself
+and to keys and values computed from the target's hidden states alone, so the prompt costs one small matrix product per
+token. A Markov head adds a bias to the logits of a position that depends on the token before it. Not for trees or
 arithmetic.
 """
 
@@ -24,7 +24,7 @@ from paceline.sampling.randomness import ROOT
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Block:
-    """Logits [levels, draft vocab] of one request's places, before what the tokens between them add."""
+    """Logits [levels, draft vocab] of one request's block, before the Markov bias."""
 
     logits: np.ndarray
 
@@ -42,12 +42,12 @@ class BlockRunner(PagedRunner):
         self._blocks: dict[str, _Block] = {}
 
     def score(self, work: Sequence[tuple[Growth, Sequence[int]]]) -> list[np.ndarray]:
-        """For each admitted growth the logits [len(nodes), draft vocab] below its `nodes`; roots cost a pass."""
+        """For each admitted growth the logits [len(nodes), draft vocab] after its `nodes`; only roots need a pass."""
         self._run([growth for growth, nodes in work if nodes[0] == ROOT])
         return [self._below(growth, nodes) for growth, nodes in work]
 
     def draft_greedy(self, growths: Sequence[Growth], num_tokens: int) -> GreedyDraft:
-        """Chains of `num_tokens` likeliest tokens, in one call of a net that can."""
+        """Greedy chains of `num_tokens` tokens, in one call; only for a net with `draft_greedy`."""
         rows = _two_way(build_rows([self._part(growth) for growth in growths]), self._size)
         places = self._first_place + np.arange(num_tokens) + self._size * np.arange(len(growths))[:, None]
         rows = replace(rows, logit_rows=places.reshape(-1).astype(np.int32))
@@ -58,11 +58,11 @@ class BlockRunner(PagedRunner):
         self._blocks.pop(request_id, None)
 
     def num_rows(self, growth: Growth) -> int:
-        """The block, however little of it the tree takes."""
+        """The size of the block, whatever the size of the tree."""
         return self._size
 
     def key_of(self, token_ids: Sequence[int]) -> Sequence[int]:
-        """Keys and values of a place follow from the tokens up to it; the last token's come with the next step."""
+        """Prefix-cache keys: all tokens but the last, whose hidden state comes with the next step."""
         return token_ids[:-1]
 
     def read(self, growth: Growth, kept: Kept, last: int) -> None:
@@ -74,7 +74,7 @@ class BlockRunner(PagedRunner):
         kept.tokens += growth.context.token_ids[start:last]
 
     def _run(self, growths: Sequence[Growth]) -> None:
-        """The blocks of `growths`, in one pass."""
+        """Compute the blocks of `growths` in one pass."""
         if not growths:
             return
         parts = [self._part(growth) for growth in growths]
@@ -83,7 +83,7 @@ class BlockRunner(PagedRunner):
             self._blocks[growth.context.request_id] = _Block(own[self._first_place :])
 
     def _part(self, growth: Growth) -> Part:
-        """The block after the committed tokens, whose keys and values are written first."""
+        """The rows of the block; keys and values of new committed tokens are written first."""
         kept, token_ids = self.pages[growth.context.request_id], growth.context.token_ids
         last = len(token_ids) - 1
         self.read(growth, kept, last)
@@ -97,7 +97,7 @@ class BlockRunner(PagedRunner):
 
 
 def _level(growth: Growth, node: int) -> int:
-    """Levels from the root down to `node`."""
+    """Depth of `node`; 0 for the root."""
     level = 0
     while node != ROOT:
         node, level = growth.parents[node], level + 1
@@ -105,7 +105,7 @@ def _level(growth: Growth, node: int) -> int:
 
 
 def _two_way(rows: Rows, size: int) -> Rows:
-    """`rows` of whole blocks of `size`, each row seeing all of its block."""
+    """`rows` of whole blocks of `size` rows, with attention to the whole block."""
     ends = rows.positions.reshape(-1, size)[:, -1:] + 1
     lengths = np.broadcast_to(ends, (len(ends), size)).reshape(-1).astype(np.int32)
     return replace(rows, natural_lengths=lengths, num_keys=lengths)

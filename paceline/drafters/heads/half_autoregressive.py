@@ -1,9 +1,9 @@
 """`HalfAutoregressiveRunner`: heads that draft k tokens in a pass (Falcon, Gao et al. 2024).
 
-The last k rows of the text are a block whose pass gives the laws of the next k levels; each is one law for all nodes of
-its level, since no place of a block sees what is drafted at another. Where a path has come to the end of a block, its
-last k tokens, with the block's outputs as their hidden states, are the next one. Committed rows are run again with the
-target's true states, as those of all heads with keys and values. Not for trees or arithmetic.
+The last k rows of the text form a block whose pass gives the laws of the next k levels. All nodes of a level share one
+law, since the positions of a block do not see each other's drafted tokens. At the end of a block, the last k tokens of
+the path, with the block's outputs as their hidden states, form the next block. Rows of committed tokens are recomputed
+with the target's true states, as for all heads with a KV cache. Not for trees or arithmetic.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from paceline.sampling.randomness import ROOT
 
 
 class _Run(NamedTuple):
-    """Rows to run: what `HalfAutoregressiveNet.extend` takes."""
+    """Rows to compute: the arguments of `HalfAutoregressiveNet.extend`."""
 
     tokens: np.ndarray
     hidden: np.ndarray
@@ -31,7 +31,8 @@ class _Run(NamedTuple):
 
 
 class _Drafted(NamedTuple):
-    """A block that was run: logits [k, draft vocab] below its end, outputs [k, hidden], slots of drafted rows to it."""
+    """A computed block: logits [k, draft vocab] of the next k levels, outputs [k, hidden], slots of drafted rows so
+    far."""
 
     logits: np.ndarray
     hidden: np.ndarray
@@ -48,17 +49,17 @@ class HalfAutoregressiveRunner(PagedRunner):
         self._drafted: dict[str, dict[int, _Drafted]] = {}
 
     def score(self, work: Sequence[tuple[Growth, Sequence[int]]]) -> list[np.ndarray]:
-        """For each admitted growth the logits [len(nodes), draft vocab] below `nodes`; ends of blocks cost a pass."""
+        """For each admitted growth the logits [len(nodes), draft vocab] after `nodes`; only block ends need a pass."""
         ends = [(growth, node) for growth, nodes in work for node in nodes if self._place(growth, node) == 0]
         self._run(ends)
         return [np.stack([self._logits_below(growth, node) for node in nodes]) for growth, nodes in work]
 
     def can_hold(self, growth: Growth) -> bool:
-        """Whether there is a block to go on from, and text and tree fit into the cache when it is empty."""
+        """Whether the text is longer than a block, and text and tree fit into an empty cache."""
         return len(growth.context.token_ids) > self._size and super().can_hold(growth)
 
     def num_rows(self, growth: Growth) -> int:
-        """k for every block that may be asked about."""
+        """k rows for every block that may be needed."""
         return self._size * growth.max_rows
 
     def release(self, request_id: str) -> None:
@@ -66,15 +67,15 @@ class HalfAutoregressiveRunner(PagedRunner):
         self._drafted.pop(request_id, None)
 
     def key_of(self, token_ids: Sequence[int]) -> Sequence[int]:
-        """As `AutoregressiveRunner.key_of`; the LSTM's state follows from the rows before."""
+        """As `AutoregressiveRunner.key_of`; the LSTM's state is a function of the rows before."""
         return keys_of_pairs(token_ids, self._vocab_size)
 
     def read(self, growth: Growth, kept: Kept, last: int) -> None:
-        """Run committed rows up to `last` that nobody needs logits of."""
+        """Compute committed rows up to `last` without logits."""
         self._half.extend(*self._committed_rows(growth, kept, last), self.cache)
 
     def _run(self, ends: Sequence[tuple[Growth, int]]) -> None:
-        """The blocks that end at these nodes, in one pass."""
+        """Compute the blocks that end at these nodes, in one pass."""
         if not ends:
             return
         made = [self._root_block(growth) if node == ROOT else self._node_block(growth, node) for growth, node in ends]
@@ -88,7 +89,7 @@ class HalfAutoregressiveRunner(PagedRunner):
             self._drafted.setdefault(growth.context.request_id, {})[node] = found
 
     def _root_block(self, growth: Growth) -> tuple[_Run, BlockOfRows]:
-        """The block of the last committed rows; those that are not in the cache yet are run."""
+        """(committed rows not in the cache yet, the block of the last k committed rows)."""
         kept, last = self.pages[growth.context.request_id], len(growth.context.token_ids) - 1
         self._drafted[growth.context.request_id] = {}
         run = self._committed_rows(growth, kept, last)
@@ -96,7 +97,7 @@ class HalfAutoregressiveRunner(PagedRunner):
         return run, BlockOfRows(slots[-self._size :], np.arange(last - self._size, last), slots)
 
     def _node_block(self, growth: Growth, node: int) -> tuple[_Run, BlockOfRows]:
-        """The block of the last k tokens down to `node`, after that of its parent block."""
+        """(rows to compute, block) of the last k tokens of the path to `node`, following its parent block."""
         kept, above = self.pages[growth.context.request_id], self._above(growth, node)
         tokens, committed = _path(growth, node)[-self._size :], len(kept.tokens)
         first = committed + len(kept.row_tokens)
@@ -110,7 +111,7 @@ class HalfAutoregressiveRunner(PagedRunner):
         return run, BlockOfRows(slots, positions, visible)
 
     def _committed_rows(self, growth: Growth, kept: Kept, last: int) -> _Run:
-        """Rows from where the cache ends to `last` - 1, fed with the target's states; they count as kept."""
+        """Rows from the end of the cache to `last` - 1 with the target's states; recorded as cached."""
         context, start = growth.context, len(kept.tokens)
         following = context.token_ids[start + 1 : last + 1]
         kept.tokens += following if start else self.key_of(context.token_ids[: last + 1])
@@ -121,12 +122,12 @@ class HalfAutoregressiveRunner(PagedRunner):
         return _Run(np.asarray(following, np.int32), fed, positions, slots[-len(positions) :], before)
 
     def _logits_below(self, growth: Growth, node: int) -> np.ndarray:
-        """Logits [draft vocab] below `node`: those of its place in the block that names it."""
+        """Logits [draft vocab] after `node`, from its position in its block."""
         drafted, place = self._drafted[growth.context.request_id], self._place(growth, node)
         return drafted[node].logits[0] if place == 0 else self._above(growth, node).logits[place]
 
     def _above(self, growth: Growth, node: int) -> _Drafted:
-        """The block that named `node`."""
+        """The block that `node` was drafted from."""
         drafted = self._drafted[growth.context.request_id]
         end = growth.parents[node]
         while end not in drafted:
@@ -134,7 +135,7 @@ class HalfAutoregressiveRunner(PagedRunner):
         return drafted[end]
 
     def _place(self, growth: Growth, node: int) -> int:
-        """Levels from the end of a block down to `node`; 0 where it ends one itself."""
+        """Levels from the end of the last block down to `node`; 0 where a block ends at `node`."""
         return 0 if node == ROOT else len(_path(growth, node)) % self._size
 
 

@@ -1,10 +1,10 @@
-"""`HeadDrafter`: a trained head drafts chains and trees, whatever its family; and how one is made from its name.
+"""`HeadDrafter`: drafts chains and trees with a trained head of any family; `head_of` constructs one for a target.
 
 EAGLE, EAGLE-2, EAGLE-3 and 3.1, HASS, P-EAGLE, MTP; Falcon; DFlash and DSpark; Medusa, Hydra, MLP speculators,
-blockwise heads. Drawn tokens come with the head's law, warped as the target's is, so every exact rule stays exact; a
-token outside the head's vocabulary has probability 0 in it and can still be said by the target. Costs a pass of the
-head per level (Falcon: one per k levels; block heads, and greedy chains of P-EAGLE: one in all). Use one that was
-trained for this very target.
+blockwise heads. Drawn tokens carry the head's law, warped like the target's, so every exact rule stays exact. A token
+outside the head's vocabulary has draft probability 0; the target can still emit it. Costs a pass of the head per level
+(Falcon: one per k levels; block heads, and greedy chains of P-EAGLE: one in all). The head must be trained for this
+target.
 """
 
 import warnings
@@ -37,21 +37,21 @@ from paceline.speculation.traits import DrafterTraits
 
 HeadRunner = AutoregressiveRunner | HalfAutoregressiveRunner | BlockRunner | StepRunner
 _READERS = (AutoregressiveRunner, HalfAutoregressiveRunner)
-"""Runners that read every token of a text, and draft as deep as they are asked."""
+"""Runners that must compute every token of a text, and can draft to any depth."""
 
 _FURTHER = 2
-"""Levels beyond those it was trained for that a head which feeds on itself may draft; the policy cuts idle ones."""
+"""Levels beyond its trained depth that an autoregressive head may draft; the policy drops those that do not pay."""
 
 
 class HeadDrafter:
     """Drafts with a runner.
 
     Args:
-        name: for people: the family, or the head's own name.
-        runner: scores nodes.
+        name: for display: the family, or the head's own name.
+        runner: computes logits.
         record: of the head.
         shape: of the trees.
-        cost_ratio: one level over one target pass.
+        cost_ratio: cost of one level over that of a target pass.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class HeadDrafter:
         return self._chains is not None and chains_at_once(context)
 
     def _own(self, context: DraftContext) -> DraftContext:
-        """The context as this head needs it: laws over its own vocabulary, and no more levels than it has places."""
+        """The context for this head: laws over its own vocabulary, and at most as many levels as it supports."""
         if self._deepest is not None and context.max_depth > self._deepest:
             context = replace(context, max_depth=self._deepest)
         return context if self._ids is None else context.over(self._ids)
@@ -104,16 +104,16 @@ class HeadDrafter:
 def head_of(
     record: HeadRecord, services: DraftServices, shape: TreeShape = CHAIN, dtype: str | None = None
 ) -> HeadDrafter:
-    """The drafter around a head that fits the target, with a cache as large as the target's.
+    """A drafter with a head that fits the target, and a cache as large as the target's.
 
     Args:
-        dtype: how its weights are stored; None as its drafts are quickest, ``auto`` as the target's.
+        dtype: of the head's weights; None is the fastest, ``auto`` the target's.
 
     Raises:
-        UnsupportedModel: the target's executor cannot run it, or hand out its taps.
+        UnsupportedModel: the target's executor cannot run the head, or cannot return its taps.
 
     Warns:
-        HeadWarning: over the text on its card it does far worse than its maker saw.
+        HeadWarning: on the self-check text of its card the head does far worse than recorded there.
     """
     target = services.target
     net = make_net(record, target, dtype)

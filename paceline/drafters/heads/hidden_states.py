@@ -1,8 +1,8 @@
-"""`HiddenStates`: the target's hidden states of committed tokens, from the pass that computed them to the head.
+"""`HiddenStates`: stores the target's hidden states of committed tokens until the head uses them.
 
-States arrive with every step and are kept until the head has used them. Where some are missing, because a prompt's
-beginning came from the prefix cache or too many waited, the target computes them anew over the request's own pages,
-writing the keys and values that are already there. Not for running heads (the runners of this folder).
+States arrive with every step. Missing ones (a prompt's prefix came from the prefix cache, or too many were stored) are
+recomputed by the target over the request's own pages, which rewrites identical keys and values. Not for running heads
+(the runners of this folder).
 """
 
 from collections import deque
@@ -19,14 +19,14 @@ from paceline.speculation.outcome import RequestOutcome
 Piece = tuple[np.ndarray, ...]
 
 _MOST = 2048
-"""Tokens whose states wait for a request that nobody drafts for; older ones are computed anew should they be asked."""
+"""Largest number of tokens with stored states per request; older ones are recomputed if needed."""
 
 
 @dataclass(slots=True)
 class _Held:
-    """States in pieces, [n, hidden] for each tap, those of the tokens from position `first` on.
+    """Stored states of positions `first` to `end` - 1, in pieces of [n, hidden] for each tap.
 
-    They are put side by side when a head takes them, not in every step. `end` is the position after the last.
+    They are concatenated when a head takes them, not at every step.
     """
 
     first: int
@@ -34,12 +34,12 @@ class _Held:
     pieces: deque[Piece] = field(default_factory=deque)
 
     def add(self, piece: Piece) -> None:
-        """The states of the tokens from `end` on."""
+        """Append the states of the tokens from `end` on."""
         self.pieces.append(piece)
         self.end += len(piece[0])
 
     def drop_before(self, position: int) -> None:
-        """Forget the states of tokens before `position`."""
+        """Drop the states of tokens before `position`."""
         while self.pieces and self.first < position:
             piece = self.pieces[0]
             gone = min(position - self.first, len(piece[0]))
@@ -54,9 +54,9 @@ class HiddenStates:
     """States by request.
 
     Args:
-        taps: which ones, in the order they are concatenated.
-        target, cache: compute missing ones.
-        max_rows: most rows of such a pass.
+        taps: the target's layers, in the order of concatenation.
+        target, cache: for recomputing missing states.
+        max_rows: most rows of a recomputing pass.
     """
 
     def __init__(self, taps: Sequence[int], target: CausalLM, cache: KVCache, max_rows: int = 512) -> None:
@@ -65,7 +65,7 @@ class HiddenStates:
         self._held: dict[str, _Held] = {}
 
     def observe(self, outcome: RequestOutcome) -> None:
-        """Keep the states of the tokens that a step computed and committed."""
+        """Store the states of the tokens that a step computed and committed."""
         if outcome.finished:
             self.release(outcome.request_id)
         elif outcome.taps:
@@ -78,7 +78,7 @@ class HiddenStates:
     def take(self, context: DraftContext, first: int, last: int) -> np.ndarray:
         """[last - first, taps * hidden] states of the tokens at positions `first` to `last` - 1.
 
-        All of them must be in the target's cache. Those before the last one are not kept any longer.
+        All of them must be in the target's cache. Stored states before the last one are dropped.
         """
         held = self._held.get(context.request_id) or _Held(last, last)
         held.drop_before(first)
@@ -90,7 +90,8 @@ class HiddenStates:
         return states
 
     def last(self, request_id: str, position: int) -> np.ndarray | None:
-        """[taps * hidden] the state at `position`, where it is the latest one; earlier ones are forgotten."""
+        """[taps * hidden] the state at `position` if it is the latest stored one, else None; earlier ones are
+        dropped."""
         held = self._held.get(request_id)
         if held is None or held.end != position + 1:
             return None
@@ -102,7 +103,7 @@ class HiddenStates:
         self._held.pop(request_id, None)
 
     def _computed(self, context: DraftContext, first: int, last: int) -> list[Piece]:
-        """States at positions `first` to `last` - 1 by passes of the target."""
+        """Recompute the states at positions `first` to `last` - 1 by passes of the target."""
         found, tokens = [], context.token_ids
         for start in range(first, last, self._max_rows):
             end = min(start + self._max_rows, last)

@@ -1,4 +1,4 @@
-"""Head drafters as users name them: ``head`` for the best one there is, or a family's name as in vLLM."""
+"""Factories of head drafters by user-facing name: ``head`` for the best available one, or a family as in vLLM."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,4 +1,4 @@
-"""What runners of heads with keys and values share: who sits in the cache."""
+"""`PagedRunner`: the base class of runners of heads with a KV cache; it manages the cache."""
 
 from collections.abc import Sequence
 
@@ -10,13 +10,13 @@ from paceline.speculation.outcome import RequestOutcome
 
 
 class PagedRunner:
-    """Seats requests; see `draft_runner.Runner`.
+    """Allocates cache pages for requests; see `draft_runner.Runner`.
 
     Args:
         states: the target's hidden states.
         cache: the head's keys and values.
-        vocab_size: the target's.
-        max_rows: most rows of one pass while a prompt is read.
+        vocab_size: of the target.
+        max_rows: most rows of one prefill pass.
     """
 
     def __init__(self, states: HiddenStates, cache: KVCache, vocab_size: int, max_rows: int = 512) -> None:
@@ -25,17 +25,17 @@ class PagedRunner:
         self._most = cache.num_pages * PAGE_SIZE
 
     def can_hold(self, growth: Growth) -> bool:
-        """Whether there is something to go on, and text and tree fit into the cache when it is empty."""
+        """Whether the text has at least two tokens, and text and tree fit into an empty cache."""
         num_tokens = len(growth.context.token_ids)
         return num_tokens > 1 and num_tokens + self.num_rows(growth) <= self._most
 
     def admit(self, growths: Sequence[Growth]) -> Sequence[Growth]:
-        """The first of `growths` that find room together, at least one, their long prompts read but for the end."""
+        """The leading ones of `growths` that fit into the cache together, at least one, with long prompts prefilled."""
         ids = [growth.context.request_id for growth in growths]
         return growths[: self.pages.seat(ids, lambda place, victims: self._seat(growths[place], victims))]
 
     def observe(self, outcome: RequestOutcome) -> None:
-        """Keep the rows of committed tokens; forget the draft."""
+        """Drop the rows of the draft; those of committed tokens are kept."""
         kept = self.pages.get(outcome.request_id)
         if kept is not None and kept.row_tokens:
             self.pages.truncate(kept, len(kept.tokens))
@@ -47,19 +47,19 @@ class PagedRunner:
         self.pages.release(request_id)
 
     def num_rows(self, growth: Growth) -> int:
-        """Most cache slots that a growth takes after the committed rows."""
+        """Largest number of cache slots that a growth needs after the committed rows."""
         return growth.max_rows
 
     def key_of(self, token_ids: Sequence[int]) -> Sequence[int]:
-        """What the key and value of each committed row follow from, with the rows before it."""
+        """Prefix-cache keys, one per committed row: what its keys and values depend on besides the rows before it."""
         raise NotImplementedError
 
     def read(self, growth: Growth, kept: Kept, last: int) -> None:
-        """Run the committed rows up to `last`."""
+        """Compute the committed rows up to `last`."""
         raise NotImplementedError
 
     def _seat(self, growth: Growth, victims: Sequence[str]) -> bool:
-        """Make room for the request's rows and its tree, and read a long prompt's beginning; False: no room."""
+        """Allocate pages for the request's rows and tree, and prefill all but the end of a long text; False if full."""
         keys = self.key_of(growth.context.token_ids)
         kept = self.pages.recall(growth.context.request_id, keys, growth.context.salt)
         self.pages.share(kept)
@@ -72,5 +72,5 @@ class PagedRunner:
 
 
 def keys_of_pairs(token_ids: Sequence[int], vocab_size: int) -> list[int]:
-    """Keys of rows that hold the token after their own: row by row that token, with the first one's own before it."""
+    """Prefix-cache keys of rows that also read the next token: that token; for the first row, a code of the pair."""
     return [token_ids[0] * vocab_size + token_ids[1], *token_ids[2:]] if len(token_ids) > 1 else []

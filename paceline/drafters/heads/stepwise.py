@@ -1,8 +1,8 @@
-"""`StepRunner`: heads without attention, a small network per level on the target's last hidden state.
+"""`StepRunner`: heads without attention: a small network per level on the target's last hidden state.
 
-Medusa (Cai et al. 2024) and blockwise heads (Stern et al. 2018) look at that state alone; Hydra (Ankner et al. 2024)
-and MLP speculators (Wertheimer et al. 2024) at the drafted tokens too. They keep nothing of the prompt, so there is no
-cache to fill. Not for trees or arithmetic.
+Medusa (Cai et al. 2024) and blockwise heads (Stern et al. 2018) read that state only; Hydra (Ankner et al. 2024) and
+MLP speculators (Wertheimer et al. 2024) also read the drafted tokens. There is no KV cache and no prefill. Not for
+trees or arithmetic.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class StepRunner:
         self._below: dict[str, dict[int, tuple[int, np.ndarray]]] = {}
 
     def can_hold(self, growth: Growth) -> bool:
-        """Whether the state it begins with is there; after a change of drafter it comes with the next step."""
+        """Whether the target's last hidden state is stored; after a change of drafter it comes with the next step."""
         context = growth.context
         return self.states.last(context.request_id, len(context.token_ids) - 2) is not None
 
@@ -44,7 +44,7 @@ class StepRunner:
         return growths
 
     def score(self, work: Sequence[tuple[Growth, Sequence[int]]]) -> list[np.ndarray]:
-        """For each admitted growth the logits [len(nodes), draft vocab] below its `nodes`, all of one level."""
+        """For each admitted growth the logits [len(nodes), draft vocab] after its `nodes`, all of one level."""
         asked = [(growth, node) for growth, nodes in work for node in nodes]
         places = [self._place(growth, node) for growth, node in asked]
         tokens = [growth.context.token_ids[-1] if node == ROOT else growth.tokens[node] for growth, node in asked]
@@ -55,13 +55,13 @@ class StepRunner:
         return np.split(logits.copy(), np.cumsum([len(nodes) for _, nodes in work])[:-1])
 
     def draft_greedy(self, growths: Sequence[Growth], num_tokens: int) -> GreedyDraft:
-        """Chains of `num_tokens` likeliest tokens, in one call of a net that can."""
+        """Greedy chains of `num_tokens` tokens, in one call; only for a net with `draft_greedy`."""
         states = np.stack([self._below[growth.context.request_id][ROOT][1] for growth in growths])
         last = np.array([growth.context.token_ids[-1] for growth in growths], np.int32)
         return self._net.draft_greedy(states, last, num_tokens)  # type: ignore[attr-defined]
 
     def observe(self, outcome: RequestOutcome) -> None:
-        """Forget the draft."""
+        """Release a finished request."""
         if outcome.finished:
             self.release(outcome.request_id)
 
@@ -70,6 +70,6 @@ class StepRunner:
         self._below.pop(request_id, None)
 
     def _place(self, growth: Growth, node: int) -> tuple[int, np.ndarray]:
-        """(level, state) that the tokens below `node` are drafted from."""
+        """(level, state) that the children of `node` are drafted from."""
         below = self._below[growth.context.request_id]
         return below[ROOT] if node == ROOT else below[growth.parents[node]]

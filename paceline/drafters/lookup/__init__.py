@@ -1,1 +1,1 @@
-"""Lookups that blend evidence: the request itself, past outputs, and a memory of the model's answers."""
+"""Lookup drafters that combine the request's own text, past outputs, and a memory of the model's answers."""

@@ -1,8 +1,8 @@
-"""`Blended`: proposes what the request's own text, past outputs and the model's memory together make most probable.
+"""`Blended`: a lookup drafter that combines matches in the request's text and past outputs with the model's memory.
 
-A draft is a tree whose nodes are those most likely to be reached. Needs no model; a proposal takes tens of
-microseconds. Exact like every lookup: proposals are fixed before the target is asked. How chances are estimated stands
-in `grow.py`; the scoring of the SuffixDecoding paper is `drafters/suffix.py`.
+A draft is a tree of the nodes most likely to be accepted. Needs no model; a proposal takes tens of microseconds. Exact
+like every lookup, because proposals are deterministic. `grow.py` estimates the probabilities; the scoring of the
+SuffixDecoding paper is in `drafters/suffix.py`.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,21 +29,22 @@ from paceline.speculation.traits import DrafterTraits
 Mode = Literal["path", "tree"]
 
 _TRUST = (6, 4, 3, 2, 1.5, 1, 0.6, 0.4, 0.25, 0.2, 0.2, 0.2)
-"""Of matches by length, 1 to `LONGEST_MATCH`. Chosen on conversations of the default model, where halving or doubling
-all of them costs two per cent of the tokens per pass."""
+"""Smoothing weights `trust_n` (see `grow.py`) by match length, 1 to `LONGEST_MATCH`. Chosen on conversations of the
+default model, where halving or doubling all of them costs two per cent of the tokens per pass."""
 _LESS_TRUST = 4.0
 _NO_TRUST = 1e9
 LEAST_CHANCE = 0.02
-"""A row that costs less than a fiftieth of a token is found on no machine."""
+"""Smallest proposed probability: on no machine does a row cost less than a fiftieth of a token."""
 MOST_NODES = 16
-"""Beyond, the chances of nodes are below 0.04 on conversations, and each takes 3 microseconds to find."""
+"""Largest number of nodes. On conversations, further ones have probabilities below 0.04, and each takes 3 microseconds
+to find."""
 
 
 def trust(order: int) -> np.ndarray:
-    """[2, LONGEST_MATCH + 1] of matches by length, in the request's own text and in past outputs.
+    """[2, LONGEST_MATCH + 1] smoothing weights by match length, for the request's own text and for past outputs.
 
-    Beside a memory of sequences of `order` tokens, which has counted short matches far more often, past outputs are
-    heard only where they match for as long as it reaches or longer: otherwise unrelated ones cost five per cent.
+    With a memory of sequences up to `order` tokens, which has far larger counts of short matches, past outputs count
+    only for matches of at least `order` tokens; otherwise unrelated outputs cost five per cent.
     """
     own = np.array((0.0, *_TRUST))
     past = own.copy()
@@ -54,14 +55,14 @@ def trust(order: int) -> np.ndarray:
 
 
 class Blended:
-    """Drafts from several kinds of evidence at once.
+    """Drafts from the request's text, past outputs and a memory together.
 
     Args:
-        memory: of the model's answers, None for none.
-        mode: ``tree`` proposes the nodes most likely to be reached, ``path`` one continuation.
-        min_token_prob: nodes with a smaller estimated chance to be accepted are not proposed. How many of the others
-            are worth their rows, the length policy says, which sees their chances.
-        max_cached_tokens: past output tokens kept; the oldest outputs leave first, 0 keeps none.
+        memory: of the model's answers; None for none.
+        mode: ``tree`` proposes the nodes most likely to be accepted, ``path`` a single continuation.
+        min_token_prob: nodes with a smaller estimated acceptance probability are not proposed. The length policy
+            decides how many of the others are verified.
+        max_cached_tokens: past output tokens to keep; the oldest outputs are dropped first, 0 keeps none.
 
     Raises:
         InvalidParameter: an unknown mode, a number out of range.
@@ -99,11 +100,11 @@ class Blended:
         self._grown(any_text, self._past.of(b"").index, 1, 1)  # compiles, or reads what was compiled
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
-        """One tree per context, empty when nothing in it is likely enough."""
+        """One tree per context; empty when no continuation is probable enough."""
         return [self._tree(context) for context in contexts]
 
     def observe(self, outcome: RequestOutcome) -> None:
-        """Learn how good chances were; a finished request's output joins the past outputs."""
+        """Update the calibration; a finished request's output is added to the past outputs."""
         request = self._requests.get(outcome.request_id)
         if request is None:
             return
@@ -115,7 +116,7 @@ class Blended:
             self.release(outcome.request_id)
 
     def release(self, request_id: str) -> None:
-        """Forget a request (not the past outputs); its text is linked anew when it comes back."""
+        """Forget a request, but not past outputs; if it returns, its text is indexed again."""
         self._requests.pop(request_id, None)
 
     def _tree(self, context: DraftContext) -> TokenTree:
@@ -129,7 +130,7 @@ class Blended:
         return TokenTree(tuple(tokens), tuple(parents), chances=tuple(chances.tolist()))
 
     def _grown(self, own: TextIndex, past: TextIndex, budget: int, max_depth: int) -> int:
-        """Grow the tree of a text, among past ones, into the room; the number of its nodes."""
+        """Grow the tree after the text `own`, also from `past`, in the work arrays; returns its number of nodes."""
         if budget > self._room.budget:
             self._room = _Room(budget, self._order)
         room = self._room
@@ -139,7 +140,7 @@ class Blended:
         )  # fmt: skip
 
     def _request(self, context: DraftContext) -> "_Request":
-        """The request's text, with what is new; begun anew when the id now stands for another text."""
+        """The request's indexed text, extended by new tokens; restarted when it is not a continuation."""
         request = self._requests.get(context.request_id)
         if request is None or not request.is_prefix_of(context.token_ids):
             request = self._requests[context.request_id] = _Request(context.num_prompt_tokens, context.salt)
@@ -148,7 +149,7 @@ class Blended:
 
 
 class _Request:
-    """A request's own text, and the latest tree proposed for it: tokens, parents, chances as computed."""
+    """A request's indexed text, and the latest proposal: (tokens, parents, uncalibrated probabilities)."""
 
     def __init__(self, num_prompt_tokens: int, salt: bytes) -> None:
         self.index = TextIndex()
@@ -156,13 +157,13 @@ class _Request:
         self.proposed: tuple[list[int], list[int], list[float]] | None = None
 
     def is_prefix_of(self, token_ids: Sequence[int]) -> bool:
-        """True when `token_ids` is what was linked so far, perhaps longer, as far as length and last tokens tell."""
+        """Whether `token_ids` continues the indexed text, judged by its length and last tokens."""
         length = self.index.length
         return goes_on(token_ids, length, self.index.tokens[max(0, length - CHECKED_TAIL) : length].tolist())
 
 
 class _Room:
-    """Arrays that one call of `grow` works in."""
+    """Work arrays of a call of `grow`."""
 
     def __init__(self, budget: int, order: int) -> None:
         self.budget = budget
@@ -184,5 +185,5 @@ def _arrays(index: TextIndex) -> tuple[Any, ...]:
 
 @cache
 def _grow() -> Callable[..., int]:
-    """`grow.grow`, kept on disk until its file changes."""
+    """`grow.grow`, compiled and cached on disk until its file changes."""
     return keep_on_disk(compiled.grow, [Path(compiled.__file__)])

@@ -1,4 +1,4 @@
-"""Where the memory of a model is found: named by the user, in the cache, beside the weights, or shipped."""
+"""Find the memory of a model: named by the user, in the cache, next to the weights, or shipped with Paceline."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,19 +11,19 @@ from paceline.models.resolve import ModelSource
 
 FILE_NAME = "memory.safetensors"
 SHIPPED = Path(__file__).parents[2] / "heads"
-"""The folder of what was trained for built-in models: a folder for each."""
+"""Folder of the shipped heads and memories, with a subfolder for each built-in model."""
 
 
 def find_memory(wanted: str, source: ModelSource) -> Memory | None:
-    """The memory that a user wants for the model `source`.
+    """The memory for the model `source`; None where there is none.
 
     Args:
-        wanted: a path, the name of a model whose memory is in the cache or shipped, ``auto`` for the model's own where
-            there is one, or ``none``.
+        wanted: a path, the name of a built-in model whose memory is in the cache or shipped, ``auto`` for the model's
+            own memory if there is one, or ``none``.
 
     Raises:
-        InvalidParameter: there is none of that name, or it is of another vocabulary.
-        CorruptWeights: it is damaged.
+        InvalidParameter: there is no such memory, or it has another vocabulary.
+        CorruptWeights: the file is damaged.
     """
     if wanted == "none":
         return None
@@ -34,7 +34,7 @@ def find_memory(wanted: str, source: ModelSource) -> Memory | None:
 
 
 def read_fitting(path: Path, source: ModelSource) -> Memory:
-    """The memory at `path`, which must be of the model's vocabulary. Raises as `find_memory`."""
+    """The memory at `path`, which must have the model's vocabulary. Raises as `find_memory`."""
     memory = read_memory(path)
     if memory.info.vocabulary != source.tokenizer.vocabulary_fingerprint():
         problem = (
@@ -45,7 +45,7 @@ def read_fitting(path: Path, source: ModelSource) -> Memory:
 
 
 def cached_path(source: ModelSource) -> Path:
-    """Where `paceline train memory` writes, and ``auto`` looks first."""
+    """The path that `paceline train memory` writes to, and that ``auto`` tries first."""
     known = source.name in BUILTIN_MODELS
     return _in_cache(source.name if known else source.checkpoint.fingerprint)
 
@@ -61,7 +61,7 @@ def _named(name: str) -> Iterator[Path]:
 
 
 def _places(source: ModelSource) -> Iterator[Path]:
-    """The user's own come before the shipped one."""
+    """Candidate paths for ``auto``: the user's own before the shipped one."""
     yield cached_path(source)
     weights = Path(source.name).expanduser()
     yield weights / FILE_NAME if weights.is_dir() else weights.with_name(f"{weights.name}.{FILE_NAME}")

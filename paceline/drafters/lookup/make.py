@@ -1,4 +1,4 @@
-"""`suffix` as users name it: blended evidence, or the scoring of the SuffixDecoding paper."""
+"""Factory of the drafter ``suffix``: blended scoring, or that of the SuffixDecoding paper."""
 
 from typing import Literal
 

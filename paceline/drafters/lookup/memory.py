@@ -1,12 +1,12 @@
-"""`Memory`: what a model tends to say after its last few tokens, from answers it wrote before; a file that is mapped.
+"""`Memory`: an n-gram model of a model's earlier answers, in a memory-mapped file.
 
 A trie of the token sequences that occurred more than once, up to `order` tokens long (after REST, He et al. 2023, but
-counted beforehand and pruned). A node takes two bytes for its token (four in vocabularies of more than 65,536), one for
-its smoothed chance, one for the number of its children and four for every 32 nodes.
+counted in advance and pruned). A node takes two bytes for its token (four in vocabularies of more than 65,536), one for
+its smoothed probability, one for its number of children, and four bytes per 32 nodes.
 
-Nodes lie level by level, children of one parent together, the most probable first; so the children of node i + 1 begin
-where those of node i end. A file is a safetensors file with the arrays below and, as metadata, a fingerprint of the
-vocabulary. Not for writing one from texts (`training/memory.py`) nor for drafting (`grow.py`).
+Nodes are stored level by level, children of one parent together, the most probable first; so the children of node i + 1
+begin where those of node i end. The file is a safetensors file with the arrays below and, as metadata, a fingerprint of
+the vocabulary. Not for building one from texts (`training/memory.py`) nor for drafting (`grow.py`).
 """
 
 import hashlib
@@ -29,20 +29,20 @@ _KINDS = {"tokens": ("U16", "U32"), "chances": ("U8",), "counts": ("U8",), "bloc
 _DTYPES = {"U8": np.uint8, "U16": np.uint16, "U32": np.uint32}
 
 CHANCES = np.exp2(-np.arange(256, dtype=np.float64) / _STEPS_PER_OCTAVE).astype(np.float32)
-"""[256] what a stored chance stands for: 1 down to 2^-16, each 4.2 % below the one before."""
+"""[256] probabilities that the stored bytes stand for: 1 down to 2^-16, each 4.2 % below the one before."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryInfo:
-    """What a file says of itself.
+    """Metadata of a memory file.
 
     Attributes:
         vocabulary: `Tokenizer.vocabulary_fingerprint` of the model.
         vocab_size: of that tokenizer.
         order: longest sequence, in tokens.
-        num_tokens: how many tokens of answers it was made from.
-        model: that wrote them.
-        about: how they were written, for people.
+        num_tokens: number of tokens of answers that it was built from.
+        model: the model that wrote them.
+        about: description of how they were generated.
     """
 
     vocabulary: str
@@ -58,9 +58,9 @@ class Memory:
     """A trie of n-grams.
 
     Attributes:
-        info: what it was made from.
+        info: metadata.
         tokens: [nodes] uint16 or uint32, the last token of each sequence.
-        chances: [nodes] uint8, index into `CHANCES`: of that token after the others.
+        chances: [nodes] uint8, index into `CHANCES`: probability of that token after the preceding ones.
         counts: [nodes] uint8, children of each node.
         blocks: [ceil(nodes / BLOCK)] uint32, where the children of every `BLOCK`-th node begin; the first of them is
             the number of single tokens.
@@ -77,12 +77,12 @@ class Memory:
 
     @property
     def num_bytes(self) -> int:
-        """Of its arrays."""
+        """Bytes of its arrays."""
         return sum(getattr(self, name).nbytes for name in _KINDS)
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:
-        """As `grow` takes it: tokens, chances, counts, blocks, the node of every single token, what chances mean."""
+        """The argument `memory` of `grow`: tokens, chances, counts, blocks, node of every single token, `CHANCES`."""
         first = np.full(self.info.vocab_size, -1, dtype=np.int32)
         top = int(self.blocks[0]) if len(self.blocks) else 0
         first[self.tokens[:top]] = np.arange(top)
@@ -91,7 +91,7 @@ class Memory:
 
 
 def no_memory() -> Memory:
-    """A memory of nothing."""
+    """An empty memory."""
     nothing = np.zeros(0, dtype=np.uint8)
     info = MemoryInfo("", 0, 1, 0)
     return Memory(info, nothing.astype(np.uint16), nothing, nothing, nothing.astype(np.uint32))
@@ -110,7 +110,7 @@ def child_blocks(counts: np.ndarray, num_single: int) -> np.ndarray:
 
 
 def write_memory(path: Path, memory: Memory) -> int:
-    """Write the file, beside `path` first; returns its size in bytes. Raises InvalidParameter where it cannot be."""
+    """Write the file atomically; returns its size in bytes. Raises InvalidParameter when it cannot be written."""
     arrays = {name: np.ascontiguousarray(getattr(memory, name)) for name in _KINDS}
     info = {field.name: str(getattr(memory.info, field.name)) for field in fields(MemoryInfo)}
     data = save(arrays, {"format": FORMAT, "sha256": _digest(arrays), **info})
@@ -123,11 +123,11 @@ def write_memory(path: Path, memory: Memory) -> int:
 
 
 def read_memory(path: Path) -> Memory:
-    """The memory at `path`, mapped and checked.
+    """The memory at `path`, memory-mapped and validated.
 
     Raises:
-        InvalidParameter: there is no such file, or it is no memory.
-        CorruptWeights: it is truncated or damaged.
+        InvalidParameter: there is no such file, or it is not a memory.
+        CorruptWeights: the file is truncated or damaged.
     """
     if not path.is_file():
         raise InvalidParameter("memory", f"{path} is no file", "write one with paceline train memory, or use 'none'")
@@ -150,7 +150,7 @@ def read_memory(path: Path) -> Memory:
 
 
 def _mapped(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a file whose table safetensors has checked."""
+    """The memory-mapped arrays of a file whose header safetensors has validated."""
     data = np.memmap(path, dtype=np.uint8, mode="r")
     start = 8 + int(data[:8].view("<u8")[0])
     table = json.loads(bytes(data[8:start]))
@@ -171,7 +171,7 @@ def _info(metadata: dict[str, str]) -> MemoryInfo:
 
 
 def _is_sound(memory: Memory) -> bool:
-    """Whether every lookup stays inside: children after their parents, each node the child of one, tokens known."""
+    """Whether every lookup stays in bounds: each node is the child of one earlier node, and tokens are valid."""
     size, counts = len(memory.tokens), memory.counts
     top = int(memory.blocks[0]) if len(memory.blocks) else 0
     lengths = len(memory.chances) == len(counts) == size and len(memory.blocks) == -(-size // BLOCK)
@@ -189,7 +189,7 @@ def _digest(arrays: dict[str, np.ndarray]) -> str:
 
 
 def _frozen(array: np.ndarray) -> np.ndarray:
-    """Compiled code knows arrays that may be written to by another type; one type for mapped and made ones."""
+    """A read-only view, so that mapped and in-memory arrays have the same Numba type."""
     view = array.view()
     view.flags.writeable = False
     return view

@@ -1,1 +1,1 @@
-"""Shapes of draft trees, and the growing of them level by level, for every drafter that has probabilities."""
+"""Shapes of draft trees, and their construction level by level, for drafters with probabilities."""

@@ -1,8 +1,8 @@
 """`Blocks`: a tree whose nodes are blocks of tokens (Falcon's decoding tree, Gao et al. 2024): deterministic proposals.
 
-A pass names the next k tokens, so what grows is whole blocks: each pass keeps the `width` most probable blocks of k
-tokens below the ones kept before, found by a beam of that width, and hangs them under the last token of the one above.
-`passes` of them make at most passes * width * k nodes. With blocks of one token it is a beam search.
+A pass gives the laws of the next k tokens, so the tree grows by whole blocks: each pass appends the `width` most
+probable blocks of k tokens, found by beam search, to the last tokens of the blocks kept before. `passes` passes give at
+most passes * width * k nodes. With blocks of one token it is a beam search.
 """
 
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ class Blocks(Nodes):
     """A tree of blocks.
 
     Args:
-        context: of the request; its budget cuts the tree to whole blocks, the earliest and most probable ones.
+        context: of the request; its budget limits the tree to the earliest and most probable whole blocks.
         size: tokens of a block.
         width: blocks kept per pass.
-        passes: of the drafter.
+        passes: number of the drafter's passes.
     """
 
     def __init__(self, context: DraftContext, size: int, width: int, passes: int) -> None:

@@ -1,14 +1,14 @@
 """`Drawn`: chains and trees of draws, by one source or merged from several (SpecInfer's expansion and merge).
 
-An expansion <k1..km> gives every node of level i - 1 k_i children. Children are drawn, so a tree keeps its laws and is
-verified by ratios; only requests whose law or noise leaves nothing to draw (greedy, coupled) get the most likely tokens
-instead, because k draws from a point would all be the same.
+An expansion <k1..km> gives every node of level i - 1 k_i children. Children are drawn, and the tree stores their laws
+for the p/q rule. Greedy and coupled requests get the most likely tokens instead, because k draws from a one-hot law, or
+with the same noise, would all be equal.
 
-Equal draws below one node stay apart as trials, since each counts in the verification, but what lies below them is one
-place: children of every copy hang under the first. A later copy is never accepted, because a refused token has no mass
-left in the residual, so nothing could be reached below it; and a place is scored once, however many copies it has. This
-is exact: below an accepted token all children are draws from laws of that prefix, independent of which copy stood.
-Not the place for trees that are chosen rather than drawn (`ranked.py`, `dynamic.py`).
+Equal draws below one node are separate trials, since each counts in the verification, but the children of all copies
+are attached to the first one. Later copies are never accepted, because a rejected token has no mass left in the
+residual, and so a path is computed once, however many copies it has. This is exact: all children of an accepted token
+are draws from laws of that prefix, independent of which copy was accepted.
+Not the place for deterministic trees (`ranked.py`, `dynamic.py`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -49,7 +49,7 @@ class Drawn(Nodes):
 
     @property
     def max_rows(self) -> int:
-        """Every node but the last level's may be scored."""
+        """All nodes but those of the last level may be needed."""
         return self.context.budget
 
     def law_below(self, node: int, logits: np.ndarray) -> Law:
@@ -98,7 +98,7 @@ class Drawn(Nodes):
                 rest = rest.without(token)
 
     def _add(self, token: int, parent: int) -> int:
-        """Add a child, and return the place below which its own children go: the first sibling with its token."""
+        """Add a child; returns the node that its own children are attached to, the first sibling with its token."""
         place = self._places.get((parent, token))
         if place is not None and self._is_choice:
             return place

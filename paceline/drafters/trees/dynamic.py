@@ -1,8 +1,8 @@
-"""`Dynamic`: the tree that the draft itself believes in most (EAGLE-2, Li et al. 2024): deterministic proposals.
+"""`Dynamic`: the tree of highest draft confidence (EAGLE-2, Li et al. 2024): deterministic proposals.
 
-A node's value is the product of the draft's probabilities on its path, which estimates the chance that it is accepted.
-Each level expands its `topk` most valuable nodes into `topk` children each; in the end the most valuable nodes of all
-levels are kept. Values never rise down a path, and ties prefer the shallower node, so what is kept is a tree.
+A node's value is the product of the draft's probabilities on its path, an estimate of its acceptance probability. At
+each level the `topk` most valuable nodes get `topk` children each; at the end the most valuable nodes of all levels are
+kept. Values never increase along a path, and ties prefer the shallower node, so the kept nodes form a tree.
 """
 
 from collections.abc import Iterable, Sequence
@@ -41,7 +41,7 @@ class Dynamic(Nodes):
         return self.context.candidate_law(logits, self.tokens_to(node))
 
     def grow(self, laws: Sequence[Law]) -> None:
-        """One level. A node beyond the budget can no longer be kept, nor anything below it, so it is not expanded."""
+        """Add one level. Nodes that rank beyond the budget can no longer be kept and are not expanded."""
         first, level = len(self.tokens), 1 + (0 if self.frontier[0].node == ROOT else self._levels[-1])
         for want, law in zip(self.frontier, laws, strict=True):
             self.laws[want] = law

@@ -1,7 +1,7 @@
-"""`Growth`: one request's draft tree in the making, level by level.
+"""`Growth`: one request's draft tree under construction, level by level.
 
-Whoever has probabilities (a draft model, several of them, a draft head) grows a tree in rounds: it scores the nodes of
-the frontier, and the growth chooses their children and names the next frontier. Not the place for passes and caches
+In each round a runner (of a draft model, several of them, or a draft head) computes the logits after the nodes of the
+frontier; the growth then chooses their children and the next frontier. Not the place for passes and caches
 (`drafters/draft_runner.py`) or for the kinds of trees (the other files of this folder).
 """
 
@@ -18,20 +18,20 @@ from paceline.sampling.tree import TokenTree
 
 
 class Want(NamedTuple):
-    """The law below tree node `node` (ROOT for the last committed token) is wanted from source number `source`."""
+    """A request for the law after tree node `node` (ROOT for the last committed token) from source number `source`."""
 
     source: int
     node: int
 
 
 class Growth(Protocol):
-    """A tree that grows.
+    """A tree under construction.
 
     Attributes:
         context: of the request.
         tokens, parents: nodes so far, as in `TokenTree`.
-        frontier: laws that are wanted next, all of source 0 first, then of source 1 and so on; empty when grown.
-        max_rows: most nodes that are ever wanted from one source.
+        frontier: laws needed next, those of source 0 first, then of source 1 and so on; empty when complete.
+        max_rows: largest number of nodes that one source has to compute in all.
     """
 
     context: DraftContext
@@ -45,26 +45,26 @@ class Growth(Protocol):
         ...
 
     def law_below(self, node: int, logits: np.ndarray) -> Law:
-        """The law that this growth chooses the children of `node` by, from a source's logits [vocab]."""
+        """The law for choosing the children of `node`, from a source's logits [vocab]."""
         ...
 
     def grow(self, laws: Sequence[Law]) -> None:
-        """Give the nodes of the frontier children, by one law for each entry, and move the frontier on."""
+        """Add children to the nodes of the frontier, given one law per entry, and advance the frontier."""
         ...
 
     def tree(self) -> TokenTree:
-        """What has grown, at most `context.budget` nodes; the empty tree before the first round."""
+        """The tree so far, of at most `context.budget` nodes; empty before the first round."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TreeShape:
-    """What a drafter keeps of a user's options.
+    """The shape of a drafter's trees, from the user's options.
 
     Attributes:
         begin: starts a tree for one request and one step.
-        natural_budget: nodes that the shape asks for when the user names no number.
-        branches: whether its trees may be more than chains.
+        natural_budget: number of nodes when the user names none.
+        branches: whether its trees may branch.
     """
 
     begin: Callable[[DraftContext], Growth]
@@ -73,7 +73,7 @@ class TreeShape:
 
 
 class Nodes:
-    """Tokens and parents, the paths through them, and the laws known so far: what every growth keeps."""
+    """Base class of growths: tokens, parents, paths, and the laws so far."""
 
     def __init__(self, context: DraftContext, num_sources: int = 1) -> None:
         self.context = context
@@ -102,9 +102,9 @@ class Nodes:
         return [self.tokens[each] for each in self.nodes_to(node)]
 
     def keeps_growing(self, want: Want) -> bool:
-        """What the length policy says to children below a node, from the laws above it only.
+        """Whether the length policy wants children of a node, given only the laws above it.
 
-        None where the answer has most likely ended.
+        False also where the law gives an end token more than half of the probability.
         """
         above = [ROOT, *self.nodes_to(want.node)[:-1]]
         if any(self.laws[Want(want.source, above[-1])].prob(token) > 0.5 for token in self.context.end_token_ids):

@@ -1,4 +1,4 @@
-"""From a user's options to a tree shape: one place for the names, the defaults and the refusals."""
+"""From a user's options to a tree shape: names, defaults and validation."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -27,7 +27,7 @@ _OPTIONS: dict[TreeName, tuple[str, ...]] = {
 _DEFAULT_EXPANSION = (2, 1, 1, 1)
 
 CHAIN = TreeShape(Drawn, DEFAULT_NUM_DRAFT_TOKENS, branches=False)
-"""One drawn token below the other, as long as the budget."""
+"""A chain of drawn tokens, as long as the budget."""
 
 
 def tree_shape(
@@ -40,7 +40,7 @@ def tree_shape(
     replacement: bool | None = None,
     block_tokens: int = 1,
 ) -> TreeShape:
-    """The shape that a drafter's options describe; every node budget cuts it to size.
+    """The shape that a drafter's options describe; a smaller node budget reduces it.
 
     Args:
         tree: ``chain``; ``static``, the same ranks at every step; ``dynamic``, by confidence; ``sampled``, draws;
@@ -82,7 +82,7 @@ def num_nodes(expansion: Expansion) -> int:
 
 
 def checked_expansion(expansion: Expansion) -> tuple[int, ...]:
-    """A level list of whole numbers from 1 on. Raises InvalidParameter."""
+    """`expansion` as a tuple. Raises InvalidParameter unless it is a non-empty list of whole numbers from 1 on."""
     if isinstance(expansion, (str, int)) or not expansion or not all(_is_count(width, 1) for width in expansion):
         problem = f"{expansion!r} is no list of whole numbers from 1 on"
         raise InvalidParameter("expansion", problem, "give the children per node for each level, e.g. [2, 1, 1, 1]")
@@ -90,7 +90,7 @@ def checked_expansion(expansion: Expansion) -> tuple[int, ...]:
 
 
 def checked_paths(paths: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    """Rank paths with their beginnings. Raises InvalidParameter."""
+    """`paths` with all their prefixes. Raises InvalidParameter for invalid ranks."""
     good = not isinstance(paths, str) and len(paths) and all(isinstance(path, (list, tuple)) for path in paths)
     if not good or not all(path and all(_is_count(rank, 0) for rank in path) for path in paths):
         problem = f"{paths!r} is no list of lists of ranks from 0 on"

@@ -18,7 +18,7 @@ from paceline.theory.tree_shape import RankPath
 
 
 def closed(paths: Iterable[Sequence[int]]) -> list[RankPath]:
-    """`paths` and all their beginnings, each once, every path after its beginnings; otherwise in the given order."""
+    """`paths` and all their prefixes, each once, prefixes first; otherwise in the given order."""
     found: dict[RankPath, None] = {}
     for path in paths:
         for length in range(1, len(path) + 1):
@@ -51,7 +51,7 @@ class Ranked(Nodes):
         return self.context.candidate_law(logits, self.tokens_to(node))
 
     def grow(self, laws: Sequence[Law]) -> None:
-        """One level; ranks beyond a law's support have no node."""
+        """Add one level; ranks beyond a law's support get no node."""
         grown = []
         for want, law in zip(self.frontier, laws, strict=True):
             self.laws[want] = law
