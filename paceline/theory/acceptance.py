@@ -1,4 +1,4 @@
-"""How often a drafted token stands, and how many tokens a pass emits.
+"""Acceptance rates, and the expected number of tokens per pass.
 
 Laws are dense rows [vocab]; `alpha` is the acceptance rate, `num_draft_tokens` the speculation length (gamma or K in
 the papers). Everything works on floats and on Fractions. Not the place for times (`speedup.py`), for several drafts per
@@ -16,7 +16,7 @@ _BISECTIONS = 60  # leaves an interval of 2^-60, below a float's own spacing nea
 
 
 def acceptance_rate(target_probs: Probs, draft_probs: Probs) -> Number:
-    """sum_x min(p(x), q(x)) = 1 - TV(p, q): the chance that a token drawn from the draft stands.
+    """sum_x min(p(x), q(x)) = 1 - TV(p, q): the probability that a token drawn from the draft is accepted.
 
     Leviathan et al. 2023, theorem 3.5 and corollary 3.6. Averaged over prefixes it is their alpha.
     """
@@ -36,10 +36,11 @@ def rejection_sampling_acceptance(target_probs: Probs, draft_probs: Probs) -> Nu
 
 
 def coupled_acceptance(target_probs: Probs, draft_probs: Probs) -> Number:
-    """sum_x 1 / sum_y max(p_y / p_x, q_y / q_x): the chance that both laws pick one token in a shared race.
+    """sum_x 1 / sum_y max(p_y / p_x, q_y / q_x): probability of equal picks in exponential races with the same noise.
 
-    x runs over tokens both laws allow. This is the definition, quadratic in the vocabulary; a fast twin that sorts by
-    p / q is `sampling.coupled.match_probability`. Daliri et al. 2024 (drafter-invariant speculative decoding).
+    x runs over tokens in both supports. This is the definition, quadratic in the vocabulary; the fast version, which
+    sorts by p / q, is `sampling.coupled.match_probability`. Daliri et al. 2024 (drafter-invariant speculative
+    decoding).
     """
     target, draft = as_pair(target_probs, draft_probs)
     shared = np.flatnonzero((target > 0) & (draft > 0))
@@ -47,7 +48,7 @@ def coupled_acceptance(target_probs: Probs, draft_probs: Probs) -> Number:
 
 
 def coupled_acceptance_floor(target_probs: Probs, draft_probs: Probs) -> Number:
-    """(1 - TV) / (1 + TV): what the coupled rule accepts at the least (Daliri et al. 2024)."""
+    """(1 - TV) / (1 + TV): lower bound on the acceptance rate of the coupled rule (Daliri et al. 2024)."""
     accepted = acceptance_rate(target_probs, draft_probs)
     return accepted / (2 - accepted)
 
@@ -64,10 +65,10 @@ def estimate_acceptance_rate(num_accepted: int, num_rejected: int) -> float | No
 
 
 def expected_tokens(alpha: Number, num_draft_tokens: int) -> Number:
-    """(1 - alpha^(g + 1)) / (1 - alpha): tokens one target pass emits on average, between 1 and g + 1.
+    """(1 - alpha^(g + 1)) / (1 - alpha): expected tokens per target pass, between 1 and g + 1.
 
-    Leviathan et al. 2023, equation 1; assumes that tests succeed independently with chance `alpha`. Computed as the sum
-    1 + alpha + ... + alpha^g, which needs no special case at alpha = 1 and loses no digits near it.
+    Leviathan et al. 2023, equation 1; assumes independent acceptances with probability `alpha`. Computed as the sum 1 +
+    alpha + ... + alpha^g, which needs no special case at alpha = 1 and is accurate near it.
     """
     check_rate("alpha", alpha)
     check_count("num_draft_tokens", num_draft_tokens)
@@ -75,9 +76,9 @@ def expected_tokens(alpha: Number, num_draft_tokens: int) -> Number:
 
 
 def expected_tokens_by_position(alphas: Sequence[Number]) -> Number:
-    """1 + a_1 + a_1 a_2 + ...: tokens per pass when the i-th drafted token stands with chance a_i given those before.
+    """1 + a_1 + a_1 a_2 + ...: expected tokens per pass for conditional acceptance rates a_i by position.
 
-    Measured rates fall or rise with the position; this form takes them as they are.
+    a_i is the probability that the i-th drafted token is accepted, given that those before it were.
     """
     total: Number = 1
     for alpha in reversed(alphas):
@@ -87,7 +88,7 @@ def expected_tokens_by_position(alphas: Sequence[Number]) -> Number:
 
 
 def accepted_count_law(alpha: Number, num_draft_tokens: int) -> np.ndarray:
-    """[g + 1] chances that 0 .. g drafted tokens stand: a geometric law cut off at g.
+    """[g + 1] probabilities that 0 .. g drafted tokens are accepted: a geometric distribution truncated at g.
 
     Entry n is alpha^n (1 - alpha) for n < g and alpha^g for n = g; the pass emits n + 1 tokens. Leviathan et al. 2023,
     section 3.1.
@@ -101,7 +102,7 @@ def accepted_count_law(alpha: Number, num_draft_tokens: int) -> np.ndarray:
 def acceptance_rate_for(tokens_per_pass: Number, num_draft_tokens: int) -> float:
     """The alpha at which `expected_tokens` equals `tokens_per_pass`.
 
-    Turns a measured acceptance length into a rate, and a cost in plain passes into the rate that breaks even.
+    Converts a measured acceptance length into a rate, or a cost in plain passes into the break-even rate.
 
     Raises:
         InvalidParameter: `tokens_per_pass` is not in [1, num_draft_tokens + 1].

@@ -1,6 +1,6 @@
-"""Several candidates for one position: how much a tree gains over a chain.
+"""Acceptance with several candidates for one position: the gain of a tree over a chain.
 
-Each function gives the chance that one of k children of a node stands, under the rule that is exact for the way they
+Each function gives the probability that one of k children of a node is accepted, under the exact rule for the way they
 were drawn. Exact on Fractions, so that small cases can be checked by hand. Not the place for the rules themselves
 (`sampling/verify.py`).
 """
@@ -16,10 +16,11 @@ _MAX_BRANCHES = 200_000  # about ten seconds of Fractions
 
 
 def iid_acceptance(target_probs: Probs, draft_probs: Probs, num_children: int) -> Number:
-    """One of `num_children` independent draws from the draft stands (SpecInfer's multi-step rule).
+    """Probability that one of `num_children` independent draws from the draft is accepted (SpecInfer's multi-step
+    rule).
 
-    After a rejection the target becomes norm(max(0, p - q)), whichever token was refused, so the chance that all are
-    refused is a plain product. Miao et al. 2024, algorithm 2.
+    After a rejection the target becomes norm(max(0, p - q)), whichever token was rejected, so the probability that all
+    are rejected is a product. Miao et al. 2024, algorithm 2.
     """
     target, draft = as_pair(target_probs, draft_probs)
     check_count("num_children", num_children)
@@ -31,14 +32,14 @@ def iid_acceptance(target_probs: Probs, draft_probs: Probs, num_children: int) -
 
 
 def distinct_acceptance(target_probs: Probs, draft_probs: Probs, num_children: int) -> Number:
-    """One of `num_children` draws without replacement stands.
+    """Probability that one of `num_children` draws without replacement is accepted.
 
     Each is drawn from the draft law with the earlier ones removed, and tested against that law (Miao et al. 2024's rule
-    with q renormalised). Sums over every order in which draws can be refused, so the cost is about
-    vocab^(num_children - 1). Children beyond the draft's support do not exist.
+    with q renormalised). Sums over every sequence of rejected draws, so the cost is about vocab^(num_children - 1).
+    There are no more children than tokens in the draft's support.
 
     Raises:
-        InvalidParameter: that sum would be too long.
+        InvalidParameter: the sum has too many terms.
     """
     target, draft = as_pair(target_probs, draft_probs)
     check_count("num_children", num_children)
@@ -87,14 +88,14 @@ def lookahead_speedup(tokens_per_hit: Number, passes_per_hit: Number) -> Number:
 
 
 def _residual(target: np.ndarray, draft: np.ndarray) -> np.ndarray:
-    """norm(max(0, p - q)); `target` itself when nothing is left, since it is then never refused."""
+    """norm(max(0, p - q)); `target` itself when that is zero, since a rejection is then impossible."""
     left = np.maximum(target - draft, 0)
     total = left.sum()
     return left / total if total else target
 
 
 def _all_refused(target: np.ndarray, draft: np.ndarray, num_children: int) -> Number:
-    """The chance that `num_children` draws without replacement are all refused; as many tokens must have q > 0."""
+    """Probability that `num_children` draws without replacement are all rejected; as many tokens must have q > 0."""
     if num_children == 0:
         return 1
     refused = np.maximum(draft - target, 0)  # drawn and refused, token by token

@@ -22,7 +22,7 @@ def max_batch(memory_bytes: float, static_bytes: float, tokens_per_request: int,
 
 
 def num_pages(memory_bytes: float, static_bytes: float, page_bytes: int) -> int:
-    """Whole pages that fit beside what is taken anyway."""
+    """Number of whole pages that fit into the memory besides `static_bytes`."""
     _check(page_bytes=page_bytes)
     return max(0, int((memory_bytes - static_bytes) // page_bytes))
 

@@ -1,4 +1,4 @@
-"""What the closed forms accept: one place for the checks, so that every formula refuses bad input in the same words.
+"""Argument checks of the closed forms, in one place for uniform error messages.
 
 Not the place for checks of user requests (`types.py`) or of configuration (`config.py`).
 """
@@ -21,25 +21,25 @@ _SUM_TOLERANCE = 1e-2  # a flat float16 row over 150,000 tokens is off by 0.004;
 
 
 def check_rate(field: str, value: Number) -> None:
-    """Refuse a `value` outside [0, 1] (a NaN as well)."""
+    """Raise InvalidParameter for a `value` outside [0, 1] or NaN."""
     if not 0 <= value <= 1:
         raise InvalidParameter(field, f"{value} is not in [0, 1]", "give a probability")
 
 
 def check_cost(field: str, value: Number) -> None:
-    """Refuse a time or cost that is negative, infinite or NaN."""
+    """Raise InvalidParameter for a time or cost that is negative, infinite or NaN."""
     if not 0 <= value < float("inf"):
         raise InvalidParameter(field, f"{value} is not 0 or more", "give a finite time or ratio of times")
 
 
 def check_positive(field: str, value: Number) -> None:
-    """Refuse a time that is not above zero."""
+    """Raise InvalidParameter for a time that is not above zero."""
     if not 0 < value < float("inf"):
         raise InvalidParameter(field, f"{value} is not above 0", "give a measured time, in any unit")
 
 
 def check_count(field: str, value: int, least: int = 0) -> None:
-    """Refuse a number of tokens, children or passes that is below `least`, or not whole."""
+    """Raise InvalidParameter for a number of tokens, children or passes that is below `least` or not whole."""
     remedy = f"give a whole number of at least {least}"
     if not is_whole(value):
         raise InvalidParameter(field, f"{value!r} is no whole number", remedy)

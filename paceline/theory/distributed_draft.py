@@ -1,9 +1,9 @@
-"""What a draft token costs on several chips, and on how many of them the draft should run.
+"""Cost of a draft token on several chips, and the number of chips on which the draft should run.
 
-One token of a tensor-parallel model reads all weights once and joins the chips' partial sums twice per layer, so its
-latency is a roofline plus a term that grows with depth and with the number of chips. That is why a wide, shallow draft
-suits a target that needs many chips (Chen et al. 2023, section "Choice of draft models"). Not the place for measured
-times (`speedup.measured_speedup` takes them) or for placing models on clusters.
+A token of a tensor-parallel model reads all weights once and needs two all-reduces per layer, so its latency is a
+roofline plus a term that grows with depth and with the number of chips. Therefore a wide, shallow draft suits a target
+that needs many chips (Chen et al. 2023, section "Choice of draft models"). Not the place for measured times
+(`speedup.measured_speedup` takes them) or for placing models on clusters.
 """
 
 import math
@@ -46,7 +46,7 @@ class Chip:
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """What decides a model's latency: parameters, their bytes, and the depth.
+    """The sizes that determine a model's latency: parameters, bytes per parameter, and depth.
 
     Raises:
         InvalidParameter: a number is not above 0.
@@ -121,7 +121,7 @@ def draft_plan(
 
     Args:
         alpha: acceptance rate, in [0, 1].
-        hand_over_seconds: sending a draft from its chips to the target's, once per pass; charged when sizes differ.
+        hand_over_seconds: time to send a draft to the target's chips, once per pass; counted when the sizes differ.
 
     Raises:
         InvalidParameter: a size below 1, a rate outside [0, 1], a negative time.

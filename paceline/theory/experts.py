@@ -1,4 +1,4 @@
-"""How many experts of a mixture a pass touches: why verifying many tokens is expensive there.
+"""Number of experts that a pass activates in a mixture of experts: why verifying many tokens is expensive there.
 
 Not the place for what an expert costs (`scheduling/cost.py`).
 """

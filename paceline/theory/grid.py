@@ -1,4 +1,4 @@
-"""The range a table or a plot covers: one value that says which rates, prices and lengths to show.
+"""The range of a table or plot: acceptance rates, cost ratios and lengths to show.
 
 Not the place for formulas.
 """
@@ -10,7 +10,7 @@ from paceline.theory.checks import check_cost, check_count, check_rate
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """What tables and curves run over.
+    """The parameter values of tables and curves.
 
     Attributes:
         alphas: acceptance rates, one row or curve each.

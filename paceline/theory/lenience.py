@@ -1,8 +1,8 @@
 """Lenience: accepting more than the exact rule does, and what it does to the law. Lossy, and named so.
 
 A lenience l in (0, 1] scales the draft's probability down before the test (Leviathan et al. 2023, appendix A.5): a
-token stands with chance min(1, p / (l q)), and a recovered one is drawn from norm(max(0, p - l q)). l = 1 is the exact
-rule. Not the place for the rule itself (`sampling/lossy.py`).
+token is accepted with probability min(1, p / (l q)), and a recovered one is drawn from norm(max(0, p - l q)). l = 1 is
+the exact rule. Not the place for the rule itself (`sampling/lossy.py`).
 """
 
 import numpy as np
@@ -30,7 +30,7 @@ def lenient_law(target_probs: Probs, draft_probs: Probs, lenience: Number) -> np
 
 
 def lenience_ceiling(target_probs: Probs, lenience: Number) -> np.ndarray:
-    """[vocab] p / l: no token is emitted with more than this chance.
+    """[vocab] p / l: upper bound on the probability of each emitted token.
 
     The residual has mass 1 - l alpha_l, so a token gets at most
     min(p / l, q) + (1 - alpha_l) / (1 - l alpha_l) max(0, p - l q), and that factor is at most 1 / l.

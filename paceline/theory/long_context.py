@@ -1,15 +1,15 @@
-"""What speculation with a draft of sparse attention brings when contexts are long, by bytes and operations alone.
+"""Speed-up of speculation with a sparse-attention draft for long contexts, by a roofline model.
 
-A step takes the longer of reading its bytes and doing its operations (the roofline). Contexts may differ from request
-to request: what counts is their sum, not the longest. SPIRe (2504.06419) chooses drafts by such a modelled throughput.
+A step takes the longer of reading its bytes and doing its operations. Contexts may differ between requests: their sum
+counts, not the longest. SPIRe (2504.06419) chooses drafts by such a modelled throughput.
 Bytes and operations of a layer are those of MagicDec (2408.11049): hidden size d, feed-forward of 4 d, g query heads
 share a key head, numbers of 2 bytes:
 
     weights 2 (10 d^2 + 2 d^2 / g) bytes;  keys and values of a token 4 d / g bytes
     products 2 (10 d^2 + 2 d^2 / g) operations a row;  attention 4 d a row and key
 
-The draft reads at most `window` keys a request, whatever its context is. Where all layers share one feedback memory
-(Fan et al. 2021; SPIRe), keys and values are made once a token, of one pair of matrices, and count once. Not for
+The draft reads at most `window` keys per request, whatever the context. Where all layers share one feedback memory (Fan
+et al. 2021; SPIRe), keys and values are computed once per token, by one pair of matrices, and count once. Not for
 measured passes (`round.py`).
 """
 
@@ -43,8 +43,8 @@ class Shape:
         hidden_size, num_layers: d, and how many.
         queries_per_key: g, query heads that share a key head.
         window: keys that a row attends to, at most; None for all.
-        shared_memory: all layers attend to the same keys and values. They are taken to be read once a step, which asks
-            for a machine that keeps them between layers; on others only their size is smaller.
+        shared_memory: all layers attend to the same keys and values. These count as read once a step, which is true of
+            a machine that keeps them on chip between layers; on others only their size is smaller.
 
     Raises:
         InvalidParameter: a number that is not whole, or below 1.
@@ -64,13 +64,13 @@ class Shape:
 
     @property
     def weight_bytes(self) -> float:
-        """Of all layers."""
+        """Bytes of the weights of all layers."""
         size = self.hidden_size
         return 2 * (self.num_layers * 10 * size**2 + self._num_caches * 2 * size**2 / self.queries_per_key)
 
     @property
     def cache_bytes_per_token(self) -> float:
-        """Keys and values of a token in all layers."""
+        """Bytes of the keys and values of a token in all layers."""
         return self._num_caches * 4 * self.hidden_size / self.queries_per_key
 
     @property
@@ -78,7 +78,7 @@ class Shape:
         return 1 if self.shared_memory else self.num_layers
 
     def keys(self, context: int) -> int:
-        """That a row of a request with this context attends to."""
+        """Number of keys that a row of a request with this context attends to."""
         return context if self.window is None else min(context, self.window)
 
 
@@ -124,7 +124,7 @@ def best_multiplier(alpha: float, target: Shape, draft: Shape, contexts: Sequenc
 
 @dataclass(frozen=True, slots=True)
 class BatchGain:
-    """What drafting brings for one batch.
+    """The gain of drafting for one batch.
 
     Attributes:
         num_requests: of the batch.
@@ -143,7 +143,7 @@ class BatchGain:
 
 def batch_gain(alpha: float, target: Shape, draft: Shape, contexts: Sequence[int], machine: Machine,
                most: int = 16) -> BatchGain:  # fmt: skip
-    """`best_multiplier` with what it follows from. Raises as it."""
+    """`best_multiplier` with the quantities behind it. Raises as `best_multiplier`."""
     best = best_multiplier(alpha, target, draft, contexts, machine, most)
     ratio = step_seconds(draft, contexts, machine) / step_seconds(target, contexts, machine)
     mean = sum(contexts) / len(contexts)

@@ -1,7 +1,7 @@
-"""How fast any length policy could have been on drafts that were seen: the bound for adaptive lengths.
+"""Upper bound on the speed of any length policy, given recorded drafts.
 
-A draft's run is how many of its tokens the target would have accepted had it been long enough. Closed forms for runs
-of a constant acceptance rate are in `speedup.py`.
+A draft's run is the number of its tokens that the target would have accepted had it been long enough. Closed forms for
+a constant acceptance rate are in `speedup.py`.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,9 +26,9 @@ def rate_of(runs: Sequence[int], lengths: Sequence[int], step_seconds: Callable[
 
 
 def oracle_lengths(runs: Sequence[int], step_seconds: Callable[[int], float], max_length: int) -> list[int]:
-    """The lengths with the highest `rate_of`, by Dinkelbach's method: no policy of at most `max_length` beats them.
+    """The lengths with the highest `rate_of`, by Dinkelbach's method: an upper bound for policies up to `max_length`.
 
-    Each step takes the length with the most tokens minus what its seconds are worth at the rate reached so far.
+    Each iteration takes, for each step, the length with the most tokens minus (rate so far) * seconds.
     """
     check_count("max_length", max_length)
     seconds = [step_seconds(length) for length in range(max_length + 1)]

@@ -1,8 +1,8 @@
-"""Decodes that ride on prefill chunks: what they cost and gain in closed form (Agrawal et al. 2023, SARATHI).
+"""Cost and gain of decodes piggybacked on prefill chunks, in closed form (Agrawal et al. 2023, SARATHI).
 
-A pass reads every weight once. Decodes alone leave most of that reading unused; beside a prompt chunk they cost little
-more than their own arithmetic. Numbers may be Fractions, and the results then are. Not for the largest batch
-(`capacity.py`), and not for choosing a token budget under a latency target (`scheduling/budget.py`).
+A pass reads every weight once. A pass of decodes alone is bound by that reading; in a pass with a prefill chunk they
+cost little more than their own arithmetic. With Fractions as arguments, results are Fractions. Not for the largest
+batch (`capacity.py`), nor for choosing a token budget under a latency target (`scheduling/budget.py`).
 """
 
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ def aligned_chunk(rows: int, batch: int) -> int:
 
 
 def idle_rows(rows: int, tile: int) -> int:
-    """Rows of the last tile that a pass over `rows` pays for and does not use."""
+    """Unused rows in the last tile of a pass over `rows` rows."""
     check_count("rows", rows, least=1)
     check_count("tile", tile, least=1)
     return -rows % tile
@@ -63,12 +63,12 @@ def kv_loads(prompt_tokens: int, chunk: int) -> int:
 
 
 def blended_speedup(prefill: Number, decode: Number, chunk_loss: Number, decode_speedup: Number) -> Number:
-    """What faster decodes are worth when chunks make the prefill slower.
+    """Overall speed-up when decodes get faster and chunked prefills slower.
 
     Args:
-        prefill, decode: seconds of both phases without piggybacking, in any unit.
-        chunk_loss: prefill seconds in chunks over those in one piece, less 1.
-        decode_speedup: seconds per decode alone over those of a decode that rides.
+        prefill, decode: time of both phases without piggybacking, in any unit.
+        chunk_loss: relative slowdown of the prefill by chunks: time in chunks over time in one piece, minus 1.
+        decode_speedup: time per decode alone over time per piggybacked decode.
     """
     check_cost("prefill", prefill)
     check_positive("decode", decode)
@@ -86,7 +86,7 @@ class PassTimes:
         batch: decodes of a decode-only pass; a decode-maximal one carries one less.
         prefill_only: a chunk alone.
         decode_only: the decodes alone.
-        decode_maximal: the chunk with the decodes that ride on it.
+        decode_maximal: the chunk with its piggybacked decodes.
     """
 
     chunk: int
@@ -118,7 +118,7 @@ class PassTimes:
 
     @property
     def decode_speedup(self) -> Number:
-        """How much cheaper a decode is that rides; infinite when nothing was added."""
+        """`per_decode` over `per_riding_decode`; infinite when the latter is 0."""
         riding = self.per_riding_decode
         return self.per_decode / riding if riding > 0 else float("inf")
 
@@ -130,8 +130,8 @@ class PassTimes:
     def throughput(self, ratio: Number) -> Number:
         """Tokens (prompt and output) per second, decode-maximal, with `ratio` prompt tokens per output token.
 
-        For one output token there are ratio / C chunks, which carry B - 1 decodes each as long as there are any. Where
-        prompts are too short for that, the rest of the decodes run alone; where they are long, chunks do.
+        For one output token there are ratio / C chunks, each with up to B - 1 decodes. Decodes without a chunk run in
+        decode-only passes, chunks without decodes in prefill-only passes.
         """
         check_positive("ratio", ratio)
         chunks = ratio / self.chunk
@@ -144,7 +144,7 @@ class PassTimes:
         """The same when prompts and decodes never share a pass, and prompts run in one piece.
 
         Args:
-            chunk_loss: how much longer prompts take in chunks of `chunk`, as a share.
+            chunk_loss: relative slowdown of prompts by chunks of `chunk`.
         """
         check_positive("ratio", ratio)
         check_cost("chunk_loss", chunk_loss)

@@ -1,4 +1,4 @@
-"""The one door to matplotlib: draws a `Chart` or a `HeatMap` into a file.
+"""Draws a `Chart` or a `HeatMap` into a file; the only module that uses matplotlib.
 
 matplotlib belongs to the extra `paceline[plots]` and is imported only when something is drawn. Not the place for
 deciding what to draw (`curves.py`, `heat_map.py`).

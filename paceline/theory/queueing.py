@@ -1,8 +1,8 @@
-"""Waiting in line: mean latencies of single queues, and of two models on two devices with and without a pipeline.
+"""Queueing formulas: mean waiting times of single queues, and of two models on two devices, with or without a pipeline.
 
-Requests arrive as a Poisson process and are served first come first served. Times in any one unit, rates in its
-inverse; Fractions in, Fractions out, except where a root is drawn. A queue whose load reaches 1 grows for ever: its
-mean wait is infinite. Not the place for deadlines, bursts or more than two models (`placement/simulator/`).
+Requests arrive as a Poisson process and are served first come first served. Times are in any one unit, rates in its
+inverse; Fractions give Fractions, except where a root is taken. A queue with load 1 or more is unstable: its mean wait
+is infinite. Not the place for deadlines, bursts or more than two models (`placement/simulator/`).
 """
 
 import math

@@ -1,11 +1,11 @@
-"""The one price of a round: what drafting and verifying together cost, and what that makes of acceptance.
+"""Cost of a round of drafting and verification, and the speed-up that follows from it.
 
-A round is one step of an engine: every request drafts, one pass of the target verifies all drafts. Its price is
+A round is one step of an engine: every request drafts, one pass of the target verifies all drafts. Its cost is
 
-    t(rows, context) + sum over levels of d(level, requests) + what the step costs besides,
+    t(rows, context) + sum over levels of d(level, requests) + overhead of the step,
 
-with rows = prompt rows + requests + drafted nodes. Length policies, the report, the simulators and the advice all ask
-here, each with its own prices: learned, fixed or measured. Not for learning prices (`speculation/prices.py`), nor for
+with rows = prefill rows + requests + drafted nodes. Length policies, reports, simulators and the advisor all use this
+module, each with its own prices: learned, fixed or measured. Not for learning prices (`speculation/prices.py`), nor for
 estimating acceptance (`acceptance.py`).
 """
 
@@ -17,27 +17,27 @@ from paceline.theory.checks import check_positive
 
 
 class RoundPrices(Protocol):
-    """Seconds, or anything proportional to them. `speculation.prices.Prices` is one."""
+    """Costs in seconds or proportional to them; implemented by `speculation.prices.Prices`."""
 
     def target(self, rows: float, context: float = 0.0) -> float:
-        """A target pass over `rows` rows with `context` tokens in the cache before each, on average."""
+        """Cost of a target pass over `rows` rows with a mean of `context` tokens in the cache before each."""
         ...
 
     def draft_level(self, level: int, num_requests: int, context: float = 0.0) -> float:
-        """Level number `level` (from 0) of drafts that `num_requests` requests make together."""
+        """Cost of level number `level` (from 0) of drafts that `num_requests` requests make together."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one step has to do.
+    """The work of one step.
 
     Attributes:
         num_requests: requests that decode.
         num_nodes: drafted nodes of all of them together.
         levels: draft steps, shared by all requests: the depth of the deepest draft.
         context: tokens in the cache before a row, on average.
-        num_prefill_rows: rows of prompts in the same pass.
+        num_prefill_rows: prefill rows in the same pass.
     """
 
     num_requests: int = 1
@@ -53,7 +53,7 @@ class Round:
 
 
 def draft_seconds(one: Round, prices: RoundPrices) -> float:
-    """Seconds of all draft steps; of a fraction of a level (a mean depth) that fraction."""
+    """Seconds of all draft steps; a fractional number of levels (a mean depth) is interpolated."""
     whole = int(one.levels)
     seconds = sum([prices.draft_level(level, one.num_requests, one.context) for level in range(whole)])
     if one.levels > whole:
@@ -65,7 +65,7 @@ def round_seconds(one: Round, prices: RoundPrices, overhead: float = 0) -> float
     """Seconds of a round.
 
     Args:
-        overhead: seconds of a step that neither a draft nor the pass accounts for: scheduling, verdicts, text.
+        overhead: seconds of a step besides drafts and pass: scheduling, verification, text.
     """
     return prices.target(one.num_rows, one.context) + draft_seconds(one, prices) + overhead
 
@@ -76,8 +76,8 @@ def speedup(
     """Tokens per second with rounds like `one` over tokens per second of plain decoding by the same requests.
 
     Args:
-        tokens_per_round: tokens a request gets from a round, its own included.
-        plain_overhead: `overhead` of a plain step where it differs.
+        tokens_per_round: expected tokens of a request per round, the target's own included.
+        plain_overhead: `overhead` of a plain step, if different.
     """
     check_positive("tokens_per_round", tokens_per_round)
     bare = Round(one.num_requests, context=one.context, num_prefill_rows=one.num_prefill_rows)

@@ -1,9 +1,9 @@
-"""When speculation pays, by how much, and with how many drafted tokens.
+"""Speed-up of speculative decoding, and the best speculation length.
 
-Two forms. The closed form counts in plain target passes and knows one price, the cost ratio c (one draft step over one
-target pass); it takes a verify pass to cost what a plain one costs. The measured form takes times: t(M) seconds for a
-pass over M rows, and seconds per draft step. Floats and Fractions alike. Not the place for measuring (`benchmarks/`) or
-for choosing a length while serving (`speculation/`).
+Two forms. The closed form has time in plain target passes and one parameter, the cost ratio c (one draft step over one
+target pass), and assumes that a verify pass costs as much as a plain one. The measured form takes times: t(M) seconds
+for a pass over M rows, and seconds per draft step. Works on floats and Fractions. Not the place for measuring
+(`benchmarks/`) or for choosing a length while serving (`speculation/`).
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from paceline.theory.checks import Number, check_cost, check_count, check_positi
 from paceline.theory.round import PlainPrices, Round, speedup
 
 MAX_LENGTH = 128
-"""Where a scan for the best length ends unless told otherwise; a draft that costs nothing has no best length."""
+"""Default upper limit of the scan for the best length; with cost ratio 0 there is no finite optimum."""
 
 _TIE = 1e-12  # a longer draft must win by more than float noise
 
@@ -36,7 +36,7 @@ def wall_time_factor(alpha: Number, num_draft_tokens: int, cost_ratio: Number) -
 
 
 def can_gain(alpha: Number, cost_ratio: Number) -> bool:
-    """Some length gains exactly when alpha > c (Leviathan et al. 2023, corollary 3.9)."""
+    """Whether some length has a speed-up above 1, i.e. alpha > c (Leviathan et al. 2023, corollary 3.9)."""
     check_rate("alpha", alpha)
     check_cost("cost_ratio", cost_ratio)
     return alpha > cost_ratio
@@ -69,7 +69,7 @@ def best_length(alpha: Number, cost_ratio: Number, max_length: int = MAX_LENGTH)
 
 
 def oracle_tokens(alpha: Number) -> Number:
-    """1 / (1 - alpha): tokens per pass when each draft ends just where it would fail; infinite at alpha = 1.
+    """1 / (1 - alpha): tokens per pass when each draft ends right before its first rejection; infinite at alpha = 1.
 
     Leviathan et al. 2023, section 3.5.
     """
@@ -78,9 +78,9 @@ def oracle_tokens(alpha: Number) -> Number:
 
 
 def oracle_speedup(alpha: Number, cost_ratio: Number) -> Number:
-    """1 / (1 - alpha + c alpha): speed-up when an oracle ends each draft just where it would fail.
+    """1 / (1 - alpha + c alpha): speed-up when an oracle ends each draft right before its first rejection.
 
-    A pass then verifies alpha / (1 - alpha) drafted tokens on average, none of them in vain. With c above 1 the oracle
+    A pass then verifies alpha / (1 - alpha) drafted tokens on average, all of them accepted. With c above 1 the oracle
     drafts nothing and the speed-up is 1.
     """
     check_rate("alpha", alpha)
@@ -90,7 +90,7 @@ def oracle_speedup(alpha: Number, cost_ratio: Number) -> Number:
 
 
 def oracle_gain(alpha: Number, cost_ratio: Number, max_length: int = MAX_LENGTH) -> Number:
-    """`oracle_speedup` over that of the best fixed length: the most that any adaptive length can gain.
+    """`oracle_speedup` over the best fixed length's: an upper bound on the gain of adaptive lengths.
 
     Largest near alpha = 1 and c about 1.4 (1 - alpha), where it approaches e / (e - 1) = 1.58. A `max_length` that is
     too short for the best fixed length makes it look larger.

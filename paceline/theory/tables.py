@@ -1,4 +1,4 @@
-"""The tables people look up: numbers by acceptance rate, speculation length and cost ratio.
+"""Tables of the closed forms by acceptance rate, speculation length and cost ratio.
 
 `TABLES` names them. Not the place for printing (`cli/theory.py`) or for curves (`curves.py`).
 """

@@ -1,4 +1,4 @@
-"""The best static tree for a number of nodes, from how often the i-th guess at each depth is right.
+"""The best static tree for a number of nodes, from the accuracies of the i-th most likely token at each depth.
 
 Medusa's construction (Cai et al. 2024): the value of a path (i_1, .., i_d) is the product of the accuracies of its
 ranks, the expected number of accepted tokens is the sum of the values, and taking the most valuable nodes one by one is
@@ -21,10 +21,10 @@ _TOLERANCE = 1e-9  # accuracies that were measured by counting and divided may s
 def marginal_accuracies(cumulative: Sequence[Number]) -> list[Number]:
     """Accuracy of each single guess, from top-1, top-2, ... accuracies of the same depth.
 
-    Published tables are often cumulative; a search that took them as they are would count every guess several times.
+    Published tables are often cumulative; used as marginal ones, they would count every guess several times.
 
     Raises:
-        InvalidParameter: the row falls, or leaves [0, 1].
+        InvalidParameter: the row decreases, or leaves [0, 1].
     """
     before: list[Number] = [0, *cumulative[:-1]]
     marginal = [top - less for top, less in zip(cumulative, before, strict=True)]

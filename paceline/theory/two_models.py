@@ -1,8 +1,8 @@
-"""Two models on two devices: apart, one to each, or together, both on a pipeline of the two. Which answers sooner?
+"""Mean latency of two models on two devices: one model per device, or both on a pipeline of the two devices.
 
-The smallest case in which model parallelism pays although nothing is too large for a device (Li et al. 2023, AlpaServe,
-section 3.4): a burst for one model finds both devices. Constant service, Poisson arrivals, first come first served. Not
-the place for deadlines, memory or burstier arrivals (`placement/parallel_map.py` simulates those).
+The smallest case in which model parallelism pays although each model fits on a device (Li et al. 2023, AlpaServe,
+section 3.4): a burst for one model can use both devices. Constant service times, Poisson arrivals, first come first
+served. Not the place for deadlines, memory or burstier arrivals (`placement/parallel_map.py` simulates those).
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from paceline.theory.queueing import (
 from paceline.theory.tables import Table
 
 LOADS = (0.01, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 1.9)
-"""Requests per second times seconds of a pass: 2 is all that two devices can do."""
+"""Loads: requests per second times seconds of a pass. Two devices saturate at 2."""
 
 _STEPS = 100
 
@@ -33,7 +33,7 @@ class TwoModels:
         apart: a device each; infinite when one of the two is overloaded.
         together: both on one pipeline of two stages.
         gain: apart / together; above 1 model parallelism pays.
-        most_communication_overhead, most_uneven_overhead: what it may cost until it no longer does, at an even split.
+        most_communication_overhead, most_uneven_overhead: largest overheads at which it still pays, at an even split.
     """
 
     apart: float
@@ -51,7 +51,7 @@ def two_models(
     Args:
         rate: requests per second, both models together, below 2 / `seconds`.
         seconds: a pass on one device.
-        share: of the requests, those for the first model.
+        share: fraction of the requests that are for the first model.
         communication: time of all stages together over that of the pass (alpha in the paper), at least 1.
         uneven: time of the slowest stage over half of that (beta), in [1, 2].
 

@@ -4,8 +4,7 @@ from paceline.scheduling.step import StepBuilder
 
 
 class RequestLevel:
-    """Static batches, the baseline of Orca (Yu et al. 2022, section 2): late arrivals wait, early finishes leave rows
-    idle.
+    """Static batches, the baseline of Orca (Yu et al. 2022, section 2): late requests wait, finished ones leave gaps.
 
     Memory for the longest outputs is reserved. Prompts that do not fit into one pass are split into chunks.
     """
